@@ -1,0 +1,201 @@
+"""From an optimised ONNX model and the types of its values to a Graph: operators, edges, weights, signatures."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import networkx as nx
+import onnx
+import onnx_ir as ir
+from onnx_ir.analysis import analyze_implicit_usage
+
+from chrion.graph.dag import Dag, invert
+from chrion.graph.model import Graph, TensorInfo
+
+#: Integer constants up to this many elements (shapes, axes, indices) are part of a signature.
+_SHOWN_ELEMENTS = 64
+
+
+def assemble(  # noqa: PLR0913 - the stages of `load` meet here
+    *,
+    name: str,
+    model: onnx.ModelProto,
+    types: Mapping[str, TensorInfo],
+    source: Path | bytes,
+    shapes: Mapping[str, tuple[int, ...]],
+    folder: TemporaryDirectory[str],
+) -> Graph:
+    """Build the Graph of an optimised model whose nodes have unique names."""
+    weights = {t.name: weight_info(t) for t in model.graph.initializer}
+    values = {**types, **weights}
+    reads = _reads(model)
+    operators = _operators(model, reads, values)
+    return Graph(
+        name=name,
+        model=model,
+        dag=_dag(model, operators, reads, values, weights),
+        nodes=operators,
+        values=values,
+        inputs=tuple(values[i.name] for i in model.graph.input),
+        outputs=tuple(values[o.name] for o in model.graph.output),
+        source=source,
+        shapes=shapes,
+        folder=folder,
+    )
+
+
+def weight_info(tensor: onnx.TensorProto) -> TensorInfo:
+    """The type of an initialiser, as onnxruntime names it."""
+    kind = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
+    return TensorInfo(tensor.name, f"tensor({kind})", tuple(tensor.dims))
+
+
+def _reads(model: onnx.ModelProto) -> list[tuple[str, ...]]:
+    """Names each node reads, in input order; then what its subgraphs capture from outside, by name."""
+    graph = ir.from_proto(model).graph
+    captured = analyze_implicit_usage(graph)
+    reads = []
+    for node in graph:
+        names = [v.name for v in node.inputs if v is not None and v.name]
+        outer = {v.name for sub in _subgraphs(node) for v in captured.get(sub, ()) if v.name}
+        reads.append(tuple(dict.fromkeys([*names, *sorted(outer)])))
+    return reads
+
+
+def _subgraphs(node: ir.Node) -> list[ir.Graph]:
+    found: list[ir.Graph] = []
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            found.append(attribute.as_graph())
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            found.extend(attribute.as_graphs())
+    return found
+
+
+def _operators(
+    model: onnx.ModelProto, reads: Sequence[tuple[str, ...]], values: Mapping[str, TensorInfo]
+) -> tuple[tuple[int, ...], ...]:
+    """Group the nodes into operators: one node each, but for nodes that share a value that cannot cross a cut.
+
+    Such values are those whose size is not known beforehand (it depends on the data) and those that are not plain
+    tensors (sequences, maps, optionals, strings). Nodes joined by one stand in one operator; and whatever lies on a
+    path between two nodes of an operator joins it too, or the operators would wait for each other. Both steps at
+    once are the strongly connected components of the graph in which every uncuttable edge also runs backwards.
+    """
+    producer = {name: i for i, node in enumerate(model.graph.node) for name in node.output if name}
+    links: nx.DiGraph[int] = nx.DiGraph()
+    links.add_nodes_from(range(len(model.graph.node)))
+    for i, names in enumerate(reads):
+        for name in names:
+            if name in producer:
+                links.add_edge(producer[name], i)
+                if values[name].bytes is None:
+                    links.add_edge(i, producer[name])
+    groups = [tuple(sorted(group)) for group in nx.strongly_connected_components(links)]
+    return tuple(sorted(groups))
+
+
+def _dag(
+    model: onnx.ModelProto,
+    operators: Sequence[tuple[int, ...]],
+    reads: Sequence[tuple[str, ...]],
+    values: Mapping[str, TensorInfo],
+    weights: Mapping[str, TensorInfo],
+) -> Dag:
+    nodes = model.graph.node
+    operator_of = {node: i for i, group in enumerate(operators) for node in group}
+    producer = {name: operator_of[i] for i, node in enumerate(nodes) for name in node.output if name}
+    weight_index = {name: i for i, name in enumerate(weights)}
+    inputs = [list(dict.fromkeys(name for node in group for name in reads[node])) for group in operators]
+    incoming: list[dict[int, int]] = []
+    for i, names in enumerate(inputs):
+        before: dict[int, int] = {}
+        for name in names:
+            if producer.get(name, i) != i:
+                before[producer[name]] = before.get(producer[name], 0) + (values[name].bytes or 0)
+        incoming.append(before)
+    constants = {t.name: t for t in model.graph.initializer}
+    signatures = [[_signature(nodes[node], reads[node], values, constants) for node in group] for group in operators]
+    return Dag(
+        names=tuple(nodes[group[0]].name for group in operators),
+        op_types=tuple(nodes[g[0]].op_type + (f"+{len(g) - 1}" if len(g) > 1 else "") for g in operators),
+        signatures=tuple(_joined(parts) for parts in signatures),
+        predecessors=tuple(tuple(before) for before in incoming),
+        successors=invert([tuple(before) for before in incoming]),
+        edge_bytes=tuple(tuple(before.values()) for before in incoming),
+        input_bytes=tuple(
+            sum(values[n].bytes or 0 for n in names if n not in weights and producer.get(n) != i)
+            for i, names in enumerate(inputs)
+        ),
+        output_bytes=tuple(
+            sum(values[name].bytes or 0 for node in group for name in nodes[node].output if name) for group in operators
+        ),
+        weights=tuple(tuple(weight_index[n] for n in names if n in weights) for names in inputs),
+        weight_bytes=tuple(weight_size(t) for t in model.graph.initializer),
+    )
+
+
+def weight_size(tensor: onnx.TensorProto) -> int:
+    """Bytes an initialiser takes; strings count as pointers, their characters are not known here."""
+    bits = 64 if tensor.data_type == onnx.TensorProto.STRING else ir.DataType(tensor.data_type).bitwidth
+    return (math.prod(tensor.dims) * bits + 7) // 8
+
+
+def _signature(
+    node: onnx.NodeProto,
+    reads: tuple[str, ...],
+    values: Mapping[str, TensorInfo],
+    constants: Mapping[str, onnx.TensorProto],
+) -> str:
+    """What makes two operators cost the same, readable: ``LSTM(float[1x8x64], w float[1x256x64], ...){hidden_size=64}``."""
+    slots = [_slot(name, values, constants) for name in node.input]
+    slots += [_slot(name, values, constants) for name in reads if name not in set(node.input)]
+    while slots and not slots[-1]:
+        slots.pop()
+    made = " ".join(_repeats(["y" if name else "_" for name in node.output]))
+    attributes = ", ".join(f"{a.name}={_attribute(a)}" for a in sorted(node.attribute, key=lambda a: a.name))
+    domain = f"{node.domain}." if node.domain not in {"", "ai.onnx"} else ""
+    return f"{domain}{node.op_type}({', '.join(_repeats(slots))}) -> {made} {{{attributes}}}"
+
+
+def _repeats(slots: Sequence[str]) -> Iterator[str]:
+    """Equal neighbours once, with their number: ``96*float[1x8x64]``."""
+    for slot, run in itertools.groupby(slots):
+        count = len(list(run))
+        yield f"{count}*{slot}" if count > 1 else slot
+
+
+def _slot(name: str, values: Mapping[str, TensorInfo], constants: Mapping[str, onnx.TensorProto]) -> str:
+    if not name:
+        return ""
+    tensor = constants.get(name)
+    if tensor is None:
+        return str(values[name]) if name in values else "?"
+    integer = tensor.data_type in {onnx.TensorProto.INT32, onnx.TensorProto.INT64}
+    inline = tensor.data_location != onnx.TensorProto.EXTERNAL
+    if integer and inline and len(onnx.numpy_helper.to_array(tensor).ravel()) <= _SHOWN_ELEMENTS:
+        return f"w {values[name]}={onnx.numpy_helper.to_array(tensor).tolist()}".replace(" ", "")
+    return f"w {values[name]}"
+
+
+def _attribute(attribute: onnx.AttributeProto) -> str:
+    value = onnx.helper.get_attribute_value(attribute)
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    text = str(value) if isinstance(value, int | float | list) else ""
+    if attribute.type in {onnx.AttributeProto.STRINGS, onnx.AttributeProto.GRAPHS, onnx.AttributeProto.TENSORS} or not (
+        0 < len(text) <= 200
+    ):
+        return "#" + hashlib.sha256(attribute.SerializeToString(deterministic=True)).hexdigest()[:16]
+    return text.replace(" ", "")
+
+
+def _joined(parts: Sequence[str]) -> str:
+    if len(parts) == 1:
+        return parts[0]
+    return f"{len(parts)} nodes #" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

@@ -1,0 +1,128 @@
+"""A model's operators as a directed acyclic graph of plain indices.
+
+Algorithms see operators 0..n-1 and nothing of ONNX: who waits for whom, how many bytes travel, which weights
+an operator reads. Names are for people and stand beside the indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from chrion.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Dag:
+    """An immutable DAG of ``n`` operators; every field but ``weight_bytes`` has one entry an operator."""
+
+    #: Unique operator names.
+    names: tuple[str, ...]
+    #: Operator types, ``LSTM`` or ``Conv``; several ONNX nodes kept together read ``NonZero+2``.
+    op_types: tuple[str, ...]
+    #: Equal operators have equal signatures: type, attributes, shapes and element types.
+    signatures: tuple[str, ...]
+    #: Who must finish first, without repeats, in the order of the operator's inputs.
+    predecessors: tuple[tuple[int, ...], ...]
+    #: Who waits for it, in ascending order.
+    successors: tuple[tuple[int, ...], ...]
+    #: Bytes that travel from each predecessor, parallel to ``predecessors`` (C of the paper).
+    edge_bytes: tuple[tuple[int, ...], ...]
+    #: Bytes of the operator's inputs, weights apart.
+    input_bytes: tuple[int, ...]
+    #: Bytes of its outputs.
+    output_bytes: tuple[int, ...]
+    #: The weights it reads, as indices into ``weight_bytes``; a shared weight has one index.
+    weights: tuple[tuple[int, ...], ...]
+    #: Bytes of each weight.
+    weight_bytes: tuple[int, ...]
+
+    @classmethod
+    def from_edges(
+        cls, n: int, edges: Iterable[tuple[int, int]], edge_bytes: Sequence[int] | None = None
+    ) -> Dag:
+        """Make a DAG without a model.
+
+        Args:
+            n: Number of operators.
+            edges: Pairs (before, after). Predecessors keep the order in which their edges are given; an edge
+                given twice counts once, with its bytes added up.
+            edge_bytes: Bytes of each edge, in the order of ``edges``; zero where missing.
+
+        Raises:
+            ModelError: An edge leaves 0..n-1 or joins an operator to itself, there is a cycle, or ``edge_bytes``
+                is not as long as ``edges``.
+        """
+        pairs = list(edges)
+        sizes = [0] * len(pairs) if edge_bytes is None else list(edge_bytes)
+        if len(sizes) != len(pairs):
+            raise ModelError(f"graph: {len(pairs)} edges but {len(sizes)} edge sizes")
+        incoming: list[dict[int, int]] = [{} for _ in range(n)]
+        for (before, after), size in zip(pairs, sizes, strict=True):
+            if not (0 <= before < n and 0 <= after < n) or before == after:
+                raise ModelError(f"graph: edge {before} -> {after} is not between two of the {n} operators")
+            incoming[after][before] = incoming[after].get(before, 0) + size
+        return cls.from_predecessors(incoming)
+
+    @classmethod
+    def from_predecessors(cls, incoming: Sequence[dict[int, int]]) -> Dag:
+        """Make a DAG without a model from each operator's predecessors and the bytes each sends.
+
+        Raises:
+            ModelError: There is a cycle.
+        """
+        n = len(incoming)
+        received = tuple(sum(sizes.values()) for sizes in incoming)
+        sent = [0] * n
+        for sizes in incoming:
+            for before, size in sizes.items():
+                sent[before] = max(sent[before], size)
+        dag = cls(
+            names=tuple(str(i) for i in range(n)),
+            op_types=("Operator",) * n,
+            signatures=tuple(str(i) for i in range(n)),
+            predecessors=tuple(tuple(sizes) for sizes in incoming),
+            successors=invert([tuple(sizes) for sizes in incoming]),
+            edge_bytes=tuple(tuple(sizes.values()) for sizes in incoming),
+            input_bytes=received,
+            output_bytes=tuple(sent),
+            weights=((),) * n,
+            weight_bytes=(),
+        )
+        if len(dag.topological_order) < n:
+            raise ModelError("graph: the edges form a cycle")
+        return dag
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def topological_order(self) -> tuple[int, ...]:
+        """Operators with every predecessor first (Kahn); shorter than ``n`` only while a cycle is being refused."""
+        missing = [len(before) for before in self.predecessors]
+        order = [i for i, count in enumerate(missing) if count == 0]
+        for i in order:  # grows while it is walked
+            for after in self.successors[i]:
+                missing[after] -= 1
+                if missing[after] == 0:
+                    order.append(after)
+        return tuple(order)
+
+    @cached_property
+    def exits(self) -> tuple[int, ...]:
+        """Operators that nobody waits for."""
+        return tuple(i for i, after in enumerate(self.successors) if not after)
+
+    def weight_total(self, i: int) -> int:
+        """Bytes of all the weights that operator ``i`` reads."""
+        return sum(self.weight_bytes[w] for w in self.weights[i])
+
+
+def invert(predecessors: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Successors from predecessors, each list in ascending order."""
+    successors: list[list[int]] = [[] for _ in predecessors]
+    for i, before in enumerate(predecessors):
+        for b in before:
+            successors[b].append(i)
+    return tuple(tuple(after) for after in successors)

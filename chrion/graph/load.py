@@ -1,0 +1,225 @@
+"""From an ONNX file to a Graph.
+
+Stages, in the order of :func:`load`: read the file without its external weights; write the given shapes into
+the inputs; let onnxruntime apply its basic optimisation once, so that cutting loses no fusion (weights go to one
+file beside the optimised model, and stay there); give every node a unique name; ask onnxruntime for the type of
+every value; keep together what cannot be cut.
+
+onnxruntime itself is asked for types, rather than onnx's shape inference, because it also knows its own operators
+and what it knows is what will run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import onnx
+import onnxruntime as ort
+from google.protobuf.message import DecodeError
+
+from chrion.errors import ModelError, ShapeError
+from chrion.graph.assemble import assemble
+from chrion.graph.model import Graph, TensorInfo
+from chrion.units import format_shape
+
+#: Weights of fewer bytes stay inside the model file.
+_INLINE_BYTES = 1024
+_WEIGHTS_FILE = "weights.bin"
+
+
+def load(
+    source: str | Path | bytes | onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> Graph:
+    """Read a model and see it as a graph of operators.
+
+    Args:
+        source: A model file (its external data is found beside it), its bytes, or a ModelProto.
+        shapes: Shapes for inputs with free dimensions, by input name; or one size by the name of a free dimension.
+
+    Returns:
+        The graph. Without a shape for every free dimension it can be looked at, but not profiled or planned.
+
+    Raises:
+        ModelError: There is no such file, it is not an ONNX model, or onnxruntime refuses it.
+        ShapeError: A shape names no input, or contradicts the model.
+    """
+    proto, path = _read(source)
+    given = {name: tuple(shape) for name, shape in (shapes or {}).items()}
+    _fix_shapes(proto, given)
+    folder = TemporaryDirectory(prefix="chrion-", ignore_cleanup_errors=True)
+    model = _optimise(proto, path, Path(folder.name))
+    _name_nodes(model)
+    return assemble(
+        name=path.stem if path else proto.graph.name or "model",
+        model=model,
+        types=_node_types(model, Path(folder.name)),
+        source=path or proto.SerializeToString(),
+        shapes=given,
+        folder=folder,
+    )
+
+
+def weights_folder_option(folder: Path) -> dict[str, str]:
+    """The session option that tells onnxruntime where a model given as bytes keeps its external weights."""
+    return {"session.model_external_initializers_file_folder_path": str(folder)}
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an onnxruntime error, without its code prefix."""
+    text = str(error).strip().split("\n", 1)[0]
+    return text.rsplit(" : ", 1)[-1] if text.startswith("[ONNXRuntimeError]") else text
+
+
+def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, Path | None]:
+    if isinstance(source, onnx.ModelProto):
+        copy = onnx.ModelProto()
+        copy.CopyFrom(source)
+        return _checked(copy, "model"), None
+    if isinstance(source, bytes):
+        return _checked(_parse(source, "model"), "model"), None
+    path = Path(source)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
+    return _checked(_parse(content, str(path)), str(path)), path.resolve()
+
+
+def _parse(content: bytes, where: str) -> onnx.ModelProto:
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(content)
+    except DecodeError as error:
+        raise ModelError(f"{where}: not an ONNX model, or cut short", hint="expected a .onnx protobuf file") from error
+    return proto
+
+
+def _checked(proto: onnx.ModelProto, where: str) -> onnx.ModelProto:
+    if not proto.ir_version or not proto.HasField("graph") or not proto.graph.output:
+        raise ModelError(
+            f"{where}: not an ONNX model: no {'graph output' if proto.ir_version else 'ir_version'} in it",
+            hint="expected a .onnx protobuf file",
+        )
+    return proto
+
+
+def _fix_shapes(proto: onnx.ModelProto, given: Mapping[str, tuple[int, ...]]) -> None:
+    """Write the given shapes into the graph's inputs; a named dimension fixed in one input is fixed in all."""
+    weights = {t.name for t in proto.graph.initializer}
+    inputs = {i.name: i for i in proto.graph.input if i.name not in weights}
+    sizes: dict[str, int] = {}
+    for name, shape in given.items():
+        if name in inputs:
+            _fix_input(inputs[name], shape, sizes)
+        elif len(shape) == 1 and any(name == d.dim_param for i in inputs.values() for d in _dims(i)):
+            sizes[name] = shape[0]
+        else:
+            known = ", ".join(inputs) or "none"
+            raise ShapeError(f"shape: the model has no input {name!r}", hint=f"its inputs are {known}")
+    for value in inputs.values():
+        for dim in _dims(value):
+            if dim.dim_param in sizes:
+                dim.dim_value = sizes[dim.dim_param]
+
+
+def _fix_input(value: onnx.ValueInfoProto, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        for size in shape:
+            tensor.shape.dim.add().dim_value = size
+        return
+    dims = _dims(value)
+    declared = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims)
+    fits = len(dims) == len(shape) and all(not isinstance(d, int) or d == s for d, s in zip(declared, shape, strict=True))
+    if not fits:
+        raise ShapeError(
+            f"shape: {value.name!r} cannot be {format_shape(shape)}: the model declares {format_shape(declared)}"
+        )
+    for dim, size in zip(dims, shape, strict=True):
+        if dim.dim_param:
+            sizes.setdefault(dim.dim_param, size)
+        dim.dim_value = size
+
+
+def _dims(value: onnx.ValueInfoProto) -> list[onnx.TensorShapeProto.Dimension]:
+    return list(value.type.tensor_type.shape.dim)
+
+
+def _optimise(proto: onnx.ModelProto, path: Path | None, folder: Path) -> onnx.ModelProto:
+    options = _quiet_options(ort.GraphOptimizationLevel.ORT_ENABLE_BASIC)
+    target = folder / "model.onnx"
+    options.optimized_model_filepath = str(target)
+    entries = {
+        "session.optimized_model_external_initializers_file_name": _WEIGHTS_FILE,
+        "session.optimized_model_external_initializers_min_size_in_bytes": str(_INLINE_BYTES),
+    }
+    if path:
+        entries |= weights_folder_option(path.parent)
+    for key, value in entries.items():
+        options.add_session_config_entry(key, value)
+    session = _open_session(proto, options, str(path or "model"))
+    model = onnx.load(target, load_external_data=False)
+    # Weights that are also listed as inputs are constants here, whether or not folding has removed them.
+    required = {i.name for i in session.get_inputs()}
+    inputs = [i for i in model.graph.input if i.name in required]
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    return model
+
+
+def _name_nodes(model: onnx.ModelProto) -> None:
+    """Keep names that are unique; number the missing and the repeated ones."""
+    taken = Counter(node.name for node in model.graph.node)
+    counters: Counter[str] = Counter()
+    for node in model.graph.node:
+        if node.name and taken[node.name] == 1:
+            continue
+        stem = node.name or node.op_type
+        name = stem
+        while not name or name in taken:
+            name = f"{stem}_{counters[stem]}"
+            counters[stem] += 1
+        taken[name] = 1
+        node.name = name
+
+
+def _node_types(model: onnx.ModelProto, folder: Path) -> dict[str, TensorInfo]:
+    """Types of all node outputs: declare each of them a graph output, and see what onnxruntime makes of it."""
+    probe = onnx.ModelProto()
+    probe.CopyFrom(model)
+    declared = {o.name for o in probe.graph.output}
+    for node in probe.graph.node:
+        for name in node.output:
+            if name and name not in declared:
+                declared.add(name)
+                probe.graph.output.add().name = name
+    options = _quiet_options(ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
+    for key, value in weights_folder_option(folder).items():
+        options.add_session_config_entry(key, value)
+    session = _open_session(probe, options, "optimised model")
+    arguments = [*session.get_inputs(), *session.get_outputs()]
+    return {a.name: TensorInfo(a.name, a.type, tuple(a.shape)) for a in arguments}
+
+
+def _quiet_options(level: ort.GraphOptimizationLevel) -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = level
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    return options
+
+
+def _open_session(proto: onnx.ModelProto, options: ort.SessionOptions, where: str) -> ort.InferenceSession:
+    try:
+        content = proto.SerializeToString()
+    except ValueError as error:
+        hint = "save it with its weights as external data and give its path"
+        raise ModelError(f"{where}: more than 2 GB in memory", hint=hint) from error
+    try:
+        return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise ModelError(f"{where}: onnxruntime refuses it: {first_line(error)}") from error

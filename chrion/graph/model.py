@@ -1,0 +1,105 @@
+"""What Chrion knows of a loaded model: its operators as a Dag, and the ONNX nodes behind them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import onnx
+
+from chrion.graph.dag import Dag
+from chrion.units import format_shape
+
+#: Bytes of one element, by the type's name in onnxruntime; types that are not here never cross a cut.
+ELEMENT_BYTES = {
+    "tensor(float)": 4,
+    "tensor(double)": 8,
+    "tensor(float16)": 2,
+    "tensor(bfloat16)": 2,
+    "tensor(int8)": 1,
+    "tensor(int16)": 2,
+    "tensor(int32)": 4,
+    "tensor(int64)": 8,
+    "tensor(uint8)": 1,
+    "tensor(uint16)": 2,
+    "tensor(uint32)": 4,
+    "tensor(uint64)": 8,
+    "tensor(bool)": 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A value of the graph, with the attributes of onnxruntime's ``NodeArg``."""
+
+    name: str
+    #: As onnxruntime writes it: ``tensor(float)``, ``seq(tensor(int64))``; empty where unknown.
+    type: str
+    #: Dimensions; a name or None stands for one that is not known. None: not even the rank is known.
+    shape: tuple[int | str | None, ...] | None
+
+    @property
+    def bytes(self) -> int | None:
+        """Size in bytes, or None where it depends on the data, on a free dimension, or is not fixed for the type."""
+        if self.shape is None or self.type not in ELEMENT_BYTES:
+            return None
+        fixed = [d for d in self.shape if isinstance(d, int)]
+        return math.prod(fixed) * ELEMENT_BYTES[self.type] if len(fixed) == len(self.shape) else None
+
+    def __str__(self) -> str:
+        kind = self.type.removeprefix("tensor(").removesuffix(")") if self.type else "?"
+        return f"{kind}[{'?' if self.shape is None else format_shape(self.shape)}]"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A model that can be profiled, planned and cut. Make one with :func:`chrion.load`."""
+
+    #: The model file's stem, or the graph's own name.
+    name: str
+    #: The model after onnxruntime's basic optimisation; weights above a kilobyte stand in ``folder``.
+    model: onnx.ModelProto
+    dag: Dag
+    #: For every operator of ``dag``, its nodes as indices into ``model.graph.node``.
+    nodes: tuple[tuple[int, ...], ...]
+    #: Every value that has a name: graph inputs, weights and node outputs.
+    values: Mapping[str, TensorInfo]
+    #: Inputs that a request must feed (weights with a default value apart).
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    #: Where the model came from: its file, or the proto's bytes. Plain sessions are made from it.
+    source: Path | bytes
+    #: Shapes that were given for inputs with free dimensions.
+    shapes: Mapping[str, tuple[int, ...]]
+    #: Holds the weights' file; removed with the graph.
+    folder: TemporaryDirectory[str] = field(repr=False)
+
+    @cached_property
+    def weight_names(self) -> frozenset[str]:
+        """Names of the initialisers."""
+        return frozenset(t.name for t in self.model.graph.initializer)
+
+    @cached_property
+    def free_dimensions(self) -> tuple[str, ...]:
+        """Inputs whose shape is not wholly known, as ``x[batchx3x?]``; a graph without any can be planned."""
+        return tuple(
+            f"{i.name}[{format_shape(i.shape or ())}]"
+            for i in self.inputs
+            if i.shape is not None and not all(isinstance(d, int) for d in i.shape)
+        )
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the operators, their names, shapes and edges: what a plan depends on. Weights' values are not in it."""
+        text = hashlib.sha256()
+        for i, name in enumerate(self.dag.names):
+            text.update(f"{name}\0{self.dag.signatures[i]}\0{self.dag.predecessors[i]}\0{self.dag.weights[i]}\n".encode())
+        return text.hexdigest()[:32]
+
+    def __repr__(self) -> str:
+        return f"<Graph {self.name}: {len(self.dag)} operators, {len(self.dag.weight_bytes)} weights>"

@@ -1,0 +1,153 @@
+"""Stacks of recurrent layers, folded or unfolded along time.
+
+A stack of ``layers`` layers over ``seq`` steps is unfolded into chunks of ``chunk`` steps: every layer becomes
+``seq / chunk`` ONNX operators that hand their state on. ``chunk=1`` is the paper's graph (Figure 4b), one operator
+a step; ``chunk=seq`` is the folded one (Figure 4a), one operator a layer. The same seed gives the same weights,
+and so the same results, whatever the chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from chrion.errors import OptionError
+
+#: Gates of each cell: rows of its weights, in multiples of the hidden size.
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentSpec:
+    """What a stack looks like; the defaults are the paper's baseline (Table 6)."""
+
+    cell: str = "LSTM"
+    layers: int = 12
+    batch: int = 8
+    #: Width of the input and of each layer's output.
+    io: int = 64
+    seq: int = 96
+    #: Steps an operator takes.
+    chunk: int = 1
+    bidirectional: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.cell not in GATES:
+            raise OptionError(f"cell: {self.cell!r} is not one of {', '.join(GATES)}")
+        for name in ("layers", "batch", "io", "seq", "chunk"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name}: {getattr(self, name)} is below 1")
+        if self.chunk > self.seq:
+            raise OptionError(f"chunk: {self.chunk} steps are more than the sequence's {self.seq}")
+
+
+def build_recurrent(spec: RecurrentSpec) -> onnx.ModelProto:
+    """Build the stack: input ``X`` [seq, batch, io], output ``Y`` [seq, batch, io], or twice the width both ways."""
+    stack = _Stack(spec)
+    inputs = stack.split("X")
+    for layer in range(spec.layers):
+        inputs = stack.layer(layer, inputs)
+    stack.concatenate(inputs, "Y", axis=0)
+    width = spec.io * (2 if spec.bidirectional else 1)
+    graph = helper.make_graph(
+        stack.nodes,
+        f"{spec.cell.lower()}-{spec.layers}x{spec.seq}",
+        [helper.make_tensor_value_info("X", TensorProto.FLOAT, [spec.seq, spec.batch, spec.io])],
+        [helper.make_tensor_value_info("Y", TensorProto.FLOAT, [spec.seq, spec.batch, width])],
+        list(stack.weights.values()),
+    )
+    model = helper.make_model(graph, producer_name="chrion", opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+    return model
+
+
+class _Stack:
+    """Nodes and weights of a model while it is being built."""
+
+    def __init__(self, spec: RecurrentSpec) -> None:
+        self.spec = spec
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: dict[str, onnx.TensorProto] = {}
+        self.steps = [min(spec.chunk, spec.seq - t) for t in range(0, spec.seq, spec.chunk)]
+        self._random = np.random.default_rng(spec.seed)
+
+    def constant(self, name: str, value: npt.NDArray[np.generic]) -> str:
+        if name not in self.weights:
+            self.weights[name] = numpy_helper.from_array(value, name)
+        return name
+
+    def node(self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: object) -> None:
+        name = outputs[0] or next(filter(None, outputs))
+        self.nodes.append(helper.make_node(op_type, inputs, outputs, name=f"{op_type}:{name}", **attributes))
+
+    def split(self, name: str) -> list[str]:
+        """One tensor a chunk of time: [steps, batch, io]."""
+        if len(self.steps) == 1:
+            return [name]
+        sizes = self.constant("split_sizes", np.array(self.steps, np.int64))
+        parts = [f"{name}.t{t}" for t in range(len(self.steps))]
+        self.node("Split", [name, sizes], parts, axis=0)
+        return parts
+
+    def concatenate(self, parts: Sequence[str], name: str, axis: int) -> str:
+        if len(parts) > 1:
+            self.node("Concat", parts, [name], axis=axis)
+        else:
+            self.node("Identity", parts, [name])
+        return name
+
+    def layer(self, layer: int, inputs: Sequence[str]) -> list[str]:
+        """Outputs of one layer, a tensor a chunk."""
+        if not self.spec.bidirectional:
+            return self.direction(layer, "forward", inputs)
+        there = self.direction(layer, "forward", inputs)
+        back = self.direction(layer, "reverse", inputs)
+        return [self.concatenate(pair, f"l{layer}.t{t}", axis=2) for t, pair in enumerate(zip(there, back, strict=True))]
+
+    def direction(self, layer: int, direction: str, inputs: Sequence[str]) -> list[str]:
+        spec, tag = self.spec, f"l{layer}" + (".r" if direction == "reverse" else "")
+        width = spec.io * (2 if spec.bidirectional and layer else 1)
+        rows = GATES[spec.cell] * spec.io
+        weights = [
+            self.constant(f"{tag}.W", self._uniform(1, rows, width)),
+            self.constant(f"{tag}.R", self._uniform(1, rows, spec.io)),
+            self.constant(f"{tag}.B", self._uniform(1, 2 * rows)),
+        ]
+        zero = self.constant("initial_state", np.zeros((1, spec.batch, spec.io), np.float32))
+        states = [zero, zero] if spec.cell == "LSTM" else [zero]
+        outputs = [""] * len(inputs)
+        order = range(len(inputs)) if direction == "forward" else reversed(range(len(inputs)))
+        for t in order:
+            outputs[t], states = self.chunk(f"{tag}.t{t}", direction, self.steps[t], inputs[t], weights, states)
+        return outputs
+
+    def chunk(  # noqa: PLR0913, PLR0917 - a recurrent operator's inputs
+        self, tag: str, direction: str, steps: int, source: str, weights: Sequence[str], states: Sequence[str]
+    ) -> tuple[str, list[str]]:
+        """One operator over ``steps`` steps: its output [steps, batch, io] and its final states."""
+        spec = self.spec
+        sequence = "" if steps == 1 else f"{tag}.Y"
+        after = [f"{tag}.h", f"{tag}.c"][: len(states)]
+        self.node(
+            spec.cell,
+            [source, *weights, "", *states],
+            [sequence, *after],
+            hidden_size=spec.io,
+            **({"direction": direction} if direction != "forward" else {}),
+        )
+        if steps == 1:  # Y_h [1, batch, io] is already the sequence of this one step
+            return after[0], after
+        axes = self.constant("axis_1", np.array([1], np.int64))
+        self.node("Squeeze", [sequence, axes], [f"{tag}.y"])
+        return f"{tag}.y", after
+
+    def _uniform(self, *shape: int) -> npt.NDArray[np.float32]:
+        """Values as recurrent layers are usually initialised with."""
+        bound = self.spec.io**-0.5
+        return self._random.uniform(-bound, bound, shape).astype(np.float32)
