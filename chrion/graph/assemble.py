@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnx_ir.analysis import analyze_implicit_usage
 
 from chrion.graph.dag import Dag, invert
+from chrion.graph.flops import node_flops
 from chrion.graph.model import Graph, TensorInfo
 
 #: Integer constants up to this many elements (shapes, axes, indices) are part of a signature.
@@ -33,7 +34,7 @@ def assemble(  # noqa: PLR0913 - the stages of `load` meet here
     """Build the Graph of an optimised model whose nodes have unique names."""
     weights = {t.name: weight_info(t) for t in model.graph.initializer}
     values = {**types, **weights}
-    reads = _reads(model)
+    reads = node_reads(model)
     operators = _operators(model, reads, values)
     return Graph(
         name=name,
@@ -55,7 +56,7 @@ def weight_info(tensor: onnx.TensorProto) -> TensorInfo:
     return TensorInfo(tensor.name, f"tensor({kind})", tuple(tensor.dims))
 
 
-def _reads(model: onnx.ModelProto) -> list[tuple[str, ...]]:
+def node_reads(model: onnx.ModelProto) -> list[tuple[str, ...]]:
     """Names each node reads, in input order; then what its subgraphs capture from outside, by name."""
     graph = ir.from_proto(model).graph
     captured = analyze_implicit_usage(graph)
@@ -137,6 +138,7 @@ def _dag(
         ),
         weights=tuple(tuple(weight_index[n] for n in names if n in weights) for names in inputs),
         weight_bytes=tuple(weight_size(t) for t in model.graph.initializer),
+        flops=tuple(sum(node_flops(nodes[node], values) for node in group) for group in operators),
     )
 
 

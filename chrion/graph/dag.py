@@ -37,6 +37,8 @@ class Dag:
     weights: tuple[tuple[int, ...], ...]
     #: Bytes of each weight.
     weight_bytes: tuple[int, ...]
+    #: Floating point operations of each operator, zero where not known.
+    flops: tuple[float, ...]
 
     @classmethod
     def from_edges(
@@ -89,6 +91,7 @@ class Dag:
             output_bytes=tuple(sent),
             weights=((),) * n,
             weight_bytes=(),
+            flops=(0.0,) * n,
         )
         if len(dag.topological_order) < n:
             raise ModelError("graph: the edges form a cycle")

@@ -11,6 +11,7 @@ and what it knows is what will run.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from tempfile import TemporaryDirectory
 import onnx
 import onnxruntime as ort
 from google.protobuf.message import DecodeError
+from onnx.external_data_helper import load_external_data_for_tensor
 
 from chrion.errors import ModelError, ShapeError
 from chrion.graph.assemble import assemble
@@ -27,6 +29,8 @@ from chrion.units import format_shape
 
 #: Weights of fewer bytes stay inside the model file.
 _INLINE_BYTES = 1024
+#: Integer weights of at most so many elements may be shapes, and always do.
+_SHAPE_ELEMENTS = 1 << 16
 _WEIGHTS_FILE = "weights.bin"
 
 
@@ -162,12 +166,23 @@ def _optimise(proto: onnx.ModelProto, path: Path | None, folder: Path) -> onnx.M
         options.add_session_config_entry(key, value)
     session = _open_session(proto, options, str(path or "model"))
     model = onnx.load(target, load_external_data=False)
+    _take_in_shapes(model, folder)
     # Weights that are also listed as inputs are constants here, whether or not folding has removed them.
     required = {i.name for i in session.get_inputs()}
     inputs = [i for i in model.graph.input if i.name in required]
     del model.graph.input[:]
     model.graph.input.extend(inputs)
     return model
+
+
+def _take_in_shapes(model: onnx.ModelProto, folder: Path) -> None:
+    """Move integer constants back into the model: shape inference reads sizes and axes, but not from other files."""
+    for tensor in model.graph.initializer:
+        integer = tensor.data_type in {onnx.TensorProto.INT32, onnx.TensorProto.INT64}
+        if integer and tensor.data_location == onnx.TensorProto.EXTERNAL and math.prod(tensor.dims) <= _SHAPE_ELEMENTS:
+            load_external_data_for_tensor(tensor, str(folder))
+            tensor.data_location = onnx.TensorProto.DEFAULT
+            del tensor.external_data[:]
 
 
 def _name_nodes(model: onnx.ModelProto) -> None:

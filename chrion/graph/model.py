@@ -79,10 +79,10 @@ class Graph:
     #: Holds the weights' file; removed with the graph.
     folder: TemporaryDirectory[str] = field(repr=False)
 
-    @cached_property
-    def weight_names(self) -> frozenset[str]:
-        """Names of the initialisers."""
-        return frozenset(t.name for t in self.model.graph.initializer)
+    @property
+    def weights_folder(self) -> Path:
+        """Where the weights' file stands."""
+        return Path(self.folder.name)
 
     @cached_property
     def free_dimensions(self) -> tuple[str, ...]:

@@ -1,0 +1,124 @@
+"""Sub-models: some operators of a graph as a model of their own, that onnxruntime can open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx import helper
+
+from chrion.graph.assemble import node_reads
+from chrion.graph.load import weights_folder_option
+from chrion.graph.model import Graph
+
+
+@dataclass(frozen=True)
+class SubModel:
+    """Operators cut out of a graph.
+
+    Values keep their names of the whole graph, so that a sub-model's ``outputs`` are another's ``inputs``.
+    """
+
+    model: onnx.ModelProto
+    #: Values it needs from outside, weights apart, in the order of first use.
+    inputs: tuple[str, ...]
+    #: Values that operators outside read, or that the graph returns, in the order they are made.
+    outputs: tuple[str, ...]
+    #: Equal for sub-models that compute the same of their inputs: operators, attributes, weights and wiring.
+    key: str
+    #: Session options it needs to find its weights.
+    options: dict[str, str]
+
+
+class Extractor:
+    """Cuts sub-models out of one graph; keeps what every cut needs to know of it."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._reads = node_reads(graph.model)
+        self._weights = {t.name: t for t in graph.model.graph.initializer}
+        self._readers: dict[str, set[int]] = {}
+        for i, names in enumerate(self._reads):
+            for name in names:
+                self._readers.setdefault(name, set()).add(i)
+        self._results = {o.name for o in graph.outputs}
+
+    def extract(self, operators: Sequence[int], copies: int = 1) -> SubModel:
+        """Cut some operators out.
+
+        Args:
+            operators: Indices into the graph's Dag; nothing outside may lie on a path between two of them.
+            copies: Repeat the operators so many times side by side on the same inputs, for measuring.
+        """
+        nodes = sorted(node for i in operators for node in self.graph.nodes[i])
+        inside = set(nodes)
+        made = [name for node in nodes for name in self.graph.model.graph.node[node].output if name]
+        reads = list(dict.fromkeys(name for node in nodes for name in self._reads[node]))
+        own = set(made)
+        inputs = tuple(n for n in reads if n not in own and n not in self._weights)
+        outputs = tuple(n for n in made if n in self._results or self._readers.get(n, set()) - inside)
+        if not outputs:  # nobody uses it; it is run all the same
+            outputs = tuple(made[:1])
+        weights = [n for n in reads if n in self._weights]
+        protos = [self.graph.model.graph.node[node] for node in nodes]
+        results = [*outputs]
+        for copy in range(1, copies):
+            protos += [_renamed(self.graph.model.graph.node[node], own, copy) for node in nodes]
+            results += [_copied(name, copy) for name in outputs]
+        return SubModel(
+            model=self._model(protos, inputs, results, weights),
+            inputs=inputs,
+            outputs=tuple(results),
+            key=self._key(nodes, inputs, outputs),
+            options=weights_folder_option(self.graph.weights_folder),
+        )
+
+    def _model(
+        self, nodes: list[onnx.NodeProto], inputs: Sequence[str], outputs: Sequence[str], weights: Sequence[str]
+    ) -> onnx.ModelProto:
+        source = self.graph.model
+        model = onnx.ModelProto(ir_version=source.ir_version, producer_name="chrion")
+        model.opset_import.extend(source.opset_import)
+        model.functions.extend(source.functions)
+        model.graph.name = self.graph.name or "segment"
+        model.graph.node.extend(nodes)
+        model.graph.initializer.extend(self._weights[name] for name in weights)
+        model.graph.input.extend(self._value_info(name) for name in inputs)
+        for name in outputs:
+            model.graph.output.add().name = name  # onnxruntime infers the type
+        return model
+
+    def _value_info(self, name: str) -> onnx.ValueInfoProto:
+        declared = next((i for i in self.graph.model.graph.input if i.name == name), None)
+        if declared is not None:
+            return declared
+        info = self.graph.values[name]
+        kind = onnx.TensorProto.DataType.Value(info.type.removeprefix("tensor(").removesuffix(")").upper())
+        return helper.make_tensor_value_info(name, kind, info.shape)
+
+    def _key(self, nodes: Sequence[int], inputs: Sequence[str], outputs: Sequence[str]) -> str:
+        """The operators with every value named by where it comes from, not by its name."""
+        place = {name: f"i{at}:{self.graph.values[name]}" for at, name in enumerate(inputs)}
+        lines = []
+        for at, index in enumerate(nodes):
+            node = self.graph.model.graph.node[index]
+            attributes = sorted(a.SerializeToString(deterministic=True).hex() for a in node.attribute)
+            slots = [place.get(name, name) for name in node.input]
+            captured = [name for name in self._reads[index] if name not in set(node.input)]
+            lines.append(f"{node.domain}.{node.op_type}|{slots}|{captured}|{attributes}|{[bool(o) for o in node.output]}")
+            place |= {name: f"n{at}.{slot}" for slot, name in enumerate(node.output) if name}
+        return "\n".join([*lines, *(place[name] for name in outputs)])
+
+
+def _copied(name: str, copy: int) -> str:
+    return f"{name}/copy{copy}"
+
+
+def _renamed(node: onnx.NodeProto, own: set[str], copy: int) -> onnx.NodeProto:
+    twin = onnx.NodeProto()
+    twin.CopyFrom(node)
+    twin.name = _copied(node.name, copy)
+    for slots in (twin.input, twin.output):
+        slots[:] = [_copied(name, copy) if name in own else name for name in slots]
+    return twin

@@ -1,0 +1,44 @@
+"""Floating point operations of an ONNX node, for estimating the time of operators that were never measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import onnx
+
+from chrion.graph.model import TensorInfo
+
+
+def node_flops(node: onnx.NodeProto, values: Mapping[str, TensorInfo]) -> float:
+    """Multiply-adds count as two. Zero where a shape is not known.
+
+    Convolutions, matrix products and recurrent cells are counted from their shapes; anything else as one operation
+    for each element it makes.
+    """
+    inputs = [_shape(values.get(name)) for name in node.input]
+    outputs = [_shape(values.get(name)) for name in node.output if name]
+    made = math.prod(outputs[0]) if outputs and outputs[0] is not None else 0
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    first, second = (*inputs, None, None)[:2]
+    if first is None or second is None or not first or not second:
+        return float(made)
+    if node.op_type in {"LSTM", "GRU", "RNN"} and len(first) == 3:
+        recurrence = (inputs[2] or (0, 0, 0))[-1]
+        return 2.0 * math.prod(second[:2]) * (second[2] + recurrence) * first[0] * first[1]
+    if node.op_type in {"Conv", "FusedConv"}:
+        return 2.0 * made * math.prod(second[1:])
+    if node.op_type == "ConvTranspose":
+        return 2.0 * math.prod(first) * math.prod(second[1:])
+    if node.op_type in {"MatMul", "FusedMatMul", "MatMulInteger"}:
+        return 2.0 * made * first[-1]
+    if node.op_type == "Gemm":
+        return 2.0 * made * (first[0] if attributes.get("transA") else first[-1])
+    return float(made)
+
+
+def _shape(info: TensorInfo | None) -> tuple[int, ...] | None:
+    if info is None or info.shape is None:
+        return None
+    fixed = tuple(d for d in info.shape if isinstance(d, int))
+    return fixed if len(fixed) == len(info.shape) else None

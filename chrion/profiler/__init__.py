@@ -1,0 +1,18 @@
+"""Floor 2: what operators, copies and handoffs cost on a machine."""
+
+from chrion.profiler.costs import CopyCost, Costs, OperatorMemory, uniform_costs
+from chrion.profiler.machine import Machine, this_machine
+from chrion.profiler.measure_graph import profile
+from chrion.profiler.profile import OperatorCost, Profile
+
+__all__ = [
+    "CopyCost",
+    "Costs",
+    "Machine",
+    "OperatorCost",
+    "OperatorMemory",
+    "Profile",
+    "profile",
+    "this_machine",
+    "uniform_costs",
+]

@@ -1,0 +1,127 @@
+"""The machine: what a profile was measured on, and what a plan can use."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+import psutil
+
+from chrion.cores import physical_cores
+from chrion.errors import ProviderError
+
+CPU_PROVIDER = "CPUExecutionProvider"
+#: Short names of providers for the command line; any full name works too.
+PROVIDER_NAMES = {
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+    "webgpu": "WebGpuExecutionProvider",
+    "directml": "DmlExecutionProvider",
+    "rocm": "ROCMExecutionProvider",
+    "migraphx": "MIGraphXExecutionProvider",
+    "openvino": "OpenVINOExecutionProvider",
+    "coreml": "CoreMLExecutionProvider",
+    "cpu": CPU_PROVIDER,
+}
+#: The kind of device memory each provider binds, as onnxruntime's IOBinding calls it; others bind host memory.
+DEVICE_TYPES = {
+    "CUDAExecutionProvider": "cuda",
+    "TensorrtExecutionProvider": "cuda",
+    "ROCMExecutionProvider": "cuda",
+    "MIGraphXExecutionProvider": "cuda",
+    "WebGpuExecutionProvider": "webgpu",
+    "DmlExecutionProvider": "dml",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What makes measurements comparable."""
+
+    #: CPU model, as the system names it.
+    cpu: str
+    #: Physical cores this process may use.
+    cores: int
+    #: Main memory.
+    memory_mb: float
+    system: str
+    onnxruntime: str
+    #: Name of the accelerator, or None: the provider's, unless a stored profile says more.
+    accelerator: str | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for machines whose measurements may be exchanged."""
+        facts = asdict(self)
+        facts["memory_mb"] = round(self.memory_mb / 1000)
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+    def __str__(self) -> str:
+        extra = f", {self.accelerator}" if self.accelerator else ""
+        return f"{self.cpu}, {self.cores} cores{extra}"
+
+
+def this_machine(accelerator: str | None = None) -> Machine:
+    """Describe the machine this runs on."""
+    return Machine(
+        cpu=_cpu_model(),
+        cores=len(physical_cores()),
+        memory_mb=psutil.virtual_memory().total / 1e6,
+        system=f"{platform.system()} {platform.machine()}",
+        onnxruntime=ort.get_version_string(),
+        accelerator=accelerator,
+    )
+
+
+def machine_from_json(content: Mapping[str, Any]) -> Machine:
+    """Read what ``dataclasses.asdict`` wrote; raises TypeError or KeyError where fields are missing or surplus."""
+    return Machine(**content)
+
+
+def provider_name(name: str) -> str:
+    """The full name of an execution provider, from a short or a full one.
+
+    Raises:
+        ProviderError: This onnxruntime has no such provider.
+    """
+    full = PROVIDER_NAMES.get(name.lower(), name)
+    available = ort.get_available_providers()
+    if full not in available:
+        hint = f"this onnxruntime offers {', '.join(available)}"
+        raise ProviderError(f"accelerator: there is no provider {name!r}", hint=hint)
+    return full
+
+
+@lru_cache
+def why_unusable(provider: str) -> str | None:
+    """Try a provider on the smallest model there is: None if it works, or else the reason it gives."""
+    from onnx import TensorProto, helper  # noqa: PLC0415 - only this question needs a model
+
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "probe", value[:1], value[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=[provider])
+    except Exception as error:  # noqa: BLE001 - a provider may fail in any way; the reason is what is asked for
+        return str(error).strip().split("\n", 1)[0]
+    if provider not in session.get_providers():
+        return "its libraries could not be loaded"
+    return None
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

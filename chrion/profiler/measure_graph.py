@@ -1,0 +1,186 @@
+"""From a graph to the profile of this machine: every distinct signature once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from chrion.cores import physical_cores
+from chrion.errors import ModelError, OptionError, ProviderError, ShapeError
+from chrion.graph.extract import Extractor
+from chrion.graph.load import first_line, weights_folder_option
+from chrion.graph.model import Graph
+from chrion.profiler.cache import Cache
+from chrion.profiler.machine import provider_name, this_machine, why_unusable
+from chrion.profiler.measure import OperatorBench, random_array
+from chrion.profiler.profile import OperatorCost, Profile, operator_bytes
+from chrion.profiler.transfer import measure_copies, measure_dispatch_ms, measure_handoff_ms
+
+log = logging.getLogger(__name__)
+
+#: Told after each operator: how many are done, how many there are, and the type of the last one.
+Progress = Callable[[int, int, str], None]
+
+
+def profile(
+    graph: Graph,
+    cores: int | None = None,
+    accelerator: str | None = None,
+    *,
+    progress: Progress | None = None,
+    fresh: bool = False,
+) -> Profile:
+    """Measure what a graph's operators cost on this machine.
+
+    Args:
+        graph: The graph, with all its shapes known.
+        cores: CPU cores to measure for (k); all physical cores this process may use if missing.
+        accelerator: An execution provider, by its full or short name (``cuda``); None measures CPU cores alone.
+        progress: Called after each measured signature.
+        fresh: Measure again what has been measured before on this machine.
+
+    Returns:
+        The profile. Operators that onnxruntime does not run by themselves are left out (and logged), so that their
+        costs will be estimated.
+
+    Raises:
+        ShapeError: An input has a free dimension.
+        OptionError: There are not so many cores.
+        ProviderError: The accelerator cannot be used.
+        ModelError: Not one operator could be measured.
+    """
+    if graph.free_dimensions:
+        hint = f"give it, for example --shape {graph.free_dimensions[0].split('[')[0]}=1x..."
+        raise ShapeError(f"model {graph.name}: free dimensions in {', '.join(graph.free_dimensions)}", hint=hint)
+    lanes = _lanes(cores)
+    provider = usable_provider(accelerator)
+    machine = this_machine(provider)
+    cache = Cache(machine.fingerprint, len(lanes))
+    first = {signature: i for i, signature in reversed(list(enumerate(graph.dag.signatures)))}
+    known = {} if fresh else {s: cost for s in first if (cost := cache.get(s)) is not None}
+    todo = sorted(i for s, i in first.items() if s not in known)
+    for cost, i in _measure(graph, todo, lanes, provider, progress):
+        known[graph.dag.signatures[i]] = cost
+        cache.put(graph.dag.signatures[i], cost)
+    if not known and len(graph.dag):
+        raise ModelError(f"model {graph.name}: none of its operators could be measured")
+    upload, download = measure_copies(provider) if provider else (Profile.upload, Profile.download)
+    return Profile(
+        machine=machine,
+        cores=len(lanes),
+        accelerator=provider,
+        operators=known,
+        upload=upload,
+        download=download,
+        handoff_ms=measure_handoff_ms(lanes),
+        dispatch_ms=measure_dispatch_ms(),
+    )
+
+
+def usable_provider(accelerator: str | None) -> str | None:
+    """The full name of an accelerator's provider, tried out; None for None or ``none``.
+
+    Raises:
+        ProviderError: There is no such provider, or it does not work here.
+    """
+    if accelerator is None or accelerator.lower() == "none":
+        return None
+    provider = provider_name(accelerator)
+    reason = why_unusable(provider)
+    if reason:
+        cuda = provider.startswith(("CUDA", "Tensorrt"))
+        hint = "its libraries come with: pip install 'chrion[cuda]'" if cuda else ""
+        raise ProviderError(f"accelerator: {provider} does not work here: {reason}", hint=hint)
+    return provider
+
+
+def _lanes(cores: int | None) -> tuple[int, ...]:
+    available = physical_cores()
+    if cores is not None and not 1 <= cores <= len(available):
+        raise OptionError(f"cores: {cores} asked for, this process may use 1 to {len(available)}")
+    return available[:cores]
+
+
+def _measure(
+    graph: Graph, todo: list[int], lanes: tuple[int, ...], provider: str | None, progress: Progress | None
+) -> list[tuple[OperatorCost, int]]:
+    extractor = Extractor(graph)
+    feeds = captured_inputs(graph, extractor, todo)
+    measured = []
+    for count, i in enumerate(todo, start=1):
+        try:
+            measured.append((measure_operator(extractor, i, feeds, lanes, provider), i))
+        except Exception as error:  # noqa: BLE001 - whatever the kernel says, the profile goes on without it
+            log.warning("operator %s is not measured: %s", graph.dag.names[i], first_line(error))
+        if progress:
+            progress(count, len(todo), graph.dag.op_types[i])
+    return measured
+
+
+def measure_operator(
+    extractor: Extractor,
+    i: int,
+    feeds: Mapping[str, np.ndarray[Any, Any]],
+    lanes: tuple[int, ...],
+    provider: str | None,
+) -> OperatorCost:
+    """Measure one operator for 1..k busy cores, and on the accelerator."""
+    dag = extractor.graph.dag
+    bench = OperatorBench(extractor, i, feeds)
+    samples = [bench.time(lanes[:busy]) for busy in range(1, len(lanes) + 1)]
+    accelerator_ms = None
+    if provider:
+        try:
+            accelerator_ms = OperatorBench(extractor, i, feeds, provider).time().median_ms
+        except Exception as error:  # noqa: BLE001 - the provider lacks it: it stays on the CPU
+            log.info("operator %s stays on the CPU: %s", dag.names[i], first_line(error))
+    return OperatorCost(
+        op_type=dag.op_types[i],
+        cpu_ms=tuple(s.median_ms for s in samples),
+        accelerator_ms=accelerator_ms,
+        spread=samples[0].spread,
+        flops=dag.flops[i],
+        bytes=operator_bytes(dag, i),
+    )
+
+
+def captured_inputs(graph: Graph, extractor: Extractor, operators: list[int]) -> dict[str, np.ndarray[Any, Any]]:
+    """Values of the operators' integer, boolean and text inputs, from one run of the model on made-up inputs.
+
+    Such values steer what an operator does (indices, lengths, conditions), so that they are not made up one by one.
+    """
+    wanted = {
+        name
+        for i in operators
+        for name in extractor.extract([i]).inputs
+        if "float" not in graph.values[name].type and "double" not in graph.values[name].type
+    }
+    feeds = {info.name: random_array(info) for info in graph.inputs}
+    inner = sorted(wanted - set(feeds))
+    if not inner:
+        return {name: feeds[name] for name in wanted}
+    model = onnx.ModelProto()
+    model.CopyFrom(graph.model)
+    del model.graph.output[:]
+    for name in inner:
+        model.graph.output.add().name = name
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    for key, value in weights_folder_option(graph.weights_folder).items():
+        options.add_session_config_entry(key, value)
+    try:
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        used = {i.name for i in session.get_inputs()}
+        values = session.run(inner, {name: array for name, array in feeds.items() if name in used})
+    except Exception as error:  # noqa: BLE001 - made-up inputs may not suit the model; its operators get zeros then
+        log.info("inputs are made up: %s", first_line(error))
+        return {name: feeds[name] for name in wanted if name in feeds}
+    return {name: feeds[name] for name in wanted if name in feeds} | dict(zip(inner, values, strict=True))
+
+
+__all__ = ["Progress", "ProviderError", "captured_inputs", "measure_operator", "profile", "usable_provider"]

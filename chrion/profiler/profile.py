@@ -1,0 +1,198 @@
+"""A machine's profile: what operators cost on it, by signature, and what moving data costs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chrion.errors import ProfileError
+from chrion.files import read_json, write_atomically
+from chrion.graph.dag import Dag
+from chrion.profiler.costs import CopyCost, Costs, OperatorMemory
+from chrion.profiler.estimate import Estimator, Work
+from chrion.profiler.machine import Machine, machine_from_json
+
+SCHEMA = "chrion.profile/1"
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCost:
+    """Measured costs of all operators of one signature."""
+
+    op_type: str
+    #: On one core while 1, 2, ..., k cores are busy.
+    cpu_ms: tuple[float, ...]
+    #: On the accelerator; None where it cannot run the operator, or there is none.
+    accelerator_ms: float | None = None
+    #: Memory the operator takes on the accelerator beside inputs, outputs and weights.
+    ephemeral_bytes: int = 0
+    #: Interquartile range over median of the one-core time.
+    spread: float = 0.0
+    flops: float = 0.0
+    #: Read and written: inputs, weights, outputs.
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Costs of operators on a machine. ``costs`` turns it into the matrices of a graph."""
+
+    machine: Machine
+    #: CPU cores that were measured: k.
+    cores: int
+    #: Execution provider that was measured as the accelerator, or None.
+    accelerator: str | None
+    #: By operator signature.
+    operators: Mapping[str, OperatorCost]
+    upload: CopyCost = CopyCost()
+    download: CopyCost = CopyCost()
+    handoff_ms: float = 0.0
+    dispatch_ms: float = 0.0
+    base_memory_mb: float = 0.0
+    #: Where the figures come from, and what they assume.
+    notes: tuple[str, ...] = ()
+    _estimators: dict[int, Estimator] = field(default_factory=dict, repr=False, compare=False)
+
+    def missing(self, dag: Dag) -> tuple[int, ...]:
+        """Operators of a graph whose signature was not measured; their costs are estimated."""
+        return tuple(i for i, signature in enumerate(dag.signatures) if signature not in self.operators)
+
+    def costs(self, dag: Dag, cores: int | None = None) -> Costs:
+        """The cost matrices of a graph on this machine.
+
+        Args:
+            dag: The graph. Signatures the profile lacks are estimated from those of their type, or else from all.
+            cores: Use at most so many CPU cores.
+
+        Raises:
+            ProfileError: More cores are asked for than were measured, or nothing at all was.
+        """
+        wanted = self.cores if cores is None else cores
+        if not 0 <= wanted <= self.cores:
+            raise ProfileError(f"cores: {wanted} asked for, the profile has 1 to {self.cores}")
+        if not self.operators and len(dag):
+            raise ProfileError("profile: it holds no operator", hint="measure one with: chrion profile MODEL")
+        rows = {s: self._row(dag, i) for i, s in enumerate(dag.signatures)}
+        table = [rows[s] for s in dag.signatures]
+        accelerator = None
+        if self.accelerator is not None:
+            accelerator = tuple(math.inf if row.accelerator_ms is None else row.accelerator_ms for row in table)
+        return Costs(
+            accelerator_ms=accelerator,
+            cpu_ms=tuple(tuple(row.cpu_ms[j] for row in table) for j in range(wanted)),
+            memory=tuple(
+                OperatorMemory(
+                    inputs_mb=dag.input_bytes[i] / 1e6,
+                    outputs_mb=dag.output_bytes[i] / 1e6,
+                    ephemeral_mb=row.ephemeral_bytes / 1e6,
+                    weights_mb=dag.weight_total(i) / 1e6,
+                )
+                for i, row in enumerate(table)
+            ),
+            upload=self.upload,
+            download=self.download,
+            handoff_ms=self.handoff_ms,
+            dispatch_ms=self.dispatch_ms,
+            base_memory_mb=self.base_memory_mb,
+        )
+
+    def _row(self, dag: Dag, i: int) -> OperatorCost:
+        known = self.operators.get(dag.signatures[i])
+        if known is not None:
+            return known
+        work = Work(dag.op_types[i], dag.flops[i], operator_bytes(dag, i))
+        accelerator = self._estimator(0).time_ms(work) if self._runs_on_accelerator(work.op_type) else None
+        return OperatorCost(
+            op_type=work.op_type,
+            cpu_ms=tuple(self._estimator(j).time_ms(work) for j in range(1, self.cores + 1)),
+            accelerator_ms=accelerator,
+            flops=work.flops,
+            bytes=int(work.bytes),
+        )
+
+    def _runs_on_accelerator(self, op_type: str) -> bool:
+        """Whether the accelerator ran some operator of the type, or none of that type was tried."""
+        same = [o.accelerator_ms for o in self.operators.values() if o.op_type == op_type]
+        return self.accelerator is not None and (not same or any(ms is not None for ms in same))
+
+    def _estimator(self, busy: int) -> Estimator:
+        """For ``busy`` CPU cores, or for the accelerator if 0."""
+        if busy not in self._estimators:
+            known = [
+                Work(o.op_type, o.flops, o.bytes, ms)
+                for o in self.operators.values()
+                if (ms := o.cpu_ms[busy - 1] if busy else o.accelerator_ms) is not None
+            ]
+            self._estimators[busy] = Estimator(known)
+        return self._estimators[busy]
+
+    def save(self, path: str | Path) -> None:
+        """Write the profile as JSON, whole or not at all."""
+        write_atomically(Path(path), self.to_json())
+
+    def to_json(self) -> str:
+        """The profile as JSON text, one line an operator."""
+        content = {"schema": SCHEMA, "machine": asdict(self.machine), "fingerprint": self.machine.fingerprint}
+        for name in ("cores", "accelerator", "handoff_ms", "dispatch_ms", "base_memory_mb", "notes"):
+            content[name] = getattr(self, name)
+        content |= {"upload": asdict(self.upload), "download": asdict(self.download), "operators": {}}
+        lines = [
+            f"  {json.dumps(signature)}: {json.dumps(asdict(cost))}" for signature, cost in sorted(self.operators.items())
+        ]
+        head = json.dumps(content, indent=1)
+        return head.removesuffix("{}\n}") + "{\n" + ",\n".join(lines) + "\n }\n}\n"
+
+    @classmethod
+    def load(cls, path: str | Path) -> Profile:
+        """Read a profile.
+
+        Raises:
+            ProfileError: The file cannot be read, or is damaged.
+        """
+        content = read_json(Path(path), SCHEMA, ProfileError)
+        try:
+            return _from_json(content)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ProfileError(f"{path}: damaged profile: {type(error).__name__}: {error}") from error
+
+
+def operator_bytes(dag: Dag, i: int) -> int:
+    """Bytes an operator reads and writes: inputs, weights, outputs."""
+    return dag.input_bytes[i] + dag.output_bytes[i] + dag.weight_total(i)
+
+
+def operator_cost_from_json(content: Mapping[str, Any]) -> OperatorCost:
+    """Read what ``dataclasses.asdict`` wrote.
+
+    Raises:
+        KeyError, TypeError, ValueError: A field is missing, surplus, or not a time.
+    """
+    cost = OperatorCost(**{**content, "cpu_ms": tuple(float(ms) for ms in content["cpu_ms"])})
+    times = [*cost.cpu_ms, cost.accelerator_ms or 0.0]
+    if not all(math.isfinite(ms) and ms >= 0 for ms in times):
+        raise ValueError(f"times of {cost.op_type} must be finite and not negative, found {times}")
+    return cost
+
+
+def _from_json(content: Mapping[str, Any]) -> Profile:
+    operators = {str(s): operator_cost_from_json(c) for s, c in content["operators"].items()}
+    cores = int(content["cores"])
+    for signature, cost in operators.items():
+        if len(cost.cpu_ms) != cores:
+            raise ValueError(f"{signature} has {len(cost.cpu_ms)} CPU times for {cores} cores")
+    return Profile(
+        machine=machine_from_json(content["machine"]),
+        cores=cores,
+        accelerator=content["accelerator"],
+        operators=operators,
+        upload=CopyCost(**content["upload"]),
+        download=CopyCost(**content["download"]),
+        handoff_ms=float(content["handoff_ms"]),
+        dispatch_ms=float(content["dispatch_ms"]),
+        base_memory_mb=float(content["base_memory_mb"]),
+        notes=tuple(content["notes"]),
+    )

@@ -1,0 +1,64 @@
+"""A counter that one thread advances and others wait for: spinning first, then parked.
+
+A spinning waiter sees a change about a microsecond later, a parked one after twenty or more; but a spinner burns its
+core. So waiters spin for about as long as a handoff between lanes is worth, then park.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+#: Turns a waiter spins before it parks; a turn is about a microsecond.
+SPIN_TURNS = 1000
+#: A parked waiter looks again after this long, whatever happens.
+_LOOK_AGAIN_S = 0.05
+
+#: Give up the rest of the time slice, and the interpreter lock with it.
+relax: Callable[[], object] = getattr(os, "sched_yield", None) or (lambda: time.sleep(0))
+
+
+class Counter:
+    """A count that only grows.
+
+    One thread at a time may call :meth:`advance`; any number may call :meth:`wait`. Everything the advancing thread
+    did before is visible to a waiter once :meth:`wait` returns.
+    """
+
+    __slots__ = ("_parked", "count")
+
+    def __init__(self) -> None:
+        #: The present count; waiters in a hurry may read it themselves.
+        self.count = 0
+        self._parked: list[threading.Event] = []
+
+    def advance(self, count: int) -> None:
+        """Set the count and wake whoever is parked."""
+        self.count = count
+        if self._parked:
+            for event in tuple(self._parked):
+                event.set()
+
+    def wait(self, count: int) -> None:
+        """Return once the count has reached ``count``."""
+        turns = 0
+        while self.count < count:
+            if turns < SPIN_TURNS:
+                relax()
+                turns += 1
+            else:
+                self._park(count)
+
+    def _park(self, count: int) -> None:
+        # The waiter registers and then reads the count; `advance` writes the count and then reads the register. Each
+        # writes before it reads, so at least one sees the other. Should a build of Python reorder that, the waiter
+        # looks again by itself.
+        event = threading.Event()
+        self._parked.append(event)
+        try:
+            if self.count < count:
+                event.wait(_LOOK_AGAIN_S)
+        finally:
+            self._parked.remove(event)
