@@ -16,7 +16,7 @@ from onnx_ir.analysis import analyze_implicit_usage
 
 from chrion.graph.dag import Dag, invert
 from chrion.graph.flops import node_flops
-from chrion.graph.model import Graph, TensorInfo
+from chrion.graph.model import Graph, ModelMetadata, TensorInfo
 
 #: Integer constants up to this many elements (shapes, axes, indices) are part of a signature.
 _SHOWN_ELEMENTS = 64
@@ -27,6 +27,9 @@ def assemble(  # noqa: PLR0913 - the stages of `load` meet here
     name: str,
     model: onnx.ModelProto,
     types: Mapping[str, TensorInfo],
+    declared_inputs: tuple[TensorInfo, ...],
+    declared_outputs: tuple[TensorInfo, ...],
+    metadata: ModelMetadata,
     source: Path | bytes,
     shapes: Mapping[str, tuple[int, ...]],
     folder: TemporaryDirectory[str],
@@ -44,6 +47,9 @@ def assemble(  # noqa: PLR0913 - the stages of `load` meet here
         values=values,
         inputs=tuple(values[i.name] for i in model.graph.input),
         outputs=tuple(values[o.name] for o in model.graph.output),
+        declared_inputs=declared_inputs,
+        declared_outputs=declared_outputs,
+        metadata=metadata,
         source=source,
         shapes=shapes,
         folder=folder,

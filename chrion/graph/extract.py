@@ -9,7 +9,7 @@ import onnx
 from onnx import helper
 
 from chrion.graph.assemble import node_reads
-from chrion.graph.load import weights_folder_option
+from chrion.graph.loader import weights_folder_option
 from chrion.graph.model import Graph
 
 

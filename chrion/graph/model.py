@@ -56,6 +56,19 @@ class TensorInfo:
         return f"{kind}[{'?' if self.shape is None else format_shape(self.shape)}]"
 
 
+@dataclass(frozen=True, slots=True)
+class ModelMetadata:
+    """What a model says of itself, with the attributes of onnxruntime's class of the same name."""
+
+    producer_name: str
+    graph_name: str
+    domain: str
+    description: str
+    graph_description: str
+    version: int
+    custom_metadata_map: Mapping[str, str]
+
+
 @dataclass(frozen=True)
 class Graph:
     """A model that can be profiled, planned and cut. Make one with :func:`chrion.load`."""
@@ -74,10 +87,19 @@ class Graph:
     outputs: tuple[TensorInfo, ...]
     #: Where the model came from: its file, or the proto's bytes. Plain sessions are made from it.
     source: Path | bytes
+    #: Inputs and outputs as the model declares them, free dimensions by name.
+    declared_inputs: tuple[TensorInfo, ...]
+    declared_outputs: tuple[TensorInfo, ...]
+    metadata: ModelMetadata
     #: Shapes that were given for inputs with free dimensions.
     shapes: Mapping[str, tuple[int, ...]]
     #: Holds the weights' file; removed with the graph.
     folder: TemporaryDirectory[str] = field(repr=False)
+
+    @cached_property
+    def declared_free(self) -> bool:
+        """Whether the model itself leaves dimensions of its inputs free."""
+        return any(not isinstance(d, int) for i in self.declared_inputs for d in i.shape or ())
 
     @property
     def weights_folder(self) -> Path:

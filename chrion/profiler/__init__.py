@@ -3,7 +3,7 @@
 from chrion.profiler.costs import CopyCost, Costs, OperatorMemory, uniform_costs
 from chrion.profiler.machine import Machine, this_machine
 from chrion.profiler.measure_graph import profile
-from chrion.profiler.profile import OperatorCost, Profile
+from chrion.profiler.profiles import OperatorCost, Profile
 
 __all__ = [
     "CopyCost",

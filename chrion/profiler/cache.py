@@ -14,7 +14,7 @@ from typing import Any
 
 from chrion.errors import ChrionError
 from chrion.files import cache_folder, write_atomically
-from chrion.profiler.profile import OperatorCost, operator_cost_from_json
+from chrion.profiler.profiles import OperatorCost, operator_cost_from_json
 
 
 class Cache:

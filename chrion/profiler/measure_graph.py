@@ -13,12 +13,12 @@ import onnxruntime as ort
 from chrion.cores import physical_cores
 from chrion.errors import ModelError, OptionError, ProviderError, ShapeError
 from chrion.graph.extract import Extractor
-from chrion.graph.load import first_line, weights_folder_option
+from chrion.graph.loader import first_line, weights_folder_option
 from chrion.graph.model import Graph
 from chrion.profiler.cache import Cache
 from chrion.profiler.machine import provider_name, this_machine, why_unusable
 from chrion.profiler.measure import OperatorBench, random_array
-from chrion.profiler.profile import OperatorCost, Profile, operator_bytes
+from chrion.profiler.profiles import OperatorCost, Profile, operator_bytes
 from chrion.profiler.transfer import measure_copies, measure_dispatch_ms, measure_handoff_ms
 
 log = logging.getLogger(__name__)

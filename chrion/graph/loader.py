@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -24,7 +24,7 @@ from onnx.external_data_helper import load_external_data_for_tensor
 
 from chrion.errors import ModelError, ShapeError
 from chrion.graph.assemble import assemble
-from chrion.graph.model import Graph, TensorInfo
+from chrion.graph.model import Graph, ModelMetadata, TensorInfo
 from chrion.units import format_shape
 
 #: Weights of fewer bytes stay inside the model file.
@@ -52,14 +52,18 @@ def load(
     """
     proto, path = _read(source)
     given = {name: tuple(shape) for name, shape in (shapes or {}).items()}
+    declared = {v.name: _declared_shape(v) for v in (*proto.graph.input, *proto.graph.output)}
     _fix_shapes(proto, given)
     folder = TemporaryDirectory(prefix="chrion-", ignore_cleanup_errors=True)
-    model = _optimise(proto, path, Path(folder.name))
+    model, session = _optimise(proto, path, Path(folder.name))
     _name_nodes(model)
     return assemble(
         name=path.stem if path else proto.graph.name or "model",
         model=model,
         types=_node_types(model, Path(folder.name)),
+        declared_inputs=_declared(session.get_inputs(), declared),
+        declared_outputs=_declared(session.get_outputs(), declared),
+        metadata=_metadata(session),
         source=path or proto.SerializeToString(),
         shapes=given,
         folder=folder,
@@ -136,7 +140,7 @@ def _fix_input(value: onnx.ValueInfoProto, shape: tuple[int, ...], sizes: dict[s
             tensor.shape.dim.add().dim_value = size
         return
     dims = _dims(value)
-    declared = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims)
+    declared = _declared_shape(value) or ()
     fits = len(dims) == len(shape) and all(not isinstance(d, int) or d == s for d, s in zip(declared, shape, strict=True))
     if not fits:
         raise ShapeError(
@@ -148,11 +152,38 @@ def _fix_input(value: onnx.ValueInfoProto, shape: tuple[int, ...], sizes: dict[s
         dim.dim_value = size
 
 
+def _declared_shape(value: onnx.ValueInfoProto) -> tuple[int | str | None, ...] | None:
+    """Dimensions as the file has them; None where it has none."""
+    if not value.type.tensor_type.HasField("shape"):
+        return None
+    return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in _dims(value))
+
+
+def _declared(arguments: Sequence[ort.NodeArg], shapes: Mapping[str, tuple[int | str | None, ...] | None]) -> tuple[TensorInfo, ...]:
+    return tuple(TensorInfo(a.name, a.type, shapes.get(a.name) or tuple(a.shape)) for a in arguments)
+
+
+def _metadata(session: ort.InferenceSession) -> ModelMetadata:
+    # Copied, since onnxruntime's own object would keep the session and its weights alive.
+    found = session.get_modelmeta()
+    return ModelMetadata(
+        producer_name=found.producer_name,
+        graph_name=found.graph_name,
+        domain=found.domain,
+        description=found.description,
+        graph_description=found.graph_description,
+        version=found.version,
+        custom_metadata_map=dict(found.custom_metadata_map),
+    )
+
+
 def _dims(value: onnx.ValueInfoProto) -> list[onnx.TensorShapeProto.Dimension]:
     return list(value.type.tensor_type.shape.dim)
 
 
-def _optimise(proto: onnx.ModelProto, path: Path | None, folder: Path) -> onnx.ModelProto:
+def _optimise(
+    proto: onnx.ModelProto, path: Path | None, folder: Path
+) -> tuple[onnx.ModelProto, ort.InferenceSession]:
     options = _quiet_options(ort.GraphOptimizationLevel.ORT_ENABLE_BASIC)
     target = folder / "model.onnx"
     options.optimized_model_filepath = str(target)
@@ -172,7 +203,7 @@ def _optimise(proto: onnx.ModelProto, path: Path | None, folder: Path) -> onnx.M
     inputs = [i for i in model.graph.input if i.name in required]
     del model.graph.input[:]
     model.graph.input.extend(inputs)
-    return model
+    return model, session
 
 
 def _take_in_shapes(model: onnx.ModelProto, folder: Path) -> None:

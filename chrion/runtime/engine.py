@@ -1,0 +1,167 @@
+"""What runs a model of known shapes: a program over lanes, or a plain session with the reason for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+
+from chrion.cores import physical_cores
+from chrion.errors import PlanError, ProviderError
+from chrion.graph.extract import Extractor
+from chrion.graph.model import Graph
+from chrion.profiler.machine import CPU_PROVIDER, why_unusable
+from chrion.runtime.executor import Event, Executor
+from chrion.runtime.frame import allocate
+from chrion.runtime.lanes import Lanes
+from chrion.runtime.program import build_program
+from chrion.runtime.segment import SegmentFactory
+from chrion.scheduler.plan import Plan
+from chrion.units import format_mb, format_ms
+
+
+class CannotCutError(Exception):
+    """A graph or a plan that a plain session serves as well or better; says why."""
+
+
+class CutEngine:
+    """A plan being run: sessions for its segments, threads for its lanes.
+
+    Args:
+        graph: The graph.
+        plan: A plan of this graph.
+        options: The caller's session options, or None.
+        provider_options: Options of the plan's accelerator.
+
+    Raises:
+        PlanError: The plan asks for more cores than there are.
+        ProviderError: The plan's accelerator does not work here.
+        CannotCutError: The model runs better, or only, in one piece.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        options: ort.SessionOptions | None,
+        provider_options: Mapping[str, Any],
+    ) -> None:
+        _require_cuttable(graph, plan)
+        self.graph = graph
+        self.plan = plan
+        self.program = build_program(graph.dag, plan.schedule.lanes, plan.segments)
+        factory = SegmentFactory(Extractor(graph), options, _accelerator(plan, provider_options))
+        self.segments = [factory.open(s, plan.schedule.lanes[s[0]]) for s in plan.segments]
+        self.sessions = factory.sessions
+        cores = _cores_of(self.program.lanes, plan)
+        first = next(iter(self.program.lanes))
+        self._lanes = Lanes({lane: core for lane, core in cores.items() if lane != first})
+        self._executor = Executor(graph, self.program, self.segments, self._lanes, cores[first])
+        self._constants = {
+            t.name: ort.OrtValue.ortvalue_from_numpy(onnx.numpy_helper.to_array(t, str(graph.weights_folder)).copy())
+            for t in graph.model.graph.initializer
+            if t.name in {o.name for o in graph.outputs}
+        }
+
+    def run(
+        self,
+        feeds: Mapping[str, ort.OrtValue],
+        outputs: Sequence[str],
+        targets: Mapping[str, ort.OrtValue],
+        run_options: ort.RunOptions | None,
+        events: list[Event] | None = None,
+    ) -> dict[str, ort.OrtValue]:
+        """Run one request; see :meth:`Executor.run`. An output that is an input or a weight is copied."""
+        made = [name for name in outputs if name not in feeds and name not in self._constants]
+        values = self._executor.run(
+            feeds, made, targets=targets, run_options=run_options, events=events
+        )
+        for name in outputs:
+            source = feeds.get(name) or self._constants.get(name)
+            if source is not None:
+                values[name] = targets.get(name) or allocate(self.graph.values[name])
+                values[name].update_inplace(source.numpy())
+        return values
+
+    def explain(self) -> str:
+        """What runs where, in a few lines."""
+        plan, lanes = self.plan, self.program.lanes
+        lines = [
+            f"{plan.model}: {len(plan.operators)} operators in {len(plan.segments)} segments on {len(lanes)} lanes "
+            f"({self.sessions} sessions, {self.program.waits} waits), policy {plan.policy}",
+            f"predicted {format_ms(plan.predicted.latency_ms)}, {format_mb(plan.predicted.memory_mb)} on the accelerator",
+        ]
+        sizes: Counter[int] = Counter(plan.schedule.lanes)
+        for lane in sorted(lanes):
+            segments = sum(plan.schedule.lanes[s[0]] == lane for s in plan.segments)
+            where = lane_name(lane) + (f" ({plan.accelerator})" if lane == 0 else "")
+            busy = format_ms(plan.busy_ms[lane])
+            lines.append(f"  {where}: {sizes[lane]} operators in {segments} segments, busy {busy}")
+        return "\n".join([*lines, *plan.remarks])
+
+    def close(self) -> None:
+        """Stop the lanes."""
+        self._lanes.close()
+
+
+class PlainEngine:
+    """The model in one onnxruntime session."""
+
+    def __init__(
+        self,
+        source: str | bytes,
+        options: ort.SessionOptions | None,
+        providers: Sequence[Any] | None,
+        provider_options: Sequence[Mapping[Any, Any]] | None,
+        reason: str,
+    ) -> None:
+        self.session = ort.InferenceSession(source, options, providers, provider_options)
+        self.reason = reason
+
+    def explain(self) -> str:
+        """Why the model runs in one piece."""
+        return f"plain onnxruntime on {', '.join(self.session.get_providers())}: {self.reason}"
+
+    def close(self) -> None:
+        """Nothing to stop."""
+
+
+Engine = CutEngine | PlainEngine
+
+
+def lane_name(lane: int) -> str:
+    """``gpu0`` for the accelerator's lane, ``cpu1``, ``cpu2``, ... for the others."""
+    return f"cpu{lane}" if lane else "gpu0"
+
+
+def _require_cuttable(graph: Graph, plan: Plan) -> None:
+    for info in (*graph.inputs, *graph.outputs):
+        if not info.type.startswith("tensor("):
+            raise CannotCutError(f"{info.name!r} is a {info.type or 'value of unknown type'}, not a tensor")
+    if len(plan.segments) < 2:
+        raise CannotCutError("the plan runs the whole model as one segment")
+
+
+def _accelerator(plan: Plan, provider_options: Mapping[str, Any]) -> list[Any] | None:
+    if plan.accelerator is None:
+        return None
+    if plan.accelerator != CPU_PROVIDER:
+        reason = why_unusable(plan.accelerator)
+        if reason:
+            raise ProviderError(f"plan of {plan.model!r}: {plan.accelerator} does not work here: {reason}")
+    return [(plan.accelerator, dict(provider_options))]
+
+
+def _cores_of(lanes: Mapping[int, object], plan: Plan) -> dict[int, int | None]:
+    """The core each lane is pinned to; the accelerator's takes one that is left over, or none of its own."""
+    available = physical_cores()
+    if plan.schedule.cores > len(available):
+        raise PlanError(
+            f"plan of {plan.model!r}: it uses {plan.schedule.cores} cores, this process may use {len(available)}",
+            hint="make one with: chrion partition",
+        )
+    spare = available[plan.schedule.cores] if plan.schedule.cores < len(available) else None
+    return {lane: available[lane - 1] if lane else spare for lane in lanes}

@@ -1,0 +1,83 @@
+"""Sessions for segments: one for each distinct sub-model, shared by all segments that compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnxruntime as ort
+
+from chrion.graph.extract import Extractor
+from chrion.profiler.machine import CPU_PROVIDER
+
+#: Attributes of the caller's session options that hold for segments too; the others concern threads and files.
+_INHERITED = (
+    "enable_cpu_mem_arena",
+    "graph_optimization_level",
+    "log_severity_level",
+    "log_verbosity_level",
+    "logid",
+    "use_deterministic_compute",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A segment that can run: its session, and which value of the graph each of the session's names stands for."""
+
+    session: ort.InferenceSession
+    #: (name in the session, name in the graph) of each input and output.
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+    #: Names of its operators, for messages.
+    operators: tuple[str, ...]
+
+    def __str__(self) -> str:
+        if len(self.operators) == 1:
+            return f"operator {self.operators[0]!r}"
+        return f"operators {self.operators[0]!r} to {self.operators[-1]!r}"
+
+
+class SegmentFactory:
+    """Opens segments of one graph."""
+
+    def __init__(self, extractor: Extractor, base: ort.SessionOptions | None, accelerator: list[Any] | None) -> None:
+        self._extractor = extractor
+        self._base = base
+        self._accelerator = accelerator
+        self._opened: dict[tuple[str, bool], tuple[ort.InferenceSession, tuple[str, ...], tuple[str, ...]]] = {}
+
+    @property
+    def sessions(self) -> int:
+        """How many sessions have been opened."""
+        return len(self._opened)
+
+    def open(self, operators: Sequence[int], lane: int) -> Segment:
+        """Open a segment for a lane, with the session of an equal one if there is one."""
+        sub = self._extractor.extract(operators)
+        key = (sub.key, lane == 0)
+        if key not in self._opened:
+            providers = self._accelerator if lane == 0 else [CPU_PROVIDER]
+            session = ort.InferenceSession(sub.model.SerializeToString(), self._options(sub.options), providers)
+            self._opened[key] = (session, sub.inputs, sub.outputs)
+        session, inputs, outputs = self._opened[key]
+        names = self._extractor.graph.dag.names
+        return Segment(
+            session=session,
+            inputs=tuple(zip(inputs, sub.inputs, strict=True)),
+            outputs=tuple(zip(outputs, sub.outputs, strict=True)),
+            operators=tuple(names[i] for i in operators),
+        )
+
+    def _options(self, entries: dict[str, str]) -> ort.SessionOptions:
+        options = ort.SessionOptions()
+        if self._base is not None:
+            for name in _INHERITED:
+                setattr(options, name, getattr(self._base, name))
+        options.intra_op_num_threads = 1
+        options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        for key, value in entries.items():
+            options.add_session_config_entry(key, value)
+        return options

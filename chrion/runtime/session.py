@@ -1,0 +1,308 @@
+"""HybridSession: ``onnxruntime.InferenceSession`` that runs a model on several lanes at once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import onnx
+import onnxruntime as ort
+
+from chrion.errors import ChrionError, InputError, ModelError
+from chrion.graph.loader import load
+from chrion.graph.model import Graph, ModelMetadata, TensorInfo
+from chrion.profiler.machine import CPU_PROVIDER
+from chrion.profiler.measure_graph import profile, usable_provider
+from chrion.runtime.engine import CannotCutError, CutEngine, Engine, PlainEngine
+from chrion.runtime.executor import Event
+from chrion.runtime.iobinding import HybridIOBinding
+from chrion.runtime.values import as_ort_value, check_feed, check_outputs, shape_of
+from chrion.scheduler.planner import partition
+from chrion.scheduler.plan import Plan
+from chrion.units import parse_duration_ms
+
+log = logging.getLogger(__name__)
+
+#: Programs for so many feed shapes are kept.
+_SHAPES_KEPT = 8
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+class HybridSession:
+    """Runs an ONNX model on an accelerator and CPU cores at once, behind the interface of InferenceSession.
+
+    The model is profiled (measurements are kept between runs), planned, cut into segments, and run by threads pinned
+    to a core each. A model that cannot be cut runs in a plain InferenceSession instead, and :meth:`explain` says why;
+    so a session can be made of whatever InferenceSession takes. A model with free dimensions is planned for each shape
+    it is fed with, and the plans of the shapes used last are kept.
+
+    Calls are safe from any number of threads. Arrays that :meth:`run` returns are the caller's own.
+
+    Args:
+        model: A model file, its bytes, a ModelProto, or a Graph.
+        sess_options: For plain sessions as they are; segments inherit what does not concern threads and files.
+        providers: As for InferenceSession. The first one that is not the CPU's is the accelerator.
+        provider_options: As for InferenceSession.
+        plan: A plan or its file; one is made here if missing.
+        slo: Latency to stay within, ``60ms`` for example, for the plan that is made here.
+        alpha: What a megabyte of accelerator memory is worth in ms, for the plan that is made here.
+        cores: CPU cores to use at most, for the plan that is made here.
+
+    Raises:
+        PlanError: The plan is damaged, not for this model, or asks for more cores than there are.
+        ProviderError: The given plan's accelerator does not work here.
+        OptionError: An option's value is not one it takes.
+        Exception: What InferenceSession raises for a model that it does not run either.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | bytes | onnx.ModelProto | Graph,
+        sess_options: ort.SessionOptions | None = None,
+        providers: Sequence[Any] | None = None,
+        provider_options: Sequence[Mapping[Any, Any]] | None = None,
+        *,
+        plan: Plan | str | Path | None = None,
+        slo: str | float | None = None,
+        alpha: float | None = None,
+        cores: int | None = None,
+    ) -> None:
+        if slo is not None:
+            slo = parse_duration_ms(slo, "slo")
+        self._given = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
+        self._goal: dict[str, Any] = {"slo": slo, "alpha": alpha, "cores": cores}
+        self._source = _plain_source(model)
+        self._plain_arguments = (sess_options, providers, provider_options)
+        self._accelerator = _accelerator(providers, provider_options)
+        self._lock = threading.RLock()
+        self._closed = False
+        self._plain: PlainEngine | None = None
+        self._engines: OrderedDict[Shapes, Engine] = OrderedDict()
+        self._graph = self._load(model)
+        self._engine = self._first_engine()
+
+    # What InferenceSession has.
+
+    def run(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        run_options: ort.RunOptions | None = None,
+    ) -> list[Any]:
+        """Run the model.
+
+        Args:
+            output_names: Outputs to return; None or empty for all.
+            input_feed: Arrays (or OrtValues) by input name.
+            run_options: Handed to onnxruntime.
+
+        Raises:
+            ValueError: An input is missing.
+            InvalidArgument: An unknown name, or an array of another type or shape than the model's.
+            Exception: What onnxruntime raises while running, with the operators' names.
+        """
+        engine = self._engine_for(input_feed)
+        if isinstance(engine, PlainEngine):
+            return list(engine.session.run(output_names, input_feed, run_options))
+        names, feeds = self._checked(engine, output_names, input_feed)
+        values = engine.run(feeds, names, {}, run_options)
+        return [values[name].numpy() for name in names]
+
+    def io_binding(self) -> HybridIOBinding:
+        """A new binding for :meth:`run_with_iobinding`."""
+        return HybridIOBinding(self.get_inputs(), self.get_outputs())
+
+    def run_with_iobinding(self, iobinding: HybridIOBinding, run_options: ort.RunOptions | None = None) -> None:
+        """Run the model on what is bound; outputs are written where they are bound to."""
+        names = list(iobinding.outputs)
+        targets = {name: value for name, value in iobinding.outputs.items() if value is not None}
+        engine = self._engine_for(iobinding.inputs)
+        if isinstance(engine, PlainEngine):
+            iobinding.results = _run_plain(engine.session, iobinding, run_options)
+            return
+        names, feeds = self._checked(engine, names, iobinding.inputs)
+        values = engine.run(feeds, names, targets, run_options)
+        iobinding.results = [values[name] for name in names]
+
+    def get_inputs(self) -> list[TensorInfo]:
+        """Name, type and shape of each input that a run must be given."""
+        return list(self._graph.declared_inputs if self._graph else self._plain_engine().session.get_inputs())
+
+    def get_outputs(self) -> list[TensorInfo]:
+        """Name, type and shape of each output."""
+        return list(self._graph.declared_outputs if self._graph else self._plain_engine().session.get_outputs())
+
+    def get_modelmeta(self) -> ModelMetadata:
+        """The model's own description of itself."""
+        return self._graph.metadata if self._graph else self._plain_engine().session.get_modelmeta()
+
+    def get_providers(self) -> list[str]:
+        """Execution providers in use, the accelerator's first."""
+        if isinstance(self._engine, PlainEngine):
+            return list(self._engine.session.get_providers())
+        first = self._engine.plan.accelerator
+        return [first, CPU_PROVIDER] if first and first != CPU_PROVIDER else [CPU_PROVIDER]
+
+    # What it adds.
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in use; None while the model runs plain."""
+        return self._engine.plan if isinstance(self._engine, CutEngine) else None
+
+    def explain(self) -> str:
+        """What runs where and what that is predicted to cost, or why the model runs in one piece."""
+        return self._engine.explain()
+
+    def trace(self, input_feed: Mapping[str, Any]) -> list[Event]:
+        """Run once and tell when each segment ran; empty while the model runs plain."""
+        engine = self._engine_for(input_feed)
+        events: list[Event] = []
+        if isinstance(engine, CutEngine):
+            names, feeds = self._checked(engine, None, input_feed)
+            engine.run(feeds, names, {}, None, events)
+        return events
+
+    def close(self) -> None:
+        """Stop the lanes. Runs that have begun end first; later ones are refused. May be called twice."""
+        with self._lock:
+            self._closed = True
+            engines = [self._engine, *self._engines.values()]
+            self._engines.clear()
+        for engine in engines:
+            engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # How it comes about.
+
+    def _load(self, model: str | Path | bytes | onnx.ModelProto | Graph) -> Graph | None:
+        """The graph, or None for a model that only plain onnxruntime reads."""
+        if isinstance(model, Graph):
+            return model
+        try:
+            return load(model, self._given.shapes if self._given else None)
+        except ModelError as error:
+            if self._given is not None:
+                raise
+            self._plain_engine(str(error))  # where InferenceSession refuses the model too, its own error says so
+            return None
+
+    def _first_engine(self) -> Engine:
+        if self._graph is None:
+            return self._plain_engine()
+        if self._given is not None:
+            self._given.check(self._graph)
+        elif self._graph.free_dimensions:
+            return self._plain_engine("no request has come yet to fix the free dimensions")
+        engine = self._make_engine(self._graph)
+        self._engines[tuple(i.shape for i in self._graph.inputs)] = engine  # type: ignore[index] # no free dimension
+        return engine
+
+    def _engine_for(self, feed: Mapping[str, Any]) -> Engine:
+        """The engine for a request's shapes; made, and kept, when they are new."""
+        if self._closed:
+            raise RuntimeError("this session is closed")
+        if self._graph is None or not self._graph.declared_free:
+            return self._engine
+        check_feed(self._graph.declared_inputs, feed)
+        shapes = tuple(shape_of(feed[i.name]) for i in self._graph.inputs)
+        with self._lock:
+            if shapes not in self._engines:
+                self._engines[shapes] = self._plan_shapes(shapes)
+            self._engines.move_to_end(shapes)
+            self._engine = self._engines[shapes]
+            dropped = self._engines.popitem(last=False)[1] if len(self._engines) > _SHAPES_KEPT else None
+            del dropped  # its lanes stop once no run uses it any more
+            return self._engine
+
+    def _plan_shapes(self, shapes: Shapes) -> Engine:
+        if self._given is not None:
+            return self._plain_engine("the plan is for other shapes")
+        names = [i.name for i in self._graph.inputs] if self._graph else []
+        try:
+            return self._make_engine(load(self._source, dict(zip(names, shapes, strict=True))))
+        except ModelError as error:
+            return self._plain_engine(str(error))
+
+    def _make_engine(self, graph: Graph) -> Engine:
+        options, *_ = self._plain_arguments
+        provider_options = self._accelerator[1] if self._accelerator else {}
+        try:
+            plan = self._given or self._make_plan(graph)
+            return CutEngine(graph, plan, options, provider_options)
+        except CannotCutError as reason:
+            return self._plain_engine(str(reason))
+        except (ChrionError, RuntimeError) as error:
+            if self._given is not None or isinstance(error, InputError):
+                raise
+            log.warning("model %s runs plain: %s", graph.name, error)
+            return self._plain_engine(str(error))
+
+    def _make_plan(self, graph: Graph) -> Plan:
+        try:
+            accelerator = usable_provider(self._accelerator[0]) if self._accelerator else None
+        except ChrionError as error:
+            log.warning("model %s runs without an accelerator: %s", graph.name, error)
+            accelerator = None
+        cores = self._goal["cores"]
+        measured = profile(graph, cores, accelerator)
+        return partition(graph, measured, self._goal["slo"], self._goal["alpha"])
+
+    def _plain_engine(self, reason: str = "") -> PlainEngine:
+        with self._lock:
+            if self._plain is None:
+                self._plain = PlainEngine(self._source, *self._plain_arguments, reason)
+            if reason:
+                self._plain.reason = reason
+            return self._plain
+
+    def _checked(
+        self, engine: CutEngine, names: Sequence[str] | None, feed: Mapping[str, Any]
+    ) -> tuple[list[str], dict[str, ort.OrtValue]]:
+        check_feed(engine.graph.inputs, feed)
+        return check_outputs(engine.graph.outputs, names), {n: as_ort_value(n, value) for n, value in feed.items()}
+
+
+def _plain_source(model: str | Path | bytes | onnx.ModelProto | Graph) -> str | bytes:
+    """What InferenceSession can be made of."""
+    if isinstance(model, Graph):
+        model = model.source
+    if isinstance(model, onnx.ModelProto):
+        return model.SerializeToString()
+    return model if isinstance(model, bytes) else str(model)
+
+
+def _accelerator(
+    providers: Sequence[Any] | None, provider_options: Sequence[Mapping[Any, Any]] | None
+) -> tuple[str, Mapping[str, Any]] | None:
+    """The first provider that is not the CPU's, with its options."""
+    for at, provider in enumerate(providers or ()):
+        name, options = provider if isinstance(provider, tuple) else (provider, (provider_options or [{}] * 99)[at])
+        if name != CPU_PROVIDER:
+            return name, options
+    return None
+
+
+def _run_plain(
+    session: ort.InferenceSession, bound: HybridIOBinding, run_options: ort.RunOptions | None
+) -> list[ort.OrtValue]:
+    binding = session.io_binding()
+    for name, value in bound.inputs.items():
+        binding.bind_ortvalue_input(name, value)
+    for name, target in bound.outputs.items():
+        if target is None:
+            binding.bind_output(name)
+        else:
+            binding.bind_ortvalue_output(name, target)
+    session.run_with_iobinding(binding, run_options)
+    return list(binding.get_outputs())

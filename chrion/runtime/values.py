@@ -1,0 +1,100 @@
+"""Between what callers hand over and what onnxruntime binds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+
+from chrion.graph.model import TensorInfo
+from chrion.runtime.frame import numpy_dtype
+
+
+def as_ort_value(name: str, value: Any) -> ort.OrtValue:
+    """Wrap a caller's array without copying it (text and non-contiguous arrays are copied).
+
+    Raises:
+        ValueError: onnxruntime has no tensor type for it.
+    """
+    if isinstance(value, ort.OrtValue):
+        return value
+    if not isinstance(value, np.ndarray):
+        value = np.asarray(value)
+    if value.dtype.kind in "US":
+        value = value.astype(object)
+    try:
+        return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value) if value.ndim else value)
+    except Exception as error:
+        raise ValueError(f"Input {name!r}: {value.dtype} arrays are not supported") from error
+
+
+def check_feed(inputs: Sequence[TensorInfo], feed: Mapping[str, Any]) -> None:
+    """Refuse what InferenceSession refuses, with the same kinds of exception.
+
+    Raises:
+        ValueError: An input is missing.
+        InvalidArgument: A name that is no input, a wrong element type, rank or dimension.
+    """
+    known = {info.name: info for info in inputs}
+    missing = [name for name in known if name not in feed]
+    if missing:
+        raise ValueError(f"Required inputs ({missing}) are missing from input feed ({list(feed)}).")
+    for name, value in feed.items():
+        if name not in known:
+            raise InvalidArgument(f"Invalid input name: {name}; the model's inputs are {', '.join(known) or 'none'}")
+        _check_value(known[name], value)
+
+
+def check_outputs(outputs: Sequence[TensorInfo], names: Sequence[str] | None) -> list[str]:
+    """The outputs asked for: all where none are named.
+
+    Raises:
+        InvalidArgument: A name that is no output.
+    """
+    known = [info.name for info in outputs]
+    for name in names or ():
+        if name not in known:
+            raise InvalidArgument(f"Invalid output name: {name}; the model's outputs are {', '.join(known)}")
+    return list(names) if names else known
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """Shape of an array or OrtValue."""
+    return tuple(value.shape()) if isinstance(value, ort.OrtValue) else np.shape(value)
+
+
+def _check_value(info: TensorInfo, value: Any) -> None:
+    if isinstance(value, ort.OrtValue):
+        found = value.data_type()
+        fits = found == info.type
+    else:
+        found = str(np.asarray(value).dtype)
+        text = info.type == "tensor(string)"
+        fits = np.asarray(value).dtype.kind in "OSU" if text else _same_type(info.type, np.asarray(value).dtype)
+    if not fits:
+        raise InvalidArgument(f"Unexpected input data type for {info.name}. Actual: ({found}), expected: ({info.type})")
+    shape = shape_of(value)
+    if info.shape is None:
+        return
+    if len(shape) != len(info.shape):
+        raise InvalidArgument(
+            f"Invalid rank for input: {info.name} Got: {len(shape)} Expected: {len(info.shape)} Please fix either the "
+            f"inputs/outputs or the model."
+        )
+    wrong = [at for at, (d, s) in enumerate(zip(info.shape, shape, strict=True)) if isinstance(d, int) and d != s]
+    if wrong:
+        details = " ".join(f"index: {at} Got: {shape[at]} Expected: {info.shape[at]}" for at in wrong)
+        raise InvalidArgument(
+            f"Got invalid dimensions for input: {info.name} for the following indices {details} Please fix either the "
+            f"inputs/outputs or the model."
+        )
+
+
+def _same_type(kind: str, dtype: np.dtype[Any]) -> bool:
+    try:
+        return numpy_dtype(kind) == dtype
+    except TypeError:  # numpy has no such type: bfloat16, or the smaller floats
+        return kind == f"tensor({dtype.name})"

@@ -1,0 +1,181 @@
+"""A plan: who runs what, and what that is predicted to cost. The file that planning hands to running."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from chrion.errors import PlanError
+from chrion.files import read_json, write_atomically
+from chrion.graph.model import Graph
+from chrion.profiler.machine import Machine, machine_from_json
+from chrion.scheduler.timeline import Schedule
+
+SCHEMA = "chrion.plan/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Latency and accelerator memory that the costs promise."""
+
+    latency_ms: float
+    memory_mb: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A schedule of one graph on one machine. It runs on any machine with as many cores and its provider."""
+
+    #: The model's name.
+    model: str
+    #: Digest of the graph the plan is for.
+    digest: str
+    #: Shapes given for inputs with free dimensions.
+    shapes: Mapping[str, tuple[int, ...]]
+    policy: str
+    #: ms per MB.
+    alpha: float
+    slo_ms: float | None
+    #: Execution provider of lane 0, or None where nothing runs there.
+    accelerator: str | None
+    #: The machine it was made for.
+    machine: Machine
+    #: Operators whose costs were estimated, not measured.
+    estimated: int
+    schedule: Schedule
+    #: Operators by name, in the graph's order of indices.
+    operators: tuple[str, ...]
+    #: Operators that a lane runs as one call, in topological order.
+    segments: tuple[tuple[int, ...], ...]
+    predicted: Prediction
+    #: Time each lane is predicted to compute, lane 0 first.
+    busy_ms: tuple[float, ...]
+    #: The same graph wholly on the accelerator; None without one.
+    accelerator_only: Prediction | None
+    #: The same graph on the CPU cores alone; None without cores.
+    cpu_only: Prediction | None
+    #: Remarks of the planner, one sentence each.
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def meets_slo(self) -> bool:
+        """Whether the predicted latency is within the SLO; true without one."""
+        return self.slo_ms is None or self.predicted.latency_ms <= self.slo_ms
+
+    @property
+    def on_accelerator(self) -> int:
+        """Number of operators on the accelerator."""
+        return sum(lane == 0 for lane in self.schedule.lanes)
+
+    @property
+    def on_cpu(self) -> int:
+        """Number of operators on CPU lanes."""
+        return len(self.schedule.lanes) - self.on_accelerator
+
+    def check(self, graph: Graph) -> None:
+        """Make sure the plan is for this graph.
+
+        Raises:
+            PlanError: It is not; the message says what differs.
+        """
+        if self.digest == graph.digest:
+            return
+        if len(self.operators) != len(graph.dag):
+            what = f"the plan has {len(self.operators)} operators, the model {len(graph.dag)}"
+        else:
+            pairs = zip(self.operators, graph.dag.names, strict=True)
+            other = next(((p, m) for p, m in pairs if p != m), None)
+            what = (
+                f"the plan's operator {other[0]!r} is {other[1]!r} in the model"
+                if other
+                else "operators of the same names have other shapes or attributes"
+            )
+        raise PlanError(
+            f"plan of {self.model!r} does not fit model {graph.name!r}: {what}", hint="make one with: chrion partition"
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON, whole or not at all."""
+        write_atomically(Path(path), json.dumps(self.to_json(), indent=1) + "\n")
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as plain data."""
+        content = {"schema": SCHEMA}
+        for name in ("model", "digest", "shapes", "policy", "alpha", "slo_ms", "accelerator", "estimated", "remarks"):
+            content[name] = getattr(self, name)
+        return content | {
+            "machine": asdict(self.machine),
+            "cores": self.schedule.cores,
+            "predicted": {
+                **asdict(self.predicted),
+                "busy_ms": self.busy_ms,
+                "accelerator_only": asdict(self.accelerator_only) if self.accelerator_only else None,
+                "cpu_only": asdict(self.cpu_only) if self.cpu_only else None,
+            },
+            "operators": self.operators,
+            "order": self.schedule.order,
+            "lanes": self.schedule.lanes,
+            "segments": self.segments,
+        }
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan.
+
+        Raises:
+            PlanError: The file cannot be read, or is damaged.
+        """
+        content = read_json(Path(path), SCHEMA, PlanError)
+        try:
+            return _from_json(content)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise PlanError(f"{path}: damaged plan: {type(error).__name__}: {error}") from error
+
+
+def _from_json(content: Mapping[str, Any]) -> Plan:
+    predicted = content["predicted"]
+    schedule = Schedule(_indices(content["order"]), _indices(content["lanes"]), int(content["cores"]))
+    segments = tuple(_indices(s) for s in content["segments"])
+    n = len(content["operators"])
+    if sorted(schedule.order) != list(range(n)) or len(schedule.lanes) != n:
+        raise ValueError(f"order and lanes must hold each of the {n} operators once")
+    if sorted(i for s in segments for i in s) != list(range(n)):
+        raise ValueError(f"segments must hold each of the {n} operators once")
+    if any(not 0 <= lane <= schedule.cores for lane in schedule.lanes):
+        raise ValueError(f"lanes must be 0 to {schedule.cores}")
+    return Plan(
+        model=str(content["model"]),
+        digest=str(content["digest"]),
+        shapes={name: _indices(shape) for name, shape in content["shapes"].items()},
+        policy=str(content["policy"]),
+        alpha=float(content["alpha"]),
+        slo_ms=None if content["slo_ms"] is None else float(content["slo_ms"]),
+        accelerator=content["accelerator"],
+        machine=machine_from_json(content["machine"]),
+        estimated=int(content["estimated"]),
+        schedule=schedule,
+        operators=tuple(str(name) for name in content["operators"]),
+        segments=segments,
+        predicted=_prediction(predicted),
+        busy_ms=tuple(float(ms) for ms in predicted["busy_ms"]),
+        accelerator_only=_prediction(predicted["accelerator_only"]) if predicted["accelerator_only"] else None,
+        cpu_only=_prediction(predicted["cpu_only"]) if predicted["cpu_only"] else None,
+        remarks=tuple(str(r) for r in content["remarks"]),
+    )
+
+
+def _prediction(content: Mapping[str, Any]) -> Prediction:
+    latency, memory = float(content["latency_ms"]), float(content["memory_mb"])
+    if not (math.isfinite(latency) and math.isfinite(memory)):
+        raise ValueError("predicted figures must be finite")
+    return Prediction(latency, memory)
+
+
+def _indices(values: list[int]) -> tuple[int, ...]:
+    if not all(type(v) is int for v in values):
+        raise TypeError("indices must be whole numbers")
+    return tuple(values)
