@@ -151,7 +151,7 @@ def _dag(
 def weight_size(tensor: onnx.TensorProto) -> int:
     """Bytes an initialiser takes; strings count as pointers, their characters are not known here."""
     bits = 64 if tensor.data_type == onnx.TensorProto.STRING else ir.DataType(tensor.data_type).bitwidth
-    return (math.prod(tensor.dims) * bits + 7) // 8
+    return int(math.prod(tensor.dims) * bits + 7) // 8
 
 
 def _signature(
@@ -160,7 +160,7 @@ def _signature(
     values: Mapping[str, TensorInfo],
     constants: Mapping[str, onnx.TensorProto],
 ) -> str:
-    """What makes two operators cost the same, readable: ``LSTM(float[1x8x64], w float[1x256x64], ...){hidden_size=64}``."""
+    """What makes two operators cost the same: ``LSTM(float[1x8x64], w float[1x256x64], ...) -> y {hidden_size=64}``."""
     slots = [_slot(name, values, constants) for name in node.input]
     slots += [_slot(name, values, constants) for name in reads if name not in set(node.input)]
     while slots and not slots[-1]:

@@ -41,9 +41,7 @@ class Dag:
     flops: tuple[float, ...]
 
     @classmethod
-    def from_edges(
-        cls, n: int, edges: Iterable[tuple[int, int]], edge_bytes: Sequence[int] | None = None
-    ) -> Dag:
+    def from_edges(cls, n: int, edges: Iterable[tuple[int, int]], edge_bytes: Sequence[int] | None = None) -> Dag:
         """Make a DAG without a model.
 
         Args:

@@ -42,6 +42,7 @@ class Extractor:
         for i, names in enumerate(self._reads):
             for name in names:
                 self._readers.setdefault(name, set()).add(i)
+        self._declared: dict[str, onnx.ValueInfoProto] = {i.name: i for i in graph.model.graph.input}
         self._results = {o.name for o in graph.outputs}
 
     def extract(self, operators: Sequence[int], copies: int = 1) -> SubModel:
@@ -90,9 +91,8 @@ class Extractor:
         return model
 
     def _value_info(self, name: str) -> onnx.ValueInfoProto:
-        declared = next((i for i in self.graph.model.graph.input if i.name == name), None)
-        if declared is not None:
-            return declared
+        if name in self._declared:
+            return self._declared[name]
         info = self.graph.values[name]
         kind = onnx.TensorProto.DataType.Value(info.type.removeprefix("tensor(").removesuffix(")").upper())
         return helper.make_tensor_value_info(name, kind, info.shape)
@@ -106,7 +106,9 @@ class Extractor:
             attributes = sorted(a.SerializeToString(deterministic=True).hex() for a in node.attribute)
             slots = [place.get(name, name) for name in node.input]
             captured = [name for name in self._reads[index] if name not in set(node.input)]
-            lines.append(f"{node.domain}.{node.op_type}|{slots}|{captured}|{attributes}|{[bool(o) for o in node.output]}")
+            lines.append(
+                f"{node.domain}.{node.op_type}|{slots}|{captured}|{attributes}|{[bool(o) for o in node.output]}"
+            )
             place |= {name: f"n{at}.{slot}" for slot, name in enumerate(node.output) if name}
         return "\n".join([*lines, *(place[name] for name in outputs)])
 

@@ -23,18 +23,21 @@ def node_flops(node: onnx.NodeProto, values: Mapping[str, TensorInfo]) -> float:
     first, second = (*inputs, None, None)[:2]
     if first is None or second is None or not first or not second:
         return float(made)
-    if node.op_type in {"LSTM", "GRU", "RNN"} and len(first) == 3:
-        recurrence = (inputs[2] or (0, 0, 0))[-1]
-        return 2.0 * math.prod(second[:2]) * (second[2] + recurrence) * first[0] * first[1]
-    if node.op_type in {"Conv", "FusedConv"}:
-        return 2.0 * made * math.prod(second[1:])
-    if node.op_type == "ConvTranspose":
-        return 2.0 * math.prod(first) * math.prod(second[1:])
-    if node.op_type in {"MatMul", "FusedMatMul", "MatMulInteger"}:
-        return 2.0 * made * first[-1]
-    if node.op_type == "Gemm":
-        return 2.0 * made * (first[0] if attributes.get("transA") else first[-1])
-    return float(made)
+    match node.op_type:
+        case "LSTM" | "GRU" | "RNN" if len(first) == 3:
+            recurrence = (inputs[2] or (0, 0, 0))[-1]
+            flops = 2.0 * math.prod(second[:2]) * (second[2] + recurrence) * first[0] * first[1]
+        case "Conv" | "FusedConv":
+            flops = 2.0 * made * math.prod(second[1:])
+        case "ConvTranspose":
+            flops = 2.0 * math.prod(first) * math.prod(second[1:])
+        case "MatMul" | "FusedMatMul" | "MatMulInteger":
+            flops = 2.0 * made * first[-1]
+        case "Gemm":
+            flops = 2.0 * made * (first[0] if attributes.get("transA") else first[-1])
+        case _:
+            flops = float(made)
+    return flops
 
 
 def _shape(info: TensorInfo | None) -> tuple[int, ...] | None:

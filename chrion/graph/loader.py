@@ -34,9 +34,7 @@ _SHAPE_ELEMENTS = 1 << 16
 _WEIGHTS_FILE = "weights.bin"
 
 
-def load(
-    source: str | Path | bytes | onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]] | None = None
-) -> Graph:
+def load(source: str | Path | bytes | onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Graph:
     """Read a model and see it as a graph of operators.
 
     Args:
@@ -141,7 +139,9 @@ def _fix_input(value: onnx.ValueInfoProto, shape: tuple[int, ...], sizes: dict[s
         return
     dims = _dims(value)
     declared = _declared_shape(value) or ()
-    fits = len(dims) == len(shape) and all(not isinstance(d, int) or d == s for d, s in zip(declared, shape, strict=True))
+    fits = len(dims) == len(shape) and all(
+        not isinstance(d, int) or d == s for d, s in zip(declared, shape, strict=True)
+    )
     if not fits:
         raise ShapeError(
             f"shape: {value.name!r} cannot be {format_shape(shape)}: the model declares {format_shape(declared)}"
@@ -159,7 +159,9 @@ def _declared_shape(value: onnx.ValueInfoProto) -> tuple[int | str | None, ...] 
     return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in _dims(value))
 
 
-def _declared(arguments: Sequence[ort.NodeArg], shapes: Mapping[str, tuple[int | str | None, ...] | None]) -> tuple[TensorInfo, ...]:
+def _declared(
+    arguments: Sequence[ort.NodeArg], shapes: Mapping[str, tuple[int | str | None, ...] | None]
+) -> tuple[TensorInfo, ...]:
     return tuple(TensorInfo(a.name, a.type, shapes.get(a.name) or tuple(a.shape)) for a in arguments)
 
 
@@ -181,9 +183,7 @@ def _dims(value: onnx.ValueInfoProto) -> list[onnx.TensorShapeProto.Dimension]:
     return list(value.type.tensor_type.shape.dim)
 
 
-def _optimise(
-    proto: onnx.ModelProto, path: Path | None, folder: Path
-) -> tuple[onnx.ModelProto, ort.InferenceSession]:
+def _optimise(proto: onnx.ModelProto, path: Path | None, folder: Path) -> tuple[onnx.ModelProto, ort.InferenceSession]:
     options = _quiet_options(ort.GraphOptimizationLevel.ORT_ENABLE_BASIC)
     target = folder / "model.onnx"
     options.optimized_model_filepath = str(target)

@@ -117,10 +117,12 @@ class Graph:
 
     @cached_property
     def digest(self) -> str:
-        """A hash of the operators, their names, shapes and edges: what a plan depends on. Weights' values are not in it."""
+        """A hash of what a plan depends on: operators, their names, shapes and edges; not the weights' values."""
         text = hashlib.sha256()
         for i, name in enumerate(self.dag.names):
-            text.update(f"{name}\0{self.dag.signatures[i]}\0{self.dag.predecessors[i]}\0{self.dag.weights[i]}\n".encode())
+            text.update(
+                f"{name}\0{self.dag.signatures[i]}\0{self.dag.predecessors[i]}\0{self.dag.weights[i]}\n".encode()
+            )
         return text.hexdigest()[:32]
 
     def __repr__(self) -> str:

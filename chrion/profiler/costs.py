@@ -21,6 +21,9 @@ class CopyCost:
         return self.latency_ms + size * self.ms_per_byte
 
 
+FREE = CopyCost()
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorMemory:
     """Megabytes one operator needs on the accelerator: a row of M."""
@@ -47,9 +50,9 @@ class Costs:
     #: M, one row an operator.
     memory: tuple[OperatorMemory, ...]
     #: CPU to accelerator.
-    upload: CopyCost = CopyCost()
+    upload: CopyCost = FREE
     #: Accelerator to CPU.
-    download: CopyCost = CopyCost()
+    download: CopyCost = FREE
     #: From the end of an operator on one CPU lane to the start of one on another that waits for it.
     handoff_ms: float = 0.0
     #: Starting a segment on a lane.

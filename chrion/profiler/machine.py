@@ -7,7 +7,6 @@ import json
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -97,25 +96,6 @@ def provider_name(name: str) -> str:
         hint = f"this onnxruntime offers {', '.join(available)}"
         raise ProviderError(f"accelerator: there is no provider {name!r}", hint=hint)
     return full
-
-
-@lru_cache
-def why_unusable(provider: str) -> str | None:
-    """Try a provider on the smallest model there is: None if it works, or else the reason it gives."""
-    from onnx import TensorProto, helper  # noqa: PLC0415 - only this question needs a model
-
-    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "probe", value[:1], value[1:])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    try:
-        session = ort.InferenceSession(model.SerializeToString(), options, providers=[provider])
-    except Exception as error:  # noqa: BLE001 - a provider may fail in any way; the reason is what is asked for
-        return str(error).strip().split("\n", 1)[0]
-    if provider not in session.get_providers():
-        return "its libraries could not be loaded"
-    return None
 
 
 def _cpu_model() -> str:

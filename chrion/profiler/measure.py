@@ -97,7 +97,7 @@ def random_array(info: TensorInfo, seed: int = 0) -> np.ndarray[Any, Any]:
 class _Copies:
     """A session over some copies of an operator, with its inputs bound."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - OperatorBench hands its own arguments down
+    def __init__(
         self,
         sub: SubModel,
         values: Mapping[str, TensorInfo],

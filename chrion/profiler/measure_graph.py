@@ -16,8 +16,10 @@ from chrion.graph.extract import Extractor
 from chrion.graph.loader import first_line, weights_folder_option
 from chrion.graph.model import Graph
 from chrion.profiler.cache import Cache
-from chrion.profiler.machine import provider_name, this_machine, why_unusable
+from chrion.profiler.costs import FREE
+from chrion.profiler.machine import provider_name, this_machine
 from chrion.profiler.measure import OperatorBench, random_array
+from chrion.profiler.probe import load_libraries, why_unusable
 from chrion.profiler.profiles import OperatorCost, Profile, operator_bytes
 from chrion.profiler.transfer import measure_copies, measure_dispatch_ms, measure_handoff_ms
 
@@ -69,7 +71,8 @@ def profile(
         cache.put(graph.dag.signatures[i], cost)
     if not known and len(graph.dag):
         raise ModelError(f"model {graph.name}: none of its operators could be measured")
-    upload, download = measure_copies(provider) if provider else (Profile.upload, Profile.download)
+    handoff_ms = measure_handoff_ms(lanes)
+    upload, download = measure_copies(provider, handoff_ms) if provider else (FREE, FREE)
     return Profile(
         machine=machine,
         cores=len(lanes),
@@ -77,7 +80,7 @@ def profile(
         operators=known,
         upload=upload,
         download=download,
-        handoff_ms=measure_handoff_ms(lanes),
+        handoff_ms=handoff_ms,
         dispatch_ms=measure_dispatch_ms(),
     )
 
@@ -96,6 +99,7 @@ def usable_provider(accelerator: str | None) -> str | None:
         cuda = provider.startswith(("CUDA", "Tensorrt"))
         hint = "its libraries come with: pip install 'chrion[cuda]'" if cuda else ""
         raise ProviderError(f"accelerator: {provider} does not work here: {reason}", hint=hint)
+    load_libraries(provider)
     return provider
 
 
@@ -181,6 +185,3 @@ def captured_inputs(graph: Graph, extractor: Extractor, operators: list[int]) ->
         log.info("inputs are made up: %s", first_line(error))
         return {name: feeds[name] for name in wanted if name in feeds}
     return {name: feeds[name] for name in wanted if name in feeds} | dict(zip(inner, values, strict=True))
-
-
-__all__ = ["Progress", "ProviderError", "captured_inputs", "measure_operator", "profile", "usable_provider"]

@@ -12,7 +12,7 @@ from typing import Any
 from chrion.errors import ProfileError
 from chrion.files import read_json, write_atomically
 from chrion.graph.dag import Dag
-from chrion.profiler.costs import CopyCost, Costs, OperatorMemory
+from chrion.profiler.costs import FREE, CopyCost, Costs, OperatorMemory
 from chrion.profiler.estimate import Estimator, Work
 from chrion.profiler.machine import Machine, machine_from_json
 
@@ -48,8 +48,8 @@ class Profile:
     accelerator: str | None
     #: By operator signature.
     operators: Mapping[str, OperatorCost]
-    upload: CopyCost = CopyCost()
-    download: CopyCost = CopyCost()
+    upload: CopyCost = FREE
+    download: CopyCost = FREE
     handoff_ms: float = 0.0
     dispatch_ms: float = 0.0
     base_memory_mb: float = 0.0
@@ -141,7 +141,8 @@ class Profile:
             content[name] = getattr(self, name)
         content |= {"upload": asdict(self.upload), "download": asdict(self.download), "operators": {}}
         lines = [
-            f"  {json.dumps(signature)}: {json.dumps(asdict(cost))}" for signature, cost in sorted(self.operators.items())
+            f"  {json.dumps(signature)}: {json.dumps(asdict(cost))}"
+            for signature, cost in sorted(self.operators.items())
         ]
         head = json.dumps(content, indent=1)
         return head.removesuffix("{}\n}") + "{\n" + ",\n".join(lines) + "\n }\n}\n"

@@ -5,15 +5,17 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import onnxruntime as ort
-from onnx import TensorProto, helper
 
 from chrion.cores import pinned
 from chrion.profiler.costs import CopyCost
-from chrion.profiler.machine import DEVICE_TYPES
+from chrion.profiler.machine import CPU_PROVIDER, DEVICE_TYPES
+from chrion.profiler.probe import smallest_session
 from chrion.waiting import Counter
 
 _ROUNDS = 400
@@ -47,12 +49,7 @@ def measure_handoff_ms(cores: Sequence[int]) -> float:
 
 def measure_dispatch_ms() -> float:
     """Calling a segment through its IOBinding, less the segment's work: an operator on one number."""
-    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "dispatch", value[:1], value[1:])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = smallest_session(CPU_PROVIDER)
     binding = session.io_binding()
     for name, bind in (("x", binding.bind_ortvalue_input), ("y", binding.bind_ortvalue_output)):
         bind(name, ort.OrtValue.ortvalue_from_numpy(np.zeros(1, np.float32)))
@@ -64,21 +61,23 @@ def measure_dispatch_ms() -> float:
     return statistics.median(times)
 
 
-def measure_copies(provider: str) -> tuple[CopyCost, CopyCost]:
+def measure_copies(provider: str, handoff_ms: float) -> tuple[CopyCost, CopyCost]:
     """Upload to a provider's memory and download from it: latency and time a byte, fitted over sizes.
 
-    Free where the provider works in the CPU's memory.
+    The latency includes the handoff to the lane that waits for the copy, which is all that remains where the provider
+    works in the CPU's memory.
     """
     device = DEVICE_TYPES.get(provider)
     if device is None:
-        return CopyCost(), CopyCost()
+        return CopyCost(handoff_ms), CopyCost(handoff_ms)
     uploads, downloads = [], []
     for size in _COPY_BYTES:
         array = np.zeros(size // 4, np.float32)
         value = ort.OrtValue.ortvalue_from_numpy(array, device, 0)
-        uploads.append(_median_ms(lambda v=value, a=array: v.update_inplace(a)))  # type: ignore[misc]
+        uploads.append(_median_ms(partial(value.update_inplace, array)))
         downloads.append(_median_ms(value.numpy))
-    return fit_copy(_COPY_BYTES, uploads), fit_copy(_COPY_BYTES, downloads)
+    up, down = fit_copy(_COPY_BYTES, uploads), fit_copy(_COPY_BYTES, downloads)
+    return replace(up, latency_ms=up.latency_ms + handoff_ms), replace(down, latency_ms=down.latency_ms + handoff_ms)
 
 
 def fit_copy(sizes: Sequence[int], times_ms: Sequence[float]) -> CopyCost:
@@ -91,10 +90,10 @@ def fit_copy(sizes: Sequence[int], times_ms: Sequence[float]) -> CopyCost:
     return CopyCost(max(0.0, float(latency)), max(0.0, float(slope)))
 
 
-def _median_ms(action: object) -> float:
+def _median_ms(action: Callable[[], object]) -> float:
     times = []
     for _ in range(15):
         before = time.perf_counter()
-        action()  # type: ignore[operator]
+        action()
         times.append((time.perf_counter() - before) * 1e3)
     return statistics.median(times[3:])

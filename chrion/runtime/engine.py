@@ -13,7 +13,8 @@ from chrion.cores import physical_cores
 from chrion.errors import PlanError, ProviderError
 from chrion.graph.extract import Extractor
 from chrion.graph.model import Graph
-from chrion.profiler.machine import CPU_PROVIDER, why_unusable
+from chrion.profiler.machine import CPU_PROVIDER
+from chrion.profiler.probe import load_libraries, why_unusable
 from chrion.runtime.executor import Event, Executor
 from chrion.runtime.frame import allocate
 from chrion.runtime.lanes import Lanes
@@ -76,9 +77,7 @@ class CutEngine:
     ) -> dict[str, ort.OrtValue]:
         """Run one request; see :meth:`Executor.run`. An output that is an input or a weight is copied."""
         made = [name for name in outputs if name not in feeds and name not in self._constants]
-        values = self._executor.run(
-            feeds, made, targets=targets, run_options=run_options, events=events
-        )
+        values = self._executor.run(feeds, made, targets=targets, run_options=run_options, events=events)
         for name in outputs:
             source = feeds.get(name) or self._constants.get(name)
             if source is not None:
@@ -89,10 +88,11 @@ class CutEngine:
     def explain(self) -> str:
         """What runs where, in a few lines."""
         plan, lanes = self.plan, self.program.lanes
+        counts = f"{self.sessions} sessions, {self.program.waits} waits"
         lines = [
-            f"{plan.model}: {len(plan.operators)} operators in {len(plan.segments)} segments on {len(lanes)} lanes "
-            f"({self.sessions} sessions, {self.program.waits} waits), policy {plan.policy}",
-            f"predicted {format_ms(plan.predicted.latency_ms)}, {format_mb(plan.predicted.memory_mb)} on the accelerator",
+            f"{plan.model}: {len(plan.operators)} operators in {len(plan.segments)} segments on {len(lanes)} lanes",
+            f"policy {plan.policy}, {counts}",
+            f"predicted {format_ms(plan.predicted.latency_ms)}, accelerator {format_mb(plan.predicted.memory_mb)}",
         ]
         sizes: Counter[int] = Counter(plan.schedule.lanes)
         for lane in sorted(lanes):
@@ -152,6 +152,7 @@ def _accelerator(plan: Plan, provider_options: Mapping[str, Any]) -> list[Any] |
         reason = why_unusable(plan.accelerator)
         if reason:
             raise ProviderError(f"plan of {plan.model!r}: {plan.accelerator} does not work here: {reason}")
+        load_libraries(plan.accelerator)
     return [(plan.accelerator, dict(provider_options))]
 
 

@@ -21,7 +21,7 @@ from chrion.cores import pinned
 from chrion.graph.model import Graph
 from chrion.runtime.frame import Frame
 from chrion.runtime.lanes import Lanes
-from chrion.runtime.program import Program, Run, Signal, Wait
+from chrion.runtime.program import Program, Run, Signal
 from chrion.runtime.segment import Segment
 from chrion.waiting import Counter
 
@@ -144,14 +144,13 @@ class Executor:
         bindings = request.frame.bindings
         try:
             for instruction in self._program.lanes[lane]:
-                kind = type(instruction)
-                if kind is Run:
+                if isinstance(instruction, Run):
                     if request.failure is not None:
                         return
                     self._run_segment(request, lane, instruction.segment, bindings[instruction.segment])
-                elif kind is Signal:
+                elif isinstance(instruction, Signal):
                     own.advance(instruction.count)
-                elif kind is Wait:
+                else:
                     request.counters[instruction.lane].wait(instruction.count)
         except BaseException as error:  # noqa: BLE001 - the caller raises it again
             request.fail(error)

@@ -94,6 +94,6 @@ def allocate(info: TensorInfo) -> ort.OrtValue:
 
 
 def numpy_dtype(kind: str) -> np.dtype[Any]:
-    """numpy's type for onnxruntime's ``tensor(float)``."""
+    """Numpy's type for onnxruntime's ``tensor(float)``."""
     name = kind.removeprefix("tensor(").removesuffix(")")
     return np.dtype({"float": "float32", "double": "float64", "string": "object"}.get(name, name))

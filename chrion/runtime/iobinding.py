@@ -95,5 +95,5 @@ def _at_address(  # noqa: PLR0913, PLR0917 - SessionIOBinding's own
         raise ValueError(f"{name}: memory of {device_type}:{device_id} cannot be bound by address; bind an OrtValue")
     dtype = np.dtype(element_type) if not isinstance(element_type, str) else numpy_dtype(element_type)
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    memory = (ctypes.c_byte * size).from_address(buffer_ptr)
+    memory = memoryview((ctypes.c_byte * size).from_address(buffer_ptr))
     return ort.OrtValue.ortvalue_from_numpy(np.frombuffer(memory, dtype).reshape(tuple(shape)))

@@ -59,7 +59,8 @@ class SegmentFactory:
         key = (sub.key, lane == 0)
         if key not in self._opened:
             providers = self._accelerator if lane == 0 else [CPU_PROVIDER]
-            session = ort.InferenceSession(sub.model.SerializeToString(), self._options(sub.options), providers)
+            options = self._options(sub.options)
+            session = ort.InferenceSession(sub.model.SerializeToString(), options, providers, enable_fallback=0)
             self._opened[key] = (session, sub.inputs, sub.outputs)
         session, inputs, outputs = self._opened[key]
         names = self._extractor.graph.dag.names

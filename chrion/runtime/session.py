@@ -21,8 +21,8 @@ from chrion.runtime.engine import CannotCutError, CutEngine, Engine, PlainEngine
 from chrion.runtime.executor import Event
 from chrion.runtime.iobinding import HybridIOBinding
 from chrion.runtime.values import as_ort_value, check_feed, check_outputs, shape_of
-from chrion.scheduler.planner import partition
 from chrion.scheduler.plan import Plan
+from chrion.scheduler.planner import partition
 from chrion.units import parse_duration_ms
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class HybridSession:
         Exception: What InferenceSession raises for a model that it does not run either.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - InferenceSession's own, and four more by name only
         self,
         model: str | Path | bytes | onnx.ModelProto | Graph,
         sess_options: ort.SessionOptions | None = None,
@@ -205,7 +205,7 @@ class HybridSession:
         elif self._graph.free_dimensions:
             return self._plain_engine("no request has come yet to fix the free dimensions")
         engine = self._make_engine(self._graph)
-        self._engines[tuple(i.shape for i in self._graph.inputs)] = engine  # type: ignore[index] # no free dimension
+        self._engines[tuple(_fixed(i) for i in self._graph.inputs)] = engine
         return engine
 
     def _engine_for(self, feed: Mapping[str, Any]) -> Engine:
@@ -278,7 +278,7 @@ def _plain_source(model: str | Path | bytes | onnx.ModelProto | Graph) -> str | 
     if isinstance(model, Graph):
         model = model.source
     if isinstance(model, onnx.ModelProto):
-        return model.SerializeToString()
+        return bytes(model.SerializeToString())
     return model if isinstance(model, bytes) else str(model)
 
 
@@ -291,6 +291,10 @@ def _accelerator(
         if name != CPU_PROVIDER:
             return name, options
     return None
+
+
+def _fixed(info: TensorInfo) -> tuple[int, ...]:
+    return tuple(d for d in info.shape or () if isinstance(d, int))
 
 
 def _run_plain(

@@ -51,6 +51,8 @@ class Plan:
     operators: tuple[str, ...]
     #: Operators that a lane runs as one call, in topological order.
     segments: tuple[tuple[int, ...], ...]
+    #: Predicted start and end of each segment, in ms.
+    segment_ms: tuple[tuple[float, float], ...]
     predicted: Prediction
     #: Time each lane is predicted to compute, lane 0 first.
     busy_ms: tuple[float, ...]
@@ -120,6 +122,7 @@ class Plan:
             "order": self.schedule.order,
             "lanes": self.schedule.lanes,
             "segments": self.segments,
+            "segment_ms": self.segment_ms,
         }
 
     @classmethod
@@ -145,6 +148,8 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
         raise ValueError(f"order and lanes must hold each of the {n} operators once")
     if sorted(i for s in segments for i in s) != list(range(n)):
         raise ValueError(f"segments must hold each of the {n} operators once")
+    if len(content["segment_ms"]) != len(segments):
+        raise ValueError("segment_ms must hold a start and an end for each segment")
     if any(not 0 <= lane <= schedule.cores for lane in schedule.lanes):
         raise ValueError(f"lanes must be 0 to {schedule.cores}")
     return Plan(
@@ -160,6 +165,7 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
         schedule=schedule,
         operators=tuple(str(name) for name in content["operators"]),
         segments=segments,
+        segment_ms=tuple((float(start), float(end)) for start, end in content["segment_ms"]),
         predicted=_prediction(predicted),
         busy_ms=tuple(float(ms) for ms in predicted["busy_ms"]),
         accelerator_only=_prediction(predicted["accelerator_only"]) if predicted["accelerator_only"] else None,

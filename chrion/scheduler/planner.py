@@ -105,6 +105,7 @@ def _plan(  # noqa: PLR0913, PLR0917 - everything a plan is made of meets here
         schedule=chosen.schedule,
         operators=graph.dag.names,
         segments=chosen.segments,
+        segment_ms=tuple((timeline.start_ms[s[0]], timeline.finish_ms[s[-1]]) for s in chosen.segments),
         predicted=Prediction(timeline.latency_ms, timeline.memory_mb),
         busy_ms=timeline.busy_ms,
         accelerator_only=baselines[0],

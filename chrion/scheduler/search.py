@@ -30,9 +30,7 @@ class Candidate:
         return slo_ms is None or self.timeline.latency_ms <= slo_ms
 
 
-def choose(
-    attempt: Callable[[float], Candidate], slo_ms: float | None, alpha: float | None, scale: float
-) -> Candidate:
+def choose(attempt: Callable[[float], Candidate], slo_ms: float | None, alpha: float | None, scale: float) -> Candidate:
     """Choose alpha as asked.
 
     With ``alpha`` given it is used, and lowered only if the SLO would be missed. With only an SLO, it is the largest

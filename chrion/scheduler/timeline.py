@@ -42,9 +42,7 @@ class Timeline:
         return self.latency_ms + alpha * self.memory_mb
 
 
-def evaluate(
-    dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequence[int]] | None = None
-) -> Timeline:
+def evaluate(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequence[int]] | None = None) -> Timeline:
     """Predict a schedule's timeline.
 
     A segment starts when its lane is free and all that its operators need from other lanes has arrived (Equation 2);
@@ -128,7 +126,9 @@ def validate(dag: Dag, costs: Costs, schedule: Schedule) -> None:
         position[i] = at
     for i, lane in enumerate(schedule.lanes):
         if not 0 <= lane <= schedule.cores:
-            raise ScheduleError(f"schedule: operator {dag.names[i]!r} is on lane {lane}, there are {schedule.cores} cores")
+            raise ScheduleError(
+                f"schedule: operator {dag.names[i]!r} is on lane {lane}, there are {schedule.cores} cores"
+            )
         if not math.isfinite(costs.lane_ms(lane, schedule.cores)[i]):
             raise ScheduleError(f"schedule: operator {dag.names[i]!r} cannot run on the accelerator")
         for m in dag.predecessors[i]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -82,7 +83,7 @@ class _Stack:
             self.weights[name] = numpy_helper.from_array(value, name)
         return name
 
-    def node(self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: object) -> None:
+    def node(self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> None:
         name = outputs[0] or next(filter(None, outputs))
         self.nodes.append(helper.make_node(op_type, inputs, outputs, name=f"{op_type}:{name}", **attributes))
 
@@ -108,7 +109,9 @@ class _Stack:
             return self.direction(layer, "forward", inputs)
         there = self.direction(layer, "forward", inputs)
         back = self.direction(layer, "reverse", inputs)
-        return [self.concatenate(pair, f"l{layer}.t{t}", axis=2) for t, pair in enumerate(zip(there, back, strict=True))]
+        return [
+            self.concatenate(pair, f"l{layer}.t{t}", axis=2) for t, pair in enumerate(zip(there, back, strict=True))
+        ]
 
     def direction(self, layer: int, direction: str, inputs: Sequence[str]) -> list[str]:
         spec, tag = self.spec, f"l{layer}" + (".r" if direction == "reverse" else "")

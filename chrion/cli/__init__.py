@@ -1,0 +1,5 @@
+"""Floor 6: the command line."""
+
+from chrion.cli.app import main
+
+__all__ = ["main"]

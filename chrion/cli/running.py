@@ -1,0 +1,136 @@
+"""``chrion run`` and ``chrion bench``."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import onnxruntime as ort
+import typer
+
+from chrion.cli.console import (
+    AcceleratorOption,
+    AlphaOption,
+    CoresOption,
+    JsonOption,
+    ModelArgument,
+    PolicyOption,
+    ShapeOption,
+    SloOption,
+    load_graph,
+    progress_bar,
+    show,
+    show_json,
+    stored_or_measured,
+)
+from chrion.errors import OptionError
+from chrion.graph import Graph
+from chrion.report import bench_table, bench_verdict
+from chrion.report.tables import best_rival
+from chrion.runtime import HybridSession
+from chrion.runtime.bench import hybrid_rival, largest_difference, made_up_feed, plain_rivals, race, read_feed
+from chrion.scheduler import DEFAULT_POLICY, Plan, partition
+from chrion.units import format_ms
+
+PlanOption = Annotated[Path | None, typer.Option("--plan", metavar="PLAN.json", help="A plan.  [default: made here]")]
+InputOption = Annotated[
+    Path | None, typer.Option("--input", metavar="X.npz", help="Arrays by input name.  [default: made up]")
+]
+
+#: Outputs that differ from plain onnxruntime by more than this are wrong.
+_TOLERANCE = 1e-3
+HYBRID = "hybrid"
+
+
+def run(
+    model: ModelArgument,
+    plan: PlanOption = None,
+    slo: SloOption = None,
+    alpha: AlphaOption = None,
+    policy: PolicyOption = DEFAULT_POLICY,
+    feed: InputOption = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Runs to time.")] = 20,
+    cores: CoresOption = None,
+    accelerator: AcceleratorOption = None,
+    shape: ShapeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a model by its plan and check the outputs against plain onnxruntime."""
+    graph = load_graph(model, shape)
+    chosen = _plan(graph, plan, slo, alpha, policy, cores, accelerator)
+    arrays = read_feed(feed, graph) if feed else made_up_feed(graph)
+    plain = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+    expected = plain.run(None, arrays)
+    del plain  # its threads would spin beside the lanes
+    times = []
+    with HybridSession(graph, plan=chosen) as session:
+        outputs = session.run(None, arrays)
+        for _ in range(repeat):
+            before = time.perf_counter()
+            outputs = session.run(None, arrays)
+            times.append((time.perf_counter() - before) * 1e3)
+        explanation = session.explain()
+    difference = largest_difference(outputs, expected)
+    equal = difference <= _TOLERANCE
+    if as_json:
+        latency = {"predicted_ms": chosen.predicted.latency_ms, "measured_ms": statistics.median(times)}
+        show_json({"model": graph.name, "equal": equal, "largest_difference": difference, "runs": repeat, **latency})
+    else:
+        predicted = format_ms(chosen.predicted.latency_ms)
+        show(
+            explanation,
+            f"measured {format_ms(statistics.median(times))} (median of {repeat}), predicted {predicted}",
+            f"outputs {'equal' if equal else 'DIFFER FROM'} plain onnxruntime's: largest difference {difference:.2g}",
+        )
+    if not equal:
+        raise typer.Exit(1)
+
+
+def bench(
+    model: ModelArgument,
+    plan: PlanOption = None,
+    slo: SloOption = None,
+    alpha: AlphaOption = None,
+    policy: PolicyOption = DEFAULT_POLICY,
+    feed: InputOption = None,
+    cycles: Annotated[int, typer.Option(min=1, help="Turns of each rival.")] = 5,
+    cores: CoresOption = None,
+    accelerator: AcceleratorOption = None,
+    shape: ShapeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Time the hybrid session beside plain onnxruntime sessions."""
+    graph = load_graph(model, shape)
+    chosen = _plan(graph, plan, slo, alpha, policy, cores, accelerator)
+    arrays = read_feed(feed, graph) if feed else made_up_feed(graph)
+    rivals = {HYBRID: hybrid_rival(graph, chosen, arrays), **plain_rivals(str(model), arrays)}
+    with progress_bar("bench") as progress:
+        timings = race(rivals, cycles=cycles, progress=progress)
+    if as_json:
+        best = best_rival(timings, HYBRID)
+        own = next(t for t in timings if t.name == HYBRID)
+        summary = {"model": graph.name, "ratio": own.median_ms / best.median_ms, "best_plain": best.name}
+        show_json({**summary, "predicted_ms": chosen.predicted.latency_ms, "timings": [asdict(t) for t in timings]})
+    else:
+        show(bench_table(timings, HYBRID, chosen.predicted.latency_ms), bench_verdict(timings, HYBRID))
+
+
+def _plan(
+    graph: Graph,
+    stored: Path | None,
+    slo: str | None,
+    alpha: float | None,
+    policy: str,
+    cores: int | None,
+    accelerator: str | None,
+) -> Plan:
+    if stored is None:
+        return partition(graph, stored_or_measured(graph, None, cores, accelerator), slo, alpha, policy, cores=cores)
+    if (slo, alpha, cores, accelerator) != (None,) * 4 or policy != DEFAULT_POLICY:
+        raise OptionError("--plan: it is made already; give no --slo, --alpha, --policy, --cores or --accelerator")
+    plan = Plan.load(stored)
+    plan.check(graph)
+    return plan

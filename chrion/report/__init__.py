@@ -1,0 +1,16 @@
+"""Floor 5: plans and measurements for people to look at."""
+
+from chrion.report.tables import bench_table, bench_verdict, machine_table, plan_table, verdict
+from chrion.report.timeline import chrome_trace, measured_lanes, predicted_lanes, timeline_html
+
+__all__ = [
+    "bench_table",
+    "bench_verdict",
+    "chrome_trace",
+    "machine_table",
+    "measured_lanes",
+    "plan_table",
+    "predicted_lanes",
+    "timeline_html",
+    "verdict",
+]

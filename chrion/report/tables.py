@@ -1,0 +1,107 @@
+"""Tables for people: a plan beside the plain ways, timings beside each other, the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.table import Table
+
+from chrion.profiler.machine import Machine
+from chrion.runtime.bench import Timing
+from chrion.runtime.engine import lane_name
+from chrion.scheduler.plan import Plan, Prediction
+from chrion.units import format_mb, format_ms
+
+
+def plan_table(plan: Plan) -> Table:
+    """A plan beside everything on the accelerator and everything on the CPU cores, as predicted."""
+    table = Table(title=f"{plan.model}: {len(plan.operators)} operators, predicted for {plan.machine}")
+    table.add_column("")
+    for name in (
+        "latency",
+        "against accelerator",
+        "memory",
+        "against accelerator",
+        "on accelerator",
+        "on CPU",
+        "cores",
+    ):
+        table.add_column(name, justify="right")
+    rows: list[tuple[str, Prediction | None, Sequence[str]]] = [
+        ("accelerator only", plan.accelerator_only, (str(len(plan.operators)), "0", "0")),
+        ("CPU only", plan.cpu_only, ("0", str(len(plan.operators)), "")),
+        (plan.policy, plan.predicted, (str(plan.on_accelerator), str(plan.on_cpu), str(plan.schedule.cores))),
+    ]
+    for name, prediction, counts in rows:
+        if prediction is not None:
+            table.add_row(name, *_figures(prediction, plan.accelerator_only), *counts)
+    return table
+
+
+def verdict(plan: Plan) -> str:
+    """One line: the SLO, and whether the plan is predicted to meet it."""
+    if plan.slo_ms is None:
+        return f"no SLO given; alpha {plan.alpha:.4g} ms/MB"
+    verb = "meets" if plan.meets_slo else "misses"
+    found = format_ms(plan.predicted.latency_ms)
+    return f"{verb} the SLO of {format_ms(plan.slo_ms)} with {found}; alpha {plan.alpha:.4g} ms/MB"
+
+
+def bench_table(timings: Sequence[Timing], hybrid: str, predicted_ms: float | None = None) -> Table:
+    """Timings beside the best of the rivals of ``hybrid``."""
+    best = best_rival(timings, hybrid)
+    table = Table(title="latency, each with the machine to itself, in alternating turns")
+    table.add_column("")
+    for name in ("median", "quartiles", "runs", f"against {best.name}"):
+        table.add_column(name, justify="right")
+    for t in timings:
+        quartiles = f"{format_ms(t.low_ms)} to {format_ms(t.high_ms)}"
+        table.add_row(t.name, format_ms(t.median_ms), quartiles, str(t.runs), f"{t.median_ms / best.median_ms:.2f}")
+    if predicted_ms is not None:
+        table.add_row(
+            f"{hybrid}, as predicted", format_ms(predicted_ms), "", "", f"{predicted_ms / best.median_ms:.2f}"
+        )
+    return table
+
+
+def best_rival(timings: Sequence[Timing], hybrid: str) -> Timing:
+    """The fastest of the others."""
+    return min((t for t in timings if t.name != hybrid), key=lambda t: t.median_ms)
+
+
+def bench_verdict(timings: Sequence[Timing], hybrid: str) -> str:
+    """One honest line: does the hybrid win?"""
+    best = best_rival(timings, hybrid)
+    ratio = next(t for t in timings if t.name == hybrid).median_ms / best.median_ms
+    if ratio < 0.97:
+        return f"{hybrid} wins: {ratio:.2f} of the time of the best plain session ({best.name})"
+    if ratio <= 1.03:
+        return f"{hybrid} and the best plain session ({best.name}) are level: {ratio:.2f}"
+    return f"{hybrid} does not win here: {ratio:.2f} times the best plain session ({best.name}); run that one instead"
+
+
+def machine_table(machine: Machine, cores: Sequence[int], providers: Mapping[str, str | None]) -> Table:
+    """What this machine offers, and which providers work."""
+    table = Table(title=str(machine), show_header=False)
+    table.add_row("cores", ", ".join(f"{lane_name(j)} on CPU {core}" for j, core in enumerate(cores, start=1)))
+    table.add_row("memory", f"{machine.memory_mb / 1000:.1f} GB")
+    table.add_row("system", machine.system)
+    table.add_row("onnxruntime", machine.onnxruntime)
+    table.add_row("fingerprint", machine.fingerprint)
+    for provider, reason in providers.items():
+        table.add_row(provider, "works" if reason is None else f"does not work: {reason}")
+    return table
+
+
+def _figures(found: Prediction, reference: Prediction | None) -> tuple[str, str, str, str]:
+    against = ("", "")
+    if reference is not None:
+        against = (
+            _change(found.latency_ms, reference.latency_ms),
+            _change(found.memory_mb, reference.memory_mb),
+        )
+    return format_ms(found.latency_ms), against[0], format_mb(found.memory_mb), against[1]
+
+
+def _change(value: float, reference: float) -> str:
+    return f"{(value / reference - 1) * 100:+.1f} %" if reference else ""

@@ -1,0 +1,172 @@
+"""Timing rivals fairly: each has the machine to itself, in turns that alternate.
+
+The threads of a plain session spin on after a run, so that two live sessions in one process slow each other down. So
+in every turn one rival is made, warmed up, timed and taken down again; turns go round several times, each round
+starting with another rival, and medians over all of a rival's turns are compared.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from chrion.cores import physical_cores
+from chrion.errors import OptionError
+from chrion.graph.model import Graph
+from chrion.profiler.measure import random_array
+from chrion.runtime.session import HybridSession
+from chrion.scheduler.plan import Plan
+
+_WARM_UP_S = 0.05
+_LEAST_RUNS = 5
+
+Feed = Mapping[str, np.ndarray[Any, Any]]
+#: Makes a rival: what runs one request, and what takes the rival down.
+Maker = Callable[[], tuple[Callable[[], object], Callable[[], None]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Latency of one rival."""
+
+    name: str
+    median_ms: float
+    #: First and third quartile.
+    low_ms: float
+    high_ms: float
+    runs: int
+
+
+def race(
+    rivals: Mapping[str, Maker],
+    *,
+    cycles: int = 5,
+    turn_s: float = 0.4,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> list[Timing]:
+    """Time rivals against each other.
+
+    Args:
+        rivals: Makers by name.
+        cycles: Turns of each rival.
+        turn_s: How long a turn is timed; at least five runs.
+        progress: Called after each turn with turns done, all turns, and the rival's name.
+
+    Returns:
+        Timings in the order of ``rivals``.
+    """
+    times: dict[str, list[float]] = {name: [] for name in rivals}
+    names = list(rivals)
+    for cycle in range(cycles):
+        start = cycle % len(names)
+        for at, name in enumerate(names[start:] + names[:start]):
+            times[name] += _turn(rivals[name], turn_s)
+            if progress:
+                progress(cycle * len(names) + at + 1, cycles * len(names), name)
+    return [_timing(name, ms) for name, ms in times.items()]
+
+
+def plain_rivals(source: str | Path | bytes, feed: Feed, prefix: str = "onnxruntime") -> dict[str, Maker]:
+    """Plain sessions as a user would make them: one thread, all cores, and nothing set."""
+    cores = len(physical_cores())
+    return {
+        f"{prefix}, 1 thread": plain_rival(source, feed, 1),
+        f"{prefix}, {cores} threads": plain_rival(source, feed, cores),
+        f"{prefix}, default": plain_rival(source, feed, None),
+    }
+
+
+def plain_rival(source: str | Path | bytes, feed: Feed, threads: int | None) -> Maker:
+    """A plain session on the CPU with so many threads, or onnxruntime's own choice."""
+
+    def make() -> tuple[Callable[[], object], Callable[[], None]]:
+        options = ort.SessionOptions()
+        if threads is not None:
+            options.intra_op_num_threads = threads
+        session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        return lambda: session.run(None, feed), lambda: None
+
+    return make
+
+
+def hybrid_rival(graph: Graph, plan: Plan, feed: Feed) -> Maker:
+    """A HybridSession with a given plan."""
+
+    def make() -> tuple[Callable[[], object], Callable[[], None]]:
+        session = HybridSession(graph, plan=plan)
+        return lambda: session.run(None, feed), session.close
+
+    return make
+
+
+def made_up_feed(graph: Graph, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
+    """Inputs of the right type and shape: normal for floating point types, zero for the others."""
+    return {info.name: random_array(info, seed) for info in graph.inputs}
+
+
+def read_feed(path: Path, graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
+    """Inputs from an ``.npz`` file with an array for each.
+
+    Raises:
+        OptionError: The file cannot be read, or lacks an input.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            feed = dict(arrays)
+    except (OSError, ValueError, EOFError, KeyError) as error:
+        raise OptionError(f"{path}: not an .npz file of arrays: {error}") from error
+    missing = [info.name for info in graph.inputs if info.name not in feed]
+    if missing:
+        raise OptionError(f"{path}: no array for input {missing[0]!r}", hint=f"it holds {', '.join(feed) or 'none'}")
+    return {info.name: feed[info.name] for info in graph.inputs}
+
+
+def largest_difference(ours: Sequence[Any], theirs: Sequence[Any]) -> float:
+    """The largest absolute difference between two lists of outputs; infinite where shapes or NaNs differ."""
+    largest = 0.0
+    for a, b in zip(ours, theirs, strict=True):
+        left, right = np.asarray(a), np.asarray(b)
+        if left.shape != right.shape:
+            return float("inf")
+        if left.dtype.kind not in "fiub":
+            largest = max(largest, 0.0 if np.array_equal(left, right) else float("inf"))
+            continue
+        left, right = left.astype(np.float64), right.astype(np.float64)
+        if not np.array_equal(np.isnan(left), np.isnan(right)):
+            return float("inf")
+        same = (left == right) | np.isnan(left)  # equal infinities have no difference
+        largest = max(largest, float(np.abs(left - right)[~same].max(initial=0.0)))
+    return largest
+
+
+def _turn(make: Maker, turn_s: float) -> list[float]:
+    run, close = make()
+    try:
+        end = time.perf_counter() + _WARM_UP_S
+        run()
+        while time.perf_counter() < end:
+            run()
+        times: list[float] = []
+        end = time.perf_counter() + turn_s
+        while len(times) < _LEAST_RUNS or time.perf_counter() < end:
+            before = time.perf_counter()
+            run()
+            times.append((time.perf_counter() - before) * 1e3)
+        return times
+    finally:
+        close()
+        del run, close
+        gc.collect()
+
+
+def _timing(name: str, times: list[float]) -> Timing:
+    low, median, high = statistics.quantiles(times, n=4)
+    return Timing(name, median, low, high, len(times))
