@@ -27,18 +27,28 @@ BASE_MB = 345.0
 
 NOTES = (
     "Derived from Table 6 of the Chrion paper (GTX 1080 Ti, Xeon E5-2685 v3, 12 cores); nothing here was measured.",
-    "GPU latency: 51.5 us a cell in every variant. The GPU rows are proportional to the number of cells and hardly "
-    + "depend on batch size or width.",
-    "GPU memory: 345 MB once, plus for each cell what its row of Table 6 leaves (1.127 MB for the baseline's cell). "
-    + "Outputs and weights are counted from the model; the rest of it is booked as ephemeral.",
-    "CPU latency is not printed by operator. W(j) = s * max(4, j) on j busy cores: the rows of 4, 8, 12 and 16 layers "
-    + "cost the same per cell, so cores beyond the fourth add no throughput (Figure 2 says the same of its model: no "
-    + "gain above five). s is fitted to the seven rows of the baseline's cell, and to the one row of every other "
-    + "cell. Ten per cent more for each further core, by contrast, would give 4 layers 39 ms instead of 24.",
-    "Copies: 12 GB/s each way (PCIe 3.0 x16), without latency, as in Equation 2. Handoff and dispatch: none, as in "
-    + "the paper.",
-    "Split and Concat at the ends of the graph take no time, and no memory but their results (0.2 MB each for the "
-    + "baseline); the paper's graph has cells alone.",
+    (
+        "GPU latency: 51.5 us a cell in every variant. The GPU rows are proportional to the number of cells and hardly "
+        "depend on batch size or width."
+    ),
+    (
+        "GPU memory: 345 MB once, plus for each cell what its row of Table 6 leaves (1.127 MB for the baseline's cell). "
+        "Outputs and weights are counted from the model; the rest of it is booked as ephemeral."
+    ),
+    (
+        "CPU latency is not printed by operator. W(j) = s * max(4, j) on j busy cores: the rows of 4, 8, 12 and 16 layers "
+        "cost the same per cell, so cores beyond the fourth add no throughput (Figure 2 says the same of its model: no "
+        "gain above five). s is fitted to the seven rows of the baseline's cell, and to the one row of every other "
+        "cell. Ten per cent more for each further core, by contrast, would give 4 layers 39 ms instead of 24."
+    ),
+    (
+        "Copies: 12 GB/s each way (PCIe 3.0 x16), without latency, as in Equation 2. Handoff and dispatch: none, as in "
+        "the paper."
+    ),
+    (
+        "Split and Concat at the ends of the graph take no time, and no memory but their results (0.2 MB each for the "
+        "baseline); the paper's graph has cells alone."
+    ),
 )
 
 
