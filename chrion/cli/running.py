@@ -132,5 +132,5 @@ def _plan(
     if (slo, alpha, cores, accelerator) != (None,) * 4 or policy != DEFAULT_POLICY:
         raise OptionError("--plan: it is made already; give no --slo, --alpha, --policy, --cores or --accelerator")
     plan = Plan.load(stored)
-    plan.check(graph)
+    plan.apply(graph)  # refuses a plan of another model before anything is measured
     return plan

@@ -68,6 +68,22 @@ def load(source: str | Path | bytes | onnx.ModelProto, shapes: Mapping[str, tupl
     )
 
 
+def reassemble(graph: Graph, model: onnx.ModelProto) -> Graph:
+    """The graph of a rewritten model: same inputs, outputs and weights' file, other nodes."""
+    _name_nodes(model)
+    return assemble(
+        name=graph.name,
+        model=model,
+        types=_node_types(model, graph.weights_folder),
+        declared_inputs=graph.declared_inputs,
+        declared_outputs=graph.declared_outputs,
+        metadata=graph.metadata,
+        source=graph.source,
+        shapes=graph.shapes,
+        folder=graph.folder,
+    )
+
+
 def weights_folder_option(folder: Path) -> dict[str, str]:
     """The session option that tells onnxruntime where a model given as bytes keeps its external weights."""
     return {"session.model_external_initializers_file_folder_path": str(folder)}

@@ -69,7 +69,7 @@ class ModelMetadata:
     custom_metadata_map: Mapping[str, str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Graph:
     """A model that can be profiled, planned and cut. Make one with :func:`chrion.load`."""
 
@@ -95,6 +95,8 @@ class Graph:
     shapes: Mapping[str, tuple[int, ...]]
     #: Holds the weights' file; removed with the graph.
     folder: TemporaryDirectory[str] = field(repr=False)
+    #: The same model with its recurrent operators cut into chunks, by chunk; see :mod:`chrion.graph.recurrent`.
+    unrolled: dict[int, Graph] = field(default_factory=dict, repr=False)
 
     @cached_property
     def declared_free(self) -> bool:

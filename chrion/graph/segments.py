@@ -1,12 +1,14 @@
 """Cutting a placed order into segments: operators that one lane runs as one call.
 
-Operator ``v`` joins the segment that its lane is filling when that changes no operator's start or finish:
+Without tiles, operator ``v`` joins the segment that its lane is filling when that changes no operator's start or
+finish:
 
 - ``v`` waits for no other lane, or only for what the segment waits for already, so that the segment starts no later;
 - no operator of the segment is awaited by another lane, so that nobody gets a result later.
 
-A segment therefore ends at its only awaited operator, and segments sorted by their first operator are in
-topological order.
+With tiles, ``v`` joins if it is of the segment's tile and no other lane has read from the segment yet: what the
+segment makes is seen later, and it starts when the last of its inputs is there, but there are fewer of them. A segment
+is closed when another lane reads from it, so that no two ever wait for each other.
 """
 
 from __future__ import annotations
@@ -16,17 +18,24 @@ from collections.abc import Sequence
 from chrion.graph.dag import Dag
 
 
-def cut(dag: Dag, order: Sequence[int], lanes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+def cut(
+    dag: Dag, order: Sequence[int], lanes: Sequence[int], tiles: Sequence[int] | None = None
+) -> tuple[tuple[int, ...], ...]:
     """Cut a schedule into segments.
 
     Args:
         dag: The graph of n operators.
         order: All operators in a topological order.
         lanes: The lane of every operator, by operator index.
+        tiles: A label for every operator; those of one lane and label stay together where they can.
 
     Returns:
         Segments in topological order; each lists its operators in ``order``.
     """
+    return _by_tile(dag, order, lanes, tiles) if tiles is not None else _without_delay(dag, order, lanes)
+
+
+def _without_delay(dag: Dag, order: Sequence[int], lanes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     segments: list[list[int]] = []
     filling: dict[int, tuple[list[int], set[int]]] = {}
     for i in order:
@@ -43,3 +52,23 @@ def cut(dag: Dag, order: Sequence[int], lanes: Sequence[int]) -> tuple[tuple[int
         else:
             filling[lane] = (segment, awaited)
     return tuple(tuple(s) for s in segments)
+
+
+def _by_tile(dag: Dag, order: Sequence[int], lanes: Sequence[int], tiles: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    closed: list[list[int]] = []  # in topological order: a segment is closed before any that reads from it
+    filling: dict[int, list[int]] = {}
+    home: dict[int, list[int]] = {}
+    for i in order:
+        lane = lanes[i]
+        for m in dag.predecessors[i]:
+            if lanes[m] != lane and filling.get(lanes[m]) is home[m]:
+                closed.append(filling.pop(lanes[m]))
+        segment = filling.get(lane)
+        if segment is None or tiles[segment[0]] != tiles[i]:
+            if segment is not None:
+                closed.append(segment)
+            segment = filling[lane] = []
+        segment.append(i)
+        home[i] = segment
+    closed.extend(filling.values())
+    return tuple(tuple(s) for s in closed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from chrion.errors import ModelError, OptionError, ProviderError, ShapeError
 from chrion.graph.extract import Extractor
 from chrion.graph.loader import first_line, weights_folder_option
 from chrion.graph.model import Graph
+from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.profiler.cache import Cache
 from chrion.profiler.costs import FREE
 from chrion.profiler.machine import provider_name, this_machine
@@ -38,6 +39,8 @@ def profile(
     fresh: bool = False,
 ) -> Profile:
     """Measure what a graph's operators cost on this machine.
+
+    Recurrent operators are also measured in the chunks that a plan may cut them into.
 
     Args:
         graph: The graph, with all its shapes known.
@@ -63,12 +66,11 @@ def profile(
     provider = usable_provider(accelerator)
     machine = this_machine(provider)
     cache = Cache(machine.fingerprint, len(lanes))
-    first = {signature: i for i, signature in reversed(list(enumerate(graph.dag.signatures)))}
+    first = _representatives([graph, *(unroll(graph, chunk) for chunk in chunk_choices(graph))])
     known = {} if fresh else {s: cost for s in first if (cost := cache.get(s)) is not None}
-    todo = sorted(i for s, i in first.items() if s not in known)
-    for cost, i in _measure(graph, todo, lanes, provider, progress):
-        known[graph.dag.signatures[i]] = cost
-        cache.put(graph.dag.signatures[i], cost)
+    for signature, cost in _measure({s: r for s, r in first.items() if s not in known}, lanes, provider, progress):
+        known[signature] = cost
+        cache.put(signature, cost)
     if not known and len(graph.dag):
         raise ModelError(f"model {graph.name}: none of its operators could be measured")
     handoff_ms = measure_handoff_ms(lanes)
@@ -110,20 +112,33 @@ def _lanes(cores: int | None) -> tuple[int, ...]:
     return available[:cores]
 
 
+def _representatives(graphs: Sequence[Graph]) -> dict[str, tuple[Graph, int]]:
+    """One operator of every signature, the first one there is."""
+    first: dict[str, tuple[Graph, int]] = {}
+    for graph in graphs:
+        for i, signature in enumerate(graph.dag.signatures):
+            first.setdefault(signature, (graph, i))
+    return first
+
+
 def _measure(
-    graph: Graph, todo: list[int], lanes: tuple[int, ...], provider: str | None, progress: Progress | None
-) -> list[tuple[OperatorCost, int]]:
-    extractor = Extractor(graph)
-    feeds = captured_inputs(graph, extractor, todo)
-    measured = []
-    for count, i in enumerate(todo, start=1):
-        try:
-            measured.append((measure_operator(extractor, i, feeds, lanes, provider), i))
-        except Exception as error:  # noqa: BLE001 - whatever the kernel says, the profile goes on without it
-            log.warning("operator %s is not measured: %s", graph.dag.names[i], first_line(error))
-        if progress:
-            progress(count, len(todo), graph.dag.op_types[i])
-    return measured
+    todo: Mapping[str, tuple[Graph, int]], lanes: tuple[int, ...], provider: str | None, progress: Progress | None
+) -> Iterator[tuple[str, OperatorCost]]:
+    by_graph: dict[Graph, list[int]] = {}
+    for graph, i in todo.values():
+        by_graph.setdefault(graph, []).append(i)
+    count = 0
+    for graph, operators in by_graph.items():
+        extractor = Extractor(graph)
+        feeds = captured_inputs(graph, extractor, operators)
+        for i in operators:
+            count += 1
+            try:
+                yield graph.dag.signatures[i], measure_operator(extractor, i, feeds, lanes, provider)
+            except Exception as error:  # noqa: BLE001 - whatever the kernel says, the profile goes on without it
+                log.warning("operator %s is not measured: %s", graph.dag.names[i], first_line(error))
+            if progress:
+                progress(count, len(todo), graph.dag.op_types[i])
 
 
 def measure_operator(

@@ -200,9 +200,7 @@ class HybridSession:
     def _first_engine(self) -> Engine:
         if self._graph is None:
             return self._plain_engine()
-        if self._given is not None:
-            self._given.check(self._graph)
-        elif self._graph.free_dimensions:
+        if self._given is None and self._graph.free_dimensions:
             return self._plain_engine("no request has come yet to fix the free dimensions")
         engine = self._make_engine(self._graph)
         self._engines[tuple(_fixed(i) for i in self._graph.inputs)] = engine
@@ -239,7 +237,7 @@ class HybridSession:
         provider_options = self._accelerator[1] if self._accelerator else {}
         try:
             plan = self._given or self._make_plan(graph)
-            return CutEngine(graph, plan, options, provider_options)
+            return CutEngine(plan.apply(graph), plan, options, provider_options)
         except CannotCutError as reason:
             return self._plain_engine(str(reason))
         except (ChrionError, RuntimeError) as error:

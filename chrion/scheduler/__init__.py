@@ -1,8 +1,8 @@
 """Floor 3: from a graph and its costs to a plan. Knows nothing of onnxruntime, threads or the command line."""
 
 from chrion.scheduler.plan import Plan, Prediction
-from chrion.scheduler.planner import DEFAULT_POLICY, partition
-from chrion.scheduler.policies import POLICIES
+from chrion.scheduler.planner import partition
+from chrion.scheduler.policies import DEFAULT_POLICY, POLICIES
 from chrion.scheduler.timeline import Schedule, Timeline, evaluate, validate
 
 __all__ = [

@@ -12,6 +12,7 @@ from typing import Any
 from chrion.errors import PlanError
 from chrion.files import read_json, write_atomically
 from chrion.graph.model import Graph
+from chrion.graph.recurrent import unroll
 from chrion.profiler.machine import Machine, machine_from_json
 from chrion.scheduler.timeline import Schedule
 
@@ -23,7 +24,10 @@ class Prediction:
     """Latency and accelerator memory that the costs promise."""
 
     latency_ms: float
+    #: Equation 4: everything summed.
     memory_mb: float
+    #: What an arena must hold: weights once, activations by lifetime.
+    resident_mb: float
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Plan:
     digest: str
     #: Shapes given for inputs with free dimensions.
     shapes: Mapping[str, tuple[int, ...]]
+    #: Steps of the chunks that recurrent operators are cut into first; None leaves them as they are.
+    chunk: int | None
     policy: str
     #: ms per MB.
     alpha: float
@@ -78,14 +84,16 @@ class Plan:
         """Number of operators on CPU lanes."""
         return len(self.schedule.lanes) - self.on_accelerator
 
-    def check(self, graph: Graph) -> None:
-        """Make sure the plan is for this graph.
+    def apply(self, graph: Graph) -> Graph:
+        """The graph that the plan's operators stand in: this one, with its recurrent operators cut as planned.
 
         Raises:
-            PlanError: It is not; the message says what differs.
+            PlanError: The plan is not for this graph; the message says what differs.
         """
+        if self.chunk is not None:
+            graph = unroll(graph, self.chunk)
         if self.digest == graph.digest:
-            return
+            return graph
         if len(self.operators) != len(graph.dag):
             what = f"the plan has {len(self.operators)} operators, the model {len(graph.dag)}"
         else:
@@ -107,7 +115,18 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data."""
         content = {"schema": SCHEMA}
-        for name in ("model", "digest", "shapes", "policy", "alpha", "slo_ms", "accelerator", "estimated", "remarks"):
+        for name in (
+            "model",
+            "digest",
+            "shapes",
+            "chunk",
+            "policy",
+            "alpha",
+            "slo_ms",
+            "accelerator",
+            "estimated",
+            "remarks",
+        ):
             content[name] = getattr(self, name)
         return content | {
             "machine": asdict(self.machine),
@@ -156,6 +175,7 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
         model=str(content["model"]),
         digest=str(content["digest"]),
         shapes={name: _indices(shape) for name, shape in content["shapes"].items()},
+        chunk=None if content["chunk"] is None else int(content["chunk"]),
         policy=str(content["policy"]),
         alpha=float(content["alpha"]),
         slo_ms=None if content["slo_ms"] is None else float(content["slo_ms"]),
@@ -175,10 +195,10 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
 
 
 def _prediction(content: Mapping[str, Any]) -> Prediction:
-    latency, memory = float(content["latency_ms"]), float(content["memory_mb"])
-    if not (math.isfinite(latency) and math.isfinite(memory)):
-        raise ValueError("predicted figures must be finite")
-    return Prediction(latency, memory)
+    figures = [float(content[name]) for name in ("latency_ms", "memory_mb", "resident_mb")]
+    if not all(math.isfinite(figure) and figure >= 0 for figure in figures):
+        raise ValueError("predicted figures must be finite and not negative")
+    return Prediction(*figures)
 
 
 def _indices(values: list[int]) -> tuple[int, ...]:

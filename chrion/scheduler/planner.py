@@ -1,21 +1,26 @@
-"""From a graph and a profile to a plan: choose a policy and alpha, schedule, cut, compare with the plain ways."""
+"""From a graph and a profile to a plan: choose chunk, policy and alpha, schedule, cut, compare with the plain ways."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from chrion.errors import OptionError
 from chrion.graph.model import Graph
-from chrion.graph.segments import cut
+from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.profiler.costs import Costs
 from chrion.profiler.profiles import Profile
+from chrion.scheduler.default import Planner
 from chrion.scheduler.plan import Plan, Prediction
-from chrion.scheduler.policies import accelerator_only, cpu_only, policy_named
+from chrion.scheduler.policies import DEFAULT_POLICY, Solver, accelerator_only, cpu_only, policy_named
 from chrion.scheduler.search import Candidate, choose
-from chrion.scheduler.timeline import Schedule, evaluate
+from chrion.scheduler.solution import Problem, Solution
+from chrion.scheduler.timeline import Schedule, Timeline
 from chrion.units import format_ms, parse_duration_ms
 
-DEFAULT_POLICY = "chrion-paper"
+#: Chunks whose beginnings look best are worth refining.
+_CHUNKS_REFINED = 2
 
 
 def partition(  # noqa: PLR0913 - the knobs of the command of the same name
@@ -35,7 +40,8 @@ def partition(  # noqa: PLR0913 - the knobs of the command of the same name
         slo: Latency that must not be exceeded: ``60ms``, ``0.06s``, or a number of milliseconds.
         alpha: What a megabyte of accelerator memory is worth, in ms. Lowered if the SLO would be missed; missing, it
             is the largest that meets the SLO, or 0 without an SLO.
-        policy: Name of the scheduler, one of ``chrion.scheduler.POLICIES``.
+        policy: Name of the scheduler, one of ``chrion.scheduler.POLICIES``. The default one also chooses into which
+            chunks recurrent operators are cut.
         cores: Use at most so many of the profile's CPU cores.
 
     Returns:
@@ -47,68 +53,97 @@ def partition(  # noqa: PLR0913 - the knobs of the command of the same name
         ScheduleError: The policy needs what the profile does not have.
     """
     slo_ms = None if slo is None else parse_duration_ms(slo, "slo")
-    if alpha is not None and not 0 <= alpha < float("inf"):
+    if alpha is not None and not 0 <= alpha < math.inf:
         raise OptionError(f"alpha: {alpha} is not a number of ms per MB, from 0 up")
-    schedule = policy_named(policy)
+    make_solver = policy_named(policy)
     costs = profile.costs(graph.dag, cores)
-
-    def attempt(alpha: float) -> Candidate:
-        return _candidate(graph, costs, schedule(graph.dag, costs, alpha), alpha)
-
     gpu = _baseline(graph, costs, accelerator_only) if costs.accelerator_ms is not None else None
     cpu = _baseline(graph, costs, cpu_only) if costs.cores else None
+    chunked = policy == DEFAULT_POLICY
+    attempt = _chunked(graph, profile, cores) if chunked else _attempt(graph, make_solver(graph.dag, costs))
     scale = gpu.latency_ms / gpu.memory_mb if gpu and gpu.memory_mb else 1.0
-    chosen = choose(attempt, slo_ms, alpha, scale)
-    return _plan(graph, profile, policy, slo_ms, chosen, (gpu, cpu), _remarks(chosen, slo_ms, alpha))
+    # Without an accelerator there is no memory to trade.
+    chosen = choose(attempt, slo_ms, alpha, scale) if gpu else attempt(alpha or 0.0)
+    return _Draft(graph, profile, policy, slo_ms, alpha).plan(chosen, gpu, cpu)
 
 
-def _candidate(graph: Graph, costs: Costs, schedule: Schedule, alpha: float) -> Candidate:
-    segments = cut(graph.dag, schedule.order, schedule.lanes)
-    return Candidate(alpha, schedule, segments, evaluate(graph.dag, costs, schedule, segments))
+def _attempt(graph: Graph, solve: Solver) -> Callable[[float], Candidate]:
+    def attempt(alpha: float) -> Candidate:
+        return Candidate(alpha, solve(alpha), None, graph)
+
+    return attempt
+
+
+def _chunked(graph: Graph, profile: Profile, cores: int | None) -> Callable[[float], Candidate]:
+    """The default policy over a graph and its unrolled variants: the best beginnings of all are refined."""
+    variants: dict[int | None, tuple[Graph, Planner]] = {}
+    for chunk in (None, *chunk_choices(graph)):
+        variant = graph if chunk is None else unroll(graph, chunk)
+        variants[chunk] = variant, Planner(variant.dag, profile.costs(variant.dag, cores))
+
+    def attempt(alpha: float) -> Candidate:
+        begun = {chunk: planner.begin(alpha) for chunk, (_, planner) in variants.items()}
+        found = []
+        for chunk in sorted(begun, key=lambda chunk: begun[chunk][0].cost(alpha))[:_CHUNKS_REFINED]:
+            variant, planner = variants[chunk]
+            found.append(Candidate(alpha, planner.improve(begun[chunk], alpha), chunk, variant))
+        return min(found, key=lambda c: c.solution.cost(alpha))
+
+    return attempt
 
 
 def _baseline(graph: Graph, costs: Costs, policy: Callable[..., Schedule]) -> Prediction:
-    timeline = _candidate(graph, costs, policy(graph.dag, costs, 0.0), 0.0).timeline
-    return Prediction(timeline.latency_ms, timeline.memory_mb)
+    schedule = policy(graph.dag, costs, 0.0)
+    return _prediction(Problem(graph.dag, costs).solve(schedule.order, schedule.lanes, schedule.cores).timeline)
 
 
-def _remarks(chosen: Candidate, slo_ms: float | None, alpha: float | None) -> tuple[str, ...]:
-    remarks = []
-    if alpha is not None and chosen.alpha < alpha and chosen.meets(slo_ms):
-        remarks.append(f"alpha was lowered from {alpha:g} to {chosen.alpha:.4g} ms/MB to meet the SLO")
-    if slo_ms is not None and not chosen.meets(slo_ms):
-        over = chosen.timeline.latency_ms - slo_ms
-        remarks.append(f"no plan meets the SLO of {format_ms(slo_ms)}: the fastest misses it by {format_ms(over)}")
-    return tuple(remarks)
+def _prediction(timeline: Timeline) -> Prediction:
+    return Prediction(timeline.latency_ms, timeline.memory_mb, timeline.resident_mb)
 
 
-def _plan(  # noqa: PLR0913, PLR0917 - everything a plan is made of meets here
-    graph: Graph,
-    profile: Profile,
-    policy: str,
-    slo_ms: float | None,
-    chosen: Candidate,
-    baselines: tuple[Prediction | None, Prediction | None],
-    remarks: tuple[str, ...],
-) -> Plan:
-    timeline = chosen.timeline
-    return Plan(
-        model=graph.name,
-        digest=graph.digest,
-        shapes=graph.shapes,
-        policy=policy,
-        alpha=chosen.alpha,
-        slo_ms=slo_ms,
-        accelerator=profile.accelerator if 0 in chosen.schedule.lanes else None,
-        machine=profile.machine,
-        estimated=len(profile.missing(graph.dag)),
-        schedule=chosen.schedule,
-        operators=graph.dag.names,
-        segments=chosen.segments,
-        segment_ms=tuple((timeline.start_ms[s[0]], timeline.finish_ms[s[-1]]) for s in chosen.segments),
-        predicted=Prediction(timeline.latency_ms, timeline.memory_mb),
-        busy_ms=timeline.busy_ms,
-        accelerator_only=baselines[0],
-        cpu_only=baselines[1],
-        remarks=remarks,
-    )
+@dataclass(frozen=True)
+class _Draft:
+    """What a plan is made of beside the solution."""
+
+    graph: Graph
+    profile: Profile
+    policy: str
+    slo_ms: float | None
+    alpha: float | None
+
+    def plan(self, chosen: Candidate, gpu: Prediction | None, cpu: Prediction | None) -> Plan:
+        solution = chosen.solution
+        timeline = solution.timeline
+        return Plan(
+            model=self.graph.name,
+            digest=chosen.graph.digest,
+            shapes=self.graph.shapes,
+            chunk=chosen.chunk,
+            policy=self.policy,
+            alpha=chosen.alpha,
+            slo_ms=self.slo_ms,
+            accelerator=self.profile.accelerator if 0 in solution.schedule.lanes else None,
+            machine=self.profile.machine,
+            estimated=len(self.profile.missing(chosen.graph.dag)),
+            schedule=solution.schedule,
+            operators=chosen.graph.dag.names,
+            segments=solution.segments,
+            segment_ms=tuple((timeline.start_ms[s[0]], timeline.finish_ms[s[-1]]) for s in solution.segments),
+            predicted=_prediction(timeline),
+            busy_ms=timeline.busy_ms,
+            accelerator_only=gpu,
+            cpu_only=cpu,
+            remarks=tuple(self._remarks(chosen, solution)),
+        )
+
+    def _remarks(self, chosen: Candidate, solution: Solution) -> list[str]:
+        remarks = []
+        if solution.origin and self.policy == DEFAULT_POLICY:
+            cut = f"recurrent operators cut into chunks of {chosen.chunk} steps; " if chosen.chunk else ""
+            remarks.append(f"{cut}began as: {solution.origin}")
+        if self.alpha is not None and chosen.alpha < self.alpha and chosen.meets(self.slo_ms):
+            remarks.append(f"alpha was lowered from {self.alpha:g} to {chosen.alpha:.4g} ms/MB to meet the SLO")
+        if self.slo_ms is not None and not chosen.meets(self.slo_ms):
+            over = format_ms(solution.timeline.latency_ms - self.slo_ms)
+            remarks.append(f"no plan meets the SLO of {format_ms(self.slo_ms)}: the fastest misses it by {over}")
+        return remarks

@@ -1,18 +1,39 @@
-"""Schedulers by name: functions from a graph and its costs to a schedule."""
+"""Schedulers by name: functions from a graph and its costs to a schedule and how it is cut."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from chrion.errors import OptionError, ScheduleError
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
+from chrion.scheduler.default import Planner
 from chrion.scheduler.greedy import select_devices
+from chrion.scheduler.heft import heft
 from chrion.scheduler.order import bfs_order, dfs_order, hybrid_order
+from chrion.scheduler.solution import Problem, Solution
 from chrion.scheduler.timeline import Schedule
 
-#: From the graph, its costs and alpha (ms per MB) to a schedule.
-Policy = Callable[[Dag, Costs, float], Schedule]
+#: Made once for a graph and its costs; from alpha (ms per MB) to a solution.
+Solver = Callable[[float], Solution]
+Policy = Callable[[Dag, Costs], Solver]
+
+DEFAULT_POLICY = "chrion"
+
+
+def _plain(schedule: Callable[[Dag, Costs, float], Schedule]) -> Policy:
+    """A policy that only decides order and lanes; it is cut without delaying anything."""
+
+    def policy(dag: Dag, costs: Costs) -> Solver:
+        problem = Problem(dag, costs)
+
+        def solve(alpha: float) -> Solution:
+            found = schedule(dag, costs, alpha)
+            return problem.solve(found.order, found.lanes, found.cores, origin=schedule.__name__)
+
+        return solve
+
+    return policy
 
 
 def chrion_paper(dag: Dag, costs: Costs, alpha: float) -> Schedule:
@@ -43,12 +64,23 @@ def accelerator_only(dag: Dag, costs: Costs, alpha: float) -> Schedule:  # noqa:
     return Schedule(hybrid_order(dag, costs), lanes, max(lanes, default=0))
 
 
+def heft_best(dag: Dag, costs: Costs, alpha: float) -> Schedule:
+    """HEFT, at the number of cores with the least L + alpha * M."""
+    problem = Problem(dag, costs)
+    counts = range(0 if costs.accelerator_ms is not None else 1, costs.cores + 1)
+    found = [heft(dag, costs, cores, alpha=alpha) for cores in counts]
+    solutions = [problem.solve(s.order, s.lanes, s.cores) for s in found]
+    return min(solutions, key=lambda s: s.cost(alpha)).schedule
+
+
 POLICIES: dict[str, Policy] = {
-    "chrion-paper": chrion_paper,
-    "accelerator": accelerator_only,
-    "cpu": cpu_only,
-    "bfs": breadth_first,
-    "dfs": depth_first,
+    "chrion": Planner,
+    "chrion-paper": _plain(chrion_paper),
+    "accelerator": _plain(accelerator_only),
+    "cpu": _plain(cpu_only),
+    "bfs": _plain(breadth_first),
+    "dfs": _plain(depth_first),
+    "heft": _plain(heft_best),
 }
 
 
@@ -59,9 +91,5 @@ def policy_named(name: str) -> Policy:
         OptionError: There is none of that name.
     """
     if name not in POLICIES:
-        raise OptionError(f"policy: there is none named {name!r}", hint=f"one of {_listed(list(POLICIES))}")
+        raise OptionError(f"policy: there is none named {name!r}", hint=f"one of {', '.join(POLICIES)}")
     return POLICIES[name]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names)

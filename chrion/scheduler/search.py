@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from chrion.scheduler.timeline import Schedule, Timeline
+from chrion.graph.model import Graph
+from chrion.scheduler.solution import Solution
 
 _STEPS = 16
 _BISECTIONS = 6
@@ -18,16 +19,17 @@ _BISECTIONS = 6
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A schedule tried out, and the alpha it was made with."""
+    """A solution tried out, and what it was made with."""
 
     alpha: float
-    schedule: Schedule
-    segments: tuple[tuple[int, ...], ...]
-    timeline: Timeline
+    solution: Solution
+    #: The chunk that recurrent operators are cut into, or None, and the graph that this gives.
+    chunk: int | None
+    graph: Graph
 
     def meets(self, slo_ms: float | None) -> bool:
         """Whether its predicted latency is within the SLO; any latency is within None."""
-        return slo_ms is None or self.timeline.latency_ms <= slo_ms
+        return slo_ms is None or self.solution.timeline.latency_ms <= slo_ms
 
 
 def choose(attempt: Callable[[float], Candidate], slo_ms: float | None, alpha: float | None, scale: float) -> Candidate:
@@ -62,7 +64,7 @@ def _descend(attempt: Callable[[float], Candidate], slo_ms: float, grid: Sequenc
         if candidate.meets(slo_ms):
             return candidate if above is None else _bisect(attempt, slo_ms, candidate, above)
         above = alpha
-        if fastest is None or candidate.timeline.latency_ms < fastest.timeline.latency_ms:
+        if fastest is None or candidate.solution.timeline.latency_ms < fastest.solution.timeline.latency_ms:
             fastest = candidate
     assert fastest is not None  # noqa: S101 - the grid is never empty
     return fastest

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from chrion.errors import ScheduleError
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
+from chrion.scheduler.memory import paper_mb, resident_mb
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class Timeline:
     latency_ms: float
     #: M, Equation 4, with the accelerator's base memory if anything runs there.
     memory_mb: float
+    #: What an arena must hold: weights once, activations by lifetime; see :mod:`chrion.scheduler.memory`.
+    resident_mb: float
     #: Time each lane computes, lane 0 first.
     busy_ms: tuple[float, ...]
 
@@ -42,7 +45,9 @@ class Timeline:
         return self.latency_ms + alpha * self.memory_mb
 
 
-def evaluate(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequence[int]] | None = None) -> Timeline:
+def evaluate(
+    dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequence[int]] | None = None, *, check: bool = True
+) -> Timeline:
     """Predict a schedule's timeline.
 
     A segment starts when its lane is free and all that its operators need from other lanes has arrived (Equation 2);
@@ -55,11 +60,13 @@ def evaluate(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequ
         costs: The machine's costs of its operators.
         schedule: Order, lanes and core count.
         segments: How the schedule is cut, in topological order; see :func:`chrion.graph.segments.cut`.
+        check: Validate the schedule first. Searches that only make valid ones leave it out.
 
     Raises:
         ScheduleError: The schedule breaks a rule; see :func:`validate`.
     """
-    validate(dag, costs, schedule)
+    if check:
+        validate(dag, costs, schedule)
     lanes = schedule.lanes
     available = [0.0] * (schedule.cores + 1)
     busy = [0.0] * (schedule.cores + 1)
@@ -87,7 +94,8 @@ def evaluate(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequ
         start_ms=tuple(start),
         finish_ms=tuple(finish),
         latency_ms=max(finish, default=0.0),
-        memory_mb=memory_mb(dag, costs, lanes),
+        memory_mb=paper_mb(dag, costs, lanes),
+        resident_mb=resident_mb(dag, costs, schedule.order, lanes),
         busy_ms=tuple(busy),
     )
 
@@ -97,16 +105,6 @@ def transfer_ms(costs: Costs, source: int, target: int, size: int) -> float:
     if source and target:
         return costs.handoff_ms
     return (costs.download if target else costs.upload).ms(size)
-
-
-def memory_mb(dag: Dag, costs: Costs, lanes: Sequence[int]) -> float:
-    """M, Equation 4: what each accelerator operator makes and needs, and what it takes in from the CPU."""
-    total = 0.0
-    for i, lane in enumerate(lanes):
-        if lane == 0:
-            total += costs.memory[i].own_mb
-            total += sum(costs.memory[m].outputs_mb for m in dag.predecessors[i] if lanes[m])
-    return total + costs.base_memory_mb * (0 in lanes)
 
 
 def validate(dag: Dag, costs: Costs, schedule: Schedule) -> None:

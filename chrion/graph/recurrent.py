@@ -1,0 +1,327 @@
+"""Unrolling recurrent operators along time, into chunks of several steps.
+
+A folded LSTM, GRU or RNN is one operator that no other lane can share, and the next layer waits for all of it. Cut
+into chunks of c steps, each a real recurrent operator over c steps that hands its state on, layers can follow each
+other chunk by chunk, and the two directions of a bidirectional layer run side by side; onnxruntime's kernel still sees
+whole sequences. What stands between two layers and treats each step alike (Squeeze, Relu, ...) is done chunk by chunk
+too, so that no layer waits for the whole of the one before.
+
+Kept whole: operators with ``sequence_lens`` or with weights that are not constant, and those onnxruntime itself does
+not run on sequences (``layout`` 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from chrion.graph.assemble import node_reads
+from chrion.graph.loader import reassemble
+from chrion.graph.model import Graph
+
+#: Position of each optional input, and how many states are handed on.
+_CELLS = {"LSTM": 2, "GRU": 1, "RNN": 1}
+_SEQUENCE_LENS, _INITIAL = 4, 5
+_PARTS = (2, 3, 4, 6, 8, 12)
+#: Operators that do to each step what they do to all, with time as the first axis of their first input.
+_POINTWISE = frozenset(
+    {"Identity", "Relu", "Tanh", "Sigmoid", "LeakyRelu", "Elu", "Selu", "Gelu", "Erf", "Neg", "Abs", "Exp", "Cast"}
+)
+
+
+def unrollable(graph: Graph) -> tuple[int, ...]:
+    """Lengths of the sequences that :func:`unroll` can cut, one for each recurrent operator of more than one step."""
+    weights = {t.name for t in graph.model.graph.initializer}
+    lengths = (_length(graph, node, weights) for node in graph.model.graph.node)
+    return tuple(length for length in lengths if length > 1)
+
+
+def unroll(graph: Graph, chunk: int) -> Graph:
+    """Cut every recurrent operator into chunks of ``chunk`` steps.
+
+    Args:
+        graph: A graph of known shapes.
+        chunk: Steps of each chunk but the last; a sequence that is not longer is only cut into its directions.
+
+    Returns:
+        A graph that computes the same; the same graph if there is nothing to cut.
+    """
+    if not unrollable(graph):
+        return graph
+    if chunk not in graph.unrolled:
+        graph.unrolled[chunk] = reassemble(graph, _Unroller(graph, chunk).run())
+    return graph.unrolled[chunk]
+
+
+def chunk_choices(graph: Graph) -> tuple[int, ...]:
+    """Chunks worth trying: the longest sequence over 2, 3, 4, 6, 8, 12; all of it where that parts two directions."""
+    longest = max(unrollable(graph), default=0)
+    both_ways = any(_text(node, "direction", "") == "bidirectional" for node in graph.model.graph.node)
+    choices = [-(-longest // parts) for parts in _PARTS if parts <= longest]
+    return tuple(dict.fromkeys([*([longest] if both_ways and longest else []), *choices]))
+
+
+def _length(graph: Graph, node: onnx.NodeProto, weights: Iterable[str]) -> int:
+    """Steps of a recurrent node that can be cut; 0 for any other node."""
+    inputs = list(node.input)
+    if node.op_type not in _CELLS or node.domain not in {"", "ai.onnx"} or _attribute(node, "layout", 0):
+        return 0
+    constant = all(name in weights for at, name in enumerate(inputs) if name and at in {1, 2, 3, 7})
+    if not constant or (len(inputs) > _SEQUENCE_LENS and inputs[_SEQUENCE_LENS]):
+        return 0
+    shape = graph.values[inputs[0]].shape or ()
+    return shape[0] if len(shape) == 3 and isinstance(shape[0], int) else 0
+
+
+@dataclass
+class _Unroller:
+    """Rewrites a model node by node; knows which values exist in chunks."""
+
+    graph: Graph
+    chunk: int
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    #: The chunks of a value along its first axis, in order of time.
+    parts: dict[str, list[str]] = field(default_factory=dict)
+    #: Values whose chunks have been put together again.
+    whole: set[str] = field(default_factory=set)
+    added: dict[str, onnx.TensorProto] = field(default_factory=dict)
+
+    def run(self) -> onnx.ModelProto:
+        self.weights = {t.name: t for t in self.graph.model.graph.initializer}
+        results = {o.name for o in self.graph.model.graph.output}
+        self.read = results.union(*map(set, node_reads(self.graph.model)))
+        for node in self.graph.model.graph.node:
+            length = _length(self.graph, node, self.weights)
+            if length > 1:
+                self._recurrent(node, length)
+            elif not self._stepwise(node):
+                self._keep(node)
+        for name in results:
+            self._join(name)
+        model = onnx.ModelProto()
+        model.CopyFrom(self.graph.model)
+        del model.graph.node[:]
+        model.graph.node.extend(self.nodes)
+        used = {name for node in self.nodes for name in node.input}
+        kept = [t for t in (*self.weights.values(), *self.added.values()) if t.name in used or t.name in results]
+        captured = _has_subgraphs(self.nodes)
+        del model.graph.initializer[:]
+        model.graph.initializer.extend([*self.weights.values(), *self.added.values()] if captured else kept)
+        return model
+
+    def _keep(self, node: onnx.NodeProto) -> None:
+        for name in node.input:
+            self._join(name)
+        if _has_subgraphs([node]):  # it may read any value of the graph
+            for name in list(self.parts):
+                self._join(name)
+        self.nodes.append(node)
+
+    def _join(self, name: str) -> None:
+        """Make a value that exists in chunks exist as a whole, for those who need it so."""
+        if name in self.parts and name not in self.whole:
+            self.whole.add(name)
+            parts = self.parts[name]
+            self.nodes.append(_concat_node(parts, name, f"{name}/join", axis=0))
+
+    def _split(self, name: str, sizes: Sequence[int]) -> list[str]:
+        """The chunks of a value; one that exists as a whole is split, once for all its readers."""
+        if name not in self.parts:
+            self.whole.add(name)
+            self.parts[name] = [name]
+            if len(sizes) > 1:
+                self.parts[name] = [f"{name}/t{t}" for t in range(len(sizes))]
+                counts = self._constant(f"{name}/sizes", np.array(sizes, np.int64))
+                self.nodes.append(_split_node([name, counts], self.parts[name], f"{name}/split", self._opset(), sizes))
+        return self.parts[name]
+
+    def _recurrent(self, node: onnx.NodeProto, length: int) -> None:
+        sizes = [min(self.chunk, length - t) for t in range(0, length, self.chunk)]
+        sources = self._split(node.input[0], sizes)
+        directions = {"bidirectional": ("forward", "reverse")}
+        direction = _text(node, "direction", "forward")
+        made = [
+            self._direction(node, at, name, sources) for at, name in enumerate(directions.get(direction, (direction,)))
+        ]
+        outputs = [*node.output, "", "", ""]
+        if outputs[0] in self.read:
+            rows = [list(pair) for pair in zip(*(m[0] for m in made), strict=True)]
+            self.parts[outputs[0]] = [self._beside(row, f"{outputs[0]}/t{t}", axis=1) for t, row in enumerate(rows)]
+        for state, name in enumerate(outputs[1 : 1 + _CELLS[node.op_type]]):
+            if name in self.read:
+                self.nodes.append(_concat_node([m[1][state] for m in made], name, f"{name}/state", axis=0))
+
+    def _direction(
+        self, node: onnx.NodeProto, at: int, direction: str, sources: Sequence[str]
+    ) -> tuple[list[str], list[str]]:
+        """One direction of a recurrent node: its chunks of Y, and its final states."""
+        count = 2 if _text(node, "direction", "forward") == "bidirectional" else 1
+        inputs = [*node.input, *[""] * 8][:8]
+        constants = [self._slice(name, at, count) for name in inputs[1:4]]
+        peepholes = self._slice(inputs[7], at, count)
+        states = [self._state(name, at, count) for name in inputs[_INITIAL : _INITIAL + _CELLS[node.op_type]]]
+        results = [""] * len(sources)
+        order = list(range(len(sources)))
+        for t in order if direction == "forward" else reversed(order):
+            tag = f"{node.name}/{direction[0]}{t}"
+            sequence = f"{tag}/Y" if node.output[0] in self.read else ""
+            after = [f"{tag}/{name}" for name in ("h", "c")[: len(states)]]
+            arguments = [sources[t], *constants, "", *states, *([peepholes] if peepholes else [])]
+            while not arguments[-1]:
+                arguments.pop()
+            self.nodes.append(_chunk_node(node, direction, at, count, tag, arguments, [sequence, *after]))
+            results[t], states = sequence, after
+        return results, states
+
+    def _stepwise(self, node: onnx.NodeProto) -> bool:
+        """Do a node chunk by chunk if its input exists in chunks and it treats each step alike."""
+        if not node.input or node.input[0] not in self.parts or len(node.output) != 1:
+            return False
+        parts = self.parts[node.input[0]]
+        if not self._treats_steps_alike(node):
+            return False
+        name = node.output[0]
+        self.parts[name] = [f"{name}/t{t}" for t in range(len(parts))]
+        for t, (source, target) in enumerate(zip(parts, self.parts[name], strict=True)):
+            twin = onnx.NodeProto()
+            twin.CopyFrom(node)
+            twin.name = f"{node.name}/t{t}"
+            twin.input[0], twin.output[0] = source, target
+            self.nodes.append(twin)
+        return True
+
+    def _treats_steps_alike(self, node: onnx.NodeProto) -> bool:
+        if node.op_type in _POINTWISE:
+            return len(node.input) == 1
+        if node.op_type == "Squeeze":
+            axes = self._integers(node, "axes", 1)
+            rank = len(self.graph.values[node.input[0]].shape or ())
+            return axes is not None and all(axis % rank != 0 for axis in axes)
+        if node.op_type == "Transpose":
+            return (self._integers(node, "perm", None) or [1])[0] == 0
+        if node.op_type == "Reshape":
+            shape = self._integers(node, "", 1)
+            return shape is not None and len(shape) > 0 and shape[0] == 0
+        return False
+
+    def _integers(self, node: onnx.NodeProto, attribute: str, slot: int | None) -> list[int] | None:
+        """A list of integers that a node has as an attribute or as a constant input."""
+        for found in node.attribute:
+            if found.name == attribute:
+                return list(found.ints)
+        if slot is not None and len(node.input) > slot and node.input[slot] in self.weights:
+            return [int(v) for v in numpy_helper.to_array(self.weights[node.input[slot]]).ravel()]
+        return None
+
+    def _slice(self, name: str, at: int, count: int) -> str:
+        """One direction's share of a constant: a piece of the same bytes of the weights' file."""
+        if count == 1 or not name:
+            return name
+        target = f"{name}/{'fr'[at]}"
+        if target not in self.added:
+            self.added[target] = _piece(self.weights[name], at, count, target)
+        return target
+
+    def _state(self, name: str, at: int, count: int) -> str:
+        if count == 1 or not name or name in self.weights:
+            return self._slice(name, at, count)
+        targets = [f"{name}/{d}" for d in "fr"]
+        if not any(targets[0] in node.output for node in self.nodes):
+            self._join(name)
+            sizes = self._constant("directions/sizes", np.array([1, 1], np.int64))
+            self.nodes.append(_split_node([name, sizes], targets, f"{name}/directions", self._opset(), [1, 1]))
+        return targets[at]
+
+    def _beside(self, parts: list[str], name: str, axis: int) -> str:
+        if len(parts) == 1:
+            return parts[0]
+        self.nodes.append(_concat_node(parts, name, f"{name}/directions", axis))
+        return name
+
+    def _constant(self, name: str, value: np.ndarray[tuple[int], np.dtype[np.int64]]) -> str:
+        self.added[name] = numpy_helper.from_array(value, name)
+        return name
+
+    def _opset(self) -> int:
+        return next(o.version for o in self.graph.model.opset_import if o.domain in {"", "ai.onnx"})
+
+
+def _chunk_node(  # noqa: PLR0913, PLR0917 - what a recurrent operator is made of
+    node: onnx.NodeProto,
+    direction: str,
+    at: int,
+    count: int,
+    name: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+) -> onnx.NodeProto:
+    chunk = helper.make_node(node.op_type, inputs, outputs, name=name)
+    for attribute in node.attribute:
+        if attribute.name == "direction":
+            continue
+        copied = chunk.attribute.add()
+        copied.CopyFrom(attribute)
+        if attribute.name.startswith("activation"):
+            _keep_share(copied.strings, at, count)
+            _keep_share(copied.floats, at, count)
+    chunk.attribute.append(helper.make_attribute("direction", direction))
+    return chunk
+
+
+def _keep_share(values: Any, at: int, count: int) -> None:
+    """Of a list that holds the directions' entries one after another, keep one direction's."""
+    share = len(values) // count
+    own = list(values)[at * share : (at + 1) * share]
+    del values[:]
+    values.extend(own)
+
+
+def _concat_node(parts: Sequence[str], target: str, name: str, axis: int) -> onnx.NodeProto:
+    if len(parts) == 1:
+        return helper.make_node("Identity", parts, [target], name=name)
+    return helper.make_node("Concat", parts, [target], name=name, axis=axis)
+
+
+def _split_node(
+    inputs: Sequence[str], outputs: Sequence[str], name: str, opset: int, sizes: Sequence[int]
+) -> onnx.NodeProto:
+    """Split along the first axis; its sizes were an attribute before opset 13."""
+    if opset >= 13:
+        return helper.make_node("Split", inputs, outputs, name=name, axis=0)
+    return helper.make_node("Split", inputs[:1], outputs, name=name, axis=0, split=list(sizes))
+
+
+def _piece(tensor: onnx.TensorProto, at: int, count: int, name: str) -> onnx.TensorProto:
+    """Part ``at`` of ``count`` along the first axis."""
+    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        return numpy_helper.from_array(np.split(numpy_helper.to_array(tensor), count)[at], name)
+    piece = onnx.TensorProto()
+    piece.CopyFrom(tensor)
+    piece.name = name
+    piece.dims[0] = tensor.dims[0] // count
+    entries = {e.key: e.value for e in tensor.external_data}
+    length = int(entries["length"]) // count
+    entries |= {"offset": str(int(entries.get("offset", 0)) + at * length), "length": str(length)}
+    entries.pop("checksum", None)
+    del piece.external_data[:]
+    for key, value in entries.items():
+        piece.external_data.add(key=key, value=value)
+    return piece
+
+
+def _has_subgraphs(nodes: Iterable[onnx.NodeProto]) -> bool:
+    kinds = {onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS}
+    return any(a.type in kinds for node in nodes for a in node.attribute)
+
+
+def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
+    return next((int(a.i) for a in node.attribute if a.name == name), default)
+
+
+def _text(node: onnx.NodeProto, name: str, default: str) -> str:
+    return next((a.s.decode() for a in node.attribute if a.name == name), default)

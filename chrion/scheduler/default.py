@@ -1,0 +1,178 @@
+"""The default policy: several ways to begin, judged by the evaluator; the best of them improved by local search.
+
+Ways to begin, for every number of CPU cores:
+
+- **one lane**: everything on one device, which costs no handoff at all;
+- **HEFT** on operators, and the paper's greedy selection: good where operators are large against handoffs;
+- **pipeline**: groups (layers) in order, cut into one stretch a lane so that the fullest lane has least to do, run tile
+  after tile: good for stacks of recurrent layers, whose lanes then work on different times;
+- **branches**: HEFT on groups as a whole, run tile after tile: good for independent directions and branches.
+
+Each tile length (a power of two) is tried. The paper's skeleton is kept: for every k', choose lanes by finish time plus
+alpha times memory, and keep the k' with the least L + alpha * M, with M as an arena holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from chrion.graph.dag import Dag
+from chrion.profiler.costs import Costs, OperatorMemory
+from chrion.scheduler.greedy import select_devices
+from chrion.scheduler.groups import Groups, group, tile_order
+from chrion.scheduler.heft import heft
+from chrion.scheduler.order import hybrid_order
+from chrion.scheduler.refine import merge_segments, refine
+from chrion.scheduler.solution import Problem, Solution
+
+#: Solutions that are refined, best first.
+_REFINED = 3
+#: Graphs up to this size are refined operator by operator, too.
+_FINE = 400
+
+
+class Planner:
+    """The default policy for one graph and its costs.
+
+    Args:
+        dag: The graph.
+        costs: This machine's costs, overheads included.
+    """
+
+    def __init__(self, dag: Dag, costs: Costs) -> None:
+        self._problem = Problem(dag, costs)
+        self._groups = group(dag, costs)
+        self._order = hybrid_order(dag, costs)
+        # Steps of one layer on several CPU lanes would have its weights travel between the cores' caches: measured, a
+        # third of the time of a layer 128 wide. An accelerator's lane is another memory anyway.
+        self._layers_stay_whole = costs.accelerator_ms is None and self._groups.steps > 1
+        self._fixed = list(self._independent_of_alpha())
+
+    def __call__(self, alpha: float) -> Solution:
+        """The best solution found. Equal inputs give equal solutions."""
+        return self.improve(self.begin(alpha), alpha)
+
+    def begin(self, alpha: float) -> list[Solution]:
+        """Ways to begin, the best first."""
+        seeds = [*self._fixed, *self._dependent_on_alpha(alpha)]
+        return sorted(seeds, key=partial(_preference, alpha))
+
+    def improve(self, seeds: Sequence[Solution], alpha: float) -> Solution:
+        """Refine the best beginnings and keep the best result."""
+        improved = [self._refined(seed, alpha) for seed in seeds[:_REFINED]]
+        return min(improved, key=partial(_preference, alpha))
+
+    def _refined(self, seed: Solution, alpha: float) -> Solution:
+        problem = self._problem
+        solution = refine(problem, seed, self._groups.members, alpha)
+        if len(problem.dag) <= _FINE and not self._layers_stay_whole:
+            solution = refine(problem, solution, [(i,) for i in range(len(problem.dag))], alpha)
+        return merge_segments(problem, solution, alpha)
+
+    def _independent_of_alpha(self) -> Iterator[Solution]:
+        problem, groups = self._problem, self._groups
+        yield from _single_lanes(problem, self._order)
+        for cores in self._core_counts():
+            for origin, lanes in _group_lanes(groups, problem.costs, cores):
+                if all(problem.allowed(i, lanes[groups.of[i]]) for i in range(len(problem.dag))):
+                    yield from _tiled(problem, groups, lanes, cores, origin)
+
+    def _dependent_on_alpha(self, alpha: float) -> Iterator[Solution]:
+        dag, costs = self._problem.dag, self._problem.costs
+        if len(dag) < 2 or self._layers_stay_whole:
+            return
+        paper = select_devices(dag, costs, self._order, alpha).schedule
+        yield self._problem.solve(paper.order, paper.lanes, paper.cores, origin="greedy")
+        for cores in self._core_counts():
+            schedule = heft(dag, costs, cores, alpha=alpha)
+            yield self._problem.solve(schedule.order, schedule.lanes, cores, origin="heft")
+
+    def _core_counts(self) -> list[int]:
+        """Numbers of CPU lanes to try beside a single lane: all up to four, then about every half doubling, and k."""
+        k = self._problem.costs.cores
+        least = 1 if self._problem.costs.accelerator_ms is not None else 2
+        return [j for j in range(least, k + 1) if j <= 4 or j == k or j in {6, 8, 12, 16, 24, 32, 48, 64, 96, 128}]
+
+
+def _preference(alpha: float, solution: Solution) -> tuple[float, int]:
+    return solution.cost(alpha), len(solution.segments)
+
+
+def _single_lanes(problem: Problem, order: Sequence[int]) -> Iterator[Solution]:
+    n = len(problem.dag)
+    if all(problem.allowed(i, 0) for i in range(n)):
+        yield problem.solve(order, [0] * n, 0, origin="accelerator alone")
+    if problem.costs.cores:
+        yield problem.solve(order, [1] * n, 1, origin="one core")
+
+
+def _tiled(problem: Problem, groups: Groups, lanes: Sequence[int], cores: int, origin: str) -> Iterator[Solution]:
+    placement = [lanes[g] for g in groups.of]
+    steps = 1
+    while True:
+        order, tiles = tile_order(problem.dag, groups, steps)
+        yield problem.solve(order, placement, cores, tiles, f"{origin}, tiles of {steps}")
+        if steps >= groups.steps:
+            return
+        steps *= 2
+
+
+def _group_lanes(groups: Groups, costs: Costs, cores: int) -> Iterator[tuple[str, list[int]]]:
+    """Lanes of the groups, placed as wholes."""
+    loads = _group_costs(groups, costs)
+    n = len(groups.members)
+    if n < 2:
+        return
+    lanes = list(range(0 if costs.accelerator_ms is not None else 1, cores + 1))
+    if lanes:
+        yield "pipeline", _stretches(loads, lanes, cores)
+        if lanes[0] == 0 and cores:
+            yield "pipeline, accelerator last", _stretches(loads, [*lanes[1:], 0], cores)
+    yield "branches", list(heft(groups.dag, loads, cores).lanes)
+
+
+def _group_costs(groups: Groups, costs: Costs) -> Costs:
+    """The groups' costs as if each were one operator."""
+
+    def total(times: Sequence[float]) -> tuple[float, ...]:
+        return tuple(sum(times[i] for i in members) for members in groups.members)
+
+    weights = [sum(costs.memory[i].own_mb for i in members) for members in groups.members]
+    return Costs(
+        accelerator_ms=None if costs.accelerator_ms is None else total(costs.accelerator_ms),
+        cpu_ms=tuple(total(times) for times in costs.cpu_ms),
+        memory=tuple(OperatorMemory(ephemeral_mb=mb) for mb in weights),
+        upload=costs.upload,
+        download=costs.download,
+        handoff_ms=costs.handoff_ms,
+        dispatch_ms=costs.dispatch_ms,
+    )
+
+
+def _stretches(loads: Costs, lanes: Sequence[int], cores: int) -> list[int]:
+    """Cut the groups, in order, into one stretch a lane so that the fullest lane has least to do.
+
+    Dynamic programme over prefixes: ``best[g]`` is the least fullest load of the first g groups on the lanes so far.
+    O(groups^2 * lanes).
+    """
+    n = len(loads.memory)
+    sums = []
+    for lane in lanes:
+        running = [0.0]
+        for ms in loads.lane_ms(lane, cores):
+            running.append(running[-1] + ms)
+        sums.append(running)
+    best = [sums[0][g] for g in range(n + 1)]
+    starts: list[list[int]] = [[0] * (n + 1)]
+    for running in sums[1:]:
+        choice = [min((max(best[s], running[g] - running[s]), s) for s in range(g + 1)) for g in range(n + 1)]
+        best = [load for load, _ in choice]
+        starts.append([s for _, s in choice])
+    placed = [0] * n
+    end = n
+    for at in reversed(range(len(lanes))):
+        start = starts[at][end]
+        placed[start:end] = [lanes[at]] * (end - start)
+        end = start
+    return placed

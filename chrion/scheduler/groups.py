@@ -1,0 +1,131 @@
+"""Groups: operators that belong together on one lane, and the tiles they are run in.
+
+A layer moves as a layer: the operators that read one weight form a group (all steps of a recurrent layer, say), with
+the small operators that lead from one to the next. Groups that wait for each other both ways are one. In a group of many
+steps, consecutive ones form a **tile**; running tile after tile instead of step after step gives each lane long
+segments, while the next lane can begin as soon as the first tile is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import networkx as nx
+
+from chrion.graph.dag import Dag
+from chrion.profiler.costs import Costs
+
+#: Weights of fewer bytes (biases, scales, shapes) do not bind operators together.
+_BINDING_BYTES = 4096
+#: An operator that takes no longer than so many dispatches and handoffs follows what it waits for.
+_SMALL = 4.0
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A partition of a graph's operators, groups numbered in topological order."""
+
+    #: Group of each operator.
+    of: tuple[int, ...]
+    #: Operators of each group, in topological order.
+    members: tuple[tuple[int, ...], ...]
+    #: The groups as a graph.
+    dag: Dag
+    #: For each operator, how many operators reading the same weight come before it: its step.
+    step: tuple[int, ...]
+
+    @property
+    def steps(self) -> int:
+        """The longest group's number of steps."""
+        return max(self.step, default=-1) + 1
+
+
+def group(dag: Dag, costs: Costs) -> Groups:
+    """Group a graph's operators."""
+    parent = list(range(len(dag)))
+    owner: dict[int, int] = {}
+    step = [0] * len(dag)
+    seen: dict[int, int] = {}
+    small = _SMALL * (costs.dispatch_ms + costs.handoff_ms)
+    for i in dag.topological_order:
+        weight = _binding_weight(dag, i)
+        before = dag.predecessors[i]
+        if weight is not None:
+            _join(parent, i, owner.setdefault(weight, i))
+            step[i] = seen.get(weight, 0)
+            seen[weight] = step[i] + 1
+        elif before and costs.mean_ms(i) <= small:
+            latest = max(before, key=lambda m: step[m])
+            _join(parent, i, latest)
+            step[i] = step[latest]
+        elif before:
+            step[i] = max(step[m] for m in before)
+    return _numbered(dag, [_root(parent, i) for i in range(len(dag))], step)
+
+
+def tile_order(
+    dag: Dag, groups: Groups, steps: int, priority: Sequence[float] | None = None
+) -> tuple[list[int], list[int]]:
+    """An order that runs tile after tile, and in a tile group after group.
+
+    Args:
+        dag: The graph.
+        groups: Its groups.
+        steps: Steps of a group that form a tile.
+        priority: Rank of each group, which must grow along the edges between groups; their number if missing.
+
+    Returns:
+        A topological order, and the tile of each operator. Tiles never fall along an edge.
+    """
+    tiles = [0] * len(dag)
+    for i in dag.topological_order:
+        own = groups.step[i] // steps
+        tiles[i] = max([own, *(tiles[m] for m in dag.predecessors[i])])
+    position = [0] * len(dag)
+    for at, i in enumerate(dag.topological_order):
+        position[i] = at
+    rank = priority if priority is not None else range(len(groups.members))
+    order = sorted(range(len(dag)), key=lambda i: (tiles[i], rank[groups.of[i]], position[i]))
+    return order, tiles
+
+
+def _binding_weight(dag: Dag, i: int) -> int | None:
+    """The largest weight an operator reads, if it is large enough to keep operators together."""
+    largest = max(dag.weights[i], key=lambda w: dag.weight_bytes[w], default=None)
+    return largest if largest is not None and dag.weight_bytes[largest] >= _BINDING_BYTES else None
+
+
+def _numbered(dag: Dag, labels: Sequence[int], step: Sequence[int]) -> Groups:
+    links: nx.DiGraph[int] = nx.DiGraph()
+    links.add_nodes_from(dict.fromkeys(labels))
+    links.add_edges_from((labels[m], labels[i]) for i in range(len(dag)) for m in dag.predecessors[i])
+    links.remove_edges_from(list(nx.selfloop_edges(links)))
+    merged = nx.condensation(links)
+    position = {i: at for at, i in enumerate(dag.topological_order)}
+    component: dict[int, int] = merged.graph["mapping"]
+    first: dict[int, int] = {}
+    for i in dag.topological_order:
+        first.setdefault(component[labels[i]], position[i])
+    numbers = {c: at for at, c in enumerate(nx.lexicographical_topological_sort(merged, key=first.__getitem__))}
+    of = tuple(numbers[component[label]] for label in labels)
+    members: list[list[int]] = [[] for _ in numbers]
+    for i in dag.topological_order:
+        members[of[i]].append(i)
+    incoming: list[dict[int, int]] = [{} for _ in numbers]
+    for i in range(len(dag)):
+        for m, size in zip(dag.predecessors[i], dag.edge_bytes[i], strict=True):
+            if of[m] != of[i]:
+                incoming[of[i]][of[m]] = incoming[of[i]].get(of[m], 0) + size
+    return Groups(of, tuple(tuple(m) for m in members), Dag.from_predecessors(incoming), tuple(step))
+
+
+def _root(parent: list[int], i: int) -> int:
+    while parent[i] != i:
+        parent[i] = parent[parent[i]]
+        i = parent[i]
+    return i
+
+
+def _join(parent: list[int], i: int, other: int) -> None:
+    parent[_root(parent, i)] = _root(parent, other)

@@ -1,0 +1,57 @@
+"""A schedule being improved: order, lanes and tiles, with the segments and the timeline that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chrion.graph.dag import Dag
+from chrion.graph.segments import cut
+from chrion.profiler.costs import Costs
+from chrion.scheduler.timeline import Schedule, Timeline, evaluate
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """An evaluated schedule."""
+
+    schedule: Schedule
+    #: Label of each operator by which it was cut; None where it was cut without delaying anything.
+    tiles: tuple[int, ...] | None
+    segments: tuple[tuple[int, ...], ...]
+    timeline: Timeline
+    #: Where it comes from: the rule that made it, and what improved it.
+    origin: str = ""
+
+    def cost(self, alpha: float) -> float:
+        """L + alpha * M with M as an arena holds it."""
+        return self.timeline.latency_ms + alpha * self.timeline.resident_mb
+
+
+class Problem:
+    """A graph and its costs; makes solutions and counts how much work that was."""
+
+    def __init__(self, dag: Dag, costs: Costs) -> None:
+        self.dag = dag
+        self.costs = costs
+        #: Operators evaluated so far: the measure of work, since time would make results differ from run to run.
+        self.work = 0
+
+    def solve(
+        self,
+        order: Sequence[int],
+        lanes: Sequence[int],
+        cores: int,
+        tiles: Sequence[int] | None = None,
+        origin: str = "",
+    ) -> Solution:
+        """Cut and evaluate. The order must be topological, and every operator able to run on its lane."""
+        schedule = Schedule(tuple(order), tuple(lanes), cores)
+        segments = cut(self.dag, order, lanes, tiles)
+        self.work += len(self.dag)
+        timeline = evaluate(self.dag, self.costs, schedule, segments, check=False)
+        return Solution(schedule, None if tiles is None else tuple(tiles), segments, timeline, origin)
+
+    def allowed(self, i: int, lane: int) -> bool:
+        """Whether an operator can run on a lane."""
+        return bool(lane) or (self.costs.accelerator_ms is not None and self.costs.accelerator_ms[i] < float("inf"))
