@@ -6,18 +6,26 @@ core. So waiters spin for about as long as a handoff between lanes is worth, the
 
 from __future__ import annotations
 
-import os
 import threading
-import time
-from collections.abc import Callable
+import zlib
 
-#: Turns a waiter spins before it parks; a turn is about a microsecond.
-SPIN_TURNS = 1000
+#: Turns a waiter spins before it parks; a turn is a few microseconds.
+SPIN_TURNS = 250
 #: A parked waiter looks again after this long, whatever happens.
 _LOOK_AGAIN_S = 0.05
 
-#: Give up the rest of the time slice, and the interpreter lock with it.
-relax: Callable[[], object] = getattr(os, "sched_yield", None) or (lambda: time.sleep(0))
+#: zlib releases the interpreter lock for more than 5 kB.
+_BALLAST = bytes(6 * 1024)
+
+
+def relax() -> None:
+    """Pass a few microseconds without the interpreter lock, and without going to sleep.
+
+    ``os.sched_yield`` gives the lock away for a moment only: a thread that waits for it is asleep, and by the time it
+    has woken up the spinner holds the lock again. So a lane coming back from a kernel would wait for tens of
+    microseconds. A checksum leaves the lock free nearly all the time.
+    """
+    zlib.crc32(_BALLAST)
 
 
 class Counter:

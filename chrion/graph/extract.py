@@ -32,12 +32,18 @@ class SubModel:
 
 
 class Extractor:
-    """Cuts sub-models out of one graph; keeps what every cut needs to know of it."""
+    """Cuts sub-models out of one graph; keeps what every cut needs to know of it.
+
+    The chunks of a recurrent layer should be equal sub-models, so that they share one session and its packed weights:
+    an initial state is handed in, though it is constant, as later chunks are handed theirs; and the last chunk hands
+    its final state out, though nobody reads it.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._reads = node_reads(graph.model)
         self._weights = {t.name: t for t in graph.model.graph.initializer}
+        self._states, self._final = _recurrent_states(graph.model, set(self._weights))
         self._readers: dict[str, set[int]] = {}
         for i, names in enumerate(self._reads):
             for name in names:
@@ -57,11 +63,11 @@ class Extractor:
         made = [name for node in nodes for name in self.graph.model.graph.node[node].output if name]
         reads = list(dict.fromkeys(name for node in nodes for name in self._reads[node]))
         own = set(made)
-        inputs = tuple(n for n in reads if n not in own and n not in self._weights)
-        outputs = tuple(n for n in made if n in self._results or self._readers.get(n, set()) - inside)
+        inputs = tuple(n for n in reads if n not in own and (n not in self._weights or n in self._states))
+        outputs = tuple(n for n in made if self._leaves(n, inside))
         if not outputs:  # nobody uses it; it is run all the same
             outputs = tuple(made[:1])
-        weights = [n for n in reads if n in self._weights]
+        weights = [n for n in reads if n in self._weights and n not in self._states]
         protos = [self.graph.model.graph.node[node] for node in nodes]
         results = [*outputs]
         for copy in range(1, copies):
@@ -74,6 +80,11 @@ class Extractor:
             key=self._key(nodes, inputs, outputs),
             options=weights_folder_option(self.graph.weights_folder),
         )
+
+    def _leaves(self, name: str, inside: set[int]) -> bool:
+        """Whether a value made inside is an output of the sub-model."""
+        readers = self._readers.get(name, set())
+        return name in self._results or bool(readers - inside) or (not readers and name in self._final)
 
     def _model(
         self, nodes: list[onnx.NodeProto], inputs: Sequence[str], outputs: Sequence[str], weights: Sequence[str]
@@ -111,6 +122,17 @@ class Extractor:
             )
             place |= {name: f"n{at}.{slot}" for slot, name in enumerate(node.output) if name}
         return "\n".join([*lines, *(place[name] for name in outputs)])
+
+
+def _recurrent_states(model: onnx.ModelProto, weights: set[str]) -> tuple[set[str], set[str]]:
+    """Constant initial states of recurrent nodes, and all of their final states."""
+    initial: set[str] = set()
+    final: set[str] = set()
+    for node in model.graph.node:
+        if node.op_type in {"LSTM", "GRU", "RNN"}:
+            initial.update(name for name in list(node.input)[5:7] if name in weights)
+            final.update(name for name in list(node.output)[1:] if name)
+    return initial, final
 
 
 def _copied(name: str, copy: int) -> str:

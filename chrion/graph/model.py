@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import numpy as np
 import onnx
 
 from chrion.graph.dag import Dag
@@ -102,6 +104,15 @@ class Graph:
     def declared_free(self) -> bool:
         """Whether the model itself leaves dimensions of its inputs free."""
         return any(not isinstance(d, int) for i in self.declared_inputs for d in i.shape or ())
+
+    @cached_property
+    def _initialisers(self) -> dict[str, onnx.TensorProto]:
+        return {t.name: t for t in self.model.graph.initializer}
+
+    def constant(self, name: str) -> np.ndarray[Any, Any] | None:
+        """The value of a weight, read from the weights' file; None for any other value."""
+        tensor = self._initialisers.get(name)
+        return None if tensor is None else onnx.numpy_helper.to_array(tensor, str(self.weights_folder)).copy()
 
     @property
     def weights_folder(self) -> Path:

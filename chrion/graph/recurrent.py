@@ -164,7 +164,8 @@ class _Unroller:
         inputs = [*node.input, *[""] * 8][:8]
         constants = [self._slice(name, at, count) for name in inputs[1:4]]
         peepholes = self._slice(inputs[7], at, count)
-        states = [self._state(name, at, count) for name in inputs[_INITIAL : _INITIAL + _CELLS[node.op_type]]]
+        given = inputs[_INITIAL : _INITIAL + _CELLS[node.op_type]]
+        states = [self._state(name, at, count) if name else self._zero(node) for name in given]
         results = [""] * len(sources)
         order = list(range(len(sources)))
         for t in order if direction == "forward" else reversed(order):
@@ -237,13 +238,22 @@ class _Unroller:
             self.nodes.append(_split_node([name, sizes], targets, f"{name}/directions", self._opset(), [1, 1]))
         return targets[at]
 
+    def _zero(self, node: onnx.NodeProto) -> str:
+        """The state a sequence begins with if none is given, made explicit: all chunks are alike then."""
+        shape = self.graph.values[node.input[0]].shape or ()
+        hidden = (self.graph.values[node.input[2]].shape or ())[-1]
+        kind = self.graph.values[node.input[0]].type
+        name = f"zero state {shape[1]}x{hidden} {kind}"
+        dtype = {"tensor(double)": np.float64, "tensor(float16)": np.float16}.get(kind, np.float32)
+        return self._constant(name, np.zeros((1, int(shape[1] or 0), int(hidden or 0)), dtype))
+
     def _beside(self, parts: list[str], name: str, axis: int) -> str:
         if len(parts) == 1:
             return parts[0]
         self.nodes.append(_concat_node(parts, name, f"{name}/directions", axis))
         return name
 
-    def _constant(self, name: str, value: np.ndarray[tuple[int], np.dtype[np.int64]]) -> str:
+    def _constant(self, name: str, value: np.ndarray[Any, Any]) -> str:
         self.added[name] = numpy_helper.from_array(value, name)
         return name
 

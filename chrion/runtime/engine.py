@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import onnx
 import onnxruntime as ort
 
 from chrion.cores import physical_cores
@@ -62,9 +61,9 @@ class CutEngine:
         self._lanes = Lanes({lane: core for lane, core in cores.items() if lane != first})
         self._executor = Executor(graph, self.program, self.segments, self._lanes, cores[first])
         self._constants = {
-            t.name: ort.OrtValue.ortvalue_from_numpy(onnx.numpy_helper.to_array(t, str(graph.weights_folder)).copy())
-            for t in graph.model.graph.initializer
-            if t.name in {o.name for o in graph.outputs}
+            o.name: ort.OrtValue.ortvalue_from_numpy(value)
+            for o in graph.outputs
+            if (value := graph.constant(o.name)) is not None
         }
 
     def run(

@@ -81,7 +81,11 @@ class Frame:
 
     def _buffer(self, name: str) -> ort.OrtValue:
         if name not in self._buffers:
-            self._buffers[name] = allocate(self._graph.values[name])
+            constant = self._graph.constant(name)
+            value = (
+                allocate(self._graph.values[name]) if constant is None else ort.OrtValue.ortvalue_from_numpy(constant)
+            )
+            self._buffers[name] = value
         return self._buffers[name]
 
 

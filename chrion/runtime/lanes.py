@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from chrion.cores import pin
 from chrion.waiting import relax
 
-#: Turns a lane looks for its next part before it parks; a turn is about a microsecond.
-_IDLE_TURNS = 200
+#: Turns a lane looks for its next part before it parks; a turn is a few microseconds.
+_IDLE_TURNS = 50
 
 Part = Callable[[], None]
 

@@ -68,7 +68,8 @@ class Planner:
         solution = refine(problem, seed, self._groups.members, alpha)
         if len(problem.dag) <= _FINE and not self._layers_stay_whole:
             solution = refine(problem, solution, [(i,) for i in range(len(problem.dag))], alpha)
-        return merge_segments(problem, solution, alpha)
+        # Tiles are all alike, and share one session and its packed weights; merged with a neighbour they would not.
+        return solution if self._groups.steps > 1 else merge_segments(problem, solution, alpha)
 
     def _independent_of_alpha(self) -> Iterator[Solution]:
         problem, groups = self._problem, self._groups

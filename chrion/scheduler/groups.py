@@ -1,13 +1,14 @@
 """Groups: operators that belong together on one lane, and the tiles they are run in.
 
 A layer moves as a layer: the operators that read one weight form a group (all steps of a recurrent layer, say), with
-the small operators that lead from one to the next. Groups that wait for each other both ways are one. In a group of many
-steps, consecutive ones form a **tile**; running tile after tile instead of step after step gives each lane long
+the small operators that lead from one to the next. Groups that wait for each other both ways are one. In a group of
+many steps, consecutive ones form a **tile**; running tile after tile instead of step after step gives each lane long
 segments, while the next lane can begin as soon as the first tile is done.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -48,6 +49,8 @@ def group(dag: Dag, costs: Costs) -> Groups:
     step = [0] * len(dag)
     seen: dict[int, int] = {}
     small = _SMALL * (costs.dispatch_ms + costs.handoff_ms)
+    alike = Counter(dag.signatures)
+    stepped = max(Counter(_binding_weight(dag, i) for i in range(len(dag)) if dag.weights[i]).values(), default=0) > 1
     for i in dag.topological_order:
         weight = _binding_weight(dag, i)
         before = dag.predecessors[i]
@@ -55,7 +58,7 @@ def group(dag: Dag, costs: Costs) -> Groups:
             _join(parent, i, owner.setdefault(weight, i))
             step[i] = seen.get(weight, 0)
             seen[weight] = step[i] + 1
-        elif before and costs.mean_ms(i) <= small:
+        elif before and costs.mean_ms(i) <= small and not (stepped and alike[dag.signatures[i]] == 1):
             latest = max(before, key=lambda m: step[m])
             _join(parent, i, latest)
             step[i] = step[latest]
@@ -76,7 +79,8 @@ def tile_order(
         priority: Rank of each group, which must grow along the edges between groups; their number if missing.
 
     Returns:
-        A topological order, and the tile of each operator. Tiles never fall along an edge.
+        A topological order, and a label for each operator by which to cut: operators of groups with several steps are
+        labelled by tile, so that all tiles of a group look alike; every other group has a label of its own.
     """
     tiles = [0] * len(dag)
     for i in dag.topological_order:
@@ -87,7 +91,9 @@ def tile_order(
         position[i] = at
     rank = priority if priority is not None else range(len(groups.members))
     order = sorted(range(len(dag)), key=lambda i: (tiles[i], rank[groups.of[i]], position[i]))
-    return order, tiles
+    several = [len({groups.step[i] for i in members}) > 1 for members in groups.members]
+    labels = [tiles[i] if several[groups.of[i]] else -1 - groups.of[i] for i in range(len(dag))]
+    return order, labels
 
 
 def _binding_weight(dag: Dag, i: int) -> int | None:
