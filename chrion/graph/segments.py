@@ -60,9 +60,8 @@ def _by_tile(dag: Dag, order: Sequence[int], lanes: Sequence[int], tiles: Sequen
     home: dict[int, list[int]] = {}
     for i in order:
         lane = lanes[i]
-        for m in dag.predecessors[i]:
-            if lanes[m] != lane and filling.get(lanes[m]) is home[m]:
-                closed.append(filling.pop(lanes[m]))
+        read = (m for m in dag.predecessors[i] if lanes[m] != lane)
+        closed.extend(filling.pop(lanes[m]) for m in read if filling.get(lanes[m]) is home[m])
         segment = filling.get(lane)
         if segment is None or tiles[segment[0]] != tiles[i]:
             if segment is not None:

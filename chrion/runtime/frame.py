@@ -81,11 +81,9 @@ class Frame:
 
     def _buffer(self, name: str) -> ort.OrtValue:
         if name not in self._buffers:
-            constant = self._graph.constant(name)
-            value = (
-                allocate(self._graph.values[name]) if constant is None else ort.OrtValue.ortvalue_from_numpy(constant)
-            )
-            self._buffers[name] = value
+            known = self._graph.constant(name)
+            made = allocate(self._graph.values[name]) if known is None else ort.OrtValue.ortvalue_from_numpy(known)
+            self._buffers[name] = made
         return self._buffers[name]
 
 

@@ -8,6 +8,7 @@ from chrion.errors import OptionError, ScheduleError
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
 from chrion.scheduler.default import Planner
+from chrion.scheduler.exact import exact
 from chrion.scheduler.greedy import select_devices
 from chrion.scheduler.heft import heft
 from chrion.scheduler.order import bfs_order, dfs_order, hybrid_order
@@ -81,6 +82,7 @@ POLICIES: dict[str, Policy] = {
     "bfs": _plain(breadth_first),
     "dfs": _plain(depth_first),
     "heft": _plain(heft_best),
+    "exact": _plain(exact),
 }
 
 
