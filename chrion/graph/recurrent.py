@@ -165,7 +165,7 @@ class _Unroller:
         constants = [self._slice(name, at, count) for name in inputs[1:4]]
         peepholes = self._slice(inputs[7], at, count)
         given = inputs[_INITIAL : _INITIAL + _CELLS[node.op_type]]
-        states = [self._state(name, at, count) if name else self._zero(node) for name in given]
+        states = [self._state(node, k, at, count) for k in range(len(given))]
         results = [""] * len(sources)
         order = list(range(len(sources)))
         for t in order if direction == "forward" else reversed(order):
@@ -228,24 +228,35 @@ class _Unroller:
             self.added[target] = _piece(self.weights[name], at, count, target)
         return target
 
-    def _state(self, name: str, at: int, count: int) -> str:
-        if count == 1 or not name or name in self.weights:
-            return self._slice(name, at, count)
+    def _state(self, node: onnx.NodeProto, k: int, at: int, count: int) -> str:
+        """What state ``k`` of one direction begins with.
+
+        A constant one is a constant of its own, even if several operators begin with the same: the first chunks of
+        all layers together are then wired like the later ones.
+        """
+        name = node.input[_INITIAL + k] if len(node.input) > _INITIAL + k else ""
+        own = f"{node.name}/{'fr'[at]}/{'hc'[k]}"
+        if not name:
+            return self._constant(own, self._zero(node))
+        if name in self.weights:
+            self.added[own] = _piece(self.weights[name], at, count, own)
+            return own
+        if count == 1:
+            self._join(name)
+            return name
         targets = [f"{name}/{d}" for d in "fr"]
-        if not any(targets[0] in node.output for node in self.nodes):
+        if not any(targets[0] in made.output for made in self.nodes):
             self._join(name)
             sizes = self._constant("directions/sizes", np.array([1, 1], np.int64))
             self.nodes.append(_split_node([name, sizes], targets, f"{name}/directions", self._opset(), [1, 1]))
         return targets[at]
 
-    def _zero(self, node: onnx.NodeProto) -> str:
-        """The state a sequence begins with if none is given, made explicit: all chunks are alike then."""
-        shape = self.graph.values[node.input[0]].shape or ()
-        hidden = (self.graph.values[node.input[2]].shape or ())[-1]
-        kind = self.graph.values[node.input[0]].type
-        name = f"zero state {shape[1]}x{hidden} {kind}"
-        dtype = {"tensor(double)": np.float64, "tensor(float16)": np.float16}.get(kind, np.float32)
-        return self._constant(name, np.zeros((1, int(shape[1] or 0), int(hidden or 0)), dtype))
+    def _zero(self, node: onnx.NodeProto) -> np.ndarray[Any, Any]:
+        """The state a sequence begins with if none is given: [1, batch, hidden]."""
+        info = self.graph.values[node.input[0]]
+        batch, hidden = (info.shape or ())[1], (self.graph.values[node.input[2]].shape or ())[-1]
+        dtype = {"tensor(double)": np.float64, "tensor(float16)": np.float16}.get(info.type, np.float32)
+        return np.zeros((1, int(batch or 0), int(hidden or 0)), dtype)
 
     def _beside(self, parts: list[str], name: str, axis: int) -> str:
         if len(parts) == 1:

@@ -122,8 +122,8 @@ class _Stack:
             self.constant(f"{tag}.R", self._uniform(1, rows, spec.io)),
             self.constant(f"{tag}.B", self._uniform(1, 2 * rows)),
         ]
-        zero = self.constant("initial_state", np.zeros((1, spec.batch, spec.io), np.float32))
-        states = [zero, zero] if spec.cell == "LSTM" else [zero]
+        zero = np.zeros((1, spec.batch, spec.io), np.float32)
+        states = [self.constant(f"{tag}.{state}0", zero) for state in ("hc" if spec.cell == "LSTM" else "h")]
         outputs = [""] * len(inputs)
         order = range(len(inputs)) if direction == "forward" else reversed(range(len(inputs)))
         for t in order:
