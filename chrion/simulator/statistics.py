@@ -56,9 +56,11 @@ class Timeline:
         self.bins = bins
         self.width_ms = width_ms
         self.peak = 0.0
-        self._area = [0.0] * bins
+        #: The time of the last step, and the integral until then.
+        self.now = 0.0
+        self.area = 0.0
+        self._areas = [0.0] * bins
         self._value = 0.0
-        self._now = 0.0
 
     def step(self, now: float, value: float) -> None:
         """The function takes this value from ``now`` on; times must not go back."""
@@ -68,10 +70,10 @@ class Timeline:
 
     def means(self, end_ms: float) -> tuple[float, list[float]]:
         """Close the function at ``end_ms``; return the width of a bin in ms and the mean in each begun bin."""
-        end_ms = max(end_ms, self._now)
+        end_ms = max(end_ms, self.now)
         self._advance(end_ms)
         width, filled = self.width_ms, []
-        for i, area in enumerate(self._area):
+        for i, area in enumerate(self._areas):
             covered = min(width, end_ms - i * width)
             if covered <= 0:
                 break
@@ -80,14 +82,15 @@ class Timeline:
 
     def _advance(self, now: float) -> None:
         while now >= self.width_ms * self.bins:
-            pairs = zip(self._area[::2], self._area[1::2], strict=True)
-            self._area = [a + b for a, b in pairs] + [0.0] * (self.bins // 2)
+            pairs = zip(self._areas[::2], self._areas[1::2], strict=True)
+            self._areas = [a + b for a, b in pairs] + [0.0] * (self.bins // 2)
             self.width_ms *= 2
-        index = int(self._now / self.width_ms)
-        while self._now < now:
+        self.area += self._value * (now - self.now)
+        index = int(self.now / self.width_ms)
+        while self.now < now:
             until = min(now, (index + 1) * self.width_ms)
-            self._area[index] += self._value * (until - self._now)
-            self._now = until
+            self._areas[index] += self._value * (until - self.now)
+            self.now = until
             index += 1
 
 
