@@ -79,8 +79,8 @@ class Server:
         self.rules = rules
         self.board = board
         self.free_bytes = self.budget_bytes
-        self.free_slots = spec.gpu_slots
-        self.free_cores = spec.cpu_cores
+        self.gpu_slots = self.free_slots = spec.gpu_slots
+        self.cpu_cores = self.free_cores = spec.cpu_cores
         self.residents: dict[int, Resident] = {}
         #: Models that wait for their load to start.
         self.cold: dict[int, Waiting] = {}
