@@ -35,17 +35,16 @@ def simulate(
     """Simulate a cluster of GPU servers that swap models in and out of memory."""
     if plot:
         plots.require_matplotlib()
-    source = find_scenario(scenario)
-    sets = dict(map(overrides.parse_set, set_ or []))
+    source = find_scenario(scenario).changed(dict(map(overrides.parse_set, set_ or [])))
     if sweep_:
         points = overrides.grid([overrides.parse_sweep(text) for text in sweep_])
-        _sweep(source, sets, points, plot, workers=workers or os.cpu_count() or 1, ray=ray, as_json=json_)
+        _sweep(source, points, plot, workers=workers or os.cpu_count() or 1, ray=ray, as_json=json_)
     else:
-        _single(source, sets, plot, as_json=json_)
+        _single(source, plot, as_json=json_)
 
 
-def _single(source: Source, sets: dict[str, Any], plot: Path | None, *, as_json: bool) -> None:
-    scenario = source.build(sets)
+def _single(source: Source, plot: Path | None, *, as_json: bool) -> None:
+    scenario = source.build()
     with _progress() as progress:
         task = progress.add_task("requests", total=scenario.workload.requests * len(scenario.patterns))
         found = run.simulate(scenario, lambda done: progress.update(task, completed=done))
@@ -59,7 +58,6 @@ def _single(source: Source, sets: dict[str, Any], plot: Path | None, *, as_json:
 
 def _sweep(
     source: Source,
-    sets: dict[str, Any],
     points: list[dict[str, Any]],
     plot: Path | None,
     *,
@@ -71,7 +69,6 @@ def _sweep(
         task = progress.add_task("points", total=len(points))
         found = sweep.sweep(
             source,
-            sets,
             points,
             workers=workers,
             ray_address=ray,

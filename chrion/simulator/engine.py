@@ -13,7 +13,7 @@ import heapq
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ class Future:
     def __init__(self, models: npt.NDArray[np.int64]) -> None:
         order = np.argsort(models, kind="stable")
         bounds = np.searchsorted(models[order], np.arange(int(models.max(initial=-1)) + 2))
-        self._positions = [order[a:b].tolist() for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+        self._positions = [order[a:b].tolist() for a, b in pairwise(bounds)]
 
     def next_use(self, model: int, number: int) -> float:
         """The number of the first request for ``model`` after request ``number``, or infinity."""
@@ -123,7 +123,12 @@ class Engine:
 
     def _replay(self, times: list[float], models: list[int], factors: list[float], draws: list[float]) -> None:
         events, pop, servers = self._events, heapq.heappop, self.servers
-        route, outstanding, eligible, homes = self.setting.route, self.board.outstanding, self._eligible, self.board.homes
+        route, outstanding, eligible, homes = (
+            self.setting.route,
+            self.board.outstanding,
+            self._eligible,
+            self.board.homes,
+        )
         number = self._number
         for now, model, factor, draw in zip(times, models, factors, draws, strict=True):
             while events and events[0][0] <= now:

@@ -88,10 +88,7 @@ def _full_path(key: str) -> list[str]:
         return path
     if key in TOP_KEYS and key != "name":
         return path
-    if key in VARIANT_KEYS:
-        homes = ["variants"]
-    else:
-        homes = []
+    homes = ["variants"] if key in VARIANT_KEYS else []
     homes += [name for name, kind in SECTIONS.items() if any(f.name == key for f in fields(kind))]
     if len(homes) != 1:
         named = ", ".join(f"{home}.{key}" for home in homes)
@@ -126,7 +123,7 @@ def _entries(node: Any, path: list[str]) -> Iterator[dict[str, Any]]:
     elif isinstance(node, dict):
         if not path or path == ["*"]:
             yield node
-        elif path[0] == "variants" and len(path) == 2:  # noqa: PLR2004 # variants.KEY: all of them
+        elif path == ["variants"]:
             yield from (table for table in node.get("variants", {}).values() if isinstance(table, dict))
         elif path[0] in node:
             yield from _entries(node[path[0]], path[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -91,7 +92,7 @@ def require_matplotlib() -> None:
         OptionError: matplotlib is not installed.
     """
     try:
-        import matplotlib as _  # noqa: PLC0415 # an extra
+        importlib.import_module("matplotlib")
     except ImportError as error:
         raise OptionError("a plot needs the package matplotlib", hint="pip install 'chrion[plot]'") from error
 

@@ -134,9 +134,7 @@ def route_least_loaded(outstanding: Sequence[int], eligible: Sequence[int], home
     return min(eligible, key=outstanding.__getitem__)
 
 
-def route_resident_first(
-    outstanding: Sequence[int], eligible: Sequence[int], homes: Sequence[int], draw: float
-) -> int:
+def route_resident_first(outstanding: Sequence[int], eligible: Sequence[int], homes: Sequence[int], draw: float) -> int:
     """The least loaded server that holds the weights, unless it is :data:`SPILL` requests ahead of the least loaded.
 
     Without the exception a hot model would stay on one server however long its queue grew.

@@ -9,9 +9,7 @@ from chrion.simulator.results import PatternResult, collect
 from chrion.simulator.scenario import Scenario
 
 
-def simulate(
-    scenario: Scenario, progress: Callable[[int], None] = lambda _: None
-) -> tuple[PatternResult, ...]:
+def simulate(scenario: Scenario, progress: Callable[[int], None] = lambda _: None) -> tuple[PatternResult, ...]:
     """Run every pattern of a scenario over the same requests.
 
     Args:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +97,15 @@ class Source:
     content: Mapping[str, Any]
     #: What paths in it are relative to.
     folder: Path
+    #: Values by key that replace the file's, as ``--set`` takes them.
+    sets: Mapping[str, Any] = field(default_factory=dict)
 
-    def build(self, sets: Mapping[str, Any] | None = None) -> Scenario:
-        """Apply changes, complete with defaults, check.
+    def changed(self, sets: Mapping[str, Any]) -> Source:
+        """The same with some values set."""
+        return replace(self, sets={**self.sets, **sets})
 
-        Args:
-            sets: Values by key, as ``--set`` takes them.
+    def build(self) -> Scenario:
+        """Apply the changes, complete with defaults, check.
 
         Raises:
             OptionError: A key leads nowhere.
@@ -110,7 +113,7 @@ class Source:
             PlanError: A plan file cannot be read.
             TraceError: A row of the trace is malformed.
         """
-        given = dict(sets or {})
+        given = dict(self.sets)
         top = {key: given.pop(key) for key in list(given) if key in TOP_KEYS}
         content = apply_sets(with_catalogue({**self.content, **top}, self.folder), given)
         return _build(content, self.name, self.folder)

@@ -29,7 +29,7 @@ _LOG_GROWTH = float(np.log(_GROWTH))
 
 def bin_edges() -> Floats:
     """Edges in ms of every histogram's bins, shape [bins + 1]; the first bin also holds all that is shorter."""
-    edges: Floats = _FIRST_MS * _GROWTH ** np.arange(_BINS + 1)
+    edges: Floats = np.multiply(_FIRST_MS, _GROWTH ** np.arange(_BINS + 1), dtype=np.float64)
     return edges
 
 
@@ -41,7 +41,7 @@ def bin_index(values_ms: Floats) -> Counts:
 
 
 def quantile(counts: Counts, share: float) -> float:
-    """The value in ms that ``share`` of the counted ones do not exceed, to half a bin; NaN where nothing was counted."""
+    """The value in ms that ``share`` of the counted ones do not exceed, to half a bin; NaN if none was counted."""
     total = int(counts.sum())
     if total == 0:
         return float("nan")

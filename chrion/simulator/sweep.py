@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -12,9 +13,6 @@ from chrion.errors import OptionError
 from chrion.simulator.results import PatternResult, summary
 from chrion.simulator.run import simulate
 from chrion.simulator.scenario import Source
-
-#: One simulation: a scenario's source and what is set in it.
-_Task = tuple[Source, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +35,6 @@ class Point:
 
 def sweep(
     source: Source,
-    sets: Mapping[str, Any],
     points: Sequence[Mapping[str, Any]],
     *,
     workers: int = 1,
@@ -48,8 +45,7 @@ def sweep(
 
     Args:
         source: The scenario.
-        sets: What is set at every point.
-        points: What is set at each.
+        points: The values to set at each.
         workers: Processes; one runs here without any.
         ray_address: A Ray cluster's address, ``auto`` for the one this machine belongs to, ``local`` for a new one on
             this machine; None uses processes.
@@ -62,8 +58,8 @@ def sweep(
         InputError: A point is no scenario that can run.
         OptionError: Ray is wanted but not installed, or not reachable.
     """
-    tasks: list[_Task] = [(source, {**sets, **values}) for values in points]
-    sizes = [len(source.build(given).models) for _, given in tasks]
+    tasks = [source.changed(values) for values in points]
+    sizes = [len(task.build().models) for task in tasks]
     if ray_address is not None:
         found = _on_ray(tasks, ray_address)
     elif workers > 1 and len(tasks) > 1:
@@ -77,12 +73,11 @@ def sweep(
     return [Point(values, sizes[i], done[i]) for i, values in enumerate(points)]
 
 
-def _run(task: _Task) -> tuple[PatternResult, ...]:
-    source, given = task
-    return simulate(source.build(given))
+def _run(task: Source) -> tuple[PatternResult, ...]:
+    return simulate(task.build())
 
 
-def _in_processes(tasks: Sequence[_Task], workers: int) -> Iterator[tuple[int, tuple[PatternResult, ...]]]:
+def _in_processes(tasks: Sequence[Source], workers: int) -> Iterator[tuple[int, tuple[PatternResult, ...]]]:
     # A fresh interpreter each: threads of the parent, if there are any, make a fork unsafe.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         futures = {pool.submit(_run, task): i for i, task in enumerate(tasks)}
@@ -90,7 +85,7 @@ def _in_processes(tasks: Sequence[_Task], workers: int) -> Iterator[tuple[int, t
             yield futures[future], future.result()
 
 
-def _on_ray(tasks: Sequence[_Task], address: str) -> Iterator[tuple[int, tuple[PatternResult, ...]]]:
+def _on_ray(tasks: Sequence[Source], address: str) -> Iterator[tuple[int, tuple[PatternResult, ...]]]:
     """Leave the cluster as it was found: a connection made here is closed here, nothing else is stopped."""
     try:
         import ray  # noqa: PLC0415 # an extra
@@ -99,7 +94,7 @@ def _on_ray(tasks: Sequence[_Task], address: str) -> Iterator[tuple[int, tuple[P
     mine = not ray.is_initialized()
     if mine:
         try:
-            ray.init(address=address, log_to_driver=False, logging_level="error")
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError) as error:
             raise OptionError(f"--ray {address}: {error}") from error
     try:

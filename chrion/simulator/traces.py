@@ -14,11 +14,12 @@ from __future__ import annotations
 import csv
 import math
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,9 @@ from chrion.errors import ScenarioError, TraceError
 
 _FUNCTION_COLUMNS = ["HashOwner", "HashApp", "HashFunction", "Trigger"]
 _LLM_COLUMNS = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
+
+#: Lines that are not empty, with their numbers.
+_Rows = Iterator[tuple[int, list[str]]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +55,9 @@ class MinuteCounts:
     names: tuple[str, ...]
 
 
+_Reader = Callable[[Path, _Rows], Arrivals | MinuteCounts]
+
+
 def read_trace(kind: str, path: Path) -> Arrivals | MinuteCounts:
     """Read a trace file.
 
@@ -72,7 +79,7 @@ def read_trace(kind: str, path: Path) -> Arrivals | MinuteCounts:
 @lru_cache(maxsize=4)
 def _read(kind: str, path: Path, changed_ns: int, size: int) -> Arrivals | MinuteCounts:
     del changed_ns, size  # part of the cache's key
-    readers = {"csv": _read_csv, "azure-functions-2019": _read_functions, "azure-llm-2023": _read_llm}
+    readers: dict[str, _Reader] = {"csv": _read_csv, "azure-functions-2019": _read_functions, "azure-llm-2023": _read_llm}
     with _rows(path) as rows:
         trace = readers[kind](path, rows)
     empty = not trace.counts.any() if isinstance(trace, MinuteCounts) else not len(trace.times_s)
@@ -82,7 +89,7 @@ def _read(kind: str, path: Path, changed_ns: int, size: int) -> Arrivals | Minut
 
 
 @contextmanager
-def _rows(path: Path) -> Iterator[Iterator[tuple[int, list[str]]]]:
+def _rows(path: Path) -> Iterator[_Rows]:
     """Lines with their numbers, empty ones left out."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -94,7 +101,7 @@ def _rows(path: Path) -> Iterator[Iterator[tuple[int, list[str]]]]:
         raise TraceError(f"{path}: not a CSV file in UTF-8: {error}") from error
 
 
-def _read_csv(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Arrivals:
+def _read_csv(path: Path, rows: _Rows) -> Arrivals:
     _header(path, rows, ["time_s", "model"])
     times, functions, names = array("d"), array("q"), dict[str, int]()
     for line, row in rows:
@@ -111,7 +118,7 @@ def _read_csv(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Arrivals:
     return Arrivals(np.array(times), np.array(functions, np.int64), tuple(names))
 
 
-def _read_llm(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Arrivals:
+def _read_llm(path: Path, rows: _Rows) -> Arrivals:
     _header(path, rows, _LLM_COLUMNS)
     times, first, last = array("d"), None, None
     for line, row in rows:
@@ -131,9 +138,9 @@ def _read_llm(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Arrivals:
     return Arrivals(np.array(times), np.zeros(len(times), np.int64), ())
 
 
-def _read_functions(path: Path, rows: Iterator[tuple[int, list[str]]]) -> MinuteCounts:
+def _read_functions(path: Path, rows: _Rows) -> MinuteCounts:
     minutes = _header(path, rows, _FUNCTION_COLUMNS, more=True)[len(_FUNCTION_COLUMNS) :]
-    for before, after in zip(minutes, minutes[1:], strict=False):
+    for before, after in pairwise(minutes):
         if not (_is_count(before) and _is_count(after) and int(after) == int(before) + 1):
             raise _bad(path, 1, after, "minutes numbered one after another", after)
     names, counts = [], []
@@ -147,9 +154,7 @@ def _read_functions(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Minute
     return MinuteCounts(np.array(counts, np.int64).reshape(len(names), len(minutes)), tuple(names))
 
 
-def _header(
-    path: Path, rows: Iterator[tuple[int, list[str]]], expected: list[str], *, more: bool = False
-) -> list[str]:
+def _header(path: Path, rows: _Rows, expected: list[str], *, more: bool = False) -> list[str]:
     line, found = next(rows, (1, []))
     found = [text.strip() for text in found]
     if (found[: len(expected)] if more else found) != expected or (more and len(found) == len(expected)):

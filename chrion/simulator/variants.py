@@ -22,6 +22,7 @@ from chrion.files import read_json
 PLAN_SCHEMA = "chrion.plan/1"
 #: Shapes of the latency distribution; each has mean 1 before it is multiplied by the latency.
 DISTRIBUTIONS = ("constant", "lognormal", "exponential")
+_AGAIN = "write the plan again with chrion partition -o"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +112,9 @@ def from_plan(name: str, path: Path, table: Mapping[str, Any]) -> Variant:
         PlanError: The file cannot be read, or lacks what is asked of it.
     """
     predicted = read_json(path, PLAN_SCHEMA, PlanError).get("predicted")
+    if not isinstance(predicted, dict):
+        raise PlanError(f"{path}: predicted is not a table", hint=_AGAIN)
     try:
-        if not isinstance(predicted, dict):
-            raise TypeError("predicted is not a table")
         latency_ms, memory_mb = float(predicted["latency_ms"]), float(predicted["memory_mb"])
         gpu_busy_ms, *lanes = (min(float(busy), latency_ms) for busy in predicted["busy_ms"])
         return Variant(
@@ -128,7 +129,7 @@ def from_plan(name: str, path: Path, table: Mapping[str, Any]) -> Variant:
         )
     except (KeyError, TypeError, ValueError) as error:
         what = f"predicted.{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
-        raise PlanError(f"{path}: {what}", hint="write the plan again with chrion partition -o") from error
+        raise PlanError(f"{path}: {what}", hint=_AGAIN) from error
 
 
 class Jitter:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from chrion.errors import ScenarioError
 from chrion.simulator.settings import SYNTHETIC, WorkloadSpec
-from chrion.simulator.traces import Arrivals, MinuteCounts, read_trace
+from chrion.simulator.traces import MinuteCounts, read_trace
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -213,9 +213,7 @@ def scale_counts(counts: Floats, scale: float, rng: np.random.Generator) -> Indi
     return (whole + (rng.random(len(counts)) < wanted - whole)).astype(np.int64)
 
 
-def _per_minute(
-    trace: MinuteCounts, spec: WorkloadSpec, mapping: str, names: Sequence[str], seed: int
-) -> PerMinute:
+def _per_minute(trace: MinuteCounts, spec: WorkloadSpec, mapping: str, names: Sequence[str], seed: int) -> PerMinute:
     if mapping == "draw":
         raise ScenarioError("workload.mapping = 'draw': this trace names functions", hint="take rank or hash")
     begin, length = spec.start_s / 60, spec.length_s / 60

@@ -20,6 +20,8 @@ LARGEST_MB, CORES = 900, 3
 
 @dataclass
 class Run:
+    """A run that hypothesis chose, and what it left behind."""
+
     setting: Setting
     engine: Engine
     #: One row a request; see ``COLUMNS``.
@@ -48,8 +50,8 @@ def runs(draw: st.DrawFn) -> Run:
     models = draw(st.lists(variants(), min_size=1, max_size=6))
     # A first server that holds every model beside a pinned one; the others may hold few.
     servers = [ServerSpec(gpu_memory_gb=2 * LARGEST_MB / 1000, cpu_cores=CORES, gpu_slots=draw(st.integers(1, 3)))]
-    for memory_gb in draw(st.lists(st.sampled_from([0.3, 0.9, 1.9]), max_size=2)):
-        servers.append(ServerSpec(gpu_memory_gb=memory_gb, cpu_cores=CORES, load_fixed_ms=0.0))
+    others = draw(st.lists(st.sampled_from([0.3, 0.9, 1.9]), max_size=2))
+    servers += [ServerSpec(gpu_memory_gb=memory_gb, cpu_cores=CORES, load_fixed_ms=0.0) for memory_gb in others]
     pinned = [False] * len(models)
     if len(servers) == 1:
         pinned[draw(st.integers(0, len(models) - 1))] = draw(st.booleans())
@@ -86,7 +88,7 @@ def most_at_once(intervals: Sequence[tuple[float, float]]) -> int:
 @settings(max_examples=250, deadline=None)
 @given(runs())
 def test_every_arrival_ends_exactly_once(run: Run) -> None:
-    """Each request is recorded once, as ended after it started after it arrived, or as dropped; nothing is left over."""
+    """Each request is recorded once, as ended after it started after it arrived, or as dropped; nothing is left."""
     assert sorted(run.rows[:, 0].tolist()) == list(range(run.requests))
     dropped = np.isnan(run.rows[:, 4])
     assert (run.rows[~dropped, 3] <= run.rows[~dropped, 4]).all()

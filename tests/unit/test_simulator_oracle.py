@@ -32,15 +32,18 @@ class SwappingServer:
         self.env.process(self.link())
 
     def change(self) -> None:
+        """Wake whoever waits for a change."""
         event, self.something_changed = self.something_changed, self.env.event()
         event.succeed()
 
     def arrivals(self, times: Sequence[float], models: Sequence[int]) -> Generator[Any, Any, None]:
+        """Send the requests at their times."""
         for number, (time, model) in enumerate(zip(times, models, strict=True)):
             yield self.env.timeout(time - self.env.now)
             self.env.process(self.request(number, model))
 
     def request(self, number: int, model: int) -> Generator[Any, Any, None]:
+        """Wait for weights, a turn, a slot and cores; execute."""
         variant = self.variants[model]
         if model in self.last_use:
             self.users[model] += 1
@@ -67,10 +70,12 @@ class SwappingServer:
         self.change()
 
     def give_back(self, what: simpy.Container, after_ms: float) -> Generator[Any, Any, None]:
+        """Return one unit after a while."""
         yield self.env.timeout(after_ms)
         yield what.put(1)
 
     def link(self) -> Generator[Any, Any, None]:
+        """Carry one load at a time, in the order of first requests, evicting the least recently used idle models."""
         budget = self.spec.gpu_memory_gb * 1000
         while True:
             while not self.wanted:
@@ -110,7 +115,7 @@ def random_variants(rng: np.random.Generator, number: int, *, hybrid: bool) -> l
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize("hybrid", [False, True])
 @pytest.mark.parametrize("rate_per_s", [4.0, 14.0])
-def test_same_trace_same_results(slots: int, hybrid: bool, rate_per_s: float) -> None:
+def test_same_trace_same_results(*, slots: int, hybrid: bool, rate_per_s: float) -> None:
     """Each of 4000 requests starts and ends when the independent model says, and as many loads happen."""
     rng = np.random.default_rng([slots, hybrid])
     variants = random_variants(rng, 12, hybrid=hybrid)

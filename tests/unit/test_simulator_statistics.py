@@ -56,7 +56,7 @@ def record(tally: Tally, **row: float) -> None:
 
 
 @pytest.mark.parametrize(("from_arrival", "late"), [(True, [1, 1]), (False, [0, 1])])
-def test_late_by_response_or_by_execution(from_arrival: bool, late: list[int]) -> None:
+def test_late_by_response_or_by_execution(*, from_arrival: bool, late: list[int]) -> None:
     """The objective is held against the time since arrival, or against the execution alone."""
     tally = Tally(2, 1, [50.0, 10.0], from_arrival=from_arrival)
     record(tally, model=0, arrival=0.0, start=20.0, end=60.0, cold=1.0)

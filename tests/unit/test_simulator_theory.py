@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from simulator_support import engine_of
 
 from chrion.simulator.engine import Future

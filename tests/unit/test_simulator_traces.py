@@ -18,7 +18,7 @@ def trace(folder: Path, kind: str, text: str) -> Arrivals | MinuteCounts:
 
 
 def test_csv(tmp_path: Path) -> None:
-    """Times are seconds, functions get numbers in order of appearance, empty lines and a byte order mark are no rows."""
+    """Times are seconds, functions get numbers in order of appearance; empty lines are no rows."""
     read = trace(tmp_path, "csv", "\ufefftime_s,model\n0,b\n\n0.5,a\n0.5,b\n")
     assert isinstance(read, Arrivals)
     assert read.times_s.tolist() == [0.0, 0.5, 0.5]
@@ -50,7 +50,11 @@ def test_azure_llm(tmp_path: Path) -> None:
         ("csv", "time_s,model\n0,a\nx,a\n", "line 3, column time_s: expected seconds at or above 0, found 'x'"),
         ("csv", "time_s,model\n-1,a\n", "line 2, column time_s: expected seconds at or above 0, found '-1'"),
         ("csv", "time_s,model\ninf,a\n", "line 2, column time_s: expected seconds at or above 0, found 'inf'"),
-        ("csv", "time_s,model\n2,a\n1,a\n", "line 3, column time_s: expected a time not before the last one, 2, found '1'"),
+        (
+            "csv",
+            "time_s,model\n2,a\n1,a\n",
+            "line 3, column time_s: expected a time not before the last one, 2, found '1'",
+        ),
         ("csv", "time_s,model\n0, \n", "line 2, column model: expected a model's name, found ' '"),
         ("csv", "time_s,model\n0,a,b\n", "line 2: expected 2 columns, found 3"),
         ("csv", "time_s,model\n", "holds no request"),
