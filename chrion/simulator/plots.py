@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _PANELS = 3
 #: Bins of a histogram between its ends.
 _BARS = 60
+#: A logarithmic axis shorter than this has labels at 2 and 5 as well.
+_SHORT_SPAN = 2000.0
 _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
 
 
@@ -34,7 +36,7 @@ def plot_results(results: Sequence[PatternResult], path: Path) -> None:
         OptionError: matplotlib is missing, or the file cannot be written.
     """
     figure = _figure(10, 6.4)
-    families = list(results[0].executions)[:_PANELS]
+    families = _busiest(results)
     grid = figure.add_gridspec(2, 6)
     span = 6 // len(families)
     for i, family in enumerate(families):
@@ -45,8 +47,21 @@ def plot_results(results: Sequence[PatternResult], path: Path) -> None:
     _histograms(axes, [(r.pattern, r.responses) for r in results], log=True)
     _label(axes, "all models: response", "ms", "share of requests")
     _memory(figure.add_subplot(grid[1, 3:]), results)
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
+    _legend(figure, axes)
+    _save(figure, path)
+
+
+def plot_histograms(panels: Mapping[str, Sequence[tuple[str, Counts]]], path: Path) -> None:
+    """Draw histograms side by side: by panel's title, the named counts.
+
+    Raises:
+        OptionError: matplotlib is missing, or the file cannot be written.
+    """
+    figure = _figure(3.4 * len(panels), 3.2)
+    for i, (axes, (title, named)) in enumerate(zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True)):
+        _histograms(axes, named)
+        _label(axes, title, "ms", "share of requests" if i == 0 else "")
+    _legend(figure, axes)
     _save(figure, path)
 
 
@@ -80,8 +95,7 @@ def plot_sweep(points: Sequence[Point], path: Path) -> None:
     _label(right, "swapping", label, "loads in % of requests")
     for axes in (left, right):
         axes.set_ylim(bottom=0)
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=min(3, len(labels)), frameon=False)
+    _legend(figure, left)
     _save(figure, path)
 
 
@@ -115,25 +129,45 @@ def _save(figure: Figure, path: Path) -> None:
 
 def _histograms(axes: Axes, named: Sequence[tuple[str, Counts]], *, log: bool = False) -> None:
     """Shares of requests over common bins between the 0.1 % and 99.9 % points of them all."""
-    edges = _common_edges([counts for _, counts in named], log=log)
+    edges = _common_edges([counts for _, counts in named])
     middles = np.sqrt(bin_edges()[:-1] * bin_edges()[1:])
     for i, (name, counts) in enumerate(named):
         shares, _ = np.histogram(np.clip(middles, edges[0], edges[-1]), edges, weights=counts / max(1, counts.sum()))
         axes.stairs(shares, edges, label=name, color=_COLOURS[i % len(_COLOURS)], fill=True, alpha=0.25)
         axes.stairs(shares, edges, color=_COLOURS[i % len(_COLOURS)], linewidth=1.3)
     if log:
-        axes.set_xscale("log")
+        _log_scale(axes, edges[-1] / edges[0])
 
 
-def _common_edges(histograms: Sequence[Counts], *, log: bool) -> np.ndarray[Any, Any]:
+def _log_scale(axes: Axes, span: float) -> None:
+    """A logarithmic axis with plain numbers."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter  # noqa: PLC0415 # an extra
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if span < _SHORT_SPAN else (1.0,)))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _busiest(results: Sequence[PatternResult]) -> list[str]:
+    """The families with most executions, in the scenario's order; at least one."""
+    executions = results[0].executions
+    ranked = sorted(executions, key=lambda family: -int(executions[family].sum()))
+    chosen = [family for family in ranked[:_PANELS] if executions[family].any()] or ranked[:1]
+    return [family for family in executions if family in chosen]
+
+
+def _common_edges(histograms: Sequence[Counts]) -> np.ndarray[Any, Any]:
     """Edges that are some of the histograms' own, so that no bin is split."""
     total = np.sum(histograms, axis=0)
-    cumulative = np.cumsum(total) / max(1, total.sum())
+    edges = bin_edges()
+    if not total.any():
+        return edges[[0, -1]]
+    cumulative = np.cumsum(total) / total.sum()
     first, last = (int(np.searchsorted(cumulative, share)) for share in (0.001, 0.999))
-    del log
     step = max(1, round((last + 2 - first) / _BARS))
-    chosen: np.ndarray[Any, Any] = bin_edges()[np.arange(max(0, first - step), last + 2 * step + 1, step)]
-    return chosen
+    chosen = np.arange(first - step, last + 2 * step + 1, step)
+    return edges[np.unique(np.clip(chosen, 0, len(edges) - 1))]
 
 
 def _memory(axes: Axes, results: Sequence[PatternResult]) -> None:
@@ -144,6 +178,11 @@ def _memory(axes: Axes, results: Sequence[PatternResult]) -> None:
         axes.axhline(server.memory_budget_mb / 1000, color="black", linewidth=0.8, linestyle=":")
     axes.set_ylim(bottom=0)
     _label(axes, "server 0: GPU memory held by models", "s", "GB")
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=min(3, len(labels)), frameon=False)
 
 
 def _label(axes: Axes, title: str, x: str, y: str) -> None:

@@ -32,6 +32,8 @@ from chrion.simulator.variants import Variant, from_plan, from_table
 from chrion.simulator.workload import Workload, build_workload
 
 _DEFAULT_CATALOGUE = "table6"
+#: Keys whose values name files.
+_FILES = ("path", "plan")
 _MODEL_KEYS = (*(f.name for f in fields(ModelSpec)), "variants")
 
 
@@ -101,8 +103,9 @@ class Source:
     sets: Mapping[str, Any] = field(default_factory=dict)
 
     def changed(self, sets: Mapping[str, Any]) -> Source:
-        """The same with some values set."""
-        return replace(self, sets={**self.sets, **sets})
+        """The same with some values set; a file named here is relative to the current folder."""
+        files = {k: str(Path(v).absolute()) for k, v in sets.items() if k.rsplit(".", 1)[-1] in _FILES and v}
+        return replace(self, sets={**self.sets, **sets, **files})
 
     def build(self) -> Scenario:
         """Apply the changes, complete with defaults, check.
