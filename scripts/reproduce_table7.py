@@ -41,7 +41,11 @@ ASSUMPTIONS: list[tuple[str, list[dict[str, Any]]]] = [
     ("objective, 1.05 x GPU latency", [{"slo.factor": factor} for factor in (1.02, 1.1, 1.2)]),
     (
         "objective held against execution",
-        [{"measure": "response"}, {"measure": "response", "slo.factor": 2.0}, {"measure": "response", "slo.factor": 5.0}],
+        [
+            {"measure": "response"},
+            {"measure": "response", "slo.factor": 2.0},
+            {"measure": "response", "slo.factor": 5.0},
+        ],
     ),
     ("memory full at the start", [{"preload": False}]),
     ("requests at once on the GPU, 1", [{"gpu_slots": 2}]),

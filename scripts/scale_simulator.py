@@ -65,7 +65,9 @@ def main() -> None:
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
                 seconds, peak_mb, swapping = pool.submit(measure, requests, pattern).result()
             each = seconds / requests * 1e6
-            print(f"| {pattern} | {requests} | {seconds:.2f} | {each:.2f} | {peak_mb:.0f} | {swapping:.1%} |", flush=True)
+            print(
+                f"| {pattern} | {requests} | {seconds:.2f} | {each:.2f} | {peak_mb:.0f} | {swapping:.1%} |", flush=True
+            )
 
 
 if __name__ == "__main__":

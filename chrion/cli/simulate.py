@@ -67,7 +67,7 @@ def _sweep(
 ) -> None:
     with _progress() as progress:
         task = progress.add_task("points", total=len(points))
-        found = sweep.sweep(
+        found = sweep.run_grid(
             source,
             points,
             workers=workers,

@@ -58,7 +58,9 @@ def plot_histograms(panels: Mapping[str, Sequence[tuple[str, Counts]]], path: Pa
         OptionError: matplotlib is missing, or the file cannot be written.
     """
     figure = _figure(3.4 * len(panels), 3.2)
-    for i, (axes, (title, named)) in enumerate(zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True)):
+    for i, (axes, (title, named)) in enumerate(
+        zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True)
+    ):
         _histograms(axes, named)
         _label(axes, title, "ms", "share of requests" if i == 0 else "")
     _legend(figure, axes)

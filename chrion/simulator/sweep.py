@@ -33,7 +33,7 @@ class Point:
         }
 
 
-def sweep(
+def run_grid(
     source: Source,
     points: Sequence[Mapping[str, Any]],
     *,

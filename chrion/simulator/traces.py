@@ -79,7 +79,11 @@ def read_trace(kind: str, path: Path) -> Arrivals | MinuteCounts:
 @lru_cache(maxsize=4)
 def _read(kind: str, path: Path, changed_ns: int, size: int) -> Arrivals | MinuteCounts:
     del changed_ns, size  # part of the cache's key
-    readers: dict[str, _Reader] = {"csv": _read_csv, "azure-functions-2019": _read_functions, "azure-llm-2023": _read_llm}
+    readers: dict[str, _Reader] = {
+        "csv": _read_csv,
+        "azure-functions-2019": _read_functions,
+        "azure-llm-2023": _read_llm,
+    }
     with _rows(path) as rows:
         trace = readers[kind](path, rows)
     empty = not trace.counts.any() if isinstance(trace, MinuteCounts) else not len(trace.times_s)

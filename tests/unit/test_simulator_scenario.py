@@ -49,9 +49,13 @@ def test_an_empty_file_is_the_papers_nine_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", scenario_names())
-def test_shipped_scenarios_run(name: str) -> None:
-    """Every scenario that comes with Chrion runs, and serves all its requests."""
-    built = find_scenario(name).changed({"requests": 300}).build()
+def test_shipped_scenarios_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every scenario that comes with Chrion runs and serves all its requests; a trace is found from where one is."""
+    (tmp_path / "trace.csv").write_text("HashOwner,HashApp,HashFunction,Trigger,1,2\no,a,f,http,100,200\n")
+    monkeypatch.chdir(tmp_path)
+    source = find_scenario(name)
+    replays = source.content["workload"]["kind"] == "azure-functions-2019"
+    built = source.changed({"path": "trace.csv"} if replays else {"requests": 300}).build()
     assert [result.total.completed for result in simulate(built)] == [300] * len(built.patterns)
 
 

@@ -13,7 +13,7 @@ from chrion.simulator import plots
 from chrion.simulator.overrides import grid
 from chrion.simulator.run import simulate
 from chrion.simulator.scenario import Source, find_scenario
-from chrion.simulator.sweep import Point, sweep
+from chrion.simulator.sweep import Point, run_grid
 
 POINTS = grid([("gpu_memory_gb", (8, 10, 12)), ("eviction", ("lru", "lfu"))])
 SETS = {"requests": 400}
@@ -47,7 +47,7 @@ def ray_address() -> Iterator[str]:
 def test_a_point_is_the_scenario_with_its_values_set(source: Source) -> None:
     """Each point gives what its scenario gives alone, and progress counts the points."""
     heard: list[int] = []
-    points = sweep(source, POINTS, progress=heard.append)
+    points = run_grid(source, POINTS, progress=heard.append)
     assert heard == [1, 2, 3, 4, 5, 6]
     alone = simulate(source.changed(POINTS[3]).build())
     assert figures(points)[3]["patterns"] == Point({}, 9, alone).to_json()["patterns"]
@@ -55,31 +55,31 @@ def test_a_point_is_the_scenario_with_its_values_set(source: Source) -> None:
 
 def test_processes_change_nothing(source: Source) -> None:
     """Two processes give what one gives, in the same order."""
-    assert figures(sweep(source, POINTS, workers=2)) == figures(sweep(source, POINTS))
+    assert figures(run_grid(source, POINTS, workers=2)) == figures(run_grid(source, POINTS))
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_ray_cluster_of_two_nodes_changes_nothing(source: Source, ray_address: str) -> None:
     """A Ray cluster gives what one process gives, in the same order, and is left as it was."""
-    found = figures(sweep(source, POINTS, ray_address=ray_address))
+    found = figures(run_grid(source, POINTS, ray_address=ray_address))
     import ray  # noqa: PLC0415 # an extra
 
     assert not ray.is_initialized()
-    assert found == figures(sweep(source, POINTS))
+    assert found == figures(run_grid(source, POINTS))
 
 
 def test_ray_is_an_extra(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without ray one line names the extra."""
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(OptionError, match=r"pip install 'chrion\[ray\]'"):
-        sweep(source, POINTS, ray_address="auto")
+        run_grid(source, POINTS, ray_address="auto")
 
 
 def test_a_bad_point_stops_all(source: Source) -> None:
     """No point runs if one cannot."""
     heard: list[int] = []
     with pytest.raises(ScenarioError, match="the largest server has"):
-        sweep(source, grid([("gpu_memory_gb", (12, 5))]), progress=heard.append)
+        run_grid(source, grid([("gpu_memory_gb", (12, 5))]), progress=heard.append)
     assert heard == []
 
 
@@ -87,7 +87,7 @@ def test_pictures(source: Source, tmp_path: Path) -> None:
     """A run and a sweep are drawn as PNG files."""
     pytest.importorskip("matplotlib")
     plots.plot_results(simulate(source.build()), tmp_path / "run.png")
-    plots.plot_sweep(sweep(source, POINTS), tmp_path / "sweep.png")
+    plots.plot_sweep(run_grid(source, POINTS), tmp_path / "sweep.png")
     for name in ("run.png", "sweep.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
@@ -95,7 +95,7 @@ def test_pictures(source: Source, tmp_path: Path) -> None:
 def test_copies_are_drawn_as_models(source: Source, tmp_path: Path) -> None:
     """A sweep over copies has the number of models on its axis: nine for one copy."""
     pytest.importorskip("matplotlib")
-    points = sweep(source, grid([("copies", (1, 2))]))
+    points = run_grid(source, grid([("copies", (1, 2))]))
     assert [point.models for point in points] == [9, 18]
     plots.plot_sweep(points, tmp_path / "sweep.svg")
     assert ">models<" in (tmp_path / "sweep.svg").read_text() or "models" in (tmp_path / "sweep.svg").read_text()
@@ -104,7 +104,7 @@ def test_copies_are_drawn_as_models(source: Source, tmp_path: Path) -> None:
 def test_a_plot_needs_numbers_and_a_known_format(source: Source, tmp_path: Path) -> None:
     """Words cannot be an axis, and an unknown suffix is refused in one line."""
     pytest.importorskip("matplotlib")
-    points = sweep(source, grid([("eviction", ("lru", "lfu"))]))
+    points = run_grid(source, grid([("eviction", ("lru", "lfu"))]))
     with pytest.raises(OptionError, match="is not a number"):
         plots.plot_sweep(points, tmp_path / "sweep.png")
     with pytest.raises(OptionError, match="xyz"):
