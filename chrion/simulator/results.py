@@ -18,6 +18,8 @@ from chrion.simulator.scenario import Scenario
 from chrion.simulator.statistics import Counts, Tally, bin_edges, quantile
 
 SCHEMA = "chrion.simulation/1"
+#: The part of a model's requests that may violate before it counts as missing its objective.
+_TOLERATED = 0.01
 SWEEP_SCHEMA = "chrion.simulation-sweep/1"
 
 
@@ -100,6 +102,11 @@ class PatternResult:
     responses: Counts = field(repr=False)
 
     @property
+    def models_missing(self) -> int:
+        """Models of which more than 1 % of the requests violate: busy models hide them in the rate of all requests."""
+        return sum(model.violation_rate > _TOLERATED for model in self.models)
+
+    @property
     def loads_per_s(self) -> float:
         """Loads a second."""
         return self.total.loads / self.duration_ms * 1000 if self.duration_ms else 0.0
@@ -150,6 +157,7 @@ def summary(result: PatternResult) -> dict[str, Any]:
         "duration_ms": result.duration_ms,
         **_counted_json(result.total),
         "cold_response": _plain(result.cold_response),
+        "models_missing": result.models_missing,
         "loads_per_s": result.loads_per_s,
         "loaded_mb_per_s": result.loaded_mb_per_s,
         "memory_peak_mb": max(s.memory_peak_mb for s in result.servers),

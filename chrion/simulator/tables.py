@@ -16,6 +16,8 @@ from chrion.simulator.sweep import Point
 #: Models and servers shown; the JSON has them all.
 _ROWS = 12
 _RATES = ("violations", "swapping", "mean ms", "p50 ms", "p95 ms", "p99 ms")
+#: Models with more than 1 % of their requests violating.
+_MISSING = "models over 1 %"
 _TEXT = ("pattern", "model", "server")
 
 
@@ -27,21 +29,21 @@ def report(scenario: Scenario, results: Sequence[PatternResult]) -> RenderableTy
 def sweep_table(points: Sequence[Point]) -> RenderableType:
     """One row for each point and pattern."""
     keys = list(points[0].values) if points else []
-    table = _table("", [*keys, "models", "pattern", *_RATES])
+    table = _table("", [*keys, "models", "pattern", *_RATES, _MISSING])
     for point in points:
         for result in point.results:
             swept = [str(point.values[key]) for key in keys]
-            table.add_row(*swept, str(point.models), result.pattern, *_rates(result.total))
+            table.add_row(*swept, str(point.models), result.pattern, *_rates(result.total), str(result.models_missing))
     return table
 
 
 def _patterns(scenario: Scenario, results: Sequence[PatternResult]) -> Table:
     servers = "1 server" if len(scenario.servers) == 1 else f"{len(scenario.servers)} servers"
     title = f"{scenario.name}: {len(scenario.models)} models on {servers}; latencies are times since arrival"
-    table = _table(title, ["pattern", "requests", "dropped", *_RATES, "cold p95", "loads/s", "MB/s"])
+    table = _table(title, ["pattern", "requests", "dropped", *_RATES, "cold p95", "loads/s", "MB/s", _MISSING])
     for result in results:
         total, cold_p95 = result.total, _ms(result.cold_response.p95_ms)
-        traffic = f"{result.loads_per_s:.3g}", f"{result.loaded_mb_per_s:.3g}"
+        traffic = f"{result.loads_per_s:.3g}", f"{result.loaded_mb_per_s:.3g}", str(result.models_missing)
         table.add_row(result.pattern, str(total.arrivals), str(total.dropped), *_rates(total), cold_p95, *traffic)
     return table
 

@@ -52,6 +52,7 @@ def test_by_hand(tmp_path: Path) -> None:
     assert total.execution.mean_ms == pytest.approx(45)
     assert total.mean_wait_ms == pytest.approx(103)
     assert [model.late for model in result.models] == [0, 5]
+    assert result.models_missing == 1
     assert result.duration_ms == pytest.approx(9153)
     server = result.servers[0]
     assert server.gpu_busy == pytest.approx(5 * (30 + 50) / 9153)
