@@ -34,10 +34,13 @@ def simulate(
 ) -> None:
     """Simulate a cluster of GPU servers that swap models in and out of memory."""
     if plot:
-        plots.require_matplotlib()
+        plots.check_target(plot)
     source = find_scenario(scenario).changed(dict(map(overrides.parse_set, set_ or [])))
     if sweep_:
-        points = overrides.grid([overrides.parse_sweep(text) for text in sweep_])
+        swept = [overrides.parse_sweep(text) for text in sweep_]
+        if plot:
+            plots.check_axis(*swept[0])
+        points = overrides.grid(swept)
         _sweep(source, points, plot, workers=workers or os.cpu_count() or 1, ray=ray, as_json=json_)
     else:
         _single(source, plot, as_json=json_)

@@ -30,6 +30,7 @@ VARIANT_KEYS = (
     "distribution",
     "jitter_cv",
     "plan",
+    "part",
 )
 
 

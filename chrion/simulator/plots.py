@@ -76,12 +76,11 @@ def plot_sweep(points: Sequence[Point], path: Path) -> None:
         OptionError: matplotlib is missing, the file cannot be written, or the first key's values are no numbers.
     """
     key, *others = points[0].values
+    check_axis(key, [point.values[key] for point in points])
     of_models = key.rsplit(".", 1)[-1] == "copies"
     lines: dict[tuple[Any, ...], list[tuple[float, float, float]]] = {}
     for point in points:
         at = point.models if of_models else point.values[key]
-        if isinstance(at, str):
-            raise OptionError(f"--plot: {key} = {at!r} is not a number", hint="name a key of numbers first")
         for result in point.results:
             name = (result.pattern, *(f"{other} = {point.values[other]}" for other in others))
             lines.setdefault(name, []).append((at, result.total.violation_rate, result.total.swapping_rate))
@@ -101,12 +100,31 @@ def plot_sweep(points: Sequence[Point], path: Path) -> None:
     _save(figure, path)
 
 
-def require_matplotlib() -> None:
-    """Say in one line what is missing, if it is.
+def check_target(path: Path) -> None:
+    """See before a long run that a picture can be drawn into this file.
 
     Raises:
-        OptionError: matplotlib is not installed.
+        OptionError: matplotlib is missing, there is no such folder, or the file's suffix is no format.
     """
+    formats = _figure(1, 1).canvas.get_supported_filetypes()
+    if not path.absolute().parent.is_dir():
+        raise OptionError(f"{path}: cannot be written: there is no such folder")
+    if path.suffix.lstrip(".") not in formats:
+        raise OptionError(f"{path}: not a picture's name", hint=f"it may end with {', '.join(sorted(formats))}")
+
+
+def check_axis(key: str, values: Sequence[Any]) -> None:
+    """See before a long sweep that its first key can be an axis.
+
+    Raises:
+        OptionError: Its values are no numbers.
+    """
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise OptionError(f"--plot: {key} = {value!r} is not a number", hint="name a key of numbers first")
+
+
+def _require_matplotlib() -> None:
     try:
         importlib.import_module("matplotlib")
     except ImportError as error:
@@ -114,18 +132,16 @@ def require_matplotlib() -> None:
 
 
 def _figure(width: float, height: float) -> Figure:
-    require_matplotlib()
+    _require_matplotlib()
     from matplotlib.figure import Figure  # noqa: PLC0415 # an extra
 
     return Figure((width, height), dpi=110, layout="constrained")
 
 
 def _save(figure: Figure, path: Path) -> None:
+    check_target(path)
     buffer = io.BytesIO()
-    try:
-        figure.savefig(buffer, format=path.suffix.lstrip(".") or "png")
-    except ValueError as error:
-        raise OptionError(f"{path}: {str(error).splitlines()[0]}") from error
+    figure.savefig(buffer, format=path.suffix.lstrip("."))
     write_atomically(path, buffer.getvalue())
 
 

@@ -100,19 +100,17 @@ def choose_victims(residents: Iterable[Resident], needed: int, rank: Rank, now_m
         now_ms: The time.
 
     Returns:
-        The models to evict, in order; None where even all that may leave are not enough. Linear in the number of
-        residents for each victim, of which there are one or two.
+        The models to evict, in order; None where even all that may leave are not enough.
     """
-    free_to_go = [r for r in residents if not r.in_use and not r.pinned]
-    if sum(r.bytes for r in free_to_go) < needed:
-        return None
+    free_to_go = [(rank(r, now_ms), i, r) for i, r in enumerate(residents) if not r.in_use and not r.pinned]
+    free_to_go.sort()
     victims: list[Resident] = []
-    while needed > 0:
-        victim = min(free_to_go, key=lambda r: rank(r, now_ms))
-        free_to_go.remove(victim)
+    for _, _, victim in free_to_go:
         victims.append(victim)
         needed -= victim.bytes
-    return victims
+        if needed <= 0:
+            return victims
+    return None
 
 
 def route_random(outstanding: Sequence[int], eligible: Sequence[int], homes: Sequence[int], draw: float) -> int:

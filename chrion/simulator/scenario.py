@@ -28,7 +28,7 @@ from chrion.simulator.settings import (
     read_section,
     refuse_unknown,
 )
-from chrion.simulator.variants import Variant, from_plan, from_table
+from chrion.simulator.variants import PLAN_PARTS, Variant, from_plan, from_table
 from chrion.simulator.workload import Workload, build_workload
 
 _DEFAULT_CATALOGUE = "table6"
@@ -154,8 +154,10 @@ def with_catalogue(content: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         raise ScenarioError(f"use = {use!r}: expected a list of names")
     refuse_unknown(dict.fromkeys(use), merged, f"use: catalogue {name}")
     models = {key: merged[key] for key in use}
-    for entry in own:
-        key = str(entry.get("name"))
+    names = [str(entry.get("name")) for entry in own]
+    if len(set(names)) < len(names):
+        raise ScenarioError(f"models: two are named {max(names, key=names.count)!r}", hint="copies makes several alike")
+    for key, entry in zip(names, own, strict=True):
         models[key] = {**models.get(key, {}), **entry}
     rest = {key: value for key, value in content.items() if key not in ("catalogue", "use")}
     return {**rest, "models": list(models.values())}
@@ -190,7 +192,9 @@ def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
     if policies.admission == "deadline" and slo.measure != "response":
         raise ScenarioError("policies.admission = 'deadline' needs slo.measure = 'response'")
     servers = _servers(content.get("servers", [{}]))
-    families = [_family(entry, content.get("variants", {}), folder) for entry in content["models"]]
+    defaults = content.get("variants", {})
+    families = [_family(entry, defaults, folder) for entry in content["models"]]
+    refuse_unknown(defaults, list(dict.fromkeys(name for _, variants in families for name in variants)), "variants")
     patterns = _patterns(content.get("patterns"), families)
     models = _models(families, slo, patterns)
     check_fit(models, servers, patterns)
@@ -234,8 +238,10 @@ def _variant(name: str, table: Any, defaults: Any, where: str, folder: Path) -> 
     full = {**defaults, **table}
     refuse_unknown(full, VARIANT_KEYS, f"{where}.variants.{name}")
     for key, value in full.items():
-        if isinstance(value, str) != (key in ("distribution", "plan")) or isinstance(value, bool | list | dict):
+        if isinstance(value, str) != (key in ("distribution", "plan", "part")) or isinstance(value, bool | list | dict):
             raise ScenarioError(f"{where}.variants.{name}.{key} = {value!r}: of a wrong type")
+    if full.get("part", PLAN_PARTS[0]) not in PLAN_PARTS or ("part" in full and "plan" not in full):
+        raise ScenarioError(f"{where}.variants.{name}.part: with a plan, one of {', '.join(PLAN_PARTS)}")
     try:
         return from_plan(name, folder / full["plan"], full) if "plan" in full else from_table(name, full)
     except ValueError as error:
@@ -249,7 +255,8 @@ def _patterns(given: Any, families: Sequence[tuple[ModelSpec, dict[str, Variant]
         raise ScenarioError("models: there is none")
     common = [name for name in families[0][1] if all(name in variants for _, variants in families)]
     patterns = common if given is None else given
-    if not isinstance(patterns, list) or not patterns or len(set(map(str, patterns))) < len(patterns):
+    words = isinstance(patterns, list) and all(isinstance(pattern, str) for pattern in patterns)
+    if not words or not patterns or len(set(patterns)) < len(patterns):
         raise ScenarioError(f"patterns = {given!r}: expected a list of variants' names, each once")
     for spec, variants in families:
         for pattern in patterns:

@@ -298,6 +298,4 @@ def releases(variant: Variant) -> tuple[tuple[tuple[float, tuple[int, int]], ...
 
 def _work_ms(variant: Variant, spec: ServerSpec) -> float:
     """How much longer a queue in front of the server gets by one request."""
-    on_cores = sum(variant.core_busy_ms) / spec.cpu_cores if variant.cores else 0.0
-    on_gpu = variant.gpu_busy_ms / spec.gpu_slots if variant.gpu_busy_ms else 0.0
-    return max(on_cores, on_gpu)
+    return max(sum(variant.core_busy_ms) / max(1, spec.cpu_cores), variant.gpu_busy_ms / max(1, spec.gpu_slots))

@@ -22,6 +22,8 @@ from chrion.files import read_json
 PLAN_SCHEMA = "chrion.plan/1"
 #: Shapes of the latency distribution; each has mean 1 before it is multiplied by the latency.
 DISTRIBUTIONS = ("constant", "lognormal", "exponential")
+#: What a plan file has figures for: the plan, and the plain model on the accelerator or on the CPU cores.
+PLAN_PARTS = ("plan", "accelerator_only", "cpu_only")
 _AGAIN = "write the plan again with chrion partition -o"
 
 
@@ -106,15 +108,16 @@ def from_plan(name: str, path: Path, table: Mapping[str, Any]) -> Variant:
     Args:
         name: The variant's name.
         path: What ``chrion partition -o`` wrote.
-        table: ``distribution``, ``jitter_cv`` and ``load_mb``, which a plan does not hold.
+        table: ``distribution``, ``jitter_cv`` and ``load_mb``, which a plan does not hold; and ``part``, one of
+            :data:`PLAN_PARTS`: the plan, or the plain model beside it.
 
     Raises:
         PlanError: The file cannot be read, or lacks what is asked of it.
     """
-    predicted = read_json(path, PLAN_SCHEMA, PlanError).get("predicted")
-    if not isinstance(predicted, dict):
-        raise PlanError(f"{path}: predicted is not a table", hint=_AGAIN)
+    content = read_json(path, PLAN_SCHEMA, PlanError)
+    part = table.get("part", PLAN_PARTS[0])
     try:
+        predicted = _part(content, part)
         latency_ms, memory_mb = float(predicted["latency_ms"]), float(predicted["memory_mb"])
         gpu_busy_ms, *lanes = (min(float(busy), latency_ms) for busy in predicted["busy_ms"])
         return Variant(
@@ -128,8 +131,24 @@ def from_plan(name: str, path: Path, table: Mapping[str, Any]) -> Variant:
             jitter_cv=float(table.get("jitter_cv", 0.0)),
         )
     except (KeyError, TypeError, ValueError) as error:
-        what = f"predicted.{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+        what = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
         raise PlanError(f"{path}: {what}", hint=_AGAIN) from error
+
+
+def _part(content: Mapping[str, Any], part: str) -> Mapping[str, Any]:
+    """Latency, memory and busy times of the plan, or of the plain model that it was compared with."""
+    predicted = content["predicted"]
+    if not isinstance(predicted, dict):
+        raise TypeError("predicted is not a table")
+    if part == "plan":
+        return predicted
+    plain = predicted.get(part)
+    if not isinstance(plain, dict):
+        raise TypeError(f"it holds no figures for {part}")
+    latency_ms = plain["latency_ms"]
+    if part == "accelerator_only":
+        return {**plain, "busy_ms": [latency_ms]}
+    return {"latency_ms": latency_ms, "memory_mb": 0.0, "busy_ms": [0.0, *[latency_ms] * int(content["cores"])]}
 
 
 class Jitter:

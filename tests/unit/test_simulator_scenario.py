@@ -33,9 +33,9 @@ def scenario(folder: Path, text: str, **sets: Any) -> Scenario:
     return find_scenario(str(path)).changed(sets).build()
 
 
-def plan(folder: Path, predicted: Any) -> Path:
+def plan(folder: Path, predicted: Any, cores: int = 2) -> Path:
     path = folder / "x.plan.json"
-    path.write_text(json.dumps({"schema": "chrion.plan/1", "model": "x", "predicted": predicted}))
+    path.write_text(json.dumps({"schema": "chrion.plan/1", "model": "x", "cores": cores, "predicted": predicted}))
     return path
 
 
@@ -93,7 +93,7 @@ def test_variant_from_a_plan(tmp_path: Path) -> None:
     ("predicted", "message"),
     [
         (None, "predicted is not a table"),
-        ({"latency_ms": 1.0, "memory_mb": 1.0}, "predicted.busy_ms is missing"),
+        ({"latency_ms": 1.0, "memory_mb": 1.0}, "busy_ms is missing"),
         ({"latency_ms": 0.0, "memory_mb": 1.0, "busy_ms": [1.0]}, "latency_ms = 0 is not above 0"),
         ({"latency_ms": 1.0, "memory_mb": 1.0, "busy_ms": []}, "not enough values"),
     ],
@@ -110,6 +110,18 @@ def test_plan_files_are_variants_of_a_scenario(tmp_path: Path) -> None:
     built = scenario(tmp_path, MODEL + '[models.variants.chrion]\nplan = "x.plan.json"\n')
     assert built.patterns == ("gpu", "hybrid", "chrion")
     assert built.models[0].variants["chrion"].memory_mb == 300.0
+
+
+def test_a_plan_file_also_has_the_plain_variants(tmp_path: Path) -> None:
+    """Its figures for the plain model become a GPU-only variant, and one that keeps all the plan's cores busy."""
+    plain = {"accelerator_only": {"latency_ms": 59.0, "memory_mb": 1643.0}, "cpu_only": {"latency_ms": 70.0}}
+    path = plan(tmp_path, {"latency_ms": 52.0, "memory_mb": 948.0, "busy_ms": [27.0, 37.0], **plain}, cores=2)
+    gpu = from_plan("gpu", path, {"part": "accelerator_only"})
+    assert gpu == Variant("gpu", 1643.0, 59.0, 59.0, (), 1643.0)
+    assert from_plan("cpu", path, {"part": "cpu_only"}) == Variant("cpu", 0.0, 70.0, 0.0, (70.0, 70.0), 0.0)
+    path = plan(tmp_path, {"latency_ms": 52.0, "memory_mb": 0.0, "busy_ms": [0.0, 37.0], "accelerator_only": None})
+    with pytest.raises(PlanError, match="no figures for accelerator_only"):
+        from_plan("gpu", path, {"part": "accelerator_only"})
 
 
 def test_copies_alternate_and_share_a_family(tmp_path: Path) -> None:
@@ -166,6 +178,13 @@ def test_variant_defaults(tmp_path: Path) -> None:
         ('patterns = ["fast"]', "no variant 'fast' (it has gpu, latency-optimal, memory-optimal)"),
         ("patterns = []", "patterns = []: expected a list"),
         ('[slo]\nof = "fast"', "slo.of = 'fast': model baseline has no such variant"),
+        ("patterns = [[1]]", "patterns = [[1]]: expected a list"),
+        ("[variants.gpuu]\njitter_cv = 0.1", "variants: no key 'gpuu' (did you mean 'gpu'?)"),
+        (MODEL + MODEL, "models: two are named 'm'"),
+        (
+            MODEL + '[models.variants.x]\nplan = "x.plan.json"\npart = "gpu"',
+            "part: with a plan, one of plan, accelerator_only",
+        ),
         ("[[models]]\ncopies = 2", "name is missing"),
         ('[[models]]\nname = "x"', "models.x: expected tables [models.variants.NAME]"),
         ('[[models]]\nname = "x"\nvariants.gpu = {latency_ms = 1}', "models.x: variant gpu: memory_mb is missing"),
@@ -203,6 +222,16 @@ def test_pinned_models_must_leave_room(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match=r"models.b: variant gpu takes 1000 MB, too much beside the pinned"):
         scenario(tmp_path, text, gpu_memory_gb=1.9)
     assert scenario(tmp_path, text, gpu_memory_gb=2.0).models[0].spec.pinned
+
+
+def test_servers_without_a_gpu(tmp_path: Path) -> None:
+    """Beside a GPU server, one without GPU or cores is given only what it can run."""
+    text = "[[servers]]\n[[servers]]\ngpu_memory_gb = 0.0\ngpu_slots = 0\ncpu_cores = 1\n" + MODEL
+    text += "[models.variants.cpu]\nmemory_mb = 0.0\nlatency_ms = 90.0\ncpu_busy_ms = 90.0\n"
+    built = scenario(tmp_path, text, requests=200, admission="deadline", rate_per_s=50.0, factor=10)
+    served = {r.pattern: [server.arrivals for server in r.servers] for r in simulate(built)}
+    assert served["gpu"] == served["hybrid"] == [200, 0]
+    assert all(served["cpu"])
 
 
 def test_no_such_scenario() -> None:

@@ -107,12 +107,14 @@ def test_a_plot_needs_numbers_and_a_known_format(source: Source, tmp_path: Path)
     points = run_grid(source, grid([("eviction", ("lru", "lfu"))]))
     with pytest.raises(OptionError, match="is not a number"):
         plots.plot_sweep(points, tmp_path / "sweep.png")
-    with pytest.raises(OptionError, match="xyz"):
+    with pytest.raises(OptionError, match=r"run.xyz: not a picture's name \(it may end with .*png"):
         plots.plot_results(points[0].results, tmp_path / "run.xyz")
+    with pytest.raises(OptionError, match="no such folder"):
+        plots.plot_results(points[0].results, tmp_path / "none" / "run.png")
 
 
-def test_matplotlib_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matplotlib_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without matplotlib one line names the extra."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(OptionError, match=r"pip install 'chrion\[plot\]'"):
-        plots.require_matplotlib()
+        plots.check_target(tmp_path / "run.png")
