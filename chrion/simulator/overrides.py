@@ -19,19 +19,9 @@ from chrion.simulator.settings import SECTIONS
 
 #: Keys at the top of a scenario.
 TOP_KEYS = ("name", "seed", "preload", "patterns", "catalogue", "use")
-#: Keys of a variant's table.
-VARIANT_KEYS = (
-    "memory_mb",
-    "latency_ms",
-    "gpu_busy_ms",
-    "cpu_busy_ms",
-    "cores",
-    "load_mb",
-    "distribution",
-    "jitter_cv",
-    "plan",
-    "part",
-)
+#: Keys of a variant's table: what a plan file says as well, and what it does not.
+MEASURED_KEYS = ("memory_mb", "latency_ms", "gpu_busy_ms", "cpu_busy_ms", "cores")
+VARIANT_KEYS = (*MEASURED_KEYS, "load_mb", "distribution", "jitter_cv", "plan", "part")
 
 
 def parse_set(text: str) -> tuple[str, Any]:
@@ -70,7 +60,7 @@ def apply_sets(content: Mapping[str, Any], sets: Mapping[str, Any]) -> dict[str,
 
     Args:
         content: The scenario, its catalogue's models already among its own.
-        sets: Values by key.
+        sets: Values by key, those of :data:`TOP_KEYS` apart.
 
     Raises:
         OptionError: A key leads nowhere, or several sections know it.
@@ -87,8 +77,6 @@ def _full_path(key: str) -> list[str]:
     path = key.split(".")
     if len(path) > 1:
         return path
-    if key in TOP_KEYS and key != "name":
-        return path
     homes = ["variants"] if key in VARIANT_KEYS else []
     homes += [name for name, kind in SECTIONS.items() if any(f.name == key for f in fields(kind))]
     if len(homes) != 1:
@@ -99,8 +87,6 @@ def _full_path(key: str) -> list[str]:
 
 def _tables(content: dict[str, Any], path: list[str], key: str) -> list[dict[str, Any]]:
     """The tables whose entry ``path[-1]`` is meant."""
-    if len(path) == 1:
-        return [content]
     section, *rest = path
     if section == "variants":
         section, rest = "models", ["*", "variants", *rest[-2:]]

@@ -15,7 +15,7 @@ from typing import Any
 from chrion.errors import ScenarioError
 from chrion.files import shipped
 from chrion.simulator.engine import Setting, eligible_servers, oracle
-from chrion.simulator.overrides import TOP_KEYS, VARIANT_KEYS, apply_sets
+from chrion.simulator.overrides import MEASURED_KEYS, TOP_KEYS, VARIANT_KEYS, apply_sets
 from chrion.simulator.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
 from chrion.simulator.server import Rules
 from chrion.simulator.settings import (
@@ -236,18 +236,25 @@ def _variant(name: str, table: Any, defaults: Any, where: str, folder: Path) -> 
     if not isinstance(table, Mapping) or not isinstance(defaults, Mapping):
         raise ScenarioError(f"{where}.variants.{name}: expected a table")
     full = {**defaults, **table}
-    refuse_unknown(full, VARIANT_KEYS, f"{where}.variants.{name}")
-    for key, value in full.items():
-        if isinstance(value, str) != (key in ("distribution", "plan", "part")) or isinstance(value, bool | list | dict):
-            raise ScenarioError(f"{where}.variants.{name}.{key} = {value!r}: of a wrong type")
-    if full.get("part", PLAN_PARTS[0]) not in PLAN_PARTS or ("part" in full and "plan" not in full):
-        raise ScenarioError(f"{where}.variants.{name}.part: with a plan, one of {', '.join(PLAN_PARTS)}")
+    _check_variant(full, f"{where}.variants.{name}")
     try:
         return from_plan(name, folder / full["plan"], full) if "plan" in full else from_table(name, full)
     except ValueError as error:
         if isinstance(error, ScenarioError) or "plan" in full:
             raise
         raise ScenarioError(f"{where}: {error}") from error
+
+
+def _check_variant(table: Mapping[str, Any], where: str) -> None:
+    """Refuse keys and types that no variant has, and figures beside the plan that already gives them."""
+    refuse_unknown(table, VARIANT_KEYS, where)
+    for key, value in table.items():
+        if isinstance(value, str) != (key in ("distribution", "plan", "part")) or isinstance(value, bool | list | dict):
+            raise ScenarioError(f"{where}.{key} = {value!r}: of a wrong type")
+        if key in MEASURED_KEYS and "plan" in table:
+            raise ScenarioError(f"{where}.{key}: the plan file gives it", hint="leave out one of them")
+    if table.get("part", PLAN_PARTS[0]) not in PLAN_PARTS or ("part" in table and "plan" not in table):
+        raise ScenarioError(f"{where}.part: with a plan, one of {', '.join(PLAN_PARTS)}")
 
 
 def _patterns(given: Any, families: Sequence[tuple[ModelSpec, dict[str, Variant]]]) -> tuple[str, ...]:

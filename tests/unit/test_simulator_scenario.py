@@ -185,6 +185,7 @@ def test_variant_defaults(tmp_path: Path) -> None:
             MODEL + '[models.variants.x]\nplan = "x.plan.json"\npart = "gpu"',
             "part: with a plan, one of plan, accelerator_only",
         ),
+        (MODEL + '[models.variants.x]\nplan = "x.plan.json"\nlatency_ms = 1', "latency_ms: the plan file gives it"),
         ("[[models]]\ncopies = 2", "name is missing"),
         ('[[models]]\nname = "x"', "models.x: expected tables [models.variants.NAME]"),
         ('[[models]]\nname = "x"\nvariants.gpu = {latency_ms = 1}', "models.x: variant gpu: memory_mb is missing"),
