@@ -121,11 +121,14 @@ class Server:
         """Take a request that arrives now."""
         self.board.outstanding[self.index] += 1
         resident = self.residents.get(model)
-        if self.rules.deadlines and not self._worth_taking(now, model):
+        dropped = self.rules.deadlines and not self._worth_taking(now, model)
+        if dropped:
             self._drop(number, model, now, cold=resident is None)
-        elif resident is None:
-            self._wait_for_load(now, (number, model, now, factor, True))
-        else:
+        if resident is None:
+            waiters = self._want(now, model)
+            if not dropped:
+                waiters.append((number, model, now, factor, True))
+        elif not dropped:
             resident.in_use += 1
             self._ready_up((number, model, now, factor, False))
             self._start_ready(now)
@@ -137,18 +140,18 @@ class Server:
             wait_ms = max(wait_ms, link_ms if model == self.loading else link_ms + self._load_ms[model])
         return self.rules.admit(now, now + self.rules.slo_ms[model], wait_ms, self._latency_ms[model])
 
-    def _wait_for_load(self, now: float, job: Job) -> None:
-        model = job[1]
+    def _want(self, now: float, model: int) -> list[Job]:
+        """See that the model gets loaded, for a dropped request as well: the next may be in time."""
         waiters = self._waiters.get(model)
         if waiters is None:
             waiters = self._waiters[model] = []
             self.board.homes[model].append(self.index)
             self.cold[model] = Waiting(model, now)
-        waiters.append(job)
         if model in self.cold:
             self.cold[model].requests += 1
             self.cold[model].demand_ms += self._latency_ms[model]
             self._load_next(now)
+        return waiters
 
     def _load_next(self, now: float) -> None:
         """Start the next load if the link is free and there is, or can be, room."""

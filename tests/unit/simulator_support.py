@@ -11,11 +11,13 @@ from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Variant
 
 
-def engine_of(
+def engine_of(  # noqa: PLR0913 # every test changes another one
     variants: Sequence[Variant],
     *,
     spec: ServerSpec | None = None,
     eviction: str = "lru",
+    admission: str = "none",
+    slo_ms: float = math.inf,
     seed: int = 1,
     **setting: Any,
 ) -> Engine:
@@ -24,9 +26,9 @@ def engine_of(
     rules = Rules(
         rank=EVICTION[eviction],
         order=LOAD_ORDER["fifo"],
-        admit=ADMISSION["none"],
-        deadlines=False,
-        slo_ms=[math.inf] * size,
+        admit=ADMISSION[admission],
+        deadlines=admission == "deadline",
+        slo_ms=[slo_ms] * size,
         weights=[1.0] * size,
         pinned=[False] * size,
     )

@@ -163,6 +163,16 @@ def test_execution_goes_on_during_a_load() -> None:
     assert by_number[1][4] == pytest.approx(by_number[2][5])
 
 
+def test_a_dropped_request_brings_its_model_for_the_next() -> None:
+    """Where a load alone outlasts the objective, the first request is dropped and the second finds the weights."""
+    rows: list[Any] = []
+    engine = engine_of([GPU_MODEL], spec=ServerSpec(pcie_gb_per_s=1.0), admission="deadline", slo_ms=50.0)
+    engine.run(serial([0, 0]), keep=rows.append)
+    first, second = rows[0]
+    assert math.isnan(first[4])
+    assert second[4:6].tolist() == [1000.0, 1010.0]
+
+
 def test_equal_seeds_give_equal_runs() -> None:
     """The same seed gives the same records, another seed others."""
 
