@@ -10,6 +10,8 @@
      |   +- PlanError         a plan file is damaged, or belongs to another model or machine
      |   +- ScheduleError     an order or a placement breaks a rule of the graph
      |   +- OptionError       an option's value is not one of those it takes
+     |   +- ScenarioError     a simulation scenario is damaged, or asks for what cannot be
+     |   +- TraceError        a request trace has a malformed row
      +- ProviderError         an execution provider cannot be used on this machine
 
 An error says what is wrong, where, what was expected instead, and where one is known, a way out.
@@ -56,6 +58,14 @@ class ScheduleError(InputError):
 
 class OptionError(InputError):
     """An option's value is not one of those it takes."""
+
+
+class ScenarioError(InputError):
+    """A simulation scenario is damaged, or asks for what cannot be."""
+
+
+class TraceError(InputError):
+    """A request trace has a malformed row."""
 
 
 class ProviderError(ChrionError, RuntimeError):

@@ -62,7 +62,7 @@ def cache_folder() -> Path:
 
 
 def shipped(kind: str) -> Path:
-    """The folder of files that come with Chrion: ``models`` or ``profiles``."""
+    """The folder of files that come with Chrion: ``models``, ``profiles`` or ``scenarios``."""
     package = Path(__file__).parent
     inside = package / "_data" / kind
     return inside if inside.is_dir() else package.parent / kind

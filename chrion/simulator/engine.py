@@ -1,0 +1,178 @@
+"""The event loop: requests in order of arrival, and between them what follows from them.
+
+Events stand in a heap as ``(time, sequence, action, payload)``; the sequence number makes equal times come in the
+order in which they were foreseen, so a run is the same for the same seed. An event at the time of an arrival comes
+before it. Arrivals never enter the heap: they come in chunks that are already in order, so memory does not grow with
+their number. One request costs one event, and two or three more where a hybrid variant gives its slot and cores back
+before its end.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count, pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from chrion.simulator.policies import Route
+from chrion.simulator.server import Action, Board, Rules, Server
+from chrion.simulator.settings import ServerSpec
+from chrion.simulator.statistics import Tally
+from chrion.simulator.variants import Jitter, Variant
+
+#: Requests in order of arrival: times in ms, models. Both of shape [n].
+Chunk = tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]
+#: Events between two visits of the statistics while the last requests end.
+_DRAIN = 1 << 16
+
+
+class Future:
+    """When each model is asked for next: the oracle of Belady's policy. Needs the whole trace in memory."""
+
+    def __init__(self, models: npt.NDArray[np.int64]) -> None:
+        order = np.argsort(models, kind="stable")
+        bounds = np.searchsorted(models[order], np.arange(int(models.max(initial=-1)) + 2))
+        self._positions = [order[a:b].tolist() for a, b in pairwise(bounds)]
+
+    def next_use(self, model: int, number: int) -> float:
+        """The number of the first request for ``model`` after request ``number``, or infinity."""
+        positions = self._positions[model] if model < len(self._positions) else []
+        index = bisect_right(positions, number)
+        return float(positions[index]) if index < len(positions) else float("inf")
+
+
+def oracle(chunks: Iterable[Chunk]) -> Future:
+    """Read all requests ahead."""
+    return Future(np.concatenate([np.zeros(0, np.int64), *(models for _, models in chunks)]))
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """All that a run needs apart from its requests."""
+
+    #: One entry a server.
+    servers: Sequence[ServerSpec]
+    #: One entry a model.
+    variants: Sequence[Variant]
+    rules: Rules
+    route: Route
+    seed: int
+    #: Late is told by the time since arrival; else by the execution time alone.
+    from_arrival: bool = True
+    #: Fill the memory with the first models that fit before the first request.
+    preload: bool = False
+    #: What will be asked for; only Belady's policy looks.
+    future: Future | None = None
+
+
+class Engine:
+    """One run over one cluster."""
+
+    def __init__(self, setting: Setting, journal: Callable[[float, str, int, int], None] | None = None) -> None:
+        models, servers = len(setting.variants), len(setting.servers)
+        jitter, routing = np.random.SeedSequence([setting.seed, 1]).spawn(2)
+        self.setting = setting
+        self.tally = Tally(models, servers, setting.rules.slo_ms, from_arrival=setting.from_arrival)
+        self._events: list[tuple[float, int, Action, Any]] = []
+        self._sequence = count()
+        self._jitter = Jitter(tuple(setting.variants), jitter)
+        self._draws = np.random.default_rng(routing)
+        self._number = 0
+        self.board = Board(
+            push=self._push,
+            outstanding=[0] * servers,
+            homes=[[] for _ in range(models)],
+            loads=[0] * models,
+            record=self.tally.record,
+            journal=journal,
+        )
+        rules = replace(setting.rules, next_use=self._next_use) if setting.future else setting.rules
+        self.servers = [Server(i, spec, setting.variants, rules, self.board) for i, spec in enumerate(setting.servers)]
+        self._eligible = [eligible_servers(variant, setting.servers) for variant in setting.variants]
+        self._preload()
+
+    def run(
+        self,
+        chunks: Iterable[Chunk],
+        progress: Callable[[int], None] = lambda _: None,
+        keep: Callable[[npt.NDArray[np.float64]], None] = lambda _: None,
+    ) -> Tally:
+        """Serve all requests until the last has ended.
+
+        Args:
+            chunks: The requests.
+            progress: Hears after each chunk how many requests have arrived.
+            keep: Gets the records of ended requests, shape [n, 7], in the order in which they started; see
+                :data:`chrion.simulator.statistics.COLUMNS`.
+        """
+        for times, models in chunks:
+            factors, draws = self._jitter.draw(models), self._draws.random(len(models))
+            self._replay(times.tolist(), models.tolist(), factors.tolist(), draws.tolist())
+            self._flush(keep)
+            progress(self._number)
+        while self._events:
+            self._drain()
+            self._flush(keep)
+        self._flush(keep, force=True)
+        return self.tally
+
+    def _replay(self, times: list[float], models: list[int], factors: list[float], draws: list[float]) -> None:
+        events, pop, servers = self._events, heapq.heappop, self.servers
+        route, outstanding, eligible, homes = (
+            self.setting.route,
+            self.board.outstanding,
+            self._eligible,
+            self.board.homes,
+        )
+        number = self._number
+        for now, model, factor, draw in zip(times, models, factors, draws, strict=True):
+            while events and events[0][0] <= now:
+                at, _, action, payload = pop(events)
+                action(at, payload)
+            self._number = number = number + 1
+            server = route(outstanding, eligible[model], homes[model], draw)
+            servers[server].offer(now, number - 1, model, factor)
+
+    def _drain(self) -> None:
+        for _ in range(min(_DRAIN, len(self._events))):
+            at, _, action, payload = heapq.heappop(self._events)
+            action(at, payload)
+
+    def _push(self, at: float, action: Action, payload: Any) -> None:
+        heapq.heappush(self._events, (at, next(self._sequence), action, payload))
+
+    def _next_use(self, model: int) -> float:
+        assert self.setting.future  # noqa: S101 # given to servers only where there is one
+        return self.setting.future.next_use(model, self._number - 1)
+
+    def _flush(self, keep: Callable[[npt.NDArray[np.float64]], None], *, force: bool = False) -> None:
+        rows = self.tally.flush(force=force)
+        if rows is not None:
+            keep(rows)
+
+    def _preload(self) -> None:
+        """Pinned models first, on every server that can hold them; then, if asked, the others while they fit."""
+        pinned = self.setting.rules.pinned
+        for server in self.servers:
+            for model in range(len(pinned)):
+                if pinned[model]:
+                    server.preload(model)
+        if self.setting.preload:
+            for model, eligible in enumerate(self._eligible):
+                max((self.servers[i] for i in eligible), key=lambda server: server.free_bytes).preload(model)
+
+
+def eligible_servers(variant: Variant, servers: Sequence[ServerSpec]) -> list[int]:
+    """Servers whose memory and cores are enough for the variant, in ascending order."""
+    return [
+        i
+        for i, spec in enumerate(servers)
+        if variant.memory_bytes <= spec.budget_bytes
+        and variant.cores <= spec.cpu_cores
+        and (spec.gpu_slots > 0 or not variant.gpu_busy_ms)
+    ]

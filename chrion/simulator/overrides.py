@@ -1,0 +1,123 @@
+"""``--set key=value`` and ``--sweep key=a,b``: changes to a scenario before it is read.
+
+A key is a path (``servers.gpu_memory_gb``, ``models.baseline.copies``, ``variants.gpu.jitter_cv``) or, where only one
+section knows it, the bare last part (``gpu_memory_gb``). A path into servers, models or variants that names none of
+them means all.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from chrion.errors import OptionError
+from chrion.simulator.settings import SECTIONS
+
+#: Keys at the top of a scenario.
+TOP_KEYS = ("name", "seed", "preload", "patterns", "catalogue", "use")
+#: Keys of a variant's table: what a plan file says as well, and what it does not.
+MEASURED_KEYS = ("memory_mb", "latency_ms", "gpu_busy_ms", "cpu_busy_ms", "cores")
+VARIANT_KEYS = (*MEASURED_KEYS, "load_mb", "distribution", "jitter_cv", "plan", "part")
+
+
+def parse_set(text: str) -> tuple[str, Any]:
+    """Read ``key=value``; the value is TOML, or else taken as text.
+
+    Raises:
+        OptionError: There is no ``=``.
+    """
+    key, equals, value = text.partition("=")
+    if not (equals and key.strip() and value.strip()):
+        raise OptionError(f"--set {text!r}: expected key=value", hint="for example gpu_memory_gb=8")
+    return key.strip(), _value(value.strip())
+
+
+def parse_sweep(text: str) -> tuple[str, tuple[Any, ...]]:
+    """Read ``key=a,b,c``.
+
+    Raises:
+        OptionError: It is not of that form.
+    """
+    key, equals, values = text.partition("=")
+    parts = [part.strip() for part in values.split(",")]
+    if not (equals and key.strip() and all(parts)):
+        raise OptionError(f"--sweep {text!r}: expected key=value,value", hint="for example gpu_memory_gb=4,8,12")
+    return key.strip(), tuple(_value(part) for part in parts)
+
+
+def grid(sweeps: Sequence[tuple[str, tuple[Any, ...]]]) -> list[dict[str, Any]]:
+    """Every combination of the swept values, the last key changing fastest."""
+    keys = [key for key, _ in sweeps]
+    return [dict(zip(keys, values, strict=True)) for values in itertools.product(*(values for _, values in sweeps))]
+
+
+def apply_sets(content: Mapping[str, Any], sets: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a scenario's content with some values changed.
+
+    Args:
+        content: The scenario, its catalogue's models already among its own.
+        sets: Values by key, those of :data:`TOP_KEYS` apart.
+
+    Raises:
+        OptionError: A key leads nowhere, or several sections know it.
+    """
+    changed = copy.deepcopy(dict(content))
+    for key, value in sets.items():
+        path = _full_path(key)
+        for table in _tables(changed, path, key):
+            table[path[-1]] = value
+    return changed
+
+
+def _full_path(key: str) -> list[str]:
+    path = key.split(".")
+    if len(path) > 1:
+        return path
+    homes = ["variants"] if key in VARIANT_KEYS else []
+    homes += [name for name, kind in SECTIONS.items() if any(f.name == key for f in fields(kind))]
+    if len(homes) != 1:
+        named = ", ".join(f"{home}.{key}" for home in homes)
+        raise OptionError(f"key {key!r}: " + (f"could be {named}" if homes else "no section of a scenario has it"))
+    return [homes[0], key]
+
+
+def _tables(content: dict[str, Any], path: list[str], key: str) -> list[dict[str, Any]]:
+    """The tables whose entry ``path[-1]`` is meant."""
+    section, *rest = path
+    if section == "variants":
+        section, rest = "models", ["*", "variants", *rest[-2:]]
+    if section not in SECTIONS:
+        raise OptionError(f"key {key!r}: no section {section!r}", hint=f"there are {', '.join(SECTIONS)} and variants")
+    default: Any = [{}] if section == "servers" else {}
+    tables = _entries(content.setdefault(section, default), rest[:-1] if len(rest) > 1 else ["*"])
+    found = list(tables)
+    if not found:
+        raise OptionError(f"key {key!r}: the scenario has no such entry")
+    return found
+
+
+def _entries(node: Any, path: list[str]) -> Iterator[dict[str, Any]]:
+    """Tables reached by a path through tables and arrays of tables; ``*`` or a missing name means all."""
+    if isinstance(node, list):
+        name, rest = (path[0], path[1:]) if path else ("*", [])
+        for entry in node:
+            if isinstance(entry, dict) and name in ("*", entry.get("name")):
+                yield from _entries(entry, rest)
+    elif isinstance(node, dict):
+        if not path or path == ["*"]:
+            yield node
+        elif path == ["variants"]:
+            yield from (table for table in node.get("variants", {}).values() if isinstance(table, dict))
+        elif path[0] in node:
+            yield from _entries(node[path[0]], path[1:])
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

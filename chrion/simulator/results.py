@@ -1,0 +1,265 @@
+"""What a simulation found, as frozen records, and as one JSON object.
+
+Rates follow the paper: SLO violations = (late + dropped) / arrivals (Equation 12), swapping = loads / arrivals
+(Equation 13). Nothing fails in the simulation, so there is no third kind of violation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from chrion.simulator.engine import Engine
+from chrion.simulator.scenario import Scenario
+from chrion.simulator.statistics import Counts, Tally, bin_edges, quantile
+
+SCHEMA = "chrion.simulation/1"
+#: The part of a model's requests that may violate before it counts as missing its objective.
+_TOLERATED = 0.01
+SWEEP_SCHEMA = "chrion.simulation-sweep/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """A distribution in ms; NaN throughout where nothing was measured."""
+
+    mean_ms: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What is counted of a model, or of all of them."""
+
+    name: str
+    arrivals: int
+    #: Ended, in time or late.
+    completed: int
+    dropped: int
+    late: int
+    #: Completed requests that had waited for a load.
+    cold: int
+    loads: int
+    #: From arrival to end.
+    response: Latency
+    #: From start to end, on resident weights.
+    execution: Latency
+    mean_wait_ms: float
+
+    @property
+    def violation_rate(self) -> float:
+        """Equation 12."""
+        return (self.late + self.dropped) / self.arrivals if self.arrivals else 0.0
+
+    @property
+    def swapping_rate(self) -> float:
+        """Equation 13."""
+        return self.loads / self.arrivals if self.arrivals else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerResult:
+    """What one server did."""
+
+    index: int
+    arrivals: int
+    loads: int
+    loaded_mb: float
+    evictions: int
+    #: Shares of the run's time: of all GPU slots, of all cores, of the PCIe link.
+    gpu_busy: float
+    cpu_busy: float
+    link_busy: float
+    memory_budget_mb: float
+    memory_peak_mb: float
+    memory_mean_mb: float
+    #: Memory over time: the width of a bin in ms, and the mean of each.
+    memory_bin_ms: float
+    memory_mb: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PatternResult:
+    """One pattern over all requests."""
+
+    pattern: str
+    #: From time 0 to the last end.
+    duration_ms: float
+    total: Counted
+    models: tuple[Counted, ...]
+    servers: tuple[ServerResult, ...]
+    #: Responses of requests that had waited for a load.
+    cold_response: Latency
+    #: Histograms of execution time by family of models, and of all response times; see
+    #: :func:`chrion.simulator.statistics.bin_edges`.
+    executions: Mapping[str, Counts] = field(repr=False)
+    responses: Counts = field(repr=False)
+
+    @property
+    def models_missing(self) -> int:
+        """Models of which more than 1 % of the requests violate: busy models hide them in the rate of all requests."""
+        return sum(model.violation_rate > _TOLERATED for model in self.models)
+
+    @property
+    def loads_per_s(self) -> float:
+        """Loads a second."""
+        return self.total.loads / self.duration_ms * 1000 if self.duration_ms else 0.0
+
+    @property
+    def loaded_mb_per_s(self) -> float:
+        """Megabytes a second over all links."""
+        return sum(s.loaded_mb for s in self.servers) / self.duration_ms * 1000 if self.duration_ms else 0.0
+
+
+def collect(scenario: Scenario, pattern: str, engine: Engine) -> PatternResult:
+    """Turn what an engine holds after its run into a result."""
+    tally = engine.tally
+    models = tuple(_model(scenario, tally, engine.board.loads[i], i) for i in range(len(scenario.models)))
+    families: dict[str, Counts] = {}
+    for i, model in enumerate(scenario.models):
+        families[model.family] = families.get(model.family, 0) + tally.executions[i]
+    return PatternResult(
+        pattern=pattern,
+        duration_ms=tally.end_ms,
+        total=_total(tally, sum(engine.board.loads)),
+        models=models,
+        servers=tuple(_server(scenario, pattern, engine, i) for i in range(len(scenario.servers))),
+        cold_response=_latency(tally.cold_responses, math.nan),
+        executions=families,
+        responses=tally.responses.sum(axis=0),
+    )
+
+
+def to_json(scenario: Scenario, results: tuple[PatternResult, ...]) -> dict[str, Any]:
+    """One object of plain values; what is not a number is null."""
+    return {
+        "schema": SCHEMA,
+        "scenario": scenario.name,
+        "seed": scenario.seed,
+        "servers": len(scenario.servers),
+        "models": len(scenario.models),
+        "slo_measure": scenario.measure,
+        "policies": asdict(scenario.policies),
+        "patterns": [_pattern_json(result) for result in results],
+    }
+
+
+def summary(result: PatternResult) -> dict[str, Any]:
+    """The figures of a pattern without its models, servers and histograms."""
+    return {
+        "pattern": result.pattern,
+        "duration_ms": result.duration_ms,
+        **_counted_json(result.total),
+        "cold_response": _plain(result.cold_response),
+        "models_missing": result.models_missing,
+        "loads_per_s": result.loads_per_s,
+        "loaded_mb_per_s": result.loaded_mb_per_s,
+        "memory_peak_mb": max(s.memory_peak_mb for s in result.servers),
+    }
+
+
+def _pattern_json(result: PatternResult) -> dict[str, Any]:
+    return {
+        **summary(result),
+        "per_model": [_counted_json(model) for model in result.models],
+        "per_server": [_plain(server) for server in result.servers],
+        "response_histogram": histogram_rows(result.responses),
+        "execution_histograms": {name: histogram_rows(counts) for name, counts in result.executions.items()},
+    }
+
+
+def histogram_rows(counts: Counts) -> list[list[float]]:
+    """The bins that are not empty: ``[from_ms, to_ms, count]``."""
+    edges = bin_edges()
+    return [[float(edges[i]), float(edges[i + 1]), int(counts[i])] for i in np.flatnonzero(counts)]
+
+
+def _counted_json(counted: Counted) -> dict[str, Any]:
+    rates = {"violation_rate": counted.violation_rate, "swapping_rate": counted.swapping_rate}
+    return {**_plain(counted), **rates}
+
+
+def _plain(record: Any) -> Any:
+    """A record as JSON takes it: tables for records, lists for tuples, null for NaN."""
+    if isinstance(record, float):
+        return record if math.isfinite(record) else None
+    if isinstance(record, tuple):
+        return [_plain(value) for value in record]
+    if hasattr(record, "__dataclass_fields__"):
+        return {f.name: _plain(getattr(record, f.name)) for f in fields(record)}
+    return record
+
+
+def _total(tally: Tally, loads: int) -> Counted:
+    arrivals, dropped = int(tally.arrivals.sum()), int(tally.dropped.sum())
+    completed = arrivals - dropped
+    return Counted(
+        name="all",
+        arrivals=arrivals,
+        completed=completed,
+        dropped=dropped,
+        late=int(tally.late.sum()),
+        cold=int(tally.cold.sum()),
+        loads=loads,
+        response=_latency(tally.responses.sum(axis=0), _mean(tally.response_ms.sum(), completed)),
+        execution=_latency(tally.executions.sum(axis=0), _mean(tally.execution_ms.sum(), completed)),
+        mean_wait_ms=_mean(tally.wait_ms.sum(), completed),
+    )
+
+
+def _model(scenario: Scenario, tally: Tally, loads: int, i: int) -> Counted:
+    completed = int(tally.arrivals[i] - tally.dropped[i])
+    return Counted(
+        name=scenario.models[i].name,
+        arrivals=int(tally.arrivals[i]),
+        completed=completed,
+        dropped=int(tally.dropped[i]),
+        late=int(tally.late[i]),
+        cold=int(tally.cold[i]),
+        loads=loads,
+        response=_latency(tally.responses[i], _mean(tally.response_ms[i], completed)),
+        execution=_latency(tally.executions[i], _mean(tally.execution_ms[i], completed)),
+        mean_wait_ms=_mean(tally.wait_ms[i], completed),
+    )
+
+
+def _server(scenario: Scenario, pattern: str, engine: Engine, i: int) -> ServerResult:
+    server, spec, end_ms = engine.servers[i], scenario.servers[i], engine.tally.end_ms
+    variants = [model.variants[pattern] for model in scenario.models]
+    served_ms = engine.tally.served_ms[i]
+    on_gpu = sum(t * v.gpu_busy_ms / v.latency_ms for t, v in zip(served_ms, variants, strict=True))
+    on_cores = sum(t * sum(v.core_busy_ms) / v.latency_ms for t, v in zip(served_ms, variants, strict=True))
+    width_ms, memory = server.memory.means(end_ms)
+    return ServerResult(
+        index=i,
+        arrivals=int(engine.tally.server_arrivals[i]),
+        loads=server.loads,
+        loaded_mb=server.loaded_mb,
+        evictions=server.evictions,
+        gpu_busy=_share(on_gpu, spec.gpu_slots * end_ms),
+        cpu_busy=_share(on_cores, spec.cpu_cores * end_ms),
+        link_busy=_share(server.link_busy_ms, end_ms),
+        memory_budget_mb=spec.budget_bytes / 1e6,
+        memory_peak_mb=server.memory.peak / 1e6,
+        memory_mean_mb=_share(server.memory.area, server.memory.now) / 1e6,
+        memory_bin_ms=width_ms,
+        memory_mb=tuple(mean / 1e6 for mean in memory),
+    )
+
+
+def _latency(counts: Counts, mean_ms: float) -> Latency:
+    return Latency(mean_ms, quantile(counts, 0.5), quantile(counts, 0.95), quantile(counts, 0.99))
+
+
+def _mean(total: float, number: int) -> float:
+    return float(total) / number if number else math.nan
+
+
+def _share(part: float, whole: float) -> float:
+    return float(part) / whole if whole else 0.0

@@ -1,0 +1,315 @@
+"""From a TOML file to a scenario that can run.
+
+Everything is checked here, before anything runs: names, ranges, plan and trace files, and that every model fits a
+server. All keys have defaults; an empty file simulates the paper's nine models. ``docs/simulation.md`` lists the keys.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from chrion.errors import ScenarioError
+from chrion.files import shipped
+from chrion.simulator.engine import Setting, eligible_servers, oracle
+from chrion.simulator.overrides import MEASURED_KEYS, TOP_KEYS, VARIANT_KEYS, apply_sets
+from chrion.simulator.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
+from chrion.simulator.server import Rules
+from chrion.simulator.settings import (
+    SECTIONS,
+    ModelSpec,
+    PolicySpec,
+    ServerSpec,
+    SloSpec,
+    WorkloadSpec,
+    read_section,
+    refuse_unknown,
+)
+from chrion.simulator.variants import PLAN_PARTS, Variant, from_plan, from_table
+from chrion.simulator.workload import Workload, build_workload
+
+_DEFAULT_CATALOGUE = "table6"
+#: Keys whose values name files.
+_FILES = ("path", "plan")
+_MODEL_KEYS = (*(f.name for f in fields(ModelSpec)), "variants")
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One model of the cluster; copies of one ``[[models]]`` entry share its name as their family."""
+
+    name: str
+    family: str
+    spec: ModelSpec
+    #: Ways to serve it, by pattern.
+    variants: Mapping[str, Variant]
+    slo_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A cluster, its models and what is asked of it; checked."""
+
+    name: str
+    seed: int
+    #: Whether memory is filled before the first request.
+    preload: bool
+    #: The variants to compare, each over the same requests.
+    patterns: tuple[str, ...]
+    #: One entry a server.
+    servers: tuple[ServerSpec, ...]
+    policies: PolicySpec
+    #: ``response`` or ``execution``: what is held against the objective.
+    measure: str
+    models: tuple[Model, ...]
+    workload: Workload
+
+    def setting(self, pattern: str) -> Setting:
+        """What the engine needs to run one pattern."""
+        policies = self.policies
+        rules = Rules(
+            rank=EVICTION[policies.eviction],
+            order=LOAD_ORDER[policies.load_order],
+            admit=ADMISSION[policies.admission],
+            deadlines=policies.admission == "deadline",
+            slo_ms=[model.slo_ms for model in self.models],
+            weights=[model.spec.weight for model in self.models],
+            pinned=[model.spec.pinned for model in self.models],
+        )
+        return Setting(
+            servers=self.servers,
+            variants=[model.variants[pattern] for model in self.models],
+            rules=rules,
+            route=ROUTING[policies.routing],
+            seed=self.seed,
+            from_arrival=self.measure == "response",
+            preload=self.preload,
+            future=oracle(self.workload.chunks()) if policies.eviction == "belady" else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A scenario's content as it stands in its file, to be changed and built."""
+
+    name: str
+    content: Mapping[str, Any]
+    #: What paths in it are relative to.
+    folder: Path
+    #: Values by key that replace the file's, as ``--set`` takes them.
+    sets: Mapping[str, Any] = field(default_factory=dict)
+
+    def changed(self, sets: Mapping[str, Any]) -> Source:
+        """The same with some values set; a file named here is relative to the current folder."""
+        files = {k: str(Path(v).absolute()) for k, v in sets.items() if k.rsplit(".", 1)[-1] in _FILES and v}
+        return replace(self, sets={**self.sets, **sets, **files})
+
+    def build(self) -> Scenario:
+        """Apply the changes, complete with defaults, check.
+
+        Raises:
+            OptionError: A key leads nowhere.
+            ScenarioError: The scenario asks for what cannot be.
+            PlanError: A plan file cannot be read.
+            TraceError: A row of the trace is malformed.
+        """
+        given = dict(self.sets)
+        top = {key: given.pop(key) for key in list(given) if key in TOP_KEYS}
+        content = apply_sets(with_catalogue({**self.content, **top}, self.folder), given)
+        return _build(content, self.name, self.folder)
+
+
+def find_scenario(name: str) -> Source:
+    """Look a scenario up: a file, or the name of one that comes with Chrion.
+
+    Raises:
+        ScenarioError: There is none, or it is not TOML.
+    """
+    path = Path(name)
+    if not path.is_file() and not name.endswith(".toml"):
+        path = shipped("scenarios") / f"{name}.toml"
+    if not path.is_file():
+        known = ", ".join(scenario_names())
+        raise ScenarioError(f"scenario: there is no file {name}", hint=f"these come with Chrion: {known}")
+    return Source(path.stem, _read_toml(path), path.parent)
+
+
+def scenario_names() -> list[str]:
+    """The scenarios that come with Chrion."""
+    return sorted(path.stem for path in shipped("scenarios").glob("*.toml"))
+
+
+def with_catalogue(content: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A copy whose models include those of its catalogue; an own entry of the same name adds to the catalogue's."""
+    own = content.get("models", [])
+    if not isinstance(own, list) or not all(isinstance(entry, Mapping) for entry in own):
+        raise ScenarioError("models: expected [[models]] tables")
+    name = content.get("catalogue", "" if own else _DEFAULT_CATALOGUE)
+    merged = {entry["name"]: dict(entry) for entry in (_catalogue(str(name), folder) if name else [])}
+    use = content.get("use", list(merged))
+    if not isinstance(use, list) or not all(isinstance(entry, str) for entry in use):
+        raise ScenarioError(f"use = {use!r}: expected a list of names")
+    refuse_unknown(dict.fromkeys(use), merged, f"use: catalogue {name}")
+    models = {key: merged[key] for key in use}
+    names = [str(entry.get("name")) for entry in own]
+    if len(set(names)) < len(names):
+        raise ScenarioError(f"models: two are named {max(names, key=names.count)!r}", hint="copies makes several alike")
+    for key, entry in zip(names, own, strict=True):
+        models[key] = {**models.get(key, {}), **entry}
+    rest = {key: value for key, value in content.items() if key not in ("catalogue", "use")}
+    return {**rest, "models": list(models.values())}
+
+
+def _catalogue(name: str, folder: Path) -> list[dict[str, Any]]:
+    path = folder / name if name.endswith(".toml") else shipped("scenarios") / "catalogues" / f"{name}.toml"
+    if not path.is_file():
+        raise ScenarioError(f"catalogue = {name!r}: there is no file {path.name}")
+    entries = _read_toml(path).get("models", [])
+    if not isinstance(entries, list) or not all(isinstance(e, dict) and "name" in e for e in entries):
+        raise ScenarioError(f"{path}: expected [[models]] tables with names")
+    return entries
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ScenarioError(f"{path}: not a scenario: {error}") from error
+
+
+def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
+    refuse_unknown(content, (*TOP_KEYS, *SECTIONS, "variants"), "scenario")
+    seed, preload = content.get("seed", 0), content.get("preload", False)
+    if type(seed) is not int or seed < 0:
+        raise ScenarioError(f"seed = {seed!r}: expected a whole number at or above 0")
+    if type(preload) is not bool:
+        raise ScenarioError(f"preload = {preload!r}: expected true or false")
+    slo = read_section(SloSpec, content.get("slo", {}), "slo")
+    policies = read_section(PolicySpec, content.get("policies", {}), "policies")
+    if policies.admission == "deadline" and slo.measure != "response":
+        raise ScenarioError("policies.admission = 'deadline' needs slo.measure = 'response'")
+    servers = _servers(content.get("servers", [{}]))
+    defaults = content.get("variants", {})
+    families = [_family(entry, defaults, folder) for entry in content["models"]]
+    refuse_unknown(defaults, list(dict.fromkeys(name for _, variants in families for name in variants)), "variants")
+    patterns = _patterns(content.get("patterns"), families)
+    models = _models(families, slo, patterns)
+    check_fit(models, servers, patterns)
+    workload = build_workload(
+        read_section(WorkloadSpec, content.get("workload", {}), "workload"),
+        [model.name for model in models],
+        [model.spec.share for model in models],
+        seed,
+        folder,
+    )
+    title = str(content.get("name", name))
+    return Scenario(title, seed, preload, patterns, servers, policies, slo.measure, models, workload)
+
+
+def _servers(groups: Any) -> tuple[ServerSpec, ...]:
+    if not isinstance(groups, list) or not groups:
+        raise ScenarioError("servers: expected [[servers]] tables")
+    specs = [read_section(ServerSpec, group, "servers") for group in groups]
+    for spec in specs:
+        if spec.budget_bytes < 0:
+            raise ScenarioError(f"servers.reserved_gb = {spec.reserved_gb:g}: more than the GPU's memory")
+    return tuple(spec for spec in specs for _ in range(spec.count))
+
+
+def _family(entry: Mapping[str, Any], defaults: Any, folder: Path) -> tuple[ModelSpec, dict[str, Variant]]:
+    """One ``[[models]]`` entry: its record and its variants."""
+    where = f"models.{entry.get('name', '?')}"
+    refuse_unknown(entry, _MODEL_KEYS, where)
+    spec = read_section(ModelSpec, {k: v for k, v in entry.items() if k != "variants"}, where)
+    tables = entry.get("variants", {})
+    if not isinstance(tables, Mapping) or not tables:
+        raise ScenarioError(f"{where}: expected tables [models.variants.NAME]")
+    if not isinstance(defaults, Mapping):
+        raise ScenarioError("variants: expected tables [variants.NAME]")
+    return spec, {name: _variant(name, table, defaults.get(name, {}), where, folder) for name, table in tables.items()}
+
+
+def _variant(name: str, table: Any, defaults: Any, where: str, folder: Path) -> Variant:
+    if not isinstance(table, Mapping) or not isinstance(defaults, Mapping):
+        raise ScenarioError(f"{where}.variants.{name}: expected a table")
+    full = {**defaults, **table}
+    _check_variant(full, f"{where}.variants.{name}")
+    try:
+        return from_plan(name, folder / full["plan"], full) if "plan" in full else from_table(name, full)
+    except ValueError as error:
+        if isinstance(error, ScenarioError) or "plan" in full:
+            raise
+        raise ScenarioError(f"{where}: {error}") from error
+
+
+def _check_variant(table: Mapping[str, Any], where: str) -> None:
+    """Refuse keys and types that no variant has, and figures beside the plan that already gives them."""
+    refuse_unknown(table, VARIANT_KEYS, where)
+    for key, value in table.items():
+        if isinstance(value, str) != (key in ("distribution", "plan", "part")) or isinstance(value, bool | list | dict):
+            raise ScenarioError(f"{where}.{key} = {value!r}: of a wrong type")
+        if key in MEASURED_KEYS and "plan" in table:
+            raise ScenarioError(f"{where}.{key}: the plan file gives it", hint="leave out one of them")
+    if table.get("part", PLAN_PARTS[0]) not in PLAN_PARTS or ("part" in table and "plan" not in table):
+        raise ScenarioError(f"{where}.part: with a plan, one of {', '.join(PLAN_PARTS)}")
+
+
+def _patterns(given: Any, families: Sequence[tuple[ModelSpec, dict[str, Variant]]]) -> tuple[str, ...]:
+    if not families:
+        raise ScenarioError("models: there is none")
+    common = [name for name in families[0][1] if all(name in variants for _, variants in families)]
+    patterns = common if given is None else given
+    words = isinstance(patterns, list) and all(isinstance(pattern, str) for pattern in patterns)
+    if not words or not patterns or len(set(patterns)) < len(patterns):
+        raise ScenarioError(f"patterns = {given!r}: expected a list of variants' names, each once")
+    for spec, variants in families:
+        for pattern in patterns:
+            if pattern not in variants:
+                known = ", ".join(variants)
+                raise ScenarioError(f"models.{spec.name}: no variant {pattern!r}", hint=f"it has {known}")
+    return tuple(patterns)
+
+
+def _models(
+    families: Sequence[tuple[ModelSpec, dict[str, Variant]]], slo: SloSpec, patterns: tuple[str, ...]
+) -> tuple[Model, ...]:
+    """Copies in turn: the first of every family, then the second, so that ranks alternate between families."""
+    reference = slo.of or patterns[0]
+    models = []
+    for turn in range(max(spec.copies for spec, _ in families)):
+        for spec, variants in families:
+            if turn >= spec.copies:
+                continue
+            if reference not in variants:
+                raise ScenarioError(f"slo.of = {reference!r}: model {spec.name} has no such variant")
+            objective = spec.slo_ms or slo.latency_ms or slo.factor * variants[reference].latency_ms
+            name = spec.name if spec.copies == 1 else f"{spec.name}#{turn + 1}"
+            models.append(Model(name, spec.name, spec, variants, objective))
+    return tuple(models)
+
+
+def check_fit(models: Sequence[Model], servers: Sequence[ServerSpec], patterns: Sequence[str]) -> None:
+    """Refuse a model that no server can hold, alone or beside the pinned ones.
+
+    Raises:
+        ScenarioError: There is one.
+    """
+    most_bytes = max(spec.budget_bytes for spec in servers)
+    for pattern in patterns:
+        pinned = [0] * len(servers)
+        for model in sorted(models, key=lambda m: not m.spec.pinned):
+            variant = model.variants[pattern]
+            where = f"models.{model.name}: variant {pattern}"
+            eligible = eligible_servers(variant, servers)
+            if not eligible and variant.memory_bytes > most_bytes:
+                has = f"the largest server has {most_bytes / 1e6:g} MB for models"
+                raise ScenarioError(f"{where} takes {variant.memory_mb:g} MB, {has}")
+            if not eligible:
+                raise ScenarioError(f"{where}: no server has the memory, the GPU slot and the {variant.cores} cores")
+            for i in eligible:
+                if pinned[i] + variant.memory_bytes > servers[i].budget_bytes:
+                    raise ScenarioError(f"{where} takes {variant.memory_mb:g} MB, too much beside the pinned models")
+                pinned[i] += variant.memory_bytes if model.spec.pinned else 0

@@ -1,0 +1,187 @@
+"""Request traces as files: read whole, checked row by row, kept as compact arrays.
+
+Three formats are known:
+
+- ``csv``: a header ``time_s,model``, then a line a request, times in seconds and not going back;
+- ``azure-functions-2019``: the per-minute invocation counts of "Serverless in the Wild" (ATC 2020), a line a function:
+  ``HashOwner,HashApp,HashFunction,Trigger`` and one column a minute;
+- ``azure-llm-2023``: ``TIMESTAMP,ContextTokens,GeneratedTokens``, a line a request (Splitwise, ISCA 2024). The token
+  counts are checked but not used: here a request has the latency of its model.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from chrion.errors import ScenarioError, TraceError
+
+_FUNCTION_COLUMNS = ["HashOwner", "HashApp", "HashFunction", "Trigger"]
+_LLM_COLUMNS = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
+
+#: Lines that are not empty, with their numbers.
+_Rows = Iterator[tuple[int, list[str]]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrivals:
+    """A trace with a time for each request."""
+
+    #: Seconds since the trace's beginning, not decreasing. Shape [n].
+    times_s: npt.NDArray[np.float64]
+    #: Index of each request's function in ``names``. Shape [n].
+    functions: npt.NDArray[np.int64]
+    #: Distinct functions in order of appearance; empty where the trace does not tell them.
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MinuteCounts:
+    """A trace that only counts the requests of each minute."""
+
+    #: Requests by function and minute. Shape [functions, minutes].
+    counts: npt.NDArray[np.int64]
+    names: tuple[str, ...]
+
+
+_Reader = Callable[[Path, _Rows], Arrivals | MinuteCounts]
+
+
+def read_trace(kind: str, path: Path) -> Arrivals | MinuteCounts:
+    """Read a trace file.
+
+    Args:
+        kind: Its format, see the module.
+        path: The file. It is read again only when it has changed.
+
+    Raises:
+        ScenarioError: There is no such file.
+        TraceError: A row is malformed; the message has its line, its column and what was expected.
+    """
+    try:
+        state = path.stat()
+    except OSError as error:
+        raise ScenarioError(f"workload.path: {path}: {error.strerror}") from error
+    return _read(kind, path, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=4)
+def _read(kind: str, path: Path, changed_ns: int, size: int) -> Arrivals | MinuteCounts:
+    del changed_ns, size  # part of the cache's key
+    readers: dict[str, _Reader] = {
+        "csv": _read_csv,
+        "azure-functions-2019": _read_functions,
+        "azure-llm-2023": _read_llm,
+    }
+    with _rows(path) as rows:
+        trace = readers[kind](path, rows)
+    empty = not trace.counts.any() if isinstance(trace, MinuteCounts) else not len(trace.times_s)
+    if empty:
+        raise TraceError(f"{path}: holds no request")
+    return trace
+
+
+@contextmanager
+def _rows(path: Path) -> Iterator[_Rows]:
+    """Lines with their numbers, empty ones left out."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file)
+            yield ((reader.line_num, row) for row in reader if row)
+    except OSError as error:
+        raise ScenarioError(f"workload.path: {path}: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise TraceError(f"{path}: not a CSV file in UTF-8: {error}") from error
+
+
+def _read_csv(path: Path, rows: _Rows) -> Arrivals:
+    _header(path, rows, ["time_s", "model"])
+    times, functions, names = array("d"), array("q"), dict[str, int]()
+    for line, row in rows:
+        _width(path, line, row, 2)
+        time_s = _number(row[0])
+        if not (math.isfinite(time_s) and time_s >= 0):
+            raise _bad(path, line, "time_s", "seconds at or above 0", row[0])
+        if times and time_s < times[-1]:
+            raise _bad(path, line, "time_s", f"a time not before the last one, {times[-1]:g}", row[0])
+        if not row[1].strip():
+            raise _bad(path, line, "model", "a model's name", row[1])
+        times.append(time_s)
+        functions.append(names.setdefault(row[1].strip(), len(names)))
+    return Arrivals(np.array(times), np.array(functions, np.int64), tuple(names))
+
+
+def _read_llm(path: Path, rows: _Rows) -> Arrivals:
+    _header(path, rows, _LLM_COLUMNS)
+    times, first, last = array("d"), None, None
+    for line, row in rows:
+        _width(path, line, row, 3)
+        try:
+            moment = datetime.fromisoformat(row[0])
+        except ValueError:
+            raise _bad(path, line, "TIMESTAMP", "a time like 2023-11-16 18:15:46.6805900", row[0]) from None
+        first = first or moment
+        if last and ((moment.tzinfo is None) != (last.tzinfo is None) or moment < last):
+            raise _bad(path, line, "TIMESTAMP", f"a time not before the last one, {last}", row[0])
+        last = moment
+        for column, text in zip(_LLM_COLUMNS[1:], row[1:], strict=True):
+            if not _is_count(text):
+                raise _bad(path, line, column, "a whole number at or above 0", text)
+        times.append((moment - first).total_seconds())
+    return Arrivals(np.array(times), np.zeros(len(times), np.int64), ())
+
+
+def _read_functions(path: Path, rows: _Rows) -> MinuteCounts:
+    minutes = _header(path, rows, _FUNCTION_COLUMNS, more=True)[len(_FUNCTION_COLUMNS) :]
+    for before, after in pairwise(minutes):
+        if not (_is_count(before) and _is_count(after) and int(after) == int(before) + 1):
+            raise _bad(path, 1, after, "minutes numbered one after another", after)
+    names, counts = [], []
+    for line, row in rows:
+        _width(path, line, row, len(_FUNCTION_COLUMNS) + len(minutes))
+        for minute, text in zip(minutes, row[len(_FUNCTION_COLUMNS) :], strict=True):
+            if not _is_count(text):
+                raise _bad(path, line, minute, "a whole number at or above 0", text)
+        names.append(row[2])
+        counts.append(np.array(row[len(_FUNCTION_COLUMNS) :], np.int64))
+    return MinuteCounts(np.array(counts, np.int64).reshape(len(names), len(minutes)), tuple(names))
+
+
+def _header(path: Path, rows: _Rows, expected: list[str], *, more: bool = False) -> list[str]:
+    line, found = next(rows, (1, []))
+    found = [text.strip() for text in found]
+    if (found[: len(expected)] if more else found) != expected or (more and len(found) == len(expected)):
+        wanted = ",".join(expected) + (",<minute>,..." if more else "")
+        raise TraceError(f"{path}, line {line}: expected the header {wanted}, found {','.join(found)[:80]!r}")
+    return found
+
+
+def _width(path: Path, line: int, row: list[str], columns: int) -> None:
+    if len(row) != columns:
+        raise TraceError(f"{path}, line {line}: expected {columns} columns, found {len(row)}")
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _bad(path: Path, line: int, column: str, expected: str, found: str) -> TraceError:
+    return TraceError(f"{path}, line {line}, column {column}: expected {expected}, found {found[:60]!r}")

@@ -1,0 +1,191 @@
+"""Ways to serve one model: what each takes of a GPU and of CPU cores, and for how long.
+
+A variant is one column of the paper's Table 6: the whole model on the GPU, or one of Chrion's hybrid plans. Its
+figures come from a scenario's table or from a plan file that ``chrion partition`` wrote.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from chrion.errors import PlanError
+from chrion.files import read_json
+
+#: The schema of the plan files that can be read.
+PLAN_SCHEMA = "chrion.plan/1"
+#: Shapes of the latency distribution; each has mean 1 before it is multiplied by the latency.
+DISTRIBUTIONS = ("constant", "lognormal", "exponential")
+#: What a plan file has figures for: the plan, and the plain model on the accelerator or on the CPU cores.
+PLAN_PARTS = ("plan", "accelerator_only", "cpu_only")
+_AGAIN = "write the plan again with chrion partition -o"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to serve a model.
+
+    A request takes one GPU slot and ``len(core_busy_ms)`` cores when it starts, gives the slot back after
+    ``gpu_busy_ms`` and each core after its own busy time, and ends after ``latency_ms``. One random factor a request
+    stretches all of them alike.
+    """
+
+    name: str
+    #: GPU memory held while the model is resident; zero for a variant that needs no GPU memory.
+    memory_mb: float
+    #: Mean time from start to end of one request on resident weights.
+    latency_ms: float
+    #: How long a request keeps its GPU slot; zero takes no slot.
+    gpu_busy_ms: float
+    #: How long it keeps each of its CPU cores, longest first; empty takes no core.
+    core_busy_ms: tuple[float, ...] = ()
+    #: What a load sends over PCIe.
+    load_mb: float = 0.0
+    #: One of :data:`DISTRIBUTIONS`.
+    distribution: str = "lognormal"
+    #: Standard deviation over mean; the exponential has 1 whatever stands here.
+    jitter_cv: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Whole bytes of GPU memory, so that sums are exact."""
+        return round(self.memory_mb * 1e6)
+
+    @property
+    def cores(self) -> int:
+        """CPU cores that a request takes."""
+        return len(self.core_busy_ms)
+
+    def load_ms(self, bandwidth_gb_per_s: float, fixed_ms: float) -> float:
+        """Time to bring the weights over PCIe: bytes over bandwidth, and a fixed cost."""
+        return fixed_ms + self.load_mb / bandwidth_gb_per_s
+
+
+def from_table(name: str, table: Mapping[str, Any]) -> Variant:
+    """Make a variant from a scenario's table.
+
+    Args:
+        name: The variant's name.
+        table: ``memory_mb``, ``latency_ms``, and where wanted ``gpu_busy_ms`` (default: the latency where the variant
+            has GPU memory), ``cpu_busy_ms`` (all cores together), ``cores``, ``load_mb`` (default: the memory),
+            ``distribution`` and ``jitter_cv``.
+
+    Raises:
+        ValueError: A figure is missing or cannot be.
+    """
+    missing = [key for key in ("memory_mb", "latency_ms") if key not in table]
+    if missing:
+        raise ValueError(f"variant {name}: {missing[0]} is missing")
+    memory_mb, latency_ms = float(table["memory_mb"]), float(table["latency_ms"])
+    cpu_busy_ms = float(table.get("cpu_busy_ms", 0.0))
+    cores = int(table.get("cores", 1 if cpu_busy_ms else 0))
+    if cpu_busy_ms and cores < 1:
+        raise ValueError(f"variant {name}: cpu_busy_ms = {cpu_busy_ms:g} needs cores above 0")
+    return Variant(
+        name=name,
+        memory_mb=memory_mb,
+        latency_ms=latency_ms,
+        gpu_busy_ms=float(table.get("gpu_busy_ms", latency_ms if memory_mb else 0.0)),
+        core_busy_ms=(cpu_busy_ms / cores,) * cores if cpu_busy_ms else (),
+        load_mb=float(table.get("load_mb", memory_mb)),
+        distribution=str(table.get("distribution", "lognormal")),
+        jitter_cv=float(table.get("jitter_cv", 0.0)),
+    )
+
+
+def from_plan(name: str, path: Path, table: Mapping[str, Any]) -> Variant:
+    """Make a variant from a plan file: its predicted latency and memory, and the busy time of each lane.
+
+    Args:
+        name: The variant's name.
+        path: What ``chrion partition -o`` wrote.
+        table: ``distribution``, ``jitter_cv`` and ``load_mb``, which a plan does not hold; and ``part``, one of
+            :data:`PLAN_PARTS`: the plan, or the plain model beside it.
+
+    Raises:
+        PlanError: The file cannot be read, or lacks what is asked of it.
+    """
+    content = read_json(path, PLAN_SCHEMA, PlanError)
+    part = table.get("part", PLAN_PARTS[0])
+    try:
+        predicted = _part(content, part)
+        latency_ms, memory_mb = float(predicted["latency_ms"]), float(predicted["memory_mb"])
+        gpu_busy_ms, *lanes = (min(float(busy), latency_ms) for busy in predicted["busy_ms"])
+        return Variant(
+            name=name,
+            memory_mb=memory_mb,
+            latency_ms=latency_ms,
+            gpu_busy_ms=gpu_busy_ms,
+            core_busy_ms=tuple(sorted((busy for busy in lanes if busy > 0), reverse=True)),
+            load_mb=float(table.get("load_mb", memory_mb)),
+            distribution=str(table.get("distribution", "lognormal")),
+            jitter_cv=float(table.get("jitter_cv", 0.0)),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+        raise PlanError(f"{path}: {what}", hint=_AGAIN) from error
+
+
+def _part(content: Mapping[str, Any], part: str) -> Mapping[str, Any]:
+    """Latency, memory and busy times of the plan, or of the plain model that it was compared with."""
+    predicted = content["predicted"]
+    if not isinstance(predicted, dict):
+        raise TypeError("predicted is not a table")
+    if part == "plan":
+        return predicted
+    plain = predicted.get(part)
+    if not isinstance(plain, dict):
+        raise TypeError(f"it holds no figures for {part}")
+    latency_ms = plain["latency_ms"]
+    if part == "accelerator_only":
+        return {**plain, "busy_ms": [latency_ms]}
+    return {"latency_ms": latency_ms, "memory_mb": 0.0, "busy_ms": [0.0, *[latency_ms] * int(content["cores"])]}
+
+
+class Jitter:
+    """Draws the random factor of each request, from one stream of numbers whatever the variants are."""
+
+    def __init__(self, variants: tuple[Variant, ...], seed: np.random.SeedSequence) -> None:
+        self._rng = np.random.default_rng(seed)
+        sigma = [math.sqrt(math.log1p(v.jitter_cv**2)) if v.distribution == "lognormal" else 0.0 for v in variants]
+        self._sigma = np.array(sigma)
+        self._exponential = np.array([v.distribution == "exponential" for v in variants])
+
+    def draw(self, models: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Give factors of mean 1, one for each request's model. Shape [n] in, [n] out."""
+        normal = self._rng.standard_normal(len(models))
+        if self._exponential.any():
+            exponential = self._rng.standard_exponential(len(models))
+        sigma = self._sigma[models]
+        factors: npt.NDArray[np.float64] = np.exp(sigma * normal - sigma * sigma / 2)
+        if self._exponential.any():
+            factors = np.where(self._exponential[models], exponential, factors)
+        return factors
+
+
+def _check(variant: Variant) -> None:
+    where = f"variant {variant.name}"
+    for field in ("memory_mb", "gpu_busy_ms", "load_mb", "jitter_cv"):
+        value = getattr(variant, field)
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{where}: {field} = {value:g} is not at or above 0")
+    if not (math.isfinite(variant.latency_ms) and variant.latency_ms > 0):
+        raise ValueError(f"{where}: latency_ms = {variant.latency_ms:g} is not above 0")
+    longest = max((variant.gpu_busy_ms, *variant.core_busy_ms))
+    if not longest <= variant.latency_ms * (1 + 1e-9):
+        raise ValueError(f"{where}: one lane is busy for {longest:g} ms, longer than the latency of a request")
+    if longest <= 0:
+        raise ValueError(f"{where}: a request is busy neither on the GPU nor on a core")
+    if any(busy < 0 for busy in variant.core_busy_ms):
+        raise ValueError(f"{where}: a core is busy for less than no time")
+    if variant.distribution not in DISTRIBUTIONS:
+        raise ValueError(f"{where}: distribution {variant.distribution!r} is not one of {', '.join(DISTRIBUTIONS)}")

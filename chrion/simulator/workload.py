@@ -1,0 +1,235 @@
+"""Requests as chunks of arrival times and models, in order of time, made up or replayed from a trace.
+
+Every workload is a small record that can be walked as often as one likes with the same outcome: times, models and
+the thinning of traces have random streams of their own, all from one seed.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from chrion.errors import ScenarioError
+from chrion.simulator.settings import SYNTHETIC, WorkloadSpec
+from chrion.simulator.traces import MinuteCounts, read_trace
+
+Floats = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
+#: Requests in a chunk of a made-up workload.
+_CHUNK = 1 << 15
+_MINUTE_MS = 60_000.0
+_DEFAULT_MAPPING = {"csv": "name", "azure-functions-2019": "rank", "azure-llm-2023": "draw"}
+
+
+class Workload(Protocol):
+    """What a cluster is asked."""
+
+    @property
+    def requests(self) -> int:
+        """How many requests there will be, as far as is known before."""
+
+    def chunks(self) -> Iterator[tuple[Floats, Indices]]:
+        """Arrival times in ms and models, in order of time, chunk by chunk. Shapes [n]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Synthetic:
+    """Independent requests with gaps of mean ``1 / rate``: equal, exponential (Poisson) or Gamma distributed."""
+
+    kind: str
+    requests: int
+    rate_per_s: float
+    burst_cv: float
+    #: Chance of each model. Shape [models].
+    chances: Floats
+    seed: int
+
+    def chunks(self) -> Iterator[tuple[Floats, Indices]]:
+        """See :class:`Workload`."""
+        gaps, models = _streams(self.seed, 2)
+        start_ms, mean_ms = 0.0, 1000.0 / self.rate_per_s
+        for first in range(0, self.requests, _CHUNK):
+            size = min(_CHUNK, self.requests - first)
+            times = start_ms + np.cumsum(mean_ms * self._gaps(gaps, size))
+            start_ms = float(times[-1])
+            yield times, _draw(models, self.chances, size)
+
+    def _gaps(self, rng: np.random.Generator, size: int) -> Floats:
+        if self.kind == "uniform":
+            return np.ones(size)
+        if self.kind == "poisson":
+            return rng.standard_exponential(size)
+        shape = self.burst_cv**-2
+        return rng.gamma(shape, 1 / shape, size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replay:
+    """The requests of a trace at their own times; with a rate scale above 1, copies lie between one and the next."""
+
+    #: Not decreasing. Shape [n].
+    times_ms: Floats
+    #: The model of each request, shape [n]; None draws it.
+    models: Indices | None
+    chances: Floats
+    rate_scale: float
+    seed: int
+
+    @property
+    def requests(self) -> int:
+        """About how many there will be: the scale decides by chance over the fraction."""
+        return round(len(self.times_ms) * self.rate_scale)
+
+    def chunks(self) -> Iterator[tuple[Floats, Indices]]:
+        """See :class:`Workload`."""
+        thinning, models = _streams(self.seed, 2)
+        ends = np.append(self.times_ms[1:], self.times_ms[-1])
+        for first in range(0, len(self.times_ms), _CHUNK):
+            part = slice(first, first + _CHUNK)
+            copies = scale_counts(np.ones(len(self.times_ms[part])), self.rate_scale, thinning)
+            index = first + np.repeat(np.arange(len(copies)), copies)
+            times = self.times_ms[index]
+            if self.rate_scale > 1:
+                again = np.append([False], index[1:] == index[:-1]) if len(index) else np.zeros(0, bool)
+                times = times + again * thinning.random(len(index)) * (ends[index] - times)
+            order = np.argsort(times, kind="stable")
+            picked = _draw(models, self.chances, len(index)) if self.models is None else self.models[index]
+            yield times[order], picked[order]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PerMinute:
+    """Requests counted by minute, spread evenly by chance within each."""
+
+    #: Shape [functions, minutes].
+    counts: Indices
+    #: The model of each function. Shape [functions].
+    models: Indices
+    rate_scale: float
+    time_scale: float
+    seed: int
+
+    @property
+    def requests(self) -> int:
+        """About how many there will be: the scale decides by chance over the fraction."""
+        return round(float(self.counts.sum()) * self.rate_scale)
+
+    def chunks(self) -> Iterator[tuple[Floats, Indices]]:
+        """See :class:`Workload`."""
+        thinning, moments = _streams(self.seed, 2)
+        for minute in range(self.counts.shape[1]):
+            copies = scale_counts(self.counts[:, minute].astype(float), self.rate_scale, thinning)
+            models = np.repeat(self.models, copies)
+            times = (minute + moments.random(len(models))) * _MINUTE_MS * self.time_scale
+            order = np.argsort(times, kind="stable")
+            yield times[order], models[order]
+
+
+def build_workload(
+    spec: WorkloadSpec, names: Sequence[str], shares: Sequence[float], seed: int, folder: Path
+) -> Workload:
+    """Make the requests of a scenario ready; a trace is read and checked here.
+
+    Args:
+        spec: The section ``[workload]``.
+        names: The models.
+        shares: Their shares of the requests.
+        seed: Equal seeds give equal requests.
+        folder: What the trace's path is relative to.
+
+    Raises:
+        ScenarioError: There is no trace file, or its functions do not become models in the way asked for.
+        TraceError: A row of the trace is malformed.
+    """
+    chances = popularity(shares, spec.zipf_exponent)
+    if spec.kind in SYNTHETIC:
+        return Synthetic(spec.kind, spec.requests, spec.rate_per_s, spec.burst_cv, chances, seed)
+    if not spec.path:
+        raise ScenarioError(f"workload.path is missing: kind {spec.kind!r} needs a trace file")
+    trace = read_trace(spec.kind, folder / spec.path)
+    mapping = spec.mapping or _DEFAULT_MAPPING[spec.kind]
+    if isinstance(trace, MinuteCounts):
+        return _per_minute(trace, spec, mapping, names, seed)
+    begin = spec.start_s
+    end = begin + spec.length_s if spec.length_s else np.inf
+    part = (trace.times_s >= begin) & (trace.times_s < end)
+    if not part.any():
+        raise ScenarioError(f"workload: the trace has no request from {begin:g} s to {end:g} s")
+    totals = np.bincount(trace.functions, minlength=len(trace.names))
+    models = None if mapping == "draw" else map_functions(trace.names, totals, mapping, names)[trace.functions[part]]
+    times_ms = (trace.times_s[part] - begin) * 1000.0 * spec.time_scale
+    return Replay(times_ms, models, chances, spec.rate_scale, seed)
+
+
+def popularity(shares: Sequence[float], zipf_exponent: float) -> Floats:
+    """Chance of each model: share / rank ** exponent, ranks in the order of the models. Shape [models], sum 1."""
+    raw = np.array(shares) / np.arange(1, len(shares) + 1) ** zipf_exponent
+    chances: Floats = raw / raw.sum()
+    return chances
+
+
+def map_functions(functions: Sequence[str], totals: Indices, mapping: str, names: Sequence[str]) -> Indices:
+    """The model of each function of a trace.
+
+    Args:
+        functions: Their names.
+        totals: Their requests. Shape [functions].
+        mapping: ``name``: a function is the model of its name. ``round-robin``: the models in turn, in the order of the
+            file. ``rank``: the models in turn, most requested function first. ``hash``: by a checksum of the name, so
+            that a function keeps its model in every part of a trace.
+        names: The models.
+
+    Raises:
+        ScenarioError: The trace does not name functions, or a name is no model.
+    """
+    if not functions:
+        raise ScenarioError(f"workload.mapping = {mapping!r}: the trace names no functions", hint="take draw")
+    if mapping == "name":
+        index = {name: i for i, name in enumerate(names)}
+        for function in functions:
+            if function not in index:
+                hint = "mapping = 'round-robin', 'rank' or 'hash' gives its functions models"
+                raise ScenarioError(f"workload: the trace asks for {function!r}, which is no model", hint=hint)
+        return np.array([index[function] for function in functions])
+    if mapping == "hash":
+        return np.array([zlib.crc32(function.encode()) % len(names) for function in functions])
+    if mapping == "round-robin":
+        return np.arange(len(functions)) % len(names)
+    ranks = np.empty(len(functions), np.int64)
+    ranks[np.argsort(-totals, kind="stable")] = np.arange(len(functions))
+    return ranks % len(names)
+
+
+def scale_counts(counts: Floats, scale: float, rng: np.random.Generator) -> Indices:
+    """Counts times ``scale``, the fraction rounded up with its own chance, so that the mean is right."""
+    wanted = counts * scale
+    whole = np.floor(wanted)
+    return (whole + (rng.random(len(counts)) < wanted - whole)).astype(np.int64)
+
+
+def _per_minute(trace: MinuteCounts, spec: WorkloadSpec, mapping: str, names: Sequence[str], seed: int) -> PerMinute:
+    if mapping == "draw":
+        raise ScenarioError("workload.mapping = 'draw': this trace names functions", hint="take rank or hash")
+    begin, length = spec.start_s / 60, spec.length_s / 60
+    if begin % 1 or length % 1:
+        raise ScenarioError("workload: start_s and length_s must be whole minutes for a trace of minutes")
+    counts = trace.counts[:, int(begin) : int(begin + length) if length else None]
+    if not counts.any():
+        raise ScenarioError(f"workload: the trace has no request from minute {begin:g} on")
+    models = map_functions(trace.names, trace.counts.sum(axis=1), mapping, names)
+    return PerMinute(counts, models, spec.rate_scale, spec.time_scale, seed)
+
+
+def _streams(seed: int, number: int) -> list[np.random.Generator]:
+    return [np.random.default_rng(s) for s in np.random.SeedSequence([seed, 0]).spawn(number)]
+
+
+def _draw(rng: np.random.Generator, chances: Floats, size: int) -> Indices:
+    picked = np.searchsorted(np.cumsum(chances), rng.random(size), side="right")
+    return np.minimum(picked, len(chances) - 1)

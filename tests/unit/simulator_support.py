@@ -1,0 +1,36 @@
+"""What several tests of the simulator share."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from chrion.simulator.engine import Engine, Setting
+from chrion.simulator.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
+from chrion.simulator.server import Rules
+from chrion.simulator.settings import ServerSpec
+from chrion.simulator.variants import Variant
+
+
+def engine_of(  # noqa: PLR0913 # every test changes another one
+    variants: Sequence[Variant],
+    *,
+    spec: ServerSpec | None = None,
+    eviction: str = "lru",
+    admission: str = "none",
+    slo_ms: float = math.inf,
+    seed: int = 1,
+    **setting: Any,
+) -> Engine:
+    """One server under plain rules."""
+    size = len(variants)
+    rules = Rules(
+        rank=EVICTION[eviction],
+        order=LOAD_ORDER["fifo"],
+        admit=ADMISSION[admission],
+        deadlines=admission == "deadline",
+        slo_ms=[slo_ms] * size,
+        weights=[1.0] * size,
+        pinned=[False] * size,
+    )
+    servers = [spec or ServerSpec()]
+    return Engine(Setting(servers, variants, rules, ROUTING["least-loaded"], seed, **setting))

@@ -1,0 +1,114 @@
+"""Results: their figures agree with each other and with hand calculation."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from chrion.simulator.results import PatternResult, to_json
+from chrion.simulator.run import simulate
+from chrion.simulator.scenario import Scenario, find_scenario
+from chrion.simulator.tables import report
+
+#: Two models of 600 MB on one server of 1 GB, asked for in turn: every request loads, 3 + 600 / 6 = 103 ms.
+IN_TURN = """
+[[servers]]
+gpu_memory_gb = 1.0
+cpu_cores = 4
+pcie_gb_per_s = 6.0
+load_fixed_ms = 3.0
+[workload]
+kind = "csv"
+path = "t.csv"
+[slo]
+latency_ms = 150.0
+[[models]]
+name = "a"
+variants.gpu = {memory_mb = 600.0, latency_ms = 40.0, gpu_busy_ms = 30.0, cpu_busy_ms = 20.0}
+[[models]]
+name = "b"
+variants.gpu = {memory_mb = 600.0, latency_ms = 50.0}
+"""
+
+
+def in_turn(folder: Path, **sets: Any) -> tuple[Scenario, PatternResult]:
+    rows = "".join(f"{i},{'ab'[i % 2]}\n" for i in range(10))
+    (folder / "t.csv").write_text("time_s,model\n" + rows)
+    (folder / "s.toml").write_text(IN_TURN)
+    built = find_scenario(str(folder / "s.toml")).changed(sets).build()
+    return built, simulate(built)[0]
+
+
+def test_by_hand(tmp_path: Path) -> None:
+    """Ten requests a second apart that all load: counts, rates, latencies and busy shares as calculated by hand."""
+    _, result = in_turn(tmp_path)
+    total = result.total
+    assert (total.arrivals, total.completed, total.cold, total.loads) == (10, 10, 10, 10)
+    assert total.swapping_rate == 1.0
+    assert total.violation_rate == 0.5
+    assert total.response.mean_ms == pytest.approx(103 + 45)
+    assert total.execution.mean_ms == pytest.approx(45)
+    assert total.mean_wait_ms == pytest.approx(103)
+    assert [model.late for model in result.models] == [0, 5]
+    assert result.models_missing == 1
+    assert result.duration_ms == pytest.approx(9153)
+    server = result.servers[0]
+    assert server.gpu_busy == pytest.approx(5 * (30 + 50) / 9153)
+    assert server.cpu_busy == pytest.approx(5 * 20 / 9153 / 4)
+    assert server.link_busy == pytest.approx(1030 / 9153)
+    assert (server.evictions, server.loaded_mb) == (9, 6000.0)
+    assert server.memory_peak_mb == server.memory_mean_mb == pytest.approx(600)
+    assert result.loaded_mb_per_s == pytest.approx(6000 / 9.153)
+
+
+def test_drops_are_violations(tmp_path: Path) -> None:
+    """Deadline-aware admission drops the requests that a load alone makes late; they still call for their model."""
+    _, result = in_turn(tmp_path, admission="deadline")
+    assert (result.total.dropped, result.total.late, result.total.completed) == (5, 0, 5)
+    assert result.total.violation_rate == 0.5
+    assert result.total.loads == 10
+
+
+def test_pinned_models_are_there_from_the_start(tmp_path: Path) -> None:
+    """Pinned models never load; with memory for both there is no swapping at all."""
+    _, result = in_turn(tmp_path, pinned=True, gpu_memory_gb=1.2)
+    assert result.total.loads == 0
+    assert result.servers[0].memory_mean_mb == pytest.approx(1200)
+
+
+def test_parts_add_up() -> None:
+    """Models and servers add up to the whole, and histograms hold every request."""
+    built = (
+        find_scenario("table7")
+        .changed({"requests": 3000, "kind": "gamma", "servers.count": 2, "gpu_memory_gb": 8.5})
+        .build()
+    )
+    for result in simulate(built):
+        assert sum(m.arrivals for m in result.models) == result.total.arrivals == 3000
+        assert sum(m.loads for m in result.models) == sum(s.loads for s in result.servers) == result.total.loads
+        assert sum(s.arrivals for s in result.servers) == 3000
+        assert result.responses.sum() == sum(counts.sum() for counts in result.executions.values()) == 3000
+
+
+def test_json_is_plain(tmp_path: Path) -> None:
+    """The JSON object survives strict JSON, and a pattern that loads nothing has null for its cold latencies."""
+    built, result = in_turn(tmp_path, pinned=True, gpu_memory_gb=1.2)
+    body = json.loads(json.dumps(to_json(built, (result,)), allow_nan=False))
+    assert body["schema"] == "chrion.simulation/1"
+    pattern = body["patterns"][0]
+    assert pattern["cold_response"]["p95_ms"] is None
+    assert sum(count for _, _, count in pattern["response_histogram"]) == 10
+    assert [model["name"] for model in pattern["per_model"]] == ["a", "b"]
+
+
+def test_the_report_shows_each_level(tmp_path: Path) -> None:
+    """The report has a table by pattern, one by model and one by server."""
+    built, result = in_turn(tmp_path)
+    console = Console(width=160)
+    with console.capture() as capture:
+        console.print(report(built, (result,)))
+    text = capture.get()
+    for word in ("2 models on 1 server", "By model", "By server", "100.00%", "50.00%"):
+        assert word in text

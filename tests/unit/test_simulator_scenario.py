@@ -1,0 +1,295 @@
+"""Scenario files: defaults, what is refused, and changes from the command line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chrion.errors import InputError, OptionError, PlanError, ScenarioError
+from chrion.simulator.overrides import grid, parse_set, parse_sweep
+from chrion.simulator.run import simulate
+from chrion.simulator.scenario import Scenario, find_scenario, scenario_names
+from chrion.simulator.variants import Variant, from_plan, from_table
+
+MODEL = """
+[[models]]
+name = "m"
+[models.variants.gpu]
+memory_mb = 1000
+latency_ms = 20.0
+[models.variants.hybrid]
+memory_mb = 400.0
+latency_ms = 24.0
+gpu_busy_ms = 8.0
+cpu_busy_ms = 30.0
+cores = 2
+"""
+
+
+def scenario(folder: Path, text: str, **sets: Any) -> Scenario:
+    path = folder / "s.toml"
+    path.write_text(text)
+    return find_scenario(str(path)).changed(sets).build()
+
+
+def plan(folder: Path, predicted: Any, cores: int = 2) -> Path:
+    path = folder / "x.plan.json"
+    path.write_text(json.dumps({"schema": "chrion.plan/1", "model": "x", "cores": cores, "predicted": predicted}))
+    return path
+
+
+def test_an_empty_file_is_the_papers_nine_models(tmp_path: Path) -> None:
+    """All keys have defaults: nine models of Table 6 in three patterns on one server of 12 GB."""
+    built = scenario(tmp_path, "")
+    assert built.patterns == ("gpu", "latency-optimal", "memory-optimal")
+    totals = [sum(m.variants[pattern].memory_mb for m in built.models) for pattern in built.patterns]
+    assert totals == pytest.approx([13375.0, 8210.1, 6111.0])
+    assert [server.gpu_memory_gb for server in built.servers] == [12.0]
+
+
+@pytest.mark.parametrize("name", scenario_names())
+def test_shipped_scenarios_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every scenario that comes with Chrion runs and serves all its requests; a trace is found from where one is."""
+    (tmp_path / "trace.csv").write_text("HashOwner,HashApp,HashFunction,Trigger,1,2\no,a,f,http,100,200\n")
+    monkeypatch.chdir(tmp_path)
+    source = find_scenario(name)
+    replays = source.content["workload"]["kind"] == "azure-functions-2019"
+    built = source.changed({"path": "trace.csv"} if replays else {"requests": 300}).build()
+    assert [result.total.completed for result in simulate(built)] == [300] * len(built.patterns)
+
+
+def test_table6_busy_times_follow_from_its_memory() -> None:
+    """The catalogue's busy times are those of the share of cells that the memory of a plan tells."""
+    cpu_ms = {"baseline": 70.6, "layers-8": 47.1, "layers-16": 94.1, "batch-1": 65.9, "batch-2": 63.3}
+    cpu_ms |= {"batch-4": 67.0, "io-32": 61.5, "seq-32": 23.7, "seq-64": 47.1}
+    models = find_scenario("table7").build().models
+    assert {model.name for model in models} == set(cpu_ms)
+    for model in models:
+        whole = model.variants["gpu"]
+        for pattern in ("latency-optimal", "memory-optimal"):
+            variant = model.variants[pattern]
+            share = (variant.memory_mb - 345) / (whole.memory_mb - 345)
+            assert variant.gpu_busy_ms == pytest.approx(share * whole.latency_ms, abs=0.051)
+            assert sum(variant.core_busy_ms) == pytest.approx((1 - share) * cpu_ms[model.name], abs=0.051)
+
+
+def test_variant_from_a_table() -> None:
+    """GPU time defaults to the latency, load to the memory; CPU time is shared by the cores."""
+    assert from_table("gpu", {"memory_mb": 5, "latency_ms": 2}) == Variant("gpu", 5.0, 2.0, 2.0, (), 5.0)
+    hybrid = from_table("h", {"memory_mb": 5, "latency_ms": 4, "gpu_busy_ms": 1, "cpu_busy_ms": 6, "cores": 2})
+    assert hybrid.core_busy_ms == (3.0, 3.0)
+    assert from_table("c", {"memory_mb": 0, "latency_ms": 4, "cpu_busy_ms": 4}).gpu_busy_ms == 0
+
+
+def test_variant_from_a_plan(tmp_path: Path) -> None:
+    """A plan's predicted latency and memory count, lane 0 is the GPU, idle CPU lanes take no core."""
+    path = plan(tmp_path, {"latency_ms": 52.0, "memory_mb": 948.1, "busy_ms": [27.5, 10.0, 0.0, 37.8]})
+    variant = from_plan("latency-optimal", path, {"jitter_cv": 0.1})
+    assert variant == Variant("latency-optimal", 948.1, 52.0, 27.5, (37.8, 10.0), 948.1, "lognormal", 0.1)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "message"),
+    [
+        (None, "predicted is not a table"),
+        ({"latency_ms": 1.0, "memory_mb": 1.0}, "busy_ms is missing"),
+        ({"latency_ms": 0.0, "memory_mb": 1.0, "busy_ms": [1.0]}, "latency_ms = 0 is not above 0"),
+        ({"latency_ms": 1.0, "memory_mb": 1.0, "busy_ms": []}, "not enough values"),
+    ],
+)
+def test_damaged_plans(tmp_path: Path, predicted: Any, message: str) -> None:
+    """A plan without the figures of a variant is refused with what is missing."""
+    with pytest.raises(PlanError, match=message):
+        from_plan("x", plan(tmp_path, predicted), {})
+
+
+def test_plan_files_are_variants_of_a_scenario(tmp_path: Path) -> None:
+    """A variant may name a plan file beside the scenario."""
+    plan(tmp_path, {"latency_ms": 10.0, "memory_mb": 300.0, "busy_ms": [4.0, 9.0]})
+    built = scenario(tmp_path, MODEL + '[models.variants.chrion]\nplan = "x.plan.json"\n')
+    assert built.patterns == ("gpu", "hybrid", "chrion")
+    assert built.models[0].variants["chrion"].memory_mb == 300.0
+
+
+def test_a_plan_file_also_has_the_plain_variants(tmp_path: Path) -> None:
+    """Its figures for the plain model become a GPU-only variant, and one that keeps all the plan's cores busy."""
+    plain = {"accelerator_only": {"latency_ms": 59.0, "memory_mb": 1643.0}, "cpu_only": {"latency_ms": 70.0}}
+    path = plan(tmp_path, {"latency_ms": 52.0, "memory_mb": 948.0, "busy_ms": [27.0, 37.0], **plain}, cores=2)
+    gpu = from_plan("gpu", path, {"part": "accelerator_only"})
+    assert gpu == Variant("gpu", 1643.0, 59.0, 59.0, (), 1643.0)
+    assert from_plan("cpu", path, {"part": "cpu_only"}) == Variant("cpu", 0.0, 70.0, 0.0, (70.0, 70.0), 0.0)
+    path = plan(tmp_path, {"latency_ms": 52.0, "memory_mb": 0.0, "busy_ms": [0.0, 37.0], "accelerator_only": None})
+    with pytest.raises(PlanError, match="no figures for accelerator_only"):
+        from_plan("gpu", path, {"part": "accelerator_only"})
+
+
+def test_copies_alternate_and_share_a_family(tmp_path: Path) -> None:
+    """Copies are models of their own; the first of each family come before the second."""
+    built = scenario(
+        tmp_path, MODEL + '[[models]]\nname = "n"\nvariants.gpu = {memory_mb = 1, latency_ms = 1}', copies=2
+    )
+    assert [model.name for model in built.models] == ["m#1", "n#1", "m#2", "n#2"]
+    assert [model.family for model in built.models] == ["m", "n", "m", "n"]
+    assert built.patterns == ("gpu",)
+
+
+def test_objectives(tmp_path: Path) -> None:
+    """A model's own objective comes first, then the scenario's, then a multiple of a variant's latency."""
+    assert scenario(tmp_path, MODEL).models[0].slo_ms == 40.0
+    assert scenario(tmp_path, MODEL, **{"slo.factor": 3, "slo.of": "hybrid"}).models[0].slo_ms == 72.0
+    assert scenario(tmp_path, MODEL, **{"slo.latency_ms": 50}).models[0].slo_ms == 50.0
+    assert scenario(tmp_path, MODEL, **{"slo.latency_ms": 50, "slo_ms": 60}).models[0].slo_ms == 60.0
+
+
+def test_variant_defaults(tmp_path: Path) -> None:
+    """[variants.NAME] holds for every model's variant of that name, unless the model says otherwise."""
+    built = scenario(tmp_path, MODEL + "[variants.gpu]\njitter_cv = 0.5\nlatency_ms = 1.0\n")
+    variants = built.models[0].variants
+    assert (variants["gpu"].jitter_cv, variants["gpu"].latency_ms, variants["hybrid"].jitter_cv) == (0.5, 20.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[", "not a scenario"),
+        ("sed = 1", "no key 'sed' (did you mean 'seed'?)"),
+        ("seed = -1", "seed = -1: expected a whole number"),
+        ("preload = 1", "preload = 1: expected true or false"),
+        ('catalogue = "table9"', "catalogue = 'table9': there is no file"),
+        ('use = ["baselin"]', "no key 'baselin' (did you mean 'baseline'?)"),
+        ("[workload]\nrate_per_s = -3.0", "workload.rate_per_s = -3.0: not above 0"),
+        ("[workload]\nrate_per_s = inf", "workload.rate_per_s = inf: not finite"),
+        ('[workload]\nrate_per_s = "5"', "workload.rate_per_s = '5': expected a value of type float"),
+        ("[workload]\nrequests = true", "workload.requests = True: expected a value of type int"),
+        ('[workload]\nkind = "weibull"', "workload.kind = 'weibull': not one of uniform, poisson"),
+        ('[workload]\nkind = "csv"\npath = "none.csv"', "none.csv: No such file"),
+        ('[policies]\neviction = "fifo"', "policies.eviction = 'fifo': not one of lru, lfu, cost, belady"),
+        ('[policies]\nevicton = "lru"', "policies: no key 'evicton' (did you mean 'eviction'?)"),
+        (
+            '[policies]\nadmission = "deadline"\n[slo]\nmeasure = "execution"',
+            "policies.admission = 'deadline' needs slo.measure = 'response'",
+        ),
+        ("[[servers]]\ngpu_memory_gb = 2.0", "variant gpu takes 2075 MB, the largest server has 2000 MB for models"),
+        ("[[servers]]\nreserved_gb = 13.0", "servers.reserved_gb = 13: more than the GPU's memory"),
+        ("[[servers]]\ngpu_slots = 0", "no server has the memory, the GPU slot"),
+        ("[[servers]]\ncpu_cores = 0", "no server has the memory, the GPU slot and the 1 cores"),
+        ("servers = 3", "servers: expected [[servers]] tables"),
+        ('patterns = ["fast"]', "no variant 'fast' (it has gpu, latency-optimal, memory-optimal)"),
+        ("patterns = []", "patterns = []: expected a list"),
+        ('[slo]\nof = "fast"', "slo.of = 'fast': model baseline has no such variant"),
+        ("patterns = [[1]]", "patterns = [[1]]: expected a list"),
+        ("[variants.gpuu]\njitter_cv = 0.1", "variants: no key 'gpuu' (did you mean 'gpu'?)"),
+        (MODEL + MODEL, "models: two are named 'm'"),
+        (
+            MODEL + '[models.variants.x]\nplan = "x.plan.json"\npart = "gpu"',
+            "part: with a plan, one of plan, accelerator_only",
+        ),
+        (MODEL + '[models.variants.x]\nplan = "x.plan.json"\nlatency_ms = 1', "latency_ms: the plan file gives it"),
+        ("[[models]]\ncopies = 2", "name is missing"),
+        ('[[models]]\nname = "x"', "models.x: expected tables [models.variants.NAME]"),
+        ('[[models]]\nname = "x"\nvariants.gpu = {latency_ms = 1}', "models.x: variant gpu: memory_mb is missing"),
+        (
+            '[[models]]\nname = "x"\nvariants.gpu = {latency_ms = 1, memory_mb = "1"}',
+            "models.x.variants.gpu.memory_mb = '1': of a wrong type",
+        ),
+        (
+            '[[models]]\nname = "x"\nvariants.gpu = {latency_ms = 1, memory_mb = -1}',
+            "models.x: variant gpu: memory_mb = -1 is not at or above 0",
+        ),
+        (
+            '[[models]]\nname = "x"\nvariants.gpu = {latency_ms = 1, memory_mb = 1, gpu_busy_ms = 2}',
+            "one lane is busy for 2 ms, longer than the latency",
+        ),
+        (
+            '[[models]]\nname = "x"\nvariants.gpu = {latency_ms = 1, memory_mb = 1, distribution = "normal"}',
+            "distribution 'normal' is not one of constant, lognormal, exponential",
+        ),
+        ('[[models]]\nname = "x"\nvariants.gpu = {plan = "none.plan.json"}', "none.plan.json: cannot be read"),
+    ],
+)
+def test_bad_scenarios(tmp_path: Path, text: str, message: str) -> None:
+    """What cannot be simulated is refused when the scenario is read, with what is wrong where."""
+    with pytest.raises(InputError) as caught:
+        scenario(tmp_path, text)
+    assert message in str(caught.value)
+
+
+def test_pinned_models_must_leave_room(tmp_path: Path) -> None:
+    """Pinned models beside which another could never be loaded are refused."""
+    text = "".join(
+        MODEL.replace('"m"', f'"{name}"\npinned = {pinned}') for name, pinned in (("a", "true"), ("b", "false"))
+    )
+    with pytest.raises(ScenarioError, match=r"models.b: variant gpu takes 1000 MB, too much beside the pinned"):
+        scenario(tmp_path, text, gpu_memory_gb=1.9)
+    assert scenario(tmp_path, text, gpu_memory_gb=2.0).models[0].spec.pinned
+
+
+def test_servers_without_a_gpu(tmp_path: Path) -> None:
+    """Beside a GPU server, one without GPU or cores is given only what it can run."""
+    text = "[[servers]]\n[[servers]]\ngpu_memory_gb = 0.0\ngpu_slots = 0\ncpu_cores = 1\n" + MODEL
+    text += "[models.variants.cpu]\nmemory_mb = 0.0\nlatency_ms = 90.0\ncpu_busy_ms = 90.0\n"
+    built = scenario(tmp_path, text, requests=200, admission="deadline", rate_per_s=50.0, factor=10)
+    served = {r.pattern: [server.arrivals for server in r.servers] for r in simulate(built)}
+    assert served["gpu"] == served["hybrid"] == [200, 0]
+    assert all(served["cpu"])
+
+
+def test_no_such_scenario() -> None:
+    """A name that is no file tells which scenarios there are."""
+    with pytest.raises(ScenarioError, match=r"no file nonesuch \(these come with Chrion: .*table7"):
+        find_scenario("nonesuch")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "found"),
+    [
+        ("gpu_memory_gb", 8.0, lambda s: s.servers[0].gpu_memory_gb),
+        ("servers.count", 3, lambda s: len(s.servers)),
+        ("seed", 7, lambda s: s.seed),
+        ("eviction", "lfu", lambda s: s.policies.eviction),
+        ("models.seq-64.copies", 4, lambda s: len(s.models) - 8),
+        ("models.baseline.variants.gpu.latency_ms", 61.0, lambda s: s.models[0].variants["gpu"].latency_ms),
+        ("variants.gpu.jitter_cv", 0.3, lambda s: s.models[3].variants["gpu"].jitter_cv),
+        ("jitter_cv", 0.2, lambda s: s.models[3].variants["memory-optimal"].jitter_cv),
+        ("use", ["seq-32", "seq-64"], lambda s: [m.name for m in s.models]),
+    ],
+)
+def test_sets(tmp_path: Path, key: str, value: Any, found: Any) -> None:
+    """A path, or a bare key that one section knows, changes the scenario."""
+    assert found(scenario(tmp_path, "", **{key: value})) == value
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("colour", "no section of a scenario has it"),
+        ("latency_ms", "could be variants.latency_ms, slo.latency_ms"),
+        ("cluster.colour", "no section 'cluster'"),
+        ("models.nonesuch.copies", "the scenario has no such entry"),
+        ("servers.colour", "servers: no key 'colour'"),
+    ],
+)
+def test_sets_that_lead_nowhere(tmp_path: Path, key: str, message: str) -> None:
+    """An unknown or ambiguous key is refused."""
+    with pytest.raises(InputError, match=message):
+        scenario(tmp_path, "", **{key: 1})
+
+
+def test_parse_set_and_sweep() -> None:
+    """Values are TOML where they can be, else text; a sweep is a list of them; several make a grid."""
+    assert parse_set("a.b=8") == ("a.b", 8)
+    assert parse_set("preload=true") == ("preload", True)
+    assert parse_set("eviction=lfu") == ("eviction", "lfu")
+    assert parse_sweep("gpu_memory_gb=4,8.5") == ("gpu_memory_gb", (4, 8.5))
+    assert grid([("a", (1, 2)), ("b", ("x", "y"))])[1] == {"a": 1, "b": "y"}
+    assert len(grid([("a", (1, 2)), ("b", ("x", "y"))])) == 4
+
+
+@pytest.mark.parametrize("text", ["a", "=1", "a="])
+def test_malformed_set(text: str) -> None:
+    """Without key, sign and value there is nothing to set."""
+    with pytest.raises(OptionError, match="expected key=value"):
+        parse_set(text)
+    with pytest.raises(OptionError, match="expected key=value"):
+        parse_sweep(text)

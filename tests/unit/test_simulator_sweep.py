@@ -1,0 +1,120 @@
+"""Sweeps: in this process, in others, on a Ray cluster; and their pictures."""
+
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chrion.errors import OptionError, ScenarioError
+from chrion.simulator import plots
+from chrion.simulator.overrides import grid
+from chrion.simulator.run import simulate
+from chrion.simulator.scenario import Source, find_scenario
+from chrion.simulator.sweep import Point, run_grid
+
+POINTS = grid([("gpu_memory_gb", (8, 10, 12)), ("eviction", ("lru", "lfu"))])
+SETS = {"requests": 400}
+
+
+def figures(points: list[Point]) -> list[Any]:
+    """What of a sweep can be compared: every value, as JSON has it."""
+    return [point.to_json() for point in points]
+
+
+@pytest.fixture
+def source() -> Source:
+    return find_scenario("table7").changed(SETS)
+
+
+@pytest.fixture
+def ray_address() -> Iterator[str]:
+    """A Ray cluster of two nodes on this machine, gone afterwards."""
+    pytest.importorskip("ray")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from ray.cluster_utils import Cluster  # noqa: PLC0415 # an extra
+
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        cluster.add_node(num_cpus=1)
+        cluster.wait_for_nodes()
+        yield cluster.address
+        cluster.shutdown()
+
+
+def test_a_point_is_the_scenario_with_its_values_set(source: Source) -> None:
+    """Each point gives what its scenario gives alone, and progress counts the points."""
+    heard: list[int] = []
+    points = run_grid(source, POINTS, progress=heard.append)
+    assert heard == [1, 2, 3, 4, 5, 6]
+    alone = simulate(source.changed(POINTS[3]).build())
+    assert figures(points)[3]["patterns"] == Point({}, 9, alone).to_json()["patterns"]
+
+
+def test_processes_change_nothing(source: Source) -> None:
+    """Two processes give what one gives, in the same order."""
+    assert figures(run_grid(source, POINTS, workers=2)) == figures(run_grid(source, POINTS))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_ray_cluster_of_two_nodes_changes_nothing(source: Source, ray_address: str) -> None:
+    """A Ray cluster gives what one process gives, in the same order, and is left as it was."""
+    found = figures(run_grid(source, POINTS, ray_address=ray_address))
+    import ray  # noqa: PLC0415 # an extra
+
+    assert not ray.is_initialized()
+    assert found == figures(run_grid(source, POINTS))
+
+
+def test_ray_is_an_extra(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ray one line names the extra."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(OptionError, match=r"pip install 'chrion\[ray\]'"):
+        run_grid(source, POINTS, ray_address="auto")
+
+
+def test_a_bad_point_stops_all(source: Source) -> None:
+    """No point runs if one cannot."""
+    heard: list[int] = []
+    with pytest.raises(ScenarioError, match="the largest server has"):
+        run_grid(source, grid([("gpu_memory_gb", (12, 5))]), progress=heard.append)
+    assert heard == []
+
+
+def test_pictures(source: Source, tmp_path: Path) -> None:
+    """A run and a sweep are drawn as PNG files."""
+    pytest.importorskip("matplotlib")
+    plots.plot_results(simulate(source.build()), tmp_path / "run.png")
+    plots.plot_sweep(run_grid(source, POINTS), tmp_path / "sweep.png")
+    for name in ("run.png", "sweep.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_copies_are_drawn_as_models(source: Source, tmp_path: Path) -> None:
+    """A sweep over copies has the number of models on its axis: nine for one copy."""
+    pytest.importorskip("matplotlib")
+    points = run_grid(source, grid([("copies", (1, 2))]))
+    assert [point.models for point in points] == [9, 18]
+    plots.plot_sweep(points, tmp_path / "sweep.svg")
+    assert ">models<" in (tmp_path / "sweep.svg").read_text() or "models" in (tmp_path / "sweep.svg").read_text()
+
+
+def test_a_plot_needs_numbers_and_a_known_format(source: Source, tmp_path: Path) -> None:
+    """Words cannot be an axis, and an unknown suffix is refused in one line."""
+    pytest.importorskip("matplotlib")
+    points = run_grid(source, grid([("eviction", ("lru", "lfu"))]))
+    with pytest.raises(OptionError, match="is not a number"):
+        plots.plot_sweep(points, tmp_path / "sweep.png")
+    with pytest.raises(OptionError, match=r"run.xyz: not a picture's name \(it may end with .*png"):
+        plots.plot_results(points[0].results, tmp_path / "run.xyz")
+    with pytest.raises(OptionError, match="no such folder"):
+        plots.plot_results(points[0].results, tmp_path / "none" / "run.png")
+
+
+def test_matplotlib_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without matplotlib one line names the extra."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(OptionError, match=r"pip install 'chrion\[plot\]'"):
+        plots.check_target(tmp_path / "run.png")

@@ -1,0 +1,198 @@
+"""The engine against queueing theory, cache theory and exhaustive search."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from simulator_support import engine_of
+
+from chrion.simulator.engine import Future
+from chrion.simulator.policies import EVICTION
+from chrion.simulator.settings import ServerSpec
+from chrion.simulator.statistics import Tally
+from chrion.simulator.variants import Variant
+from chrion.simulator.workload import Synthetic
+
+GPU_MODEL = Variant("gpu", 100.0, 10.0, 10.0, load_mb=100.0)
+
+
+def poisson(rate_per_s: float, requests: int, seed: int = 3) -> Synthetic:
+    return Synthetic("poisson", requests, rate_per_s, 1.0, np.ones(1), seed)
+
+
+def mean_wait_ms(tally: Tally) -> float:
+    return float(tally.wait_ms.sum() / tally.arrivals.sum())
+
+
+def erlang_c(servers: int, offered: float) -> float:
+    """Chance of waiting in M/M/c."""
+    blocked = offered**servers / math.factorial(servers) * servers / (servers - offered)
+    return blocked / (sum(offered**k / math.factorial(k) for k in range(servers)) + blocked)
+
+
+def test_mm1_mean_wait() -> None:
+    """A million exponential requests wait rho / (mu - lambda) on one slot, within 2 %."""
+    variant = Variant("gpu", 100.0, 10.0, 10.0, distribution="exponential")
+    tally = engine_of([variant], preload=True).run(poisson(60.0, 1_000_000).chunks())
+    assert mean_wait_ms(tally) == pytest.approx(1000 * 0.6 / (100 - 60), rel=0.02)
+
+
+def test_mmc_mean_wait() -> None:
+    """A million exponential requests wait as Erlang C says on four slots, within 2 %."""
+    variant = Variant("gpu", 100.0, 10.0, 10.0, distribution="exponential")
+    engine = engine_of([variant], spec=ServerSpec(gpu_slots=4), preload=True)
+    tally = engine.run(poisson(280.0, 1_000_000).chunks())
+    assert mean_wait_ms(tally) == pytest.approx(1000 * erlang_c(4, 2.8) / (400 - 280), rel=0.02)
+
+
+def test_cpu_only_mmc_mean_wait() -> None:
+    """A variant that needs one core and no GPU queues for the cores as M/M/c, within 4 % at 200 000 requests."""
+    variant = Variant("cpu", 0.0, 10.0, 0.0, (10.0,), distribution="exponential")
+    tally = engine_of([variant], spec=ServerSpec(cpu_cores=3)).run(poisson(200.0, 200_000).chunks())
+    assert mean_wait_ms(tally) == pytest.approx(1000 * erlang_c(3, 2.0) / (300 - 200), rel=0.04)
+
+
+@pytest.mark.parametrize(("latency_ms", "gpu_busy_ms"), [(10.0, 10.0), (25.0, 10.0)])
+def test_md1_mean_wait(latency_ms: float, gpu_busy_ms: float) -> None:
+    """With constant times the wait is M/D/1's for the GPU busy time alone: a hybrid plan gives its slot back early."""
+    cores = (latency_ms,) if latency_ms > gpu_busy_ms else ()
+    variant = Variant("v", 100.0, latency_ms, gpu_busy_ms, cores)
+    engine = engine_of([variant], spec=ServerSpec(cpu_cores=1000), preload=True)
+    tally = engine.run(poisson(70.0, 300_000).chunks())
+    assert mean_wait_ms(tally) == pytest.approx(1000 * 0.7 / (2 * (100 - 70)), rel=0.03)
+
+
+def test_lognormal_moments() -> None:
+    """Execution times have the mean of the variant and its coefficient of variation."""
+    variant = Variant("gpu", 100.0, 50.0, 50.0, distribution="lognormal", jitter_cv=0.3)
+    rows: list[Any] = []
+    engine_of([variant], preload=True).run(poisson(1.0, 200_000).chunks(), keep=rows.append)
+    times = np.concatenate(rows)[:, 5] - np.concatenate(rows)[:, 4]
+    assert times.mean() == pytest.approx(50.0, rel=0.005)
+    assert times.std() / times.mean() == pytest.approx(0.3, rel=0.02)
+
+
+def serial(models: Sequence[int]) -> list[tuple[Any, Any]]:
+    """Requests so far apart that each ends before the next."""
+    return [(np.arange(len(models)) * 1000.0, np.array(models))]
+
+
+def lru_misses_by_reuse_distance(models: Sequence[int], capacity: int) -> int:
+    """Mattson (1970): a request misses LRU if it is the first, or ``capacity`` others came since the last."""
+    misses = 0
+    for i, model in enumerate(models):
+        before = [j for j in range(i) if models[j] == model]
+        misses += not before or len(set(models[before[-1] + 1 : i])) >= capacity
+    return misses
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 5, 9, 10])
+def test_lru_loads_are_mattsons_misses(capacity: int) -> None:
+    """On requests that do not overlap the loads are the LRU misses that reuse distances give."""
+    models = np.random.default_rng(capacity).zipf(1.3, 600).clip(max=10) - 1
+    engine = engine_of([GPU_MODEL] * 10, spec=ServerSpec(gpu_memory_gb=0.1 * capacity + 0.05))
+    engine.run(serial(models.tolist()))
+    assert sum(engine.board.loads) == lru_misses_by_reuse_distance(models.tolist(), capacity)
+
+
+def test_cyclic_requests_defeat_lru() -> None:
+    """Models in turn, one more than fit: under LRU every request loads; Belady's rule keeps all but about 1 in k."""
+    models = list(range(5)) * 40
+    spec = ServerSpec(gpu_memory_gb=0.45)
+    lru = engine_of([GPU_MODEL] * 5, spec=spec)
+    lru.run(serial(models))
+    belady = engine_of([GPU_MODEL] * 5, spec=spec, eviction="belady", future=Future(np.array(models)))
+    belady.run(serial(models))
+    assert sum(lru.board.loads) == 200
+    assert sum(belady.board.loads) == pytest.approx(200 / 4, abs=5)
+
+
+def fewest_misses(models: Sequence[int], capacity: int) -> int:
+    """The optimum by exhaustive search over what to evict."""
+
+    @cache
+    def best(i: int, held: frozenset[int]) -> int:
+        if i == len(models):
+            return 0
+        model = models[i]
+        if model in held:
+            return best(i + 1, held)
+        if len(held) < capacity:
+            return 1 + best(i + 1, held | {model})
+        return 1 + min(best(i + 1, held - {out} | {model}) for out in held)
+
+    return best(0, frozenset())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_belady_is_the_bound(seed: int) -> None:
+    """On equal sizes Belady's eviction loads as often as the best possible choice, and no policy less."""
+    models = np.random.default_rng(seed).integers(0, 6, 60).tolist()
+    spec = ServerSpec(gpu_memory_gb=0.35)
+    loads = {}
+    for eviction in EVICTION:
+        engine = engine_of([GPU_MODEL] * 6, spec=spec, eviction=eviction, future=Future(np.array(models)))
+        engine.run(serial(models))
+        loads[eviction] = sum(engine.board.loads)
+    assert loads["belady"] == fewest_misses(models, 3)
+    assert min(loads.values()) == loads["belady"]
+
+
+def test_load_time_is_bytes_over_bandwidth() -> None:
+    """A cold request waits for the fixed cost and its bytes over PCIe, then executes."""
+    rows: list[Any] = []
+    spec = ServerSpec(pcie_gb_per_s=8.0, load_fixed_ms=3.0)
+    engine_of([GPU_MODEL], spec=spec).run(serial([0, 0]), keep=rows.append)
+    first, second = rows[0]
+    assert first[4] == pytest.approx(3.0 + 100 / 8)
+    assert first[5] - first[4] == pytest.approx(10.0)
+    assert second[4] == second[3]
+
+
+def test_execution_goes_on_during_a_load() -> None:
+    """A request on resident weights does not wait for another model's load."""
+    rows: list[Any] = []
+    chunks = [(np.array([0.0, 100.0, 100.5]), np.array([0, 1, 0]))]
+    engine_of([GPU_MODEL] * 2).run(chunks, keep=rows.append)
+    by_number = {int(row[0]): row for row in rows[0]}
+    assert by_number[2][4] == 100.5
+    assert by_number[1][4] == pytest.approx(by_number[2][5])
+
+
+def test_a_dropped_request_brings_its_model_for_the_next() -> None:
+    """Where a load alone outlasts the objective, the first request is dropped and the second finds the weights."""
+    rows: list[Any] = []
+    engine = engine_of([GPU_MODEL], spec=ServerSpec(pcie_gb_per_s=1.0), admission="deadline", slo_ms=50.0)
+    engine.run(serial([0, 0]), keep=rows.append)
+    first, second = rows[0]
+    assert math.isnan(first[4])
+    assert second[4:6].tolist() == [1000.0, 1010.0]
+
+
+def test_equal_seeds_give_equal_runs() -> None:
+    """The same seed gives the same records, another seed others."""
+
+    def records(seed: int) -> Any:
+        rows: list[Any] = []
+        variants = [Variant("v", 400.0, 10.0 + i, 10.0, (2.0,), 400.0, "lognormal", 0.2) for i in range(6)]
+        engine = engine_of(variants, spec=ServerSpec(gpu_memory_gb=1.0), seed=seed)
+        engine.run(Synthetic("gamma", 3000, 40.0, 3.0, np.ones(6) / 6, seed).chunks(), keep=rows.append)
+        return np.concatenate(rows)
+
+    assert np.array_equal(records(5), records(5))
+    assert not np.array_equal(records(5), records(6))
+
+
+def test_memory_does_not_grow_with_requests() -> None:
+    """What a run keeps has the same size after 20 000 and 200 000 requests."""
+    sizes = []
+    for requests in (20_000, 200_000):
+        engine = engine_of([GPU_MODEL] * 3, preload=True)
+        tally = engine.run(Synthetic("poisson", requests, 50.0, 1.0, np.ones(3) / 3, 1).chunks())
+        held = itertools.chain(vars(tally).values(), vars(engine).values())
+        sizes.append(sum(len(v) for v in held if hasattr(v, "__len__")) + tally.responses.nbytes)
+    assert sizes[0] == sizes[1]
