@@ -52,6 +52,26 @@ def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
     return match["name"], () if dims == "scalar" else tuple(int(d) for d in dims.split("x"))
 
 
+def parse_range(text: str, what: str = "range") -> tuple[float, ...]:
+    """Read ``0:1:0.1`` (first, last, step; the last is included), or a list as ``0,0.1,0.5``.
+
+    Raises:
+        OptionError: It is neither, or more than a thousand values.
+    """
+    try:
+        numbers = [float(part) for part in text.split(":" if ":" in text else ",")]
+        if ":" not in text:
+            values = numbers
+        else:
+            first, last, step = numbers
+            values = [first + step * i for i in range(math.floor((last - first) / step + 1e-9) + 1)]
+    except (ValueError, ZeroDivisionError, OverflowError):
+        values = []
+    if not 0 < len(values) <= 1000 or not all(math.isfinite(value) for value in values):
+        raise OptionError(f"{what}: {text!r} is not a range of numbers", hint="write it as 0:1:0.1 or 0,0.2,0.5")
+    return tuple(round(value, 12) for value in values)
+
+
 def format_ms(ms: float) -> str:
     """Three significant digits with the unit that suits: ``59.3 ms``, ``4.71 ms``, ``830 us``, ``1.2 s``."""
     if ms >= 1000:

@@ -15,7 +15,7 @@ import chrion
 from chrion.cli.demo import demo
 from chrion.cli.machine import devices
 from chrion.cli.models import model
-from chrion.cli.planning import partition, profile, report
+from chrion.cli.planning import partition, profile, report, sweep
 from chrion.cli.running import bench, run
 from chrion.cli.simulate import simulate
 from chrion.errors import ChrionError
@@ -23,7 +23,7 @@ from chrion.errors import ChrionError
 app = typer.Typer(
     name="chrion", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich"
 )
-for command in (demo, devices, model, profile, partition, run, bench, report, simulate):
+for command in (demo, devices, model, profile, partition, sweep, run, bench, report, simulate):
     app.command()(command)
 
 #: What wrong usage raises: Typer's own, whichever library it takes it from.

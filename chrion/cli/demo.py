@@ -14,6 +14,7 @@ from chrion.errors import ModelError
 from chrion.files import write_atomically
 from chrion.graph import load
 from chrion.profiler.machine import this_machine
+from chrion.profiler.measure import made_up_feed
 from chrion.report import (
     bench_table,
     bench_verdict,
@@ -24,7 +25,7 @@ from chrion.report import (
     verdict,
 )
 from chrion.runtime import HybridSession
-from chrion.runtime.bench import hybrid_rival, largest_difference, made_up_feed, plain_rivals, race
+from chrion.runtime.bench import hybrid_rival, largest_difference, plain_rivals, race
 from chrion.scheduler import partition
 from chrion.units import format_ms
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,14 +25,33 @@ from chrion.cli.console import (
     stderr,
     stored_or_measured,
 )
+from chrion.errors import OptionError
 from chrion.files import write_atomically
-from chrion.report import chrome_trace, plan_table, predicted_lanes, timeline_html, verdict
+from chrion.graph import load
+from chrion.profiler.measure import made_up_feed
+from chrion.report import (
+    chrome_trace,
+    curve_json,
+    curve_png,
+    curve_table,
+    lanes_summary,
+    measured_lanes,
+    plan_table,
+    predicted_lanes,
+    timeline_html,
+    verdict,
+)
+from chrion.report.timeline import Lanes
+from chrion.runtime import HybridSession
 from chrion.scheduler import DEFAULT_POLICY, Plan
 from chrion.scheduler import partition as make_plan
-from chrion.units import format_ms
+from chrion.scheduler.explain import explain_placement
+from chrion.units import format_ms, parse_range
 
 #: Exit code where no plan meets the SLO.
 _SLO_OUT_OF_REACH = 3
+#: Runs that are traced; the first third warms up.
+_TRACES = 60
 
 
 def profile(
@@ -69,37 +89,91 @@ def partition(
     cores: CoresOption = None,
     accelerator: AcceleratorOption = None,
     shape: ShapeOption = None,
+    explain: Annotated[
+        str | None, typer.Option("--explain", metavar="NODE", help="Say why an operator is where it is.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Plan which operator runs where, and write the plan."""
     graph = load_graph(model, shape)
     measured = stored_or_measured(graph, profile, cores, accelerator)
     plan = make_plan(graph, measured, slo, alpha, policy, cores=cores)
+    reasons = explain_placement(graph, measured, plan, explain) if explain else []
     path = output or model.with_suffix(".plan.json")
     plan.save(path)
     if as_json:
-        show_json(_summary(plan, path))
+        show_json({**_summary(plan, path), **({"explanation": reasons} if explain else {})})
     else:
-        show(plan_table(plan), verdict(plan), *plan.remarks, *_estimated(plan), f"written: {path}")
+        show(plan_table(plan), verdict(plan), *plan.remarks, *_estimated(plan), *reasons, f"written: {path}")
     if not plan.meets_slo:
         raise typer.Exit(_SLO_OUT_OF_REACH)
 
 
+def sweep(
+    model: ModelArgument,
+    alpha: Annotated[str, typer.Option("--alpha", metavar="A:B:STEP", help="Alphas to plan for.")] = "0:1:0.1",
+    profile: ProfileOption = None,
+    policy: PolicyOption = DEFAULT_POLICY,
+    cores: CoresOption = None,
+    accelerator: AcceleratorOption = None,
+    shape: ShapeOption = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the points as JSON.")] = None,
+    png: Annotated[Path | None, typer.Option("--png", help="Draw the curve.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Plan for a range of alphas: latency against accelerator memory (Figure 10 of the paper)."""
+    alphas = parse_range(alpha, "alpha")
+    graph = load_graph(model, shape)
+    measured = stored_or_measured(graph, profile, cores, accelerator)
+    points = []
+    with progress_bar("sweep") as progress:
+        for count, value in enumerate(alphas, start=1):
+            points.append((value, make_plan(graph, measured, None, value, policy, cores=cores)))
+            progress(count, len(alphas), f"alpha {value:g}")
+    if png:
+        write_atomically(png, curve_png(points))
+    if output:
+        write_atomically(output, json.dumps(curve_json(points), indent=1))
+    if as_json:
+        show_json(curve_json(points))
+    else:
+        show(curve_table(points), *(f"written: {path}" for path in (output, png) if path))
+
+
 def report(
     plan: Annotated[Path, typer.Argument(help="A plan.", show_default=False)],
-    html: Annotated[Path | None, typer.Option("--html", help="Write the predicted timeline as a page.")] = None,
-    trace: Annotated[Path | None, typer.Option("--trace", help="Write it as a trace for Perfetto.")] = None,
+    measured: Annotated[bool, typer.Option("--measured", help="Run the model and show what really happens.")] = False,
+    model: Annotated[Path | None, typer.Option("--model", help="The model, for --measured.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Write the timelines as a page.")] = None,
+    trace: Annotated[Path | None, typer.Option("--trace", help="Write them as a trace for Perfetto.")] = None,
 ) -> None:
-    """Show a plan."""
+    """Show a plan: its figures, its timeline, and how near the prediction comes."""
     found = Plan.load(plan)
     show(plan_table(found), verdict(found), *found.remarks, *_estimated(found))
     sections = [predicted_lanes(found)]
+    if measured:
+        if model is None:
+            raise OptionError("--measured: the model is missing", hint="give it with --model MODEL")
+        sections.append(_measured(found, model))
+    show(*lanes_summary(found, sections))
     if html:
         write_atomically(html, timeline_html(f"{found.model}, {found.policy}", sections, found.remarks))
         show(f"written: {html}")
     if trace:
         write_atomically(trace, chrome_trace(sections))
         show(f"written: {trace}")
+
+
+def _measured(plan: Plan, model: Path) -> Lanes:
+    """The run of median latency among some."""
+    graph = load(model, plan.shapes)
+    feed = made_up_feed(graph)
+    with HybridSession(graph, plan=plan) as session:
+        runs = [session.trace(feed) for _ in range(_TRACES)]
+    runs = sorted(runs[_TRACES // 3 :], key=lambda events: max((e.end_ms for e in events), default=0.0))
+    if not runs[0]:
+        raise OptionError("--measured: the plan is one segment and runs plain", hint="there are no lanes to show")
+    return measured_lanes(plan, runs[len(runs) // 2])
 
 
 def _summary(plan: Plan, path: Path) -> dict[str, Any]:

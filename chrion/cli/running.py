@@ -28,10 +28,11 @@ from chrion.cli.console import (
 )
 from chrion.errors import OptionError
 from chrion.graph import Graph
+from chrion.profiler.measure import made_up_feed
 from chrion.report import bench_table, bench_verdict
 from chrion.report.tables import best_rival
 from chrion.runtime import HybridSession
-from chrion.runtime.bench import hybrid_rival, largest_difference, made_up_feed, plain_rivals, race, read_feed
+from chrion.runtime.bench import hybrid_rival, largest_difference, plain_rivals, race, read_feed
 from chrion.scheduler import DEFAULT_POLICY, Plan, partition
 from chrion.units import format_ms
 

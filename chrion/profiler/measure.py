@@ -19,7 +19,7 @@ import onnxruntime as ort
 
 from chrion.cores import pinned
 from chrion.graph.extract import Extractor, SubModel
-from chrion.graph.model import TensorInfo
+from chrion.graph.model import Graph, TensorInfo
 from chrion.profiler.machine import CPU_PROVIDER, DEVICE_TYPES
 
 #: A measurement's calls are made about this long, so that the interpreter's part in them is small.
@@ -106,6 +106,11 @@ def random_array(info: TensorInfo, seed: int = 0) -> np.ndarray[Any, Any]:
     if name.startswith("float"):
         return (0.5 * np.random.default_rng(seed).standard_normal(shape)).astype(name)
     return np.zeros(shape, name)
+
+
+def made_up_feed(graph: Graph, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
+    """Inputs of the right type and shape: normal for floating point types, zero for the others."""
+    return {info.name: random_array(info, seed) for info in graph.inputs}
 
 
 class _Copies:

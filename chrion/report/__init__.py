@@ -1,12 +1,17 @@
 """Floor 5: plans and measurements for people to look at."""
 
+from chrion.report.curve import curve_json, curve_png, curve_table
 from chrion.report.tables import bench_table, bench_verdict, machine_table, plan_table, verdict
-from chrion.report.timeline import chrome_trace, measured_lanes, predicted_lanes, timeline_html
+from chrion.report.timeline import chrome_trace, lanes_summary, measured_lanes, predicted_lanes, timeline_html
 
 __all__ = [
     "bench_table",
     "bench_verdict",
     "chrome_trace",
+    "curve_json",
+    "curve_png",
+    "curve_table",
+    "lanes_summary",
     "machine_table",
     "measured_lanes",
     "plan_table",

@@ -41,6 +41,10 @@ class Lanes:
         """When the last bar ends."""
         return max((bar.end_ms for bar in self.bars), default=0.0)
 
+    def busy_ms(self, lane: int) -> float:
+        """How long a lane computes."""
+        return sum(bar.end_ms - bar.start_ms for bar in self.bars if bar.lane == lane)
+
     @property
     def overlap(self) -> float:
         """Busy time of all lanes over latency: 1 is one lane at a time."""
@@ -63,6 +67,23 @@ def measured_lanes(plan: Plan, events: Sequence[Event]) -> Lanes:
         for e in events
     )
     return Lanes("measured", tuple(bars))
+
+
+def lanes_summary(plan: Plan, sections: Sequence[Lanes]) -> list[str]:
+    """Latency, idle time of each lane and overlap, predicted and measured; the prediction's error; the lower bound."""
+    lines = []
+    for section in sections:
+        idle = ", ".join(
+            f"{lane_name(lane)} {format_ms(section.latency_ms - section.busy_ms(lane))}" for lane in _lanes(section)
+        )
+        lines.append(
+            f"{section.title}: {format_ms(section.latency_ms)}, {section.overlap:.2f} lanes busy on average; idle: {idle}"
+        )
+    if len(sections) > 1 and sections[1].latency_ms:
+        error = sections[0].latency_ms / sections[1].latency_ms - 1
+        lines.append(f"the prediction is {error:+.1%} off what was measured")
+    lines.append(f"no schedule on these lanes is faster than {format_ms(plan.lower_bound_ms)}")
+    return lines
 
 
 def timeline_html(title: str, sections: Sequence[Lanes], remarks: Sequence[str] = ()) -> str:

@@ -21,7 +21,6 @@ import onnxruntime as ort
 from chrion.cores import physical_cores
 from chrion.errors import OptionError
 from chrion.graph.model import Graph
-from chrion.profiler.measure import random_array
 from chrion.runtime.session import HybridSession
 from chrion.scheduler.plan import Plan
 
@@ -105,11 +104,6 @@ def hybrid_rival(graph: Graph, plan: Plan, feed: Feed) -> Maker:
         return lambda: session.run(None, feed), session.close
 
     return make
-
-
-def made_up_feed(graph: Graph, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
-    """Inputs of the right type and shape: normal for floating point types, zero for the others."""
-    return {info.name: random_array(info, seed) for info in graph.inputs}
 
 
 def read_feed(path: Path, graph: Graph) -> dict[str, np.ndarray[Any, Any]]:

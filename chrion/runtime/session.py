@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -12,20 +11,17 @@ from typing import Any, Self
 import onnx
 import onnxruntime as ort
 
-from chrion.errors import ChrionError, InputError, ModelError
+from chrion.errors import ModelError
 from chrion.graph.loader import load
 from chrion.graph.model import Graph, ModelMetadata, TensorInfo
 from chrion.profiler.machine import CPU_PROVIDER
-from chrion.profiler.measure_graph import profile, usable_provider
-from chrion.runtime.engine import CannotCutError, CutEngine, Engine, PlainEngine
+from chrion.runtime.choosing import Chooser, Wishes
+from chrion.runtime.engine import CutEngine, Engine, PlainEngine
 from chrion.runtime.executor import Event
 from chrion.runtime.iobinding import HybridIOBinding
 from chrion.runtime.values import as_ort_value, check_feed, check_outputs, shape_of
 from chrion.scheduler.plan import Plan
-from chrion.scheduler.planner import partition
 from chrion.units import parse_duration_ms
-
-log = logging.getLogger(__name__)
 
 #: Programs for so many feed shapes are kept.
 _SHAPES_KEPT = 8
@@ -37,9 +33,13 @@ class HybridSession:
     """Runs an ONNX model on an accelerator and CPU cores at once, behind the interface of InferenceSession.
 
     The model is profiled (measurements are kept between runs), planned, cut into segments, and run by threads pinned
-    to a core each. A model that cannot be cut runs in a plain InferenceSession instead, and :meth:`explain` says why;
-    so a session can be made of whatever InferenceSession takes. A model with free dimensions is planned for each shape
-    it is fed with, and the plans of the shapes used last are kept.
+    to a core each. A plan that is made here is first timed against plain sessions, for about a second, and only kept
+    if it wins; the choice is remembered. A model that cannot be cut, or that plain onnxruntime runs faster, runs in a
+    plain InferenceSession, and :meth:`explain` says why; so a session can be made of whatever InferenceSession takes.
+
+    A model with free dimensions is planned when a new shape first comes: measured for the first shape, with costs
+    scaled from those for later ones, and timed against plain sessions each time. Engines of the shapes used last are
+    kept.
 
     Calls are safe from any number of threads. Arrays that :meth:`run` returns are the caller's own.
 
@@ -72,17 +72,16 @@ class HybridSession:
         alpha: float | None = None,
         cores: int | None = None,
     ) -> None:
-        if slo is not None:
-            slo = parse_duration_ms(slo, "slo")
-        self._given = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
-        self._goal: dict[str, Any] = {"slo": slo, "alpha": alpha, "cores": cores}
-        self._source = _plain_source(model)
-        self._plain_arguments = (sess_options, providers, provider_options)
-        self._accelerator = _accelerator(providers, provider_options)
+        slo_ms = None if slo is None else parse_duration_ms(slo, "slo")
+        given = Plan.load(plan) if isinstance(plan, str | Path) else plan
+        self._wishes = Wishes(
+            _plain_source(model), sess_options, providers, provider_options, given, slo_ms, alpha, cores
+        )
+        self._chooser = Chooser(self._wishes)
         self._lock = threading.RLock()
         self._closed = False
-        self._plain: PlainEngine | None = None
         self._engines: OrderedDict[Shapes, Engine] = OrderedDict()
+        self._plain: PlainEngine | None = None
         self._graph = self._load(model)
         self._engine = self._first_engine()
 
@@ -189,10 +188,11 @@ class HybridSession:
         """The graph, or None for a model that only plain onnxruntime reads."""
         if isinstance(model, Graph):
             return model
+        plan = self._wishes.plan
         try:
-            return load(model, self._given.shapes if self._given else None)
+            return load(model, plan.shapes if plan else None)
         except ModelError as error:
-            if self._given is not None:
+            if plan is not None:
                 raise
             self._plain_engine(str(error))  # where InferenceSession refuses the model too, its own error says so
             return None
@@ -200,9 +200,9 @@ class HybridSession:
     def _first_engine(self) -> Engine:
         if self._graph is None:
             return self._plain_engine()
-        if self._given is None and self._graph.free_dimensions:
+        if self._graph.free_dimensions:
             return self._plain_engine("no request has come yet to fix the free dimensions")
-        engine = self._make_engine(self._graph)
+        engine = self._chooser.engine(self._graph)
         self._engines[tuple(_fixed(i) for i in self._graph.inputs)] = engine
         return engine
 
@@ -216,52 +216,27 @@ class HybridSession:
         shapes = tuple(shape_of(feed[i.name]) for i in self._graph.inputs)
         with self._lock:
             if shapes not in self._engines:
-                self._engines[shapes] = self._plan_shapes(shapes)
+                self._engines[shapes] = self._new_shapes(self._graph, shapes)
             self._engines.move_to_end(shapes)
             self._engine = self._engines[shapes]
-            dropped = self._engines.popitem(last=False)[1] if len(self._engines) > _SHAPES_KEPT else None
-            del dropped  # its lanes stop once no run uses it any more
+            if len(self._engines) > _SHAPES_KEPT:
+                self._engines.popitem(last=False)  # its lanes stop once no run uses it any more
             return self._engine
 
-    def _plan_shapes(self, shapes: Shapes) -> Engine:
-        if self._given is not None:
+    def _new_shapes(self, graph: Graph, shapes: Shapes) -> Engine:
+        if self._wishes.plan is not None:
             return self._plain_engine("the plan is for other shapes")
-        names = [i.name for i in self._graph.inputs] if self._graph else []
+        names = [i.name for i in graph.inputs]
         try:
-            return self._make_engine(load(self._source, dict(zip(names, shapes, strict=True))))
+            return self._chooser.engine(load(graph.source, dict(zip(names, shapes, strict=True))))
         except ModelError as error:
             return self._plain_engine(str(error))
 
-    def _make_engine(self, graph: Graph) -> Engine:
-        options, *_ = self._plain_arguments
-        provider_options = self._accelerator[1] if self._accelerator else {}
-        try:
-            plan = self._given or self._make_plan(graph)
-            return CutEngine(plan.apply(graph), plan, options, provider_options)
-        except CannotCutError as reason:
-            return self._plain_engine(str(reason))
-        except (ChrionError, RuntimeError) as error:
-            if self._given is not None or isinstance(error, InputError):
-                raise
-            log.warning("model %s runs plain: %s", graph.name, error)
-            return self._plain_engine(str(error))
-
-    def _make_plan(self, graph: Graph) -> Plan:
-        try:
-            accelerator = usable_provider(self._accelerator[0]) if self._accelerator else None
-        except ChrionError as error:
-            log.warning("model %s runs without an accelerator: %s", graph.name, error)
-            accelerator = None
-        cores = self._goal["cores"]
-        measured = profile(graph, cores, accelerator)
-        return partition(graph, measured, self._goal["slo"], self._goal["alpha"])
-
     def _plain_engine(self, reason: str = "") -> PlainEngine:
+        """The plain session for whatever has no engine of its own; made once."""
         with self._lock:
             if self._plain is None:
-                self._plain = PlainEngine(self._source, *self._plain_arguments, reason)
-            if reason:
-                self._plain.reason = reason
+                self._plain = self._wishes.plain(reason)
             return self._plain
 
     def _checked(
@@ -278,17 +253,6 @@ def _plain_source(model: str | Path | bytes | onnx.ModelProto | Graph) -> str | 
     if isinstance(model, onnx.ModelProto):
         return bytes(model.SerializeToString())
     return model if isinstance(model, bytes) else str(model)
-
-
-def _accelerator(
-    providers: Sequence[Any] | None, provider_options: Sequence[Mapping[Any, Any]] | None
-) -> tuple[str, Mapping[str, Any]] | None:
-    """The first provider that is not the CPU's, with its options."""
-    for at, provider in enumerate(providers or ()):
-        name, options = provider if isinstance(provider, tuple) else (provider, (provider_options or [{}] * 99)[at])
-        if name != CPU_PROVIDER:
-            return name, options
-    return None
 
 
 def _fixed(info: TensorInfo) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """The exact optimum of small graphs, by constraint programming: what the other policies are measured against.
 
-Interval scheduling in OR-Tools CP-SAT with the cost definition of ``timeline.evaluate`` (an operator is a segment here):
+Interval scheduling in OR-Tools CP-SAT with the cost definition of ``timeline.evaluate``, every operator a segment:
 an optional interval for each operator and lane, no overlap on a lane, and for each edge a transfer time that depends on
 both lanes. Times are whole numbers of a resolution that keeps rounding below a ten-thousandth of the makespan.
 """

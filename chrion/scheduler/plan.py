@@ -62,6 +62,8 @@ class Plan:
     predicted: Prediction
     #: Time each lane is predicted to compute, lane 0 first.
     busy_ms: tuple[float, ...]
+    #: No schedule of these operators is faster: the longest path at each operator's best, and all work shared evenly.
+    lower_bound_ms: float
     #: The same graph wholly on the accelerator; None without one.
     accelerator_only: Prediction | None
     #: The same graph on the CPU cores alone; None without cores.
@@ -134,6 +136,7 @@ class Plan:
             "predicted": {
                 **asdict(self.predicted),
                 "busy_ms": self.busy_ms,
+                "lower_bound_ms": self.lower_bound_ms,
                 "accelerator_only": asdict(self.accelerator_only) if self.accelerator_only else None,
                 "cpu_only": asdict(self.cpu_only) if self.cpu_only else None,
             },
@@ -188,6 +191,7 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
         segment_ms=tuple((float(start), float(end)) for start, end in content["segment_ms"]),
         predicted=_prediction(predicted),
         busy_ms=tuple(float(ms) for ms in predicted["busy_ms"]),
+        lower_bound_ms=float(predicted["lower_bound_ms"]),
         accelerator_only=_prediction(predicted["accelerator_only"]) if predicted["accelerator_only"] else None,
         cpu_only=_prediction(predicted["cpu_only"]) if predicted["cpu_only"] else None,
         remarks=tuple(str(r) for r in content["remarks"]),

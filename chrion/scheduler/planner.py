@@ -16,7 +16,7 @@ from chrion.scheduler.plan import Plan, Prediction
 from chrion.scheduler.policies import DEFAULT_POLICY, Solver, accelerator_only, cpu_only, policy_named
 from chrion.scheduler.search import Candidate, choose
 from chrion.scheduler.solution import Problem, Solution
-from chrion.scheduler.timeline import Schedule, Timeline
+from chrion.scheduler.timeline import Schedule, Timeline, lower_bound_ms
 from chrion.units import format_ms, parse_duration_ms
 
 #: Chunks whose beginnings look best are worth refining.
@@ -64,7 +64,7 @@ def partition(  # noqa: PLR0913 - the knobs of the command of the same name
     scale = gpu.latency_ms / gpu.memory_mb if gpu and gpu.memory_mb else 1.0
     # Without an accelerator there is no memory to trade.
     chosen = choose(attempt, slo_ms, alpha, scale) if gpu else attempt(alpha or 0.0)
-    return _Draft(graph, profile, policy, slo_ms, alpha).plan(chosen, gpu, cpu)
+    return _Draft(graph, profile, policy, slo_ms, alpha, cores).plan(chosen, gpu, cpu)
 
 
 def _attempt(graph: Graph, solve: Solver) -> Callable[[float], Candidate]:
@@ -110,10 +110,12 @@ class _Draft:
     policy: str
     slo_ms: float | None
     alpha: float | None
+    cores: int | None
 
     def plan(self, chosen: Candidate, gpu: Prediction | None, cpu: Prediction | None) -> Plan:
         solution = chosen.solution
         timeline = solution.timeline
+        costs = self.profile.costs(chosen.graph.dag, self.cores)
         return Plan(
             model=self.graph.name,
             digest=chosen.graph.digest,
@@ -131,6 +133,7 @@ class _Draft:
             segment_ms=tuple((timeline.start_ms[s[0]], timeline.finish_ms[s[-1]]) for s in solution.segments),
             predicted=_prediction(timeline),
             busy_ms=timeline.busy_ms,
+            lower_bound_ms=lower_bound_ms(chosen.graph.dag, costs, solution.schedule.cores),
             accelerator_only=gpu,
             cpu_only=cpu,
             remarks=tuple(self._remarks(chosen, solution)),

@@ -107,6 +107,22 @@ def transfer_ms(costs: Costs, source: int, target: int, size: int) -> float:
     return (costs.download if target else costs.upload).ms(size)
 
 
+def lower_bound_ms(dag: Dag, costs: Costs, cores: int) -> float:
+    """What no schedule on these lanes can beat, whatever its order.
+
+    The larger of the longest path and of all work spread evenly over the lanes, each operator counted at the time it
+    takes where it is fastest, and neither handoffs nor copies counted at all.
+    """
+    usable = [costs.lane_ms(lane, max(cores, 1)) for lane in ((0,) if costs.accelerator_ms is not None else ())]
+    usable += [costs.lane_ms(1, cores)] if cores else []
+    best = [min(times[i] for times in usable) for i in range(len(dag))]
+    reach = [0.0] * len(dag)
+    for i in dag.topological_order:
+        reach[i] = best[i] + max((reach[m] for m in dag.predecessors[i]), default=0.0)
+    lanes = cores + (costs.accelerator_ms is not None)
+    return max(max(reach, default=0.0), sum(best) / lanes if lanes else 0.0)
+
+
 def validate(dag: Dag, costs: Costs, schedule: Schedule) -> None:
     """Check Constraints 6 to 10 of the paper.
 

@@ -1,0 +1,189 @@
+"""What to run a model with: profile it, plan it, and let the guard compare the plan with plain sessions."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnxruntime as ort
+
+from chrion.cores import physical_cores
+from chrion.errors import ChrionError, InputError
+from chrion.graph.model import Graph
+from chrion.profiler.machine import CPU_PROVIDER, this_machine
+from chrion.profiler.measure import made_up_feed
+from chrion.profiler.measure_graph import profile, usable_provider
+from chrion.profiler.profiles import Profile
+from chrion.runtime.engine import CannotCutError, CutEngine, Engine, PlainEngine
+from chrion.runtime.guard import Contender, Memory, Trial, decide
+from chrion.runtime.values import as_ort_value
+from chrion.scheduler.plan import Plan
+from chrion.scheduler.planner import partition
+from chrion.units import format_ms
+
+log = logging.getLogger(__name__)
+
+_HYBRID = "hybrid"
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the caller of HybridSession asked for."""
+
+    #: What InferenceSession is made of.
+    source: str | bytes
+    options: ort.SessionOptions | None
+    providers: Sequence[Any] | None
+    provider_options: Sequence[Mapping[Any, Any]] | None
+    plan: Plan | None
+    slo_ms: float | None
+    alpha: float | None
+    cores: int | None
+
+    @property
+    def accelerator(self) -> tuple[str, Mapping[str, Any]] | None:
+        """The first provider that is not the CPU's, with its options."""
+        for at, provider in enumerate(self.providers or ()):
+            beside = self.provider_options[at] if self.provider_options else {}
+            name, options = provider if isinstance(provider, tuple) else (provider, beside)
+            if name != CPU_PROVIDER:
+                return name, options
+        return None
+
+    def plain(self, reason: str) -> PlainEngine:
+        """The plain session the caller would have had."""
+        return PlainEngine(self.source, self.options, self.providers, self.provider_options, reason)
+
+
+class Chooser:
+    """Makes engines for a model, one for each set of input shapes."""
+
+    def __init__(self, wishes: Wishes) -> None:
+        self._wishes = wishes
+        self._provider_options = wishes.accelerator[1] if wishes.accelerator else {}
+        #: Measured for the first shapes; the costs of others are scaled from it.
+        self._profile: Profile | None = None
+
+    def engine(self, graph: Graph) -> Engine:
+        """The engine for a graph of known shapes.
+
+        A given plan is used as it is. Otherwise the plan made here has to beat the plain sessions.
+
+        Raises:
+            InputError: The given plan does not fit, or what was asked for cannot be had.
+        """
+        wishes = self._wishes
+        if wishes.plan is not None:
+            return self._cut(graph, wishes.plan, guarded=False)
+        try:
+            return self._guarded(graph)
+        except (ChrionError, RuntimeError) as error:
+            if isinstance(error, InputError):
+                raise
+            log.warning("model %s runs plain: %s", graph.name, error)
+            return wishes.plain(str(error))
+
+    def _cut(self, graph: Graph, plan: Plan, *, guarded: bool) -> Engine:
+        try:
+            return CutEngine(plan.apply(graph), plan, self._wishes.options, self._provider_options)
+        except CannotCutError as reason:
+            if guarded:
+                raise
+            return self._wishes.plain(str(reason))
+
+    def _guarded(self, graph: Graph) -> Engine:
+        memory = Memory(this_machine().fingerprint, graph.digest, self._goal())
+        plain = self._plain_makers()
+        winner = memory.recall([*plain, _HYBRID])
+        if winner in plain:
+            return self._plain_winner(plain[winner], winner, "which was faster when it was tried")
+        plan = self._plan(graph)
+        if winner == _HYBRID:
+            try:
+                return self._cut(graph, plan, guarded=True)
+            except CannotCutError:
+                winner = None
+        winner, trials = decide(self._contenders(graph, plan, plain), self._wishes.slo_ms)
+        memory.keep(winner, trials)
+        told = ", ".join(f"{t.name} {format_ms(t.median_ms)}" for t in trials if t.median_ms < float("inf"))
+        log.info("model %s: %s wins (%s)", graph.name, winner, told)
+        if winner == _HYBRID:
+            return self._cut(graph, plan, guarded=False)
+        return self._plain_winner(plain[winner], winner, self._why(graph, plan, trials, told))
+
+    def _why(self, graph: Graph, plan: Plan, trials: Sequence[Trial], told: str) -> str:
+        """Why the plan was not taken."""
+        if all(t.median_ms == float("inf") for t in trials if t.name == _HYBRID):
+            try:
+                self._cut(graph, plan, guarded=True).close()
+            except CannotCutError as reason:
+                return str(reason)
+        return f"faster than the plan when tried ({told})"
+
+    def _goal(self) -> tuple[object, ...]:
+        wishes = self._wishes
+        accelerator = wishes.accelerator[0] if wishes.accelerator else None
+        return wishes.slo_ms, wishes.alpha, wishes.cores, accelerator, wishes.options is None
+
+    def _plan(self, graph: Graph) -> Plan:
+        wishes = self._wishes
+        if self._profile is None:
+            self._profile = profile(graph, wishes.cores, self._usable_accelerator(graph))
+        return partition(graph, self._profile, wishes.slo_ms, wishes.alpha)
+
+    def _usable_accelerator(self, graph: Graph) -> str | None:
+        if self._wishes.accelerator is None:
+            return None
+        try:
+            return usable_provider(self._wishes.accelerator[0])
+        except ChrionError as error:
+            log.warning("model %s runs without an accelerator: %s", graph.name, error)
+            return None
+
+    def _plain_makers(self) -> dict[str, Callable[[str], PlainEngine]]:
+        """Plain sessions worth trying: as the caller made it, and on the CPU with other numbers of threads."""
+        wishes = self._wishes
+        makers: dict[str, Callable[[str], PlainEngine]] = {"plain": wishes.plain}
+        if wishes.options is None:
+            cores = len(physical_cores())
+            counts = [1] if cores < 8 else [1, cores // 2]
+            makers |= {f"plain, threads: {count}": _with_threads(wishes.source, count) for count in counts}
+        return makers
+
+    def _contenders(
+        self, graph: Graph, plan: Plan, plain: Mapping[str, Callable[[str], PlainEngine]]
+    ) -> list[Contender]:
+        feed = made_up_feed(graph)
+        held = plan.accelerator_only.resident_mb if plan.accelerator_only else 0.0
+
+        def open_plain(make: Callable[[str], PlainEngine]) -> tuple[Callable[[], object], Callable[[], None]]:
+            session = make("").session
+            return lambda: session.run(None, feed), lambda: None
+
+        def open_hybrid() -> tuple[Callable[[], object], Callable[[], None]]:
+            engine = self._cut(graph, plan, guarded=True)
+            assert isinstance(engine, CutEngine)  # noqa: S101 - guarded: it is cut or it raises
+            names = [o.name for o in graph.outputs]
+            values = {name: as_ort_value(name, array) for name, array in feed.items()}
+            return lambda: engine.run(values, names, {}, None), engine.close
+
+        found = [
+            Contender(name, lambda make=make: open_plain(make), held if name == "plain" else 0.0)  # type: ignore[misc]
+            for name, make in plain.items()
+        ]
+        return [*found, Contender(_HYBRID, open_hybrid, plan.predicted.resident_mb, plain=False)]
+
+    @staticmethod
+    def _plain_winner(make: Callable[[str], PlainEngine], name: str, reason: str) -> PlainEngine:
+        return make(f"{name}: {reason}")
+
+
+def _with_threads(source: str | bytes, count: int) -> Callable[[str], PlainEngine]:
+    def make(reason: str) -> PlainEngine:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = count
+        return PlainEngine(source, options, [CPU_PROVIDER], None, reason)
+
+    return make

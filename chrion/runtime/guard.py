@@ -1,0 +1,117 @@
+"""The guard: is the plan really better than a plain session? Timed on the spot, and remembered.
+
+A plan that is slower than what the user had before is worse than none, however good predictions are. So a session that
+makes its own plan first times its candidates: the plain session as the caller would have it, plain ones on the CPU with
+other numbers of threads, and the plan. Each has the machine to itself, for a fraction of a second. The winner is kept,
+here and in the cache: per machine, model, shapes and goal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from chrion.errors import ChrionError
+from chrion.files import cache_folder, write_atomically
+
+#: How long a candidate is timed, after one run to warm up; and how often at least.
+_WINDOW_S = 0.12
+_LEAST_RUNS = 3
+#: A plan must beat a plain session by so much: less is noise, and a plain session is simpler.
+_MARGIN = 0.97
+
+#: Makes a candidate: what runs one request, and what takes it down.
+Opener = Callable[[], tuple[Callable[[], object], Callable[[], None]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A way to run the model."""
+
+    name: str
+    open: Opener
+    #: Accelerator memory it is predicted to hold.
+    resident_mb: float = 0.0
+    plain: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How a contender did; a failed one has an infinite latency."""
+
+    name: str
+    median_ms: float
+    resident_mb: float
+
+
+def decide(contenders: Sequence[Contender], slo_ms: float | None) -> tuple[str, tuple[Trial, ...]]:
+    """Time all contenders and choose.
+
+    Args:
+        contenders: Plain ones first: they win ties.
+        slo_ms: Among those that meet it, the one with the least accelerator memory is chosen; without it, or if none
+            does, the fastest.
+
+    Returns:
+        The winner's name, and all trials.
+    """
+    trials = tuple(Trial(c.name, _timed(c.open), c.resident_mb) for c in contenders)
+    handicap = {c.name: 1.0 if c.plain else 1 / _MARGIN for c in contenders}
+
+    def weighted_ms(trial: Trial) -> float:
+        return trial.median_ms * handicap[trial.name]
+
+    fitting = [t for t in trials if slo_ms is not None and t.median_ms <= slo_ms]
+    if fitting:
+        return min(fitting, key=lambda t: (t.resident_mb, weighted_ms(t))).name, trials
+    return min(trials, key=weighted_ms).name, trials
+
+
+class Memory:
+    """Decisions of earlier sessions, one small file each; one that cannot be read counts as not there."""
+
+    def __init__(self, *key: object) -> None:
+        name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
+        self._path = cache_folder() / "choices" / f"{name}.json"
+
+    def recall(self, names: Sequence[str]) -> str | None:
+        """The winner, if there is one and it is still a contender."""
+        try:
+            content = json.loads(self._path.read_bytes())
+        except (OSError, ValueError):
+            return None
+        winner = content.get("winner") if isinstance(content, dict) else None
+        return winner if winner in names else None
+
+    def keep(self, winner: str, trials: Sequence[Trial]) -> None:
+        """Remember a decision; a cache that cannot be written is left alone."""
+        content = {"winner": winner, "trials": [asdict(t) for t in trials]}
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomically(self._path, json.dumps(content))
+        except (OSError, ChrionError):
+            return
+
+
+def _timed(opener: Opener) -> float:
+    try:
+        run, close = opener()
+    except Exception:  # noqa: BLE001 - a contender that cannot even start has lost
+        return float("inf")
+    try:
+        run()
+        times: list[float] = []
+        end = time.perf_counter() + _WINDOW_S
+        while len(times) < _LEAST_RUNS or time.perf_counter() < end:
+            before = time.perf_counter()
+            run()
+            times.append((time.perf_counter() - before) * 1e3)
+        return statistics.median(times)
+    except Exception:  # noqa: BLE001 - nor can one that fails be chosen
+        return float("inf")
+    finally:
+        close()
