@@ -20,6 +20,7 @@ from chrion.cli.console import (
     ShapeOption,
     SloOption,
     load_graph,
+    progress_bar,
     show,
     show_json,
     stderr,

@@ -76,9 +76,8 @@ def lanes_summary(plan: Plan, sections: Sequence[Lanes]) -> list[str]:
         idle = ", ".join(
             f"{lane_name(lane)} {format_ms(section.latency_ms - section.busy_ms(lane))}" for lane in _lanes(section)
         )
-        lines.append(
-            f"{section.title}: {format_ms(section.latency_ms)}, {section.overlap:.2f} lanes busy on average; idle: {idle}"
-        )
+        busy = f"{section.overlap:.2f} lanes busy on average"
+        lines.append(f"{section.title}: {format_ms(section.latency_ms)}, {busy}; idle: {idle}")
     if len(sections) > 1 and sections[1].latency_ms:
         error = sections[0].latency_ms / sections[1].latency_ms - 1
         lines.append(f"the prediction is {error:+.1%} off what was measured")

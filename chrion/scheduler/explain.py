@@ -42,9 +42,9 @@ def explain_placement(graph: Graph, profile: Profile, plan: Plan, node: str) -> 
         for member in segment:
             labels[member] = at
     problem = Problem(dag, costs)
+    size = len(plan.segments[labels[i]])
     lines = [
-        f"{node} ({dag.op_types[i]}) is on {_name(lane)}, in a segment of {len(plan.segments[labels[i]])} operators "
-        f"and a group of {len(members)}",
+        f"{node} ({dag.op_types[i]}) is on {_name(lane)}, in a segment of {size} and a group of {len(members)} operators",
         _times(costs.accelerator_ms[i] if costs.accelerator_ms else None, costs.cpu_ms[schedule.cores - 1][i]),
     ]
     here = plan.predicted

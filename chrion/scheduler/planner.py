@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chrion.errors import OptionError
 from chrion.graph.model import Graph
@@ -59,11 +59,14 @@ def partition(  # noqa: PLR0913 - the knobs of the command of the same name
     costs = profile.costs(graph.dag, cores)
     gpu = _baseline(graph, costs, accelerator_only) if costs.accelerator_ms is not None else None
     cpu = _baseline(graph, costs, cpu_only) if costs.cores else None
-    chunked = policy == DEFAULT_POLICY
-    attempt = _chunked(graph, profile, cores) if chunked else _attempt(graph, make_solver(graph.dag, costs))
+    chunked = _Chunked(graph, profile, cores) if policy == DEFAULT_POLICY else None
+    attempt = chunked.attempt if chunked else _attempt(graph, make_solver(graph.dag, costs))
     scale = gpu.latency_ms / gpu.memory_mb if gpu and gpu.memory_mb else 1.0
     # Without an accelerator there is no memory to trade.
     chosen = choose(attempt, slo_ms, alpha, scale) if gpu else attempt(alpha or 0.0)
+    if chunked:
+        refined = chunked.improve(chosen.alpha)
+        chosen = refined if refined.meets(slo_ms) or not chosen.meets(slo_ms) else chosen
     return _Draft(graph, profile, policy, slo_ms, alpha, cores).plan(chosen, gpu, cpu)
 
 
@@ -74,22 +77,35 @@ def _attempt(graph: Graph, solve: Solver) -> Callable[[float], Candidate]:
     return attempt
 
 
-def _chunked(graph: Graph, profile: Profile, cores: int | None) -> Callable[[float], Candidate]:
-    """The default policy over a graph and its unrolled variants: the best beginnings of all are refined."""
-    variants: dict[int | None, tuple[Graph, Planner]] = {}
-    for chunk in (None, *chunk_choices(graph)):
-        variant = graph if chunk is None else unroll(graph, chunk)
-        variants[chunk] = variant, Planner(variant.dag, profile.costs(variant.dag, cores))
+class _Chunked:
+    """The default policy over a graph and its unrolled variants.
 
-    def attempt(alpha: float) -> Candidate:
-        begun = {chunk: planner.begin(alpha) for chunk, (_, planner) in variants.items()}
+    Alpha is searched on the beginnings, which are quick to make; only what is chosen in the end is refined.
+    """
+
+    def __init__(self, graph: Graph, profile: Profile, cores: int | None) -> None:
+        self._variants: dict[int | None, tuple[Graph, Planner]] = {}
+        for chunk in (None, *chunk_choices(graph)):
+            variant = graph if chunk is None else unroll(graph, chunk)
+            self._variants[chunk] = variant, Planner(variant.dag, profile.costs(variant.dag, cores))
+
+    def attempt(self, alpha: float) -> Candidate:
+        """The best beginning of all variants."""
+        return min(self._begin(alpha), key=lambda c: c.solution.cost(alpha))
+
+    def improve(self, alpha: float) -> Candidate:
+        """The best of the best variants' refinements."""
         found = []
-        for chunk in sorted(begun, key=lambda chunk: begun[chunk][0].cost(alpha))[:_CHUNKS_REFINED]:
-            variant, planner = variants[chunk]
-            found.append(Candidate(alpha, planner.improve(begun[chunk], alpha), chunk, variant))
+        for start in sorted(self._begin(alpha), key=lambda c: c.solution.cost(alpha))[:_CHUNKS_REFINED]:
+            planner = self._variants[start.chunk][1]
+            found.append(replace(start, solution=planner.improve(planner.begin(alpha), alpha)))
         return min(found, key=lambda c: c.solution.cost(alpha))
 
-    return attempt
+    def _begin(self, alpha: float) -> list[Candidate]:
+        return [
+            Candidate(alpha, planner.begin(alpha)[0], chunk, variant)
+            for chunk, (variant, planner) in self._variants.items()
+        ]
 
 
 def _baseline(graph: Graph, costs: Costs, policy: Callable[..., Schedule]) -> Prediction:
