@@ -2,7 +2,8 @@
 
 Operator ``v`` joins the segment that its lane is filling when that changes no operator's start or finish:
 
-- ``v`` waits for no other lane, or only for what the segment waits for already, so that the segment starts no later;
+- ``v`` waits for no other lane, or only for what the segment waits for already, and receives no more bytes of it, so
+  that the segment starts no later;
 - no operator of the segment is awaited by another lane, so that nobody gets a result later.
 
 A segment therefore ends at its only awaited operator, and segments sorted by their first operator are in
@@ -28,12 +29,13 @@ def cut(dag: Dag, order: Sequence[int], lanes: Sequence[int]) -> tuple[tuple[int
         Segments in topological order; each lists its operators in ``order``.
     """
     segments: list[list[int]] = []
-    filling: dict[int, tuple[list[int], set[int]]] = {}
+    filling: dict[int, tuple[list[int], dict[int, int]]] = {}
     for i in order:
         lane = lanes[i]
-        foreign = {m for m in dag.predecessors[i] if lanes[m] != lane}
-        segment, awaited = filling.get(lane, ([], set()))
-        if segment and foreign <= awaited:
+        received = zip(dag.predecessors[i], dag.edge_bytes[i], strict=True)
+        foreign = {m: size for m, size in received if lanes[m] != lane}
+        segment, awaited = filling.get(lane, ([], {}))
+        if segment and all(m in awaited and size <= awaited[m] for m, size in foreign.items()):
             segment.append(i)
         else:
             segment, awaited = [i], foreign
