@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import onnx
 import onnxruntime as ort
@@ -24,7 +24,7 @@ from onnx.external_data_helper import load_external_data_for_tensor
 
 from chrion.errors import ModelError, ShapeError
 from chrion.graph.assemble import assemble
-from chrion.graph.model import Graph, ModelMetadata, TensorInfo
+from chrion.graph.model import ELEMENT_BYTES, Graph, ModelMetadata, TensorInfo, WeightsFolder
 from chrion.units import format_shape
 
 #: Weights of fewer bytes stay inside the model file.
@@ -52,13 +52,13 @@ def load(source: str | Path | bytes | onnx.ModelProto, shapes: Mapping[str, tupl
     given = {name: tuple(shape) for name, shape in (shapes or {}).items()}
     declared = {v.name: _declared_shape(v) for v in (*proto.graph.input, *proto.graph.output)}
     _fix_shapes(proto, given)
-    folder = TemporaryDirectory(prefix="chrion-", ignore_cleanup_errors=True)
-    model, session = _optimise(proto, path, Path(folder.name))
+    folder = WeightsFolder()
+    model, session = _optimise(proto, path, folder.path)
     _name_nodes(model)
     return assemble(
         name=path.stem if path else proto.graph.name or "model",
         model=model,
-        types=_node_types(model, Path(folder.name)),
+        types=_node_types(model, folder.path),
         declared_inputs=_declared(session.get_inputs(), declared),
         declared_outputs=_declared(session.get_outputs(), declared),
         metadata=_metadata(session),
@@ -162,7 +162,7 @@ def _declared_shape(value: onnx.ValueInfoProto) -> tuple[int | str | None, ...] 
 def _declared(
     arguments: Sequence[ort.NodeArg], shapes: Mapping[str, tuple[int | str | None, ...] | None]
 ) -> tuple[TensorInfo, ...]:
-    return tuple(TensorInfo(a.name, a.type, shapes.get(a.name) or tuple(a.shape)) for a in arguments)
+    return tuple(TensorInfo(a.name, a.type, shapes.get(a.name, tuple(a.shape))) for a in arguments)
 
 
 def _metadata(session: ort.InferenceSession) -> ModelMetadata:
@@ -242,6 +242,18 @@ def _node_types(model: onnx.ModelProto, folder: Path) -> dict[str, TensorInfo]:
             if name and name not in declared:
                 declared.add(name)
                 probe.graph.output.add().name = name
+    types = _probe_types(probe, folder)
+    # onnxruntime shows an unknown rank as it shows a scalar. The shape of their shapes tells them apart.
+    unclear = [info.name for info in types.values() if info.shape == () and info.type in ELEMENT_BYTES]
+    for name in unclear:
+        probe.graph.node.add(op_type="Shape", input=[name], output=[f"{name}/shape"])
+        probe.graph.output.add().name = f"{name}/shape"
+    ranks = _probe_types(probe, folder) if unclear else {}
+    unknown = {name: replace(types[name], shape=None) for name in unclear if ranks[f"{name}/shape"].shape != (0,)}
+    return types | unknown
+
+
+def _probe_types(probe: onnx.ModelProto, folder: Path) -> dict[str, TensorInfo]:
     options = _quiet_options(ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
     for key, value in weights_folder_option(folder).items():
         options.add_session_config_entry(key, value)
