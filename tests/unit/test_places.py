@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,12 +28,12 @@ def test_places_stand_like_the_elements_of_a_list(steps: list[tuple[bool, int]])
             gone = plain.pop(at % len(plain))
             places.remove(made.pop(gone))
         else:
-            at %= len(plain) + 1
-            made[item] = places.insert(item, made[plain[at - 1]] if at else places.first)
-            plain.insert(at, item)
+            where = at % (len(plain) + 1)
+            made[item] = places.insert(item, made[plain[where - 1]] if where else places.first)
+            plain.insert(where, item)
     assert positions(places) == plain
     in_order = [made[item] for item in plain]
-    assert all(a < b and not b < a for a, b in zip(in_order, in_order[1:], strict=False))
+    assert all(a < b and not b < a for a, b in itertools.pairwise(in_order))
 
 
 def test_inserting_at_one_spot_runs_out_of_tags_and_recovers() -> None:

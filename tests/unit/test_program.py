@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import networkx as nx
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,7 +63,7 @@ def test_waits_are_the_transitive_reduction(data: st.DataObject) -> None:
     own = {lane: [at for at, la in enumerate(lane_of) if la == lane] for lane in program.lanes}
     knows = nx.DiGraph()
     knows.add_nodes_from(range(len(segments)))
-    knows.add_edges_from((a, b) for s in own.values() for a, b in zip(s, s[1:], strict=False))
+    knows.add_edges_from((a, b) for s in own.values() for a, b in itertools.pairwise(s))
     knows.add_edges_from(
         (home[m], home[i]) for i, before in enumerate(dag.predecessors) for m in before if home[m] != home[i]
     )

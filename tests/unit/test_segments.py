@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from dataclasses import replace
 
 import networkx as nx
@@ -63,7 +65,7 @@ def test_neighbours_are_cut_only_for_a_reason(data: st.DataObject) -> None:
 
     for lane in set(schedule.lanes):
         own = [s for s in segments if schedule.lanes[s[0]] == lane]
-        for before, after in zip(own, own[1:], strict=False):
+        for before, after in itertools.pairwise(own):
             awaited = any(schedule.lanes[w] != lane for w in dag.successors[before[-1]])
             more = not foreign(after[0]) <= {m for i in before for m in foreign(i)}
             assert awaited or more
