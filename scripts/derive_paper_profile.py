@@ -32,12 +32,12 @@ NOTES = (
         "depend on batch size or width."
     ),
     (
-        "GPU memory: 345 MB once, plus for each cell what its row of Table 6 leaves (1.127 MB for the baseline's cell). "
+        "GPU memory: 345 MB once, plus for each cell what its row of Table 6 leaves (1.127 MB for the baseline's). "
         "Outputs and weights are counted from the model; the rest of it is booked as ephemeral."
     ),
     (
-        "CPU latency is not printed by operator. W(j) = s * max(4, j) on j busy cores: the rows of 4, 8, 12 and 16 layers "
-        "cost the same per cell, so cores beyond the fourth add no throughput (Figure 2 says the same of its model: no "
+        "CPU latency is not printed by operator. W(j) = s * max(4, j) on j busy cores: the rows of 4, 8, 12 and 16 "
+        "layers cost the same per cell, so cores beyond the fourth add no throughput (Figure 2 says the same of its model: no "
         "gain above five). s is fitted to the seven rows of the baseline's cell, and to the one row of every other "
         "cell. Ten per cent more for each further core, by contrast, would give 4 layers 39 ms instead of 24."
     ),

@@ -125,9 +125,7 @@ class Graph:
     @cached_property
     def free_dimensions(self) -> tuple[str, ...]:
         """Inputs whose shape is not wholly known, as ``x[batchx3x?]``; a graph without any can be planned."""
-        return tuple(
-            f"{i.name}[{'?' if i.shape is None else format_shape(i.shape)}]" for i in self.inputs if i.free
-        )
+        return tuple(f"{i.name}[{'?' if i.shape is None else format_shape(i.shape)}]" for i in self.inputs if i.free)
 
     @cached_property
     def digest(self) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import onnxruntime as ort
@@ -121,7 +122,7 @@ def read_feed(path: Path, graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             feed = dict(arrays)
-    except (OSError, ValueError, EOFError, KeyError) as error:
+    except (OSError, ValueError, EOFError, KeyError, TypeError, BadZipFile) as error:
         raise OptionError(f"{path}: not an .npz file of arrays: {error}") from error
     missing = [info.name for info in graph.inputs if info.name not in feed]
     if missing:

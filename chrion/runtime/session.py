@@ -17,7 +17,7 @@ from chrion.graph.loader import load
 from chrion.graph.model import Graph, ModelMetadata, TensorInfo
 from chrion.profiler.machine import CPU_PROVIDER
 from chrion.profiler.measure_graph import profile, usable_provider
-from chrion.runtime.engine import CannotCutError, CutEngine, Engine, PlainEngine
+from chrion.runtime.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
 from chrion.runtime.executor import Event
 from chrion.runtime.iobinding import HybridIOBinding
 from chrion.runtime.values import as_ort_value, check_feed, check_outputs, shape_of
@@ -238,12 +238,13 @@ class HybridSession:
         options, *_ = self._plain_arguments
         provider_options = self._accelerator[1] if self._accelerator else {}
         try:
+            require_tensors(graph)
             plan = self._given or self._make_plan(graph)
             return CutEngine(graph, plan, options, provider_options)
         except CannotCutError as reason:
             return self._plain_engine(str(reason))
         except (ChrionError, RuntimeError) as error:
-            if self._given is not None or isinstance(error, InputError):
+            if self._given is not None or (isinstance(error, InputError) and not isinstance(error, ModelError)):
                 raise
             log.warning("model %s runs plain: %s", graph.name, error)
             return self._plain_engine(str(error))
