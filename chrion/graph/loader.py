@@ -19,7 +19,7 @@ from pathlib import Path
 
 import onnx
 import onnxruntime as ort
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, EncodeError
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from chrion.errors import ModelError, ShapeError
@@ -32,6 +32,9 @@ _INLINE_BYTES = 1024
 #: Integer weights of at most so many elements may be shapes, and always do.
 _SHAPE_ELEMENTS = 1 << 16
 _WEIGHTS_FILE = "weights.bin"
+#: What a protobuf file can hold, and what to do about a model that does not fit.
+_MOST_BYTES = (1 << 31) - 1
+_TOO_LARGE = "save it with its weights as external data and give its path"
 
 
 def load(source: str | Path | bytes | onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Graph:
@@ -51,6 +54,7 @@ def load(source: str | Path | bytes | onnx.ModelProto, shapes: Mapping[str, tupl
     proto, path = _read(source)
     given = {name: tuple(shape) for name, shape in (shapes or {}).items()}
     declared = {v.name: _declared_shape(v) for v in (*proto.graph.input, *proto.graph.output)}
+    original = path or _serialised(proto, "model")
     _fix_shapes(proto, given)
     folder = WeightsFolder()
     model, session = _optimise(proto, path, folder.path)
@@ -62,7 +66,7 @@ def load(source: str | Path | bytes | onnx.ModelProto, shapes: Mapping[str, tupl
         declared_inputs=_declared(session.get_inputs(), declared),
         declared_outputs=_declared(session.get_outputs(), declared),
         metadata=_metadata(session),
-        source=path or proto.SerializeToString(),
+        source=original,
         shapes=given,
         folder=folder,
     )
@@ -88,6 +92,8 @@ def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto
         return _checked(_parse(source, "model"), "model"), None
     path = Path(source)
     try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ModelError(f"{path}: more than 2 GB in one file", hint=_TOO_LARGE)
         content = path.read_bytes()
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
@@ -271,12 +277,15 @@ def _quiet_options(level: ort.GraphOptimizationLevel) -> ort.SessionOptions:
     return options
 
 
-def _open_session(proto: onnx.ModelProto, options: ort.SessionOptions, where: str) -> ort.InferenceSession:
+def _serialised(proto: onnx.ModelProto, where: str) -> bytes:
     try:
-        content = proto.SerializeToString()
-    except ValueError as error:
-        hint = "save it with its weights as external data and give its path"
-        raise ModelError(f"{where}: more than 2 GB in memory", hint=hint) from error
+        return bytes(proto.SerializeToString())
+    except (ValueError, EncodeError) as error:
+        raise ModelError(f"{where}: more than 2 GB in memory", hint=_TOO_LARGE) from error
+
+
+def _open_session(proto: onnx.ModelProto, options: ort.SessionOptions, where: str) -> ort.InferenceSession:
+    content = _serialised(proto, where)
     try:
         return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:
