@@ -57,6 +57,7 @@ def forced_plan(
     graph: Graph, lanes: Sequence[int], order: Sequence[int] | None = None, accelerator: str | None = None
 ) -> Plan:
     """A plan of any placement; what it predicts is made up."""
+    assert len(lanes) == len(graph.dag)
     order = tuple(order or graph.dag.topological_order)
     segments = cut(graph.dag, order, lanes)
     return Plan(
