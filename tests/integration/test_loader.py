@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,7 +106,7 @@ def test_external_data_is_found_beside_the_file(tmp_path: Path, monkeypatch: pyt
     run_cut(str(tmp_path / "m.onnx"), feed)
     monkeypatch.chdir(tmp_path)
     graph = load("m.onnx")
-    os.remove("w.bin")
+    Path("w.bin").unlink()
     with HybridSession(graph, plan=forced_plan(graph, alternating(graph))) as session:
         assert_same_as_plain(session, reference, feed)
 
@@ -230,7 +229,12 @@ def test_control_flow_is_one_operator_that_reads_what_it_captures() -> None:
         node("Relu", ["x"], ["r"], name="r"),
         node("Neg", ["x"], ["n"], name="n"),
         node(
-            "If", ["c"], ["f"], name="f", then_branch=graph_of([inner], "i"), else_branch=graph_of([node("Exp", ["n"], ["e"])], "e")
+            "If",
+            ["c"],
+            ["f"],
+            name="f",
+            then_branch=graph_of([inner], "i"),
+            else_branch=graph_of([node("Exp", ["n"], ["e"])], "e"),
         ),
         node("Loop", ["three", "", "n"], ["l"], name="l", body=loop),
         node("Add", ["f", "l"], ["y"], name="y"),

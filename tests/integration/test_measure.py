@@ -137,15 +137,23 @@ def test_any_provider_may_be_the_accelerator(stack: Graph) -> None:
         (-1, None, OptionError),
         (10_000, None, OptionError),
         (None, "abacus", ProviderError),
-        (None, "cuda", ProviderError),
     ],
 )
 def test_what_the_machine_does_not_have_is_refused(
     stack: Graph, cores: int | None, accelerator: str | None, error: type[Exception]
 ) -> None:
-    """Cores that are not there, providers unknown or without their libraries."""
+    """Cores that are not there, a provider that nobody knows."""
     with pytest.raises(error, match=r"cores|accelerator"):
         profile(stack, cores, accelerator)
+
+
+def test_an_accelerator_that_does_not_work_says_why(stack: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own reason, and for CUDA where the libraries come from."""
+    monkeypatch.setattr(measure_graph, "provider_name", lambda _: "CUDAExecutionProvider")
+    monkeypatch.setattr(measure_graph, "why_unusable", lambda _: "no driver")
+    with pytest.raises(ProviderError, match="does not work here: no driver") as caught:
+        profile(stack, 1, "cuda")
+    assert "chrion[cuda]" in caught.value.hint
 
 
 def test_free_dimensions_have_no_costs() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -204,7 +205,9 @@ def test_a_result_of_unknown_size_beside_one_of_known_size() -> None:
         node("ReduceSum", ["float"], ["total"], name="total", keepdims=0),
         node("Add", ["x", "total"], ["y"], name="y"),
     ]
-    model = make_model(nodes, [value("x", FLOAT, [2, 4])], [value("where", INT64, [2, None]), value("y", FLOAT, [2, 4])])
+    model = make_model(
+        nodes, [value("x", FLOAT, [2, 4])], [value("where", INT64, [2, None]), value("y", FLOAT, [2, 4])]
+    )
     with cut_session(model) as session:
         for x in (X, -X, np.zeros_like(X), np.ones_like(X)):
             assert_same_as_plain(session, model, {"x": x})
@@ -286,7 +289,7 @@ def test_a_failure_names_its_operator_and_leaves_the_session_whole(lane: int) ->
     good, bad = {"x": X, "i": np.array([1, 0])}, {"x": X, "i": np.array([7, 0])}
     with HybridSession(graph, plan=forced_plan(graph, placed)) as session:
         for _ in range(5):
-            with pytest.raises(Exception, match="operator.*picky.*out of data bounds"):
+            with pytest.raises(Exception, match=r"operator.*picky.*out of data bounds"):
                 session.run(None, bad)
             assert_same_as_plain(session, failing(), good)
 
@@ -503,7 +506,9 @@ def test_a_result_whose_rank_depends_on_the_data() -> None:
     """An If whose branches differ in rank keeps its readers with it."""
 
     def branch(op_type: str, inputs: list[str]) -> onnx.GraphProto:
-        return onnx.helper.make_graph([node(op_type, inputs, ["o" + op_type])], "g", [], [value("o" + op_type, FLOAT, None)])
+        return onnx.helper.make_graph(
+            [node(op_type, inputs, ["o" + op_type])], "g", [], [value("o" + op_type, FLOAT, None)]
+        )
 
     nodes = [
         node("If", ["c"], ["v"], then_branch=branch("Identity", ["x"]), else_branch=branch("Reshape", ["x", "flat"])),
@@ -636,4 +641,4 @@ def test_a_trace_has_every_segment_once_and_in_order() -> None:
         assert all(ends[m] <= event.start_ms for m in waits)
     for lane in (1, 2):
         own = sorted((e.start_ms, e.end_ms) for e in events if e.lane == lane)
-        assert all(a[1] <= b[0] for a, b in zip(own, own[1:], strict=False))
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(own))
