@@ -37,9 +37,9 @@ NOTES = (
     ),
     (
         "CPU latency is not printed by operator. W(j) = s * max(4, j) on j busy cores: the rows of 4, 8, 12 and 16 "
-        "layers cost the same per cell, so cores beyond the fourth add no throughput (Figure 2 says the same of its model: "
-        "no gain above five). s is fitted to the seven rows of the baseline's cell, and to the one row of every other "
-        "cell. Ten per cent more for each further core, by contrast, would give 4 layers 39 ms instead of 24."
+        "layers cost the same per cell, so cores beyond the fourth add no throughput (Figure 2 says the same of its "
+        "model: no gain above five). s is fitted to the seven rows of the baseline's cell, and to the one row of "
+        "every other cell. Ten per cent more for each further core would give 4 layers 39 ms instead of 24."
     ),
     (
         "Copies: 12 GB/s each way (PCIe 3.0 x16), without latency, as in Equation 2. Handoff and dispatch: none, as in "
