@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -19,6 +20,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     Raises:
         OptionError: The folder does not exist or cannot be written.
     """
+    if not path.name:
+        raise OptionError(f"{path}: cannot be written: it is a folder")
     data = content.encode() if isinstance(content, str) else content
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
@@ -28,7 +31,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     except OSError as error:
         raise OptionError(f"{path}: cannot be written: {error.strerror}") from error
     finally:
-        scratch.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # mostly: it is not there
+            scratch.unlink()
 
 
 def read_json(path: Path, schema: str, failure: type[InputError]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import networkx as nx
 import onnx
@@ -16,7 +15,7 @@ from onnx_ir.analysis import analyze_implicit_usage
 
 from chrion.graph.dag import Dag, invert
 from chrion.graph.flops import node_flops
-from chrion.graph.model import Graph, ModelMetadata, TensorInfo
+from chrion.graph.model import Graph, ModelMetadata, TensorInfo, WeightsFolder
 
 #: Integer constants up to this many elements (shapes, axes, indices) are part of a signature.
 _SHOWN_ELEMENTS = 64
@@ -32,7 +31,7 @@ def assemble(  # noqa: PLR0913 - the stages of `load` meet here
     metadata: ModelMetadata,
     source: Path | bytes,
     shapes: Mapping[str, tuple[int, ...]],
-    folder: TemporaryDirectory[str],
+    folder: WeightsFolder,
 ) -> Graph:
     """Build the Graph of an optimised model whose nodes have unique names."""
     weights = {t.name: weight_info(t) for t in model.graph.initializer}

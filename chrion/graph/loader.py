@@ -14,17 +14,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import onnx
 import onnxruntime as ort
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, EncodeError
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from chrion.errors import ModelError, ShapeError
 from chrion.graph.assemble import assemble
-from chrion.graph.model import Graph, ModelMetadata, TensorInfo
+from chrion.graph.model import ELEMENT_BYTES, Graph, ModelMetadata, TensorInfo, WeightsFolder
 from chrion.units import format_shape
 
 #: Weights of fewer bytes stay inside the model file.
@@ -32,6 +32,9 @@ _INLINE_BYTES = 1024
 #: Integer weights of at most so many elements may be shapes, and always do.
 _SHAPE_ELEMENTS = 1 << 16
 _WEIGHTS_FILE = "weights.bin"
+#: What a protobuf file can hold, and what to do about a model that does not fit.
+_MOST_BYTES = (1 << 31) - 1
+_TOO_LARGE = "save it with its weights as external data and give its path"
 
 
 def load(source: str | Path | bytes | onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Graph:
@@ -51,18 +54,19 @@ def load(source: str | Path | bytes | onnx.ModelProto, shapes: Mapping[str, tupl
     proto, path = _read(source)
     given = {name: tuple(shape) for name, shape in (shapes or {}).items()}
     declared = {v.name: _declared_shape(v) for v in (*proto.graph.input, *proto.graph.output)}
+    original = path or _serialised(proto, "model")
     _fix_shapes(proto, given)
-    folder = TemporaryDirectory(prefix="chrion-", ignore_cleanup_errors=True)
-    model, session = _optimise(proto, path, Path(folder.name))
+    folder = WeightsFolder()
+    model, session = _optimise(proto, path, folder.path)
     _name_nodes(model)
     return assemble(
         name=path.stem if path else proto.graph.name or "model",
         model=model,
-        types=_node_types(model, Path(folder.name)),
+        types=_node_types(model, folder.path),
         declared_inputs=_declared(session.get_inputs(), declared),
         declared_outputs=_declared(session.get_outputs(), declared),
         metadata=_metadata(session),
-        source=path or proto.SerializeToString(),
+        source=original,
         shapes=given,
         folder=folder,
     )
@@ -104,6 +108,8 @@ def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto
         return _checked(_parse(source, "model"), "model"), None
     path = Path(source)
     try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ModelError(f"{path}: more than 2 GB in one file", hint=_TOO_LARGE)
         content = path.read_bytes()
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
@@ -178,7 +184,7 @@ def _declared_shape(value: onnx.ValueInfoProto) -> tuple[int | str | None, ...] 
 def _declared(
     arguments: Sequence[ort.NodeArg], shapes: Mapping[str, tuple[int | str | None, ...] | None]
 ) -> tuple[TensorInfo, ...]:
-    return tuple(TensorInfo(a.name, a.type, shapes.get(a.name) or tuple(a.shape)) for a in arguments)
+    return tuple(TensorInfo(a.name, a.type, shapes.get(a.name, tuple(a.shape))) for a in arguments)
 
 
 def _metadata(session: ort.InferenceSession) -> ModelMetadata:
@@ -258,6 +264,18 @@ def _node_types(model: onnx.ModelProto, folder: Path) -> dict[str, TensorInfo]:
             if name and name not in declared:
                 declared.add(name)
                 probe.graph.output.add().name = name
+    types = _probe_types(probe, folder)
+    # onnxruntime shows an unknown rank as it shows a scalar. The shape of their shapes tells them apart.
+    unclear = [info.name for info in types.values() if info.shape == () and info.type in ELEMENT_BYTES]
+    for name in unclear:
+        probe.graph.node.add(op_type="Shape", input=[name], output=[f"{name}/shape"])
+        probe.graph.output.add().name = f"{name}/shape"
+    ranks = _probe_types(probe, folder) if unclear else {}
+    unknown = {name: replace(types[name], shape=None) for name in unclear if ranks[f"{name}/shape"].shape != (0,)}
+    return types | unknown
+
+
+def _probe_types(probe: onnx.ModelProto, folder: Path) -> dict[str, TensorInfo]:
     options = _quiet_options(ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
     for key, value in weights_folder_option(folder).items():
         options.add_session_config_entry(key, value)
@@ -275,12 +293,15 @@ def _quiet_options(level: ort.GraphOptimizationLevel) -> ort.SessionOptions:
     return options
 
 
-def _open_session(proto: onnx.ModelProto, options: ort.SessionOptions, where: str) -> ort.InferenceSession:
+def _serialised(proto: onnx.ModelProto, where: str) -> bytes:
     try:
-        content = proto.SerializeToString()
-    except ValueError as error:
-        hint = "save it with its weights as external data and give its path"
-        raise ModelError(f"{where}: more than 2 GB in memory", hint=hint) from error
+        return bytes(proto.SerializeToString())
+    except (ValueError, EncodeError) as error:
+        raise ModelError(f"{where}: more than 2 GB in memory", hint=_TOO_LARGE) from error
+
+
+def _open_session(proto: onnx.ModelProto, options: ort.SessionOptions, where: str) -> ort.InferenceSession:
+    content = _serialised(proto, where)
     try:
         return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shutil
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -53,6 +55,12 @@ class TensorInfo:
         fixed = [d for d in self.shape if isinstance(d, int)]
         return math.prod(fixed) * ELEMENT_BYTES[self.type] if len(fixed) == len(self.shape) else None
 
+    @property
+    def free(self) -> bool:
+        """Whether it is a tensor whose shape is not wholly known."""
+        fixed = self.shape is not None and all(isinstance(d, int) for d in self.shape)
+        return self.type.startswith("tensor(") and not fixed
+
     def __str__(self) -> str:
         kind = self.type.removeprefix("tensor(").removesuffix(")") if self.type else "?"
         return f"{kind}[{'?' if self.shape is None else format_shape(self.shape)}]"
@@ -69,6 +77,14 @@ class ModelMetadata:
     graph_description: str
     version: int
     custom_metadata_map: Mapping[str, str]
+
+
+class WeightsFolder:
+    """A temporary folder that goes away with this object, or with the interpreter."""
+
+    def __init__(self) -> None:
+        self.path = Path(mkdtemp(prefix="chrion-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,14 +112,14 @@ class Graph:
     #: Shapes that were given for inputs with free dimensions.
     shapes: Mapping[str, tuple[int, ...]]
     #: Holds the weights' file; removed with the graph.
-    folder: TemporaryDirectory[str] = field(repr=False)
+    folder: WeightsFolder = field(repr=False)
     #: The same model with its recurrent operators cut into chunks, by chunk; see :mod:`chrion.graph.recurrent`.
     unrolled: dict[int, Graph] = field(default_factory=dict, repr=False)
 
     @cached_property
     def declared_free(self) -> bool:
         """Whether the model itself leaves dimensions of its inputs free."""
-        return any(not isinstance(d, int) for i in self.declared_inputs for d in i.shape or ())
+        return any(i.free for i in self.declared_inputs)
 
     @cached_property
     def _initialisers(self) -> dict[str, onnx.TensorProto]:
@@ -117,16 +133,12 @@ class Graph:
     @property
     def weights_folder(self) -> Path:
         """Where the weights' file stands."""
-        return Path(self.folder.name)
+        return self.folder.path
 
     @cached_property
     def free_dimensions(self) -> tuple[str, ...]:
         """Inputs whose shape is not wholly known, as ``x[batchx3x?]``; a graph without any can be planned."""
-        return tuple(
-            f"{i.name}[{format_shape(i.shape or ())}]"
-            for i in self.inputs
-            if i.shape is not None and not all(isinstance(d, int) for d in i.shape)
-        )
+        return tuple(f"{i.name}[{'?' if i.shape is None else format_shape(i.shape)}]" for i in self.inputs if i.free)
 
     @cached_property
     def digest(self) -> str:

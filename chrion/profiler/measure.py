@@ -18,8 +18,9 @@ import numpy as np
 import onnxruntime as ort
 
 from chrion.cores import pinned
+from chrion.errors import ModelError
 from chrion.graph.extract import Extractor, SubModel
-from chrion.graph.model import Graph, TensorInfo
+from chrion.graph.model import ELEMENT_BYTES, Graph, TensorInfo
 from chrion.profiler.machine import CPU_PROVIDER, DEVICE_TYPES
 
 #: A measurement's calls are made about this long, so that the interpreter's part in them is small.
@@ -92,7 +93,13 @@ class OperatorBench:
 
 
 def random_array(info: TensorInfo, seed: int = 0) -> np.ndarray[Any, Any]:
-    """Values for a tensor of known shape: normal for floating point types, zero for the others."""
+    """Values for a tensor of known shape: normal for floating point types, zero for the others.
+
+    Raises:
+        ModelError: It is not a tensor, or numpy has no such type.
+    """
+    if info.type not in ELEMENT_BYTES and info.type != "tensor(string)":
+        raise ModelError(f"input {info.name!r}: no {info.type or 'value of unknown type'} can be made up")
     shape = tuple(d if isinstance(d, int) else 1 for d in info.shape or ())
     names = {"float": "float32", "double": "float64"}
     name = info.type.removeprefix("tensor(").removesuffix(")")

@@ -157,7 +157,7 @@ class Profile:
         content = read_json(Path(path), SCHEMA, ProfileError)
         try:
             return _from_json(content)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ProfileError(f"{path}: damaged profile: {type(error).__name__}: {error}") from error
 
 
@@ -173,10 +173,14 @@ def operator_cost_from_json(content: Mapping[str, Any]) -> OperatorCost:
         KeyError, TypeError, ValueError: A field is missing, surplus, or not a time.
     """
     cost = OperatorCost(**{**content, "cpu_ms": tuple(float(ms) for ms in content["cpu_ms"])})
-    times = [*cost.cpu_ms, cost.accelerator_ms or 0.0]
-    if not all(math.isfinite(ms) and ms >= 0 for ms in times):
-        raise ValueError(f"times of {cost.op_type} must be finite and not negative, found {times}")
+    accelerator_ms = 0.0 if cost.accelerator_ms is None else cost.accelerator_ms
+    _require_figures(cost.op_type, *cost.cpu_ms, accelerator_ms, cost.ephemeral_bytes, cost.flops, cost.bytes)
     return cost
+
+
+def _require_figures(what: str, *figures: float) -> None:
+    if not all(math.isfinite(figure) and figure >= 0 for figure in figures):
+        raise ValueError(f"figures of {what} must be finite and not negative, found {list(figures)}")
 
 
 def _from_json(content: Mapping[str, Any]) -> Profile:
@@ -185,13 +189,16 @@ def _from_json(content: Mapping[str, Any]) -> Profile:
     for signature, cost in operators.items():
         if len(cost.cpu_ms) != cores:
             raise ValueError(f"{signature} has {len(cost.cpu_ms)} CPU times for {cores} cores")
+    upload, download = (CopyCost(c["latency_ms"], c["ms_per_byte"]) for c in (content["upload"], content["download"]))
+    _require_figures("copies", upload.latency_ms, upload.ms_per_byte, download.latency_ms, download.ms_per_byte)
+    _require_figures("the machine", *(content[name] for name in ("handoff_ms", "dispatch_ms", "base_memory_mb")), cores)
     return Profile(
         machine=machine_from_json(content["machine"]),
         cores=cores,
         accelerator=content["accelerator"],
         operators=operators,
-        upload=CopyCost(**content["upload"]),
-        download=CopyCost(**content["download"]),
+        upload=upload,
+        download=download,
         handoff_ms=float(content["handoff_ms"]),
         dispatch_ms=float(content["dispatch_ms"]),
         base_memory_mb=float(content["base_memory_mb"]),

@@ -14,14 +14,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import onnxruntime as ort
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from chrion.cores import physical_cores
 from chrion.errors import OptionError
 from chrion.graph.model import Graph
 from chrion.runtime.session import HybridSession
+from chrion.runtime.values import check_feed
 from chrion.scheduler.plan import Plan
 
 _WARM_UP_S = 0.05
@@ -110,17 +113,22 @@ def read_feed(path: Path, graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
     """Inputs from an ``.npz`` file with an array for each.
 
     Raises:
-        OptionError: The file cannot be read, or lacks an input.
+        OptionError: The file cannot be read, lacks an input, or holds one of another type or shape.
     """
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             feed = dict(arrays)
-    except (OSError, ValueError, EOFError, KeyError) as error:
+    except (OSError, ValueError, EOFError, KeyError, TypeError, BadZipFile) as error:
         raise OptionError(f"{path}: not an .npz file of arrays: {error}") from error
     missing = [info.name for info in graph.inputs if info.name not in feed]
     if missing:
         raise OptionError(f"{path}: no array for input {missing[0]!r}", hint=f"it holds {', '.join(feed) or 'none'}")
-    return {info.name: feed[info.name] for info in graph.inputs}
+    feed = {info.name: feed[info.name] for info in graph.inputs}
+    try:
+        check_feed(graph.inputs, feed)
+    except InvalidArgument as error:
+        raise OptionError(f"{path}: {error}") from error
+    return feed
 
 
 def largest_difference(ours: Sequence[Any], theirs: Sequence[Any]) -> float:
@@ -137,7 +145,7 @@ def largest_difference(ours: Sequence[Any], theirs: Sequence[Any]) -> float:
         if not np.array_equal(np.isnan(left), np.isnan(right)):
             return float("inf")
         same = (left == right) | np.isnan(left)  # equal infinities have no difference
-        largest = max(largest, float(np.abs(left - right)[~same].max(initial=0.0)))
+        largest = max(largest, float(np.abs(left[~same] - right[~same]).max(initial=0.0)))
     return largest
 
 

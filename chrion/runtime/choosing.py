@@ -10,13 +10,13 @@ from typing import Any
 import onnxruntime as ort
 
 from chrion.cores import physical_cores
-from chrion.errors import ChrionError, InputError
+from chrion.errors import ChrionError, InputError, ModelError
 from chrion.graph.model import Graph
 from chrion.profiler.machine import CPU_PROVIDER, this_machine
 from chrion.profiler.measure import made_up_feed
 from chrion.profiler.measure_graph import profile, usable_provider
 from chrion.profiler.profiles import Profile
-from chrion.runtime.engine import CannotCutError, CutEngine, Engine, PlainEngine
+from chrion.runtime.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
 from chrion.runtime.guard import Contender, Memory, Trial, decide
 from chrion.runtime.values import as_ort_value
 from chrion.scheduler.plan import Plan
@@ -78,9 +78,12 @@ class Chooser:
         if wishes.plan is not None:
             return self._cut(graph, wishes.plan, guarded=False)
         try:
+            require_tensors(graph)
             return self._guarded(graph)
+        except CannotCutError as reason:
+            return wishes.plain(str(reason))
         except (ChrionError, RuntimeError) as error:
-            if isinstance(error, InputError):
+            if isinstance(error, InputError) and not isinstance(error, ModelError):
                 raise
             log.warning("model %s runs plain: %s", graph.name, error)
             return wishes.plain(str(error))

@@ -11,7 +11,7 @@ import onnxruntime as ort
 from chrion.cores import physical_cores
 from chrion.errors import PlanError, ProviderError
 from chrion.graph.extract import Extractor
-from chrion.graph.model import Graph
+from chrion.graph.model import ELEMENT_BYTES, Graph
 from chrion.profiler.machine import CPU_PROVIDER
 from chrion.profiler.probe import load_libraries, why_unusable
 from chrion.runtime.executor import Event, Executor
@@ -49,7 +49,9 @@ class CutEngine:
         options: ort.SessionOptions | None,
         provider_options: Mapping[str, Any],
     ) -> None:
-        _require_cuttable(graph, plan)
+        require_tensors(graph)
+        if len(plan.segments) < 2:
+            raise CannotCutError("the plan runs the whole model as one segment")
         self.graph = graph
         self.plan = plan
         self.program = build_program(graph.dag, plan.schedule.lanes, plan.segments)
@@ -136,12 +138,18 @@ def lane_name(lane: int) -> str:
     return f"cpu{lane}" if lane else "gpu0"
 
 
-def _require_cuttable(graph: Graph, plan: Plan) -> None:
-    for info in (*graph.inputs, *graph.outputs):
+def require_tensors(graph: Graph) -> None:
+    """Make sure that requests can be bound.
+
+    Raises:
+        CannotCutError: An input is not a tensor of numbers, or an output is not a tensor.
+    """
+    for info in graph.inputs:
+        if info.type not in ELEMENT_BYTES:
+            raise CannotCutError(f"input {info.name!r} is a {info.type or 'value of unknown type'}, not numbers")
+    for info in graph.outputs:
         if not info.type.startswith("tensor("):
-            raise CannotCutError(f"{info.name!r} is a {info.type or 'value of unknown type'}, not a tensor")
-    if len(plan.segments) < 2:
-        raise CannotCutError("the plan runs the whole model as one segment")
+            raise CannotCutError(f"output {info.name!r} is a {info.type or 'value of unknown type'}, not a tensor")
 
 
 def _accelerator(plan: Plan, provider_options: Mapping[str, Any]) -> list[Any] | None:

@@ -45,6 +45,7 @@ class Frame:
             for at, (inner, name) in enumerate(segment.outputs):
                 if name in requested:
                     self._writers[name] = (binding, inner, at)
+                    binding.bind_output(inner)  # keeps its place: results come in the order of first binding
                 elif graph.values[name].bytes is None:  # read by no one
                     binding.bind_output(inner)
                 else:
@@ -88,11 +89,12 @@ class Frame:
 
 
 def allocate(info: TensorInfo) -> ort.OrtValue:
-    """Host memory for a tensor of known size."""
+    """Host memory for a tensor of known size.
+
+    It is onnxruntime's own: arrays that ``OrtValue.numpy`` gives keep that alive, but not memory of another array.
+    """
     shape = [d for d in info.shape or () if isinstance(d, int)]
-    if info.type in _ONNX_ONLY:
-        return ort.OrtValue.ortvalue_from_shape_and_type(shape, _ONNX_ONLY[info.type])
-    return ort.OrtValue.ortvalue_from_numpy(np.empty(shape, numpy_dtype(info.type)))
+    return ort.OrtValue.ortvalue_from_shape_and_type(shape, _ONNX_ONLY.get(info.type) or numpy_dtype(info.type))
 
 
 def numpy_dtype(kind: str) -> np.dtype[Any]:

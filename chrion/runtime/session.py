@@ -19,7 +19,7 @@ from chrion.runtime.choosing import Chooser, Wishes
 from chrion.runtime.engine import CutEngine, Engine, PlainEngine
 from chrion.runtime.executor import Event
 from chrion.runtime.iobinding import HybridIOBinding
-from chrion.runtime.values import as_ort_value, check_feed, check_outputs, shape_of
+from chrion.runtime.values import as_array, as_ort_value, check_feed, check_outputs, shape_of
 from chrion.scheduler.plan import Plan
 from chrion.units import parse_duration_ms
 
@@ -243,7 +243,9 @@ class HybridSession:
         self, engine: CutEngine, names: Sequence[str] | None, feed: Mapping[str, Any]
     ) -> tuple[list[str], dict[str, ort.OrtValue]]:
         check_feed(engine.graph.inputs, feed)
-        return check_outputs(engine.graph.outputs, names), {n: as_ort_value(n, value) for n, value in feed.items()}
+        infos = {i.name: i for i in engine.graph.inputs}
+        arrays = {n: as_array(infos[n], value) if isinstance(value, list) else value for n, value in feed.items()}
+        return check_outputs(engine.graph.outputs, names), {n: as_ort_value(n, value) for n, value in arrays.items()}
 
 
 def _plain_source(model: str | Path | bytes | onnx.ModelProto | Graph) -> str | bytes:

@@ -31,6 +31,11 @@ def as_ort_value(name: str, value: Any) -> ort.OrtValue:
         raise ValueError(f"Input {name!r}: {value.dtype} arrays are not supported") from error
 
 
+def as_array(info: TensorInfo, value: list[Any]) -> np.ndarray[Any, Any]:
+    """An array of a list, of the type that the input has."""
+    return np.asarray(value, numpy_dtype(info.type))
+
+
 def check_feed(inputs: Sequence[TensorInfo], feed: Mapping[str, Any]) -> None:
     """Refuse what InferenceSession refuses, with the same kinds of exception.
 
@@ -67,6 +72,8 @@ def shape_of(value: Any) -> tuple[int, ...]:
 
 
 def _check_value(info: TensorInfo, value: Any) -> None:
+    if isinstance(value, list):
+        value = as_array(info, value)
     if isinstance(value, ort.OrtValue):
         found = value.data_type()
         fits = found == info.type

@@ -44,7 +44,7 @@ def explain_placement(graph: Graph, profile: Profile, plan: Plan, node: str) -> 
     problem = Problem(dag, costs)
     size = len(plan.segments[labels[i]])
     lines = [
-        f"{node} ({dag.op_types[i]}) is on {_name(lane)}, in a segment of {size} and a group of {len(members)} operators",
+        f"{node} ({dag.op_types[i]}) is on {_name(lane)}: segment of {size} operators, group of {len(members)}",
         _times(costs.accelerator_ms[i] if costs.accelerator_ms else None, costs.cpu_ms[schedule.cores - 1][i]),
     ]
     here = plan.predicted

@@ -95,6 +95,7 @@ class Plan:
         if self.chunk is not None:
             graph = unroll(graph, self.chunk)
         if self.digest == graph.digest:
+            self._check_segments(graph)
             return graph
         if len(self.operators) != len(graph.dag):
             what = f"the plan has {len(self.operators)} operators, the model {len(graph.dag)}"
@@ -109,6 +110,13 @@ class Plan:
         raise PlanError(
             f"plan of {self.model!r} does not fit model {graph.name!r}: {what}", hint="make one with: chrion partition"
         )
+
+    def _check_segments(self, graph: Graph) -> None:
+        done: set[int] = set()
+        for segment in self.segments:
+            done.update(segment)
+            if any(m not in done for i in segment for m in graph.dag.predecessors[i]):
+                raise PlanError(f"plan of {self.model!r}: a segment comes before one that it waits for")
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON, whole or not at all."""
@@ -157,19 +165,21 @@ class Plan:
         content = read_json(Path(path), SCHEMA, PlanError)
         try:
             return _from_json(content)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise PlanError(f"{path}: damaged plan: {type(error).__name__}: {error}") from error
 
 
 def _from_json(content: Mapping[str, Any]) -> Plan:
     predicted = content["predicted"]
-    schedule = Schedule(_indices(content["order"]), _indices(content["lanes"]), int(content["cores"]))
+    schedule = Schedule(_indices(content["order"]), _indices(content["lanes"]), *_indices([content["cores"]]))
     segments = tuple(_indices(s) for s in content["segments"])
     n = len(content["operators"])
     if sorted(schedule.order) != list(range(n)) or len(schedule.lanes) != n:
         raise ValueError(f"order and lanes must hold each of the {n} operators once")
     if sorted(i for s in segments for i in s) != list(range(n)):
         raise ValueError(f"segments must hold each of the {n} operators once")
+    if any(len({schedule.lanes[i] for i in s}) != 1 for s in segments):
+        raise ValueError("the operators of a segment must be on one lane")
     if len(content["segment_ms"]) != len(segments):
         raise ValueError("segment_ms must hold a start and an end for each segment")
     if any(not 0 <= lane <= schedule.cores for lane in schedule.lanes):
@@ -180,18 +190,18 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
         shapes={name: _indices(shape) for name, shape in content["shapes"].items()},
         chunk=None if content["chunk"] is None else int(content["chunk"]),
         policy=str(content["policy"]),
-        alpha=float(content["alpha"]),
-        slo_ms=None if content["slo_ms"] is None else float(content["slo_ms"]),
+        alpha=_figure(content["alpha"]),
+        slo_ms=None if content["slo_ms"] is None else _figure(content["slo_ms"]),
         accelerator=content["accelerator"],
         machine=machine_from_json(content["machine"]),
         estimated=int(content["estimated"]),
         schedule=schedule,
         operators=tuple(str(name) for name in content["operators"]),
         segments=segments,
-        segment_ms=tuple((float(start), float(end)) for start, end in content["segment_ms"]),
+        segment_ms=tuple((_figure(start), _figure(end)) for start, end in content["segment_ms"]),
         predicted=_prediction(predicted),
-        busy_ms=tuple(float(ms) for ms in predicted["busy_ms"]),
-        lower_bound_ms=float(predicted["lower_bound_ms"]),
+        busy_ms=tuple(_figure(ms) for ms in predicted["busy_ms"]),
+        lower_bound_ms=_figure(predicted["lower_bound_ms"]),
         accelerator_only=_prediction(predicted["accelerator_only"]) if predicted["accelerator_only"] else None,
         cpu_only=_prediction(predicted["cpu_only"]) if predicted["cpu_only"] else None,
         remarks=tuple(str(r) for r in content["remarks"]),
@@ -199,10 +209,15 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
 
 
 def _prediction(content: Mapping[str, Any]) -> Prediction:
-    figures = [float(content[name]) for name in ("latency_ms", "memory_mb", "resident_mb")]
-    if not all(math.isfinite(figure) and figure >= 0 for figure in figures):
-        raise ValueError("predicted figures must be finite and not negative")
-    return Prediction(*figures)
+    return Prediction(*(_figure(content[name]) for name in ("latency_ms", "memory_mb", "resident_mb")))
+
+
+def _figure(value: float) -> float:
+    if type(value) not in {int, float}:
+        raise TypeError(f"{value!r} is not a number")
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{value!r} is not a finite number from 0 up")
+    return float(value)
 
 
 def _indices(values: list[int]) -> tuple[int, ...]:

@@ -44,6 +44,8 @@ class RecurrentSpec:
         for name in ("layers", "batch", "io", "seq", "chunk"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name}: {getattr(self, name)} is below 1")
+        if self.seed < 0:
+            raise OptionError(f"seed: {self.seed} is below 0")
         if self.chunk > self.seq:
             raise OptionError(f"chunk: {self.chunk} steps are more than the sequence's {self.seq}")
 

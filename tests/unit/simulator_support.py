@@ -11,7 +11,7 @@ from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Variant
 
 
-def engine_of(  # noqa: PLR0913 # every test changes another one
+def engine_of(  # every test changes another one
     variants: Sequence[Variant],
     *,
     spec: ServerSpec | None = None,

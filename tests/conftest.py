@@ -1,0 +1,41 @@
+"""What every test shares: a cache of its own, and a look afterwards at what it has left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from chrion import HybridSession
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep measurements in a folder that goes away; tests share it, so that each signature is measured once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CHRION_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> Iterator[None]:
+    """No lane outlives its session, and the caller's affinity is what it was."""
+    before = os.sched_getaffinity(0)
+    yield
+    assert os.sched_getaffinity(0) == before, "the main thread's affinity was not restored"
+    end = time.monotonic() + 10
+    while lanes():
+        gc.collect()
+        if any(isinstance(thing, HybridSession) for thing in gc.get_objects()):
+            return  # a fixture of a wider scope still holds one
+        assert time.monotonic() < end, f"left behind: {[t.name for t in lanes()]}"
+        time.sleep(0.01)
+
+
+def lanes() -> list[threading.Thread]:
+    """Threads of lanes that are alive."""
+    return [t for t in threading.enumerate() if t.name.startswith("chrion-lane-")]

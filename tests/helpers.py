@@ -1,0 +1,118 @@
+"""Small models, plans that force a placement, and comparisons with plain onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper
+
+from chrion import Graph, HybridSession
+from chrion.graph.segments import cut
+from chrion.profiler import Machine
+from chrion.scheduler import Plan, Prediction, Schedule
+
+FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+MACHINE = Machine("a CPU", 2, 1000.0, "a system", "1.0")
+Feed = Mapping[str, Any]
+value = helper.make_tensor_value_info
+node = helper.make_node
+
+
+def make_model(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+    weights: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    *,
+    opset: int = 17,
+    **rest: Any,
+) -> onnx.ModelProto:
+    """A model of opset 17; ``rest`` goes to ``make_model``."""
+    initializers = [onnx.numpy_helper.from_array(array, name) for name, array in (weights or {}).items()]
+    graph = helper.make_graph(list(nodes), "tiny", list(inputs), list(outputs), initializers)
+    domains = [helper.make_opsetid(d, 1) for d in {f.domain for f in rest.get("functions", ())}]
+    opsets = [helper.make_opsetid("", opset), *domains]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9, **rest)
+
+
+def branches(*, size: int = 4) -> onnx.ModelProto:
+    """Two branches that meet: ``y = relu(x) @ w + (-x) @ w``, over a shared weight, and the left one as ``l``."""
+    w = np.linspace(-1, 1, size * size, dtype=np.float32).reshape(size, size)
+    nodes = [
+        node("Relu", ["x"], ["a"], name="left"),
+        node("MatMul", ["a", "w"], ["l"], name="left_product"),
+        node("Neg", ["x"], ["b"], name="right"),
+        node("MatMul", ["b", "w"], ["r"], name="right_product"),
+        node("Add", ["l", "r"], ["y"], name="sum"),
+    ]
+    shape = [2, size]
+    return make_model(nodes, [value("x", FLOAT, shape)], [value("y", FLOAT, shape), value("l", FLOAT, shape)], {"w": w})
+
+
+def forced_plan(
+    graph: Graph, lanes: Sequence[int], order: Sequence[int] | None = None, accelerator: str | None = None
+) -> Plan:
+    """A plan of any placement; what it predicts is made up."""
+    assert len(lanes) == len(graph.dag)
+    order = tuple(order or graph.dag.topological_order)
+    segments = cut(graph.dag, order, lanes)
+    return Plan(
+        model=graph.name,
+        digest=graph.digest,
+        shapes=graph.shapes,
+        policy="by hand",
+        alpha=0.0,
+        slo_ms=None,
+        accelerator=accelerator,
+        machine=MACHINE,
+        estimated=0,
+        schedule=Schedule(order, tuple(lanes), max([1, *lanes])),
+        operators=graph.dag.names,
+        segments=segments,
+        segment_ms=tuple((float(at), float(at + 1)) for at in range(len(segments))),
+        predicted=Prediction(float(len(segments)), 0.0),
+        busy_ms=(1.0,) * (max([1, *lanes]) + 1),
+        accelerator_only=None,
+        cpu_only=Prediction(float(len(segments)), 0.0),
+    )
+
+
+def alternating(graph: Graph) -> list[int]:
+    """Lanes 1 and 2 in turn, along a topological order."""
+    lanes = [0] * len(graph.dag)
+    for at, i in enumerate(graph.dag.topological_order):
+        lanes[i] = 1 + at % 2
+    return lanes
+
+
+def plain(model: onnx.ModelProto | str, feed: Feed, names: Sequence[str] | None = None) -> list[Any]:
+    """What plain onnxruntime makes of it."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    source = model if isinstance(model, str) else model.SerializeToString()
+    session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    return list(session.run(names, feed))
+
+
+def assert_equal(ours: Sequence[Any], theirs: Sequence[Any]) -> None:
+    """Same types, shapes and values, within float tolerance."""
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        if isinstance(b, list):
+            assert_equal(a, b)
+            continue
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        if b.dtype.kind == "f":
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+        else:
+            np.testing.assert_array_equal(a, b)
+
+
+def assert_same_as_plain(session: HybridSession, model: onnx.ModelProto | str, feed: Feed) -> None:
+    """A session gives what plain onnxruntime gives."""
+    assert_equal(session.run(None, feed), plain(model, feed))

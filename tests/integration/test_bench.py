@@ -1,0 +1,123 @@
+"""Racing rivals, and the inputs they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chrion import load
+from chrion.errors import OptionError
+from chrion.runtime.bench import hybrid_rival, largest_difference, made_up_feed, plain_rivals, race, read_feed
+from helpers import BOOL, FLOAT, INT64, alternating, assert_equal, branches, forced_plan, make_model, node, plain, value
+
+Log = list[tuple[str, str]]
+
+
+def rival(name: str, log: Log) -> Callable[[], tuple[Callable[[], object], Callable[[], None]]]:
+    """One that notes when it is made, run and taken down."""
+
+    def make() -> tuple[Callable[[], object], Callable[[], None]]:
+        log.append((name, "made"))
+        return lambda: log.append((name, "run")), lambda: log.append((name, "closed"))
+
+    return make
+
+
+def test_each_rival_has_the_machine_to_itself_in_alternating_turns() -> None:
+    """Nobody is made before the last one is taken down; every round starts with another."""
+    log: Log = []
+    steps: list[tuple[int, int, str]] = []
+    timings = race(
+        {name: rival(name, log) for name in "abc"}, cycles=3, turn_s=0.0, progress=lambda *step: steps.append(step)
+    )
+    turns = [(name, what) for name, what in log if what != "run"]
+    order = "abc" + "bca" + "cab"
+    assert turns == [(name, what) for name in order for what in ("made", "closed")]
+    alive = ""
+    for name, what in log:
+        alive = {"made": name, "closed": ""}.get(what, alive)
+        assert what != "run" or alive == name
+    assert [t.name for t in timings] == ["a", "b", "c"]
+    assert all(t.runs >= 15 and t.low_ms <= t.median_ms <= t.high_ms for t in timings)
+    assert steps == [(at + 1, 9, name) for at, name in enumerate(order)]
+
+
+def test_a_rival_that_fails_is_taken_down() -> None:
+    """Its error reaches the caller."""
+    closed: list[int] = []
+
+    def fail() -> object:
+        raise KeyError("broken")
+
+    with pytest.raises(KeyError):
+        race({"a": lambda: (fail, lambda: closed.append(1))}, cycles=1)
+    assert closed == [1]
+
+
+def test_hybrid_and_plain_rivals_compute_the_same() -> None:
+    """What is timed is the model."""
+    model = branches()
+    graph = load(model)
+    feed = made_up_feed(graph)
+    expected = plain(model, feed)
+    makers = {
+        "hybrid": hybrid_rival(graph, forced_plan(graph, alternating(graph)), feed),
+        **plain_rivals(model.SerializeToString(), feed),
+    }
+    assert len(makers) == 4
+    for make in makers.values():
+        run, close = make()
+        assert_equal(run(), expected)  # type: ignore[arg-type]
+        close()
+
+
+def test_made_up_inputs_fit_the_model() -> None:
+    """Every type and shape; the same seed gives the same values."""
+    inputs = [value("x", FLOAT, [2, 3]), value("i", INT64, [0]), value("b", BOOL, [])]
+    nodes = [node("Identity", [i.name], ["o" + i.name]) for i in inputs]
+    graph = load(make_model(nodes, inputs, [value("o" + i.name, i.type.tensor_type.elem_type, None) for i in inputs]))
+    feed = made_up_feed(graph)
+    assert {n: (a.dtype.name, a.shape) for n, a in feed.items()} == {
+        "x": ("float32", (2, 3)),
+        "i": ("int64", (0,)),
+        "b": ("bool", ()),
+    }
+    np.testing.assert_array_equal(feed["x"], made_up_feed(graph)["x"])
+    assert not np.array_equal(feed["x"], made_up_feed(graph, 1)["x"])
+
+
+def test_inputs_are_read_by_name(tmp_path: Path) -> None:
+    """A missing one is named, with what the file holds instead."""
+    graph = load(branches())
+    np.savez(tmp_path / "x.npz", x=np.ones((2, 4), np.float32))
+    np.testing.assert_array_equal(read_feed(tmp_path / "x.npz", graph)["x"], np.ones((2, 4)))
+    np.savez(tmp_path / "y.npz", y=np.ones(3))
+    with pytest.raises(OptionError, match=r"no array for input 'x' \(it holds y\)"):
+        read_feed(tmp_path / "y.npz", graph)
+
+
+NAN, INFINITE = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        ([1.0, 2.0], [1.0, 2.5], 0.5),
+        ([NAN, 1.0], [NAN, 1.0], 0.0),
+        ([NAN, 1.0], [1.0, 1.0], INFINITE),
+        ([INFINITE], [INFINITE], 0.0),
+        ([INFINITE], [-INFINITE], INFINITE),
+        ([1.0], [1.0, 2.0], INFINITE),
+        ([], [], 0.0),
+        (["a"], ["a"], 0.0),
+        (["a"], ["b"], INFINITE),
+        ([True], [False], 1.0),
+        ([2**40], [2**40 + 3], 3.0),
+    ],
+)
+def test_the_largest_difference(ours: list[object], theirs: list[object], expected: float) -> None:
+    """Absolute; shapes, NaNs and text that differ are infinitely far apart."""
+    assert largest_difference([np.array(ours)], [np.array(theirs)]) == expected

@@ -1,0 +1,290 @@
+"""From ONNX files to graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from google.protobuf.message import EncodeError
+
+from chrion import HybridSession, load
+from chrion.errors import ModelError, ShapeError
+from helpers import (
+    BOOL,
+    FLOAT,
+    INT64,
+    alternating,
+    assert_same_as_plain,
+    branches,
+    forced_plan,
+    make_model,
+    node,
+    plain,
+    value,
+)
+
+X = np.linspace(-2, 2, 8, dtype=np.float32).reshape(2, 4)
+ONE = [value("x", FLOAT, [2, 4])], [value("y", FLOAT, [2, 4])]
+
+
+def run_cut(model: onnx.ModelProto | str, feed: dict[str, Any]) -> None:
+    """Spread a model over two lanes and compare with plain onnxruntime."""
+    graph = load(model)
+    with HybridSession(graph, plan=forced_plan(graph, alternating(graph))) as session:
+        assert_same_as_plain(session, model, feed)
+
+
+def test_operators_edges_and_bytes_by_hand() -> None:
+    """A diamond of 32-byte tensors over a shared weight of 64 bytes."""
+    nodes = [
+        node("Relu", ["x"], ["a"], name="A"),
+        node("MatMul", ["a", "w"], ["b"], name="B"),
+        node("MatMul", ["w2", "w"], ["c"], name="C"),
+        node("Max", ["b", "a", "c"], ["y"], name="D"),
+    ]
+    inputs = [*ONE[0], value("w2", FLOAT, [2, 4])]
+    graph = load(make_model(nodes, inputs, ONE[1], {"w": np.ones((4, 4), np.float32)}))
+    dag = graph.dag
+    at = {name: i for i, name in enumerate(dag.names)}
+    assert set(at) == set("ABCD")
+    assert [dag.names[m] for m in dag.predecessors[at["D"]]] == ["B", "A", "C"]  # in the order of its inputs
+    assert dag.edge_bytes[at["D"]] == (32, 32, 32)
+    assert dag.predecessors[at["A"]] == dag.predecessors[at["C"]] == ()
+    assert dag.weights[at["B"]] == dag.weights[at["C"]] == (0,)
+    assert dag.weight_bytes == (64,)
+    assert (dag.input_bytes[at["B"]], dag.output_bytes[at["B"]], dag.weight_total(at["B"])) == (32, 32, 64)
+    assert dag.flops[at["B"]] == 2 * 2 * 4 * 4
+    assert dag.signatures[at["B"]] == dag.signatures[at["C"]]
+
+
+def test_signatures_tell_attributes_shapes_and_integer_weights_apart() -> None:
+    """What costs differently has another signature."""
+    nodes = [
+        node("Softmax", ["x"], ["a"], name="a", axis=0),
+        node("Softmax", ["x"], ["b"], name="b", axis=1),
+        node("Softmax", ["a"], ["c"], name="c", axis=1),
+        node("ReduceSum", ["x", "zero"], ["d"], name="d"),
+        node("ReduceSum", ["x", "one"], ["e"], name="e"),
+    ]
+    outputs = [value(n, FLOAT, None) for n in "abcde"]
+    weights = {"zero": np.array([0]), "one": np.array([1])}
+    dag = load(make_model(nodes, ONE[0], outputs, weights)).dag
+    signature = dict(zip(dag.names, dag.signatures, strict=True))
+    assert signature["b"] == signature["c"]
+    assert len({signature[name] for name in "abde"}) == 4
+
+
+def test_missing_names_are_made_up_and_unique() -> None:
+    """Given names are kept."""
+    nodes = [node("Relu", ["x"], ["a"]), node("Neg", ["a"], ["b"], name="Relu_0"), node("Relu", ["b"], ["y"])]
+    names = load(make_model(nodes, *ONE)).dag.names
+    assert "Relu_0" in names
+    assert len(set(names)) == 3
+    assert all(names)
+
+
+def test_repeated_names_are_refused_as_onnxruntime_refuses_them() -> None:
+    """The error says which name it is."""
+    model = make_model([node("Relu", ["x"], ["a"], name="same"), node("Neg", ["a"], ["y"], name="same")], *ONE)
+    with pytest.raises(Exception, match="same"):
+        plain(model, {"x": X})
+    with pytest.raises(ModelError, match=r"same node name \(same\)"):
+        load(model)
+
+
+def test_external_data_is_found_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaded by path, also a relative one, and not needed once it is loaded."""
+    model = branches(size=32)
+    reference = branches(size=32)
+    feed = {"x": np.ones((2, 32), np.float32)}
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    assert (tmp_path / "w.bin").stat().st_size == 32 * 32 * 4
+    run_cut(str(tmp_path / "m.onnx"), feed)
+    monkeypatch.chdir(tmp_path)
+    graph = load("m.onnx")
+    Path("w.bin").unlink()
+    with HybridSession(graph, plan=forced_plan(graph, alternating(graph))) as session:
+        assert_same_as_plain(session, reference, feed)
+
+
+def test_missing_external_data_is_a_model_error(tmp_path: Path) -> None:
+    """It is onnxruntime that says so."""
+    onnx.save(branches(size=32), tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    (tmp_path / "w.bin").unlink()
+    with pytest.raises(ModelError, match=r"m\.onnx"):
+        load(tmp_path / "m.onnx")
+
+
+def test_a_file_above_two_gigabytes_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """Protobuf cannot hold it; the error says what to do."""
+    path = tmp_path / "big.onnx"
+    with path.open("wb") as file:
+        file.truncate((1 << 31) + 1)  # takes no room on the disk
+    with pytest.raises(ModelError, match="2 GB") as caught:
+        load(path)
+    assert "external data" in caught.value.hint
+
+
+@pytest.mark.parametrize("error", [ValueError, EncodeError])
+def test_a_proto_above_two_gigabytes_is_refused(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
+    """Whatever the protobuf library raises when it cannot write it."""
+
+    def refuse(*_: object, **__: object) -> bytes:
+        raise error("too large")
+
+    model = branches()
+    monkeypatch.setattr(onnx.ModelProto, "SerializeToString", refuse)
+    with pytest.raises(ModelError, match="2 GB"):
+        load(model)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"not a model", b"\x00" * 100, branches().SerializeToString()[:-40], branches().SerializeToString()[:10]],
+)
+def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes) -> None:
+    """Empty, text, zeros, cut short: as a file and as bytes."""
+    path = tmp_path / "m.onnx"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=r"m\.onnx"):
+        load(path)
+    with pytest.raises(ModelError):
+        load(content)
+
+
+@pytest.mark.parametrize("path", ["missing.onnx", "."])
+def test_what_is_no_file_is_refused(tmp_path: Path, path: str) -> None:
+    """A missing file and a folder."""
+    with pytest.raises(ModelError, match="cannot be read"):
+        load(tmp_path / path)
+
+
+def test_shapes_fix_free_dimensions() -> None:
+    """By input, by the dimension's name, and for all inputs that share it."""
+    inputs = [value("a", FLOAT, ["n", 4]), value("b", FLOAT, ["n", "m"])]
+    model = make_model([node("Concat", ["a", "b"], ["y"], axis=1)], inputs, [value("y", FLOAT, None)])
+    assert load(model).free_dimensions == ("a[nx4]", "b[nxm]")
+    for shapes in ({"a": (2, 4), "m": (3,)}, {"n": (2,), "m": (3,)}, {"b": (2, 3)}):
+        graph = load(model, shapes)
+        assert [i.shape for i in graph.inputs] == [(2, 4), (2, 3)]
+        assert graph.outputs[0].shape == (2, 7)
+        assert [i.shape for i in graph.declared_inputs] == [("n", 4), ("n", "m")]
+
+
+@pytest.mark.parametrize(
+    "shapes", [{"z": (1,)}, {"x": (3, 4)}, {"x": (2, 4, 1)}, {"x": (2,)}, {"batch": (2,)}, {"y": (2, 4)}]
+)
+def test_shapes_that_do_not_fit_are_refused(shapes: dict[str, tuple[int, ...]]) -> None:
+    """No such input, another size, another rank."""
+    with pytest.raises(ShapeError):
+        load(branches(), shapes)
+
+
+def test_loading_does_not_change_the_callers_proto() -> None:
+    """Shapes are written into a copy."""
+    model = make_model([node("Relu", ["x"], ["y"])], [value("x", FLOAT, ["n"])], [value("y", FLOAT, ["n"])])
+    before = model.SerializeToString()
+    load(model, {"n": (3,)})
+    assert model.SerializeToString() == before
+
+
+def test_functions_of_the_model() -> None:
+    """Model-local functions run as onnxruntime runs them."""
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    body = [node("Add", ["p", "p"], ["t"]), node("Relu", ["t"], ["q"])]
+    twice = onnx.helper.make_function("local", "Twice", ["p"], ["q"], body, opsets)
+    nodes = [
+        node("Twice", ["x"], ["a"], domain="local"),
+        node("Neg", ["x"], ["b"]),
+        node("Twice", ["b"], ["c"], domain="local"),
+        node("Sub", ["a", "c"], ["y"]),
+    ]
+    run_cut(make_model(nodes, *ONE, functions=[twice]), {"x": X})
+
+
+def test_control_flow_is_one_operator_that_reads_what_it_captures() -> None:
+    """A Loop that captures an outer value, and an If inside an If."""
+
+    def graph_of(nodes: list[onnx.NodeProto], *outputs: str) -> onnx.GraphProto:
+        return onnx.helper.make_graph(nodes, "body", [], [value(o, FLOAT, [2, 4]) for o in outputs])
+
+    inner = node(
+        "If",
+        ["c"],
+        ["i"],
+        then_branch=graph_of([node("Abs", ["r"], ["i1"])], "i1"),
+        else_branch=graph_of([node("Neg", ["n"], ["i2"])], "i2"),
+    )
+    loop = onnx.helper.make_graph(
+        [node("Add", ["state", "r"], ["next"]), node("Identity", ["go"], ["on"])],
+        "loop",
+        [value("turn", INT64, []), value("go", BOOL, []), value("state", FLOAT, [2, 4])],
+        [value("on", BOOL, []), value("next", FLOAT, [2, 4])],
+    )
+    nodes = [
+        node("Relu", ["x"], ["r"], name="r"),
+        node("Neg", ["x"], ["n"], name="n"),
+        node(
+            "If",
+            ["c"],
+            ["f"],
+            name="f",
+            then_branch=graph_of([inner], "i"),
+            else_branch=graph_of([node("Exp", ["n"], ["e"])], "e"),
+        ),
+        node("Loop", ["three", "", "n"], ["l"], name="l", body=loop),
+        node("Add", ["f", "l"], ["y"], name="y"),
+    ]
+    model = make_model(nodes, [*ONE[0], value("c", BOOL, [])], ONE[1], {"three": np.array(3)})
+    graph = load(model)
+    at = {name: i for i, name in enumerate(graph.dag.names)}
+    before = {name: {graph.dag.names[m] for m in graph.dag.predecessors[i]} for name, i in at.items()}
+    assert before["f"] == {"r", "n"}
+    assert before["l"] == {"n", "r", "f"}  # a Loop may change its state's shape, so that the Add stays with it
+    for c in (True, False):
+        run_cut(model, {"x": X, "c": np.array(c)})
+
+
+def test_values_that_cannot_cross_a_cut_stay_together() -> None:
+    """A sequence, and all on a path between its makers and readers, are one operator; the rest is not."""
+    nodes = [
+        node("SequenceConstruct", ["x", "x"], ["s"], name="s"),
+        node("SequenceLength", ["s"], ["n"], name="n"),
+        node("Neg", ["n"], ["m"], name="m"),
+        node("SequenceAt", ["s", "m"], ["v"], name="v"),
+        node("Relu", ["x"], ["r"], name="r"),
+        node("Add", ["v", "r"], ["y"], name="y"),
+    ]
+    model = make_model(nodes, *ONE)
+    graph = load(model)
+    kept = next(names for names in _operators(graph.nodes, graph.model) if "s" in names)
+    assert {"s", "n", "m", "v"} <= kept
+    assert "r" not in kept
+    run_cut(model, {"x": X})
+
+
+def _operators(groups: tuple[tuple[int, ...], ...], model: onnx.ModelProto) -> list[set[str]]:
+    return [{model.graph.node[i].name for i in group} for group in groups]
+
+
+def test_the_digest_depends_on_structure_not_on_weights() -> None:
+    """A retrained model takes the same plan, another attribute does not."""
+
+    def model(scale: float, slope: float) -> onnx.ModelProto:
+        nodes = [node("LeakyRelu", ["x"], ["a"], alpha=slope), node("MatMul", ["a", "w"], ["y"])]
+        return make_model(nodes, *ONE, {"w": np.full((4, 4), scale, np.float32)})
+
+    assert load(model(1, 0.1)).digest == load(model(2, 0.1)).digest
+    assert load(model(1, 0.1)).digest != load(model(1, 0.2)).digest
+
+
+@pytest.mark.parametrize("make", [lambda p: p, str, lambda p: p.read_bytes(), onnx.load])
+def test_all_sources_give_the_same_graph(tmp_path: Path, make: Callable[[Path], Any]) -> None:
+    """A path, its text, bytes and a proto."""
+    path = tmp_path / "m.onnx"
+    onnx.save(branches(), path)
+    assert load(make(path)).digest == load(branches()).digest

@@ -1,0 +1,185 @@
+"""Profiles measured here: every signature once, kept between runs, with contention and an accelerator."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from chrion import Graph, load, partition, profile
+from chrion.cores import physical_cores
+from chrion.errors import ModelError, OptionError, ProviderError, ShapeError
+from chrion.profiler import measure_graph
+from chrion.profiler.measure import OperatorBench, Sample
+from chrion.zoo import build
+from helpers import FLOAT, INT64, branches, make_model, node, value
+
+
+@pytest.fixture
+def stack() -> Graph:
+    """Two layers over three steps: few signatures, several operators each."""
+    return load(build("lstm", {"layers": 2, "seq": 3, "io": 4, "batch": 1}))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own."""
+    monkeypatch.setenv("CHRION_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def refuse(*_: object) -> None:
+    raise AssertionError("measured again")
+
+
+@pytest.mark.usefixtures("cache")
+def test_each_signature_is_measured_once(stack: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal operators share a measurement; progress counts signatures."""
+    seen: list[int] = []
+    original = measure_graph.measure_operator
+    monkeypatch.setattr(measure_graph, "measure_operator", lambda e, i, *rest: seen.append(i) or original(e, i, *rest))
+    steps: list[tuple[int, int]] = []
+    found = profile(stack, 1, progress=lambda done, total, _: steps.append((done, total)))
+    distinct = set(stack.dag.signatures)
+    assert len(seen) == len(distinct) < len(stack.dag)
+    assert set(found.operators) == distinct
+    assert steps == [(at + 1, len(distinct)) for at in range(len(distinct))]
+    assert all(len(c.cpu_ms) == 1 and c.cpu_ms[0] > 0 for c in found.operators.values())
+    assert found.missing(stack.dag) == ()
+
+
+@pytest.mark.usefixtures("cache")
+def test_what_was_measured_is_kept(stack: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second profile measures nothing and is the same; a fresh one measures again."""
+    first = profile(stack, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(measure_graph, "measure_operator", refuse)
+        assert profile(stack, 1).operators == first.operators
+        with pytest.raises(ModelError, match="none of its operators"):
+            profile(stack, 1, fresh=True)
+    assert set(profile(stack, 1, fresh=True).operators) == set(first.operators)
+
+
+def test_damaged_measurements_are_measured_again(stack: Graph, cache: Path) -> None:
+    """Empty, cut short, of another signature, with a negative time: each counts as not there."""
+    first = profile(stack, 1)
+    files = sorted(cache.rglob("*.json"))
+    assert len(files) == len(first.operators)
+    good = files[0].read_text()
+    for damage in ("", good[: len(good) // 2], "[]", good.replace('"signature": "', '"signature": "x'), "{}"):
+        for file in files:
+            file.write_text(damage)
+        again = profile(stack, 1)
+        assert set(again.operators) == set(first.operators)
+        assert files[0].read_text() != damage
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(
+    stack: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file stands where the measurements' folder should be."""
+    monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
+    (tmp_path / "measurements").touch()
+    assert set(profile(stack, 1).operators) == set(stack.dag.signatures)
+
+
+@pytest.mark.usefixtures("cache")
+def test_contention_is_measured_with_as_many_threads_as_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For j busy cores the operator runs on the first j lanes at once."""
+    asked: list[tuple[int, ...]] = []
+
+    def time(_: OperatorBench, cores: Sequence[int] = ()) -> Sample:
+        asked.append(tuple(cores))
+        return Sample(float(len(cores)), 0.0)
+
+    monkeypatch.setattr(OperatorBench, "time", time)
+    core = physical_cores()[0]
+    monkeypatch.setattr(measure_graph, "physical_cores", lambda: (core, core, core))
+    graph = load(branches())
+    found = profile(graph)
+    assert found.cores == 3
+    assert {c.cpu_ms for c in found.operators.values()} == {(1.0, 2.0, 3.0)}
+    assert asked == [(core,), (core,) * 2, (core,) * 3] * len(found.operators)
+
+
+def test_threads_on_all_cores_time_one_operator() -> None:
+    """Real threads, as many as asked for, pinned, and gone afterwards."""
+    graph = load(branches())
+    bench = OperatorBench(measure_graph.Extractor(graph), 0, {})
+    before = threading.active_count()
+    sample = bench.time([physical_cores()[0]] * 3)
+    assert sample.median_ms > 0
+    assert threading.active_count() == before
+    assert bench.copies > 1  # an operator this small is timed side by side with copies of itself
+
+
+@pytest.mark.usefixtures("cache")
+def test_any_provider_may_be_the_accelerator(stack: Graph) -> None:
+    """By its short name; its times, copies and name are in the profile, and a plan can use it."""
+    found = profile(stack, 1, "cpu")
+    assert found.accelerator == found.machine.accelerator == "CPUExecutionProvider"
+    assert all(c.accelerator_ms is not None and c.accelerator_ms > 0 for c in found.operators.values())
+    assert found.upload.latency_ms == found.download.latency_ms == found.handoff_ms
+    plan = partition(stack, found)
+    assert plan.accelerator_only is not None
+    assert plan.cpu_only is not None
+    assert profile(stack, 1, "none").accelerator is None
+
+
+@pytest.mark.parametrize(
+    ("cores", "accelerator", "error"),
+    [
+        (0, None, OptionError),
+        (-1, None, OptionError),
+        (10_000, None, OptionError),
+        (None, "abacus", ProviderError),
+    ],
+)
+def test_what_the_machine_does_not_have_is_refused(
+    stack: Graph, cores: int | None, accelerator: str | None, error: type[Exception]
+) -> None:
+    """Cores that are not there, a provider that nobody knows."""
+    with pytest.raises(error, match=r"cores|accelerator"):
+        profile(stack, cores, accelerator)
+
+
+def test_an_accelerator_that_does_not_work_says_why(stack: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own reason, and for CUDA where the libraries come from."""
+    monkeypatch.setattr(measure_graph, "provider_name", lambda _: "CUDAExecutionProvider")
+    monkeypatch.setattr(measure_graph, "why_unusable", lambda _: "no driver")
+    with pytest.raises(ProviderError, match="does not work here: no driver") as caught:
+        profile(stack, 1, "cuda")
+    assert "chrion[cuda]" in caught.value.hint
+
+
+def test_free_dimensions_have_no_costs() -> None:
+    """The error says which ones, and how to fix them."""
+    model = make_model([node("Relu", ["x"], ["y"])], [value("x", FLOAT, ["n", 2])], [value("y", FLOAT, ["n", 2])])
+    with pytest.raises(ShapeError, match=r"x\[nx2\]") as caught:
+        profile(load(model))
+    assert "--shape x=" in caught.value.hint
+
+
+@pytest.mark.usefixtures("cache")
+def test_integer_inputs_are_taken_from_a_run() -> None:
+    """Indices made inside the model are in range; made up one by one they might not be."""
+    nodes = [node("ArgMax", ["x"], ["i"], axis=1, keepdims=0), node("Gather", ["x", "i"], ["y"], axis=1)]
+    graph = load(make_model(nodes, [value("x", FLOAT, [2, 4])], [value("y", FLOAT, [2, 2])]))
+    feeds = measure_graph.captured_inputs(graph, measure_graph.Extractor(graph), [0, 1])
+    assert feeds["i"].dtype == np.int64
+    assert feeds["i"].shape == (2,)
+    assert profile(graph, 1).missing(graph.dag) == ()
+
+
+@pytest.mark.usefixtures("cache")
+def test_inputs_that_cannot_be_made_up_are_a_model_error() -> None:
+    """A sequence has no arrays."""
+    info = onnx.helper.make_tensor_sequence_value_info("s", FLOAT, None)
+    nodes = [node("SequenceAt", ["s", "i"], ["v"]), node("Relu", ["v"], ["y"])]
+    graph = load(make_model(nodes, [info, value("i", INT64, [])], [value("y", FLOAT, None)]))
+    with pytest.raises(ModelError):
+        profile(graph, 1)

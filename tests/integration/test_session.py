@@ -1,0 +1,644 @@
+"""HybridSession beside onnxruntime's InferenceSession."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+
+from chrion import Graph, HybridSession, Plan, load, partition, profile
+from chrion.errors import OptionError, PlanError, ProviderError
+from chrion.runtime.segment import SegmentFactory
+from chrion.zoo import RecurrentSpec, build_recurrent
+from conftest import lanes
+from helpers import (
+    BOOL,
+    FLOAT,
+    INT64,
+    alternating,
+    assert_equal,
+    assert_same_as_plain,
+    branches,
+    forced_plan,
+    make_model,
+    node,
+    plain,
+    value,
+)
+
+X = np.linspace(-2, 2, 8, dtype=np.float32).reshape(2, 4)
+
+
+def cut_session(model: onnx.ModelProto | Graph | str, **shapes: tuple[int, ...]) -> HybridSession:
+    """A session whose operators take turns on two lanes."""
+    graph = model if isinstance(model, Graph) else load(model, shapes)
+    return HybridSession(graph, plan=forced_plan(graph, alternating(graph)))
+
+
+# What it has in common with InferenceSession.
+
+
+def test_outputs_are_those_asked_for_in_that_order() -> None:
+    """All by default, or by name, also repeated."""
+    model = branches()
+    y, left = plain(model, {"x": X})
+    with cut_session(model) as session:
+        assert_equal(session.run(None, {"x": X}), [y, left])
+        assert_equal(session.run([], {"x": X}), [y, left])
+        assert_equal(session.run(["l"], {"x": X}), [left])
+        assert_equal(session.run(["l", "y", "l"], {"x": X}), [left, y, left])
+
+
+def test_inputs_outputs_and_metadata_read_as_onnxruntime_has_them() -> None:
+    """Names, types, shapes, and what the model says of itself."""
+    model = make_model(
+        [node("Relu", ["x"], ["r"]), node("Add", ["r", "s"], ["y"]), node("Not", ["b"], ["nb"])],
+        [value("x", FLOAT, ["batch", 4]), value("s", FLOAT, []), value("b", BOOL, [2])],
+        [value("y", FLOAT, ["batch", 4]), value("nb", BOOL, [2])],
+        producer_name="somebody",
+        doc_string="what it is",
+    )
+    onnx.helper.set_model_props(model, {"key": "value"})
+    reference = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    with HybridSession(model) as session:
+        for ours, theirs in (
+            (session.get_inputs(), reference.get_inputs()),
+            (session.get_outputs(), reference.get_outputs()),
+        ):
+            assert [(a.name, a.type, list(a.shape or ())) for a in ours] == [(a.name, a.type, a.shape) for a in theirs]
+        assert session.get_providers() == ["CPUExecutionProvider"]
+        ours, theirs = session.get_modelmeta(), reference.get_modelmeta()
+        for field in ("producer_name", "graph_name", "domain", "description", "version", "custom_metadata_map"):
+            assert getattr(ours, field) == getattr(theirs, field)
+
+
+@pytest.mark.parametrize(
+    "feed",
+    [
+        {},
+        {"x": X, "z": X},
+        {"x": X.astype(np.float64)},
+        {"x": X.astype(np.int64)},
+        {"x": X[0]},
+        {"x": X[:, :3]},
+        {"x": np.array([["a"] * 4] * 2)},
+    ],
+)
+def test_bad_feeds_are_refused_as_onnxruntime_refuses_them(feed: dict[str, Any]) -> None:
+    """The same kind of exception, and the session works afterwards."""
+    model = branches()
+    with pytest.raises((ValueError, InvalidArgument)) as theirs:
+        plain(model, feed)
+    with cut_session(model) as session:
+        with pytest.raises(type(theirs.value)):
+            session.run(None, feed)
+        assert_same_as_plain(session, model, {"x": X})
+
+
+def test_an_unknown_output_is_refused_as_onnxruntime_refuses_it() -> None:
+    """The same kind of exception."""
+    model = branches()
+    with pytest.raises(InvalidArgument):
+        plain(model, {"x": X}, ["none"])
+    with cut_session(model) as session, pytest.raises(InvalidArgument, match="none"):
+        session.run(["none"], {"x": X})
+
+
+def test_lists_scalars_and_strided_arrays_are_taken() -> None:
+    """What onnxruntime converts, the session converts; what lies scattered in memory is gathered."""
+    model = branches()
+    wide = np.arange(32, dtype=np.float32).reshape(4, 8)[::2, ::2]
+    with cut_session(model) as session:
+        assert_equal(session.run(None, {"x": X.tolist()}), plain(model, {"x": X.tolist()}))
+        assert_same_as_plain(session, model, {"x": wide})
+        assert_same_as_plain(session, model, {"x": np.asfortranarray(X)})
+        as_value = session.run(None, {"x": ort.OrtValue.ortvalue_from_numpy(X)})
+        assert_equal(as_value, plain(model, {"x": X}))
+
+
+def test_run_options_reach_the_segments() -> None:
+    """A run that is told to terminate does, and the next one is whole."""
+    options = ort.RunOptions()
+    options.terminate = True
+    with cut_session(branches()) as session:
+        with pytest.raises(Exception, match=r"(?i)terminat"):
+            session.run(None, {"x": X}, options)
+        assert_same_as_plain(session, branches(), {"x": X})
+
+
+@pytest.mark.parametrize("kind", ["path", "Path", "bytes", "proto", "graph"])
+def test_models_come_in_many_forms(tmp_path: Path, kind: str) -> None:
+    """A path, bytes, a proto, a loaded graph."""
+    model = branches()
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path)
+    source: Any = {
+        "path": str(path),
+        "Path": path,
+        "bytes": model.SerializeToString(),
+        "proto": model,
+        "graph": load(path),
+    }[kind]
+    with HybridSession(source, cores=1) as session:
+        assert_same_as_plain(session, model, {"x": X})
+
+
+# Buffers.
+
+
+def test_outputs_belong_to_the_caller() -> None:
+    """Neither a later run, nor the end of the session, nor memory allocated meanwhile changes what was returned."""
+    model = branches()
+    feeds = [{"x": X * factor} for factor in range(1, 6)]
+    expected = [plain(model, feed) for feed in feeds]
+    session = cut_session(model)
+    found = [session.run(None, feed) for feed in feeds]
+    session.close()
+    del session
+    gc.collect()
+    clutter = [np.full((2, 4), 7.0, np.float32) for _ in range(1000)]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_equal(ours, theirs)
+    assert len(clutter) == 1000
+
+
+def test_an_output_that_is_an_input_or_a_weight_is_a_copy() -> None:
+    """Writing into it changes neither the caller's input nor the model."""
+    model = make_model(
+        [node("Relu", ["x"], ["a"]), node("Neg", ["x"], ["b"]), node("Add", ["a", "b"], ["y"])],
+        [value("x", FLOAT, [2, 4])],
+        [value("x", FLOAT, [2, 4]), value("w", FLOAT, [3]), value("y", FLOAT, [2, 4])],
+        {"w": np.array([1, 2, 3], np.float32)},
+    )
+    x = X.copy()
+    with cut_session(model) as session:
+        for _ in range(2):
+            found = session.run(None, {"x": x})
+            assert_equal(found, plain(model, {"x": X}))
+            found[0][:] = 99
+            found[1][:] = 99
+
+
+def test_inputs_are_not_written_to() -> None:
+    """A feed is the same after the run."""
+    x = X.copy()
+    with cut_session(branches()) as session:
+        session.run(None, {"x": x})
+    np.testing.assert_array_equal(x, X)
+
+
+def test_a_result_of_unknown_size_beside_one_of_known_size() -> None:
+    """Segments that make both give each to whom it belongs."""
+    nodes = [
+        node("Relu", ["x"], ["a"], name="a"),
+        node("NonZero", ["a"], ["where"], name="where"),
+        node("Cast", ["where"], ["float"], name="cast", to=FLOAT),
+        node("ReduceSum", ["float"], ["total"], name="total", keepdims=0),
+        node("Add", ["x", "total"], ["y"], name="y"),
+    ]
+    model = make_model(
+        nodes, [value("x", FLOAT, [2, 4])], [value("where", INT64, [2, None]), value("y", FLOAT, [2, 4])]
+    )
+    with cut_session(model) as session:
+        for x in (X, -X, np.zeros_like(X), np.ones_like(X)):
+            assert_same_as_plain(session, model, {"x": x})
+
+
+# IOBinding.
+
+
+def test_bound_outputs_are_written_in_place() -> None:
+    """To an OrtValue and to an address; an output without a buffer gets a new one every run."""
+    model = branches()
+    y, left = plain(model, {"x": X})
+    with cut_session(model) as session:
+        binding = session.io_binding()
+        binding.bind_cpu_input("x", X)
+        target = ort.OrtValue.ortvalue_from_numpy(np.zeros((2, 4), np.float32))
+        binding.bind_ortvalue_output("y", target)
+        binding.bind_output("l")
+        session.run_with_iobinding(binding)
+        assert_equal([target.numpy()], [y])
+        first = binding.get_outputs()[1].numpy()
+        assert_equal(binding.copy_outputs_to_cpu(), [y, left])
+        memory = np.zeros((2, 4), np.float32)
+        source = np.ascontiguousarray(X * 2)
+        binding.bind_input("x", "cpu", 0, np.float32, X.shape, source.ctypes.data)
+        binding.bind_output("y", "cpu", 0, np.float32, memory.shape, memory.ctypes.data)
+        session.run_with_iobinding(binding)
+        y2, left2 = plain(model, {"x": source})
+        assert_equal([memory, binding.get_outputs()[1].numpy()], [y2, left2])
+        assert_equal([target.numpy(), first], [y, left])
+
+
+def test_bindings_can_be_cleared_and_are_checked() -> None:
+    """A cleared input is missing; an unknown output is refused when it is bound."""
+    with cut_session(branches()) as session:
+        binding = session.io_binding()
+        binding.bind_cpu_input("x", X)
+        binding.clear_binding_inputs()
+        binding.bind_output("y")
+        with pytest.raises(ValueError, match="missing"):
+            session.run_with_iobinding(binding)
+        with pytest.raises(InvalidArgument):
+            binding.bind_output("none")
+        with pytest.raises(ValueError, match="bind an OrtValue"):
+            binding.bind_input("x", "cuda", 0, np.float32, (2, 4), 0)
+
+
+def test_bindings_work_on_a_model_that_runs_plain() -> None:
+    """The same calls, one onnxruntime session behind them."""
+    model = make_model([node("Relu", ["x"], ["y"])], [value("x", FLOAT, [2, 4])], [value("y", FLOAT, [2, 4])])
+    with HybridSession(model) as session:
+        assert session.plan is None
+        binding = session.io_binding()
+        binding.bind_cpu_input("x", X)
+        binding.bind_output("y")
+        session.run_with_iobinding(binding)
+        assert_equal(binding.copy_outputs_to_cpu(), plain(model, {"x": X}))
+
+
+# Failures.
+
+
+def failing() -> onnx.ModelProto:
+    """Raises where ``i`` is out of range, in an operator named ``picky``, far from the others."""
+    nodes = [
+        node("Relu", ["x"], ["a"], name="left"),
+        node("Gather", ["x", "i"], ["b"], name="picky"),
+        node("Neg", ["a"], ["c"], name="more"),
+        node("Add", ["c", "b"], ["y"], name="sum"),
+    ]
+    return make_model(nodes, [value("x", FLOAT, [2, 4]), value("i", INT64, [2])], [value("y", FLOAT, [2, 4])])
+
+
+@pytest.mark.parametrize("lane", [1, 2])
+def test_a_failure_names_its_operator_and_leaves_the_session_whole(lane: int) -> None:
+    """Whether it happens on the caller's thread or on another lane; onnxruntime's own words follow."""
+    graph = load(failing())
+    placed = [lane if name == "picky" else 3 - lane for name in graph.dag.names]
+    good, bad = {"x": X, "i": np.array([1, 0])}, {"x": X, "i": np.array([7, 0])}
+    with HybridSession(graph, plan=forced_plan(graph, placed)) as session:
+        for _ in range(5):
+            with pytest.raises(Exception, match=r"operator.*picky.*out of data bounds"):
+                session.run(None, bad)
+            assert_same_as_plain(session, failing(), good)
+
+
+def test_failures_of_some_callers_do_not_touch_the_others() -> None:
+    """Good and bad requests at once, many times."""
+    with cut_session(failing()) as session:
+        expected = plain(failing(), {"x": X, "i": np.array([1, 0])})
+
+        def call(at: int) -> None:
+            for _ in range(20):
+                if at % 2:
+                    with pytest.raises(Exception, match="picky"):
+                        session.run(None, {"x": X, "i": np.array([9, 0])})
+                else:
+                    assert_equal(session.run(None, {"x": X, "i": np.array([1, 0])}), expected)
+
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(call, range(6)))
+
+
+def test_many_threads_may_call_one_session() -> None:
+    """Each gets the outputs of its own inputs."""
+    model = branches(size=16)
+    feeds = [{"x": np.random.default_rng(seed).standard_normal((2, 16)).astype(np.float32)} for seed in range(8)]
+    expected = [plain(model, feed) for feed in feeds]
+    with cut_session(model) as session:
+
+        def call(at: int) -> None:
+            for _ in range(50):
+                assert_equal(session.run(None, feeds[at]), expected[at])
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(call, range(8)))
+
+
+# Closing.
+
+
+def test_a_closed_session_refuses_and_stops_its_lanes() -> None:
+    """Closing twice does no harm; runs and bindings are refused."""
+    session = cut_session(branches())
+    assert lanes()
+    session.run(None, {"x": X})
+    session.close()
+    session.close()
+    assert not lanes()
+    with pytest.raises(RuntimeError, match="closed"):
+        session.run(None, {"x": X})
+    with pytest.raises(RuntimeError, match="closed"):
+        session.run_with_iobinding(session.io_binding())
+
+
+def test_a_closed_plain_session_refuses_too() -> None:
+    """Also where there is nothing to stop."""
+    model = make_model([node("Relu", ["x"], ["y"])], [value("x", FLOAT, [2, 4])], [value("y", FLOAT, [2, 4])])
+    with HybridSession(model) as session:
+        session.run(None, {"x": X})
+    with pytest.raises(RuntimeError, match="closed"):
+        session.run(None, {"x": X})
+
+
+def test_closing_while_others_run() -> None:
+    """Runs that have begun end well, later ones are refused; nothing hangs."""
+    model = branches(size=64)
+    feed = {"x": np.ones((2, 64), np.float32)}
+    expected = plain(model, feed)
+    session = cut_session(model)
+    started = threading.Barrier(5)
+    outcomes: list[str] = []
+
+    def call() -> None:
+        started.wait()
+        for _ in range(100_000):
+            try:
+                found = session.run(None, feed)
+            except RuntimeError as error:
+                outcomes.append(str(error))
+                return
+            assert_equal(found, expected)
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    started.wait()
+    session.run(None, feed)
+    session.close()
+    for thread in threads:
+        thread.join(60)
+    assert outcomes == ["this session is closed"] * 4
+    assert not lanes()
+
+
+def test_a_session_that_nobody_holds_stops_its_lanes() -> None:
+    """Collecting it is enough, also right after a run."""
+    session = cut_session(branches())
+    session.run(None, {"x": X})
+    assert lanes()
+    threads = lanes()
+    del session
+    gc.collect()
+    for thread in threads:
+        thread.join(20)
+    assert not lanes()
+
+
+# Plans, shapes, providers.
+
+
+def test_a_plan_may_be_a_file(tmp_path: Path) -> None:
+    """By path, as text or Path."""
+    graph = load(branches())
+    forced_plan(graph, alternating(graph)).save(tmp_path / "p.json")
+    for path in (tmp_path / "p.json", str(tmp_path / "p.json")):
+        with HybridSession(graph, plan=path) as session:
+            assert session.plan == Plan.load(path)
+            assert_same_as_plain(session, branches(), {"x": X})
+
+
+def test_a_plan_of_another_model_is_refused() -> None:
+    """The error says what differs."""
+    graph, other = load(branches()), load(branches(size=5))
+    with pytest.raises(PlanError, match="other shapes"):
+        HybridSession(other, plan=forced_plan(graph, alternating(graph)))
+    with pytest.raises(PlanError, match="in the model"):
+        HybridSession(failing(), plan=forced_plan(graph, alternating(graph)))
+
+
+def test_a_plan_whose_segments_wait_backwards_is_refused() -> None:
+    """Such lanes would wait for each other forever."""
+    graph = load(branches())
+    plan = forced_plan(graph, alternating(graph))
+    object.__setattr__(plan, "segments", plan.segments[::-1])
+    with pytest.raises(PlanError, match="waits for"):
+        HybridSession(graph, plan=plan)
+
+
+def test_a_plan_for_more_cores_than_there_are_is_refused() -> None:
+    """It is not run on fewer."""
+    graph = load(branches())
+    with pytest.raises(PlanError, match="999 cores"):
+        HybridSession(graph, plan=forced_plan(graph, [1, 2, 1, 999]))
+
+
+def test_a_plan_for_a_missing_accelerator_is_refused() -> None:
+    """A given plan is a promise; without its provider it cannot be kept."""
+    graph = load(branches())
+    plan = forced_plan(graph, [0, 1, 0, 1], accelerator="NoSuchExecutionProvider")
+    with pytest.raises(ProviderError, match="NoSuchExecutionProvider"):
+        HybridSession(graph, plan=plan)
+
+
+@pytest.mark.parametrize("goal", [{"slo": "fast"}, {"slo": 0}, {"alpha": -1.0}, {"cores": 0}, {"cores": 10_000}])
+def test_bad_goals_are_refused(goal: dict[str, Any]) -> None:
+    """Options that are not taken raise, they are not passed over."""
+    with pytest.raises(OptionError):
+        HybridSession(branches(), **goal)
+
+
+def test_the_cpus_provider_may_be_the_accelerator() -> None:
+    """A lane of its own, in the CPU's memory, gives equal results: by hand and by a plan of its profile."""
+    model = branches()
+    graph = load(model)
+    for placed in ([0, 1, 0, 1], [1, 0, 1, 0], [0, 0, 1, 1]):
+        plan = forced_plan(graph, placed, accelerator="CPUExecutionProvider")
+        with HybridSession(graph, plan=plan) as session:
+            assert_same_as_plain(session, model, {"x": X})
+    plan = partition(graph, profile(graph, 1, "cpu"), alpha=0.0)
+    with HybridSession(graph, plan=plan) as session:
+        assert_same_as_plain(session, model, {"x": X})
+
+
+def free() -> onnx.ModelProto:
+    """A batch of any size, through two branches."""
+    nodes = [node("Relu", ["x"], ["a"]), node("Neg", ["x"], ["b"]), node("Add", ["a", "b"], ["y"])]
+    return make_model(nodes, [value("x", FLOAT, ["batch", 4])], [value("y", FLOAT, ["batch", 4])])
+
+
+def test_free_dimensions_are_fixed_by_the_feed() -> None:
+    """Any shape is run, those used before and new ones, also an empty batch."""
+    with HybridSession(free()) as session:
+        assert session.get_inputs()[0].shape == ("batch", 4)
+        for batch in (1, 3, 0, 1, *range(2, 12), 3):
+            feed = {"x": np.random.default_rng(batch).standard_normal((batch, 4)).astype(np.float32)}
+            assert_same_as_plain(session, free(), feed)
+        with pytest.raises(InvalidArgument):
+            session.run(None, {"x": np.zeros((2, 5), np.float32)})
+
+
+def test_free_dimensions_are_fixed_by_shapes() -> None:
+    """A graph loaded with shapes is planned and cut; other shapes run plain."""
+    for shapes in ({"x": (2, 4)}, {"batch": (2,)}):
+        graph = load(free(), shapes)
+        assert not graph.free_dimensions
+        with cut_session(graph) as session:
+            assert session.plan is not None
+            assert_same_as_plain(session, free(), {"x": X})
+            assert_same_as_plain(session, free(), {"x": np.ones((3, 4), np.float32)})
+            assert_same_as_plain(session, free(), {"x": X})
+
+
+def test_an_input_without_any_shape() -> None:
+    """Its rank comes with the feed."""
+    model = make_model(
+        [node("Relu", ["x"], ["a"]), node("Neg", ["a"], ["y"])], [value("x", FLOAT, None)], [value("y", FLOAT, None)]
+    )
+    assert load(model).free_dimensions == ("x[?]",)
+    with HybridSession(model) as session:
+        for x in (X, X[0], np.array(2.0, np.float32)):
+            assert_same_as_plain(session, model, {"x": x})
+
+
+def test_a_result_whose_rank_depends_on_the_data() -> None:
+    """An If whose branches differ in rank keeps its readers with it."""
+
+    def branch(op_type: str, inputs: list[str]) -> onnx.GraphProto:
+        return onnx.helper.make_graph(
+            [node(op_type, inputs, ["o" + op_type])], "g", [], [value("o" + op_type, FLOAT, None)]
+        )
+
+    nodes = [
+        node("If", ["c"], ["v"], then_branch=branch("Identity", ["x"]), else_branch=branch("Reshape", ["x", "flat"])),
+        node("Relu", ["v"], ["y"]),
+        node("Neg", ["x"], ["n"]),
+        node("Abs", ["n"], ["m"]),
+    ]
+    inputs = [value("c", BOOL, []), value("x", FLOAT, [2, 4])]
+    outputs = [value("y", FLOAT, None), value("m", FLOAT, [2, 4])]
+    model = make_model(nodes, inputs, outputs, {"flat": np.array([-1])})
+    with cut_session(model) as session:
+        for c in (True, False):
+            assert_same_as_plain(session, model, {"c": np.array(c), "x": X})
+
+
+# What runs plain, and why.
+
+
+def test_inputs_that_cannot_be_bound_run_plain() -> None:
+    """Sequences and text: the session says why, and gives what onnxruntime gives."""
+    sequence = make_model(
+        [node("SequenceAt", ["s", "i"], ["v"]), node("Relu", ["v"], ["y"])],
+        [onnx.helper.make_tensor_sequence_value_info("s", FLOAT, None), value("i", INT64, [])],
+        [value("y", FLOAT, None)],
+    )
+    with HybridSession(sequence) as session:
+        assert "seq(tensor(float))" in session.explain()
+        assert_same_as_plain(session, sequence, {"s": [X, X[0]], "i": np.array(1)})
+    text = make_model(
+        [node("Identity", ["t"], ["u"]), node("Relu", ["x"], ["a"]), node("Neg", ["a"], ["y"])],
+        [value("t", onnx.TensorProto.STRING, [2]), value("x", FLOAT, [2, 4])],
+        [value("u", onnx.TensorProto.STRING, [2]), value("y", FLOAT, [2, 4])],
+    )
+    with HybridSession(text) as session:
+        assert "tensor(string)" in session.explain()
+        assert_same_as_plain(session, text, {"t": np.array(["a", "b"], object), "x": X})
+
+
+def test_a_sequence_output_runs_plain() -> None:
+    """It is not a tensor."""
+    model = make_model(
+        [node("Relu", ["x"], ["a"]), node("SequenceConstruct", ["a", "x"], ["s"])],
+        [value("x", FLOAT, [2, 4])],
+        [onnx.helper.make_tensor_sequence_value_info("s", FLOAT, None)],
+    )
+    with HybridSession(model) as session:
+        assert "seq(tensor(float))" in session.explain()
+        assert_same_as_plain(session, model, {"x": X})
+
+
+def test_a_model_of_one_operator_or_none_runs_plain() -> None:
+    """There is nothing to run at once."""
+    one = make_model([node("Relu", ["x"], ["y"])], [value("x", FLOAT, [2, 4])], [value("y", FLOAT, [2, 4])])
+    constant = onnx.numpy_helper.from_array(X, "c")
+    none = make_model([node("Constant", [], ["y"], value=constant)], [], [value("y", FLOAT, [2, 4])])
+    for model, feed in ((one, {"x": X}), (none, {})):
+        with HybridSession(model) as session:
+            assert session.plan is None
+            assert "one segment" in session.explain()
+            assert_same_as_plain(session, model, feed)
+
+
+def test_what_no_one_can_open_raises_what_onnxruntime_raises() -> None:
+    """A session is refused where InferenceSession is."""
+    model = make_model([node("NoSuchOperator", ["x"], ["y"])], [value("x", FLOAT, [1])], [value("y", FLOAT, [1])])
+    with pytest.raises(Exception, match="NoSuchOperator") as theirs:
+        ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    with pytest.raises(type(theirs.value), match="NoSuchOperator"):
+        HybridSession(model)
+
+
+def test_an_accelerator_that_does_not_work_is_done_without() -> None:
+    """As InferenceSession falls back to the CPU."""
+    with HybridSession(branches(), providers=["CUDAExecutionProvider", "CPUExecutionProvider"]) as session:
+        assert "CPUExecutionProvider" in session.get_providers()
+        assert_same_as_plain(session, branches(), {"x": X})
+
+
+# What it adds.
+
+
+def test_equal_segments_share_a_session() -> None:
+    """An unfolded stack opens one session a layer and kind, not one a step; its weights are held once."""
+    spec = RecurrentSpec(layers=2, batch=1, io=8, seq=6)
+    graph = load(build_recurrent(spec))
+    placed = [1 + ("l1" in name) for name in graph.dag.names]
+    order = graph.dag.topological_order
+    plan = forced_plan(graph, placed, order)
+    opened: list[tuple[int, ...]] = []
+    original = SegmentFactory.open
+
+    def counted(self: SegmentFactory, operators: Any, lane: int) -> Any:
+        opened.append(tuple(operators))
+        return original(self, operators, lane)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SegmentFactory, "open", counted)
+        session = HybridSession(graph, plan=plan)
+    with session:
+        count = int(session.explain().split(" sessions")[0].split(", ")[-1])
+        assert len(opened) == len(plan.segments) >= 12
+        assert count == 7  # first, last and other steps of each layer, and the Concat at the end
+        x = np.random.default_rng(0).standard_normal((6, 1, 8)).astype(np.float32)
+        assert_same_as_plain(session, build_recurrent(spec), {"X": x})
+
+
+def test_explain_tells_who_runs_what() -> None:
+    """Operators, segments, lanes and the policy."""
+    with cut_session(branches()) as session:
+        text = session.explain()
+    assert "4 operators in" in text  # one product and the sum have become one operator
+    assert "cpu1: 2 operators" in text
+    assert "cpu2: 2 operators" in text
+    assert "policy by hand" in text
+
+
+def test_a_trace_has_every_segment_once_and_in_order() -> None:
+    """Segments of one lane do not overlap, and none starts before what it waits for has ended."""
+    graph = load(branches())
+    plan = forced_plan(graph, alternating(graph))
+    with HybridSession(graph, plan=plan) as session:
+        events = session.trace({"x": X})
+    assert sorted(e.segment for e in events) == list(range(len(plan.segments)))
+    ends = {i: e.end_ms for e in events for i in plan.segments[e.segment]}
+    for event in events:
+        assert 0 <= event.start_ms <= event.end_ms
+        assert event.lane == plan.schedule.lanes[plan.segments[event.segment][0]]
+        inside = plan.segments[event.segment]
+        waits = {m for i in inside for m in graph.dag.predecessors[i]} - set(inside)
+        assert all(ends[m] <= event.start_ms for m in waits)
+    for lane in (1, 2):
+        own = sorted((e.start_ms, e.end_ms) for e in events if e.lane == lane)
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(own))

@@ -1,0 +1,105 @@
+"""The stored profile of the paper's machine against the figures printed in the paper."""
+
+from __future__ import annotations
+
+import pytest
+
+from chrion import Graph, Profile, load, partition
+from chrion.files import shipped
+from chrion.scheduler import evaluate
+from chrion.scheduler.policies import POLICIES
+from chrion.zoo import build
+
+#: Table 6, GPU rows and CPU row: memory in MB, latency in ms, latency in ms.
+TABLE_6 = {
+    "lstm-baseline": (1643.0, 59.3, 70.6),
+    "lstm-layers-4": (777.0, 20.5, 23.9),
+    "lstm-layers-8": (1209.0, 39.0, 47.1),
+    "lstm-layers-16": (2075.0, 78.1, 94.1),
+    "lstm-batch-1": (1643.0, 58.3, 65.9),
+    "lstm-batch-2": (1643.0, 59.1, 63.3),
+    "lstm-batch-4": (1643.0, 57.2, 67.0),
+    "lstm-batch-16": (1643.0, 58.2, 80.4),
+    "lstm-io-32": (1533.0, 59.2, 61.5),
+    "lstm-io-128": (2461.0, 58.6, 96.8),
+    "lstm-seq-32": (777.0, 19.7, 23.7),
+    "lstm-seq-64": (1209.0, 39.2, 47.1),
+    "lstm-seq-128": (2075.0, 78.5, 95.4),
+}
+
+
+@pytest.fixture(scope="module")
+def paper() -> Profile:
+    """The profile that is shipped."""
+    return Profile.load(shipped("profiles") / "gtx1080ti-paper.json")
+
+
+@pytest.fixture(scope="module")
+def baseline() -> Graph:
+    """12 layers, batch 8, width 64, 96 steps."""
+    return load(build("lstm-baseline"))
+
+
+def test_the_profile_holds_the_derived_constants(paper: Profile, baseline: Graph) -> None:
+    """51.5 us a cell and 345 MB once; the machine is the paper's."""
+    assert "1080 Ti" in (paper.machine.accelerator or "")
+    assert paper.base_memory_mb == 345.0
+    cells = [c for c in paper.operators.values() if c.op_type == "LSTM"]
+    assert {c.accelerator_ms for c in cells} == {0.0515}
+    assert paper.missing(baseline.dag) == ()
+    assert paper.notes
+
+
+@pytest.mark.parametrize("name", TABLE_6)
+def test_the_rows_of_table_6(paper: Profile, name: str) -> None:
+    """GPU latency and memory within five percent, CPU latency within thirteen; the baseline's within two."""
+    memory_mb, gpu_ms, cpu_ms = TABLE_6[name]
+    graph = load(build(name))
+    costs = paper.costs(graph.dag)
+    gpu = evaluate(graph.dag, costs, POLICIES["accelerator"](graph.dag, costs, 0.0))
+    cpu = evaluate(graph.dag, costs, POLICIES["cpu"](graph.dag, costs, 0.0))
+    assert gpu.latency_ms == pytest.approx(gpu_ms, rel=0.05)
+    assert gpu.memory_mb == pytest.approx(memory_mb, rel=0.05)
+    assert cpu.latency_ms == pytest.approx(cpu_ms, rel=0.02 if name == "lstm-baseline" else 0.13)
+    assert cpu.memory_mb == 0.0
+
+
+def test_the_papers_plan_beats_its_gpu(paper: Profile, baseline: Graph) -> None:
+    """Within 60 ms and with alpha 0.3, in latency and in memory, as section 6.3 finds."""
+    plan = partition(baseline, paper, "60ms", 0.3)
+    assert plan.meets_slo
+    assert plan.accelerator_only is not None
+    assert plan.predicted.latency_ms < min(60.0, plan.accelerator_only.latency_ms)
+    assert plan.predicted.memory_mb < plan.accelerator_only.memory_mb
+
+
+def test_the_latency_optimal_plan_is_at_least_the_papers(paper: Profile, baseline: Graph) -> None:
+    """Table 6 has 52.0 ms in 948.1 MB: our margins over accelerator-only are no smaller than the paper's."""
+    plan = partition(baseline, paper)
+    assert plan.accelerator_only is not None
+    assert plan.predicted.latency_ms / plan.accelerator_only.latency_ms <= 52.0 / 59.3
+    assert plan.predicted.memory_mb < plan.accelerator_only.memory_mb
+
+
+def test_memory_falls_as_alpha_grows(paper: Profile, baseline: Graph) -> None:
+    """Figure 10: from 0 to 1 in steps, less memory and more latency in the end."""
+    plans = [partition(baseline, paper, alpha=alpha) for alpha in (0.0, 0.3, 1.0)]
+    assert plans[0].predicted.latency_ms == min(p.predicted.latency_ms for p in plans)
+    assert plans[2].predicted.memory_mb < plans[0].predicted.memory_mb
+
+
+def test_equal_inputs_give_equal_plans(paper: Profile, baseline: Graph) -> None:
+    """Planning is deterministic."""
+    assert partition(baseline, paper, "60ms") == partition(baseline, paper, "60ms")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_plans_what_the_timeline_confirms(paper: Profile, baseline: Graph, policy: str) -> None:
+    """The figures of a plan are those of the one cost definition."""
+    plan = partition(baseline, paper, alpha=0.1, policy=policy)
+    timeline = evaluate(baseline.dag, paper.costs(baseline.dag), plan.schedule, plan.segments)
+    assert (plan.predicted.latency_ms, plan.predicted.memory_mb) == (timeline.latency_ms, timeline.memory_mb)
+    if policy == "cpu":
+        assert plan.on_accelerator == 0
+    if policy == "accelerator":
+        assert plan.on_cpu == 0

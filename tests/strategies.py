@@ -1,0 +1,62 @@
+"""Random graphs, costs and schedules. All times are whole numbers, so that sums and ties are exact."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from chrion.graph import Dag
+from chrion.profiler import CopyCost, Costs, OperatorMemory
+from chrion.scheduler import Schedule
+
+
+@st.composite
+def dags(draw: st.DrawFn, largest: int = 9) -> Dag:
+    """A random DAG whose indices are in no particular order; its edges carry 0 to 4 bytes."""
+    n = draw(st.integers(1, largest))
+    name = draw(st.permutations(range(n)))
+    pairs = [(i, j) for j in range(n) for i in range(j)]
+    chosen = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=2 * n)) if pairs else []
+    sizes = draw(st.lists(st.integers(0, 4), min_size=len(chosen), max_size=len(chosen)))
+    return Dag.from_edges(n, [(name[i], name[j]) for i, j in chosen], sizes)
+
+
+@st.composite
+def costs_for(draw: st.DrawFn, dag: Dag, *, accelerator: bool | None = None, dispatch: bool = True) -> Costs:
+    """Random costs with up to three cores; with or without an accelerator unless ``accelerator`` says so."""
+    n = len(dag)
+
+    def row(low: int, high: int) -> tuple[float, ...]:
+        return tuple(float(ms) for ms in draw(st.lists(st.integers(low, high), min_size=n, max_size=n)))
+
+    has = draw(st.booleans()) if accelerator is None else accelerator
+    cores = draw(st.integers(0 if has else 1, 3))
+    outputs, ephemeral, weights = row(0, 3), row(0, 2), row(0, 2)
+    return Costs(
+        accelerator_ms=row(0, 6) if has else None,
+        cpu_ms=tuple(row(0, 9) for _ in range(cores)),
+        memory=tuple(OperatorMemory(1.0, o, e, w) for o, e, w in zip(outputs, ephemeral, weights, strict=True)),
+        upload=CopyCost(draw(st.integers(0, 2)), draw(st.integers(0, 2))),
+        download=CopyCost(draw(st.integers(0, 2)), draw(st.integers(0, 2))),
+        handoff_ms=draw(st.integers(0, 3)),
+        dispatch_ms=draw(st.integers(0, 2)) if dispatch else 0.0,
+        base_memory_mb=draw(st.integers(0, 5)),
+    )
+
+
+@st.composite
+def topological_orders(draw: st.DrawFn, dag: Dag) -> tuple[int, ...]:
+    """Any topological order."""
+    order: list[int] = []
+    while len(order) < len(dag):
+        ready = [i for i in range(len(dag)) if i not in order and set(dag.predecessors[i]) <= set(order)]
+        order.append(draw(st.sampled_from(ready)))
+    return tuple(order)
+
+
+@st.composite
+def schedules(draw: st.DrawFn, dag: Dag, costs: Costs) -> Schedule:
+    """Any valid schedule."""
+    first = 0 if costs.accelerator_ms is not None else 1
+    cores = draw(st.integers(first, costs.cores))
+    lanes = tuple(draw(st.integers(first, cores)) for _ in range(len(dag)))
+    return Schedule(draw(topological_orders(dag)), lanes, cores)

@@ -1,0 +1,85 @@
+"""Cores this process may use."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from chrion import cores
+
+
+def test_cores_are_among_the_allowed_ones() -> None:
+    """One logical CPU of each physical core, in ascending order."""
+    found = cores.physical_cores()
+    assert found
+    assert set(found) <= os.sched_getaffinity(0)
+    assert list(found) == sorted(set(found))
+
+
+def test_affinity_is_respected() -> None:
+    """A thread that is limited to one CPU sees one core."""
+    one = min(os.sched_getaffinity(0))
+    seen: list[tuple[int, ...]] = []
+
+    def look() -> None:
+        with cores.pinned(one):
+            seen.append(cores.physical_cores())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert seen == [(one,)]
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({"cpu.max": "max 100000"}, 4),
+        ({"cpu.max": "200000 100000"}, 2),
+        ({"cpu.max": "150000 100000"}, 1),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 4),
+        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
+        ({}, 4),
+    ],
+)
+def test_the_control_groups_quota_is_respected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], limit: int
+) -> None:
+    """Both versions' files; half a core still counts as one."""
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(cores, "_CGROUP", tmp_path)
+    monkeypatch.setattr(cores, "_TOPOLOGY", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    assert len(cores.physical_cores()) == limit
+
+
+def test_siblings_share_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of CPUs 0 to 3, where 0 and 2, and 1 and 3 are siblings, 0 and 1 are taken."""
+    for cpu in range(4):
+        (tmp_path / f"cpu{cpu}" / "topology").mkdir(parents=True)
+        (tmp_path / f"cpu{cpu}" / "topology" / "thread_siblings_list").write_text(f"{cpu % 2},{cpu % 2 + 2}\n")
+    monkeypatch.setattr(cores, "_CGROUP", tmp_path)
+    monkeypatch.setattr(cores, "_TOPOLOGY", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    assert cores.physical_cores() == (0, 1)
+
+
+def test_pinning_is_undone() -> None:
+    """Also when the work fails."""
+    before = os.sched_getaffinity(0)
+    core = max(before)
+
+    def work() -> None:
+        with cores.pinned(core):
+            assert os.sched_getaffinity(0) == {core}
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        work()
+    assert os.sched_getaffinity(0) == before

@@ -1,0 +1,63 @@
+"""Times fitted to flops and bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chrion.profiler.estimate import Estimator, Work, fit
+from chrion.profiler.transfer import fit_copy
+
+COEFFICIENT = st.sampled_from([0.0, 0.01, 0.5, 2.0])
+
+
+@given(COEFFICIENT, COEFFICIENT, COEFFICIENT, st.integers(0, 99))
+def test_exact_data_give_their_coefficients_back(a: float, f: float, b: float, seed: int) -> None:
+    """Noise-free times are predicted exactly for operators never seen."""
+    if a + f + b == 0:
+        return
+    pick = np.random.default_rng(seed)
+    works = [Work("T", flops, size, a + f * flops + b * size) for flops, size in pick.uniform(1, 100, (8, 2))]
+    estimate = Estimator(works)
+    for flops, size in pick.uniform(1, 100, (5, 2)):
+        assert estimate.time_ms(Work("T", flops, size)) == pytest.approx(a + f * flops + b * size, rel=1e-3)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9), st.floats(1e-6, 1e3)), max_size=8))
+def test_no_coefficient_is_negative(rows: list[tuple[int, int, float]]) -> None:
+    """So that no estimate is, whatever was measured."""
+    coefficients = fit([Work("T", *row) for row in rows])
+    assert (coefficients >= 0).all()
+    assert np.isfinite(coefficients).all()
+
+
+def test_a_type_never_seen_borrows_from_all() -> None:
+    """And with nothing known at all, the estimate is zero."""
+    assert Estimator([Work("T", 10, 10, 3.0)]).time_ms(Work("U", 20, 10)) == pytest.approx(6.0)
+    assert Estimator([]).time_ms(Work("U", 20, 10)) == 0.0
+
+
+def test_types_are_kept_apart() -> None:
+    """Each type has a fit of its own."""
+    estimate = Estimator([Work("T", 10, 0, 1.0), Work("U", 10, 0, 5.0)])
+    assert estimate.time_ms(Work("T", 20, 0)) == pytest.approx(2.0)
+    assert estimate.time_ms(Work("U", 20, 0)) == pytest.approx(10.0)
+
+
+@given(st.floats(0, 1), st.floats(1e-9, 1e-5))
+def test_copies_fit_latency_and_bandwidth(latency: float, slope: float) -> None:
+    """Exact times give both back."""
+    sizes = [1 << 12, 1 << 16, 1 << 20, 1 << 25]
+    cost = fit_copy(sizes, [latency + slope * size for size in sizes])
+    for size in sizes:
+        assert cost.ms(size) == pytest.approx(latency + slope * size, rel=1e-3, abs=1e-9)
+
+
+def test_a_copy_is_never_free_of_sense() -> None:
+    """Times that shrink with size would need a negative slope, a steep start a negative latency: neither is given."""
+    for times in ([3.0, 2.0, 1.0], [0.001, 1.0, 9.0]):
+        cost = fit_copy([1000, 2000, 3000], times)
+        assert cost.latency_ms >= 0
+        assert cost.ms_per_byte >= 0

@@ -1,0 +1,157 @@
+"""Algorithm 2: device selection, against hand-worked cases and the literal text."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chrion.errors import ScheduleError
+from chrion.graph import Dag
+from chrion.profiler import CopyCost, Costs, OperatorMemory
+from chrion.scheduler.greedy import select_devices
+from chrion.scheduler.timeline import evaluate
+from strategies import costs_for, dags, topological_orders
+
+INFINITE = float("inf")
+
+
+def naive_selection(
+    dag: Dag, costs: Costs, order: tuple[int, ...], alpha: float
+) -> tuple[tuple[int, ...], int, float, float]:
+    """Algorithm 2, line by line: lanes, k*, L and M."""
+    best: tuple[float, tuple[int, ...], int, float, float] | None = None
+    for k in range(costs.cores + 1):
+        selected: dict[int, int] = {}
+        avail = [0.0] * (k + 1)
+        aft: dict[int, float] = {}
+        memory = 0.0
+        for i in order:
+            choices = []
+            for j in range(k + 1):
+                # Equation 2.
+                est = avail[j]
+                for m, size in zip(dag.predecessors[i], dag.edge_bytes[i], strict=True):
+                    copy = 0.0
+                    if j == 0 and selected[m] != 0:
+                        copy = costs.upload.latency_ms + size * costs.upload.ms_per_byte
+                    elif j != 0 and selected[m] == 0:
+                        copy = costs.download.latency_ms + size * costs.download.ms_per_byte
+                    est = max(est, aft[m] + copy)
+                # Equation 3.
+                if j:
+                    eft, needed = costs.cpu_ms[k - 1][i] + est, 0.0
+                else:
+                    eft = INFINITE if costs.accelerator_ms is None else costs.accelerator_ms[i] + est
+                    # Equation 4.
+                    row = costs.memory[i]
+                    needed = row.outputs_mb + row.ephemeral_mb + row.weights_mb
+                    needed += sum(costs.memory[m].outputs_mb for m in dag.predecessors[i] if selected[m] != 0)
+                choices.append((eft + alpha * needed, j, eft, needed))
+            _, lane, eft, needed = min(choices)
+            selected[i], avail[lane], aft[i] = lane, eft, eft
+            memory += needed
+        latency = max(aft.values(), default=0.0)
+        total = latency + alpha * memory
+        if total < INFINITE and (best is None or total < best[0]):
+            best = (total, tuple(selected[i] for i in range(len(dag))), k, latency, memory)
+    assert best is not None
+    return best[1:]
+
+
+@given(st.data())
+def test_the_selection_is_that_of_the_literal_algorithm(data: st.DataObject) -> None:
+    """Lanes, k*, L and M equal a transcription that compares every lane for every operator and every k'."""
+    dag = data.draw(dags())
+    costs = data.draw(costs_for(dag))
+    order = data.draw(topological_orders(dag))
+    alpha = float(data.draw(st.integers(0, 3)))
+    found = select_devices(dag, costs, order, alpha)
+    expected = naive_selection(dag, costs, order, alpha)
+    assert (found.schedule.lanes, found.schedule.cores, found.latency_ms, found.memory_mb) == expected
+    assert found.schedule.order == order
+
+
+@given(st.data())
+def test_the_selection_agrees_with_the_cost_definition(data: st.DataObject) -> None:
+    """Where handoff, dispatch and base memory are nothing, L and M are what the timeline makes of the schedule."""
+    dag = data.draw(dags())
+    drawn = data.draw(costs_for(dag))
+    costs = Costs(drawn.accelerator_ms, drawn.cpu_ms, drawn.memory, drawn.upload, drawn.download)
+    found = select_devices(dag, costs, data.draw(topological_orders(dag)), 1.0)
+    timeline = evaluate(dag, costs, found.schedule)
+    assert (found.latency_ms, found.memory_mb) == (timeline.latency_ms, timeline.memory_mb)
+    assert found.cost(2.0) == timeline.cost(2.0)
+
+
+@given(st.data())
+def test_operators_that_the_accelerator_lacks_stay_on_cores(data: st.DataObject) -> None:
+    """An infinite time keeps an operator off the accelerator, as in the literal algorithm."""
+    dag = data.draw(dags())
+    drawn = data.draw(costs_for(dag, accelerator=True))
+    barred = data.draw(st.sets(st.integers(0, len(dag) - 1), min_size=1))
+    times = tuple(INFINITE if i in barred else ms for i, ms in enumerate(drawn.accelerator_ms or ()))
+    costs = Costs(times, drawn.cpu_ms, drawn.memory, drawn.upload, drawn.download)
+    order = data.draw(topological_orders(dag))
+    if costs.cores == 0:
+        with pytest.raises(ScheduleError, match="neither an accelerator"):
+            select_devices(dag, costs, order, 0.0)
+        return
+    found = select_devices(dag, costs, order, 1.0)
+    assert all(found.schedule.lanes[i] for i in barred)
+    assert math.isfinite(found.latency_ms)
+    assert found.schedule.lanes == naive_selection(dag, costs, order, 1.0)[0]
+
+
+# A chain 0 -> 1 -> 2: 10 ms on the accelerator, 14 ms on one core; 4 MB an operator, 1 MB of it outputs.
+CHAIN = Dag.from_edges(3, [(0, 1), (1, 2)], [1, 1])
+CHAIN_COSTS = Costs(
+    (10.0,) * 3, ((14.0,) * 3,), (OperatorMemory(1.0, 1.0, 0.0, 3.0),) * 3, CopyCost(0.0, 3.0), CopyCost(0.0, 3.0)
+)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "lanes", "cores", "latency_ms", "memory_mb"),
+    [
+        (0.0, (0, 0, 0), 0, 30.0, 12.0),  # 10 < 14, and then 20 < 10 + 3 + 14
+        (1.0, (0, 0, 0), 0, 30.0, 12.0),  # 10 + 4 = 14 ties with 14: the accelerator has the lower index
+        (1.5, (1, 1, 1), 1, 42.0, 0.0),  # 10 + 6 > 14; then 14 + 3 + 10 + 1.5 * 5 > 28; total 42 < 30 + 18
+    ],
+)
+def test_a_chain_by_hand(alpha: float, lanes: tuple[int, ...], cores: int, latency_ms: float, memory_mb: float) -> None:
+    """A chain moves to the core as a whole once a megabyte is worth more than a millisecond."""
+    found = select_devices(CHAIN, CHAIN_COSTS, (0, 1, 2), alpha)
+    assert (found.schedule.lanes, found.schedule.cores) == (lanes, cores)
+    assert (found.latency_ms, found.memory_mb) == (latency_ms, memory_mb)
+
+
+def test_independent_operators_by_hand() -> None:
+    """Four operators of 2 ms there and 3 ms on cores: two lanes end after 6 ms, three after 4."""
+    dag = Dag.from_edges(4, [])
+    costs = Costs((2.0,) * 4, ((3.0,) * 4, (3.0,) * 4), (OperatorMemory(),) * 4)
+    found = select_devices(dag, costs, (0, 1, 2, 3), 0.0)
+    # 0: 2 < 3 on lane 0. 1: 4 > 3 on lane 1. 2: 4 > 3 on lane 2. 3: 4 on lane 0 < 6.
+    assert found.schedule.lanes == (0, 1, 2, 0)
+    assert (found.latency_ms, found.schedule.cores) == (4.0, 2)
+
+
+def test_contention_can_make_fewer_cores_better() -> None:
+    """Where two busy cores are three times as slow, one is kept."""
+    dag = Dag.from_edges(2, [])
+    costs = Costs(None, ((2.0, 2.0), (6.0, 6.0)), (OperatorMemory(),) * 2)
+    found = select_devices(dag, costs, (0, 1), 0.0)
+    assert (found.schedule.cores, found.latency_ms) == (1, 4.0)
+
+
+def test_a_tie_between_core_counts_takes_the_fewest() -> None:
+    """A chain gains nothing from a second core, so it is given one."""
+    costs = Costs(None, ((2.0,) * 3, (2.0,) * 3), (OperatorMemory(),) * 3)
+    assert select_devices(CHAIN, costs, (0, 1, 2), 0.0).schedule.cores == 1
+
+
+def test_neither_accelerator_nor_core() -> None:
+    """Costs without any device are refused."""
+    with pytest.raises(ScheduleError):
+        select_devices(CHAIN, Costs(None, (), (OperatorMemory(),) * 3), (0, 1, 2), 0.0)

@@ -1,0 +1,60 @@
+"""The list whose elements can be compared."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chrion.scheduler.places import Place, Places
+
+
+def positions(places: Places) -> list[int]:
+    """Items from the first to the last."""
+    found, place = [], places.first.after
+    while place.item != -1:
+        found.append(place.item)
+        place = place.after
+    return found
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 1000)), max_size=200))
+def test_places_stand_like_the_elements_of_a_list(steps: list[tuple[bool, int]]) -> None:
+    """After any insertions and removals the order is that of a plain list, and comparing two places tells it."""
+    places, plain, made = Places(), [], {}
+    for item, (remove, at) in enumerate(steps):
+        if remove and plain:
+            gone = plain.pop(at % len(plain))
+            places.remove(made.pop(gone))
+        else:
+            where = at % (len(plain) + 1)
+            made[item] = places.insert(item, made[plain[where - 1]] if where else places.first)
+            plain.insert(where, item)
+    assert positions(places) == plain
+    in_order = [made[item] for item in plain]
+    assert all(a < b and not b < a for a, b in itertools.pairwise(in_order))
+
+
+def test_inserting_at_one_spot_runs_out_of_tags_and_recovers() -> None:
+    """Twenty thousand insertions behind the same place leave strictly growing tags within the two ends."""
+    places = Places()
+    anchor = places.insert(0, places.first)
+    for item in range(1, 20_000):
+        places.insert(item, anchor)
+    assert positions(places) == [0, *range(19_999, 0, -1)]
+    tags, place = [], places.first
+    while place.after is not place:
+        tags.append(place.tag)
+        place = place.after
+    assert tags == sorted(set(tags))
+    assert tags[0] == 0
+
+
+def test_appending_keeps_order() -> None:
+    """Insertions each behind the last one grow towards the far end."""
+    places = Places()
+    last: Place = places.first
+    for item in range(5000):
+        last = places.insert(item, last)
+    assert positions(places) == list(range(5000))

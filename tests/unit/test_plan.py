@@ -1,0 +1,185 @@
+"""Plan files: round trips, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chrion import ChrionError, Plan
+from chrion.errors import PlanError
+from chrion.graph import Dag
+from chrion.graph.segments import cut
+from chrion.scheduler import Prediction, Schedule, evaluate
+from helpers import MACHINE
+from strategies import costs_for, dags, schedules
+
+NAN, INFINITE = float("nan"), float("inf")
+
+
+def plan_of(dag: Dag, schedule: Schedule, **fields: Any) -> Plan:
+    """A plan around a schedule."""
+    segments = cut(dag, schedule.order, schedule.lanes)
+    return Plan(
+        **{
+            "model": "model",
+            "digest": "0" * 32,
+            "shapes": {"x": (1, 2), "s": ()},
+            "policy": "chrion-paper",
+            "alpha": 0.25,
+            "slo_ms": 60.0,
+            "accelerator": None,
+            "machine": MACHINE,
+            "estimated": 1,
+            "schedule": schedule,
+            "operators": dag.names,
+            "segments": segments,
+            "segment_ms": tuple((0.5, 1.5) for _ in segments),
+            "predicted": Prediction(1.5, 2.5),
+            "busy_ms": (0.0, 1.0, 2.0),
+            "accelerator_only": Prediction(3.0, 4.0),
+            "cpu_only": None,
+            "remarks": ("a remark, with “quotes”",),
+            **fields,
+        }
+    )
+
+
+DAG = Dag.from_edges(4, [(0, 1), (1, 2), (0, 3)])
+PLAN = plan_of(DAG, Schedule((0, 1, 2, 3), (1, 1, 2, 1), 2))
+
+
+def test_a_plan_survives_its_file(tmp_path: Path) -> None:
+    """What is read equals what was written, field by field."""
+    PLAN.save(tmp_path / "p.json")
+    assert Plan.load(tmp_path / "p.json") == PLAN
+
+
+@given(data=st.data())
+def test_any_plan_survives_its_file(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Round trips of random schedules with their predicted figures."""
+    dag = data.draw(dags())
+    costs = data.draw(costs_for(dag))
+    schedule = data.draw(schedules(dag, costs))
+    timeline = evaluate(dag, costs, schedule)
+    busy = timeline.busy_ms
+    plan = plan_of(dag, schedule, predicted=Prediction(timeline.latency_ms, timeline.memory_mb), busy_ms=busy)
+    path = tmp_path_factory.mktemp("plans") / "p.json"
+    plan.save(str(path))
+    assert Plan.load(str(path)) == plan
+
+
+def test_counts_and_verdict() -> None:
+    """Operators on either side are counted by lane; an SLO is met up to the last microsecond."""
+    plan = plan_of(DAG, Schedule((0, 1, 2, 3), (0, 0, 1, 0), 1))
+    assert (plan.on_accelerator, plan.on_cpu) == (3, 1)
+    assert replace(plan, slo_ms=1.5).meets_slo
+    assert not replace(plan, slo_ms=1.4999).meets_slo
+    assert replace(plan, slo_ms=None).meets_slo
+
+
+@pytest.mark.parametrize("key", [*PLAN.to_json()])
+def test_a_missing_key_is_refused(tmp_path: Path, key: str) -> None:
+    """A plan file needs every key it is written with."""
+    content = PLAN.to_json()
+    del content[key]
+    assert_refused(tmp_path, json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("schema", "chrion.plan/0"),
+        ("schema", None),
+        ("cores", "2"),
+        ("cores", 2.5),
+        ("cores", -1),
+        ("cores", 1),
+        ("cores", INFINITE),
+        ("alpha", "much"),
+        ("alpha", NAN),
+        ("alpha", -1),
+        ("slo_ms", NAN),
+        ("slo_ms", "60ms"),
+        ("estimated", "some"),
+        ("estimated", INFINITE),
+        ("shapes", [1, 2]),
+        ("shapes", {"x": ["a"]}),
+        ("machine", {}),
+        ("machine", 7),
+        ("machine", None),
+        ("predicted", 7),
+        ("operators", 7),
+        ("operators", ["0", "1", "2"]),
+        ("order", [0, 1, 2]),
+        ("order", [0, 1, 2, 2]),
+        ("order", [0, 1, 2, 4]),
+        ("order", [0, 1, 2, 3.0]),
+        ("order", "0123"),
+        ("lanes", [1, 1, 2]),
+        ("lanes", [1, 1, 3, 1]),
+        ("lanes", [1, 1, -1, 1]),
+        ("lanes", [1, 1, "2", 1]),
+        ("lanes", [1, 1, True, 1]),
+        ("segments", [[0, 1], [2]]),
+        ("segments", [[0, 1], [2, 3]]),
+        ("segments", [[0, 1, 2, 3], []]),
+        ("segments", [0, 1, 2, 3]),
+        ("segment_ms", [[0.0, 1.0]]),
+        ("segment_ms", [[0.0, NAN]] * 3),
+        ("segment_ms", [[-1.0, 1.0]] * 3),
+        ("segment_ms", [[0.0, "1"]] * 3),
+        ("segment_ms", [[0.0]] * 3),
+        ("remarks", 7),
+    ],
+)
+def test_a_damaged_value_is_refused(tmp_path: Path, key: str, value: Any) -> None:
+    """Values of the wrong type, out of range, or that contradict each other."""
+    assert_refused(tmp_path, json.dumps(PLAN.to_json() | {key: value}))
+
+
+@pytest.mark.parametrize("value", [NAN, INFINITE, -0.5, "1", None, True, [1.0]])
+@pytest.mark.parametrize("key", ["latency_ms", "memory_mb"])
+def test_a_damaged_prediction_is_refused(tmp_path: Path, key: str, value: Any) -> None:
+    """Predicted figures are finite and not negative."""
+    content = PLAN.to_json()
+    content["predicted"][key] = value
+    assert_refused(tmp_path, json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda _: "",
+        lambda _: "[]",
+        lambda _: "null",
+        lambda _: "not json",
+        lambda text: b"\x80" + text.encode(),
+    ],
+)
+def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, damage: Callable[[str], str | bytes]) -> None:
+    """Cut short, empty, of another kind, not text."""
+    assert_refused(tmp_path, damage(json.dumps(PLAN.to_json())))
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+    """Both say what cannot be read."""
+    for path in (tmp_path / "none.json", tmp_path):
+        with pytest.raises(PlanError, match="cannot be read"):
+            Plan.load(path)
+
+
+def assert_refused(tmp_path: Path, content: str | bytes) -> None:
+    """The file is refused with an error that names it."""
+    path = tmp_path / "damaged.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(PlanError, match=r"damaged\.json") as caught:
+        Plan.load(path)
+    assert isinstance(caught.value, ChrionError)

@@ -1,0 +1,197 @@
+"""Profile files, and the matrices that a profile makes of a graph."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chrion.errors import ProfileError
+from chrion.graph import Dag
+from chrion.profiler import CopyCost, OperatorCost, Profile
+from helpers import MACHINE
+
+NAN, INFINITE = float("nan"), float("inf")
+PROFILE = Profile(
+    machine=MACHINE,
+    cores=2,
+    accelerator="SomeExecutionProvider",
+    operators={
+        "0": OperatorCost("Relu", (1.0, 1.5), 0.25, 1_000_000, 0.125, 8.0, 16),
+        "1": OperatorCost("LSTM", (2.0, 3.0), None),
+    },
+    upload=CopyCost(0.5, 1e-6),
+    download=CopyCost(0.25, 2e-6),
+    handoff_ms=0.01,
+    dispatch_ms=0.02,
+    base_memory_mb=345.0,
+    notes=("a note",),
+)
+DAG = Dag.from_edges(2, [(0, 1)], [4_000_000])
+
+
+def test_a_profile_survives_its_file(tmp_path: Path) -> None:
+    """What is read equals what was written."""
+    PROFILE.save(tmp_path / "p.json")
+    assert Profile.load(tmp_path / "p.json") == PROFILE
+    assert json.loads((tmp_path / "p.json").read_text())["fingerprint"] == MACHINE.fingerprint
+
+
+def test_a_profile_without_operators_survives_its_file(tmp_path: Path) -> None:
+    """An empty table is still JSON."""
+    empty = replace(PROFILE, operators={}, accelerator=None)
+    empty.save(tmp_path / "p.json")
+    assert Profile.load(tmp_path / "p.json") == empty
+
+
+TIMES = st.floats(0, 1e9)
+
+
+@given(
+    costs=st.dictionaries(
+        st.text(max_size=9),
+        st.builds(
+            OperatorCost,
+            st.text(max_size=5),
+            st.tuples(TIMES, TIMES),
+            st.none() | TIMES,
+            st.integers(0, 2**62),
+            TIMES,
+            TIMES,
+            st.integers(0, 2**62),
+        ),
+        max_size=4,
+    ),
+    handoff_ms=TIMES,
+)
+def test_any_profile_survives_its_file(
+    tmp_path_factory: pytest.TempPathFactory, costs: dict[str, OperatorCost], handoff_ms: float
+) -> None:
+    """Round trips whatever the signatures and figures are."""
+    profile = replace(PROFILE, operators=costs, handoff_ms=handoff_ms)
+    path = tmp_path_factory.mktemp("profiles") / "p.json"
+    profile.save(path)
+    assert Profile.load(path) == profile
+
+
+def test_costs_are_the_matrices() -> None:
+    """W, M, C and b of measured signatures, as they were measured."""
+    costs = PROFILE.costs(DAG)
+    assert costs.accelerator_ms == (0.25, INFINITE)
+    assert costs.cpu_ms == ((1.0, 2.0), (1.5, 3.0))
+    assert (costs.memory[0].inputs_mb, costs.memory[0].outputs_mb, costs.memory[0].ephemeral_mb) == (0.0, 4.0, 1.0)
+    assert (costs.memory[1].inputs_mb, costs.memory[1].outputs_mb) == (4.0, 0.0)
+    assert (costs.upload.ms(4_000_000), costs.download.ms(4_000_000)) == (4.5, 8.25)
+    assert (costs.handoff_ms, costs.dispatch_ms, costs.base_memory_mb, costs.cores) == (0.01, 0.02, 345.0, 2)
+    assert PROFILE.costs(DAG, 1).cpu_ms == ((1.0, 2.0),)
+    assert PROFILE.missing(DAG) == ()
+
+
+@pytest.mark.parametrize("cores", [-1, 3])
+def test_more_cores_than_measured_are_refused(cores: int) -> None:
+    """A profile knows only the cores it was measured on."""
+    with pytest.raises(ProfileError, match="cores"):
+        PROFILE.costs(DAG, cores)
+
+
+def test_a_profile_without_operators_has_no_costs() -> None:
+    """There is nothing to estimate from."""
+    with pytest.raises(ProfileError, match="no operator"):
+        replace(PROFILE, operators={}).costs(DAG)
+
+
+def test_missing_signatures_are_estimated_from_their_type() -> None:
+    """Relus of 1 and 2 ms for 100 and 200 bytes put one of 400 bytes at 4 ms; what never ran there stays off."""
+    known = {
+        "a": OperatorCost("Relu", (1.0, 2.0), 0.5, bytes=100),
+        "b": OperatorCost("Relu", (2.0, 4.0), 1.0, bytes=200),
+        "c": OperatorCost("LSTM", (50.0, 60.0), None, bytes=100),
+    }
+    dag = replace(
+        Dag.from_edges(2, []), op_types=("Relu", "LSTM"), input_bytes=(400, 100), signatures=("new relu", "new lstm")
+    )
+    profile = replace(PROFILE, operators=known)
+    costs = profile.costs(dag)
+    assert profile.missing(dag) == (0, 1)
+    assert costs.cpu_ms[0] == pytest.approx((4.0, 50.0))
+    assert costs.cpu_ms[1] == pytest.approx((8.0, 60.0))
+    assert costs.accelerator_ms is not None
+    assert costs.accelerator_ms[0] == pytest.approx(2.0)
+    assert math.isinf(costs.accelerator_ms[1])
+
+
+@pytest.mark.parametrize("key", [k for k in json.loads(PROFILE.to_json()) if k != "fingerprint"])
+def test_a_missing_key_is_refused(tmp_path: Path, key: str) -> None:
+    """A profile needs every key it is written with, but for the fingerprint, which follows from the machine."""
+    content = json.loads(PROFILE.to_json())
+    del content[key]
+    assert_refused(tmp_path, json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("schema", "chrion.plan/1"),
+        ("cores", 3),
+        ("cores", "two"),
+        ("cores", INFINITE),
+        ("machine", {"cpu": "x"}),
+        ("machine", []),
+        ("operators", []),
+        ("operators", {"0": 7}),
+        ("upload", 7),
+        ("upload", {"latency_ms": NAN, "ms_per_byte": 0.0}),
+        ("download", {"latency_ms": -1.0, "ms_per_byte": 0.0}),
+        ("download", {"latency_ms": 0.0}),
+        ("handoff_ms", NAN),
+        ("handoff_ms", -0.1),
+        ("handoff_ms", "fast"),
+        ("dispatch_ms", INFINITE),
+        ("base_memory_mb", -1),
+        ("notes", 7),
+    ],
+)
+def test_a_damaged_value_is_refused(tmp_path: Path, key: str, value: Any) -> None:
+    """Values of the wrong type, negative or not finite."""
+    assert_refused(tmp_path, json.dumps(json.loads(PROFILE.to_json()) | {key: value}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("cpu_ms", [1.0]),
+        ("cpu_ms", [1.0, NAN]),
+        ("cpu_ms", [1.0, -1.0]),
+        ("cpu_ms", [1.0, "x"]),
+        ("cpu_ms", None),
+        ("accelerator_ms", NAN),
+        ("accelerator_ms", -1),
+        ("accelerator_ms", "x"),
+        ("ephemeral_bytes", -5),
+        ("surplus", 1),
+    ],
+)
+def test_a_damaged_operator_is_refused(tmp_path: Path, key: str, value: Any) -> None:
+    """Times of operators are finite and not negative, one for each core."""
+    content = json.loads(PROFILE.to_json())
+    content["operators"]["0"][key] = value
+    assert_refused(tmp_path, json.dumps(content))
+
+
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
+    """Half a profile is none."""
+    text = PROFILE.to_json()
+    assert_refused(tmp_path, text[: len(text) // 2])
+
+
+def assert_refused(tmp_path: Path, content: str) -> None:
+    """The file is refused with an error that names it."""
+    (tmp_path / "damaged.json").write_text(content)
+    with pytest.raises(ProfileError, match=r"damaged\.json"):
+        Profile.load(tmp_path / "damaged.json")

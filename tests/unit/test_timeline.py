@@ -1,0 +1,177 @@
+"""The definition of latency and memory, against a simulation that walks through time step by step."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chrion.errors import ScheduleError
+from chrion.graph import Dag
+from chrion.graph.segments import cut
+from chrion.profiler import CopyCost, Costs, OperatorMemory, uniform_costs
+from chrion.scheduler import Schedule, evaluate, validate
+from strategies import costs_for, dags, schedules
+
+
+def simulate(
+    dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequence[int]]
+) -> tuple[dict[int, float], dict[int, float], list[float]]:
+    """Walk through whole milliseconds; whoever can start, starts. Returns starts, finishes, busy time by lane."""
+    lanes = range(schedule.cores + 1)
+    waiting = {lane: [s for s in segments if schedule.lanes[s[0]] == lane] for lane in lanes}
+    free, busy = [0.0 for _ in lanes], [0.0 for _ in lanes]
+    start: dict[int, float] = {}
+    finish: dict[int, float] = {}
+    seen: dict[int, float] = {}
+
+    def arrived(i: int, now: float) -> bool:
+        for m, size in zip(dag.predecessors[i], dag.edge_bytes[i], strict=True):
+            source, target = schedule.lanes[m], schedule.lanes[i]
+            if source == target:
+                continue
+            if m not in seen:
+                return False
+            if source and target:
+                wait = costs.handoff_ms
+            else:
+                copy = costs.upload if target == 0 else costs.download
+                wait = copy.latency_ms + size * copy.ms_per_byte
+            if seen[m] + wait > now:
+                return False
+        return True
+
+    for now in range(2000):
+        # Operators that take no time let others start within the same millisecond.
+        for _ in range(len(segments) + 1):
+            for lane in lanes:
+                if waiting[lane] and free[lane] <= now and all(arrived(i, now) for i in waiting[lane][0]):
+                    segment = waiting[lane].pop(0)
+                    clock = now + costs.dispatch_ms
+                    for i in segment:
+                        start[i] = clock
+                        times = costs.cpu_ms[schedule.cores - 1] if lane else costs.accelerator_ms or ()
+                        clock += times[i]
+                        finish[i] = clock
+                    seen.update(dict.fromkeys(segment, clock))
+                    free[lane] = clock
+                    busy[lane] += clock - now
+        if not any(waiting.values()):
+            return start, finish, busy
+    raise AssertionError("the schedule never ends")
+
+
+def in_runs(schedule: Schedule) -> list[list[int]]:
+    """Neighbours in the order that share a lane, as one segment each."""
+    return [list(run) for _, run in itertools.groupby(schedule.order, key=lambda i: schedule.lanes[i])]
+
+
+@given(st.data(), st.sampled_from(["one each", "cut", "runs"]))
+def test_the_timeline_is_the_simulated_one(data: st.DataObject, how: str) -> None:
+    """Starts, finishes, latency and busy times equal a simulation, with segments, handoffs, dispatch and copies."""
+    dag = data.draw(dags())
+    costs = data.draw(costs_for(dag))
+    schedule = data.draw(schedules(dag, costs))
+    segments = {
+        "one each": [(i,) for i in schedule.order],
+        "cut": cut(dag, schedule.order, schedule.lanes),
+        "runs": in_runs(schedule),
+    }[how]
+    timeline = evaluate(dag, costs, schedule, None if how == "one each" else segments)
+    start, finish, busy = simulate(dag, costs, schedule, segments)
+    assert timeline.start_ms == tuple(start[i] for i in range(len(dag)))
+    assert timeline.finish_ms == tuple(finish[i] for i in range(len(dag)))
+    assert timeline.busy_ms == tuple(busy)
+    exits = [i for i in range(len(dag)) if not any(i in before for before in dag.predecessors)]
+    assert timeline.latency_ms == max(finish[i] for i in exits)  # Equation 1
+
+
+@given(st.data())
+def test_memory_is_equation_4(data: st.DataObject) -> None:
+    """M sums outputs, ephemeral tensors and weights of accelerator operators, and what they take in from the CPU."""
+    dag = data.draw(dags())
+    costs = data.draw(costs_for(dag))
+    schedule = data.draw(schedules(dag, costs))
+    expected = 0.0
+    for i, s in enumerate(schedule.lanes):
+        if s == 0:
+            row = costs.memory[i]
+            expected += row.outputs_mb + row.ephemeral_mb + row.weights_mb
+            expected += sum(costs.memory[j].outputs_mb for j in dag.predecessors[i] if schedule.lanes[j] != 0)
+    if 0 in schedule.lanes:
+        expected += costs.base_memory_mb
+    timeline = evaluate(dag, costs, schedule)
+    assert timeline.memory_mb == expected
+    assert timeline.cost(3.0) == timeline.latency_ms + 3.0 * expected
+
+
+def test_two_lanes_by_hand() -> None:
+    """0 on a core (7 ms), a 2 + 4 * 3 ms upload, 1 on the accelerator (5 ms), a 1 + 2 ms download, 2 on the core."""
+    dag = Dag.from_edges(3, [(0, 1), (1, 2)], [4, 2])
+    costs = Costs(
+        (5.0,) * 3, ((7.0,) * 3,), (OperatorMemory(0.0, 1.0, 2.0, 4.0),) * 3, CopyCost(2.0, 3.0), CopyCost(1.0, 1.0)
+    )
+    timeline = evaluate(dag, costs, Schedule((0, 1, 2), (1, 0, 1), 1))
+    assert timeline.start_ms == (0.0, 21.0, 29.0)
+    assert timeline.finish_ms == (7.0, 26.0, 36.0)
+    assert timeline.busy_ms == (5.0, 14.0)
+    assert timeline.memory_mb == 8.0  # 1 + 2 + 4 of its own and 1 that it takes in
+
+
+def test_results_of_a_segment_are_seen_when_it_ends() -> None:
+    """An operator that waits for the first of a segment's two starts after the second, a handoff and a dispatch."""
+    dag = Dag.from_edges(3, [(0, 2)])
+    costs = uniform_costs(dag, cpu_ms=(10.0, 10.0), handoff_ms=2.0, dispatch_ms=1.0)
+    schedule = Schedule((0, 1, 2), (1, 1, 2), 2)
+    assert evaluate(dag, costs, schedule, [(0, 1), (2,)]).start_ms == (1.0, 11.0, 24.0)
+    assert evaluate(dag, costs, schedule, [(0,), (1,), (2,)]).start_ms == (1.0, 12.0, 14.0)
+
+
+def test_the_number_of_cores_decides_the_speed() -> None:
+    """With k* = 2, W[i, 2] counts on every core, also where one of them has nothing to do."""
+    dag = Dag.from_edges(1, [])
+    costs = uniform_costs(dag, cpu_ms=(10.0, 13.0))
+    assert evaluate(dag, costs, Schedule((0,), (1,), 1)).latency_ms == 10.0
+    assert evaluate(dag, costs, Schedule((0,), (1,), 2)).latency_ms == 13.0
+
+
+PAIR = Dag.from_edges(2, [(0, 1)])
+PAIR_COSTS = Costs((1.0, float("inf")), ((1.0, 1.0),), (OperatorMemory(),) * 2)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (Schedule((1, 0), (1, 1), 1), "comes before"),
+        (Schedule((0,), (1, 1), 1), "each of the 2 operators once"),
+        (Schedule((0, 0), (1, 1), 1), "each of the 2 operators once"),
+        (Schedule((0, 1), (1,), 1), "each of the 2 operators once"),
+        (Schedule((0, 1), (1, 2), 1), "on lane 2"),
+        (Schedule((0, 1), (1, -1), 1), "on lane -1"),
+        (Schedule((0, 1), (1, 1), 2), "2 cores asked for"),
+        (Schedule((0, 1), (1, 1), -1), "-1 cores asked for"),
+        (Schedule((0, 1), (1, 0), 1), "cannot run on the accelerator"),
+    ],
+)
+def test_broken_schedules_are_refused(schedule: Schedule, message: str) -> None:
+    """Constraints 6 to 10, and operators that a lane cannot run."""
+    with pytest.raises(ScheduleError, match=message):
+        validate(PAIR, PAIR_COSTS, schedule)
+    with pytest.raises(ScheduleError, match=message):
+        evaluate(PAIR, PAIR_COSTS, schedule)
+
+
+def test_no_accelerator_means_no_lane_0() -> None:
+    """Lane 0 is refused where there is no accelerator."""
+    with pytest.raises(ScheduleError, match="cannot run on the accelerator"):
+        evaluate(PAIR, PAIR_COSTS.without_accelerator(), Schedule((0, 1), (0, 1), 1))
+
+
+def test_an_empty_graph_takes_no_time() -> None:
+    """Nothing to do is done at once."""
+    dag = Dag.from_edges(0, [])
+    timeline = evaluate(dag, uniform_costs(dag), Schedule((), (), 0))
+    assert (timeline.latency_ms, timeline.memory_mb) == (0.0, 0.0)

@@ -1,0 +1,76 @@
+"""The counter that waiters spin on, then park at."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from chrion import waiting
+from chrion.waiting import Counter
+
+
+def test_what_has_come_needs_no_waiting() -> None:
+    """A count reached already returns at once."""
+    counter = Counter()
+    counter.advance(3)
+    counter.wait(3)
+    counter.wait(1)
+    assert counter.count == 3
+
+
+@pytest.mark.parametrize("turns", [0, 10**9])
+def test_a_waiter_wakes_whether_it_spins_or_parks(monkeypatch: pytest.MonkeyPatch, turns: int) -> None:
+    """With no turns to spin it parks at once, with many it never does; either way it sees the change."""
+    monkeypatch.setattr(waiting, "SPIN_TURNS", turns)
+    counter, through = Counter(), threading.Event()
+
+    def wait() -> None:
+        counter.wait(2)
+        through.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    counter.advance(1)
+    while turns == 0 and not counter._parked:
+        time.sleep(0.001)
+    assert bool(counter._parked) == (turns == 0)
+    assert not through.is_set()
+    counter.advance(2)
+    thread.join(20)
+    assert through.is_set()
+    assert not counter._parked
+
+
+def test_a_waiter_parks_after_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gives up the rest of its slice SPIN_TURNS times, and no more."""
+    relaxed: list[int] = []
+    monkeypatch.setattr(waiting, "relax", lambda: relaxed.append(1))
+    counter = Counter()
+    thread = threading.Thread(target=counter.wait, args=(1,))
+    thread.start()
+    while not counter._parked:
+        time.sleep(0.001)
+    counter.advance(1)
+    thread.join(20)
+    assert len(relaxed) == waiting.SPIN_TURNS
+
+
+def test_no_advance_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads hand a count to and fro, parking every time."""
+    monkeypatch.setattr(waiting, "SPIN_TURNS", 0)
+    ping, pong = Counter(), Counter()
+
+    def echo() -> None:
+        for turn in range(1, 301):
+            ping.wait(turn)
+            pong.advance(turn)
+
+    thread = threading.Thread(target=echo)
+    thread.start()
+    for turn in range(1, 301):
+        ping.advance(turn)
+        pong.wait(turn)
+    thread.join(20)
+    assert (ping.count, pong.count) == (300, 300)
