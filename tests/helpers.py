@@ -64,6 +64,7 @@ def forced_plan(
         model=graph.name,
         digest=graph.digest,
         shapes=graph.shapes,
+        chunk=None,
         policy="by hand",
         alpha=0.0,
         slo_ms=None,
@@ -74,10 +75,11 @@ def forced_plan(
         operators=graph.dag.names,
         segments=segments,
         segment_ms=tuple((float(at), float(at + 1)) for at in range(len(segments))),
-        predicted=Prediction(float(len(segments)), 0.0),
+        predicted=Prediction(float(len(segments)), 0.0, 0.0),
         busy_ms=(1.0,) * (max([1, *lanes]) + 1),
+        lower_bound_ms=0.0,
         accelerator_only=None,
-        cpu_only=Prediction(float(len(segments)), 0.0),
+        cpu_only=Prediction(float(len(segments)), 0.0, 0.0),
     )
 
 

@@ -178,6 +178,7 @@ def _measured(plan: Plan, model: Path) -> Lanes:
 
 
 def _summary(plan: Plan, path: Path) -> dict[str, Any]:
+    only = plan.accelerator_only
     return {
         "model": plan.model,
         "operators": len(plan.operators),
@@ -189,7 +190,7 @@ def _summary(plan: Plan, path: Path) -> dict[str, Any]:
         **asdict(plan.predicted),
         "on_accelerator": plan.on_accelerator,
         "on_cpu": plan.on_cpu,
-        "accelerator_only": asdict(plan.accelerator_only) if plan.accelerator_only else None,
+        "accelerator_only": {"latency_ms": only.latency_ms, "memory_mb": only.memory_mb} if only else None,
         "cpu_only": {"latency_ms": plan.cpu_only.latency_ms} if plan.cpu_only else None,
         "plan": str(path),
     }

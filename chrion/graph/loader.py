@@ -59,6 +59,7 @@ def load(source: str | Path | bytes | onnx.ModelProto, shapes: Mapping[str, tupl
     folder = WeightsFolder()
     model, session = _optimise(proto, path, folder.path)
     _name_nodes(model)
+    _part_initial_states(model)
     return assemble(
         name=path.stem if path else proto.graph.name or "model",
         model=model,
@@ -252,6 +253,22 @@ def _name_nodes(model: onnx.ModelProto) -> None:
             counters[stem] += 1
         taken[name] = 1
         node.name = name
+
+
+def _part_initial_states(model: onnx.ModelProto) -> None:
+    """Give every recurrent node constant initial states of its own.
+
+    Operators that begin with the same zeros share them, the more so once onnxruntime has merged equal constants. The
+    first steps of a layer would then be wired otherwise than the later ones, which take in a state each.
+    """
+    constants = {t.name: t for t in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type in {"LSTM", "GRU", "RNN"}:
+            for slot in range(5, min(7, len(node.input))):
+                if node.input[slot] in constants:
+                    own = model.graph.initializer.add()
+                    own.CopyFrom(constants[node.input[slot]])
+                    own.name = node.input[slot] = f"{node.name}/initial_{'hc'[slot - 5]}"
 
 
 def _node_types(model: onnx.ModelProto, folder: Path) -> dict[str, TensorInfo]:

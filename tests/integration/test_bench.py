@@ -10,7 +10,8 @@ import pytest
 
 from chrion import load
 from chrion.errors import OptionError
-from chrion.runtime.bench import hybrid_rival, largest_difference, made_up_feed, plain_rivals, race, read_feed
+from chrion.profiler.measure import made_up_feed
+from chrion.runtime.bench import hybrid_rival, largest_difference, plain_rivals, race, read_feed
 from helpers import BOOL, FLOAT, INT64, alternating, assert_equal, branches, forced_plan, make_model, node, plain, value
 
 Log = list[tuple[str, str]]

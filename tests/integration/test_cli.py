@@ -66,6 +66,7 @@ KEYS = {
     "meets_slo",
     "latency_ms",
     "memory_mb",
+    "resident_mb",
     "on_accelerator",
     "on_cpu",
     "accelerator_only",
@@ -117,7 +118,7 @@ def test_the_table_has_the_plain_ways_beside_the_plan(cli: Chrion, lstm: Path) -
     """Latency, memory and the verdict, for people."""
     code, out, _ = cli("partition", str(lstm), "--profile", PAPER, "--slo", "60ms")
     assert code == 0
-    assert all(text in out for text in ("accelerator only", "CPU only", "chrion-paper", "meets the SLO of 60.0 ms"))
+    assert all(text in out for text in ("accelerator only", "CPU only", "chrion", "meets the SLO of 60.0 ms"))
 
 
 def test_from_a_model_to_a_checked_run(cli: Chrion) -> None:

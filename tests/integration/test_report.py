@@ -109,8 +109,8 @@ def shown(thing: object) -> str:
 
 def test_the_plan_table_compares_with_the_accelerator(plan: Plan) -> None:
     """40 ms against 50 is 20 % less, 25 MB against 100 is 75 % less."""
-    object.__setattr__(plan, "predicted", Prediction(40.0, 25.0))
-    object.__setattr__(plan, "accelerator_only", Prediction(50.0, 100.0))
+    object.__setattr__(plan, "predicted", Prediction(40.0, 25.0, 25.0))
+    object.__setattr__(plan, "accelerator_only", Prediction(50.0, 100.0, 100.0))
     text = shown(plan_table(plan))
     assert "-20.0 %" in text
     assert "-75.0 %" in text

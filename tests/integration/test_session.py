@@ -610,7 +610,7 @@ def test_equal_segments_share_a_session() -> None:
     with session:
         count = int(session.explain().split(" sessions")[0].split(", ")[-1])
         assert len(opened) == len(plan.segments) >= 12
-        assert count == 7  # first, last and other steps of each layer, and the Concat at the end
+        assert count == 4  # Split with the first step, steps of each layer, and the Concat at the end
         x = np.random.default_rng(0).standard_normal((6, 1, 8)).astype(np.float32)
         assert_same_as_plain(session, build_recurrent(spec), {"X": x})
 

@@ -31,6 +31,7 @@ def plan_of(dag: Dag, schedule: Schedule, **fields: Any) -> Plan:
             "model": "model",
             "digest": "0" * 32,
             "shapes": {"x": (1, 2), "s": ()},
+            "chunk": None,
             "policy": "chrion-paper",
             "alpha": 0.25,
             "slo_ms": 60.0,
@@ -41,9 +42,10 @@ def plan_of(dag: Dag, schedule: Schedule, **fields: Any) -> Plan:
             "operators": dag.names,
             "segments": segments,
             "segment_ms": tuple((0.5, 1.5) for _ in segments),
-            "predicted": Prediction(1.5, 2.5),
+            "predicted": Prediction(1.5, 2.5, 2.5),
             "busy_ms": (0.0, 1.0, 2.0),
-            "accelerator_only": Prediction(3.0, 4.0),
+            "lower_bound_ms": 1.0,
+            "accelerator_only": Prediction(3.0, 4.0, 4.0),
             "cpu_only": None,
             "remarks": ("a remark, with “quotes”",),
             **fields,
@@ -69,7 +71,9 @@ def test_any_plan_survives_its_file(tmp_path_factory: pytest.TempPathFactory, da
     schedule = data.draw(schedules(dag, costs))
     timeline = evaluate(dag, costs, schedule)
     busy = timeline.busy_ms
-    plan = plan_of(dag, schedule, predicted=Prediction(timeline.latency_ms, timeline.memory_mb), busy_ms=busy)
+    plan = plan_of(
+        dag, schedule, predicted=Prediction(timeline.latency_ms, timeline.memory_mb, timeline.memory_mb), busy_ms=busy
+    )
     path = tmp_path_factory.mktemp("plans") / "p.json"
     plan.save(str(path))
     assert Plan.load(str(path)) == plan
