@@ -83,7 +83,7 @@ def profile(
         upload=upload,
         download=download,
         handoff_ms=handoff_ms,
-        dispatch_ms=measure_dispatch_ms(),
+        dispatch_ms=measure_dispatch_ms(lanes),
     )
 
 

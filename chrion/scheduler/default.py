@@ -20,11 +20,12 @@ from functools import partial
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs, OperatorMemory
 from chrion.scheduler.greedy import select_devices
-from chrion.scheduler.groups import Groups, group, tile_order
+from chrion.scheduler.groups import Groups, group, tile_order, unit_order
 from chrion.scheduler.heft import heft
 from chrion.scheduler.order import hybrid_order
 from chrion.scheduler.refine import merge_segments, refine
 from chrion.scheduler.solution import Problem, Solution
+from chrion.scheduler.timeline import Schedule
 
 #: Solutions that are refined, best first.
 _REFINED = 3
@@ -44,9 +45,10 @@ class Planner:
         self._problem = Problem(dag, costs)
         self._groups = group(dag, costs)
         self._order = hybrid_order(dag, costs)
-        # Steps of one layer on several CPU lanes would have its weights travel between the cores' caches: measured, a
-        # third of the time of a layer 128 wide. An accelerator's lane is another memory anyway.
-        self._layers_stay_whole = costs.accelerator_ms is None and self._groups.steps > 1
+        units = self._groups.units
+        #: Operators that are cut together wherever they are placed; None leaves the cut to the schedule. All steps of
+        #: a layer are alike, so cut step by step they share one session and its packed weights.
+        self._units = units if self._groups.steps > 1 else None
         self._fixed = list(self._independent_of_alpha())
 
     def __call__(self, alpha: float) -> Solution:
@@ -66,10 +68,11 @@ class Planner:
     def _refined(self, seed: Solution, alpha: float) -> Solution:
         problem = self._problem
         solution = refine(problem, seed, self._groups.members, alpha)
-        if len(problem.dag) <= _FINE and not self._layers_stay_whole:
-            solution = refine(problem, solution, [(i,) for i in range(len(problem.dag))], alpha)
+        if len(problem.dag) <= _FINE:
+            units = self._units or tuple((i,) for i in range(len(problem.dag)))
+            solution = refine(problem, solution, units, alpha)
         # Tiles are all alike, and share one session and its packed weights; merged with a neighbour they would not.
-        return solution if self._groups.steps > 1 else merge_segments(problem, solution, alpha)
+        return solution if self._units else merge_segments(problem, solution, alpha)
 
     def _independent_of_alpha(self) -> Iterator[Solution]:
         problem, groups = self._problem, self._groups
@@ -81,13 +84,25 @@ class Planner:
 
     def _dependent_on_alpha(self, alpha: float) -> Iterator[Solution]:
         dag, costs = self._problem.dag, self._problem.costs
-        if len(dag) < 2 or self._layers_stay_whole:
+        if len(dag) < 2:
             return
-        paper = select_devices(dag, costs, self._order, alpha).schedule
-        yield self._problem.solve(paper.order, paper.lanes, paper.cores, origin="greedy")
+        yield self._placed(select_devices(dag, costs, self._order, alpha).schedule, "greedy")
         for cores in self._core_counts():
-            schedule = heft(dag, costs, cores, alpha=alpha)
-            yield self._problem.solve(schedule.order, schedule.lanes, cores, origin="heft")
+            yield self._placed(heft(dag, costs, cores, alpha=alpha), "heft")
+
+    def _placed(self, schedule: Schedule, origin: str) -> Solution:
+        """A schedule of single operators; in a graph of many steps, each unit follows its first operator."""
+        problem = self._problem
+        if self._units is None:
+            return problem.solve(schedule.order, schedule.lanes, schedule.cores, origin=origin)
+        lanes, labels = list(schedule.lanes), [0] * len(problem.dag)
+        for label, unit in enumerate(self._units):
+            lead = max(unit, key=problem.costs.mean_ms)
+            for i in unit:
+                labels[i] = label
+                lanes[i] = schedule.lanes[lead] if problem.allowed(i, schedule.lanes[lead]) else lanes[i]
+        order = unit_order(problem.dag, self._units, schedule.order) or schedule.order
+        return problem.solve(order, lanes, schedule.cores, labels, f"{origin}, step by step")
 
     def _core_counts(self) -> list[int]:
         """Numbers of CPU lanes to try beside a single lane: all up to four, then about every half doubling, and k."""

@@ -8,6 +8,7 @@ segments, while the next lane can begin as soon as the first tile is done.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,6 +36,15 @@ class Groups:
     dag: Dag
     #: For each operator, how many operators reading the same weight come before it: its step.
     step: tuple[int, ...]
+
+    @property
+    def units(self) -> tuple[tuple[int, ...], ...]:
+        """Operators of one group and step: a layer's chunk with the small operators around it."""
+        found: dict[tuple[int, int], list[int]] = {}
+        for members in self.members:
+            for i in members:
+                found.setdefault((self.of[i], self.step[i]), []).append(i)
+        return tuple(tuple(unit) for unit in found.values())
 
     @property
     def steps(self) -> int:
@@ -94,6 +104,33 @@ def tile_order(
     several = [len({groups.step[i] for i in members}) > 1 for members in groups.members]
     labels = [tiles[i] if several[groups.of[i]] else -1 - groups.of[i] for i in range(len(dag))]
     return order, labels
+
+
+def unit_order(dag: Dag, units: Sequence[Sequence[int]], order: Sequence[int]) -> list[int] | None:
+    """The topological order nearest to ``order`` in which the operators of a unit follow each other.
+
+    Returns:
+        The order; None if units wait for each other both ways.
+    """
+    unit_of = {i: at for at, unit in enumerate(units) for i in unit}
+    position = {i: at for at, i in enumerate(order)}
+    after: list[set[int]] = [set() for _ in units]
+    for i in range(len(dag)):
+        for m in dag.predecessors[i]:
+            if unit_of[m] != unit_of[i]:
+                after[unit_of[m]].add(unit_of[i])
+    missing = Counter(u for targets in after for u in targets)
+    ready = [(min(position[i] for i in unit), at) for at, unit in enumerate(units) if not missing[at]]
+    heapq.heapify(ready)
+    found: list[int] = []
+    while ready:
+        _, at = heapq.heappop(ready)
+        found.extend(sorted(units[at], key=position.__getitem__))
+        for u in sorted(after[at]):
+            missing[u] -= 1
+            if not missing[u]:
+                heapq.heappush(ready, (min(position[i] for i in units[u]), u))
+    return found if len(found) == len(dag) else None
 
 
 def _binding_weight(dag: Dag, i: int) -> int | None:

@@ -14,7 +14,6 @@ from chrion.scheduler.search import Candidate, choose
 from chrion.scheduler.solution import Solution
 from chrion.zoo import build
 
-
 GRAPH = load(build("lstm", {"layers": 1, "seq": 1, "batch": 1, "io": 2}))
 
 
