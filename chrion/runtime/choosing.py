@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import onnxruntime as ort
@@ -17,15 +18,15 @@ from chrion.profiler.measure import made_up_feed
 from chrion.profiler.measure_graph import profile, usable_provider
 from chrion.profiler.profiles import Profile
 from chrion.runtime.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
-from chrion.runtime.guard import Contender, Memory, Trial, decide
+from chrion.runtime.guard import Contender, Decision, Memory, decide
 from chrion.runtime.values import as_ort_value
 from chrion.scheduler.plan import Plan
-from chrion.scheduler.planner import partition
+from chrion.scheduler.planner import alternatives
 from chrion.units import format_ms
 
 log = logging.getLogger(__name__)
 
-_HYBRID = "hybrid"
+_PLAIN = "plain"
 
 
 @dataclass(frozen=True)
@@ -75,66 +76,51 @@ class Chooser:
             InputError: The given plan does not fit, or what was asked for cannot be had.
         """
         wishes = self._wishes
-        if wishes.plan is not None:
-            return self._cut(graph, wishes.plan, guarded=False)
         try:
+            if wishes.plan is not None:
+                return self._cut(graph, wishes.plan)
             require_tensors(graph)
             return self._guarded(graph)
         except CannotCutError as reason:
             return wishes.plain(str(reason))
         except (ChrionError, RuntimeError) as error:
-            if isinstance(error, InputError) and not isinstance(error, ModelError):
+            asked = isinstance(error, InputError) and not isinstance(error, ModelError)
+            if wishes.plan is not None or asked:
                 raise
             log.warning("model %s runs plain: %s", graph.name, error)
             return wishes.plain(str(error))
 
-    def _cut(self, graph: Graph, plan: Plan, *, guarded: bool) -> Engine:
-        try:
-            return CutEngine(plan.apply(graph), plan, self._wishes.options, self._provider_options)
-        except CannotCutError as reason:
-            if guarded:
-                raise
-            return self._wishes.plain(str(reason))
+    def _cut(self, graph: Graph, plan: Plan) -> CutEngine:
+        return CutEngine(plan.apply(graph), plan, self._wishes.options, self._provider_options)
 
     def _guarded(self, graph: Graph) -> Engine:
         memory = Memory(this_machine().fingerprint, graph.digest, self._goal())
         plain = self._plain_makers()
-        winner = memory.recall([*plain, _HYBRID])
-        if winner in plain:
-            return self._plain_winner(plain[winner], winner, "which was faster when it was tried")
-        plan = self._plan(graph)
-        if winner == _HYBRID:
-            try:
-                return self._cut(graph, plan, guarded=True)
-            except CannotCutError:
-                winner = None
-        winner, trials = decide(self._contenders(graph, plan, plain), self._wishes.slo_ms)
-        memory.keep(winner, trials)
-        told = ", ".join(f"{t.name} {format_ms(t.median_ms)}" for t in trials if t.median_ms < float("inf"))
+        known = memory.recall()
+        if known is not None and known.plan is not None:
+            return self._cut(graph, known.plan)
+        if known is not None and known.winner in plain:
+            return plain[known.winner](f"{known.winner} was fastest when it was tried")
+        plans = {f"plan {at}": plan for at, plan in enumerate(self._plans(graph), start=1) if len(plan.segments) > 1}
+        winner, trials = decide(self._contenders(graph, plans, plain), self._wishes.slo_ms)
+        memory.keep(Decision(winner, plans.get(winner)))
+        told = ", ".join(f"{t.name}: {format_ms(t.median_ms)}" for t in trials if t.median_ms < float("inf"))
         log.info("model %s: %s wins (%s)", graph.name, winner, told)
-        if winner == _HYBRID:
-            return self._cut(graph, plan, guarded=False)
-        return self._plain_winner(plain[winner], winner, self._why(graph, plan, trials, told))
-
-    def _why(self, graph: Graph, plan: Plan, trials: Sequence[Trial], told: str) -> str:
-        """Why the plan was not taken."""
-        if all(t.median_ms == float("inf") for t in trials if t.name == _HYBRID):
-            try:
-                self._cut(graph, plan, guarded=True).close()
-            except CannotCutError as reason:
-                return str(reason)
-        return f"faster than the plan when tried ({told})"
+        if winner in plans:
+            return self._cut(graph, plans[winner])
+        why = f"{winner} was faster than a plan ({told})" if plans else "the plan runs the whole model as one segment"
+        return plain[winner](why)
 
     def _goal(self) -> tuple[object, ...]:
         wishes = self._wishes
         accelerator = wishes.accelerator[0] if wishes.accelerator else None
         return wishes.slo_ms, wishes.alpha, wishes.cores, accelerator, wishes.options is None
 
-    def _plan(self, graph: Graph) -> Plan:
+    def _plans(self, graph: Graph) -> list[Plan]:
         wishes = self._wishes
         if self._profile is None:
             self._profile = profile(graph, wishes.cores, self._usable_accelerator(graph))
-        return partition(graph, self._profile, wishes.slo_ms, wishes.alpha)
+        return alternatives(graph, self._profile, wishes.slo_ms, wishes.alpha)
 
     def _usable_accelerator(self, graph: Graph) -> str | None:
         if self._wishes.accelerator is None:
@@ -148,7 +134,7 @@ class Chooser:
     def _plain_makers(self) -> dict[str, Callable[[str], PlainEngine]]:
         """Plain sessions worth trying: as the caller made it, and on the CPU with other numbers of threads."""
         wishes = self._wishes
-        makers: dict[str, Callable[[str], PlainEngine]] = {"plain": wishes.plain}
+        makers: dict[str, Callable[[str], PlainEngine]] = {_PLAIN: wishes.plain}
         if wishes.options is None:
             cores = len(physical_cores())
             counts = [1] if cores < 8 else [1, cores // 2]
@@ -156,31 +142,28 @@ class Chooser:
         return makers
 
     def _contenders(
-        self, graph: Graph, plan: Plan, plain: Mapping[str, Callable[[str], PlainEngine]]
+        self, graph: Graph, plans: Mapping[str, Plan], plain: Mapping[str, Callable[[str], PlainEngine]]
     ) -> list[Contender]:
         feed = made_up_feed(graph)
-        held = plan.accelerator_only.resident_mb if plan.accelerator_only else 0.0
+        names = [o.name for o in graph.outputs]
+        values = {name: as_ort_value(name, array) for name, array in feed.items()}
+        reference = next((p.accelerator_only for p in plans.values() if p.accelerator_only), None)
 
         def open_plain(make: Callable[[str], PlainEngine]) -> tuple[Callable[[], object], Callable[[], None]]:
             session = make("").session
             return lambda: session.run(None, feed), lambda: None
 
-        def open_hybrid() -> tuple[Callable[[], object], Callable[[], None]]:
-            engine = self._cut(graph, plan, guarded=True)
-            assert isinstance(engine, CutEngine)  # noqa: S101 - guarded: it is cut or it raises
-            names = [o.name for o in graph.outputs]
-            values = {name: as_ort_value(name, array) for name, array in feed.items()}
+        def open_plan(plan: Plan) -> tuple[Callable[[], object], Callable[[], None]]:
+            engine = self._cut(graph, plan)
             return lambda: engine.run(values, names, {}, None), engine.close
 
-        found = [
-            Contender(name, lambda make=make: open_plain(make), held if name == "plain" else 0.0)  # type: ignore[misc]
-            for name, make in plain.items()
-        ]
-        return [*found, Contender(_HYBRID, open_hybrid, plan.predicted.resident_mb, plain=False)]
-
-    @staticmethod
-    def _plain_winner(make: Callable[[str], PlainEngine], name: str, reason: str) -> PlainEngine:
-        return make(f"{name}: {reason}")
+        contenders = []
+        for name, make in plain.items():
+            held = reference.resident_mb if reference and name == _PLAIN else 0.0
+            contenders.append(Contender(name, partial(open_plain, make), held))
+        for name, plan in plans.items():
+            contenders.append(Contender(name, partial(open_plan, plan), plan.predicted.resident_mb, plain=False))
+        return contenders
 
 
 def _with_threads(source: str | bytes, count: int) -> Callable[[str], PlainEngine]:

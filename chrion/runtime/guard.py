@@ -13,10 +13,11 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from chrion.errors import ChrionError
 from chrion.files import cache_folder, write_atomically
+from chrion.scheduler.plan import Plan
 
 #: How long a candidate is timed, after one run to warm up; and how often at least.
 _WINDOW_S = 0.12
@@ -71,6 +72,14 @@ def decide(contenders: Sequence[Contender], slo_ms: float | None) -> tuple[str, 
     return min(trials, key=weighted_ms).name, trials
 
 
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a session settled for: a plain contender by name, or a plan."""
+
+    winner: str
+    plan: Plan | None
+
+
 class Memory:
     """Decisions of earlier sessions, one small file each; one that cannot be read counts as not there."""
 
@@ -78,18 +87,18 @@ class Memory:
         name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
         self._path = cache_folder() / "choices" / f"{name}.json"
 
-    def recall(self, names: Sequence[str]) -> str | None:
-        """The winner, if there is one and it is still a contender."""
+    def recall(self) -> Decision | None:
+        """What was decided, if anything was."""
         try:
             content = json.loads(self._path.read_bytes())
-        except (OSError, ValueError):
+            plan = None if content["plan"] is None else Plan.from_json(content["plan"])
+            return Decision(str(content["winner"]), plan)
+        except (OSError, ValueError, KeyError, TypeError):  # PlanError is a ValueError
             return None
-        winner = content.get("winner") if isinstance(content, dict) else None
-        return winner if winner in names else None
 
-    def keep(self, winner: str, trials: Sequence[Trial]) -> None:
+    def keep(self, decision: Decision) -> None:
         """Remember a decision; a cache that cannot be written is left alone."""
-        content = {"winner": winner, "trials": [asdict(t) for t in trials]}
+        content = {"winner": decision.winner, "plan": decision.plan.to_json() if decision.plan else None}
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomically(self._path, json.dumps(content))

@@ -162,11 +162,19 @@ class Plan:
         Raises:
             PlanError: The file cannot be read, or is damaged.
         """
-        content = read_json(Path(path), SCHEMA, PlanError)
+        return cls.from_json(read_json(Path(path), SCHEMA, PlanError), str(path))
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any], where: str = "plan") -> Plan:
+        """Read what :meth:`to_json` gave.
+
+        Raises:
+            PlanError: Something is missing or wrong.
+        """
         try:
             return _from_json(content)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise PlanError(f"{path}: damaged plan: {type(error).__name__}: {error}") from error
+            raise PlanError(f"{where}: damaged plan: {type(error).__name__}: {error}") from error
 
 
 def _from_json(content: Mapping[str, Any]) -> Plan:

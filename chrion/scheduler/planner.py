@@ -20,7 +20,7 @@ from chrion.scheduler.timeline import Schedule, Timeline, lower_bound_ms
 from chrion.units import format_ms, parse_duration_ms
 
 #: Chunks whose beginnings look best are worth refining.
-_CHUNKS_REFINED = 2
+_CHUNKS_REFINED = 3
 
 
 def partition(  # noqa: PLR0913 - the knobs of the command of the same name
@@ -32,7 +32,7 @@ def partition(  # noqa: PLR0913 - the knobs of the command of the same name
     *,
     cores: int | None = None,
 ) -> Plan:
-    """Plan a graph on the machine of a profile.
+    """Plan a graph on the machine of a profile: the best of :func:`alternatives`.
 
     Args:
         graph: The graph.
@@ -52,6 +52,23 @@ def partition(  # noqa: PLR0913 - the knobs of the command of the same name
         ProfileError: The profile has not so many cores.
         ScheduleError: The policy needs what the profile does not have.
     """
+    return alternatives(graph, profile, slo, alpha, policy, cores=cores)[0]
+
+
+def alternatives(  # noqa: PLR0913 - as for partition
+    graph: Graph,
+    profile: Profile,
+    slo: str | float | None = None,
+    alpha: float | None = None,
+    policy: str = DEFAULT_POLICY,
+    *,
+    cores: int | None = None,
+) -> list[Plan]:
+    """Plans that are predicted to be about as good, the best first, to be compared by running them.
+
+    Arguments and errors are those of :func:`partition`. The default policy offers one plan for each of the chunks that
+    look best; the others offer one plan.
+    """
     slo_ms = None if slo is None else parse_duration_ms(slo, "slo")
     if alpha is not None and not 0 <= alpha < math.inf:
         raise OptionError(f"alpha: {alpha} is not a number of ms per MB, from 0 up")
@@ -64,10 +81,12 @@ def partition(  # noqa: PLR0913 - the knobs of the command of the same name
     scale = gpu.latency_ms / gpu.memory_mb if gpu and gpu.memory_mb else 1.0
     # Without an accelerator there is no memory to trade.
     chosen = choose(attempt, slo_ms, alpha, scale) if gpu else attempt(alpha or 0.0)
+    found = [chosen]
     if chunked:
         refined = chunked.improve(chosen.alpha)
-        chosen = refined if refined.meets(slo_ms) or not chosen.meets(slo_ms) else chosen
-    return _Draft(graph, profile, policy, slo_ms, alpha, cores).plan(chosen, gpu, cpu)
+        found = [c for c in refined if c.meets(slo_ms) or not chosen.meets(slo_ms)] or [chosen]
+    draft = _Draft(graph, profile, policy, slo_ms, alpha, cores)
+    return [draft.plan(candidate, gpu, cpu) for candidate in found]
 
 
 def _attempt(graph: Graph, solve: Solver) -> Callable[[float], Candidate]:
@@ -93,13 +112,13 @@ class _Chunked:
         """The best beginning of all variants."""
         return min(self._begin(alpha), key=lambda c: c.solution.cost(alpha))
 
-    def improve(self, alpha: float) -> Candidate:
-        """The best of the best variants' refinements."""
+    def improve(self, alpha: float) -> list[Candidate]:
+        """Refinements of the variants that begin best, the best first."""
         found = []
         for start in sorted(self._begin(alpha), key=lambda c: c.solution.cost(alpha))[:_CHUNKS_REFINED]:
             planner = self._variants[start.chunk][1]
             found.append(replace(start, solution=planner.improve(planner.begin(alpha), alpha)))
-        return min(found, key=lambda c: c.solution.cost(alpha))
+        return sorted(found, key=lambda c: c.solution.cost(alpha))
 
     def _begin(self, alpha: float) -> list[Candidate]:
         return [
