@@ -1,0 +1,234 @@
+"""HybridSession beside plain onnxruntime on this machine's CPU cores, over a set of models.
+
+Rivals are plain sessions with one thread, with as many as there are cores, with onnxruntime's own choice, and with its
+parallel executor; each has the machine to itself, in alternating turns, and medians are compared. HybridSession is used
+as a user would: nothing given but the model, so that its guard has its say (before the turns that are timed).
+
+``python scripts/bench_cpu.py -o docs/cpu.md`` takes about ten minutes on two cores and writes the table; ``--only``
+picks models by part of their name.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
+
+import chrion
+from chrion import Graph, HybridSession, Profile, zoo
+from chrion.profiler import this_machine
+from chrion.profiler.measure import made_up_feed
+from chrion.runtime.bench import Feed, Maker, Timing, plain_rivals, race
+
+HYBRID = "hybrid"
+MANY_CORES = (4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model of the set, and the ratio to the best plain session it should not exceed."""
+
+    name: str
+    build: Callable[[], onnx.ModelProto]
+    aim: float = 1.03
+
+
+def recurrent(cell: str, name: str, aim: float = 1.03, **parameters: int | bool) -> Case:
+    """A folded stack of 96 steps and 12 layers, batch 1, unless said otherwise."""
+    given = {"batch": 1, "chunk": 96, **parameters}
+    return Case(name, lambda: zoo.build(cell, given), aim)
+
+
+def light_models() -> Iterator[Case]:
+    """The nine architectures that come with the onnx package."""
+    folder = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+    for path in sorted(folder.glob("light_*.onnx")):
+        yield Case(path.stem.removeprefix("light_"), lambda path=path: onnx.load(path))  # type: ignore[misc]
+
+
+def transformer_block(width: int = 256, heads: int = 4, tokens: int = 64) -> onnx.ModelProto:
+    """One encoder block: attention with separate projections, then two dense layers, both with residuals."""
+    rng = np.random.default_rng(0)
+    nodes: list[onnx.NodeProto] = []
+    weights: list[onnx.TensorProto] = []
+
+    def weight(name: str, value: np.ndarray[Any, Any]) -> str:
+        weights.append(numpy_helper.from_array(value, name))
+        return name
+
+    def node(op_type: str, inputs: list[str], output: str, **attributes: Any) -> str:
+        nodes.append(helper.make_node(op_type, inputs, [output], name=output, **attributes))
+        return output
+
+    def dense(source: str, name: str, rows: int, columns: int) -> str:
+        matrix = (rng.standard_normal((rows, columns)) / rows**0.5).astype(np.float32)
+        return node("MatMul", [source, weight(f"{name}.w", matrix)], name)
+
+    split = weight("heads", np.array([tokens, heads, width // heads], np.int64))
+    parts = {}
+    for part in "qkv":
+        shaped = node("Reshape", [dense("x", part, width, width), split], f"{part}.heads")
+        parts[part] = node("Transpose", [shaped], f"{part}.t", perm=[1, 2, 0] if part == "k" else [1, 0, 2])
+    scores = node("MatMul", [parts["q"], parts["k"]], "scores")
+    mixed = node("MatMul", [node("Softmax", [scores], "weights", axis=-1), parts["v"]], "mixed")
+    flat = weight("flat", np.array([tokens, width], np.int64))
+    joined = node("Reshape", [node("Transpose", [mixed], "mixed.t", perm=[1, 0, 2]), flat], "joined")
+    attended = node("Add", [dense(joined, "out", width, width), "x"], "attended")
+    hidden = node("Relu", [dense(attended, "up", width, 4 * width)], "hidden")
+    node("Add", [dense(hidden, "down", 4 * width, width), attended], "y")
+    return _model(nodes, weights, [tokens, width])
+
+
+def small_chain(length: int = 40) -> onnx.ModelProto:
+    """Operators of about a microsecond, one after another: nothing to gain, much to lose."""
+    names = ["x", *(f"v{i}" for i in range(length - 1)), "y"]
+    kinds = ("Relu", "Neg", "Abs", "Sigmoid")
+    nodes = [helper.make_node(kinds[i % 4], [names[i]], [names[i + 1]], name=f"n{i}") for i in range(length)]
+    return _model(nodes, [], [1, 64])
+
+
+def single_operator() -> onnx.ModelProto:
+    """One matrix product."""
+    weight = numpy_helper.from_array(np.ones((512, 512), np.float32), "w")
+    return _model([helper.make_node("MatMul", ["x", "w"], ["y"], name="product")], [weight], [64, 512])
+
+
+def _model(nodes: list[onnx.NodeProto], weights: list[onnx.TensorProto], shape: list[int]) -> onnx.ModelProto:
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "model", values[:1], values[1:], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+CASES = [
+    recurrent("lstm", "LSTM 64", 0.82, io=64),
+    recurrent("lstm", "LSTM 128", 0.82, io=128),
+    recurrent("lstm", "LSTM 192", 0.92, io=192),
+    recurrent("lstm", "LSTM 256", 1.03, io=256),
+    recurrent("lstm", "LSTM 512", 1.03, io=512),
+    recurrent("gru", "GRU 128", 0.72, io=128),
+    recurrent("gru", "GRU 192", 0.82, io=192),
+    recurrent("lstm", "LSTM 64, batch 8, unfolded", 0.60, io=64, batch=8, chunk=1),
+    recurrent("lstm", "LSTM 128, 6 layers, both ways", 0.80, io=128, layers=6, bidirectional=True),
+    recurrent("lstm", "LSTM 64, batch 8", io=64, batch=8),
+    recurrent("lstm", "LSTM 128, batch 8", io=128, batch=8),
+    recurrent("gru", "GRU 128, batch 8", io=128, batch=8),
+    *light_models(),
+    Case("transformer block", transformer_block),
+    Case("chain of small operators", small_chain),
+    Case("single operator", single_operator),
+]
+
+
+def hybrid(source: bytes, feed: Feed) -> Maker:
+    """HybridSession on its own."""
+
+    def make() -> tuple[Callable[[], object], Callable[[], None]]:
+        session = HybridSession(source)
+        return lambda: session.run(None, feed), session.close
+
+    return make
+
+
+def parallel(source: bytes, feed: Feed) -> Maker:
+    """Onnxruntime's parallel executor."""
+
+    def make() -> tuple[Callable[[], object], Callable[[], None]]:
+        options = ort.SessionOptions()
+        options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
+        options.log_severity_level = 3
+        session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        return lambda: session.run(None, feed), lambda: None
+
+    return make
+
+
+def predicted_ms(graph: Graph, profile: Profile, cores: int) -> float:
+    """What the planner predicts for more cores, if they contend no more than those measured."""
+    more = {s: replace(o, cpu_ms=(o.cpu_ms + (o.cpu_ms[-1],) * cores)[:cores]) for s, o in profile.operators.items()}
+    wide = replace(profile, cores=cores, operators=more, _estimators={})
+    return chrion.partition(graph, wide).predicted.latency_ms
+
+
+def measure(case: Case, cycles: int) -> list[str]:
+    """One line of the table."""
+    model = case.build()
+    source = model.SerializeToString()
+    graph = chrion.load(source)
+    feed = made_up_feed(graph)
+    with HybridSession(source) as session:
+        plan, choice = session.plan, "plan" if session.plan else "plain"
+    rivals = {
+        HYBRID: hybrid(source, feed),
+        **plain_rivals(source, feed, "plain"),
+        "ORT_PARALLEL": parallel(source, feed),
+    }
+    timings = {t.name: t for t in race(rivals, cycles=cycles, turn_s=0.35)}
+    own = timings.pop(HYBRID)
+    best: Timing = min(timings.values(), key=lambda t: t.median_ms)
+    ratio = own.median_ms / best.median_ms
+    row = [case.name, f"{best.median_ms:.3g}", best.name.removeprefix("plain, "), f"{own.median_ms:.3g}"]
+    row += [f"**{ratio:.2f}**" if ratio <= 0.97 else f"{ratio:.2f}", f"{case.aim:.2f}", choice]
+    row += (
+        [f"{plan.predicted.latency_ms:.3g}", f"{plan.predicted.latency_ms / own.median_ms - 1:+.0%}"]
+        if plan
+        else ["", ""]
+    )
+    measured = chrion.profile(graph)
+    many = [predicted_ms(graph, measured, cores) for cores in MANY_CORES] if plan else []
+    return row + ([f"{ms / best.median_ms:.2f}" for ms in many] or [""] * len(MANY_CORES))
+
+
+HEAD = ["model", "best plain, ms", "which", "hybrid, ms", "ratio", "aim", "chosen", "predicted, ms", "error"]
+HEAD += [f"{cores} cores (predicted)" for cores in MANY_CORES]
+
+TEXT = """# On CPU cores
+
+Written by `scripts/bench_cpu.py` on {machine} (shared, noisy: only ratios mean anything), onnxruntime {version}.
+
+HybridSession with nothing given but the model, beside the best of four plain sessions (1 thread, all threads, default,
+ORT_PARALLEL), each with the machine to itself in alternating turns; medians. Recurrent models: 12 layers, 96 steps,
+batch 1, folded, unless said otherwise. *chosen* is what the guard settled for. The last columns are what the planner
+predicts on more cores, over the same best plain time of this machine: predictions, not measurements, and they assume
+that further cores contend no more than the two measured.
+
+{table}
+
+Prediction of those that run by a plan: median error {median:.0%}, 90th percentile {p90:.0%}.
+"""
+
+
+def main() -> None:
+    """Run the set, print each line as it comes, write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--cycles", type=int, default=4)
+    arguments = parser.parse_args()
+    rows = [HEAD, ["---"] * len(HEAD)]
+    print(" | ".join(HEAD))
+    for case in CASES:
+        if arguments.only.lower() in case.name.lower():
+            rows.append(measure(case, arguments.cycles))
+            print(" | ".join(rows[-1]), flush=True)
+    errors = [abs(float(row[8].rstrip("%"))) / 100 for row in rows[2:] if row[8]] or [0.0]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    page = TEXT.format(
+        machine=this_machine(),
+        version=ort.get_version_string(),
+        table=table,
+        median=float(np.median(errors)),
+        p90=float(np.quantile(errors, 0.9)),
+    )
+    if arguments.output:
+        arguments.output.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

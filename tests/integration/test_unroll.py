@@ -1,0 +1,145 @@
+"""Recurrent operators cut into chunks compute what they did whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+import chrion
+from chrion.graph.recurrent import chunk_choices, unroll, unrollable
+from chrion.zoo import build
+from helpers import FLOAT, make_model, node, value
+
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+SEQ, BATCH, WIDTH, HIDDEN = 12, 2, 5, 4
+RNG = np.random.default_rng(0)
+
+
+def operator(
+    cell: str, direction: str, *, states: str = "none", peepholes: bool = False, **attributes: Any
+) -> onnx.ModelProto:
+    """One recurrent operator with all of its outputs."""
+    both = 2 if direction == "bidirectional" else 1
+    gates, count = GATES[cell], 2 if cell == "LSTM" else 1
+    weights = {
+        "w": RNG.standard_normal((both, gates * HIDDEN, WIDTH)).astype(np.float32),
+        "r": RNG.standard_normal((both, gates * HIDDEN, HIDDEN)).astype(np.float32),
+        "b": RNG.standard_normal((both, 2 * gates * HIDDEN)).astype(np.float32),
+    }
+    inputs = [value("x", FLOAT, [SEQ, BATCH, WIDTH])]
+    names = ["x", "w", "r", "b", ""]
+    for state in ("h", "c")[:count] if states != "none" else ():
+        names.append(f"{state}0")
+        if states == "constant":
+            weights[f"{state}0"] = RNG.standard_normal((both, BATCH, HIDDEN)).astype(np.float32)
+        else:
+            inputs.append(value(f"{state}0", FLOAT, [both, BATCH, HIDDEN]))
+    if peepholes:
+        names += [""] * (7 - len(names)) + ["p"]
+        weights["p"] = RNG.standard_normal((both, 3 * HIDDEN)).astype(np.float32)
+    outputs = ["y", "yh", "yc"][: 1 + count]
+    shapes = [[SEQ, both, BATCH, HIDDEN], [both, BATCH, HIDDEN], [both, BATCH, HIDDEN]]
+    made = node(cell, names, outputs, name="cell", hidden_size=HIDDEN, direction=direction, **attributes)
+    results = [value(name, FLOAT, shape) for name, shape in zip(outputs, shapes, strict=False)]
+    return make_model([made], inputs, results, weights)
+
+
+def run(model: onnx.ModelProto, feed: dict[str, Any], folder: str = "") -> list[Any]:
+    """Outputs by plain onnxruntime."""
+    options = ort.SessionOptions()
+    if folder:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+    return list(ort.InferenceSession(model.SerializeToString(), options).run(None, feed))
+
+
+def check(model: onnx.ModelProto, chunk: int) -> None:
+    """Whole and cut give the same."""
+    graph = chrion.load(model)
+    shapes = {i.name: i.shape for i in graph.inputs}
+    feed = {name: RNG.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    cut = unroll(graph, chunk)
+    cells = [t for t in cut.dag.op_types if t in GATES]
+    assert len(cells) >= -(-SEQ // chunk)
+    for ours, theirs in zip(run(cut.model, feed, str(cut.weights_folder)), run(model, feed), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("chunk", [12, 5, 4, 1])
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("cell", GATES)
+def test_every_cell_direction_and_chunk(cell: str, direction: str, chunk: int) -> None:
+    """Chunks that do not divide the sequence included."""
+    check(operator(cell, direction), chunk)
+
+
+@pytest.mark.parametrize("states", ["constant", "input"])
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("cell", GATES)
+def test_initial_states(cell: str, direction: str, states: str) -> None:
+    """Given as weights or by the request."""
+    check(operator(cell, direction, states=states), 5)
+
+
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_peepholes_clip_and_other_options(direction: str) -> None:
+    """Each direction keeps its own."""
+    check(operator("LSTM", direction, peepholes=True, clip=0.3), 4)
+    check(operator("LSTM", direction, peepholes=True, states="constant"), 4)
+    check(operator("GRU", direction, linear_before_reset=1), 4)
+    names = {"forward": ["Tanh"], "bidirectional": ["Tanh", "Relu"]}[direction]
+    check(operator("RNN", direction, activations=names), 4)
+
+
+def test_sequence_lengths_and_weights_that_are_not_constant_stay_whole() -> None:
+    """They cannot be cut along time, or would have to be copied."""
+    whole = operator("LSTM", "forward")
+    whole.graph.node[0].input[4] = "lengths"
+    whole.graph.input.append(value("lengths", onnx.TensorProto.INT32, [BATCH]))
+    graph = chrion.load(whole)
+    assert unrollable(graph) == ()
+    assert unroll(graph, 4) is graph
+    fed = operator("GRU", "forward")
+    kept = [t for t in fed.graph.initializer if t.name != "r"]
+    del fed.graph.initializer[:]
+    fed.graph.initializer.extend(kept)
+    fed.graph.input.append(value("r", FLOAT, [1, 3 * HIDDEN, HIDDEN]))
+    assert unrollable(chrion.load(fed)) == ()
+
+
+def test_layers_follow_each_other_chunk_by_chunk() -> None:
+    """In a stack the second layer's first chunk does not wait for the first layer's last."""
+    graph = unroll(chrion.load(build("lstm", {"layers": 3, "seq": 12, "batch": 1, "io": 8, "chunk": 12})), 4)
+    dag = graph.dag
+    cells = [i for i, t in enumerate(dag.op_types) if t == "LSTM"]
+    assert len(cells) == 9
+    before: set[int] = set()
+    todo = [next(i for i in cells if "l1" in dag.names[i] and dag.names[i].endswith("f0"))]
+    while todo:
+        i = todo.pop()
+        before.add(i)
+        todo.extend(dag.predecessors[i])
+    assert len([i for i in before if dag.op_types[i] == "LSTM"]) == 2
+
+
+def test_chunk_choices_are_few_and_below_the_length() -> None:
+    """Fractions of the sequence; the whole of it only where that parts two directions."""
+    one = chrion.load(build("lstm", {"layers": 1, "seq": 96, "batch": 1, "io": 8, "chunk": 96}))
+    assert chunk_choices(one) == (48, 32, 24, 16, 12, 8)
+    assert chunk_choices(chrion.load(build("lstm", {"layers": 1, "seq": 4, "batch": 1, "io": 8}))) == ()
+    assert chunk_choices(chrion.load(operator("LSTM", "bidirectional"))) == (12, 6, 4, 3, 2, 1)
+
+
+@pytest.mark.parametrize(("cell", "both"), [("lstm", False), ("gru", False), ("lstm", True)])
+def test_a_plan_with_chunks_runs_as_plain_onnxruntime(cell: str, *, both: bool) -> None:
+    """From the folded model, by the default policy, through its file."""
+    parameters = {"layers": 4, "seq": 24, "batch": 1, "io": 32, "chunk": 24, "bidirectional": both}
+    model = build(cell, parameters)
+    graph = chrion.load(model)
+    plan = chrion.partition(graph, chrion.profile(graph))
+    x = RNG.standard_normal((24, 1, 32)).astype(np.float32)
+    with chrion.HybridSession(graph, plan=plan) as session:
+        np.testing.assert_allclose(session.run(None, {"X": x})[0], run(model, {"X": x})[0], rtol=1e-5, atol=1e-6)

@@ -1,0 +1,66 @@
+"""How far from the optimum the default policy is, on graphs small enough to solve exactly."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+
+from chrion.graph import Dag
+from chrion.profiler import CopyCost, Costs, OperatorMemory
+from chrion.scheduler import POLICIES, evaluate
+from chrion.scheduler.exact import solve
+
+CASES = 200
+
+
+def case(seed: int) -> tuple[Dag, Costs]:
+    """A random DAG of 3 to 12 operators on an accelerator and two cores, costs of all proportions."""
+    rng = random.Random(seed)
+    n = rng.randint(3, 12)
+    density = rng.uniform(0.1, 0.5)
+    edges = [(a, b) for b in range(n) for a in range(b) if rng.random() < density]
+    dag = Dag.from_edges(n, edges, [rng.randrange(1_000, 2_000_000) for _ in edges])
+    cpu = [rng.uniform(0.05, 2.0) for _ in range(n)]
+    return dag, Costs(
+        accelerator_ms=tuple(ms * rng.choice([0.1, 0.3, 1.0, 2.0]) for ms in cpu),
+        cpu_ms=tuple(tuple(ms * (1 + 0.1 * j) for ms in cpu) for j in range(2)),
+        memory=(OperatorMemory(),) * n,
+        upload=CopyCost(0.01, 1e-7 * rng.choice([0.5, 1, 5])),
+        download=CopyCost(0.01, 1e-7),
+        handoff_ms=rng.choice([0.002, 0.02, 0.1]),
+    )
+
+
+@pytest.fixture(scope="module")
+def ratios() -> dict[str, list[float]]:
+    """Latency of each policy over the optimum."""
+    found: dict[str, list[float]] = {name: [] for name in ("chrion", "chrion-paper", "heft")}
+    for seed in range(CASES):
+        dag, costs = case(seed)
+        best = min(evaluate(dag, costs, solve(dag, costs, cores).schedule).latency_ms for cores in range(3))
+        for name, values in found.items():
+            values.append(POLICIES[name](dag, costs)(0.0).timeline.latency_ms / best)
+    return found
+
+
+def test_the_optimum_is_a_lower_bound(ratios: dict[str, list[float]]) -> None:
+    """No policy beats it, to within the solver's rounding of times."""
+    assert min(min(values) for values in ratios.values()) > 1 - 1e-3
+
+
+def test_the_default_policy_is_near_the_optimum(
+    ratios: dict[str, list[float]], record_property: pytest.FixtureRequest
+) -> None:
+    """Within 5 % on average and never beyond 30 %; the paper's policy and HEFT are reported beside it."""
+    for name, values in ratios.items():
+        record_property(name, f"mean {statistics.mean(values):.4f}, worst {max(values):.3f}")  # type: ignore[operator]
+    assert statistics.mean(ratios["chrion"]) <= 1.05
+    assert max(ratios["chrion"]) <= 1.30
+
+
+def test_the_default_policy_beats_those_it_is_made_of(ratios: dict[str, list[float]]) -> None:
+    """It begins with the paper's selection and with HEFT, and only ever improves on them."""
+    for name in ("chrion-paper", "heft"):
+        assert all(own <= other + 1e-9 for own, other in zip(ratios["chrion"], ratios[name], strict=True))

@@ -1,0 +1,50 @@
+"""The exact policy against exhaustive search."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chrion.errors import OptionError
+from chrion.graph import Dag
+from chrion.profiler import uniform_costs
+from chrion.scheduler import Schedule, evaluate
+from chrion.scheduler.exact import exact, solve
+from strategies import costs_for, dags
+
+
+@settings(deadline=None, max_examples=25)
+@given(data=st.data())
+def test_no_order_and_placement_is_faster(data: st.DataObject) -> None:
+    """Every topological order and every placement of up to four operators is tried."""
+    dag = data.draw(dags(largest=4))
+    costs = data.draw(costs_for(dag).filter(lambda c: c.cores > 0))
+    cores = min(costs.cores, 2)
+    lanes = range(0 if costs.accelerator_ms is not None else 1, cores + 1)
+    orders = [
+        order
+        for order in itertools.permutations(range(len(dag)))
+        if all(order.index(m) < order.index(i) for i in range(len(dag)) for m in dag.predecessors[i])
+    ]
+    least = min(
+        evaluate(dag, costs, Schedule(order, placed, cores)).latency_ms
+        for order in orders
+        for placed in itertools.product(lanes, repeat=len(dag))
+    )
+    found = solve(dag, costs, cores)
+    assert found.proven
+    assert evaluate(dag, costs, found.schedule).latency_ms == pytest.approx(least, rel=1e-3, abs=1e-6)
+    assert found.lower_bound_ms <= least * (1 + 1e-3) + 1e-6
+
+
+def test_large_graphs_and_alphas_are_refused() -> None:
+    """It would not end, and it does not know memory."""
+    dag = Dag.from_edges(50, [])
+    with pytest.raises(OptionError, match="50 operators"):
+        solve(dag, uniform_costs(dag), 1)
+    small = Dag.from_edges(2, [])
+    with pytest.raises(OptionError, match="latency alone"):
+        exact(small, uniform_costs(small), 0.5)

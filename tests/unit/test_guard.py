@@ -1,0 +1,83 @@
+"""The guard's choice, with contenders whose times are made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chrion.runtime import guard
+from chrion.runtime.guard import Contender, Decision, Memory, Opener, decide
+
+
+def contender(name: str, ms: float, clock: list[float], *, resident_mb: float = 0.0, plain: bool = True) -> Contender:
+    """A way to run that takes so long on a fake clock."""
+
+    def run() -> None:
+        clock[0] += ms / 1e3
+
+    def open_() -> tuple[object, object]:
+        return run, lambda: None
+
+    opener: Opener = open_  # type: ignore[assignment]
+    return Contender(name, opener, resident_mb, plain)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that the guard sees."""
+    now = [0.0]
+    monkeypatch.setattr(guard.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_the_fastest_wins(clock: list[float]) -> None:
+    """Whoever it is."""
+    rivals = [contender("plain", 5.0, clock), contender("plan", 3.0, clock, plain=False)]
+    winner, trials = decide(rivals, None)
+    assert winner == "plan"
+    assert [round(t.median_ms, 6) for t in trials] == [5.0, 3.0]
+
+
+def test_a_plan_must_beat_a_plain_session_by_more_than_noise(clock: list[float]) -> None:
+    """Two percent are not enough."""
+    rivals = [contender("plain", 5.0, clock), contender("plan", 4.9, clock, plain=False)]
+    assert decide(rivals, None)[0] == "plain"
+
+
+def test_within_the_slo_the_least_memory_wins(clock: list[float]) -> None:
+    """And without anything within it, the fastest."""
+    rivals = [
+        contender("plain", 3.0, clock, resident_mb=900.0),
+        contender("slow", 8.0, clock, resident_mb=0.0),
+        contender("plan", 4.0, clock, resident_mb=300.0, plain=False),
+    ]
+    assert decide(rivals, 5.0)[0] == "plan"
+    assert decide(rivals, 10.0)[0] == "slow"
+    assert decide(rivals, 1.0)[0] == "plain"
+
+
+def test_a_contender_that_fails_has_lost(clock: list[float]) -> None:
+    """In opening or in running, and nothing is raised."""
+
+    def broken() -> tuple[object, object]:
+        raise RuntimeError("no")
+
+    def breaks() -> tuple[object, object]:
+        return broken, lambda: None
+
+    rivals = [Contender("a", broken), Contender("b", breaks), contender("plain", 9.0, clock)]  # type: ignore[arg-type]
+    winner, trials = decide(rivals, None)
+    assert winner == "plain"
+    assert [t.median_ms for t in trials[:2]] == [float("inf")] * 2
+
+
+def test_decisions_are_remembered_by_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What was kept is recalled; another key, or a damaged file, knows nothing."""
+    monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
+    Memory("machine", 1).keep(Decision("plain", None))
+    assert Memory("machine", 1).recall() == Decision("plain", None)
+    assert Memory("machine", 2).recall() is None
+    for file in tmp_path.rglob("*.json"):
+        file.write_text('{"winner": 3')
+    assert Memory("machine", 1).recall() is None

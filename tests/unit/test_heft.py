@@ -1,0 +1,60 @@
+"""HEFT."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chrion.graph import Dag
+from chrion.profiler import Costs, OperatorMemory, uniform_costs
+from chrion.scheduler import evaluate, validate
+from chrion.scheduler.heft import heft, upward_ranks
+from strategies import costs_for, dags
+
+
+def test_upward_ranks_are_the_longest_way_to_an_exit() -> None:
+    """A diamond of unit times with a handoff of two: 1, then 1 + 2 + 1, then 1 + 2 + 4."""
+    dag = Dag.from_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
+    costs = uniform_costs(dag, cpu_ms=[1.0, 1.0], handoff_ms=2.0)
+    assert upward_ranks(dag, costs) == [7.0, 4.0, 4.0, 1.0]
+
+
+def test_independent_operators_are_spread() -> None:
+    """Four equal operators on two cores take twice one's time."""
+    dag = Dag.from_edges(4, [])
+    costs = uniform_costs(dag, cpu_ms=[1.0, 1.0])
+    assert evaluate(dag, costs, heft(dag, costs, 2)).latency_ms == 2.0
+
+
+def test_a_handoff_dearer_than_the_work_keeps_all_on_one_lane() -> None:
+    """Scattering does not look free."""
+    dag = Dag.from_edges(3, [(0, 1), (0, 2)])
+    costs = uniform_costs(dag, cpu_ms=[1.0, 1.0], handoff_ms=10.0)
+    assert len(set(heft(dag, costs, 2).lanes)) == 1
+
+
+def test_idle_gaps_are_filled() -> None:
+    """An operator of least rank, placed last, goes into the gap in which the only core waits for the accelerator.
+
+    0 on the core until 1, then 1 on the accelerator alone until 11 with copies of no length, then 2 on the core; the
+    lonely 3 fits between.
+    """
+    dag = Dag.from_edges(4, [(0, 1), (1, 2)])
+    costs = Costs(
+        accelerator_ms=(100.0, 10.0, 100.0, 100.0),
+        cpu_ms=((1.0, 100.0, 1.0, 5.0),),
+        memory=(OperatorMemory(),) * 4,
+    )
+    schedule = heft(dag, costs, 1)
+    timeline = evaluate(dag, costs, schedule)
+    assert schedule.lanes == (1, 0, 1, 1)
+    assert (timeline.start_ms[3], timeline.latency_ms) == (1.0, 12.0)
+
+
+@given(data=st.data())
+def test_schedules_are_valid(data: st.DataObject) -> None:
+    """On any graph and machine, for every number of cores."""
+    dag = data.draw(dags())
+    costs = data.draw(costs_for(dag))
+    for cores in range(0 if costs.accelerator_ms is not None else 1, costs.cores + 1):
+        validate(dag, costs, heft(dag, costs, cores))

@@ -1,0 +1,61 @@
+"""Accelerator memory, counted two ways."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chrion.graph import Dag
+from chrion.profiler import Costs, OperatorMemory
+from chrion.scheduler.memory import paper_mb, resident_mb
+from strategies import costs_for, dags, schedules
+
+
+def chain(*, shared: bool) -> tuple[Dag, Costs]:
+    """Three operators in a row, results of 1, 2 and 4 MB, weights of 8 MB each, or one for all."""
+    dag = Dag.from_edges(3, [(0, 1), (1, 2)])
+    weights = ((0,), (0,), (0,)) if shared else ((0,), (1,), (2,))
+    dag = replace(dag, weights=weights, weight_bytes=(8_000_000,) * 3)
+    memory = tuple(OperatorMemory(outputs_mb=mb, weights_mb=8.0) for mb in (1.0, 2.0, 4.0))
+    return dag, Costs((1.0,) * 3, ((1.0,) * 3,), memory, base_memory_mb=100.0)
+
+
+def test_a_shared_weight_is_resident_once() -> None:
+    """Equation 4 counts it for each operator: 24 MB; an arena holds 8."""
+    dag, costs = chain(shared=True)
+    assert paper_mb(dag, costs, (0, 0, 0)) == 100 + 24 + 7
+    assert resident_mb(dag, costs, (0, 1, 2), (0, 0, 0)) == 100 + 8 + 6
+
+
+def test_an_activation_lives_until_its_last_reader() -> None:
+    """The first result is gone when the third is made; the peak is the second and third together."""
+    dag, costs = chain(shared=False)
+    assert resident_mb(dag, costs, (0, 1, 2), (0, 0, 0)) == 100 + 24 + 6
+
+
+def test_what_comes_from_the_cpu_is_held_while_it_is_read() -> None:
+    """Only the last operator is on the accelerator: its weight, its input and its result."""
+    dag, costs = chain(shared=False)
+    assert resident_mb(dag, costs, (0, 1, 2), (1, 1, 0)) == 100 + 8 + 6
+    assert resident_mb(dag, costs, (0, 1, 2), (1, 1, 1)) == 0.0
+
+
+@given(data=st.data())
+def test_the_peak_is_that_of_a_naive_count(data: st.DataObject) -> None:
+    """At every operator, sum what has been made or brought and is still to be read."""
+    dag = data.draw(dags())
+    costs = data.draw(costs_for(dag, accelerator=True))
+    schedule = data.draw(schedules(dag, costs))
+    here = [i for i in schedule.order if schedule.lanes[i] == 0]
+    peak = 0.0
+    for at, i in enumerate(here):
+        live = set()
+        for m in {m for j in here for m in (j, *dag.predecessors[j])}:
+            uses = [place for place, j in enumerate(here) if m == j or m in dag.predecessors[j]]
+            if uses[0] <= at <= uses[-1]:
+                live.add(m)
+        peak = max(peak, sum(costs.memory[m].outputs_mb for m in live) + costs.memory[i].ephemeral_mb)
+    expected = peak + costs.base_memory_mb if here else 0.0
+    assert resident_mb(dag, costs, schedule.order, schedule.lanes) == expected
