@@ -96,20 +96,20 @@ class Chooser:
     def _guarded(self, graph: Graph) -> Engine:
         memory = Memory(this_machine().fingerprint, graph.digest, self._goal())
         plain = self._plain_makers()
-        known = memory.recall()
-        if known is not None and known.plan is not None:
-            return self._cut(graph, known.plan)
-        if known is not None and known.winner in plain:
-            return plain[known.winner](f"{known.winner} was fastest when it was tried")
+        decision = memory.recall()
+        if decision is None or (decision.plan is None and decision.winner not in plain):
+            decision = self._decide(graph, plain)
+            memory.keep(decision)
+        return self._cut(graph, decision.plan) if decision.plan else plain[decision.winner](decision.why)
+
+    def _decide(self, graph: Graph, plain: Mapping[str, Callable[[str], PlainEngine]]) -> Decision:
+        """Time the plans that look best against the plain sessions."""
         plans = {f"plan {at}": plan for at, plan in enumerate(self._plans(graph), start=1) if len(plan.segments) > 1}
         winner, trials = decide(self._contenders(graph, plans, plain), self._wishes.slo_ms)
-        memory.keep(Decision(winner, plans.get(winner)))
         told = ", ".join(f"{t.name}: {format_ms(t.median_ms)}" for t in trials if t.median_ms < float("inf"))
         log.info("model %s: %s wins (%s)", graph.name, winner, told)
-        if winner in plans:
-            return self._cut(graph, plans[winner])
-        why = f"{winner} was faster than a plan ({told})" if plans else "the plan runs the whole model as one segment"
-        return plain[winner](why)
+        no_plan = "the plan runs the whole model as one segment"
+        return Decision(winner, plans.get(winner), f"fastest when tried ({told})" if plans else no_plan)
 
     def _goal(self) -> tuple[object, ...]:
         wishes = self._wishes

@@ -78,6 +78,8 @@ class Decision:
 
     winner: str
     plan: Plan | None
+    #: In words.
+    why: str
 
 
 class Memory:
@@ -92,13 +94,14 @@ class Memory:
         try:
             content = json.loads(self._path.read_bytes())
             plan = None if content["plan"] is None else Plan.from_json(content["plan"])
-            return Decision(str(content["winner"]), plan)
+            return Decision(str(content["winner"]), plan, str(content["why"]))
         except (OSError, ValueError, KeyError, TypeError):  # PlanError is a ValueError
             return None
 
     def keep(self, decision: Decision) -> None:
         """Remember a decision; a cache that cannot be written is left alone."""
-        content = {"winner": decision.winner, "plan": decision.plan.to_json() if decision.plan else None}
+        plan = decision.plan.to_json() if decision.plan else None
+        content = {"winner": decision.winner, "plan": plan, "why": decision.why}
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomically(self._path, json.dumps(content))

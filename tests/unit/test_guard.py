@@ -75,8 +75,8 @@ def test_a_contender_that_fails_has_lost(clock: list[float]) -> None:
 def test_decisions_are_remembered_by_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What was kept is recalled; another key, or a damaged file, knows nothing."""
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
-    Memory("machine", 1).keep(Decision("plain", None))
-    assert Memory("machine", 1).recall() == Decision("plain", None)
+    Memory("machine", 1).keep(Decision("plain", None, "because"))
+    assert Memory("machine", 1).recall() == Decision("plain", None, "because")
     assert Memory("machine", 2).recall() is None
     for file in tmp_path.rglob("*.json"):
         file.write_text('{"winner": 3')
