@@ -190,6 +190,16 @@ def test_an_end_comes_before_an_arrival_at_the_same_time() -> None:
     assert rows[0][:, 2].tolist() == [0, 0]
 
 
+def test_a_slow_request_keeps_its_slot_longer() -> None:
+    """The random factor of a request stretches its GPU time as it stretches its latency."""
+    rows: list[Any] = []
+    variant = Variant("v", 100.0, 20.0, 10.0, (20.0,), 100.0, "lognormal", 0.5)
+    engine_of([variant], preload=True).run([(np.zeros(2), np.zeros(2, np.int64))], keep=rows.append)
+    first, second = rows[0]
+    assert first[5] != pytest.approx(20.0)
+    assert second[4] == pytest.approx(first[5] / 2)
+
+
 def test_equal_seeds_give_equal_runs() -> None:
     """The same seed gives the same records, another seed others."""
 
