@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +10,8 @@ import typer
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from chrion.cli.console import show_json
+from chrion.errors import OptionError
 from chrion.simulator import overrides, plots, results, run, sweep, tables
 from chrion.simulator.scenario import Source, find_scenario
 
@@ -33,6 +33,8 @@ def simulate(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Simulate a cluster of GPU servers that swap models in and out of memory."""
+    if ray is not None and not sweep_:
+        raise OptionError("--ray: only a sweep runs on a cluster", hint="add --sweep KEY=A,B,C")
     if plot:
         plots.check_target(plot)
     source = find_scenario(scenario).changed(dict(map(overrides.parse_set, set_ or [])))
@@ -54,7 +56,7 @@ def _single(source: Source, plot: Path | None, *, as_json: bool) -> None:
     if plot:
         plots.plot_results(found, plot)
     if as_json:
-        _print_json(results.to_json(scenario, found))
+        show_json(results.to_json(scenario, found))
     else:
         _print_tables(tables.report(scenario, found))
 
@@ -81,7 +83,7 @@ def _sweep(
         plots.plot_sweep(found, plot)
     if as_json:
         body = {"schema": results.SWEEP_SCHEMA, "scenario": source.name, "points": [p.to_json() for p in found]}
-        _print_json(body)
+        show_json(body)
     else:
         _print_tables(tables.sweep_table(found))
 
@@ -98,8 +100,3 @@ def _print_tables(content: RenderableType) -> None:
     console = Console()
     console = console if console.is_terminal else Console(width=_WIDTH)
     console.print(content)
-
-
-def _print_json(body: dict[str, Any]) -> None:
-    json.dump(body, sys.stdout, allow_nan=False)
-    sys.stdout.write("\n")

@@ -21,7 +21,10 @@ from chrion.simulator.settings import SECTIONS
 TOP_KEYS = ("name", "seed", "preload", "patterns", "catalogue", "use")
 #: Keys of a variant's table: what a plan file says as well, and what it does not.
 MEASURED_KEYS = ("memory_mb", "latency_ms", "gpu_busy_ms", "cpu_busy_ms", "cores")
-VARIANT_KEYS = (*MEASURED_KEYS, "load_mb", "distribution", "jitter_cv", "plan", "part")
+#: Keys whose values are words, and those that only a plan file gives a meaning.
+WORD_KEYS = ("distribution", "plan", "part", "memory")
+PLAN_KEYS = ("part", "memory")
+VARIANT_KEYS = (*MEASURED_KEYS, "load_mb", "jitter_cv", *WORD_KEYS)
 
 
 def parse_set(text: str) -> tuple[str, Any]:

@@ -49,8 +49,6 @@ class Waiting:
     key: int
     #: Arrival of the first of them.
     oldest_ms: float
-    #: Their number.
-    requests: int = 0
     #: Their execution time together: the demand that stays unserved until the load.
     demand_ms: float = 0.0
 

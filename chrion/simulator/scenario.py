@@ -12,13 +12,14 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from chrion.errors import ScenarioError
+from chrion.errors import PlanError, ScenarioError
 from chrion.files import shipped
 from chrion.simulator.engine import Setting, eligible_servers, oracle
-from chrion.simulator.overrides import MEASURED_KEYS, TOP_KEYS, VARIANT_KEYS, apply_sets
+from chrion.simulator.overrides import MEASURED_KEYS, PLAN_KEYS, TOP_KEYS, VARIANT_KEYS, WORD_KEYS, apply_sets
 from chrion.simulator.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
 from chrion.simulator.server import Rules
 from chrion.simulator.settings import (
+    LARGEST,
     SECTIONS,
     ModelSpec,
     PolicySpec,
@@ -28,7 +29,7 @@ from chrion.simulator.settings import (
     read_section,
     refuse_unknown,
 )
-from chrion.simulator.variants import PLAN_PARTS, Variant, from_plan, from_table
+from chrion.simulator.variants import PLAN_MEMORY, PLAN_PARTS, Variant, from_plan, from_table
 from chrion.simulator.workload import Workload, build_workload
 
 _DEFAULT_CATALOGUE = "table6"
@@ -239,9 +240,9 @@ def _variant(name: str, table: Any, defaults: Any, where: str, folder: Path) -> 
     _check_variant(full, f"{where}.variants.{name}")
     try:
         return from_plan(name, folder / full["plan"], full) if "plan" in full else from_table(name, full)
+    except PlanError:
+        raise
     except ValueError as error:
-        if isinstance(error, ScenarioError) or "plan" in full:
-            raise
         raise ScenarioError(f"{where}: {error}") from error
 
 
@@ -249,12 +250,16 @@ def _check_variant(table: Mapping[str, Any], where: str) -> None:
     """Refuse keys and types that no variant has, and figures beside the plan that already gives them."""
     refuse_unknown(table, VARIANT_KEYS, where)
     for key, value in table.items():
-        if isinstance(value, str) != (key in ("distribution", "plan", "part")) or isinstance(value, bool | list | dict):
+        types = (str,) if key in WORD_KEYS else (int,) if key == "cores" else (int, float)
+        if not isinstance(value, types) or isinstance(value, bool):
             raise ScenarioError(f"{where}.{key} = {value!r}: of a wrong type")
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise ScenarioError(f"{where}.{key}: not a number up to {LARGEST:g}")
         if key in MEASURED_KEYS and "plan" in table:
             raise ScenarioError(f"{where}.{key}: the plan file gives it", hint="leave out one of them")
-    if table.get("part", PLAN_PARTS[0]) not in PLAN_PARTS or ("part" in table and "plan" not in table):
-        raise ScenarioError(f"{where}.part: with a plan, one of {', '.join(PLAN_PARTS)}")
+    for key, words in zip(PLAN_KEYS, (PLAN_PARTS, PLAN_MEMORY), strict=True):
+        if key in table and (table[key] not in words or "plan" not in table):
+            raise ScenarioError(f"{where}.{key}: with a plan, one of {', '.join(words)}")
 
 
 def _patterns(given: Any, families: Sequence[tuple[ModelSpec, dict[str, Variant]]]) -> tuple[str, ...]:

@@ -148,7 +148,6 @@ class Server:
             self.board.homes[model].append(self.index)
             self.cold[model] = Waiting(model, now)
         if model in self.cold:
-            self.cold[model].requests += 1
             self.cold[model].demand_ms += self._latency_ms[model]
             self._load_next(now)
         return waiters

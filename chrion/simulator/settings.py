@@ -7,7 +7,6 @@ says where.
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, TypeVar
@@ -22,17 +21,19 @@ SYNTHETIC = ("uniform", "poisson", "gamma")
 TRACES = ("csv", "azure-functions-2019", "azure-llm-2023")
 #: How the functions of a trace become models.
 MAPPINGS = ("name", "round-robin", "rank", "hash", "draw")
+#: No number of a scenario is greater, and none that must be above zero is less: sums and products stay finite.
+LARGEST, SMALLEST = 1e12, 1e-9
 _TYPES = {"float": (float, int), "int": (int,), "str": (str,), "bool": (bool,)}
 
 
-def above(default: float, low: float = 0) -> Any:
-    """A number above ``low``."""
-    return field(default=default, metadata={"above": low})
+def above_zero(default: float) -> Any:
+    """A number above zero."""
+    return field(default=default, metadata={"above_zero": True})
 
 
-def at_least(default: float, low: float = 0) -> Any:
-    """A number at or above ``low``."""
-    return field(default=default, metadata={"at_least": low})
+def at_least(default: float, low: float = 0, most: float = LARGEST) -> Any:
+    """A number from ``low`` to ``most``."""
+    return field(default=default, metadata={"at_least": low, "most": most})
 
 
 def one_of(default: str, names: Sequence[str]) -> Any:
@@ -44,14 +45,14 @@ def one_of(default: str, names: Sequence[str]) -> Any:
 class ServerSpec:
     """``[[servers]]``: a group of equal servers."""
 
-    count: int = at_least(1, 1)
+    count: int = at_least(1, 1, 10_000)
     gpu_memory_gb: float = at_least(12.0)
     #: GPU memory that no model can have: device contexts, scratch space, fragmentation.
     reserved_gb: float = at_least(0.0)
     #: Requests that the GPU executes at once.
     gpu_slots: int = at_least(1)
     cpu_cores: int = at_least(12)
-    pcie_gb_per_s: float = above(12.0)
+    pcie_gb_per_s: float = above_zero(12.0)
     #: What a load costs apart from its bytes.
     load_fixed_ms: float = at_least(1.0)
 
@@ -77,11 +78,11 @@ class WorkloadSpec:
 
     kind: str = one_of("poisson", (*SYNTHETIC, *TRACES))
     #: Requests a second, all models together; not for traces.
-    rate_per_s: float = above(5.0)
+    rate_per_s: float = above_zero(5.0)
     #: How many requests are made up; not for traces.
     requests: int = at_least(20000, 1)
     #: Standard deviation over mean of the gaps between arrivals, for ``gamma``; above 1 is bursty.
-    burst_cv: float = above(4.0)
+    burst_cv: float = above_zero(4.0)
     #: Model of rank r is asked for in proportion to share / r ** zipf_exponent; 0 leaves the shares alone.
     zipf_exponent: float = at_least(0.0)
     #: The trace file, relative to the scenario file.
@@ -89,9 +90,9 @@ class WorkloadSpec:
     #: How functions become models; empty takes ``name`` for csv, ``rank`` for functions, ``draw`` for requests without.
     mapping: str = one_of("", ("", *MAPPINGS))
     #: Requests for one request of the trace.
-    rate_scale: float = above(1.0)
+    rate_scale: float = above_zero(1.0)
     #: Seconds for one second of the trace; below 1 the trace runs faster.
-    time_scale: float = above(1.0)
+    time_scale: float = above_zero(1.0)
     #: The part of the trace that is replayed, in its own seconds; a length of 0 goes to its end.
     start_s: float = at_least(0.0)
     length_s: float = at_least(0.0)
@@ -104,7 +105,7 @@ class SloSpec:
     #: One objective for every model; 0 takes ``factor``.
     latency_ms: float = at_least(0.0)
     #: Objective of a model: this many times the latency of its variant ``of``.
-    factor: float = above(2.0)
+    factor: float = above_zero(2.0)
     #: Empty takes the first pattern.
     of: str = ""
     #: What must not exceed it: the time since arrival, or the execution alone.
@@ -116,11 +117,11 @@ class ModelSpec:
     """``[[models]]``: one model, or several alike."""
 
     name: str
-    copies: int = at_least(1, 1)
+    copies: int = at_least(1, 1, 100_000)
     #: Its part of the requests, against the other models' shares.
-    share: float = above(1.0)
+    share: float = above_zero(1.0)
     #: How much the cost-aware eviction values it.
-    weight: float = above(1.0)
+    weight: float = above_zero(1.0)
     #: Loaded before the first request on every server, and never evicted.
     pinned: bool = False
     #: Its own objective; 0 takes the scenario's.
@@ -179,10 +180,17 @@ def _value(spec: Field[Any], value: Any, where: str) -> Any:
     if "one_of" in limits and value not in limits["one_of"]:
         names = ", ".join(name for name in limits["one_of"] if name)
         raise ScenarioError(f"{what}: not one of {names}")
-    if isinstance(value, float | int) and not math.isfinite(value):
-        raise ScenarioError(f"{what}: not finite")
-    if "above" in limits and not value > limits["above"]:
-        raise ScenarioError(f"{what}: not above {limits['above']:g}")
-    if "at_least" in limits and not value >= limits["at_least"]:
-        raise ScenarioError(f"{what}: not at or above {limits['at_least']:g}")
+    if isinstance(value, float | int):
+        _check_range(value, limits, what)
     return float(value) if spec.type == "float" else value
+
+
+def _check_range(value: float, limits: Mapping[str, Any], what: str) -> None:
+    """Refuse a number out of its range; NaN is out of every one."""
+    most = limits.get("most", LARGEST)
+    if not abs(value) <= most:
+        raise ScenarioError(f"{what}: not a number up to {most:g}")
+    if "above_zero" in limits and value < SMALLEST:
+        raise ScenarioError(f"{what}: not above 0, {SMALLEST:g} at least")
+    if "at_least" in limits and value < limits["at_least"]:
+        raise ScenarioError(f"{what}: not at or above {limits['at_least']:g}")

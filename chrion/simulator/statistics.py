@@ -105,7 +105,6 @@ class Tally:
         self.responses = np.zeros((models, _BINS), np.int64)
         self.executions = np.zeros((models, _BINS), np.int64)
         self.cold_responses = np.zeros(_BINS, np.int64)
-        self.max_response_ms = 0.0
         self.end_ms = 0.0
         #: Execution time by server and model: what busy times follow from.
         self.served_ms = np.zeros((servers, models))
@@ -151,7 +150,6 @@ class Tally:
         np.add.at(self.executions, (models, bin_index(execution)), 1)
         np.add.at(self.cold_responses, bins[cold], 1)
         np.add.at(self.served_ms, (servers, models), execution)
-        self.max_response_ms = max(self.max_response_ms, float(response.max()))
         self.end_ms = max(self.end_ms, float(end.max()))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from chrion.errors import OptionError
 from chrion.simulator.results import PatternResult, summary
 from chrion.simulator.run import simulate
 from chrion.simulator.scenario import Source
+
+#: How long the machine of a Ray address may take to answer.
+_KNOCK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,8 +98,9 @@ def _on_ray(tasks: Sequence[Source], address: str) -> Iterator[tuple[int, tuple[
     mine = not ray.is_initialized()
     if mine:
         try:
+            _knock(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise OptionError(f"--ray {address}: {error}") from error
     try:
         remote = ray.remote(max_retries=2)(_run)
@@ -107,3 +112,10 @@ def _on_ray(tasks: Sequence[Source], address: str) -> Iterator[tuple[int, tuple[
     finally:
         if mine:
             ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Fail at once where nobody listens at ``host:port``; Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and "/" not in address:
+        socket.create_connection((host, int(port)), _KNOCK_S).close()

@@ -30,6 +30,11 @@ from chrion.errors import ScenarioError, TraceError
 _FUNCTION_COLUMNS = ["HashOwner", "HashApp", "HashFunction", "Trigger"]
 _LLM_COLUMNS = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
 
+#: No time of a trace is later: thirty thousand years, with times in ms still exact to 0.1.
+_LAST_S = 1e12
+#: Digits of the largest count.
+_DIGITS = 9
+
 #: Lines that are not empty, with their numbers.
 _Rows = Iterator[tuple[int, list[str]]]
 
@@ -111,8 +116,8 @@ def _read_csv(path: Path, rows: _Rows) -> Arrivals:
     for line, row in rows:
         _width(path, line, row, 2)
         time_s = _number(row[0])
-        if not (math.isfinite(time_s) and time_s >= 0):
-            raise _bad(path, line, "time_s", "seconds at or above 0", row[0])
+        if not 0 <= time_s <= _LAST_S:
+            raise _bad(path, line, "time_s", f"seconds from 0 to {_LAST_S:g}", row[0])
         if times and time_s < times[-1]:
             raise _bad(path, line, "time_s", f"a time not before the last one, {times[-1]:g}", row[0])
         if not row[1].strip():
@@ -180,7 +185,7 @@ def _number(text: str) -> float:
 
 
 def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdigit()
+    return text.isascii() and text.isdigit() and len(text) <= _DIGITS
 
 
 def _bad(path: Path, line: int, column: str, expected: str, found: str) -> TraceError:

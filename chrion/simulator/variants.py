@@ -16,15 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from chrion.errors import PlanError
-from chrion.files import read_json
+from chrion.scheduler.plan import Plan
+from chrion.simulator.settings import LARGEST
 
-#: The schema of the plan files that can be read.
-PLAN_SCHEMA = "chrion.plan/1"
 #: Shapes of the latency distribution; each has mean 1 before it is multiplied by the latency.
 DISTRIBUTIONS = ("constant", "lognormal", "exponential")
-#: What a plan file has figures for: the plan, and the plain model on the accelerator or on the CPU cores.
-PLAN_PARTS = ("plan", "accelerator_only", "cpu_only")
-_AGAIN = "write the plan again with chrion partition -o"
+#: What of a plan file is served: the plan, or the plain model on the accelerator.
+PLAN_PARTS = ("plan", "accelerator_only")
+#: Which of its figures counts as memory: all tensors summed (Equation 4), or what an arena must hold.
+PLAN_MEMORY = ("summed", "resident")
+_MOST_CORES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,9 @@ def from_table(name: str, table: Mapping[str, Any]) -> Variant:
     memory_mb, latency_ms = float(table["memory_mb"]), float(table["latency_ms"])
     cpu_busy_ms = float(table.get("cpu_busy_ms", 0.0))
     cores = int(table.get("cores", 1 if cpu_busy_ms else 0))
-    if cpu_busy_ms and cores < 1:
-        raise ValueError(f"variant {name}: cpu_busy_ms = {cpu_busy_ms:g} needs cores above 0")
+    if bool(cpu_busy_ms) != (cores > 0) or not 0 <= cores <= _MOST_CORES:
+        wanted = f"from 1 to {_MOST_CORES}" if cpu_busy_ms else "0 without cpu_busy_ms"
+        raise ValueError(f"variant {name}: cores = {cores}: expected {wanted}")
     return Variant(
         name=name,
         memory_mb=memory_mb,
@@ -108,47 +110,36 @@ def from_plan(name: str, path: Path, table: Mapping[str, Any]) -> Variant:
     Args:
         name: The variant's name.
         path: What ``chrion partition -o`` wrote.
-        table: ``distribution``, ``jitter_cv`` and ``load_mb``, which a plan does not hold; and ``part``, one of
-            :data:`PLAN_PARTS`: the plan, or the plain model beside it.
+        table: ``distribution``, ``jitter_cv`` and ``load_mb``, which a plan does not hold; ``part``, one of
+            :data:`PLAN_PARTS`; and ``memory``, one of :data:`PLAN_MEMORY`.
 
     Raises:
-        PlanError: The file cannot be read, or lacks what is asked of it.
+        PlanError: The file cannot be read, is damaged, or lacks what is asked of it.
     """
-    content = read_json(path, PLAN_SCHEMA, PlanError)
-    part = table.get("part", PLAN_PARTS[0])
+    plan = Plan.load(path)
+    predicted, busy_ms = plan.predicted, plan.busy_ms
+    if table.get("part", PLAN_PARTS[0]) == "accelerator_only":
+        if plan.accelerator_only is None:
+            raise PlanError(f"{path}: made without an accelerator, it has no figures for accelerator_only")
+        predicted = plan.accelerator_only
+        busy_ms = (predicted.latency_ms,)
+    resident = table.get("memory", PLAN_MEMORY[0]) == "resident"
+    memory_mb = predicted.resident_mb if resident else predicted.memory_mb
+    # Sums of many operators may exceed the latency by a rounding.
+    gpu_busy_ms, *lanes = (min(busy, predicted.latency_ms) for busy in busy_ms or (0.0,))
     try:
-        predicted = _part(content, part)
-        latency_ms, memory_mb = float(predicted["latency_ms"]), float(predicted["memory_mb"])
-        gpu_busy_ms, *lanes = (min(float(busy), latency_ms) for busy in predicted["busy_ms"])
         return Variant(
             name=name,
             memory_mb=memory_mb,
-            latency_ms=latency_ms,
+            latency_ms=predicted.latency_ms,
             gpu_busy_ms=gpu_busy_ms,
-            core_busy_ms=tuple(sorted((busy for busy in lanes if busy > 0), reverse=True)),
+            core_busy_ms=tuple(sorted((busy for busy in lanes if busy), reverse=True)),
             load_mb=float(table.get("load_mb", memory_mb)),
             distribution=str(table.get("distribution", "lognormal")),
             jitter_cv=float(table.get("jitter_cv", 0.0)),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        what = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
-        raise PlanError(f"{path}: {what}", hint=_AGAIN) from error
-
-
-def _part(content: Mapping[str, Any], part: str) -> Mapping[str, Any]:
-    """Latency, memory and busy times of the plan, or of the plain model that it was compared with."""
-    predicted = content["predicted"]
-    if not isinstance(predicted, dict):
-        raise TypeError("predicted is not a table")
-    if part == "plan":
-        return predicted
-    plain = predicted.get(part)
-    if not isinstance(plain, dict):
-        raise TypeError(f"it holds no figures for {part}")
-    latency_ms = plain["latency_ms"]
-    if part == "accelerator_only":
-        return {**plain, "busy_ms": [latency_ms]}
-    return {"latency_ms": latency_ms, "memory_mb": 0.0, "busy_ms": [0.0, *[latency_ms] * int(content["cores"])]}
+    except ValueError as error:
+        raise PlanError(f"{path}: {error}") from error
 
 
 class Jitter:
@@ -174,18 +165,17 @@ class Jitter:
 
 def _check(variant: Variant) -> None:
     where = f"variant {variant.name}"
-    for field in ("memory_mb", "gpu_busy_ms", "load_mb", "jitter_cv"):
-        value = getattr(variant, field)
-        if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{where}: {field} = {value:g} is not at or above 0")
-    if not (math.isfinite(variant.latency_ms) and variant.latency_ms > 0):
-        raise ValueError(f"{where}: latency_ms = {variant.latency_ms:g} is not above 0")
+    figures = {field: getattr(variant, field) for field in ("memory_mb", "gpu_busy_ms", "load_mb", "jitter_cv")}
+    figures |= {f"busy time of core {i + 1}": busy for i, busy in enumerate(variant.core_busy_ms)}
+    for what, value in figures.items():
+        if not 0 <= value <= LARGEST:
+            raise ValueError(f"{where}: {what} = {value:g} is not at or above 0, and at most {LARGEST:g}")
+    if not 0 < variant.latency_ms <= LARGEST:
+        raise ValueError(f"{where}: latency_ms = {variant.latency_ms:g} is not above 0, and at most {LARGEST:g}")
     longest = max((variant.gpu_busy_ms, *variant.core_busy_ms))
-    if not longest <= variant.latency_ms * (1 + 1e-9):
+    if longest > variant.latency_ms * (1 + 1e-9):
         raise ValueError(f"{where}: one lane is busy for {longest:g} ms, longer than the latency of a request")
     if longest <= 0:
         raise ValueError(f"{where}: a request is busy neither on the GPU nor on a core")
-    if any(busy < 0 for busy in variant.core_busy_ms):
-        raise ValueError(f"{where}: a core is busy for less than no time")
     if variant.distribution not in DISTRIBUTIONS:
         raise ValueError(f"{where}: distribution {variant.distribution!r} is not one of {', '.join(DISTRIBUTIONS)}")

@@ -169,7 +169,8 @@ def build_workload(
 
 def popularity(shares: Sequence[float], zipf_exponent: float) -> Floats:
     """Chance of each model: share / rank ** exponent, ranks in the order of the models. Shape [models], sum 1."""
-    raw = np.array(shares) / np.arange(1, len(shares) + 1) ** zipf_exponent
+    logs = np.log(shares) - zipf_exponent * np.log(np.arange(1, len(shares) + 1))
+    raw = np.exp(logs - logs.max())
     chances: Floats = raw / raw.sum()
     return chances
 

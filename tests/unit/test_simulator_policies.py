@@ -90,7 +90,7 @@ def test_resident_first_without_a_home() -> None:
 @pytest.mark.parametrize(("order", "key"), [("fifo", 0), ("demand", 1)])
 def test_load_order(order: str, key: int) -> None:
     """FIFO loads for the oldest request, the other order for the most waiting work."""
-    waiting = [Waiting(0, 1.0, 1, 50.0), Waiting(1, 2.0, 3, 120.0), Waiting(2, 3.0, 4, 80.0)]
+    waiting = [Waiting(0, 1.0, 50.0), Waiting(1, 2.0, 120.0), Waiting(2, 3.0, 80.0)]
     assert min(waiting, key=LOAD_ORDER[order]).key == key
 
 

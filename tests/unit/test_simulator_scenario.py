@@ -25,6 +25,8 @@ gpu_busy_ms = 8.0
 cpu_busy_ms = 30.0
 cores = 2
 """
+#: A model whose only variant wants more.
+ONE = '[[models]]\nname = "x"\nvariants.gpu = {latency_ms = 1, memory_mb = 1, '
 
 
 def scenario(folder: Path, text: str, **sets: Any) -> Scenario:
@@ -33,9 +35,23 @@ def scenario(folder: Path, text: str, **sets: Any) -> Scenario:
     return find_scenario(str(path)).changed(sets).build()
 
 
-def plan(folder: Path, predicted: Any, cores: int = 2) -> Path:
+def plan(folder: Path, busy_ms: Any, *, plain: Any = None, **predicted: Any) -> Path:
+    """A plan of one operator with these predicted figures."""
+    figures = {"latency_ms": 52.0, "memory_mb": 948.1, "resident_mb": 400.5, "cpu_only": None, **predicted}
+    machine = {"cpu": "x", "cores": 8, "memory_mb": 1e4, "system": "x", "onnxruntime": "1", "accelerator": None}
+    content = dict.fromkeys(("digest", "policy", "model"), "x") | dict.fromkeys(("chunk", "slo_ms", "accelerator"))
+    content |= {"schema": "chrion.plan/1", "machine": machine, "shapes": {}, "alpha": 0.3, "estimated": 0, "cores": 3}
+    content |= {
+        "remarks": [],
+        "operators": ["v"],
+        "order": [0],
+        "lanes": [0],
+        "segments": [[0]],
+        "segment_ms": [[0, 1]],
+    }
+    content["predicted"] = {**figures, "busy_ms": busy_ms, "accelerator_only": plain}
     path = folder / "x.plan.json"
-    path.write_text(json.dumps({"schema": "chrion.plan/1", "model": "x", "cores": cores, "predicted": predicted}))
+    path.write_text(json.dumps(content))
     return path
 
 
@@ -84,44 +100,53 @@ def test_variant_from_a_table() -> None:
 
 def test_variant_from_a_plan(tmp_path: Path) -> None:
     """A plan's predicted latency and memory count, lane 0 is the GPU, idle CPU lanes take no core."""
-    path = plan(tmp_path, {"latency_ms": 52.0, "memory_mb": 948.1, "busy_ms": [27.5, 10.0, 0.0, 37.8]})
+    path = plan(tmp_path, [27.5, 10.0, 0.0, 37.8])
     variant = from_plan("latency-optimal", path, {"jitter_cv": 0.1})
     assert variant == Variant("latency-optimal", 948.1, 52.0, 27.5, (37.8, 10.0), 948.1, "lognormal", 0.1)
 
 
+def test_memory_of_a_plan(tmp_path: Path) -> None:
+    """What an arena must hold may count instead of the sum; what a load sends may be given."""
+    path = plan(tmp_path, [27.5, 10.0])
+    resident = from_plan("x", path, {"memory": "resident"})
+    assert (resident.memory_mb, resident.load_mb) == (400.5, 400.5)
+    assert from_plan("x", path, {"load_mb": 300}).load_mb == 300
+
+
 @pytest.mark.parametrize(
-    ("predicted", "message"),
+    ("figures", "message"),
     [
-        (None, "predicted is not a table"),
-        ({"latency_ms": 1.0, "memory_mb": 1.0}, "busy_ms is missing"),
-        ({"latency_ms": 0.0, "memory_mb": 1.0, "busy_ms": [1.0]}, "latency_ms = 0 is not above 0"),
-        ({"latency_ms": 1.0, "memory_mb": 1.0, "busy_ms": []}, "not enough values"),
+        ({"busy_ms": None}, "damaged plan"),
+        ({"busy_ms": []}, "busy neither on the GPU nor on a core"),
+        ({"busy_ms": [float("nan"), 1.0]}, "gpu_busy_ms = nan"),
+        ({"busy_ms": [1.0, -1.0]}, "busy time of core 1 = -1"),
+        ({"busy_ms": [1.0], "latency_ms": "fast"}, "damaged plan"),
+        ({"busy_ms": [1.0], "latency_ms": 0.0}, "latency_ms = 0 is not above 0"),
+        ({"busy_ms": [1.0], "memory_mb": float("inf")}, "damaged plan"),
     ],
 )
-def test_damaged_plans(tmp_path: Path, predicted: Any, message: str) -> None:
-    """A plan without the figures of a variant is refused with what is missing."""
+def test_damaged_plans(tmp_path: Path, figures: Any, message: str) -> None:
+    """A plan without the figures of a variant is refused with what is wrong."""
     with pytest.raises(PlanError, match=message):
-        from_plan("x", plan(tmp_path, predicted), {})
+        from_plan("x", plan(tmp_path, **figures), {})
 
 
 def test_plan_files_are_variants_of_a_scenario(tmp_path: Path) -> None:
     """A variant may name a plan file beside the scenario."""
-    plan(tmp_path, {"latency_ms": 10.0, "memory_mb": 300.0, "busy_ms": [4.0, 9.0]})
+    plan(tmp_path, [4.0, 9.0], memory_mb=300.0)
     built = scenario(tmp_path, MODEL + '[models.variants.chrion]\nplan = "x.plan.json"\n')
     assert built.patterns == ("gpu", "hybrid", "chrion")
     assert built.models[0].variants["chrion"].memory_mb == 300.0
 
 
-def test_a_plan_file_also_has_the_plain_variants(tmp_path: Path) -> None:
-    """Its figures for the plain model become a GPU-only variant, and one that keeps all the plan's cores busy."""
-    plain = {"accelerator_only": {"latency_ms": 59.0, "memory_mb": 1643.0}, "cpu_only": {"latency_ms": 70.0}}
-    path = plan(tmp_path, {"latency_ms": 52.0, "memory_mb": 948.0, "busy_ms": [27.0, 37.0], **plain}, cores=2)
-    gpu = from_plan("gpu", path, {"part": "accelerator_only"})
-    assert gpu == Variant("gpu", 1643.0, 59.0, 59.0, (), 1643.0)
-    assert from_plan("cpu", path, {"part": "cpu_only"}) == Variant("cpu", 0.0, 70.0, 0.0, (70.0, 70.0), 0.0)
-    path = plan(tmp_path, {"latency_ms": 52.0, "memory_mb": 0.0, "busy_ms": [0.0, 37.0], "accelerator_only": None})
+def test_a_plan_file_also_has_the_plain_variant(tmp_path: Path) -> None:
+    """Its figures for the whole model on the accelerator become a GPU-only variant, if it has any."""
+    plain = {"latency_ms": 59.0, "memory_mb": 1643.0, "resident_mb": 500.0}
+    path = plan(tmp_path, [27.0, 37.0], plain=plain)
+    assert from_plan("gpu", path, {"part": "accelerator_only"}) == Variant("gpu", 1643.0, 59.0, 59.0, (), 1643.0)
+    assert from_plan("gpu", path, {"part": "accelerator_only", "memory": "resident"}).memory_mb == 500.0
     with pytest.raises(PlanError, match="no figures for accelerator_only"):
-        from_plan("gpu", path, {"part": "accelerator_only"})
+        from_plan("gpu", plan(tmp_path, [0.0, 37.0]), {"part": "accelerator_only"})
 
 
 def test_copies_alternate_and_share_a_family(tmp_path: Path) -> None:
@@ -159,7 +184,12 @@ def test_variant_defaults(tmp_path: Path) -> None:
         ('catalogue = "table9"', "catalogue = 'table9': there is no file"),
         ('use = ["baselin"]', "no key 'baselin' (did you mean 'baseline'?)"),
         ("[workload]\nrate_per_s = -3.0", "workload.rate_per_s = -3.0: not above 0"),
-        ("[workload]\nrate_per_s = inf", "workload.rate_per_s = inf: not finite"),
+        ("[workload]\nrate_per_s = inf", "workload.rate_per_s = inf: not a number up to 1e+12"),
+        ("[workload]\nrate_per_s = nan", "workload.rate_per_s = nan: not a number up to 1e+12"),
+        ("[workload]\nrate_per_s = 1e-320", "workload.rate_per_s = 1e-320: not above 0, 1e-09 at least"),
+        ("[workload]\nzipf_exponent = 1e308", "workload.zipf_exponent = 1e+308: not a number up to 1e+12"),
+        (f"[workload]\nrequests = 1{'0' * 400}", "not a number up to 1e+12"),
+        ("[[servers]]\ncount = 20000", "servers.count = 20000: not a number up to 10000"),
         ('[workload]\nrate_per_s = "5"', "workload.rate_per_s = '5': expected a value of type float"),
         ("[workload]\nrequests = true", "workload.requests = True: expected a value of type int"),
         ('[workload]\nkind = "weibull"', "workload.kind = 'weibull': not one of uniform, poisson"),
@@ -205,6 +235,14 @@ def test_variant_defaults(tmp_path: Path) -> None:
             '[[models]]\nname = "x"\nvariants.gpu = {latency_ms = 1, memory_mb = 1, distribution = "normal"}',
             "distribution 'normal' is not one of constant, lognormal, exponential",
         ),
+        (ONE + "cores = 1.5, cpu_busy_ms = 1}", "models.x.variants.gpu.cores = 1.5: of a wrong type"),
+        (ONE + "cores = -1}", "variant gpu: cores = -1: expected 0 without cpu_busy_ms"),
+        (ONE + "cores = 0, cpu_busy_ms = 1}", "variant gpu: cores = 0: expected from 1 to 10000"),
+        (ONE + "cpu_busy_ms = nan}", "variant gpu: busy time of core 1 = nan is not at or above 0"),
+        (ONE + f"load_mb = 1{'0' * 400}}}", "models.x.variants.gpu.load_mb: not a number up to 1e+12"),
+        (ONE + "load_mb = 2024-01-01}", "models.x.variants.gpu.load_mb = datetime.date(2024, 1, 1): of a wrong type"),
+        (ONE + "jitter_cv = 1e200}", "variant gpu: jitter_cv = 1e+200 is not at or above 0, and at most 1e+12"),
+        (ONE + 'memory = "resident"}', "models.x.variants.gpu.memory: with a plan, one of summed, resident"),
         ('[[models]]\nname = "x"\nvariants.gpu = {plan = "none.plan.json"}', "none.plan.json: cannot be read"),
     ],
 )

@@ -75,6 +75,13 @@ def test_ray_is_an_extra(source: Source, monkeypatch: pytest.MonkeyPatch) -> Non
         run_grid(source, POINTS, ray_address="auto")
 
 
+def test_ray_must_be_there(source: Source) -> None:
+    """An address at which nothing listens is refused at once."""
+    pytest.importorskip("ray")
+    with pytest.raises(OptionError, match=r"--ray 127.0.0.1:1: .*refused"):
+        run_grid(source, POINTS, ray_address="127.0.0.1:1")
+
+
 def test_a_bad_point_stops_all(source: Source) -> None:
     """No point runs if one cannot."""
     heard: list[int] = []
@@ -98,7 +105,7 @@ def test_copies_are_drawn_as_models(source: Source, tmp_path: Path) -> None:
     points = run_grid(source, grid([("copies", (1, 2))]))
     assert [point.models for point in points] == [9, 18]
     plots.plot_sweep(points, tmp_path / "sweep.svg")
-    assert ">models<" in (tmp_path / "sweep.svg").read_text() or "models" in (tmp_path / "sweep.svg").read_text()
+    assert "<!-- models -->" in (tmp_path / "sweep.svg").read_text()
 
 
 def test_a_plot_needs_numbers_and_a_known_format(source: Source, tmp_path: Path) -> None:

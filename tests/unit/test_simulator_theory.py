@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from simulator_support import engine_of
 
-from chrion.simulator.engine import Future
+from chrion.simulator.engine import Engine, Future
 from chrion.simulator.policies import EVICTION
 from chrion.simulator.settings import ServerSpec
 from chrion.simulator.statistics import Tally
@@ -171,6 +172,32 @@ def test_a_dropped_request_brings_its_model_for_the_next() -> None:
     first, second = rows[0]
     assert math.isnan(first[4])
     assert second[4:6].tolist() == [1000.0, 1010.0]
+
+
+def test_a_request_that_cannot_be_in_time_is_dropped_on_arrival() -> None:
+    """The load under way, its own load and its execution count: 11 + 11 + 10 ms are too long for 25."""
+    engine = engine_of([GPU_MODEL] * 2, spec=ServerSpec(pcie_gb_per_s=10.0), admission="deadline", slo_ms=25.0)
+    for model in (0, 1):
+        engine.servers[0].offer(0.0, model, model, 1.0)
+    assert engine.board.outstanding == [1]
+
+
+def test_an_end_comes_before_an_arrival_at_the_same_time() -> None:
+    """A request that ends when another arrives leaves its server empty for it."""
+    rows: list[Any] = []
+    setting = replace(engine_of([GPU_MODEL], preload=True).setting, servers=[ServerSpec()] * 2)
+    Engine(setting).run([(np.array([0.0, 10.0]), np.array([0, 0]))], keep=rows.append)
+    assert rows[0][:, 2].tolist() == [0, 0]
+
+
+def test_a_slow_request_keeps_its_slot_longer() -> None:
+    """The random factor of a request stretches its GPU time as it stretches its latency."""
+    rows: list[Any] = []
+    variant = Variant("v", 100.0, 20.0, 10.0, (20.0,), 100.0, "lognormal", 0.5)
+    engine_of([variant], preload=True).run([(np.zeros(2), np.zeros(2, np.int64))], keep=rows.append)
+    first, second = rows[0]
+    assert first[5] != pytest.approx(20.0)
+    assert second[4] == pytest.approx(first[5] / 2)
 
 
 def test_equal_seeds_give_equal_runs() -> None:

@@ -47,9 +47,15 @@ def test_azure_llm(tmp_path: Path) -> None:
     ("kind", "text", "message"),
     [
         ("csv", "time,model\n0,a\n", "line 1: expected the header time_s,model, found 'time,model'"),
-        ("csv", "time_s,model\n0,a\nx,a\n", "line 3, column time_s: expected seconds at or above 0, found 'x'"),
-        ("csv", "time_s,model\n-1,a\n", "line 2, column time_s: expected seconds at or above 0, found '-1'"),
-        ("csv", "time_s,model\ninf,a\n", "line 2, column time_s: expected seconds at or above 0, found 'inf'"),
+        ("csv", "time_s,model\n0,a\nx,a\n", "line 3, column time_s: expected seconds from 0 to 1e+12, found 'x'"),
+        ("csv", "time_s,model\n-1,a\n", "line 2, column time_s: expected seconds from 0 to 1e+12, found '-1'"),
+        ("csv", "time_s,model\ninf,a\n", "line 2, column time_s: expected seconds from 0 to 1e+12, found 'inf'"),
+        ("csv", "time_s,model\n1e300,a\n", "line 2, column time_s: expected seconds from 0 to 1e+12, found '1e300'"),
+        (
+            "azure-functions-2019",
+            FUNCTIONS_HEAD + "o,a,f,http,0,99999999999999999999,1\n",
+            "line 2, column 481: expected a whole number at or above 0, found '99999999999999999999'",
+        ),
         (
             "csv",
             "time_s,model\n2,a\n1,a\n",

@@ -38,6 +38,7 @@ def test_zipf() -> None:
     """Model r is asked for in proportion to its share over r to the exponent."""
     chances = popularity([1.0, 1.0, 2.0], 1.0)
     assert chances == pytest.approx(np.array([1, 1 / 2, 2 / 3]) / (13 / 6))
+    assert popularity([1.0, 1e12, 1.0], 1e12).tolist() == [1.0, 0.0, 0.0]
     _, models = arrivals(Synthetic("poisson", 100_000, 1.0, 1.0, chances, 0))
     assert np.bincount(models) / len(models) == pytest.approx(chances, abs=0.006)
 
