@@ -40,6 +40,7 @@ from chrion.report import (
     plan_table,
     predicted_lanes,
     timeline_html,
+    timeline_png,
     verdict,
 )
 from chrion.report.timeline import Lanes
@@ -47,6 +48,7 @@ from chrion.runtime import HybridSession
 from chrion.scheduler import DEFAULT_POLICY, Plan
 from chrion.scheduler import partition as make_plan
 from chrion.scheduler.explain import explain_placement
+from chrion.scheduler.planner import check_options
 from chrion.units import format_ms, parse_range
 
 #: Exit code where no plan meets the SLO.
@@ -96,6 +98,7 @@ def partition(
     as_json: JsonOption = False,
 ) -> None:
     """Plan which operator runs where, and write the plan."""
+    check_options(slo, alpha, policy)
     graph = load_graph(model, shape)
     measured = stored_or_measured(graph, profile, cores, accelerator)
     plan = make_plan(graph, measured, slo, alpha, policy, cores=cores)
@@ -146,6 +149,7 @@ def report(
     measured: Annotated[bool, typer.Option("--measured", help="Run the model and show what really happens.")] = False,
     model: Annotated[Path | None, typer.Option("--model", help="The model, for --measured.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write the timelines as a page.")] = None,
+    png: Annotated[Path | None, typer.Option("--png", help="Draw them as a picture.")] = None,
     trace: Annotated[Path | None, typer.Option("--trace", help="Write them as a trace for Perfetto.")] = None,
 ) -> None:
     """Show a plan: its figures, its timeline, and how near the prediction comes."""
@@ -160,6 +164,9 @@ def report(
     if html:
         write_atomically(html, timeline_html(f"{found.model}, {found.policy}", sections, found.remarks))
         show(f"written: {html}")
+    if png:
+        write_atomically(png, timeline_png(f"{found.model} on {found.machine}, policy {found.policy}", sections))
+        show(f"written: {png}")
     if trace:
         write_atomically(trace, chrome_trace(sections))
         show(f"written: {trace}")

@@ -34,6 +34,7 @@ from chrion.report.tables import best_rival
 from chrion.runtime import HybridSession
 from chrion.runtime.bench import hybrid_rival, largest_difference, plain_rivals, race, read_feed
 from chrion.scheduler import DEFAULT_POLICY, Plan, partition
+from chrion.scheduler.planner import check_options
 from chrion.units import format_ms
 
 PlanOption = Annotated[Path | None, typer.Option("--plan", metavar="PLAN.json", help="A plan.  [default: made here]")]
@@ -129,6 +130,7 @@ def _plan(
     accelerator: str | None,
 ) -> Plan:
     if stored is None:
+        check_options(slo, alpha, policy)
         return partition(graph, stored_or_measured(graph, None, cores, accelerator), slo, alpha, policy, cores=cores)
     if (slo, alpha, cores, accelerator) != (None,) * 4 or policy != DEFAULT_POLICY:
         raise OptionError("--plan: it is made already; give no --slo, --alpha, --policy, --cores or --accelerator")

@@ -57,13 +57,15 @@ def load(source: str | Path | bytes | onnx.ModelProto, shapes: Mapping[str, tupl
     original = path or _serialised(proto, "model")
     _fix_shapes(proto, given)
     folder = WeightsFolder()
-    model, session = _optimise(proto, path, folder.path)
-    _name_nodes(model)
-    _part_initial_states(model)
+    try:
+        model, types, session = _opened(proto, path, folder.path, ort.GraphOptimizationLevel.ORT_ENABLE_BASIC)
+    except ModelError:
+        # Some models onnxruntime optimises into what it then refuses itself; as they are it takes them.
+        model, types, session = _opened(proto, path, folder.path, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
     return assemble(
         name=path.stem if path else proto.graph.name or "model",
         model=model,
-        types=_node_types(model, folder.path),
+        types=types,
         declared_inputs=_declared(session.get_inputs(), declared),
         declared_outputs=_declared(session.get_outputs(), declared),
         metadata=_metadata(session),
@@ -206,8 +208,20 @@ def _dims(value: onnx.ValueInfoProto) -> list[onnx.TensorShapeProto.Dimension]:
     return list(value.type.tensor_type.shape.dim)
 
 
-def _optimise(proto: onnx.ModelProto, path: Path | None, folder: Path) -> tuple[onnx.ModelProto, ort.InferenceSession]:
-    options = _quiet_options(ort.GraphOptimizationLevel.ORT_ENABLE_BASIC)
+def _opened(
+    proto: onnx.ModelProto, path: Path | None, folder: Path, level: ort.GraphOptimizationLevel
+) -> tuple[onnx.ModelProto, dict[str, TensorInfo], ort.InferenceSession]:
+    """The optimised model with named nodes, the types of its values, and the session that optimised it."""
+    model, session = _optimise(proto, path, folder, level)
+    _name_nodes(model)
+    _part_initial_states(model)
+    return model, _node_types(model, folder), session
+
+
+def _optimise(
+    proto: onnx.ModelProto, path: Path | None, folder: Path, level: ort.GraphOptimizationLevel
+) -> tuple[onnx.ModelProto, ort.InferenceSession]:
+    options = _quiet_options(level)
     target = folder / "model.onnx"
     options.optimized_model_filepath = str(target)
     entries = {

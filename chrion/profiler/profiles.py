@@ -73,7 +73,7 @@ class Profile:
         """
         wanted = self.cores if cores is None else cores
         if not 0 <= wanted <= self.cores:
-            raise ProfileError(f"cores: {wanted} asked for, the profile has 1 to {self.cores}")
+            raise ProfileError(f"cores: {wanted} asked for, the profile has 0 to {self.cores}")
         if not self.operators and len(dag):
             raise ProfileError("profile: it holds no operator", hint="measure one with: chrion profile MODEL")
         rows = {s: self._row(dag, i) for i, s in enumerate(dag.signatures)}

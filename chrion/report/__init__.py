@@ -1,6 +1,7 @@
 """Floor 5: plans and measurements for people to look at."""
 
 from chrion.report.curve import curve_json, curve_png, curve_table
+from chrion.report.picture import timeline_png
 from chrion.report.tables import bench_table, bench_verdict, machine_table, plan_table, verdict
 from chrion.report.timeline import chrome_trace, lanes_summary, measured_lanes, predicted_lanes, timeline_html
 
@@ -17,5 +18,6 @@ __all__ = [
     "plan_table",
     "predicted_lanes",
     "timeline_html",
+    "timeline_png",
     "verdict",
 ]

@@ -14,18 +14,13 @@ from chrion.units import format_mb, format_ms
 
 
 def plan_table(plan: Plan) -> Table:
-    """A plan beside everything on the accelerator and everything on the CPU cores, as predicted."""
+    """A plan beside everything on the accelerator and everything on the CPU cores, as predicted.
+
+    ``memory`` is Equation 4; ``resident`` what an arena must hold.
+    """
     table = Table(title=f"{plan.model}: {len(plan.operators)} operators, predicted for {plan.machine}")
     table.add_column("")
-    for name in (
-        "latency",
-        "against accelerator",
-        "memory",
-        "against accelerator",
-        "on accelerator",
-        "on CPU",
-        "cores",
-    ):
+    for name in ("latency", "against acc.", "memory", "against acc.", "resident", "on acc.", "on CPU", "cores"):
         table.add_column(name, justify="right")
     rows: list[tuple[str, Prediction | None, Sequence[str]]] = [
         ("accelerator only", plan.accelerator_only, (str(len(plan.operators)), "0", "0")),
@@ -93,14 +88,15 @@ def machine_table(machine: Machine, cores: Sequence[int], providers: Mapping[str
     return table
 
 
-def _figures(found: Prediction, reference: Prediction | None) -> tuple[str, str, str, str]:
+def _figures(found: Prediction, reference: Prediction | None) -> tuple[str, ...]:
     against = ("", "")
     if reference is not None:
         against = (
             _change(found.latency_ms, reference.latency_ms),
             _change(found.memory_mb, reference.memory_mb),
         )
-    return format_ms(found.latency_ms), against[0], format_mb(found.memory_mb), against[1]
+    memory, resident = format_mb(found.memory_mb), format_mb(found.resident_mb)
+    return format_ms(found.latency_ms), against[0], memory, against[1], resident
 
 
 def _change(value: float, reference: float) -> str:

@@ -69,9 +69,7 @@ def alternatives(  # noqa: PLR0913 - as for partition
     Arguments and errors are those of :func:`partition`. The default policy offers one plan for each of the chunks that
     look best; the others offer one plan.
     """
-    slo_ms = None if slo is None else parse_duration_ms(slo, "slo")
-    if alpha is not None and not 0 <= alpha < math.inf:
-        raise OptionError(f"alpha: {alpha} is not a number of ms per MB, from 0 up")
+    slo_ms = check_options(slo, alpha, policy)
     make_solver = policy_named(policy)
     costs = profile.costs(graph.dag, cores)
     gpu = _baseline(graph, costs, accelerator_only) if costs.accelerator_ms is not None else None
@@ -87,6 +85,18 @@ def alternatives(  # noqa: PLR0913 - as for partition
         found = [c for c in refined if c.meets(slo_ms) or not chosen.meets(slo_ms)] or [chosen]
     draft = _Draft(graph, profile, policy, slo_ms, alpha, cores)
     return [draft.plan(candidate, gpu, cpu) for candidate in found]
+
+
+def check_options(slo: str | float | None, alpha: float | None, policy: str) -> float | None:
+    """Refuse what :func:`partition` would refuse, before anything is measured; returns the SLO in ms.
+
+    Raises:
+        OptionError: The SLO, alpha or policy is not one.
+    """
+    if alpha is not None and not 0 <= alpha < math.inf:
+        raise OptionError(f"alpha: {alpha} is not a number of ms per MB, from 0 up")
+    policy_named(policy)
+    return None if slo is None else parse_duration_ms(slo, "slo")
 
 
 def _attempt(graph: Graph, solve: Solver) -> Callable[[float], Candidate]:
