@@ -31,6 +31,8 @@ from chrion.scheduler.timeline import Schedule
 _REFINED = 3
 #: Graphs up to this size are refined operator by operator, too.
 _FINE = 400
+#: Graphs above this size are begun in fewer ways.
+_LARGE = 20_000
 
 
 class Planner:
@@ -105,7 +107,12 @@ class Planner:
         return problem.solve(order, lanes, schedule.cores, labels, f"{origin}, step by step")
 
     def _core_counts(self) -> list[int]:
-        """Numbers of CPU lanes to try beside a single lane: all up to four, then about every half doubling, and k."""
+        """Numbers of CPU lanes to try beside a single lane: all up to four, then about every half doubling, and k.
+
+        None in a large graph, where each number would cost seconds: one lane and the greedy selection have to do.
+        """
+        if len(self._problem.dag) > _LARGE:
+            return []
         k = self._problem.costs.cores
         least = 1 if self._problem.costs.accelerator_ms is not None else 2
         return [j for j in range(least, k + 1) if j <= 4 or j == k or j in {6, 8, 12, 16, 24, 32, 48, 64, 96, 128}]
