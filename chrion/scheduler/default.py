@@ -64,7 +64,8 @@ class Planner:
 
     def improve(self, seeds: Sequence[Solution], alpha: float) -> Solution:
         """Refine the best beginnings and keep the best result."""
-        improved = [self._refined(seed, alpha) for seed in seeds[:_REFINED]]
+        count = 1 if len(self._problem.dag) > _LARGE else _REFINED
+        improved = [self._refined(seed, alpha) for seed in seeds[:count]]
         return min(improved, key=partial(_preference, alpha))
 
     def _refined(self, seed: Solution, alpha: float) -> Solution:

@@ -110,6 +110,8 @@ def _shift_operators(problem: Problem, best: Solution, alpha: float, end: int, r
     operators = list(range(len(dag)))
     rng.shuffle(operators)
     for i in operators:
+        if problem.work >= end:
+            return best
         order = list(best.schedule.order)
         position = {v: at for at, v in enumerate(order)}
         low = max((position[m] for m in dag.predecessors[i]), default=-1) + 1
