@@ -196,7 +196,8 @@ HybridSession with nothing given but the model, beside the best of four plain se
 ORT_PARALLEL), each with the machine to itself in alternating turns; medians. Recurrent models: 12 layers, 96 steps,
 batch 1, folded, unless said otherwise. *chosen* is what the guard settled for. The last columns are what the planner
 predicts on more cores, over the same best plain time of this machine: predictions, not measurements, and they assume
-that further cores contend no more than the two measured.
+that further cores contend no more than the two measured. Where *chosen* says plain, HybridSession is a plain session,
+so its ratio is nothing but the noise of this machine.
 
 {table}
 
