@@ -36,7 +36,8 @@ def heft(dag: Dag, costs: Costs, cores: int, *, alpha: float = 0.0) -> Schedule:
     busy: list[list[tuple[float, float]]] = [[] for _ in range(cores + 1)]
     usable = range(0 if costs.accelerator_ms is not None else 1, cores + 1)
     speed = [costs.lane_ms(lane, cores) for lane in range(cores + 1)]
-    for i in sorted(range(len(dag)), key=lambda v: (-rank[v], v)):
+    position = {v: at for at, v in enumerate(dag.topological_order)}
+    for i in sorted(range(len(dag)), key=lambda v: (-rank[v], position[v])):  # equal ranks: what is waited for first
         best = (math.inf, math.inf, 0, 0.0)
         for lane in usable:
             length = speed[lane][i]
@@ -51,7 +52,6 @@ def heft(dag: Dag, costs: Costs, cores: int, *, alpha: float = 0.0) -> Schedule:
         if lane == 0:
             resident.update(dag.weights[i])
         bisect.insort(busy[lane], (begin, begin + length))
-    position = {v: at for at, v in enumerate(dag.topological_order)}
     order = sorted(range(len(dag)), key=lambda v: (start[v], position[v]))
     return Schedule(tuple(order), tuple(lanes), cores)
 

@@ -51,6 +51,15 @@ def test_idle_gaps_are_filled() -> None:
     assert (timeline.start_ms[3], timeline.latency_ms) == (1.0, 12.0)
 
 
+def test_operators_of_no_time_follow_what_they_wait_for() -> None:
+    """Equal ranks do not put an operator before its predecessor of a higher index."""
+    dag = Dag.from_edges(3, [(2, 1), (1, 0)])
+    costs = uniform_costs(dag, cpu_ms=[0.0], dispatch_ms=1.0)
+    schedule = heft(dag, costs, 1)
+    validate(dag, costs, schedule)
+    assert schedule.order == (2, 1, 0)
+
+
 @given(data=st.data())
 def test_schedules_are_valid(data: st.DataObject) -> None:
     """On any graph and machine, for every number of cores."""
