@@ -9,8 +9,14 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from chrion import HybridSession
+
+# The same examples in every CI run: a change is judged by what it changes. Elsewhere they are new each time.
+settings.register_profile("ci", derandomize=True, deadline=None)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 
 @pytest.fixture(scope="session", autouse=True)
