@@ -153,7 +153,7 @@ def predicted_ms(graph: Graph, profile: Profile, cores: int) -> float:
     """What the planner predicts for more cores, if they contend no more than those measured."""
     more = {s: replace(o, cpu_ms=(o.cpu_ms + (o.cpu_ms[-1],) * cores)[:cores]) for s, o in profile.operators.items()}
     wide = replace(profile, cores=cores, operators=more, _estimators={})
-    return chrion.partition(graph, wide).predicted.latency_ms
+    return chrion.partition(graph, wide, policy="chrion").predicted.latency_ms
 
 
 def measure(case: Case, cycles: int) -> list[str]:

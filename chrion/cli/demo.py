@@ -26,7 +26,7 @@ from chrion.report import (
 )
 from chrion.runtime import HybridSession
 from chrion.runtime.bench import hybrid_rival, largest_difference, plain_rivals, race
-from chrion.scheduler import partition
+from chrion.scheduler import DEFAULT_POLICY, partition
 from chrion.units import format_ms
 
 _HYBRID = "hybrid"
@@ -47,7 +47,7 @@ def demo(
     total = format_ms(sum(measured.costs(graph.dag).cpu_ms[0]))
     show(f"   {kinds} distinct signatures; one after another on one core: {total}")
     show("[bold]3. Partition[/bold]")
-    plan = partition(graph, measured)
+    plan = partition(graph, measured, policy=DEFAULT_POLICY)
     show(plan_table(plan), f"   {verdict(plan)}")
     show("[bold]4. Run[/bold]")
     feed = made_up_feed(graph)

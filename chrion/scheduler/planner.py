@@ -28,7 +28,7 @@ def partition(  # noqa: PLR0913 - the knobs of the command of the same name
     profile: Profile,
     slo: str | float | None = None,
     alpha: float | None = None,
-    policy: str = DEFAULT_POLICY,
+    policy: str = "chrion-paper",
     *,
     cores: int | None = None,
 ) -> Plan:
@@ -40,8 +40,9 @@ def partition(  # noqa: PLR0913 - the knobs of the command of the same name
         slo: Latency that must not be exceeded: ``60ms``, ``0.06s``, or a number of milliseconds.
         alpha: What a megabyte of accelerator memory is worth, in ms. Lowered if the SLO would be missed; missing, it
             is the largest that meets the SLO, or 0 without an SLO.
-        policy: Name of the scheduler, one of ``chrion.scheduler.POLICIES``. The default one also chooses into which
-            chunks recurrent operators are cut.
+        policy: Name of the scheduler, one of ``chrion.scheduler.POLICIES``; the paper's algorithms if missing.
+            ``chrion``, which the command and HybridSession use, also chooses into which chunks recurrent operators
+            are cut.
         cores: Use at most so many of the profile's CPU cores.
 
     Returns:

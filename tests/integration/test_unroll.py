@@ -139,7 +139,7 @@ def test_a_plan_with_chunks_runs_as_plain_onnxruntime(cell: str, *, both: bool) 
     parameters = {"layers": 4, "seq": 24, "batch": 1, "io": 32, "chunk": 24, "bidirectional": both}
     model = build(cell, parameters)
     graph = chrion.load(model)
-    plan = chrion.partition(graph, chrion.profile(graph))
+    plan = chrion.partition(graph, chrion.profile(graph), policy="chrion")
     x = RNG.standard_normal((24, 1, 32)).astype(np.float32)
     with chrion.HybridSession(graph, plan=plan) as session:
         np.testing.assert_allclose(session.run(None, {"X": x})[0], run(model, {"X": x})[0], rtol=1e-5, atol=1e-6)
