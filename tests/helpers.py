@@ -118,3 +118,20 @@ def assert_equal(ours: Sequence[Any], theirs: Sequence[Any]) -> None:
 def assert_same_as_plain(session: HybridSession, model: onnx.ModelProto | str, feed: Feed) -> None:
     """A session gives what plain onnxruntime gives."""
     assert_equal(session.run(None, feed), plain(model, feed))
+
+
+class QuietCores:
+    """Cores that nobody else uses; or that are disturbed at some of the looks, counted from 0."""
+
+    def __init__(self, disturbed_at: Sequence[int] = ()) -> None:
+        self.looks = 0
+        self._disturbed_at = disturbed_at
+
+    def wait(self) -> bool:
+        """There is nothing to wait for."""
+        return True
+
+    def disturbed(self) -> bool:
+        """As asked for."""
+        self.looks += 1
+        return self.looks - 1 in self._disturbed_at

@@ -8,7 +8,6 @@ pinned to one core each run that session at once, and the median over all of the
 from __future__ import annotations
 
 import statistics
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from chrion.cores import pinned
+from chrion.cores import on_cores
 from chrion.errors import ModelError
 from chrion.graph.extract import Extractor, SubModel
 from chrion.graph.model import ELEMENT_BYTES, Graph, TensorInfo
@@ -166,27 +165,7 @@ class _Copies:
 
     def time_on(self, cores: Sequence[int]) -> Sample:
         """Call on several pinned threads at once."""
-        times: list[list[float]] = [[] for _ in cores]
-        failures: list[BaseException] = []
-        start = threading.Barrier(len(cores))
-
-        def work(at: int, core: int) -> None:
-            try:
-                with pinned(core):
-                    binding = self.binding()
-                    start.wait()
-                    times[at] = self._calls(binding, _LEAST_CALLS, _WINDOW_S)
-            except BaseException as error:  # noqa: BLE001 - raised again by the caller
-                start.abort()
-                failures.append(error)
-
-        threads = [threading.Thread(target=work, args=(at, core), daemon=True) for at, core in enumerate(cores)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if failures:
-            raise failures[0]
+        times = on_cores(cores, lambda: self._calls(self.binding(), _LEAST_CALLS, _WINDOW_S))
         return _sample([ms for own in times for ms in own])
 
     def _calls(self, binding: Any, least: int, window_s: float) -> list[float]:

@@ -19,12 +19,17 @@ from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.profiler.cache import Cache
 from chrion.profiler.costs import FREE
 from chrion.profiler.machine import provider_name, this_machine
-from chrion.profiler.measure import OperatorBench, random_array
+from chrion.profiler.measure import OperatorBench, Sample, random_array
 from chrion.profiler.probe import load_libraries, why_unusable
 from chrion.profiler.profiles import OperatorCost, Profile, operator_bytes
+from chrion.profiler.quiet import CoreWatch
 from chrion.profiler.transfer import measure_copies, measure_dispatch_ms, measure_handoff_ms
 
 log = logging.getLogger(__name__)
+
+#: How often an operator is measured if somebody else uses the cores meanwhile, and how long all wait for quiet moments.
+_TRIES = 3
+_PATIENCE_S = 5.0
 
 #: Told after each operator: how many are done, how many there are, and the type of the last one.
 Progress = Callable[[int, int, str], None]
@@ -124,6 +129,7 @@ def _representatives(graphs: Sequence[Graph]) -> dict[str, tuple[Graph, int]]:
 def _measure(
     todo: Mapping[str, tuple[Graph, int]], lanes: tuple[int, ...], provider: str | None, progress: Progress | None
 ) -> Iterator[tuple[str, OperatorCost]]:
+    watch = CoreWatch(lanes, _PATIENCE_S)
     by_graph: dict[Graph, list[int]] = {}
     for graph, i in todo.values():
         by_graph.setdefault(graph, []).append(i)
@@ -134,7 +140,7 @@ def _measure(
         for i in operators:
             count += 1
             try:
-                yield graph.dag.signatures[i], measure_operator(extractor, i, feeds, lanes, provider)
+                yield graph.dag.signatures[i], measure_operator(extractor, i, feeds, watch, provider)
             except Exception as error:  # noqa: BLE001 - whatever the kernel says, the profile goes on without it
                 log.warning("operator %s is not measured: %s", graph.dag.names[i], first_line(error))
             if progress:
@@ -145,13 +151,13 @@ def measure_operator(
     extractor: Extractor,
     i: int,
     feeds: Mapping[str, np.ndarray[Any, Any]],
-    lanes: tuple[int, ...],
+    watch: CoreWatch,
     provider: str | None,
 ) -> OperatorCost:
-    """Measure one operator for 1..k busy cores, and on the accelerator."""
+    """Measure one operator for 1..k busy cores of those watched, and on the accelerator."""
     dag = extractor.graph.dag
     bench = OperatorBench(extractor, i, feeds)
-    samples = [bench.time(lanes[:busy]) for busy in range(1, len(lanes) + 1)]
+    samples = [_quiet_time(bench, watch, busy) for busy in range(1, len(watch.cores) + 1)]
     accelerator_ms = None
     if provider:
         try:
@@ -166,6 +172,17 @@ def measure_operator(
         flops=dag.flops[i],
         bytes=operator_bytes(dag, i),
     )
+
+
+def _quiet_time(bench: OperatorBench, watch: CoreWatch, busy: int) -> Sample:
+    """Time an operator while the cores are ours alone; if they never are, the best there is."""
+    samples = []
+    for _ in range(_TRIES):
+        quiet = watch.wait()
+        samples.append(bench.time(watch.cores[:busy]))
+        if not quiet or not watch.disturbed():
+            break
+    return min(samples, key=lambda sample: sample.median_ms)
 
 
 def captured_inputs(graph: Graph, extractor: Extractor, operators: list[int]) -> dict[str, np.ndarray[Any, Any]]:

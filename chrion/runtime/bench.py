@@ -2,7 +2,8 @@
 
 The threads of a plain session spin on after a run, so that two live sessions in one process slow each other down. So
 in every turn one rival is made, warmed up, timed and taken down again; turns go round several times, each round
-starting with another rival, and medians over all of a rival's turns are compared.
+starting with another rival, and medians over all of a rival's turns are compared. A turn before or after which somebody
+else was using the cores is taken again, whoever's it is.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from chrion.cores import physical_cores
 from chrion.errors import OptionError
 from chrion.graph.model import Graph
+from chrion.profiler.quiet import CoreWatch, Watch
 from chrion.runtime.session import HybridSession
 from chrion.runtime.values import check_feed
 from chrion.scheduler.plan import Plan
 
 _WARM_UP_S = 0.05
 _LEAST_RUNS = 5
+#: How often a turn is taken at most.
+_TRIES = 4
 
 Feed = Mapping[str, np.ndarray[Any, Any]]
 #: Makes a rival: what runs one request, and what takes the rival down.
@@ -53,6 +57,7 @@ def race(
     cycles: int = 5,
     turn_s: float = 0.4,
     progress: Callable[[int, int, str], None] | None = None,
+    watch: Watch | None = None,
 ) -> list[Timing]:
     """Time rivals against each other.
 
@@ -61,16 +66,19 @@ def race(
         cycles: Turns of each rival.
         turn_s: How long a turn is timed; at least five runs.
         progress: Called after each turn with turns done, all turns, and the rival's name.
+        watch: Tells whether the cores are quiet; if missing, all physical cores are watched, and as
+            much time is spent waiting as timing, at most.
 
     Returns:
         Timings in the order of ``rivals``.
     """
     times: dict[str, list[float]] = {name: [] for name in rivals}
     names = list(rivals)
+    watch = watch or CoreWatch(physical_cores(), patience_s=cycles * len(names) * turn_s)
     for cycle in range(cycles):
         start = cycle % len(names)
         for at, name in enumerate(names[start:] + names[:start]):
-            times[name] += _turn(rivals[name], turn_s)
+            times[name] += _quiet_turn(rivals[name], turn_s, watch)
             if progress:
                 progress(cycle * len(names) + at + 1, cycles * len(names), name)
     return [_timing(name, ms) for name, ms in times.items()]
@@ -147,6 +155,16 @@ def largest_difference(ours: Sequence[Any], theirs: Sequence[Any]) -> float:
         same = (left == right) | np.isnan(left)  # equal infinities have no difference
         largest = max(largest, float(np.abs(left[~same] - right[~same]).max(initial=0.0)))
     return largest
+
+
+def _quiet_turn(make: Maker, turn_s: float, watch: Watch) -> list[float]:
+    """A turn between two quiet moments; if there is none to be had, the last one tried."""
+    for _ in range(_TRIES):
+        quiet = watch.wait()
+        times = _turn(make, turn_s)
+        if quiet and not watch.disturbed():
+            break
+    return times
 
 
 def _turn(make: Maker, turn_s: float) -> list[float]:

@@ -15,8 +15,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from chrion.cores import physical_cores
 from chrion.errors import ChrionError
 from chrion.files import cache_folder, write_atomically
+from chrion.profiler.quiet import CoreWatch, Watch
 from chrion.scheduler.plan import Plan
 
 #: How long a candidate is timed in one turn, after a run to warm up; and how often at least.
@@ -25,8 +27,12 @@ _LEAST_RUNS = 3
 #: Turns each candidate has; no further round is begun after so many seconds.
 _ROUNDS = 3
 _BUDGET_S = 1.0
+#: Who is so close to the best has the same again.
+_CLOSE = 1.15
 #: A plan must beat a plain session by so much: less is noise, and a plain session is simpler.
-_MARGIN = 0.97
+_MARGIN = 0.95
+#: How long to wait for moments in which nobody else uses the cores.
+_PATIENCE_S = 0.5
 
 #: Makes a candidate: what runs one request, and what takes it down.
 Opener = Callable[[], tuple[Callable[[], object], Callable[[], None]]]
@@ -52,26 +58,27 @@ class Trial:
     resident_mb: float
 
 
-def decide(contenders: Sequence[Contender], slo_ms: float | None) -> tuple[str, tuple[Trial, ...]]:
+def decide(
+    contenders: Sequence[Contender], slo_ms: float | None, watch: Watch | None = None
+) -> tuple[str, tuple[Trial, ...]]:
     """Time all contenders and choose.
 
     Args:
         contenders: Plain ones first: they win ties.
         slo_ms: Among those that meet it, the one with the least accelerator memory is chosen; without it, or if none
             does, the fastest.
+        watch: Tells whether the cores are quiet; if missing, all physical cores are watched.
 
     Returns:
         The winner's name, and all trials.
     """
     best_ms = dict.fromkeys((c.name for c in contenders), float("inf"))
-    start = time.perf_counter()
-    for _ in range(_ROUNDS):
-        for contender in contenders:  # the best turn counts: whatever else runs on the machine only ever adds
-            best_ms[contender.name] = min(best_ms[contender.name], _timed(contender.open))
-        if time.perf_counter() - start > _BUDGET_S:
-            break
-    trials = tuple(Trial(c.name, best_ms[c.name], c.resident_mb) for c in contenders)
     handicap = {c.name: 1.0 if c.plain else 1 / _MARGIN for c in contenders}
+    watch = watch or CoreWatch(physical_cores(), _PATIENCE_S)
+    _rounds(contenders, best_ms, watch)
+    least_ms = min(best_ms.values())
+    _rounds([c for c in contenders if best_ms[c.name] < _CLOSE * least_ms], best_ms, watch)
+    trials = tuple(Trial(c.name, best_ms[c.name], c.resident_mb) for c in contenders)
 
     def weighted_ms(trial: Trial) -> float:
         return trial.median_ms * handicap[trial.name]
@@ -117,6 +124,17 @@ class Memory:
             write_atomically(self._path, json.dumps(content))
         except (OSError, ChrionError):
             return
+
+
+def _rounds(contenders: Sequence[Contender], best_ms: dict[str, float], watch: Watch) -> None:
+    """Some turns for everyone, alternating; the best turn counts: whatever else runs on the machine only ever adds."""
+    start = time.perf_counter()
+    for _ in range(_ROUNDS if len(contenders) > 1 else 0):
+        for contender in contenders:
+            watch.wait()
+            best_ms[contender.name] = min(best_ms[contender.name], _timed(contender.open))
+        if time.perf_counter() - start > _BUDGET_S:
+            break
 
 
 def _timed(opener: Opener) -> float:

@@ -12,7 +12,20 @@ from chrion import load
 from chrion.errors import OptionError
 from chrion.profiler.measure import made_up_feed
 from chrion.runtime.bench import hybrid_rival, largest_difference, plain_rivals, race, read_feed
-from helpers import BOOL, FLOAT, INT64, alternating, assert_equal, branches, forced_plan, make_model, node, plain, value
+from helpers import (
+    BOOL,
+    FLOAT,
+    INT64,
+    QuietCores,
+    alternating,
+    assert_equal,
+    branches,
+    forced_plan,
+    make_model,
+    node,
+    plain,
+    value,
+)
 
 Log = list[tuple[str, str]]
 
@@ -32,7 +45,11 @@ def test_each_rival_has_the_machine_to_itself_in_alternating_turns() -> None:
     log: Log = []
     steps: list[tuple[int, int, str]] = []
     timings = race(
-        {name: rival(name, log) for name in "abc"}, cycles=3, turn_s=0.0, progress=lambda *step: steps.append(step)
+        {name: rival(name, log) for name in "abc"},
+        cycles=3,
+        turn_s=0.0,
+        progress=lambda *step: steps.append(step),
+        watch=QuietCores(),
     )
     turns = [(name, what) for name, what in log if what != "run"]
     order = "abc" + "bca" + "cab"
@@ -44,6 +61,24 @@ def test_each_rival_has_the_machine_to_itself_in_alternating_turns() -> None:
     assert [t.name for t in timings] == ["a", "b", "c"]
     assert all(t.runs >= 15 and t.low_ms <= t.median_ms <= t.high_ms for t in timings)
     assert steps == [(at + 1, 9, name) for at, name in enumerate(order)]
+
+
+def test_a_disturbed_turn_is_taken_again() -> None:
+    """Its times are thrown away, and its rival has another turn at once."""
+    log: Log = []
+    timings = race({name: rival(name, log) for name in "ab"}, cycles=1, turn_s=0.0, watch=QuietCores(disturbed_at=[0]))
+    assert [name for name, what in log if what == "made"] == ["a", "a", "b"]
+    runs = {name: log.count((name, "run")) for name in "ab"}
+    assert timings[0].runs < runs["a"] / 2 + 1
+    assert timings[1].runs < runs["b"]
+
+
+def test_a_machine_that_is_never_quiet_is_timed_all_the_same() -> None:
+    """After some tries the last turn stands."""
+    log: Log = []
+    (timing,) = race({"a": rival("a", log)}, cycles=2, turn_s=0.0, watch=QuietCores(disturbed_at=range(99)))
+    assert timing.runs >= 10
+    assert [what for _, what in log].count("made") == 8
 
 
 def test_a_rival_that_fails_is_taken_down() -> None:

@@ -83,3 +83,16 @@ def test_pinning_is_undone() -> None:
     with pytest.raises(RuntimeError):
         work()
     assert os.sched_getaffinity(0) == before
+
+
+def test_the_same_work_on_several_cores_at_once() -> None:
+    """Each in a thread that may use its core only; results in the order asked for."""
+    allowed = sorted(os.sched_getaffinity(0))
+    assert cores.on_cores(allowed, lambda: os.sched_getaffinity(0)) == [{cpu} for cpu in allowed]
+    assert sorted(os.sched_getaffinity(0)) == allowed
+
+
+def test_what_one_core_raises_reaches_the_caller() -> None:
+    """After all have ended."""
+    with pytest.raises(ZeroDivisionError):
+        cores.on_cores(sorted(os.sched_getaffinity(0)), lambda: 1 // 0)

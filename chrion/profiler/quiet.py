@@ -1,0 +1,97 @@
+"""Are the cores ours just now?
+
+On a shared machine another guest may take part of a core, or two virtual cores may sit on one real one for a while;
+lanes then look slow that are not. So measurements look first: a fixed piece of arithmetic on all cores at once, beside
+the fastest that it has been.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
+
+from chrion.cores import on_cores
+from chrion.profiler.machine import CPU_PROVIDER
+
+#: A matrix product of about a tenth of a millisecond, and how often a look runs it.
+_SIZE = (64, 256)
+_CALLS = 40
+#: The fastest look is taken for what the cores can do once so many have been taken.
+_FIRST_LOOKS = 12
+#: Slower than the fastest by more than this is a disturbance: clocks vary by less, two lanes on one real core by more.
+_TOLERANCE = 1.4
+_PAUSE_S = 0.02
+
+
+class Watch(Protocol):
+    """What a measurement asks of the cores."""
+
+    def wait(self) -> bool:
+        """Wait for a quiet moment; returns whether this is one."""
+
+    def disturbed(self) -> bool:
+        """Whether somebody is using the cores."""
+
+
+class CoreWatch:
+    """Tells whether some cores run at their full speed, all at once.
+
+    Args:
+        cores: Logical CPUs.
+        patience_s: How long to wait for quiet moments, all waits together: a machine that is never quiet is measured
+            as it is.
+
+    Attributes:
+        cores: Those watched.
+    """
+
+    def __init__(self, cores: Sequence[int], patience_s: float) -> None:
+        self.cores = tuple(cores)
+        self._patience_s = patience_s
+        self._session = _product()
+        self._feed = {"x": np.ones(_SIZE, np.float32)}
+        self._fastest_ms = min(self._look() for _ in range(_FIRST_LOOKS))
+
+    def disturbed(self) -> bool:
+        """Whether somebody is using the cores."""
+        now_ms = self._look()
+        self._fastest_ms = min(self._fastest_ms, now_ms)
+        return now_ms > _TOLERANCE * self._fastest_ms
+
+    def wait(self) -> bool:
+        """Wait for a quiet moment while there is patience left; returns whether this is one."""
+        start = time.perf_counter()
+        while disturbed := self.disturbed():
+            if time.perf_counter() - start > self._patience_s:
+                break
+            time.sleep(_PAUSE_S)
+        self._patience_s = max(0.0, self._patience_s - (time.perf_counter() - start))
+        return not disturbed
+
+    def _look(self) -> float:
+        return max(on_cores(self.cores, self._median_ms))
+
+    def _median_ms(self) -> float:
+        times = []
+        for _ in range(_CALLS):
+            before = time.perf_counter()
+            self._session.run(None, self._feed)
+            times.append((time.perf_counter() - before) * 1e3)
+        return statistics.median(times)
+
+
+def _product() -> ort.InferenceSession:
+    rows, columns = _SIZE
+    weight = numpy_helper.from_array(np.ones((columns, columns), np.float32), "w")
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [rows, columns]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "watch", ends[:1], ends[1:], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    return ort.InferenceSession(model.SerializeToString(), options, providers=[CPU_PROVIDER])
