@@ -54,12 +54,17 @@ def branches(*, size: int = 4) -> onnx.ModelProto:
 
 
 def forced_plan(
-    graph: Graph, lanes: Sequence[int], order: Sequence[int] | None = None, accelerator: str | None = None
+    graph: Graph,
+    lanes: Sequence[int],
+    order: Sequence[int] | None = None,
+    accelerator: str | None = None,
+    stages: Sequence[int] = (),
 ) -> Plan:
     """A plan of any placement; what it predicts is made up."""
     assert len(lanes) == len(graph.dag)
     order = tuple(order or graph.dag.topological_order)
-    segments = cut(graph.dag, order, lanes)
+    segments = cut(graph.dag, order, lanes, stages=stages)
+    cores, streams = max([1, *lanes]), 1 - min([0, *lanes])
     return Plan(
         model=graph.name,
         digest=graph.digest,
@@ -71,12 +76,12 @@ def forced_plan(
         accelerator=accelerator,
         machine=MACHINE,
         estimated=0,
-        schedule=Schedule(order, tuple(lanes), max([1, *lanes])),
+        schedule=Schedule(order, tuple(lanes), cores, streams, tuple(stages)),
         operators=graph.dag.names,
         segments=segments,
         segment_ms=tuple((float(at), float(at + 1)) for at in range(len(segments))),
         predicted=Prediction(float(len(segments)), 0.0, 0.0),
-        busy_ms=(1.0,) * (max([1, *lanes]) + 1),
+        busy_ms=(1.0,) * (cores + streams),
         lower_bound_ms=0.0,
         accelerator_only=None,
         cpu_only=Prediction(float(len(segments)), 0.0, 0.0),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import strategies as st
 
 from chrion.graph import Dag
@@ -54,9 +56,19 @@ def topological_orders(draw: st.DrawFn, dag: Dag) -> tuple[int, ...]:
 
 
 @st.composite
-def schedules(draw: st.DrawFn, dag: Dag, costs: Costs) -> Schedule:
-    """Any valid schedule."""
-    first = 0 if costs.accelerator_ms is not None else 1
-    cores = draw(st.integers(first, costs.cores))
-    lanes = tuple(draw(st.integers(first, cores)) for _ in range(len(dag)))
-    return Schedule(draw(topological_orders(dag)), lanes, cores)
+def schedules(
+    draw: st.DrawFn, dag: Dag, costs: Costs, *, most_streams: int = 1, staged: bool | None = False
+) -> Schedule:
+    """Any valid schedule; with stages, without, or either if ``staged`` is None."""
+    has = costs.accelerator_ms is not None
+    streams = draw(st.integers(1, most_streams)) if has else 1
+    cores = draw(st.integers(0 if has else 1, costs.cores))
+    usable = st.integers(1 - streams if has else 1, cores)
+    lanes = tuple(draw(usable) for _ in range(len(dag)))
+    order = draw(topological_orders(dag))
+    stages: tuple[int, ...] = ()
+    if draw(st.booleans()) if staged is None else staged:
+        steps = draw(st.lists(st.sampled_from([0, 0, 1, 2]), min_size=len(dag), max_size=len(dag)))
+        along = dict(zip(order, itertools.accumulate(steps), strict=True))
+        stages = tuple(along[i] for i in range(len(dag)))
+    return Schedule(order, lanes, cores, streams, stages)

@@ -10,17 +10,24 @@ finish:
 With tiles, ``v`` joins if it is of the segment's tile and no other lane has read from the segment yet: what the
 segment makes is seen later, and it starts when the last of its inputs is there, but there are fewer of them. A segment
 is closed when another lane reads from it, so that no two ever wait for each other.
+
+A segment never spans two stages: between them, all lanes wait for each other.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from chrion.graph.dag import Dag
 
 
 def cut(
-    dag: Dag, order: Sequence[int], lanes: Sequence[int], tiles: Sequence[int] | None = None
+    dag: Dag,
+    order: Sequence[int],
+    lanes: Sequence[int],
+    tiles: Sequence[int] | None = None,
+    stages: Sequence[int] = (),
 ) -> tuple[tuple[int, ...], ...]:
     """Cut a schedule into segments.
 
@@ -29,11 +36,16 @@ def cut(
         order: All operators in a topological order.
         lanes: The lane of every operator, by operator index.
         tiles: A label for every operator; those of one lane and label stay together where they can.
+        stages: The stage of every operator, which never falls along ``order``; without any, there are no barriers.
+            With stages and no tiles, a lane's operators of one stage stay together where they can.
 
     Returns:
         Segments in topological order; each lists its operators in ``order``.
     """
-    return _by_tile(dag, order, lanes, tiles) if tiles is not None else _without_delay(dag, order, lanes)
+    if not stages:
+        return _by_tile(dag, order, lanes, tiles) if tiles is not None else _without_delay(dag, order, lanes)
+    by_stage = itertools.groupby(order, key=lambda i: stages[i])
+    return tuple(s for _, part in by_stage for s in _by_tile(dag, tuple(part), lanes, tiles or stages))
 
 
 def _without_delay(dag: Dag, order: Sequence[int], lanes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -62,7 +74,7 @@ def _by_tile(dag: Dag, order: Sequence[int], lanes: Sequence[int], tiles: Sequen
     home: dict[int, list[int]] = {}
     for i in order:
         lane = lanes[i]
-        read = (m for m in dag.predecessors[i] if lanes[m] != lane)
+        read = (m for m in dag.predecessors[i] if lanes[m] != lane and m in home)
         closed.extend(filling.pop(lanes[m]) for m in read if filling.get(lanes[m]) is home[m])
         segment = filling.get(lane)
         if segment is None or tiles[segment[0]] != tiles[i]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from chrion.graph.dag import Dag
+from chrion.lanes import on_accelerator
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +54,12 @@ class Costs:
     upload: CopyCost = FREE
     #: Accelerator to CPU.
     download: CopyCost = FREE
-    #: From the end of an operator on one CPU lane to the start of one on another that waits for it.
+    #: From the end of an operator on one lane to the start of one on another of the same side that waits for it.
     handoff_ms: float = 0.0
     #: Starting a segment on a lane.
     dispatch_ms: float = 0.0
+    #: Share of the accelerator that an operator occupies while it runs there alone, 0 to 1; empty: each fills it.
+    accelerator_share: tuple[float, ...] = ()
     #: Memory the accelerator takes as soon as anything runs there (context, libraries).
     base_memory_mb: float = 0.0
 
@@ -66,10 +69,23 @@ class Costs:
         return len(self.cpu_ms)
 
     def lane_ms(self, lane: int, cores: int) -> Sequence[float]:
-        """W of one lane when ``cores`` CPU lanes are in use: lane 0 is the accelerator."""
-        if lane:
+        """W of one lane when ``cores`` CPU lanes are in use; on the accelerator's lanes, of an operator by itself."""
+        if not on_accelerator(lane):
             return self.cpu_ms[cores - 1]
         return self.accelerator_ms if self.accelerator_ms is not None else (math.inf,) * len(self.memory)
+
+    def transfer_ms(self, source: int, target: int, size: int) -> float:
+        """From the end of an operator on one lane until an operator on another may start on its result.
+
+        Lanes of one side share its memory: a handoff. Between the sides, a copy of ``size`` bytes.
+        """
+        if on_accelerator(source) == on_accelerator(target):
+            return self.handoff_ms
+        return (self.upload if on_accelerator(target) else self.download).ms(size)
+
+    def share(self, i: int) -> float:
+        """Share of the accelerator that operator ``i`` occupies."""
+        return self.accelerator_share[i] if self.accelerator_share else 1.0
 
     def without_accelerator(self) -> Costs:
         """The same machine with its CPU cores alone."""

@@ -6,8 +6,8 @@ import io
 from collections.abc import Sequence
 
 from chrion.errors import OptionError
+from chrion.lanes import in_reading_order, lane_name
 from chrion.report.timeline import Lanes
-from chrion.runtime.engine import lane_name
 
 
 def timeline_png(title: str, sections: Sequence[Lanes]) -> bytes:
@@ -27,7 +27,7 @@ def timeline_png(title: str, sections: Sequence[Lanes]) -> bytes:
     figure = Figure(figsize=(9, 1 + 1.1 * len(sections)), layout="constrained")
     axes = figure.subplots(len(sections), 1, sharex=True, squeeze=False)[:, 0]
     for axis, section in zip(axes, sections, strict=True):
-        lanes = sorted({bar.lane for bar in section.bars})
+        lanes = in_reading_order(bar.lane for bar in section.bars)
         for at, lane in enumerate(lanes):
             bars = [bar for bar in section.bars if bar.lane == lane]
             spans = [(bar.start_ms, bar.end_ms - bar.start_ms) for bar in bars]

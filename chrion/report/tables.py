@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
+from chrion.lanes import lane_name
 from chrion.profiler.machine import Machine
 from chrion.runtime.bench import Timing
-from chrion.runtime.engine import lane_name
 from chrion.scheduler.plan import Plan, Prediction
 from chrion.units import format_mb, format_ms
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chrion.runtime.engine import lane_name
+from chrion.lanes import in_reading_order, lane_name
 from chrion.runtime.executor import Event
 from chrion.scheduler.plan import Plan
 from chrion.units import format_ms
@@ -132,7 +132,7 @@ def _key(plan: Plan, segment: Sequence[int]) -> str:
 
 
 def _lanes(section: Lanes) -> list[int]:
-    return sorted({bar.lane for bar in section.bars})
+    return in_reading_order(bar.lane for bar in section.bars)
 
 
 def _meta(kind: str, process: int, lane: int, name: str) -> dict[str, object]:

@@ -12,6 +12,7 @@ from chrion.cores import physical_cores
 from chrion.errors import PlanError, ProviderError
 from chrion.graph.extract import Extractor
 from chrion.graph.model import ELEMENT_BYTES, Graph
+from chrion.lanes import in_reading_order, lane_name, on_accelerator
 from chrion.profiler.machine import CPU_PROVIDER
 from chrion.profiler.probe import load_libraries, why_unusable
 from chrion.runtime.executor import Event, Executor
@@ -54,7 +55,7 @@ class CutEngine:
             raise CannotCutError("the plan runs the whole model as one segment")
         self.graph = graph
         self.plan = plan
-        self.program = build_program(graph.dag, plan.schedule.lanes, plan.segments)
+        self.program = build_program(graph.dag, plan.schedule.lanes, plan.segments, plan.schedule.stages)
         factory = SegmentFactory(Extractor(graph), options, _accelerator(plan, provider_options))
         self.segments = [factory.open(s, plan.schedule.lanes[s[0]]) for s in plan.segments]
         self.sessions = factory.sessions
@@ -96,9 +97,9 @@ class CutEngine:
             f"predicted {format_ms(plan.predicted.latency_ms)}, accelerator {format_mb(plan.predicted.memory_mb)}",
         ]
         sizes: Counter[int] = Counter(plan.schedule.lanes)
-        for lane in sorted(lanes):
+        for lane in in_reading_order(lanes):
             segments = sum(plan.schedule.lanes[s[0]] == lane for s in plan.segments)
-            where = lane_name(lane) + (f" ({plan.accelerator})" if lane == 0 else "")
+            where = lane_name(lane) + (f" ({plan.accelerator})" if on_accelerator(lane) else "")
             busy = format_ms(plan.busy_ms[lane])
             lines.append(f"  {where}: {sizes[lane]} operators in {segments} segments, busy {busy}")
         return "\n".join([*lines, *plan.remarks])
@@ -133,11 +134,6 @@ class PlainEngine:
 Engine = CutEngine | PlainEngine
 
 
-def lane_name(lane: int) -> str:
-    """``gpu0`` for the accelerator's lane, ``cpu1``, ``cpu2``, ... for the others."""
-    return f"cpu{lane}" if lane else "gpu0"
-
-
 def require_tensors(graph: Graph) -> None:
     """Make sure that requests can be bound.
 
@@ -164,12 +160,15 @@ def _accelerator(plan: Plan, provider_options: Mapping[str, Any]) -> list[Any] |
 
 
 def _cores_of(lanes: Mapping[int, object], plan: Plan) -> dict[int, int | None]:
-    """The core each lane is pinned to; the accelerator's takes one that is left over, or none of its own."""
+    """The core each lane is pinned to; the accelerator's lanes take those that are left over, or none of their own."""
     available = physical_cores()
     if plan.schedule.cores > len(available):
         raise PlanError(
             f"plan of {plan.model!r}: it uses {plan.schedule.cores} cores, this process may use {len(available)}",
             hint="make one with: chrion partition",
         )
-    spare = available[plan.schedule.cores] if plan.schedule.cores < len(available) else None
-    return {lane: available[lane - 1] if lane else spare for lane in lanes}
+    spare = available[plan.schedule.cores :]
+    return {
+        lane: (spare[-lane] if -lane < len(spare) else None) if on_accelerator(lane) else available[lane - 1]
+        for lane in lanes
+    }

@@ -53,24 +53,32 @@ class Program:
         return sum(isinstance(i, Wait) for instructions in self.lanes.values() for i in instructions)
 
 
-def build_program(dag: Dag, lanes: Sequence[int], segments: Sequence[Sequence[int]]) -> Program:
+def build_program(
+    dag: Dag, lanes: Sequence[int], segments: Sequence[Sequence[int]], stages: Sequence[int] = ()
+) -> Program:
     """Turn a plan's segments into instructions.
 
     Args:
         dag: The graph.
         lanes: Lane of each operator.
         segments: Segments in topological order; the operators of one are all on its lane.
+        stages: Stage of each operator, which never falls along the segments. A lane begins a stage when all lanes
+            have ended those before it. Without stages there are no such barriers.
     """
     place: dict[int, tuple[int, int]] = {}  # operator -> lane, and count of that lane once it is done
     done: Clock = {}
     known: dict[int, Clock] = {}  # what each lane knows of the others
     at_signal: dict[tuple[int, int], Clock] = {}
     drafts: dict[int, list[Wait | Run]] = {}
+    barrier: Clock = {}  # how far each lane is when the stages before this segment's have ended
     for index, segment in enumerate(segments):
+        if stages and index and stages[segment[0]] != stages[segments[index - 1][0]]:
+            barrier = dict(done)
         lane = lanes[segment[0]]
         mine = known.setdefault(lane, {})
         draft = drafts.setdefault(lane, [])
         needed = _needed(dag, segment, lane, place)
+        _merge(needed, {other: count for other, count in barrier.items() if other != lane})
         for wait in _undominated(needed, mine, at_signal):
             draft.append(wait)
             _merge(mine, {**at_signal[wait.lane, wait.count], wait.lane: wait.count})

@@ -9,6 +9,7 @@ from typing import Any
 import onnxruntime as ort
 
 from chrion.graph.extract import Extractor
+from chrion.lanes import on_accelerator
 from chrion.profiler.machine import CPU_PROVIDER
 
 #: Attributes of the caller's session options that hold for segments too; the others concern threads and files.
@@ -56,9 +57,9 @@ class SegmentFactory:
     def open(self, operators: Sequence[int], lane: int) -> Segment:
         """Open a segment for a lane, with the session of an equal one if there is one."""
         sub = self._extractor.extract(operators)
-        key = (sub.key, lane == 0)
+        key = (sub.key, on_accelerator(lane))
         if key not in self._opened:
-            providers = self._accelerator if lane == 0 else [CPU_PROVIDER]
+            providers = self._accelerator if on_accelerator(lane) else [CPU_PROVIDER]
             options = self._options(sub.options)
             session = ort.InferenceSession(sub.model.SerializeToString(), options, providers, enable_fallback=0)
             self._opened[key] = (session, sub.inputs, sub.outputs)

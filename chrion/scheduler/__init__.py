@@ -3,7 +3,8 @@
 from chrion.scheduler.plan import Plan, Prediction
 from chrion.scheduler.planner import partition
 from chrion.scheduler.policies import DEFAULT_POLICY, POLICIES
-from chrion.scheduler.timeline import Schedule, Timeline, evaluate, validate
+from chrion.scheduler.schedule import Schedule, validate
+from chrion.scheduler.timeline import Timeline, evaluate
 
 __all__ = [
     "DEFAULT_POLICY",

@@ -24,8 +24,8 @@ from chrion.scheduler.groups import Groups, group, tile_order, unit_order
 from chrion.scheduler.heft import heft
 from chrion.scheduler.order import hybrid_order
 from chrion.scheduler.refine import merge_segments, refine
+from chrion.scheduler.schedule import Schedule
 from chrion.scheduler.solution import Problem, Solution
-from chrion.scheduler.timeline import Schedule
 
 #: Solutions that are refined, best first.
 _REFINED = 3

@@ -14,7 +14,8 @@ from typing import Any
 from chrion.errors import OptionError
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
-from chrion.scheduler.timeline import Schedule, evaluate, transfer_ms
+from chrion.scheduler.schedule import Schedule
+from chrion.scheduler.timeline import evaluate
 
 #: Larger graphs are refused: the solver would not end.
 _MOST_OPERATORS = 40
@@ -134,7 +135,7 @@ class _Model:
 
     def _transfer(self, before: int, after: int, source: int, target: int) -> float:
         size = self.dag.edge_bytes[after][self.dag.predecessors[after].index(before)]
-        return transfer_ms(self.costs, source, target, size)
+        return self.costs.transfer_ms(source, target, size)
 
     def solve(self, limit_s: float) -> Optimum:
         solver = self.cp.CpSolver()

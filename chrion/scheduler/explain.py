@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from chrion.errors import OptionError
 from chrion.graph.model import Graph
+from chrion.lanes import all_lanes, lane_name
 from chrion.profiler.profiles import Profile
 from chrion.scheduler.groups import group
 from chrion.scheduler.plan import Plan
@@ -44,27 +47,23 @@ def explain_placement(graph: Graph, profile: Profile, plan: Plan, node: str) -> 
     problem = Problem(dag, costs)
     size = len(plan.segments[labels[i]])
     lines = [
-        f"{node} ({dag.op_types[i]}) is on {_name(lane)}: segment of {size} operators, group of {len(members)}",
+        f"{node} ({dag.op_types[i]}) is on {lane_name(lane)}: segment of {size} operators, group of {len(members)}",
         _times(costs.accelerator_ms[i] if costs.accelerator_ms else None, costs.cpu_ms[schedule.cores - 1][i]),
     ]
     here = plan.predicted
-    for other in range(schedule.cores + 1):
+    for other in all_lanes(schedule.cores, schedule.streams):
         if other == lane or not all(problem.allowed(m, other) for m in members):
             continue
         lanes = list(schedule.lanes)
         for member in members:
             lanes[member] = other
-        moved = problem.solve(schedule.order, lanes, schedule.cores, labels).timeline
+        moved = problem.place(replace(schedule, lanes=tuple(lanes)), labels).timeline
         change = moved.latency_ms - here.latency_ms
         lines.append(
-            f"with its group on {_name(other)}: {format_ms(moved.latency_ms)} ({'+' if change >= 0 else '-'}"
+            f"with its group on {lane_name(other)}: {format_ms(moved.latency_ms)} ({'+' if change >= 0 else '-'}"
             f"{format_ms(abs(change))}), accelerator {format_mb(moved.resident_mb)}"
         )
     return lines
-
-
-def _name(lane: int) -> str:
-    return f"cpu{lane}" if lane else "gpu0"
 
 
 def _times(accelerator_ms: float | None, cpu_ms: float) -> str:

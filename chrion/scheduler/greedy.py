@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from chrion.errors import ScheduleError
 from chrion.graph.dag import Dag
+from chrion.lanes import on_accelerator
 from chrion.profiler.costs import Costs
-from chrion.scheduler.timeline import Schedule
+from chrion.scheduler.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def _select(  # noqa: PLR0913, PLR0917 - the inputs of Algorithm 2 and its k'
         needed = table.own_mb[i]
         for m, upload, download, outputs_mb in table.rows[i]:
             done = finish[m]
-            if lanes[m]:
+            if not on_accelerator(lanes[m]):
                 here = max(here, done)
                 there = max(there, done + upload)
                 needed += outputs_mb

@@ -12,8 +12,9 @@ import math
 from collections.abc import Sequence
 
 from chrion.graph.dag import Dag
+from chrion.lanes import on_accelerator
 from chrion.profiler.costs import Costs
-from chrion.scheduler.timeline import Schedule, transfer_ms
+from chrion.scheduler.schedule import Schedule
 
 
 def heft(dag: Dag, costs: Costs, cores: int, *, alpha: float = 0.0) -> Schedule:
@@ -45,11 +46,11 @@ def heft(dag: Dag, costs: Costs, cores: int, *, alpha: float = 0.0) -> Schedule:
             follows = any(lanes[m] == lane for m in dag.predecessors[i])
             length += 0.0 if follows else costs.dispatch_ms
             begin = _first_gap(busy[lane], ready, length)
-            price = alpha * _marginal_mb(dag, costs, i, resident) if lane == 0 else 0.0
+            price = alpha * _marginal_mb(dag, costs, i, resident) if on_accelerator(lane) else 0.0
             best = min(best, (begin + length + price, begin, lane, length))
         _, begin, lane, length = best
         lanes[i], start[i], finish[i] = lane, begin, begin + length
-        if lane == 0:
+        if on_accelerator(lane):
             resident.update(dag.weights[i])
         bisect.insort(busy[lane], (begin, begin + length))
     order = sorted(range(len(dag)), key=lambda v: (start[v], position[v]))
@@ -84,7 +85,7 @@ def _ready(  # noqa: PLR0913, PLR0917 - the state of the walk
 ) -> float:
     ready = 0.0
     for m, size in zip(dag.predecessors[i], dag.edge_bytes[i], strict=True):
-        transfer = 0.0 if lanes[m] == lane else transfer_ms(costs, lanes[m], lane, size)
+        transfer = 0.0 if lanes[m] == lane else costs.transfer_ms(lanes[m], lane, size)
         ready = max(ready, finish[m] + transfer)
     return ready
 

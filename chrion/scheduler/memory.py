@@ -2,7 +2,7 @@
 
 ``paper``: Equation 4, everything summed; a weight that two operators share counts twice, an activation for ever.
 ``resident``: what an arena must hold: each weight once, each activation from when it is made or copied in until its
-last reader on the accelerator has run, the ephemeral memory of one operator at a time.
+last reader on the accelerator has run, the ephemeral memory of one operator at a time on each of its lanes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from chrion.graph.dag import Dag
+from chrion.lanes import on_accelerator
 from chrion.profiler.costs import Costs
 
 
@@ -17,15 +18,15 @@ def paper_mb(dag: Dag, costs: Costs, lanes: Sequence[int]) -> float:
     """M, Equation 4, with the accelerator's base memory if anything runs there."""
     total = 0.0
     for i, lane in enumerate(lanes):
-        if lane == 0:
+        if on_accelerator(lane):
             total += costs.memory[i].own_mb
-            total += sum(costs.memory[m].outputs_mb for m in dag.predecessors[i] if lanes[m])
-    return total + costs.base_memory_mb * (0 in lanes)
+            total += sum(costs.memory[m].outputs_mb for m in dag.predecessors[i] if not on_accelerator(lanes[m]))
+    return total + costs.base_memory_mb * any(map(on_accelerator, lanes))
 
 
 def resident_mb(dag: Dag, costs: Costs, order: Sequence[int], lanes: Sequence[int]) -> float:
     """Peak memory along the accelerator's share of ``order``, with its base memory if anything runs there."""
-    here = [i for i in order if lanes[i] == 0]
+    here = [i for i in order if on_accelerator(lanes[i])]
     if not here:
         return 0.0
     weights = {w for i in here for w in dag.weights[i]}
@@ -33,6 +34,7 @@ def resident_mb(dag: Dag, costs: Costs, order: Sequence[int], lanes: Sequence[in
     live = 0.0
     peak = 0.0
     held: set[int] = set()
+    running: dict[int, float] = {}  # lane -> ephemeral memory of the last operator begun there
     expiring: list[list[int]] = [[] for _ in here]
     for m, at in last_use.items():
         expiring[at].append(m)
@@ -40,6 +42,7 @@ def resident_mb(dag: Dag, costs: Costs, order: Sequence[int], lanes: Sequence[in
         arriving = [m for m in (i, *dag.predecessors[i]) if m not in held]
         held.update(arriving)
         live += sum(costs.memory[m].outputs_mb for m in arriving)
-        peak = max(peak, live + costs.memory[i].ephemeral_mb)
+        running[lanes[i]] = costs.memory[i].ephemeral_mb
+        peak = max(peak, live + sum(running.values()))
         live -= sum(costs.memory[m].outputs_mb for m in expiring[at])
     return peak + sum(dag.weight_bytes[w] for w in weights) / 1e6 + costs.base_memory_mb

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ from chrion.errors import PlanError
 from chrion.files import read_json, write_atomically
 from chrion.graph.model import Graph
 from chrion.graph.recurrent import unroll
+from chrion.lanes import on_accelerator
 from chrion.profiler.machine import Machine, machine_from_json
-from chrion.scheduler.timeline import Schedule
+from chrion.scheduler.schedule import Schedule
 
 SCHEMA = "chrion.plan/1"
 
@@ -46,7 +47,7 @@ class Plan:
     #: ms per MB.
     alpha: float
     slo_ms: float | None
-    #: Execution provider of lane 0, or None where nothing runs there.
+    #: Execution provider of the accelerator's lanes, or None where nothing runs there.
     accelerator: str | None
     #: The machine it was made for.
     machine: Machine
@@ -60,7 +61,7 @@ class Plan:
     #: Predicted start and end of each segment, in ms.
     segment_ms: tuple[tuple[float, float], ...]
     predicted: Prediction
-    #: Time each lane is predicted to compute, lane 0 first.
+    #: Time each lane is predicted to compute, by lane; see :mod:`chrion.lanes`.
     busy_ms: tuple[float, ...]
     #: No schedule of these operators is faster: the longest path at each operator's best, and all work shared evenly.
     lower_bound_ms: float
@@ -79,7 +80,7 @@ class Plan:
     @property
     def on_accelerator(self) -> int:
         """Number of operators on the accelerator."""
-        return sum(lane == 0 for lane in self.schedule.lanes)
+        return sum(on_accelerator(lane) for lane in self.schedule.lanes)
 
     @property
     def on_cpu(self) -> int:
@@ -141,6 +142,8 @@ class Plan:
         return content | {
             "machine": asdict(self.machine),
             "cores": self.schedule.cores,
+            "streams": self.schedule.streams,
+            "stages": self.schedule.stages,
             "predicted": {
                 **asdict(self.predicted),
                 "busy_ms": self.busy_ms,
@@ -179,7 +182,9 @@ class Plan:
 
 def _from_json(content: Mapping[str, Any]) -> Plan:
     predicted = content["predicted"]
-    schedule = Schedule(_indices(content["order"]), _indices(content["lanes"]), *_indices([content["cores"]]))
+    cores, streams = _indices([content["cores"], content.get("streams", 1)])
+    order, lanes, stages = (_indices(content.get(name, [])) for name in ("order", "lanes", "stages"))
+    schedule = Schedule(order, lanes, cores, streams, stages)
     segments = tuple(_indices(s) for s in content["segments"])
     n = len(content["operators"])
     if sorted(schedule.order) != list(range(n)) or len(schedule.lanes) != n:
@@ -190,8 +195,10 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
         raise ValueError("the operators of a segment must be on one lane")
     if len(content["segment_ms"]) != len(segments):
         raise ValueError("segment_ms must hold a start and an end for each segment")
-    if any(not 0 <= lane <= schedule.cores for lane in schedule.lanes):
-        raise ValueError(f"lanes must be 0 to {schedule.cores}")
+    if schedule.streams < 1 or any(not -schedule.streams < lane <= schedule.cores for lane in schedule.lanes):
+        raise ValueError(f"lanes must be {1 - schedule.streams} to {schedule.cores}")
+    if schedule.stages:
+        _check_stages(schedule.stages, segments)
     return Plan(
         model=str(content["model"]),
         digest=str(content["digest"]),
@@ -214,6 +221,14 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
         cpu_only=_prediction(predicted["cpu_only"]) if predicted["cpu_only"] else None,
         remarks=tuple(str(r) for r in content["remarks"]),
     )
+
+
+def _check_stages(stages: Sequence[int], segments: Sequence[Sequence[int]]) -> None:
+    if len(stages) != sum(map(len, segments)):
+        raise ValueError("stages must hold one for each operator")
+    along = [stages[i] for segment in segments for i in segment]
+    if along != sorted(along) or any(len({stages[i] for i in s}) != 1 for s in segments):
+        raise ValueError("stages must follow each other, and be the same in a segment")
 
 
 def _prediction(content: Mapping[str, Any]) -> Prediction:

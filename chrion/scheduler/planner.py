@@ -9,14 +9,16 @@ from dataclasses import dataclass, replace
 from chrion.errors import OptionError
 from chrion.graph.model import Graph
 from chrion.graph.recurrent import chunk_choices, unroll
+from chrion.lanes import on_accelerator
 from chrion.profiler.costs import Costs
 from chrion.profiler.profiles import Profile
 from chrion.scheduler.default import Planner
 from chrion.scheduler.plan import Plan, Prediction
 from chrion.scheduler.policies import DEFAULT_POLICY, Solver, accelerator_only, cpu_only, policy_named
+from chrion.scheduler.schedule import Schedule
 from chrion.scheduler.search import Candidate, choose
 from chrion.scheduler.solution import Problem, Solution
-from chrion.scheduler.timeline import Schedule, Timeline, lower_bound_ms
+from chrion.scheduler.timeline import Timeline, lower_bound_ms
 from chrion.units import format_ms, parse_duration_ms
 
 #: Chunks whose beginnings look best are worth refining.
@@ -140,7 +142,7 @@ class _Chunked:
 
 def _baseline(graph: Graph, costs: Costs, policy: Callable[..., Schedule]) -> Prediction:
     schedule = policy(graph.dag, costs, 0.0)
-    return _prediction(Problem(graph.dag, costs).solve(schedule.order, schedule.lanes, schedule.cores).timeline)
+    return _prediction(Problem(graph.dag, costs).place(schedule).timeline)
 
 
 def _prediction(timeline: Timeline) -> Prediction:
@@ -170,7 +172,7 @@ class _Draft:
             policy=self.policy,
             alpha=chosen.alpha,
             slo_ms=self.slo_ms,
-            accelerator=self.profile.accelerator if 0 in solution.schedule.lanes else None,
+            accelerator=self.profile.accelerator if any(map(on_accelerator, solution.schedule.lanes)) else None,
             machine=self.profile.machine,
             estimated=len(self.profile.missing(chosen.graph.dag)),
             schedule=solution.schedule,
@@ -179,7 +181,7 @@ class _Draft:
             segment_ms=tuple((timeline.start_ms[s[0]], timeline.finish_ms[s[-1]]) for s in solution.segments),
             predicted=_prediction(timeline),
             busy_ms=timeline.busy_ms,
-            lower_bound_ms=lower_bound_ms(chosen.graph.dag, costs, solution.schedule.cores),
+            lower_bound_ms=lower_bound_ms(chosen.graph.dag, costs, solution.schedule),
             accelerator_only=gpu,
             cpu_only=cpu,
             remarks=tuple(self._remarks(chosen, solution)),

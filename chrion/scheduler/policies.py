@@ -12,8 +12,8 @@ from chrion.scheduler.exact import exact
 from chrion.scheduler.greedy import select_devices
 from chrion.scheduler.heft import heft
 from chrion.scheduler.order import bfs_order, dfs_order, hybrid_order
+from chrion.scheduler.schedule import Schedule
 from chrion.scheduler.solution import Problem, Solution
-from chrion.scheduler.timeline import Schedule
 
 #: Made once for a graph and its costs; from alpha (ms per MB) to a solution.
 Solver = Callable[[float], Solution]
@@ -30,7 +30,7 @@ def _plain(schedule: Callable[[Dag, Costs, float], Schedule]) -> Policy:
 
         def solve(alpha: float) -> Solution:
             found = schedule(dag, costs, alpha)
-            return problem.solve(found.order, found.lanes, found.cores, origin=schedule.__name__)
+            return problem.place(found, origin=schedule.__name__)
 
         return solve
 
@@ -70,7 +70,7 @@ def heft_best(dag: Dag, costs: Costs, alpha: float) -> Schedule:
     problem = Problem(dag, costs)
     counts = range(0 if costs.accelerator_ms is not None else 1, costs.cores + 1)
     found = [heft(dag, costs, cores, alpha=alpha) for cores in counts]
-    solutions = [problem.solve(s.order, s.lanes, s.cores) for s in found]
+    solutions = [problem.place(s) for s in found]
     return min(solutions, key=lambda s: s.cost(alpha)).schedule
 
 

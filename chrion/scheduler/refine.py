@@ -10,7 +10,9 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
+from chrion.lanes import all_lanes
 from chrion.scheduler.solution import Problem, Solution
 
 #: Operators evaluated by one refinement.
@@ -71,7 +73,7 @@ def merge_segments(problem: Problem, solution: Solution, alpha: float, *, budget
             kept = [labels[i] for i in second]
             for i in second:
                 labels[i] = labels[first[0]]
-            trial = problem.solve(schedule.order, schedule.lanes, schedule.cores, labels, solution.origin)
+            trial = problem.place(schedule, labels, solution.origin)
             if len(trial.segments) < len(best.segments) and trial.cost(alpha) <= best.cost(alpha) + _EPSILON:
                 best = trial
             else:
@@ -87,7 +89,7 @@ def _move_units(  # noqa: PLR0913, PLR0917 - the search's state
     order = list(range(len(units)))
     rng.shuffle(order)
     for unit in order:
-        for lane in range(best.schedule.cores + 1):
+        for lane in all_lanes(best.schedule.cores, best.schedule.streams):
             members = units[unit]
             if problem.work >= end:
                 return best
@@ -98,7 +100,7 @@ def _move_units(  # noqa: PLR0913, PLR0917 - the search's state
             lanes = list(best.schedule.lanes)
             for i in members:
                 lanes[i] = lane
-            trial = problem.solve(best.schedule.order, lanes, best.schedule.cores, best.tiles, best.origin)
+            trial = problem.place(replace(best.schedule, lanes=tuple(lanes)), best.tiles, best.origin)
             if trial.cost(alpha) < best.cost(alpha) - _EPSILON:
                 best = trial
     return best
@@ -122,7 +124,7 @@ def _shift_operators(problem: Problem, best: Solution, alpha: float, end: int, r
                 continue
             moved = order[:at] + order[at + 1 :]
             moved.insert(place, i)
-            trial = problem.solve(moved, best.schedule.lanes, best.schedule.cores, best.tiles, best.origin)
+            trial = problem.place(replace(best.schedule, order=tuple(moved)), best.tiles, best.origin)
             if trial.cost(alpha) < best.cost(alpha) - _EPSILON:
                 best = trial
                 break

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from chrion.graph.dag import Dag
 from chrion.graph.segments import cut
+from chrion.lanes import on_accelerator
 from chrion.profiler.costs import Costs
-from chrion.scheduler.timeline import Schedule, Timeline, evaluate
+from chrion.scheduler.schedule import Schedule
+from chrion.scheduler.timeline import Timeline, evaluate
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +48,16 @@ class Problem:
         origin: str = "",
     ) -> Solution:
         """Cut and evaluate. The order must be topological, and every operator able to run on its lane."""
-        schedule = Schedule(tuple(order), tuple(lanes), cores)
-        segments = cut(self.dag, order, lanes, tiles)
+        return self.place(Schedule(tuple(order), tuple(lanes), cores), tiles, origin)
+
+    def place(self, schedule: Schedule, tiles: Sequence[int] | None = None, origin: str = "") -> Solution:
+        """Cut and evaluate a schedule, which must be valid."""
+        segments = cut(self.dag, schedule.order, schedule.lanes, tiles, schedule.stages)
         self.work += len(self.dag)
         timeline = evaluate(self.dag, self.costs, schedule, segments, check=False)
         return Solution(schedule, None if tiles is None else tuple(tiles), segments, timeline, origin)
 
     def allowed(self, i: int, lane: int) -> bool:
         """Whether an operator can run on a lane."""
-        return bool(lane) or (self.costs.accelerator_ms is not None and self.costs.accelerator_ms[i] < float("inf"))
+        there = self.costs.accelerator_ms
+        return not on_accelerator(lane) or (there is not None and there[i] < float("inf"))

@@ -117,16 +117,19 @@ def from_plan(name: str, path: Path, table: Mapping[str, Any]) -> Variant:
         PlanError: The file cannot be read, is damaged, or lacks what is asked of it.
     """
     plan = Plan.load(path)
-    predicted, busy_ms = plan.predicted, plan.busy_ms
+    further = plan.schedule.streams - 1  # accelerator lanes beside the first stand at the end
+    predicted, busy_ms = plan.predicted, plan.busy_ms[: len(plan.busy_ms) - further]
+    shared_ms = sum(plan.busy_ms[len(busy_ms) :])
     if table.get("part", PLAN_PARTS[0]) == "accelerator_only":
         if plan.accelerator_only is None:
             raise PlanError(f"{path}: made without an accelerator, it has no figures for accelerator_only")
         predicted = plan.accelerator_only
-        busy_ms = (predicted.latency_ms,)
+        busy_ms, shared_ms = (predicted.latency_ms,), 0.0
     resident = table.get("memory", PLAN_MEMORY[0]) == "resident"
     memory_mb = predicted.resident_mb if resident else predicted.memory_mb
     # Sums of many operators may exceed the latency by a rounding.
     gpu_busy_ms, *lanes = (min(busy, predicted.latency_ms) for busy in busy_ms or (0.0,))
+    gpu_busy_ms = min(gpu_busy_ms + shared_ms, predicted.latency_ms)
     try:
         return Variant(
             name=name,

@@ -11,6 +11,25 @@ from helpers import assert_equal, forced_plan, plain
 from random_models import RandomModel
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_stages_and_several_accelerator_lanes_are_right(seed: int) -> None:
+    """With barriers between random stages, over two lanes of an accelerator (the CPU's provider) and two cores."""
+    made = RandomModel(seed)
+    model = made.build(8 + seed)
+    graph = load(model)
+    pick = random.Random(seed)
+    order = graph.dag.topological_order
+    step = [0] * len(order)
+    for at in range(1, len(order)):
+        step[at] = step[at - 1] + (pick.random() < 0.3)
+    stages = [step[order.index(i)] for i in range(len(order))]
+    lanes = [pick.choice([-1, 0, 1, 2]) for _ in order]
+    plan = forced_plan(graph, lanes, order, "CPUExecutionProvider", stages)
+    with HybridSession(graph, plan=plan) as session:
+        for _ in range(3):
+            assert_equal(session.run(None, made.feed), plain(model, made.feed))
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_any_placement_of_any_model_is_right(seed: int) -> None:
     """Every output equals plain onnxruntime's, run after run, however the operators are spread over lanes."""

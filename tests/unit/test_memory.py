@@ -42,6 +42,16 @@ def test_what_comes_from_the_cpu_is_held_while_it_is_read() -> None:
     assert resident_mb(dag, costs, (0, 1, 2), (1, 1, 1)) == 0.0
 
 
+def test_every_lane_of_the_accelerator_counts() -> None:
+    """Weights and results on any of its lanes; one operator's ephemeral memory on each of two that may run at once."""
+    dag = Dag.from_edges(2, [])
+    costs = Costs((1.0, 1.0), ((1.0, 1.0),), (OperatorMemory(0.0, 1.0, 2.0), OperatorMemory(0.0, 4.0, 8.0)))
+    assert paper_mb(dag, costs, (0, -1)) == 15.0
+    assert resident_mb(dag, costs, (0, 1), (0, 0)) == 12.0  # the first result is not read, and gone
+    assert resident_mb(dag, costs, (0, 1), (0, -1)) == 14.0
+    assert resident_mb(dag, costs, (0, 1), (-1, 1)) == 3.0
+
+
 @given(data=st.data())
 def test_the_peak_is_that_of_a_naive_count(data: st.DataObject) -> None:
     """At every operator, sum what has been made or brought and is still to be read."""

@@ -25,7 +25,7 @@ NAN, INFINITE = float("nan"), float("inf")
 
 def plan_of(dag: Dag, schedule: Schedule, **fields: Any) -> Plan:
     """A plan around a schedule."""
-    segments = cut(dag, schedule.order, schedule.lanes)
+    segments = cut(dag, schedule.order, schedule.lanes, stages=schedule.stages)
     return Plan(
         **{
             "model": "model",
@@ -68,7 +68,7 @@ def test_any_plan_survives_its_file(tmp_path_factory: pytest.TempPathFactory, da
     """Round trips of random schedules with their predicted figures."""
     dag = data.draw(dags())
     costs = data.draw(costs_for(dag))
-    schedule = data.draw(schedules(dag, costs))
+    schedule = data.draw(schedules(dag, costs, most_streams=3, staged=None))
     timeline = evaluate(dag, costs, schedule)
     busy = timeline.busy_ms
     plan = plan_of(
@@ -88,18 +88,34 @@ def test_counts_and_verdict() -> None:
     assert replace(plan, slo_ms=None).meets_slo
 
 
-@pytest.mark.parametrize("key", [*PLAN.to_json()])
+#: Keys that older plan files do not have, and what they stand for there.
+LATER = {"streams": 1, "stages": ()}
+
+
+@pytest.mark.parametrize("key", [key for key in PLAN.to_json() if key not in LATER])
 def test_a_missing_key_is_refused(tmp_path: Path, key: str) -> None:
-    """A plan file needs every key it is written with."""
+    """A plan file needs every key it was written with from the beginning."""
     content = PLAN.to_json()
     del content[key]
     assert_refused(tmp_path, json.dumps(content))
+
+
+def test_an_older_file_is_read() -> None:
+    """Without the keys that came later, a plan has one accelerator lane and no stages."""
+    content = {key: value for key, value in PLAN.to_json().items() if key not in LATER}
+    assert Plan.from_json(content) == PLAN
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
         ("schema", "chrion.plan/0"),
+        ("streams", 0),
+        ("streams", "2"),
+        ("stages", [0, 0, 0]),
+        ("stages", [0, 1, 1, 0]),
+        ("stages", [1, 1, 0, 0]),
+        ("stages", [0, 0, 0, "1"]),
         ("schema", None),
         ("cores", "2"),
         ("cores", 2.5),

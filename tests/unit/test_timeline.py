@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -21,9 +22,10 @@ def simulate(
     dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequence[int]]
 ) -> tuple[dict[int, float], dict[int, float], list[float]]:
     """Walk through whole milliseconds; whoever can start, starts. Returns starts, finishes, busy time by lane."""
-    lanes = range(schedule.cores + 1)
+    lanes = [*range(schedule.cores + 1), *range(1 - schedule.streams, 0)]
     waiting = {lane: [s for s in segments if schedule.lanes[s[0]] == lane] for lane in lanes}
     free, busy = [0.0 for _ in lanes], [0.0 for _ in lanes]
+    stages = schedule.stages or (0,) * len(dag)
     start: dict[int, float] = {}
     finish: dict[int, float] = {}
     seen: dict[int, float] = {}
@@ -35,14 +37,26 @@ def simulate(
                 continue
             if m not in seen:
                 return False
-            if source and target:
+            if (source > 0) == (target > 0):
                 wait = costs.handoff_ms
             else:
-                copy = costs.upload if target == 0 else costs.download
+                copy = costs.upload if target <= 0 else costs.download
                 wait = copy.latency_ms + size * copy.ms_per_byte
             if seen[m] + wait > now:
                 return False
+        # Everything of earlier stages has ended, and is known of elsewhere a handoff later.
+        for m in range(len(dag)):
+            if stages[m] < stages[i] and m not in seen:
+                return False
+            if stages[m] < stages[i] and schedule.lanes[m] != schedule.lanes[i] and seen[m] + costs.handoff_ms > now:
+                return False
         return True
+
+    def length(i: int) -> float:
+        if schedule.lanes[i] <= 0:
+            return (costs.accelerator_ms or ())[i]
+        used = {lane for lane, stage in zip(schedule.lanes, stages, strict=True) if lane > 0 and stage == stages[i]}
+        return costs.cpu_ms[(len(used) if schedule.stages else schedule.cores) - 1][i]
 
     for now in range(2000):
         # Operators that take no time let others start within the same millisecond.
@@ -53,8 +67,7 @@ def simulate(
                     clock = now + costs.dispatch_ms
                     for i in segment:
                         start[i] = clock
-                        times = costs.cpu_ms[schedule.cores - 1] if lane else costs.accelerator_ms or ()
-                        clock += times[i]
+                        clock += length(i)
                         finish[i] = clock
                     seen.update(dict.fromkeys(segment, clock))
                     free[lane] = clock
@@ -65,8 +78,9 @@ def simulate(
 
 
 def in_runs(schedule: Schedule) -> list[list[int]]:
-    """Neighbours in the order that share a lane, as one segment each."""
-    return [list(run) for _, run in itertools.groupby(schedule.order, key=lambda i: schedule.lanes[i])]
+    """Neighbours in the order that share a lane and a stage, as one segment each."""
+    stages = schedule.stages or (0,) * len(schedule.order)
+    return [list(run) for _, run in itertools.groupby(schedule.order, key=lambda i: (schedule.lanes[i], stages[i]))]
 
 
 @given(st.data(), st.sampled_from(["one each", "cut", "runs"]))
@@ -74,10 +88,10 @@ def test_the_timeline_is_the_simulated_one(data: st.DataObject, how: str) -> Non
     """Starts, finishes, latency and busy times equal a simulation, with segments, handoffs, dispatch and copies."""
     dag = data.draw(dags())
     costs = data.draw(costs_for(dag))
-    schedule = data.draw(schedules(dag, costs))
+    schedule = data.draw(schedules(dag, costs, staged=None))
     segments = {
         "one each": [(i,) for i in schedule.order],
-        "cut": cut(dag, schedule.order, schedule.lanes),
+        "cut": cut(dag, schedule.order, schedule.lanes, stages=schedule.stages),
         "runs": in_runs(schedule),
     }[how]
     timeline = evaluate(dag, costs, schedule, None if how == "one each" else segments)
@@ -87,6 +101,20 @@ def test_the_timeline_is_the_simulated_one(data: st.DataObject, how: str) -> Non
     assert timeline.busy_ms == tuple(busy)
     exits = [i for i in range(len(dag)) if not any(i in before for before in dag.predecessors)]
     assert timeline.latency_ms == max(finish[i] for i in exits)  # Equation 1
+
+
+@given(st.data())
+def test_lanes_that_occupy_nothing_of_the_device_run_as_if_alone(data: st.DataObject) -> None:
+    """Several accelerator lanes, with stages or without, follow the same simulation as long as they do not contend."""
+    dag = data.draw(dags())
+    costs = replace(data.draw(costs_for(dag, accelerator=True)), accelerator_share=(0.0,) * len(dag))
+    schedule = data.draw(schedules(dag, costs, most_streams=3, staged=None))
+    segments = cut(dag, schedule.order, schedule.lanes, stages=schedule.stages)
+    timeline = evaluate(dag, costs, schedule, segments)
+    start, finish, busy = simulate(dag, costs, schedule, segments)
+    assert timeline.start_ms == pytest.approx([start[i] for i in range(len(dag))], abs=1e-9)
+    assert timeline.finish_ms == pytest.approx([finish[i] for i in range(len(dag))], abs=1e-9)
+    assert timeline.busy_ms == pytest.approx(busy, abs=1e-9)
 
 
 @given(st.data())
@@ -151,6 +179,10 @@ PAIR_COSTS = Costs((1.0, float("inf")), ((1.0, 1.0),), (OperatorMemory(),) * 2)
         (Schedule((0, 1), (1,), 1), "each of the 2 operators once"),
         (Schedule((0, 1), (1, 2), 1), "on lane 2"),
         (Schedule((0, 1), (1, -1), 1), "on lane -1"),
+        (Schedule((0, 1), (1, -2), 1, 2), "on lane -2"),
+        (Schedule((0, 1), (1, 1), 1, 0), "0 accelerator lanes"),
+        (Schedule((0, 1), (1, 1), 1, 1, (0,)), "stages must be given"),
+        (Schedule((0, 1), (1, 1), 1, 1, (1, 0)), "stages must be given"),
         (Schedule((0, 1), (1, 1), 2), "2 cores asked for"),
         (Schedule((0, 1), (1, 1), -1), "-1 cores asked for"),
         (Schedule((0, 1), (1, 0), 1), "cannot run on the accelerator"),

@@ -1,0 +1,30 @@
+"""Numbers and names of lanes.
+
+Lanes 1, 2, ... are CPU cores. Lanes 0, -1, -2, ... are streams of the accelerator: they share one device and its
+memory, so nothing is copied between them. A list with one entry a lane (lane 0 first, then the cores, then the
+accelerator's further lanes from the last back) can be indexed by these numbers as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def on_accelerator(lane: int) -> bool:
+    """Which side a lane is on."""
+    return lane <= 0
+
+
+def lane_name(lane: int) -> str:
+    """``gpu0``, ``gpu1``, ... for the accelerator's lanes, ``cpu1``, ``cpu2``, ... for the others."""
+    return f"gpu{-lane}" if on_accelerator(lane) else f"cpu{lane}"
+
+
+def all_lanes(cores: int, streams: int = 1) -> list[int]:
+    """The numbers of ``streams`` accelerator lanes and ``cores`` CPU lanes, in the order in which people read them."""
+    return [*range(0, -streams, -1), *range(1, cores + 1)]
+
+
+def in_reading_order(lanes: Iterable[int]) -> list[int]:
+    """Each lane once: the accelerator's first, gpu0, gpu1, ..., then the cores."""
+    return sorted(set(lanes), key=lambda lane: (lane > 0, abs(lane)))

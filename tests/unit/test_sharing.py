@@ -1,0 +1,73 @@
+"""Several lanes on one accelerator, against what is known of sharing it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chrion.graph import Dag
+from chrion.profiler import Costs, OperatorMemory
+from chrion.scheduler import Schedule, evaluate
+
+
+def device(times: list[float], shares: list[float], **machine: float) -> Costs:
+    """Operators of the given times and shares on an accelerator without cores."""
+    return Costs(tuple(times), (), (OperatorMemory(),) * len(times), accelerator_share=tuple(shares), **machine)  # type: ignore[arg-type]
+
+
+def test_two_that_fill_the_device_share_it_evenly() -> None:
+    """2 and 6 ms of work side by side: the short one ends at 4, the other has 4 left and the device to itself."""
+    dag = Dag.from_edges(2, [])
+    timeline = evaluate(dag, device([2.0, 6.0], [1.0, 1.0]), Schedule((0, 1), (0, -1), 0, 2))
+    assert timeline.finish_ms == pytest.approx((4.0, 8.0))
+    assert timeline.busy_ms == pytest.approx((4.0, 8.0))
+
+
+def test_those_that_fit_together_do_not_delay_each_other() -> None:
+    """Shares of a half each fill the device between them; a third operator slows all three by a half."""
+    dag = Dag.from_edges(3, [])
+    costs = device([2.0, 2.0, 2.0], [0.5, 0.5, 0.5])
+    assert evaluate(dag, costs, Schedule((0, 1, 2), (0, -1, 0), 0, 2)).finish_ms == pytest.approx((2.0, 2.0, 4.0))
+    assert evaluate(dag, costs, Schedule((0, 1, 2), (0, -1, -2), 0, 3)).finish_ms == pytest.approx((3.0, 3.0, 3.0))
+
+
+def test_between_lanes_of_one_device_nothing_is_copied() -> None:
+    """A result is seen on another of its lanes a handoff later, whatever its size."""
+    dag = Dag.from_edges(2, [(0, 1)], [1_000_000])
+    costs = device([1.0, 1.0], [1.0, 1.0], handoff_ms=0.5)
+    assert evaluate(dag, costs, Schedule((0, 1), (0, -1), 0, 2)).start_ms == pytest.approx((0.0, 1.5))
+
+
+def test_who_ends_first_leaves_its_part_to_the_others() -> None:
+    """A CPU lane is not slowed; a dispatch occupies nothing of the device."""
+    dag = Dag.from_edges(3, [])
+    costs = Costs(
+        (4.0, 2.0, 9.0), ((9.0, 9.0, 5.0),), (OperatorMemory(),) * 3, dispatch_ms=1.0, accelerator_share=(1.0, 1.0, 1.0)
+    )
+    timeline = evaluate(dag, costs, Schedule((0, 1, 2), (0, -1, 1), 1, 2))
+    assert timeline.start_ms == pytest.approx((1.0, 1.0, 1.0))
+    assert timeline.finish_ms == pytest.approx((7.0, 5.0, 6.0))
+
+
+@given(st.data())
+def test_a_full_device_is_never_given_out_twice_nor_idle(data: st.DataObject) -> None:
+    """Independent operators that each fill it take as long on any lanes as one after the other."""
+    times = data.draw(st.lists(st.integers(0, 9).map(float), min_size=1, max_size=8))
+    lanes = tuple(data.draw(st.integers(-2, 0)) for _ in times)
+    dag = Dag.from_edges(len(times), [])
+    timeline = evaluate(dag, device(times, [1.0] * len(times)), Schedule(tuple(range(len(times))), lanes, 0, 3))
+    assert timeline.latency_ms == pytest.approx(sum(times))
+
+
+@given(st.data())
+def test_shares_bound_the_latency(data: st.DataObject) -> None:
+    """No sooner than the fullest lane or the work over the whole device; no later than one after the other."""
+    n = data.draw(st.integers(1, 8))
+    times = [float(data.draw(st.integers(0, 9))) for _ in range(n)]
+    shares = [data.draw(st.integers(0, 4)) / 4 for _ in range(n)]
+    lanes = tuple(data.draw(st.integers(-2, 0)) for _ in range(n))
+    latency = evaluate(Dag.from_edges(n, []), device(times, shares), Schedule(tuple(range(n)), lanes, 0, 3)).latency_ms
+    fullest = max(sum(t for t, at in zip(times, lanes, strict=True) if at == lane) for lane in set(lanes))
+    work = sum(t * share for t, share in zip(times, shares, strict=True))
+    assert max(fullest, work) - 1e-9 <= latency <= sum(times) + 1e-9
