@@ -169,7 +169,7 @@ def measure(case: Case, cycles: int) -> list[str]:
         **plain_rivals(source, feed, "plain"),
         "ORT_PARALLEL": parallel(source, feed),
     }
-    timings = {t.name: t for t in race(rivals, cycles=cycles, turn_s=0.35)}
+    timings = {t.name: t for t in race(rivals, cycles=cycles, turn_s=0.2)}
     own = timings.pop(HYBRID)
     best: Timing = min(timings.values(), key=lambda t: t.median_ms)
     ratio = own.median_ms / best.median_ms
@@ -210,7 +210,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--only", default="")
-    parser.add_argument("--cycles", type=int, default=4)
+    parser.add_argument("--cycles", type=int, default=8)
     arguments = parser.parse_args()
     rows = [HEAD, ["---"] * len(HEAD)]
     print(" | ".join(HEAD))

@@ -6,6 +6,8 @@ Ways to begin, for every number of CPU cores:
 - **HEFT** on operators, and the paper's greedy selection: good where operators are large against handoffs;
 - **pipeline**: groups (layers) in order, cut into one stretch a lane so that the fullest lane has least to do, run tile
   after tile: good for stacks of recurrent layers, whose lanes then work on different times;
+- **alternating**: layers dealt out to the CPU lanes in turn; a lane runs a layer to its end before it turns to the next,
+  a step behind the lane before it: good for layers whose weights do not stay in a cache otherwise;
 - **branches**: HEFT on groups as a whole, run tile after tile: good for independent directions and branches.
 
 Each tile length (a power of two) is tried. The paper's skeleton is kept: for every k', choose lanes by finish time plus
@@ -20,7 +22,7 @@ from functools import partial
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs, OperatorMemory
 from chrion.scheduler.greedy import select_devices
-from chrion.scheduler.groups import Groups, group, tile_order, unit_order
+from chrion.scheduler.groups import Groups, deal, group, tile_order, unit_order
 from chrion.scheduler.heft import heft
 from chrion.scheduler.order import hybrid_order
 from chrion.scheduler.refine import merge_segments, refine
@@ -31,6 +33,8 @@ from chrion.scheduler.solution import Problem, Solution
 _REFINED = 3
 #: Graphs up to this size are refined operator by operator, too.
 _FINE = 400
+#: How the solutions that deal layers out to lanes in turn are called.
+ALTERNATING = "alternating, step by step"
 #: Graphs above this size are begun in fewer ways.
 _LARGE = 20_000
 
@@ -84,6 +88,20 @@ class Planner:
             for origin, lanes in _group_lanes(groups, problem.costs, cores):
                 if all(problem.allowed(i, lanes[groups.of[i]]) for i in range(len(problem.dag))):
                     yield from _tiled(problem, groups, lanes, cores, origin)
+            if alternating := self._alternating(cores):
+                yield alternating
+
+    def _alternating(self, cores: int) -> Solution | None:
+        """Groups of several steps dealt out to CPU lanes in turn; None without several groups and lanes."""
+        if self._units is None or cores < 2:
+            return None
+        dag, groups = self._problem.dag, self._groups
+        lanes, start = deal(groups, cores)
+        labels = {i: label for label, unit in enumerate(self._units) for i in unit}
+        nearest = sorted(dag.topological_order, key=start.__getitem__)
+        order = unit_order(dag, self._units, nearest) or list(dag.topological_order)
+        tiles = [labels[i] for i in range(len(dag))]
+        return self._problem.solve(order, lanes, cores, tiles, ALTERNATING)
 
     def _dependent_on_alpha(self, alpha: float) -> Iterator[Solution]:
         dag, costs = self._problem.dag, self._problem.costs

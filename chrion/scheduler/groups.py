@@ -133,6 +133,25 @@ def unit_order(dag: Dag, units: Sequence[Sequence[int]], order: Sequence[int]) -
     return found if len(found) == len(dag) else None
 
 
+def deal(groups: Groups, lanes: int) -> tuple[list[int], list[int]]:
+    """Deal groups of several steps out to CPU lanes 1, 2, ... in turn.
+
+    A lane runs all steps of a group before it turns to its next one, and follows the lane before it one step behind.
+    Groups of a single step go with the group before them, or else with the first.
+
+    Returns:
+        The lane of each operator, and when it would start if every step took the same time.
+    """
+    lane, start = [1] * len(groups.of), [0] * len(groups.of)
+    dealt = -1
+    for members in groups.members:
+        dealt += len({groups.step[i] for i in members}) > 1
+        for i in members:
+            lane[i] = 1 + max(dealt, 0) % lanes
+            start[i] = max(dealt, 0) // lanes * groups.steps + max(dealt, 0) % lanes + groups.step[i]
+    return lane, start
+
+
 def _binding_weight(dag: Dag, i: int) -> int | None:
     """The largest weight an operator reads, if it is large enough to keep operators together."""
     largest = max(dag.weights[i], key=lambda w: dag.weight_bytes[w], default=None)

@@ -12,7 +12,7 @@ from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.lanes import on_accelerator
 from chrion.profiler.costs import Costs
 from chrion.profiler.profiles import Profile
-from chrion.scheduler.default import Planner
+from chrion.scheduler.default import ALTERNATING, Planner
 from chrion.scheduler.plan import Plan, Prediction
 from chrion.scheduler.policies import DEFAULT_POLICY, Solver, accelerator_only, cpu_only, policy_named
 from chrion.scheduler.schedule import Schedule
@@ -70,7 +70,7 @@ def alternatives(  # noqa: PLR0913 - as for partition
     """Plans that are predicted to be about as good, the best first, to be compared by running them.
 
     Arguments and errors are those of :func:`partition`. The default policy offers one plan for each of the chunks that
-    look best; the others offer one plan.
+    look best and one that alternates layers; the others offer one plan.
     """
     slo_ms = check_options(slo, alpha, policy)
     make_solver = policy_named(policy)
@@ -126,12 +126,26 @@ class _Chunked:
         return min(self._begin(alpha), key=lambda c: c.solution.cost(alpha))
 
     def improve(self, alpha: float) -> list[Candidate]:
-        """Refinements of the variants that begin best, the best first."""
-        found = []
+        """Refinements of the variants that begin best, the best first, and the best alternation of layers as it is.
+
+        Weights that a cache does not hold are no part of the costs, so that only running both tells whether it is
+        better for a lane to keep to a layer.
+        """
+        found = self._alternations(alpha)
         for start in sorted(self._begin(alpha), key=lambda c: c.solution.cost(alpha))[:_CHUNKS_REFINED]:
             planner = self._variants[start.chunk][1]
             found.append(replace(start, solution=planner.improve(planner.begin(alpha), alpha)))
         return sorted(found, key=lambda c: c.solution.cost(alpha))
+
+    def _alternations(self, alpha: float) -> list[Candidate]:
+        """The best alternation of layers, if there are any."""
+        dealt = [
+            Candidate(alpha, solution, chunk, variant)
+            for chunk, (variant, planner) in self._variants.items()
+            for solution in planner.begin(alpha)
+            if solution.origin == ALTERNATING
+        ]
+        return sorted(dealt, key=lambda c: c.solution.cost(alpha))[:1]
 
     def _begin(self, alpha: float) -> list[Candidate]:
         return [

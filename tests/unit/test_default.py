@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from chrion.graph import Dag
 from chrion.profiler import Costs, uniform_costs
 from chrion.scheduler import evaluate, validate
-from chrion.scheduler.default import Planner
+from chrion.scheduler.default import ALTERNATING, Planner
 from chrion.scheduler.groups import group, tile_order, unit_order
 from chrion.scheduler.refine import merge_segments, refine
 from chrion.scheduler.solution import Problem
@@ -68,6 +68,20 @@ def test_an_unfolded_stack_becomes_tiles_of_layers_and_steps() -> None:
     assert len(layers) > 1
     assert len(steps) > 1
     assert len(typical) == len(layers) * len(steps)
+
+
+@pytest.mark.parametrize(("layers", "steps", "cores"), [(4, 5, 2), (6, 4, 3), (12, 96, 2), (8, 8, 4)])
+def test_layers_dealt_out_in_turn_follow_a_step_behind(layers: int, steps: int, cores: int) -> None:
+    """Without overheads a lane is busy all the time, and the last one ends as many steps later as lanes precede it."""
+    dag = stack(layers, steps)
+    costs = uniform_costs(dag, cpu_ms=[1.0] * cores)
+    dealt = [s for s in Planner(dag, costs).begin(0.0) if s.origin == ALTERNATING and s.schedule.cores == cores]
+    assert [s.timeline.latency_ms for s in dealt] == [layers // cores * steps + cores - 1]
+    (solution,) = dealt
+    validate(dag, costs, solution.schedule)
+    for lane in range(1, cores + 1):
+        layers_run = [i // steps for i in solution.schedule.order if solution.schedule.lanes[i] == lane]
+        assert layers_run == sorted(layers_run)
 
 
 def test_a_layer_stays_on_one_core() -> None:
