@@ -6,8 +6,8 @@ Ways to begin, for every number of CPU cores:
 - **HEFT** on operators, and the paper's greedy selection: good where operators are large against handoffs;
 - **pipeline**: groups (layers) in order, cut into one stretch a lane so that the fullest lane has least to do, run tile
   after tile: good for stacks of recurrent layers, whose lanes then work on different times;
-- **alternating**: layers dealt out to the CPU lanes in turn; a lane runs a layer to its end before it turns to the next,
-  a step behind the lane before it: good for layers whose weights do not stay in a cache otherwise;
+- **alternating**: layers dealt out to the CPU lanes in turn; a lane runs a layer to its end, a step behind the lane
+  before it: good for layers whose weights do not stay in a cache otherwise;
 - **branches**: HEFT on groups as a whole, run tile after tile: good for independent directions and branches.
 
 Each tile length (a power of two) is tried. The paper's skeleton is kept: for every k', choose lanes by finish time plus
