@@ -30,7 +30,7 @@ _BUDGET_S = 1.0
 #: Who is so close to the best has the same again.
 _CLOSE = 1.15
 #: A plan must beat a plain session by so much: less is noise, and a plain session is simpler.
-_MARGIN = 0.95
+_MARGIN = 0.97
 #: How long to wait for moments in which nobody else uses the cores.
 _PATIENCE_S = 0.5
 
