@@ -25,12 +25,12 @@ from chrion.profiler.machine import CPU_PROVIDER, DEVICE_TYPES
 #: A measurement's calls are made about this long, so that the interpreter's part in them is small.
 _CALL_S = 0.5e-3
 #: How long each measurement lasts, and how many calls it makes at least.
-_WINDOW_S = 0.025
+_WINDOW_S = 0.015
 _LEAST_CALLS = 5
 _MOST_COPIES = 64
 #: A spread above this tells that something else was running; then so many more tries.
 _DISTURBED = 0.1
-_REPEATS = 3
+_REPEATS = 1
 #: All copies' results together stay below this.
 _RESULT_BYTES = 32e6
 

@@ -24,9 +24,9 @@ from chrion.scheduler.plan import Plan
 #: How long a candidate is timed in one turn, after a run to warm up; and how often at least.
 _WINDOW_S = 0.05
 _LEAST_RUNS = 3
-#: Turns each candidate has; no further round is begun after so many seconds.
+#: Turns each candidate has; no further round is begun after so many seconds. The same again for a close race.
 _ROUNDS = 3
-_BUDGET_S = 1.0
+_BUDGET_S = 0.6
 #: Who is so close to the best has the same again.
 _CLOSE = 1.15
 #: A plan must beat a plain session by so much: less is noise, and a plain session is simpler.
