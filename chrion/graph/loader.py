@@ -37,12 +37,19 @@ _MOST_BYTES = (1 << 31) - 1
 _TOO_LARGE = "save it with its weights as external data and give its path"
 
 
-def load(source: str | Path | bytes | onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Graph:
+def load(
+    source: str | Path | bytes | onnx.ModelProto,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    *,
+    optimise: bool = True,
+) -> Graph:
     """Read a model and see it as a graph of operators.
 
     Args:
         source: A model file (its external data is found beside it), its bytes, or a ModelProto.
         shapes: Shapes for inputs with free dimensions, by input name; or one size by the name of a free dimension.
+        optimise: Apply onnxruntime's basic optimisation. Without it operators are those of the file, which is what
+            published counts are of; it is the better choice for nothing else.
 
     Returns:
         The graph. Without a shape for every free dimension it can be looked at, but not profiled or planned.
@@ -57,11 +64,12 @@ def load(source: str | Path | bytes | onnx.ModelProto, shapes: Mapping[str, tupl
     original = path or _serialised(proto, "model")
     _fix_shapes(proto, given)
     folder = WeightsFolder()
+    basic, plain = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
-        model, types, session = _opened(proto, path, folder.path, ort.GraphOptimizationLevel.ORT_ENABLE_BASIC)
+        model, types, session = _opened(proto, path, folder.path, basic if optimise else plain)
     except ModelError:
         # Some models onnxruntime optimises into what it then refuses itself; as they are it takes them.
-        model, types, session = _opened(proto, path, folder.path, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
+        model, types, session = _opened(proto, path, folder.path, plain)
     return assemble(
         name=path.stem if path else proto.graph.name or "model",
         model=model,

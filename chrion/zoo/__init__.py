@@ -1,6 +1,6 @@
 """Floor 1: models to try things on, built from specifications with seeded weights."""
 
 from chrion.zoo.recurrent import RecurrentSpec, build_recurrent
-from chrion.zoo.specs import build, names, specification
+from chrion.zoo.specs import BUILDERS, build, names, specification
 
-__all__ = ["RecurrentSpec", "build", "build_recurrent", "names", "specification"]
+__all__ = ["BUILDERS", "RecurrentSpec", "build", "build_recurrent", "names", "specification"]

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from chrion.errors import OptionError
+from chrion.zoo.network import Network, check_sizes
 
 #: Gates of each cell: rows of its weights, in multiples of the hidden size.
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -41,11 +41,7 @@ class RecurrentSpec:
     def __post_init__(self) -> None:
         if self.cell not in GATES:
             raise OptionError(f"cell: {self.cell!r} is not one of {', '.join(GATES)}")
-        for name in ("layers", "batch", "io", "seq", "chunk"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name}: {getattr(self, name)} is below 1")
-        if self.seed < 0:
-            raise OptionError(f"seed: {self.seed} is below 0")
+        check_sizes(self)
         if self.chunk > self.seq:
             raise OptionError(f"chunk: {self.chunk} steps are more than the sequence's {self.seq}")
 
@@ -53,41 +49,22 @@ class RecurrentSpec:
 def build_recurrent(spec: RecurrentSpec) -> onnx.ModelProto:
     """Build the stack: input ``X`` [seq, batch, io], output ``Y`` [seq, batch, io], or twice the width both ways."""
     stack = _Stack(spec)
-    inputs = stack.split("X")
+    inputs = stack.split(stack.input("X", [spec.seq, spec.batch, spec.io]))
     for layer in range(spec.layers):
         inputs = stack.layer(layer, inputs)
     stack.concatenate(inputs, "Y", axis=0)
     width = spec.io * (2 if spec.bidirectional else 1)
-    graph = helper.make_graph(
-        stack.nodes,
-        f"{spec.cell.lower()}-{spec.layers}x{spec.seq}",
-        [helper.make_tensor_value_info("X", TensorProto.FLOAT, [spec.seq, spec.batch, spec.io])],
-        [helper.make_tensor_value_info("Y", TensorProto.FLOAT, [spec.seq, spec.batch, width])],
-        list(stack.weights.values()),
-    )
-    model = helper.make_model(graph, producer_name="chrion", opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.checker.check_model(model)
-    return model
+    stack.outputs.append(helper.make_tensor_value_info("Y", TensorProto.FLOAT, [spec.seq, spec.batch, width]))
+    return stack.model(f"{spec.cell.lower()}-{spec.layers}x{spec.seq}")
 
 
-class _Stack:
-    """Nodes and weights of a model while it is being built."""
+class _Stack(Network):
+    """A stack while it is being built."""
 
     def __init__(self, spec: RecurrentSpec) -> None:
+        super().__init__(spec.seed)
         self.spec = spec
-        self.nodes: list[onnx.NodeProto] = []
-        self.weights: dict[str, onnx.TensorProto] = {}
         self.steps = [min(spec.chunk, spec.seq - t) for t in range(0, spec.seq, spec.chunk)]
-        self._random = np.random.default_rng(spec.seed)
-
-    def constant(self, name: str, value: npt.NDArray[np.generic]) -> str:
-        if name not in self.weights:
-            self.weights[name] = numpy_helper.from_array(value, name)
-        return name
-
-    def node(self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> None:
-        name = outputs[0] or next(filter(None, outputs))
-        self.nodes.append(helper.make_node(op_type, inputs, outputs, name=f"{op_type}:{name}", **attributes))
 
     def split(self, name: str) -> list[str]:
         """One tensor a chunk of time: [steps, batch, io]."""
@@ -155,4 +132,4 @@ class _Stack:
     def _uniform(self, *shape: int) -> npt.NDArray[np.float32]:
         """Values as recurrent layers are usually initialised with."""
         bound = self.spec.io**-0.5
-        return self._random.uniform(-bound, bound, shape).astype(np.float32)
+        return self.random.uniform(-bound, bound, shape).astype(np.float32)

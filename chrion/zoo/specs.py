@@ -13,19 +13,57 @@ replace those of the file.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import onnx
 
 from chrion.errors import ModelError, OptionError
 from chrion.files import shipped
+from chrion.zoo.bert import BertSpec, build_bert
+from chrion.zoo.darts import DartsSpec, build_darts
+from chrion.zoo.deepfm import DeepFmSpec, build_deepfm
+from chrion.zoo.inception import GoogLeNetSpec, InceptionSpec, build_googlenet, build_inception
+from chrion.zoo.nasnet import NasNetSpec, build_nasnet
+from chrion.zoo.randwire import RandWireSpec, build_randwire
 from chrion.zoo.recurrent import GATES, RecurrentSpec, build_recurrent
+from chrion.zoo.seq2seq import Seq2SeqSpec, build_seq2seq
+from chrion.zoo.squeezenet import SqueezeNetSpec, build_squeezenet
+from chrion.zoo.t5 import T5Spec, build_t5
 
-#: Builders by name, and the parameters each fixes.
-BUILDERS = {cell.lower(): cell for cell in GATES}
-PARAMETERS = {f.name: f.type for f in fields(RecurrentSpec) if f.name != "cell"}
+Parameter = int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Builder:
+    """What makes models of one family."""
+
+    spec: type[Any]
+    build: Callable[[Any], onnx.ModelProto]
+    #: Fields of the specification that the builder fixes.
+    fixed: Mapping[str, str]
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """Names of its parameters, and their types by name."""
+        return {f.name: str(f.type) for f in fields(self.spec) if f.name not in self.fixed}
+
+
+BUILDERS = {
+    **{cell.lower(): Builder(RecurrentSpec, build_recurrent, {"cell": cell}) for cell in GATES},
+    "bert": Builder(BertSpec, build_bert, {}),
+    "darts": Builder(DartsSpec, build_darts, {}),
+    "deepfm": Builder(DeepFmSpec, build_deepfm, {}),
+    "googlenet": Builder(GoogLeNetSpec, build_googlenet, {}),
+    "inception-v3": Builder(InceptionSpec, build_inception, {}),
+    "nasnet-a": Builder(NasNetSpec, build_nasnet, {}),
+    "randwire": Builder(RandWireSpec, build_randwire, {}),
+    "seq2seq": Builder(Seq2SeqSpec, build_seq2seq, {}),
+    "squeezenet": Builder(SqueezeNetSpec, build_squeezenet, {}),
+    "t5": Builder(T5Spec, build_t5, {}),
+}
 
 
 def names() -> list[str]:
@@ -33,31 +71,40 @@ def names() -> list[str]:
     return [*sorted(BUILDERS), *sorted(p.stem for p in shipped("models").glob("*.toml"))]
 
 
-def specification(name: str, parameters: Mapping[str, int | bool] | None = None) -> RecurrentSpec:
+def specification(name: str, parameters: Mapping[str, Parameter] | None = None) -> Any:
     """Look a model up.
 
     Args:
-        name: A builder (``lstm``, ``gru``, ``rnn``), or a specification's name or file.
+        name: A builder (``lstm``, ``inception-v3``, ...), or a specification's name or file.
         parameters: What replaces the specification's own.
+
+    Returns:
+        The builder's specification: a :class:`RecurrentSpec`, an :class:`InceptionSpec`, ...
 
     Raises:
         OptionError: No such model or parameter, or a parameter out of range.
         ModelError: The specification's file is damaged.
     """
-    builder, own = (name, {}) if name in BUILDERS else _read(_find(name))
-    given = {**own, **(parameters or {})}
-    unknown = set(given) - set(PARAMETERS)
-    if unknown:
-        raise OptionError(f"model {name}: no parameter {min(unknown)!r}", hint=f"it takes {', '.join(PARAMETERS)}")
-    for key, value in given.items():
-        if type(value).__name__ != PARAMETERS[key]:
-            raise OptionError(f"model {name}: {key} = {value!r} is not of type {PARAMETERS[key]}")
-    return RecurrentSpec(cell=BUILDERS[builder], **given)  # type: ignore[arg-type] # checked just above
+    return _looked_up(name, parameters or {})[1]
 
 
-def build(name: str, parameters: Mapping[str, int | bool] | None = None) -> onnx.ModelProto:
+def build(name: str, parameters: Mapping[str, Parameter] | None = None) -> onnx.ModelProto:
     """Build the model of that name; see :func:`specification`."""
-    return build_recurrent(specification(name, parameters))
+    builder, spec = _looked_up(name, parameters or {})
+    return builder.build(spec)
+
+
+def _looked_up(name: str, parameters: Mapping[str, Parameter]) -> tuple[Builder, Any]:
+    family, own = (name, {}) if name in BUILDERS else _read(_find(name))
+    builder = BUILDERS[family]
+    given = {**own, **parameters}
+    kinds = builder.parameters
+    for key, value in given.items():
+        if key not in kinds:
+            raise OptionError(f"model {name}: no parameter {key!r}", hint=f"it takes {', '.join(kinds)}")
+        if type(value).__name__ != kinds[key] and (type(value), kinds[key]) != (int, "float"):
+            raise OptionError(f"model {name}: {key} = {value!r} is not of type {kinds[key]}")
+    return builder, builder.spec(**builder.fixed, **given)
 
 
 def _find(name: str) -> Path:
@@ -67,7 +114,7 @@ def _find(name: str) -> Path:
     return path
 
 
-def _read(path: Path) -> tuple[str, dict[str, int | bool]]:
+def _read(path: Path) -> tuple[str, dict[str, Parameter]]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

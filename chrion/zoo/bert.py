@@ -1,0 +1,70 @@
+"""Encoders like BERT.
+
+Devlin et al., *BERT: pre-training of deep bidirectional transformers* (2019): post-norm blocks of attention and two
+dense layers with GELU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx
+from onnx import TensorProto
+
+from chrion.errors import OptionError
+from chrion.zoo.attention import Transformer
+from chrion.zoo.network import check_sizes
+
+
+@dataclass(frozen=True, slots=True)
+class BertSpec:
+    """The defaults are BERT-base."""
+
+    batch: int = 1
+    #: Steps of a sequence.
+    seq: int = 128
+    layers: int = 12
+    hidden: int = 768
+    heads: int = 12
+    #: Width between the two dense layers of a block.
+    inner: int = 3072
+    vocabulary: int = 30_522
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        check_heads(self.hidden, self.heads)
+
+
+def check_heads(hidden: int, heads: int) -> None:
+    """Make sure that heads share the width evenly.
+
+    Raises:
+        OptionError: They do not.
+    """
+    if hidden % heads:
+        raise OptionError(f"heads: a width of {hidden} cannot be shared by {heads}")
+
+
+def build_bert(spec: BertSpec) -> onnx.ModelProto:
+    """Build the network.
+
+    Inputs ``ids``, ``segments`` [batch, seq] (int64) and ``mask`` [batch, seq] (1.0 where there is a word, 0.0 where
+    there is none), output ``Y`` [batch, seq, hidden].
+    """
+    net = Transformer(spec.seed, spec.batch, spec.hidden, spec.heads, bias=True)
+    shape = [spec.batch, spec.seq]
+    words = net.embedded(net.input("ids", shape, TensorProto.INT64), spec.vocabulary, "words")
+    segments = net.embedded(net.input("segments", shape, TensorProto.INT64), 2, "segments")
+    places = net.normal("places", spec.seq, spec.hidden, deviation=1.0)
+    x = net.layer_norm(net.op("Add", net.op("Add", words, segments), places))
+    hidden = net.op("Sub", net.number(1.0), net.input("mask", shape))
+    mask = net.op("Mul", net.op("Unsqueeze", hidden, net.integers(1, 2)), net.number(-1e4))
+    for at in range(spec.layers):
+        with net.scope(f"block{at}"):
+            asked = net.attention(x, x, mask, scaled=True)
+            x = net.layer_norm(net.op("Add", asked, x))
+            wide = net.gelu(net.dense(x, spec.hidden, spec.inner, "wide"))
+            x = net.layer_norm(net.op("Add", net.dense(wide, spec.inner, spec.hidden, "narrow"), x))
+    net.output(x, "Y", [spec.batch, spec.seq, spec.hidden])
+    return net.model("bert")

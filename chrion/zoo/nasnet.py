@@ -1,0 +1,85 @@
+"""NASNet-A, large and mobile: searched cells of five pairs of branches.
+
+Zoph et al., *Learning transferable architectures for scalable image recognition* (2018), Figure 4; how cells are joined
+at the stem and where sizes change follows the published networks. Large is IOS's 374 operators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx
+
+from chrion.zoo.convolutional import ConvNet, Image
+from chrion.zoo.network import check_sizes
+
+
+@dataclass(frozen=True, slots=True)
+class NasNetSpec:
+    """The defaults are NASNet-A (6 @ 4032), the large one; mobile is 4 @ 1056, with 44 channels and 32 in the stem."""
+
+    batch: int = 1
+    #: Height and width of the image.
+    resolution: int = 331
+    #: Normal cells in each of three rows.
+    cells: int = 6
+    #: Channels of a branch in the first row, doubled in each further one; the last cell puts out 24 times as many.
+    channels: int = 168
+    #: Channels of the first convolution.
+    stem: int = 96
+    classes: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+
+
+def build_nasnet(spec: NasNetSpec) -> onnx.ModelProto:
+    """Build the network: input ``X`` [batch, 3, resolution, resolution], output ``Y`` [batch, classes]."""
+    net = _NasNet(spec.seed)
+    image = net.image(spec.batch, spec.resolution)
+    x = net.batch_norm(net.conv(image, spec.stem, 3, stride=2, pads=[0] * 4))
+    quarter, half = max(1, spec.channels // 4), max(2, spec.channels // 2)
+    with net.scope("stem0"):
+        before = net.reduction_cell(net.relu_conv_bn(x, quarter), x, quarter)
+    with net.scope("stem1"):
+        x = net.reduction_cell(net.relu_conv_bn(before, half), net.halved(x, half), half)
+    for row in range(3):
+        channels = spec.channels << row
+        if row:  # the cell after a reduction reads what the reduction has read before
+            with net.scope(f"reduction{row}"):
+                left, right = net.relu_conv_bn(before, channels), net.relu_conv_bn(x, channels)
+                x = net.reduction_cell(right, left, channels)
+        for at in range(spec.cells):
+            with net.scope(f"cell{row}.{at}"):
+                left = net.relu_conv_bn(before, channels) if at else net.halved(before, channels)
+                before, x = x, net.normal_cell(left, net.relu_conv_bn(x, channels))
+    return net.classified(net.relu(x), "nasnet-a", spec.batch, spec.classes)
+
+
+class _NasNet(ConvNet):
+    def branch(self, x: Image, channels: int, kernel: int, stride: int = 1) -> Image:
+        """Two separable convolutions; the first changes the size, and only from the stem the channels."""
+        middle = min(x.channels, channels)
+        return self.separable(self.separable(x, middle, kernel, stride=stride), channels, kernel)
+
+    def normal_cell(self, left: Image, right: Image) -> Image:
+        """Figure 4, left: the size stays; what came before is put out, too."""
+        channels = right.channels
+        pairs = [
+            (self.branch(right, channels, 5), self.branch(left, channels, 3)),
+            (self.branch(left, channels, 5), self.branch(left, channels, 3)),
+            (self.average_pool(right, 3), left),
+            (self.average_pool(left, 3), self.average_pool(left, 3)),
+            (self.branch(right, channels, 3), right),
+        ]
+        return self.concat([left, *(self.add(*pair) for pair in pairs)])
+
+    def reduction_cell(self, near: Image, far: Image, channels: int) -> Image:
+        """Figure 4, right: half the size."""
+        first = self.add(self.branch(near, channels, 5, 2), self.branch(far, channels, 7, 2))
+        second = self.add(self.max_pool(near, 3, 2, 1), self.branch(far, channels, 7, 2))
+        third = self.add(self.average_pool(near, 3, 2), self.branch(far, channels, 5, 2))
+        fourth = self.add(self.average_pool(first, 3), second)
+        fifth = self.add(self.branch(first, channels, 3), self.max_pool(near, 3, 2, 1))
+        return self.concat([second, third, fourth, fifth])

@@ -1,0 +1,91 @@
+"""Randomly wired networks: stages whose nodes are wired as a small-world graph.
+
+Xie et al., *Exploring randomly wired neural networks for image recognition* (2019), Table 1: graphs by Watts and
+Strogatz, WS(4, 0.75), every edge from the lower to the higher index. A node sums what it is sent, weighted, and does
+ReLU, a separable convolution, and batch norm. The regular network is IOS's 120 operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import networkx as nx
+import numpy as np
+import onnx
+
+from chrion.errors import OptionError
+from chrion.zoo.convolutional import ConvNet, Image
+from chrion.zoo.network import check_sizes
+
+
+@dataclass(frozen=True, slots=True)
+class RandWireSpec:
+    """The defaults are the regular network; the small one has 78 channels and one wired stage less."""
+
+    batch: int = 1
+    #: Height and width of the image.
+    resolution: int = 224
+    channels: int = 109
+    #: Nodes of a wired stage; the first of the regular network has half as many.
+    nodes: int = 32
+    #: Neighbours of each node on the ring that wiring begins with.
+    neighbours: int = 4
+    #: That an edge is moved elsewhere.
+    probability: float = 0.75
+    small: bool = False
+    classes: int = 1000
+    #: Of the wiring and the weights.
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        least = self.nodes if self.small else self.nodes // 2
+        if self.neighbours >= least:
+            raise OptionError(f"neighbours: {self.neighbours} are too many for a stage of {least} nodes")
+        if self.probability > 1:
+            raise OptionError(f"probability: {self.probability} is above 1")
+
+
+def wiring(nodes: int, neighbours: int, probability: float, seed: int) -> list[list[int]]:
+    """Who sends to each node of a stage: nodes of lower index; none means that it reads the stage's input."""
+    graph = nx.connected_watts_strogatz_graph(nodes, neighbours, probability, tries=200, seed=seed)
+    return [sorted(other for other in graph[i] if other < i) for i in range(nodes)]
+
+
+def build_randwire(spec: RandWireSpec) -> onnx.ModelProto:
+    """Build the network: input ``X`` [batch, 3, resolution, resolution], output ``Y`` [batch, classes]."""
+    net = _RandWire(spec.seed)
+    x = net.conv_bn_relu(net.image(spec.batch, spec.resolution), max(1, spec.channels // 2), 3, stride=2)
+    if spec.small:
+        x = net.batch_norm(net.conv(x, spec.channels, 3, stride=2))
+    sizes = [spec.nodes] * 3 if spec.small else [spec.nodes // 2, *[spec.nodes] * 3]
+    for stage, nodes in enumerate(sizes):
+        with net.scope(f"stage{stage}"):
+            senders = wiring(nodes, spec.neighbours, spec.probability, spec.seed + stage)
+            x = net.stage(x, spec.channels << stage, senders)
+    x = net.batch_norm(net.conv(net.relu(x), 1280, 1))
+    return net.classified(x, "randwire", spec.batch, spec.classes)
+
+
+class _RandWire(ConvNet):
+    def stage(self, x: Image, channels: int, senders: Sequence[Sequence[int]]) -> Image:
+        """Wired nodes; those that nobody sends to halve the stage's input, the mean of the last ones is put out."""
+        made: list[Image] = []
+        for sources in senders:
+            total = self.weighted([made[i] for i in sources]) if sources else x
+            made.append(self.separable(total, channels, 3, stride=1 if sources else 2))
+        heard = {i for sources in senders for i in sources}
+        last = [image for i, image in enumerate(made) if i not in heard]
+        return Image(self.op("Mean", *(image.name for image in last)), channels, 1 / len(last))
+
+    def weighted(self, parts: Sequence[Image]) -> Image:
+        """The sum of all, each times a weight from 0 to 1; a single one as it is."""
+        if len(parts) == 1:
+            return parts[0]
+        scales = 1 / (1 + np.exp(-self.random.standard_normal(len(parts))))
+        scaled = [
+            Image(self.op("Mul", part.name, self.number(float(scale))), part.channels, part.power * float(scale) ** 2)
+            for part, scale in zip(parts, scales, strict=True)
+        ]
+        return self.add(*scaled)

@@ -1,0 +1,77 @@
+"""Translation by stacks of LSTM layers, with attention.
+
+Luong et al., *Effective approaches to attention-based neural machine translation* (2015): an encoder and a decoder of
+four layers of 1000 cells, global attention with the general score (Equation 8), without feeding attention back. Given
+the whole target sequence, so that every layer is one folded operator over all steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from chrion.zoo.network import Network, check_sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Seq2SeqSpec:
+    """The defaults are the published network, for sentences of 50 words."""
+
+    batch: int = 1
+    #: Steps of the source sequence.
+    seq: int = 50
+    #: Steps of the target sequence.
+    target: int = 50
+    #: Layers of the encoder, and of the decoder.
+    layers: int = 4
+    #: Cells of a layer, and width of an embedding.
+    hidden: int = 1000
+    vocabulary: int = 50_000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+
+
+def build_seq2seq(spec: Seq2SeqSpec) -> onnx.ModelProto:
+    """Build the network.
+
+    Inputs ``ids`` [seq, batch] and ``target`` [target, batch] (int64), output ``Y`` [batch, target, vocabulary].
+    """
+    net = _Seq2Seq(spec.seed)
+    source = net.embedded(net.input("ids", [spec.seq, spec.batch], TensorProto.INT64), spec)
+    decoded = net.embedded(net.input("target", [spec.target, spec.batch], TensorProto.INT64), spec)
+    for layer in range(spec.layers):
+        with net.scope(f"layer{layer}"):
+            zero = net.constant(net.unique("zero"), np.zeros((1, spec.batch, spec.hidden), np.float32))
+            source, states = net.lstm(source, (zero, zero), spec.hidden)
+            decoded, _ = net.lstm(decoded, states, spec.hidden)
+    keys = net.op("Transpose", source, perm=[1, 2, 0])
+    asking = net.op("Transpose", decoded, perm=[1, 0, 2])
+    scores = net.op("MatMul", net.dense(asking, spec.hidden, spec.hidden, "score", bias=False), keys)
+    memory = net.op("Transpose", source, perm=[1, 0, 2])
+    context = net.op("MatMul", net.op("Softmax", scores, axis=-1), memory)
+    both = net.op("Concat", context, asking, axis=2)
+    attended = net.op("Tanh", net.dense(both, 2 * spec.hidden, spec.hidden, "attended", bias=False))
+    net.output(
+        net.dense(attended, spec.hidden, spec.vocabulary, "words"), "Y", [spec.batch, spec.target, spec.vocabulary]
+    )
+    return net.model("seq2seq")
+
+
+class _Seq2Seq(Network):
+    def embedded(self, ids: str, spec: Seq2SeqSpec) -> str:
+        """[steps, batch, hidden]."""
+        return self.op("Gather", self.normal("table", spec.vocabulary, spec.hidden, deviation=1.0), ids, axis=0)
+
+    def lstm(self, x: str, states: tuple[str, str], hidden: int) -> tuple[str, tuple[str, str]]:
+        """One layer: its output [steps, batch, hidden], and its final states."""
+        rows, deviation = 4 * hidden, hidden**-0.5
+        weights = [self.normal(slot, 1, rows, hidden, deviation=deviation) for slot in "WR"]
+        bias = self.normal("B", 1, 2 * rows, deviation=deviation)
+        made = [self.unique(f"lstm/{name}") for name in ("Y", "h", "c")]
+        self.node("LSTM", [x, *weights, bias, "", *states], made, hidden_size=hidden)
+        return self.op("Squeeze", made[0], self.integers(1)), (made[1], made[2])

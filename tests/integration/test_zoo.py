@@ -1,0 +1,306 @@
+"""The zoo's networks: published structure at published sizes, and runs at small ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import onnx
+import pytest
+
+import chrion
+from chrion import HybridSession
+from chrion.cli.models import HELP
+from chrion.errors import OptionError
+from chrion.files import shipped
+from chrion.graph import Dag
+from chrion.zoo import BUILDERS, build, names, specification
+from chrion.zoo.randwire import wiring
+from chrion.zoo.t5 import relative_buckets
+from helpers import alternating, assert_equal, forced_plan, plain
+
+#: Parameters that make a network small, and the shape of its output.
+SMALL: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    "googlenet": ({"resolution": 64, "width": 0.1, "batch": 2, "classes": 7}, (2, 7)),
+    "inception-v3": ({"resolution": 75, "width": 0.1, "batch": 2, "classes": 7}, (2, 7)),
+    "squeezenet": ({"resolution": 48, "width": 0.1, "batch": 2, "classes": 7}, (2, 7)),
+    "nasnet-a": ({"resolution": 49, "channels": 8, "stem": 4, "cells": 1, "batch": 2, "classes": 7}, (2, 7)),
+    "randwire": ({"resolution": 50, "channels": 4, "nodes": 12, "batch": 2, "classes": 7}, (2, 7)),
+    "darts": ({"resolution": 50, "channels": 4, "cells": 6, "batch": 2, "classes": 7}, (2, 7)),
+    "deepfm": ({"batch": 2, "vocabulary": 20, "hidden": 8}, (2, 1)),
+    "bert": ({"batch": 2, "layers": 2, "hidden": 16, "heads": 2, "inner": 32, "seq": 6, "vocabulary": 20}, (2, 6, 16)),
+    "t5": (
+        {"batch": 2, "layers": 2, "hidden": 16, "heads": 2, "inner": 32, "seq": 6, "target": 5, "vocabulary": 20},
+        (2, 5, 20),
+    ),
+    "seq2seq": ({"batch": 2, "layers": 2, "hidden": 8, "vocabulary": 20, "seq": 6, "target": 5}, (2, 5, 20)),
+}
+
+
+def request(model: onnx.ModelProto, seed: int) -> dict[str, np.ndarray[Any, Any]]:
+    """Random inputs; words are below 20, and none is masked."""
+    pick = np.random.default_rng(seed)
+    feed: dict[str, np.ndarray[Any, Any]] = {}
+    for info in model.graph.input:
+        shape = [d.dim_value for d in info.type.tensor_type.shape.dim]
+        if info.type.tensor_type.elem_type == onnx.TensorProto.INT64:
+            feed[info.name] = pick.integers(0, 2 if info.name == "segments" else 20, shape)
+        else:
+            drawn = np.ones(shape) if info.name == "mask" else pick.standard_normal(shape)
+            feed[info.name] = drawn.astype(np.float32)
+    return feed
+
+
+def counts(model: onnx.ModelProto) -> Counter[str]:
+    return Counter(n.op_type for n in model.graph.node)
+
+
+def test_the_small_ones_are_all_there_are() -> None:
+    """Every builder but the recurrent ones, which have tests of their own."""
+    assert set(SMALL) == set(BUILDERS) - {"lstm", "gru", "rnn"}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_networks_run_and_give_the_same_on_lanes(name: str) -> None:
+    """The output has its declared shape and moderate values that differ, and does not depend on who computes it."""
+    parameters, shape = SMALL[name]
+    model = build(name, parameters)
+    onnx.checker.check_model(model, full_check=True)
+    assert [d.dim_value for d in model.graph.output[0].type.tensor_type.shape.dim] == list(shape)
+    graph = chrion.load(model)
+    feed = request(model, 1)
+    expected = plain(model, feed)
+    assert expected[0].shape == shape
+    assert np.abs(expected[0]).max() < 1e2
+    assert np.std(expected[0]) > 1e-3
+    with HybridSession(graph, plan=forced_plan(graph, alternating(graph))) as session:
+        assert_equal(session.run(None, feed), expected)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_requests_of_a_batch_do_not_mix(name: str) -> None:
+    """Another first request changes the first answer, and no other."""
+    model = build(name, SMALL[name][0])
+    feed, other = request(model, 1), request(model, 2)
+    axis = 1 if name == "seq2seq" else 0
+    mixed = {i: np.concatenate([np.take(other[i], [0], axis), np.take(feed[i], [1], axis)], axis) for i in feed}
+    before, after = plain(model, feed)[0], plain(model, mixed)[0]
+    assert not np.allclose(before[0], after[0], rtol=1e-3)
+    np.testing.assert_allclose(before[1], after[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_equal_seeds_give_equal_networks(name: str) -> None:
+    """And another seed other weights."""
+    parameters, _ = SMALL[name]
+    first, again, other = (build(name, {**parameters, "seed": s}).SerializeToString() for s in (3, 3, 4))
+    assert first == again != other
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_parameter_is_checked(name: str) -> None:
+    """None may be zero but the seed; a size is a whole number."""
+    for parameter, kind in BUILDERS[name].parameters.items():
+        if kind == "bool" or parameter == "seed":
+            continue
+        with pytest.raises(OptionError, match=parameter):
+            specification(name, {parameter: 0})
+        with pytest.raises(OptionError, match=parameter):
+            specification(name, {parameter: "1"})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("inception-v3", {"resolution": 74}),
+        ("bert", {"heads": 7}),
+        ("t5", {"hidden": 12}),
+        ("randwire", {"neighbours": 16}),
+        ("randwire", {"probability": 1.5}),
+    ],
+)
+def test_parameters_that_do_not_fit_each_other_are_refused(name: str, parameters: dict[str, Any]) -> None:
+    """Too small an image, heads that do not share the width, too many neighbours, no probability."""
+    with pytest.raises(OptionError):
+        specification(name, parameters)
+
+
+def test_every_specification_is_one_and_every_parameter_an_option() -> None:
+    """Files in models/ name builders and parameters; the command has an option for each parameter."""
+    for path in shipped("models").glob("*.toml"):
+        specification(path.stem)
+        assert path.stem in names()
+    offered = {name for texts in HELP.values() for name in texts}
+    assert offered == {name for builder in BUILDERS.values() for name in builder.parameters}
+
+
+def units(model: onnx.ModelProto) -> int:
+    """Operators as IOS counts them (its Table 2).
+
+    A convolution is one with its batch norm, its ReLU, before or after, and the depthwise convolution before it. Sums
+    of what an operator reads are part of it, so that an addition counts only if several read it, or one that is no
+    concatenation. The last dense layer is left out.
+    """
+    nodes = model.graph.node
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in nodes:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    total = 0
+    for node in nodes:
+        group = next((a.i for a in node.attribute if a.name == "group"), 1)
+        total += node.op_type == "Conv" and group == 1
+        total += node.op_type in {"Concat", "MaxPool", "AveragePool", "GlobalAveragePool", "Mean"}
+        if node.op_type == "Add":
+            read = readers[node.output[0]]
+            total += len(read) > 1 or read[0].op_type not in {"Concat", "Relu"}
+        if node.op_type == "Relu" and all(r.op_type == "GlobalAveragePool" for r in readers[node.output[0]]):
+            total += producer(model, node.input[0]).op_type == "Concat"
+    return total
+
+
+def producer(model: onnx.ModelProto, name: str) -> onnx.NodeProto:
+    return next(n for n in model.graph.node if name in n.output)
+
+
+def test_published_operator_counts_of_inception() -> None:
+    """119 by IOS: 94 convolutions, 14 pools, 11 concatenations."""
+    model = build("inception-v3", {"width": 0.05})
+    made = counts(model)
+    assert (made["Conv"], made["BatchNormalization"], made["Relu"]) == (94, 94, 94)
+    assert made["MaxPool"] + made["AveragePool"] + made["GlobalAveragePool"] == 14
+    assert made["Concat"] == 11
+    assert units(model) == 119
+
+
+def test_published_operator_counts_of_squeezenet() -> None:
+    """50 by IOS; additions are operators here, since a bypass ends in each."""
+    model = build("squeezenet", {"width": 0.1})
+    made = counts(model)
+    assert (made["Conv"], made["Relu"], made["MaxPool"], made["GlobalAveragePool"]) == (30, 30, 3, 1)
+    assert made["Conv"] + made["MaxPool"] + made["GlobalAveragePool"] + made["Concat"] + made["Add"] == 50
+
+
+def test_published_operator_counts_of_nasnet() -> None:
+    """374 by IOS for the large one."""
+    assert units(build("nasnet-a-large", {"channels": 8, "stem": 4})) == 374
+
+
+def test_published_operator_counts_of_randwire() -> None:
+    """120 by IOS for the regular one: 114 convolutions, four stages' ends, the last ReLU and pool."""
+    model = build("randwire-regular", {"channels": 4})
+    made = counts(model)
+    assert made["Conv"] - 112 == 114  # 112 nodes with a depthwise one each
+    assert made["Mean"] == 4
+    assert units(model) + 1 == 120  # the ReLU of the tail is an operator of its own in IOS
+
+
+def test_googlenet_has_nine_blocks_of_four_branches() -> None:
+    """57 convolutions, each with batch norm and ReLU, as long as onnxruntime does not fuse them."""
+    model = build("googlenet", {"width": 0.1})
+    plain_graph, fused = chrion.load(model, optimise=False), chrion.load(model)
+    found = Counter(plain_graph.dag.op_types)
+    assert found == counts(model)
+    assert (found["Conv"], found["BatchNormalization"], found["Relu"], found["Concat"]) == (57, 57, 57, 9)
+    assert "BatchNormalization" not in fused.dag.op_types
+    branches = [plain_graph.dag.predecessors[i] for i, t in enumerate(plain_graph.dag.op_types) if t == "Concat"]
+    assert [len(b) for b in branches] == [4] * 9
+
+
+def concurrency(dag: Dag) -> int:
+    """The most operators of which none waits for another: by Dilworth, n less a largest matching of the closure."""
+    graph: nx.DiGraph[int] = nx.DiGraph([(m, i) for i in range(len(dag)) for m in dag.predecessors[i]])
+    for i in list(nx.topological_sort(graph)):  # a chain is as wide as one operator
+        before = list(graph.predecessors(i))
+        if len(before) == 1 and graph.out_degree(before[0]) == 1:
+            graph.add_edges_from([(before[0], after) for after in graph.successors(i)])
+            graph.remove_node(i)
+    closure = nx.transitive_closure_dag(graph)
+    pairs: nx.Graph[tuple[int, int]] = nx.Graph()
+    pairs.add_nodes_from((side, i) for side in (0, 1) for i in closure)
+    pairs.add_edges_from(((0, before), (1, after)) for before, after in closure.edges)
+    matching = nx.bipartite.hopcroft_karp_matching(pairs, [(0, i) for i in closure])
+    return len(closure) - len(matching) // 2
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "degree"), [("inception-v3", {"width": 0.05}, 6), ("darts", {"channels": 4}, 7)]
+)
+def test_published_degrees_of_concurrency(name: str, parameters: dict[str, Any], degree: int) -> None:
+    """Nimble's Table 3.1."""
+    assert concurrency(chrion.load(build(name, parameters), optimise=False).dag) == degree
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "published"),
+    [("inception-v3", 0.05, 5.7), ("darts", 0.05, 0.5), ("nasnet-a-mobile", 0.05, 0.6), ("randwire-regular", 0.1, 4.0)],
+)
+def test_published_amounts_of_work(name: str, billions: float, published: float) -> None:
+    """Multiply-adds at published sizes, in billions, as far as they are printed: Nimble's Table 3.1; Xie et al."""
+    dag = chrion.load(build(name)).dag
+    work = sum(flops for flops, kind in zip(dag.flops, dag.op_types, strict=True) if kind in {"Conv", "Gemm"}) / 2e9
+    assert abs(work - published) <= billions
+
+
+def test_wiring_is_a_small_world_without_cycles() -> None:
+    """Seeded; connected, with as many edges as a ring of k neighbours, all from lower to higher."""
+    senders = wiring(32, 4, 0.75, 1)
+    assert senders == wiring(32, 4, 0.75, 1) != wiring(32, 4, 0.75, 2)
+    assert sum(map(len, senders)) == 32 * 4 // 2
+    assert all(other < i for i, others in enumerate(senders) for other in others)
+    assert senders[0] == []
+
+
+def test_relative_positions_are_t5s() -> None:
+    """Half of 32 buckets for either direction, exact up to 7, the last from 128 on; one direction: exact up to 15."""
+    both, past = relative_buckets(200, both_ways=True), relative_buckets(200, both_ways=False)
+    assert both[150, 150:158].tolist() == [0, *range(17, 24)]
+    assert both[150, 143:151].tolist() == [7, 6, 5, 4, 3, 2, 1, 0]
+    assert (both[199, 0], both[0, 199]) == (15, 31)
+    assert past[150, 135:151].tolist() == list(range(15, -1, -1))
+    assert past[0, 1:].max() == 0
+    assert past[199, 0] == 31
+
+
+def test_a_masked_word_changes_nothing_in_bert() -> None:
+    """What stands where the mask is 0 does not reach the other steps."""
+    model = build("bert", SMALL["bert"][0])
+    feed = request(model, 1)
+    feed["mask"][:, 4] = 0
+    other = {**feed, "ids": feed["ids"].copy()}
+    other["ids"][:, 4] = (other["ids"][:, 4] + 1) % 20
+    first, second = plain(model, feed)[0], plain(model, other)[0]
+    keep = [0, 1, 2, 3, 5]
+    np.testing.assert_array_equal(first[:, keep], second[:, keep])
+    assert not np.array_equal(first[:, 4], second[:, 4])
+
+
+def test_t5_does_not_look_ahead() -> None:
+    """A later target word changes no earlier output; a source word changes all."""
+    model = build("t5", SMALL["t5"][0])
+    feed = request(model, 1)
+    first = plain(model, feed)[0]
+    for name, at, same in (("target", 3, 3), ("ids", 5, 0)):
+        changed = {**feed, name: feed[name].copy()}
+        changed[name][:, at] = (changed[name][:, at] + 1) % 20
+        other = plain(model, changed)[0]
+        np.testing.assert_allclose(first[:, :same], other[:, :same], rtol=1e-5)
+        assert not np.allclose(first[:, same:], other[:, same:])
+
+
+def test_deepfm_is_a_factorisation_machine_and_a_deep_network() -> None:
+    """By hand, all pairs of embeddings one by one."""
+    model = build("deepfm", {"batch": 2, "fields": 3, "numbers": 2, "vocabulary": 20, "layers": 1, "hidden": 4})
+    w = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
+    tables = [w[name] for name in ("table", *(f"table.{at}" for at in range(2, 7)))]
+    feed = request(model, 1)
+    expected = []
+    for ids, numbers in zip(feed["categories"], feed["numbers"], strict=True):
+        vectors = [tables[at][i] for at, i in enumerate(ids)]
+        first = sum(tables[3 + at][i, 0] for at, i in enumerate(ids)) + numbers @ w["first/W"][:, 0] + w["first/b"][0]
+        second = sum(vectors[i] @ vectors[j] for i in range(3) for j in range(i))
+        hidden = np.maximum(np.concatenate([*vectors, numbers]) @ w["deep0/W"] + w["deep0/b"], 0)
+        expected.append(1 / (1 + np.exp(-(first + second + hidden @ w["last/W"][:, 0] + w["last/b"][0]))))
+    np.testing.assert_allclose(plain(model, feed)[0][:, 0], expected, rtol=1e-4)
