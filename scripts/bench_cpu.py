@@ -25,7 +25,7 @@ import chrion
 from chrion import Graph, HybridSession, Profile, zoo
 from chrion.profiler import this_machine
 from chrion.profiler.measure import made_up_feed
-from chrion.runtime.bench import Feed, Maker, Timing, plain_rivals, race
+from chrion.runtime.bench import Feed, Maker, Run, Timing, plain_rivals, race
 
 HYBRID = "hybrid"
 MANY_CORES = (4, 8, 16)
@@ -129,7 +129,7 @@ CASES = [
 def hybrid(source: bytes, feed: Feed) -> Maker:
     """HybridSession on its own."""
 
-    def make() -> tuple[Callable[[], object], Callable[[], None]]:
+    def make() -> tuple[Run, Callable[[], None]]:
         session = HybridSession(source)
         return lambda: session.run(None, feed), session.close
 
@@ -139,7 +139,7 @@ def hybrid(source: bytes, feed: Feed) -> Maker:
 def parallel(source: bytes, feed: Feed) -> Maker:
     """Onnxruntime's parallel executor."""
 
-    def make() -> tuple[Callable[[], object], Callable[[], None]]:
+    def make() -> tuple[Run, Callable[[], None]]:
         options = ort.SessionOptions()
         options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
         options.log_severity_level = 3

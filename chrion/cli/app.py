@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import chrion
+from chrion.cli.comparing import compare
 from chrion.cli.demo import demo
 from chrion.cli.machine import devices
 from chrion.cli.models import model
@@ -23,7 +24,7 @@ from chrion.errors import ChrionError
 app = typer.Typer(
     name="chrion", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich"
 )
-for command in (demo, devices, model, profile, partition, sweep, run, bench, report, simulate):
+for command in (demo, devices, model, profile, partition, sweep, run, bench, compare, report, simulate):
     app.command()(command)
 
 #: What wrong usage raises: Typer's own, whichever library it takes it from.

@@ -33,6 +33,7 @@ from chrion.report import bench_table, bench_verdict
 from chrion.report.tables import best_rival
 from chrion.runtime import HybridSession
 from chrion.runtime.bench import hybrid_rival, largest_difference, plain_rivals, race, read_feed
+from chrion.runtime.compare import TOLERANCE
 from chrion.scheduler import DEFAULT_POLICY, Plan, partition
 from chrion.scheduler.planner import check_options
 from chrion.units import format_ms
@@ -42,8 +43,6 @@ InputOption = Annotated[
     Path | None, typer.Option("--input", metavar="X.npz", help="Arrays by input name.  [default: made up]")
 ]
 
-#: Outputs that differ from plain onnxruntime by more than this are wrong.
-_TOLERANCE = 1e-3
 HYBRID = "hybrid"
 
 
@@ -76,7 +75,7 @@ def run(
             times.append((time.perf_counter() - before) * 1e3)
         explanation = session.explain()
     difference = largest_difference(outputs, expected)
-    equal = difference <= _TOLERANCE
+    equal = difference <= TOLERANCE
     if as_json:
         latency = {"predicted_ms": chosen.predicted.latency_ms, "measured_ms": statistics.median(times)}
         show_json({"model": graph.name, "equal": equal, "largest_difference": difference, "runs": repeat, **latency})

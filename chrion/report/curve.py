@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
 
-from chrion.errors import OptionError
+from chrion.report.figures import new_figure, png_of
 from chrion.scheduler.plan import Plan
 from chrion.units import format_mb, format_ms
 
@@ -55,13 +54,9 @@ def curve_png(points: Sequence[tuple[float, Plan]]) -> bytes:
     Raises:
         OptionError: matplotlib is missing.
     """
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise OptionError("--png: matplotlib is missing", hint="pip install 'chrion[plot]'") from error
     first = points[0][1]
     alphas = [alpha for alpha, _ in points]
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = new_figure("--png", 7, 4)
     latency = figure.add_subplot()
     memory = latency.twinx()
     blue, orange = "tab:blue", "tab:orange"
@@ -79,6 +74,4 @@ def curve_png(points: Sequence[tuple[float, Plan]]) -> bytes:
     memory.set_ylim(bottom=0)
     latency.set_title(f"{first.model} on {first.machine}", fontsize=10)
     latency.legend(lines, names, fontsize=8, loc="lower right")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    return buffer.getvalue()
+    return png_of(figure)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 
-from chrion.errors import OptionError
 from chrion.lanes import in_reading_order, lane_name
+from chrion.report.figures import new_figure, png_of
 from chrion.report.timeline import Lanes
 
 
@@ -16,15 +15,12 @@ def timeline_png(title: str, sections: Sequence[Lanes]) -> bytes:
     Raises:
         OptionError: matplotlib is missing.
     """
-    try:
-        from matplotlib import colormaps  # noqa: PLC0415 - an extra
-        from matplotlib.figure import Figure  # noqa: PLC0415
-    except ImportError as error:
-        raise OptionError("--png: matplotlib is missing", hint="pip install 'chrion[plot]'") from error
+    figure = new_figure("--png", 9, 1 + 1.1 * len(sections))
+    from matplotlib import colormaps  # noqa: PLC0415 - it is there, since the figure is
+
     keys = list(dict.fromkeys(bar.key for section in sections for bar in section.bars))
     palette = colormaps["tab20"]
     colours = {key: palette(at % 20) for at, key in enumerate(keys)}
-    figure = Figure(figsize=(9, 1 + 1.1 * len(sections)), layout="constrained")
     axes = figure.subplots(len(sections), 1, sharex=True, squeeze=False)[:, 0]
     for axis, section in zip(axes, sections, strict=True):
         lanes = in_reading_order(bar.lane for bar in section.bars)
@@ -37,6 +33,4 @@ def timeline_png(title: str, sections: Sequence[Lanes]) -> bytes:
         axis.set_title(f"{section.title}: {section.latency_ms:.2f} ms, {section.overlap:.2f} lanes busy", fontsize=9)
     axes[-1].set_xlabel("ms")
     figure.suptitle(title, fontsize=10)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    return buffer.getvalue()
+    return png_of(figure)

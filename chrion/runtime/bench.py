@@ -24,6 +24,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from chrion.cores import physical_cores
 from chrion.errors import OptionError
 from chrion.graph.model import Graph
+from chrion.profiler.machine import CPU_PROVIDER
 from chrion.profiler.quiet import CoreWatch, Watch
 from chrion.runtime.session import HybridSession
 from chrion.runtime.values import check_feed
@@ -35,8 +36,10 @@ _LEAST_RUNS = 5
 _TRIES = 4
 
 Feed = Mapping[str, np.ndarray[Any, Any]]
+#: Runs one request and gives its outputs.
+Run = Callable[[], Sequence[Any]]
 #: Makes a rival: what runs one request, and what takes the rival down.
-Maker = Callable[[], tuple[Callable[[], object], Callable[[], None]]]
+Maker = Callable[[], tuple[Run, Callable[[], None]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +97,15 @@ def plain_rivals(source: str | Path | bytes, feed: Feed, prefix: str = "onnxrunt
     }
 
 
-def plain_rival(source: str | Path | bytes, feed: Feed, threads: int | None) -> Maker:
-    """A plain session on the CPU with so many threads, or onnxruntime's own choice."""
+def plain_rival(source: str | Path | bytes, feed: Feed, threads: int | None, provider: str = CPU_PROVIDER) -> Maker:
+    """A plain session with so many threads, or onnxruntime's own choice; on another provider if one is named."""
+    providers = list(dict.fromkeys([provider, CPU_PROVIDER]))
 
-    def make() -> tuple[Callable[[], object], Callable[[], None]]:
+    def make() -> tuple[Run, Callable[[], None]]:
         options = ort.SessionOptions()
         if threads is not None:
             options.intra_op_num_threads = threads
-        session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(source, options, providers=providers)
         return lambda: session.run(None, feed), lambda: None
 
     return make
@@ -110,7 +114,7 @@ def plain_rival(source: str | Path | bytes, feed: Feed, threads: int | None) -> 
 def hybrid_rival(graph: Graph, plan: Plan, feed: Feed) -> Maker:
     """A HybridSession with a given plan."""
 
-    def make() -> tuple[Callable[[], object], Callable[[], None]]:
+    def make() -> tuple[Run, Callable[[], None]]:
         session = HybridSession(graph, plan=plan)
         return lambda: session.run(None, feed), session.close
 

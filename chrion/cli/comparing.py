@@ -1,0 +1,83 @@
+"""``chrion compare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from chrion.cli.console import (
+    AcceleratorOption,
+    CoresOption,
+    JsonOption,
+    ModelArgument,
+    ProfileOption,
+    ShapeOption,
+    load_graph,
+    progress_bar,
+    show,
+    show_json,
+    stderr,
+    stored_or_measured,
+)
+from chrion.cli.running import InputOption
+from chrion.errors import OptionError
+from chrion.files import write_atomically
+from chrion.profiler.measure import made_up_feed
+from chrion.report import check_picture, comparison_json, comparison_png, comparison_table, comparison_verdict
+from chrion.runtime.bench import read_feed
+from chrion.runtime.compare import measure_all, measured_here, plan_all
+from chrion.scheduler import POLICIES
+from chrion.scheduler.policies import policy_named
+
+
+def compare(
+    model: ModelArgument,
+    policies: Annotated[
+        str | None, typer.Option("--policies", metavar="A,B,...", help="Schedulers to compare.  [default: all]")
+    ] = None,
+    profile: ProfileOption = None,
+    feed: InputOption = None,
+    cycles: Annotated[int, typer.Option(min=1, help="Turns of each rival.")] = 5,
+    cores: CoresOption = None,
+    accelerator: AcceleratorOption = None,
+    shape: ShapeOption = None,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="OUT.png", help="Draw bars.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Plan by several schedulers, run every plan, and set them beside plain onnxruntime.
+
+    With a profile of another machine, plans are predicted only.
+    """
+    chosen = _chosen(policies)
+    if plot:
+        check_picture("--plot", plot)
+    graph = load_graph(model, shape)
+    arrays = read_feed(feed, graph) if feed else None
+    costs = stored_or_measured(graph, profile, cores, accelerator)
+    with progress_bar("plan") as progress:
+        found = plan_all(graph, costs, chosen, cores=cores, progress=progress)
+    if measured_here(costs):
+        with progress_bar("compare") as progress:
+            request = arrays or made_up_feed(graph)
+            found = measure_all(found, request, cycles=cycles, progress=progress)
+    else:
+        stderr.print(f"not measured: the profile is of another machine ({costs.machine})", highlight=False)
+    if plot:
+        write_atomically(plot, comparison_png(found))
+    if as_json:
+        show_json(comparison_json(found))
+    else:
+        show(comparison_table(found), comparison_verdict(found), *([f"written: {plot}"] if plot else []))
+
+
+def _chosen(policies: str | None) -> list[str]:
+    if policies is None:
+        return list(POLICIES)
+    names = list(dict.fromkeys(name.strip() for name in policies.split(",")))
+    if names == [""]:
+        raise OptionError("--policies: no name in it", hint=f"some of {', '.join(POLICIES)}")
+    for name in names:
+        policy_named(name)
+    return names
