@@ -12,7 +12,27 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx
 
-from chrion.zoo.network import Network
+from chrion.zoo.network import Network, check_sizes
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledSpec:
+    """Specification of a network whose layers all have a share of the published channels."""
+
+    batch: int = 1
+    #: Height and width of the image.
+    resolution: int = 224
+    #: Share of the published channels.
+    width: float = 1.0
+    classes: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+
+    def share(self, channels: int) -> int:
+        """How many of a layer's published channels there are; one at least."""
+        return max(1, round(channels * self.width))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import onnx
 
 from chrion.errors import OptionError
-from chrion.zoo.convolutional import ConvNet, Image
+from chrion.zoo.convolutional import ConvNet, Image, ScaledSpec
 from chrion.zoo.network import check_sizes
 
 #: Channels of a block's branches: 1x1; 1x1 before 3x3; 1x1 before 5x5; 1x1 after the pool. None: a pool between blocks.
@@ -33,24 +33,14 @@ _ACROSS, _DOWN = (1, 7), (7, 1)
 _LEAST = 75
 
 
-@dataclass(frozen=True, slots=True)
-class GoogLeNetSpec:
+class GoogLeNetSpec(ScaledSpec):
     """The defaults are the published network."""
 
-    batch: int = 1
-    #: Height and width of the image.
-    resolution: int = 224
-    #: Share of the published channels.
-    width: float = 1.0
-    classes: int = 1000
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_sizes(self)
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
-class InceptionSpec(GoogLeNetSpec):
+class InceptionSpec(ScaledSpec):
     """The defaults are the published network."""
 
     resolution: int = 299
@@ -64,16 +54,16 @@ class InceptionSpec(GoogLeNetSpec):
 class _Inception(ConvNet):
     """A network of which every layer has a share of the published channels."""
 
-    def __init__(self, spec: GoogLeNetSpec) -> None:
+    def __init__(self, spec: ScaledSpec) -> None:
         super().__init__(spec.seed)
-        self._share = spec.width
+        self._share = spec.share
 
     def layer(
         self, x: Image, channels: int, kernel: int | tuple[int, int] = 1, *, stride: int = 1, padded: bool = True
     ) -> Image:
         """Convolution, batch norm, ReLU."""
-        count = max(1, round(channels * self._share))
-        return self.conv_bn_relu(x, count, kernel, stride=stride, pads=None if padded else [0] * 4)
+        pads = None if padded else [0] * 4
+        return self.conv_bn_relu(x, self._share(channels), kernel, stride=stride, pads=pads)
 
     def chain(self, x: Image, *layers: tuple[int, int | tuple[int, int]]) -> Image:
         """Layers of (channels, kernel), one after another."""

@@ -6,31 +6,18 @@ Iandola et al., *SqueezeNet* (2016), Figure 2, right. IOS's 50 operators: 30 con
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import onnx
 
-from chrion.zoo.convolutional import ConvNet, Image
-from chrion.zoo.network import check_sizes
+from chrion.zoo.convolutional import ConvNet, Image, ScaledSpec
 
 #: Channels squeezed to, and each half expanded to; None: a pool between modules.
 _FIRES = ((16, 64), (16, 64), (32, 128), None, (32, 128), (48, 192), (48, 192), (64, 256), None, (64, 256))
 
 
-@dataclass(frozen=True, slots=True)
-class SqueezeNetSpec:
+class SqueezeNetSpec(ScaledSpec):
     """The defaults are the published network."""
 
-    batch: int = 1
-    #: Height and width of the image.
-    resolution: int = 224
-    #: Share of the published channels.
-    width: float = 1.0
-    classes: int = 1000
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_sizes(self)
+    __slots__ = ()
 
 
 class _SqueezeNet(ConvNet):
@@ -47,16 +34,12 @@ class _SqueezeNet(ConvNet):
 
 def build_squeezenet(spec: SqueezeNetSpec) -> onnx.ModelProto:
     """Build the network: input ``X`` [batch, 3, resolution, resolution], output ``Y`` [batch, classes]."""
-
-    def share(channels: int) -> int:
-        return max(1, round(channels * spec.width))
-
     net = _SqueezeNet(spec.seed)
-    x = net.layer(net.image(spec.batch, spec.resolution), share(96), 7, 2)
+    x = net.layer(net.image(spec.batch, spec.resolution), spec.share(96), 7, 2)
     x = net.max_pool(x, 3, 2)
     for at, fire in enumerate(_FIRES):
         with net.scope(f"fire{at}"):
-            x = net.fire(x, share(fire[0]), share(fire[1])) if fire else net.max_pool(x, 3, 2)
+            x = net.fire(x, spec.share(fire[0]), spec.share(fire[1])) if fire else net.max_pool(x, 3, 2)
     pooled = net.global_pool(net.layer(x, spec.classes))
     net.output(net.op("Flatten", pooled.name), "Y", [spec.batch, spec.classes])
     return net.model("squeezenet")
