@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--accelerator")
-    parser.add_argument("--cycles", type=int, default=4)
+    parser.add_argument("--cycles", type=int, default=3)
     arguments = parser.parse_args()
     page = arguments.output.read_text(encoding="utf-8") if arguments.output else f"{BEGIN}{END}"
     replaced(page, "")  # refuses the page before anything is measured

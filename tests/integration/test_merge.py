@@ -224,6 +224,18 @@ def test_weights_that_others_share_or_that_are_fed() -> None:
     assert "v" not in merged.weight_names
 
 
+def test_weights_with_a_default_and_old_opsets() -> None:
+    """A weight that is listed as an input, too, is a constant; before opset 13 a split has its sizes as an attribute."""
+    nodes = [node("MatMul", ["x", f"w{at}"], [f"y{at}"], name=f"m{at}") for at in range(2)]
+    weights = {f"w{at}": numbers(at, 6, 3 + at) for at in range(2)}
+    inputs = [value("x", FLOAT, [2, 6]), value("w0", FLOAT, [6, 3])]
+    results = [value(f"y{at}", FLOAT, None) for at in range(2)]
+    model = make_model(nodes, inputs, results, weights, opset=11)
+    merged = check(model, {"x": numbers(5, 2, 6)}, [("m0", "m1")])
+    split = next(n for n in merged.model.graph.node if n.op_type == "Split")
+    assert len(split.input) == 1
+
+
 def products(*matrices: np.ndarray[Any, Any], shape: list[int | str]) -> onnx.ModelProto:
     nodes = [node("MatMul", ["x", f"w{at}"], [f"y{at}"], name=f"m{at}") for at in range(len(matrices))]
     results = [value(f"y{at}", FLOAT, None) for at in range(len(matrices))]
