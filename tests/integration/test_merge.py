@@ -225,7 +225,7 @@ def test_weights_that_others_share_or_that_are_fed() -> None:
 
 
 def test_weights_with_a_default_and_old_opsets() -> None:
-    """A weight that is listed as an input, too, is a constant; before opset 13 a split has its sizes as an attribute."""
+    """A weight that is listed as an input, too, is constant; before opset 13 a split has its sizes as an attribute."""
     nodes = [node("MatMul", ["x", f"w{at}"], [f"y{at}"], name=f"m{at}") for at in range(2)]
     weights = {f"w{at}": numbers(at, 6, 3 + at) for at in range(2)}
     inputs = [value("x", FLOAT, [2, 6]), value("w0", FLOAT, [6, 3])]
