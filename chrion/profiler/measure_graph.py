@@ -21,8 +21,9 @@ from chrion.profiler.costs import FREE
 from chrion.profiler.machine import provider_name, this_machine
 from chrion.profiler.measure import OperatorBench, Sample, random_array
 from chrion.profiler.probe import load_libraries, why_unusable
-from chrion.profiler.profiles import OperatorCost, Profile, operator_bytes
+from chrion.profiler.profiles import OperatorCost, Profile
 from chrion.profiler.quiet import CoreWatch
+from chrion.profiler.roofline import operator_bytes
 from chrion.profiler.transfer import measure_copies, measure_dispatch_ms, measure_handoff_ms
 
 log = logging.getLogger(__name__)

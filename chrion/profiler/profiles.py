@@ -15,6 +15,7 @@ from chrion.graph.dag import Dag
 from chrion.profiler.costs import FREE, CopyCost, Costs, OperatorMemory
 from chrion.profiler.estimate import Estimator, Work
 from chrion.profiler.machine import Machine, machine_from_json
+from chrion.profiler.roofline import Roofline, operator_bytes
 
 SCHEMA = "chrion.profile/1"
 
@@ -98,6 +99,7 @@ class Profile:
             handoff_ms=self.handoff_ms,
             dispatch_ms=self.dispatch_ms,
             base_memory_mb=self.base_memory_mb,
+            accelerator_share=() if accelerator is None else Roofline.of(dag, accelerator).shares,
         )
 
     def _row(self, dag: Dag, i: int) -> OperatorCost:
@@ -159,11 +161,6 @@ class Profile:
             return _from_json(content)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ProfileError(f"{path}: damaged profile: {type(error).__name__}: {error}") from error
-
-
-def operator_bytes(dag: Dag, i: int) -> int:
-    """Bytes an operator reads and writes: inputs, weights, outputs."""
-    return dag.input_bytes[i] + dag.output_bytes[i] + dag.weight_total(i)
 
 
 def operator_cost_from_json(content: Mapping[str, Any]) -> OperatorCost:
