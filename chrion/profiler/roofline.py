@@ -61,4 +61,5 @@ class Roofline:
     def memory_bound(self, i: int) -> bool:
         """Whether moving its bytes takes longer than its arithmetic, both at the best rates."""
         computing = self.flops[i] / self.best_flops_per_ms if self.best_flops_per_ms else 0.0
-        return bool(self.bytes[i]) and self.bytes[i] / self.best_bytes_per_ms > computing
+        moving = self.bytes[i] / self.best_bytes_per_ms if self.best_bytes_per_ms else 0.0
+        return moving > computing

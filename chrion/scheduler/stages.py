@@ -7,6 +7,7 @@ without looking at what they cost.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -37,7 +38,8 @@ class Device:
 
     They are the accelerator's ``costs.streams`` lanes where there is one, else the CPU cores. The latency of a stage
     comes from the profile: a dispatch, then the fullest lane, with operators slowed by those beside them (W[i, j] on j
-    cores; :mod:`chrion.scheduler.sharing` on the accelerator), then a handoff if lanes have to wait for each other.
+    cores; :mod:`chrion.scheduler.sharing` on the accelerator), and handoffs where lanes have to wait for each other.
+    What precedes a stage does not matter; so it is no less than what the evaluator finds.
 
     Args:
         dag: The graph.
@@ -71,32 +73,36 @@ class Device:
         """Groups by lane: each to the lane with least to do, the longest first.
 
         Returns:
-            The operators of each lane that gets any, in a topological order.
+            The operators of each lane that gets any, in a topological order; the fullest lane first.
         """
-        width = min(len(groups), len(self.lanes))
-        if width == len(groups):
-            return [list(group) for group in groups]
-        loads = [0.0] * width
+        times = [sum([self._alone[i] for i in group]) for group in groups]
+        falling = sorted(range(len(groups)), key=lambda g: (-times[g], g))
+        if len(groups) <= len(self.lanes):
+            return [list(groups[g]) for g in falling]
+        loads = [(0.0, lane) for lane in range(len(self.lanes))]
         packed: list[list[int]] = [[] for _ in loads]
-        times = [sum(self._alone[i] for i in group) for group in groups]
-        for at in sorted(range(len(groups)), key=lambda g: (-times[g], g)):
-            least = min(range(width), key=loads.__getitem__)
-            loads[least] += times[at]
-            packed[least].extend(groups[at])
-        return [sorted(own, key=self._position.__getitem__) for own in packed]
+        for g in falling:
+            least, lane = heapq.heappop(loads)
+            heapq.heappush(loads, (least + times[g], lane))
+            packed[lane].extend(groups[g])
+        fullest_first = sorted(loads, key=lambda load: (-load[0], load[1]))
+        return [sorted(packed[lane], key=self._position.__getitem__) for _, lane in fullest_first]
 
     def stage_ms(self, groups: Sequence[Sequence[int]]) -> float:
-        """Latency of a stage."""
+        """Latency of a stage: from when the first lane may begin it until that lane may begin the next."""
         packed = self.pack(groups)
-        wait = self._costs.handoff_ms if len(packed) > 1 else 0.0
-        if not on_accelerator(self.lanes[0]):
-            times = self._costs.cpu_ms[len(packed) - 1]
-            work = max(sum([times[i] for i in own]) for own in packed)
-        elif len(packed) == 1:
-            work = sum(self._alone[i] for i in packed[0])
+        first, *others = packed
+        apart_ms = 2 * self._costs.handoff_ms  # another lane learns of the stage's beginning, and tells its end
+        if not others:
+            work = sum([self._alone[i] for i in first])
+        elif on_accelerator(self.lanes[0]):
+            rows = [[(self._alone[i], self._costs.share(i)) for i in own] for own in packed]
+            work = side_by_side_ms(rows) + apart_ms
         else:
-            work = side_by_side_ms([[(self._alone[i], self._costs.share(i)) for i in own] for own in packed])
-        return self._costs.dispatch_ms + work + wait
+            times = self._costs.cpu_ms[len(packed) - 1]
+            spans = [sum([times[i] for i in own]) for own in packed]
+            work = max(spans[0], max(spans[1:]) + apart_ms)
+        return self._costs.dispatch_ms + work
 
 
 def staged(dag: Dag, device: Device, stages: Sequence[Stage], pack: Pack | None = None) -> Schedule:
