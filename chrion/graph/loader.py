@@ -28,7 +28,7 @@ from chrion.graph.model import ELEMENT_BYTES, Graph, ModelMetadata, TensorInfo, 
 from chrion.units import format_shape
 
 #: Weights of fewer bytes stay inside the model file.
-_INLINE_BYTES = 1024
+INLINE_BYTES = 1024
 #: Integer weights of at most so many elements may be shapes, and always do.
 _SHAPE_ELEMENTS = 1 << 16
 _WEIGHTS_FILE = "weights.bin"
@@ -226,7 +226,7 @@ def _optimise(
     options.optimized_model_filepath = str(target)
     entries = {
         "session.optimized_model_external_initializers_file_name": _WEIGHTS_FILE,
-        "session.optimized_model_external_initializers_min_size_in_bytes": str(_INLINE_BYTES),
+        "session.optimized_model_external_initializers_min_size_in_bytes": str(INLINE_BYTES),
     }
     if path:
         entries |= weights_folder_option(path.parent)

@@ -6,7 +6,7 @@ import hashlib
 import math
 import shutil
 import weakref
-from collections.abc import Mapping
+from collections.abc import KeysView, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -115,6 +115,8 @@ class Graph:
     folder: WeightsFolder = field(repr=False)
     #: The same model with its recurrent operators cut into chunks, by chunk; see :mod:`chrion.graph.recurrent`.
     unrolled: dict[int, Graph] = field(default_factory=dict, repr=False)
+    #: The same model with groups of its operators merged, by groups; see :mod:`chrion.graph.merge`.
+    merged: dict[tuple[tuple[int, ...], ...], Graph] = field(default_factory=dict, repr=False)
 
     @cached_property
     def declared_free(self) -> bool:
@@ -124,6 +126,11 @@ class Graph:
     @cached_property
     def _initialisers(self) -> dict[str, onnx.TensorProto]:
         return {t.name: t for t in self.model.graph.initializer}
+
+    @property
+    def weight_names(self) -> KeysView[str]:
+        """Names of the weights."""
+        return self._initialisers.keys()
 
     def constant(self, name: str) -> np.ndarray[Any, Any] | None:
         """The value of a weight, read from the weights' file; None for any other value."""

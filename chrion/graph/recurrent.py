@@ -23,6 +23,7 @@ from onnx import helper, numpy_helper
 from chrion.graph.assemble import node_reads
 from chrion.graph.loader import reassemble
 from chrion.graph.model import Graph
+from chrion.graph.rewrite import STANDARD, has_subgraphs, integer, rewritten, split_node, standard_opset, text
 
 #: Position of each optional input, and how many states are handed on.
 _CELLS = {"LSTM": 2, "GRU": 1, "RNN": 1}
@@ -61,7 +62,7 @@ def unroll(graph: Graph, chunk: int) -> Graph:
 def chunk_choices(graph: Graph) -> tuple[int, ...]:
     """Chunks worth trying: the longest sequence over 2, 3, 4, 6, 8, 12; all of it where that parts two directions."""
     longest = max(unrollable(graph), default=0)
-    both_ways = any(_text(node, "direction", "") == "bidirectional" for node in graph.model.graph.node)
+    both_ways = any(text(node, "direction", "") == "bidirectional" for node in graph.model.graph.node)
     choices = [-(-longest // parts) for parts in _PARTS if parts <= longest]
     return tuple(dict.fromkeys([*([longest] if both_ways and longest else []), *choices]))
 
@@ -69,7 +70,7 @@ def chunk_choices(graph: Graph) -> tuple[int, ...]:
 def _length(graph: Graph, node: onnx.NodeProto, weights: Iterable[str]) -> int:
     """Steps of a recurrent node that can be cut; 0 for any other node."""
     inputs = list(node.input)
-    if node.op_type not in _CELLS or node.domain not in {"", "ai.onnx"} or _attribute(node, "layout", 0):
+    if node.op_type not in _CELLS or node.domain not in STANDARD or integer(node, "layout", 0):
         return 0
     constant = all(name in weights for at, name in enumerate(inputs) if name and at in {1, 2, 3, 7})
     if not constant or (len(inputs) > _SEQUENCE_LENS and inputs[_SEQUENCE_LENS]):
@@ -103,21 +104,12 @@ class _Unroller:
                 self._keep(node)
         for name in results:
             self._join(name)
-        model = onnx.ModelProto()
-        model.CopyFrom(self.graph.model)
-        del model.graph.node[:]
-        model.graph.node.extend(self.nodes)
-        used = {name for node in self.nodes for name in node.input}
-        kept = [t for t in (*self.weights.values(), *self.added.values()) if t.name in used or t.name in results]
-        captured = _has_subgraphs(self.nodes)
-        del model.graph.initializer[:]
-        model.graph.initializer.extend([*self.weights.values(), *self.added.values()] if captured else kept)
-        return model
+        return rewritten(self.graph.model, self.nodes, self.added)
 
     def _keep(self, node: onnx.NodeProto) -> None:
         for name in node.input:
             self._join(name)
-        if _has_subgraphs([node]):  # it may read any value of the graph
+        if has_subgraphs([node]):  # it may read any value of the graph
             for name in list(self.parts):
                 self._join(name)
         self.nodes.append(node)
@@ -136,15 +128,14 @@ class _Unroller:
             self.parts[name] = [name]
             if len(sizes) > 1:
                 self.parts[name] = [f"{name}/t{t}" for t in range(len(sizes))]
-                counts = self._constant(f"{name}/sizes", np.array(sizes, np.int64))
-                self.nodes.append(_split_node([name, counts], self.parts[name], f"{name}/split", self._opset(), sizes))
+                self._part(name, self.parts[name], f"{name}/split", sizes)
         return self.parts[name]
 
     def _recurrent(self, node: onnx.NodeProto, length: int) -> None:
         sizes = [min(self.chunk, length - t) for t in range(0, length, self.chunk)]
         sources = self._split(node.input[0], sizes)
         directions = {"bidirectional": ("forward", "reverse")}
-        direction = _text(node, "direction", "forward")
+        direction = text(node, "direction", "forward")
         made = [
             self._direction(node, at, name, sources) for at, name in enumerate(directions.get(direction, (direction,)))
         ]
@@ -160,7 +151,7 @@ class _Unroller:
         self, node: onnx.NodeProto, at: int, direction: str, sources: Sequence[str]
     ) -> tuple[list[str], list[str]]:
         """One direction of a recurrent node: its chunks of Y, and its final states."""
-        count = 2 if _text(node, "direction", "forward") == "bidirectional" else 1
+        count = 2 if text(node, "direction", "forward") == "bidirectional" else 1
         inputs = [*node.input, *[""] * 8][:8]
         constants = [self._slice(name, at, count) for name in inputs[1:4]]
         peepholes = self._slice(inputs[7], at, count)
@@ -247,8 +238,7 @@ class _Unroller:
         targets = [f"{name}/{d}" for d in "fr"]
         if not any(targets[0] in made.output for made in self.nodes):
             self._join(name)
-            sizes = self._constant("directions/sizes", np.array([1, 1], np.int64))
-            self.nodes.append(_split_node([name, sizes], targets, f"{name}/directions", self._opset(), [1, 1]))
+            self._part(name, targets, f"{name}/directions", [1, 1])
         return targets[at]
 
     def _zero(self, node: onnx.NodeProto) -> np.ndarray[Any, Any]:
@@ -268,8 +258,11 @@ class _Unroller:
         self.added[name] = numpy_helper.from_array(value, name)
         return name
 
-    def _opset(self) -> int:
-        return next(o.version for o in self.graph.model.opset_import if o.domain in {"", "ai.onnx"})
+    def _part(self, name: str, targets: Sequence[str], node: str, sizes: Sequence[int]) -> None:
+        """Split a value along its first axis."""
+        made, weights = split_node(name, targets, node, standard_opset(self.graph.model), sizes, axis=0)
+        self.nodes.append(made)
+        self.added |= weights
 
 
 def _chunk_node(  # noqa: PLR0913, PLR0917 - what a recurrent operator is made of
@@ -308,15 +301,6 @@ def _concat_node(parts: Sequence[str], target: str, name: str, axis: int) -> onn
     return helper.make_node("Concat", parts, [target], name=name, axis=axis)
 
 
-def _split_node(
-    inputs: Sequence[str], outputs: Sequence[str], name: str, opset: int, sizes: Sequence[int]
-) -> onnx.NodeProto:
-    """Split along the first axis; its sizes were an attribute before opset 13."""
-    if opset >= 13:
-        return helper.make_node("Split", inputs, outputs, name=name, axis=0)
-    return helper.make_node("Split", inputs[:1], outputs, name=name, axis=0, split=list(sizes))
-
-
 def _piece(tensor: onnx.TensorProto, at: int, count: int, name: str) -> onnx.TensorProto:
     """Part ``at`` of ``count`` along the first axis."""
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
@@ -333,16 +317,3 @@ def _piece(tensor: onnx.TensorProto, at: int, count: int, name: str) -> onnx.Ten
     for key, value in entries.items():
         piece.external_data.add(key=key, value=value)
     return piece
-
-
-def _has_subgraphs(nodes: Iterable[onnx.NodeProto]) -> bool:
-    kinds = {onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS}
-    return any(a.type in kinds for node in nodes for a in node.attribute)
-
-
-def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
-    return next((int(a.i) for a in node.attribute if a.name == name), default)
-
-
-def _text(node: onnx.NodeProto, name: str, default: str) -> str:
-    return next((a.s.decode() for a in node.attribute if a.name == name), default)

@@ -1,0 +1,329 @@
+"""Operator merge: siblings on one input become one operator, whose result is parted again (IOS, section 3).
+
+Convolutions of one value with the same stride become one with the kernels of all, MatMul and Gemm nodes of one value
+one with all columns: the input is read once, and one larger operator keeps a device busier than several small ones.
+
+**Windows.** Along each axis a convolution is known by its kernel k, dilation d and padding p before and q after. At
+output y it reads inputs ``y * stride - p + j * d`` for j below k. Kernels share one window if all begin at the widest
+padding: P = max p, and each stands in the common kernel behind ``(P - p) / d`` zeros; K is the longest of those. (A
+kernel in the middle of the common one is right only where padding is half of what it could be.) Padding after the
+input follows from the output's size.
+
+Left apart: more than one group of channels, weights that are not constant, kernels of different dilation, convolutions
+whose outputs are, or with free dimensions might be, of different size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from chrion.errors import ModelError
+from chrion.files import write_atomically
+from chrion.graph.loader import INLINE_BYTES, reassemble
+from chrion.graph.model import Graph
+from chrion.graph.rewrite import STANDARD, integer, integers, rewritten, split_node, standard_opset, text
+
+Array = np.ndarray[Any, Any]
+
+
+def mergeable_groups(graph: Graph, operators: Iterable[int] | None = None) -> list[tuple[int, ...]]:
+    """Sets of siblings that can become one operator.
+
+    Args:
+        graph: The graph.
+        operators: Look at these only; at all if missing.
+
+    Returns:
+        Disjoint sets of two or more operators, each in ascending order, and in the order of their first; no operator
+        could join a set that begins before its own.
+    """
+    found: dict[tuple[object, ...], list[list[_Member]]] = {}
+    for i in sorted(set(range(len(graph.dag)) if operators is None else operators)):
+        member = _member(graph, i)
+        if member is None:
+            continue
+        sets = found.setdefault(member.key, [])
+        home = next((s for s in sets if member.fits([*s, member])), None)
+        if home is None:
+            sets.append([member])
+        else:
+            home.append(member)
+    groups = (tuple(m.operator for m in s) for sets in found.values() for s in sets)
+    return sorted(group for group in groups if len(group) > 1)
+
+
+def merge_operators(graph: Graph, groups: Sequence[Sequence[int]]) -> Graph:
+    """Make one operator of each group.
+
+    Args:
+        graph: The graph.
+        groups: Disjoint sets of siblings, each a set of :func:`mergeable_groups` or a part of one.
+
+    Returns:
+        A graph that computes the same, within rounding. In place of operators ``a`` and ``b`` it has ``a+b`` and
+        ``a+b/split``; all other operators, and the values that ``a`` and ``b`` made, keep their names. The same graph
+        if there is no group.
+
+    Raises:
+        ModelError: The operators of a group cannot be merged, or stand in two groups.
+    """
+    chosen = tuple(sorted(tuple(sorted(group)) for group in groups))
+    if not chosen:
+        return graph
+    if chosen not in graph.merged:
+        graph.merged[chosen] = reassemble(graph, _merged_model(graph, chosen))
+    return graph.merged[chosen]
+
+
+def _merged_model(graph: Graph, groups: Sequence[tuple[int, ...]]) -> onnx.ModelProto:
+    _check(graph, groups)
+    kept: dict[int, list[onnx.NodeProto]] = {at: [node] for at, node in enumerate(graph.model.graph.node)}
+    added: dict[str, onnx.TensorProto] = {}
+    for group in groups:
+        merged, weights = _merged(graph, [m for m in (_member(graph, i) for i in group) if m is not None])
+        added |= weights
+        places = [graph.nodes[i][0] for i in group]
+        kept |= {place: merged if place == min(places) else [] for place in places}
+    return rewritten(graph.model, itertools.chain.from_iterable(kept.values()), added)
+
+
+def _check(graph: Graph, groups: Sequence[tuple[int, ...]]) -> None:
+    n = len(graph.dag)
+    listed = [i for group in groups for i in group]
+    if len(set(listed)) < len(listed) or not all(0 <= i < n for i in listed):
+        raise ModelError(f"merge: groups must be disjoint, of operators 0 to {n - 1}")
+    for group in groups:
+        if mergeable_groups(graph, group) != [group]:
+            names = ", ".join(repr(graph.dag.names[i]) for i in group)
+            raise ModelError(
+                f"merge: operators {names} cannot become one",
+                hint="they must be convolutions or matrix products of one value, with constant weights",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """How a convolution goes along one axis of its input."""
+
+    kernel: int
+    dilation: int
+    before: int
+    after: int
+
+    @property
+    def growth(self) -> int:
+        """Size of the output, less that of the input, for a stride of 1."""
+        return self.before + self.after - (self.kernel - 1) * self.dilation
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A node that may have siblings."""
+
+    operator: int
+    node: onnx.NodeProto
+    #: Equal for siblings, as far as that does not depend on which others there are.
+    key: tuple[object, ...]
+    #: Of a convolution; empty for a matrix product.
+    axes: tuple[_Axis, ...] = ()
+    #: Spatial size of its output; empty where not known.
+    size: tuple[int, ...] = ()
+
+    def fits(self, members: Sequence[_Member]) -> bool:
+        """Whether all these, of one key, can be one."""
+        if not self.axes:
+            return True
+        if not all(_common_axis(axes) for axes in zip(*(m.axes for m in members), strict=True)):
+            return False
+        alike = len({tuple(a.growth for a in m.axes) for m in members}) == 1
+        return alike or (bool(self.size) and len({m.size for m in members}) == 1)
+
+
+def _common_axis(axes: Sequence[_Axis]) -> _Axis | None:
+    """The window that holds all of these, as the module says; None if there is none."""
+    dilations = {a.dilation for a in axes if a.kernel > 1} or {1}
+    before = max(a.before for a in axes)
+    dilation = min(dilations)
+    if len(dilations) > 1 or any((before - a.before) % dilation for a in axes):
+        return None
+    kernel = max(a.kernel + (before - a.before) // dilation for a in axes)
+    growth = max(a.growth for a in axes)
+    return _Axis(kernel, dilation, before, growth + (kernel - 1) * dilation - before)
+
+
+def _member(graph: Graph, operator: int) -> _Member | None:
+    if len(graph.nodes[operator]) > 1:
+        return None
+    node = graph.model.graph.node[graph.nodes[operator][0]]
+    kind = f"{'' if node.domain in STANDARD else node.domain + '.'}{node.op_type}"
+    make = _KINDS.get(kind)
+    inputs = [*node.input, "", "", ""]
+    constant = [name for name in inputs[1:3] if name]
+    if make is None or any(inputs[3:]):
+        return None
+    if inputs[0] in graph.weight_names or not all(name in graph.weight_names for name in constant):
+        return None
+    return make(graph, operator, node, (kind, inputs[0], graph.values[inputs[1]].type))
+
+
+def _convolution(graph: Graph, operator: int, node: onnx.NodeProto, key: tuple[object, ...]) -> _Member | None:
+    kernel = (graph.values[node.input[1]].shape or ())[2:]
+    axes = _axes(node, graph.values[node.input[0]].shape, [k for k in kernel if isinstance(k, int)])
+    if not axes or integer(node, "group", 1) != 1:
+        return None
+    strides = integers(node, "strides", [1] * len(axes))
+    activation = [a.SerializeToString(deterministic=True) for a in node.attribute if a.name.startswith("activation")]
+    out = (graph.values[node.output[0]].shape or ())[2:]
+    size = tuple(d for d in out if isinstance(d, int))
+    return _Member(operator, node, (*key, strides, *sorted(activation)), axes, size if len(size) == len(axes) else ())
+
+
+def _axes(node: onnx.NodeProto, source: Sequence[int | str | None] | None, kernel: Sequence[int]) -> tuple[_Axis, ...]:
+    """A convolution's axes with explicit padding; none where the padding depends on a free dimension."""
+    count = len(kernel)
+    pads = integers(node, "pads", [0] * 2 * count)
+    strides = integers(node, "strides", [1] * count)
+    dilations = integers(node, "dilations", [1] * count)
+    same = text(node, "auto_pad", "NOTSET")
+    if not same.startswith("SAME"):
+        if same == "VALID":
+            pads = (0,) * 2 * count
+        return tuple(map(_Axis, kernel, dilations, pads[:count], pads[count:]))
+    axes = []
+    for at, (k, d, stride) in enumerate(zip(kernel, dilations, strides, strict=True)):
+        total = _same_padding(source[2 + at] if source else None, k, d, stride)
+        if total is None:
+            return ()
+        less, more = total // 2, total - total // 2
+        before, after = (less, more) if same == "SAME_UPPER" else (more, less)
+        axes.append(_Axis(k, d, before, after))
+    return tuple(axes)
+
+
+def _same_padding(size: int | str | None, kernel: int, dilation: int, stride: int) -> int | None:
+    """Padding in all that makes the output ``ceil(size / stride)`` long; None if that depends on an unknown size."""
+    reach = (kernel - 1) * dilation + 1
+    if stride == 1:
+        return reach - 1
+    if not isinstance(size, int):
+        return None
+    return max(0, (-(-size // stride) - 1) * stride + reach - size)
+
+
+def _product(graph: Graph, operator: int, node: onnx.NodeProto, key: tuple[object, ...]) -> _Member | None:
+    """A MatMul whose second factor is one matrix."""
+    return _Member(operator, node, key) if len(graph.values[node.input[1]].shape or ()) == 2 else None
+
+
+def _gemm(graph: Graph, operator: int, node: onnx.NodeProto, key: tuple[object, ...]) -> _Member | None:
+    """A Gemm that adds nothing, one number, or one row."""
+    if len(node.input) > 2 and node.input[2]:
+        added = [d for d in graph.values[node.input[2]].shape or () if isinstance(d, int)]
+        if int(np.prod(added)) != 1 and (added[-1] != _columns(graph, node) or int(np.prod(added)) != added[-1]):
+            return None
+    factors = {a.name: a.f for a in node.attribute if a.name in {"alpha", "beta"}}
+    options = (integer(node, "transA", 0), factors.get("alpha", 1.0), factors.get("beta", 1.0))
+    return _Member(operator, node, (*key, *options))
+
+
+_KINDS: dict[str, Callable[[Graph, int, onnx.NodeProto, tuple[object, ...]], _Member | None]] = {
+    "Conv": _convolution,
+    "com.microsoft.FusedConv": _convolution,
+    "MatMul": _product,
+    "Gemm": _gemm,
+}
+
+
+def _columns(graph: Graph, node: onnx.NodeProto) -> int:
+    """How many columns a product has, or channels a convolution."""
+    shape = graph.values[node.input[1]].shape or ()
+    by_row = node.op_type.endswith("Conv") or integer(node, "transB", 0)
+    return int(shape[0 if by_row else 1] or 0)
+
+
+def _merged(graph: Graph, members: Sequence[_Member]) -> tuple[list[onnx.NodeProto], dict[str, onnx.TensorProto]]:
+    """The nodes in place of a group's, and their weights."""
+    first = members[0].node
+    name = "+".join(m.node.name for m in members)
+    convolution = bool(members[0].axes)
+    matrices = _kernels(graph, members) if convolution else [_matrix(graph, m.node) for m in members]
+    stacked = np.concatenate(matrices, axis=0 if convolution else 1)
+    weights = [_stored(graph, f"{name}/W", stacked)]
+    if any(len(m.node.input) > 2 and m.node.input[2] for m in members):
+        weights.append(_stored(graph, f"{name}/B", np.concatenate([_row(graph, m.node, stacked) for m in members])))
+    merged = helper.make_node(first.op_type, [first.input[0], *(w.name for w in weights)], [name], name=name)
+    merged.domain = first.domain
+    replaced = {"pads", "auto_pad", "kernel_shape", "dilations", "transB"}
+    merged.attribute.extend(a for a in first.attribute if a.name not in replaced)
+    if convolution:
+        axes = _window(members)
+        merged.attribute.append(helper.make_attribute("kernel_shape", [a.kernel for a in axes]))
+        merged.attribute.append(helper.make_attribute("dilations", [a.dilation for a in axes]))
+        merged.attribute.append(helper.make_attribute("pads", [*(a.before for a in axes), *(a.after for a in axes)]))
+    sizes = [_columns(graph, m.node) for m in members]
+    targets = [m.node.output[0] for m in members]
+    opset = standard_opset(graph.model)
+    parted, counts = split_node(name, targets, f"{name}/split", opset, sizes, axis=1 if convolution else -1)
+    return [merged, parted], {**{w.name: w for w in weights}, **counts}
+
+
+def _window(members: Sequence[_Member]) -> list[_Axis]:
+    found = [_common_axis(axes) for axes in zip(*(m.axes for m in members), strict=True)]
+    return [axis for axis in found if axis is not None]
+
+
+def _kernels(graph: Graph, members: Sequence[_Member]) -> list[Array]:
+    """Each member's kernels, embedded in the common window."""
+    window = _window(members)
+    embedded = []
+    for member in members:
+        kernel = _value(graph, member.node.input[1])
+        margins = []
+        for common, own in zip(window, member.axes, strict=True):
+            offset = (common.before - own.before) // common.dilation
+            margins.append((offset, common.kernel - own.kernel - offset))
+        embedded.append(np.pad(kernel, [(0, 0), (0, 0), *margins]))
+    return embedded
+
+
+def _matrix(graph: Graph, node: onnx.NodeProto) -> Array:
+    matrix = _value(graph, node.input[1])
+    return matrix.T if integer(node, "transB", 0) else matrix
+
+
+def _row(graph: Graph, node: onnx.NodeProto, like: Array) -> Array:
+    """What a node adds to its columns or channels."""
+    count = _columns(graph, node)
+    if len(node.input) < 3 or not node.input[2]:
+        return np.zeros(count, like.dtype)
+    return np.broadcast_to(_value(graph, node.input[2]).ravel(), count)
+
+
+def _value(graph: Graph, name: str) -> Array:
+    value = graph.constant(name)
+    assert value is not None  # noqa: S101 - members read constants only
+    return value
+
+
+def _stored(graph: Graph, name: str, value: Array) -> onnx.TensorProto:
+    """A weight of the graph's folder: in a file of its own if it is large."""
+    tensor = numpy_helper.from_array(np.ascontiguousarray(value), name)
+    if len(tensor.raw_data) < INLINE_BYTES:
+        return tensor
+    path = graph.weights_folder / f"{hashlib.sha256(tensor.raw_data).hexdigest()[:32]}.bin"
+    if not path.exists():
+        write_atomically(path, tensor.raw_data)
+    length = len(tensor.raw_data)
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, entry in {"location": path.name, "offset": "0", "length": str(length)}.items():
+        tensor.external_data.add(key=key, value=entry)
+    return tensor

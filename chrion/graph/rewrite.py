@@ -1,0 +1,72 @@
+"""What rewrites of a graph share: reading attributes, parting values, putting a model together again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+STANDARD = frozenset({"", "ai.onnx"})
+
+
+def rewritten(
+    model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto], added: Mapping[str, onnx.TensorProto]
+) -> onnx.ModelProto:
+    """The model with other nodes.
+
+    Args:
+        model: Gives inputs, outputs and weights.
+        nodes: All nodes, in topological order.
+        added: New weights by name.
+
+    Returns:
+        A model with the weights that are still read; with all of them where subgraphs may read any.
+    """
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    del made.graph.node[:]
+    made.graph.node.extend(nodes)
+    used = {name for node in made.graph.node for name in node.input} | {o.name for o in made.graph.output}
+    captured = has_subgraphs(made.graph.node)
+    weights = [*model.graph.initializer, *added.values()]
+    del made.graph.initializer[:]
+    made.graph.initializer.extend(t for t in weights if captured or t.name in used)
+    return made
+
+
+def split_node(  # noqa: PLR0913, PLR0917 - what a Split is made of
+    source: str, outputs: Sequence[str], name: str, opset: int, sizes: Sequence[int], axis: int
+) -> tuple[onnx.NodeProto, dict[str, onnx.TensorProto]]:
+    """A Split, and the weight it reads: its sizes were an attribute before opset 13."""
+    if opset < 13:
+        return helper.make_node("Split", [source], outputs, name=name, axis=axis, split=list(sizes)), {}
+    counts = numpy_helper.from_array(np.array(sizes, np.int64), f"{name}/sizes")
+    return helper.make_node("Split", [source, counts.name], outputs, name=name, axis=axis), {counts.name: counts}
+
+
+def standard_opset(model: onnx.ModelProto) -> int:
+    """Version of ONNX's own operators that a model uses."""
+    return next(o.version for o in model.opset_import if o.domain in STANDARD)
+
+
+def has_subgraphs(nodes: Iterable[onnx.NodeProto]) -> bool:
+    """Whether a node has a body (If, Loop, Scan): bodies may read any value of the graph."""
+    kinds = {onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS}
+    return any(a.type in kinds for node in nodes for a in node.attribute)
+
+
+def integer(node: onnx.NodeProto, name: str, default: int) -> int:
+    """An attribute that is a whole number."""
+    return next((int(a.i) for a in node.attribute if a.name == name), default)
+
+
+def integers(node: onnx.NodeProto, name: str, default: Sequence[int]) -> tuple[int, ...]:
+    """An attribute that is a list of whole numbers."""
+    return next((tuple(a.ints) for a in node.attribute if a.name == name), tuple(default))
+
+
+def text(node: onnx.NodeProto, name: str, default: str) -> str:
+    """An attribute that is text."""
+    return next((a.s.decode() for a in node.attribute if a.name == name), default)

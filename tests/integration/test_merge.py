@@ -1,0 +1,305 @@
+"""Merged siblings compute what they did apart, and what cannot be merged is left alone."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+import chrion
+from chrion import Graph, HybridSession
+from chrion.errors import ModelError
+from chrion.graph.merge import merge_operators, mergeable_groups
+from helpers import FLOAT, alternating, assert_equal, forced_plan, make_model, node, plain, value
+
+CASES = 150
+
+
+def run_graph(graph: Graph, feed: dict[str, Any]) -> list[Any]:
+    """Outputs of a graph's own model by plain onnxruntime, in the order of the graph's outputs."""
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(graph.weights_folder))
+    return list(ort.InferenceSession(graph.model.SerializeToString(), options).run(None, feed))
+
+
+def check(model: onnx.ModelProto, feed: dict[str, Any], names: list[tuple[str, ...]]) -> Graph:
+    """These operators, and no others, are merged; the result is that of the model as it was."""
+    graph = chrion.load(model)
+    groups = mergeable_groups(graph)
+    # onnxruntime orders independent operators as it likes
+    assert sorted(tuple(sorted(graph.dag.names[i] for i in group)) for group in groups) == names
+    merged = merge_operators(graph, groups)
+    for ours, theirs in zip(run_graph(merged, feed), plain(model, feed), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    return merged
+
+
+def numbers(seed: int, *shape: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def convolutions(
+    *options: dict[str, Any],
+    size: tuple[int | str, ...] = (2, 3, 9, 8),
+    kernels: list[tuple[int, ...]],
+    biased: tuple[bool, ...] = (),
+) -> onnx.ModelProto:
+    """Convolutions ``c0``, ``c1``, ... of one input ``x``, each with a kernel and attributes, each a graph output."""
+    nodes, weights = [], {}
+    for at, (kernel, given) in enumerate(zip(kernels, options, strict=True)):
+        inputs = ["x", f"w{at}"]
+        weights[f"w{at}"] = numbers(at, 2 + at, int(size[1]) // given.get("group", 1), *kernel)
+        if at < len(biased) and biased[at]:
+            inputs.append(f"b{at}")
+            weights[f"b{at}"] = numbers(100 + at, 2 + at)
+        nodes.append(node("Conv", inputs, [f"y{at}"], name=f"c{at}", **given))
+    results = [value(f"y{at}", FLOAT, None) for at in range(len(options))]
+    return make_model(nodes, [value("x", FLOAT, list(size))], results, weights)
+
+
+def random_siblings(seed: int) -> tuple[onnx.ModelProto, dict[str, Any]]:
+    """Two to five convolutions of one input with all that may differ, some followed by an activation."""
+    pick = np.random.default_rng(seed)
+    rank = int(pick.integers(1, 4))
+    stride = [int(s) for s in pick.integers(1, 3, rank)]
+    sizes = [int(s) for s in pick.integers(8, 12, rank)]
+    nodes, weights, results = [], {}, []
+    for at in range(int(pick.integers(2, 6))):
+        kernel = [int(k) for k in pick.choice([1, 1, 2, 3, 5], rank)]
+        dilation = [int(d) for d in pick.choice([1, 1, 1, 2], rank)]
+        given: dict[str, Any] = {"strides": stride, "dilations": dilation, "group": int(pick.choice([1, 1, 1, 1, 2]))}
+        match pick.integers(4):
+            case 0:
+                given["dilations"] = [1] * rank  # onnxruntime takes no others with SAME
+                given["auto_pad"] = str(pick.choice(["SAME_UPPER", "SAME_LOWER", "VALID"]))
+            case 1:  # anything
+                given["pads"] = [int(p) for p in pick.integers(0, 3, 2 * rank)]
+            case _:  # what keeps the size of a stride of 1, on any side
+                total = [(k - 1) * d for k, d in zip(kernel, dilation, strict=True)]
+                before = [int(pick.integers(0, t + 1)) for t in total]
+                given["pads"] = [*before, *(t - b for t, b in zip(total, before, strict=True))]
+        inputs = ["x", f"w{at}"]
+        weights[f"w{at}"] = pick.standard_normal((2 * (at + 1), 4 // given["group"], *kernel)).astype(np.float32)
+        if pick.random() < 0.5:
+            inputs.append(f"b{at}")
+            weights[f"b{at}"] = pick.standard_normal(2 * (at + 1)).astype(np.float32)
+        nodes.append(node("Conv", inputs, [f"y{at}"], name=f"c{at}", **given))
+        if pick.random() < 0.5:
+            nodes.append(node("Relu", [f"y{at}"], [f"r{at}"]))
+            results.append(value(f"r{at}", FLOAT, None))
+        if pick.random() < 0.7 or not results:
+            results.append(value(f"y{at}", FLOAT, None))
+    shape = [2, 4, *sizes]
+    free = seed % 3 == 0
+    declared = ["n", 4, *(f"s{axis}" for axis in range(rank))] if free else shape
+    return make_model(nodes, [value("x", FLOAT, declared)], results, weights), {
+        "x": pick.standard_normal(shape).astype(np.float32)
+    }
+
+
+def test_random_convolutions_give_the_same_merged() -> None:
+    """Strides, dilations, padding of all kinds, biases, groups, activations, one to three axes, free dimensions."""
+    merged = 0
+    for seed in range(CASES):
+        model, feed = random_siblings(seed)
+        graph = chrion.load(model)
+        groups = mergeable_groups(graph)
+        if not groups:
+            continue
+        merged += 1
+        assert all(integer_attribute(graph, i, "group") == 1 for group in groups for i in group)
+        for ours, theirs in zip(run_graph(merge_operators(graph, groups), feed), plain(model, feed), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4, err_msg=f"seed {seed}")
+    assert merged > CASES // 5
+
+
+def integer_attribute(graph: Graph, operator: int, name: str) -> int:
+    found = graph.model.graph.node[graph.nodes[operator][0]].attribute
+    return next((a.i for a in found if a.name == name), 1)
+
+
+def test_sets_are_maximal() -> None:
+    """No operator could join a set that begins before its own."""
+    for seed in range(0, CASES, 3):
+        graph = chrion.load(random_siblings(seed)[0])
+        groups = mergeable_groups(graph)
+        rest = set(range(len(graph.dag))).difference(*groups)
+        for a, b in itertools.combinations(sorted([*groups, *((i,) for i in rest)]), 2):
+            assert not any(mergeable_groups(graph, {*a, i}) == [tuple(sorted({*a, i}))] for i in b)
+
+
+def test_a_small_kernel_stands_where_its_padding_says() -> None:
+    """Kernels of 2 padded after the input begin at offset 1 of 3, not at (3 - 2) // 2; a point stands in the middle."""
+    late, early, middle, point = [0, 0, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]
+    options = [{"pads": late}, {"pads": early}, {"pads": middle}, {"pads": point}]
+    model = convolutions(*options, kernels=[(2, 2), (2, 2), (3, 3), (1, 1)])
+    graph = check(model, {"x": numbers(9, 2, 3, 9, 8)}, [("c0", "c1", "c2", "c3")])
+    merged = next(n for n in graph.model.graph.node if n.op_type == "Conv")
+    assert list(next(a.ints for a in merged.attribute if a.name == "pads")) == [1, 1, 1, 1]
+    weight = graph.constant(merged.input[1])
+    assert weight is not None
+    assert weight.shape == (2 + 3 + 4 + 5, 3, 3, 3)
+    counts = {"c0": 2, "c1": 3, "c2": 4, "c3": 5}
+    at = 0
+    for name in merged.name.split("+"):
+        outside = {"c0": weight[:, :, 0], "c1": weight[:, :, 2], "c2": weight[:, :, :0], "c3": weight[:, :, ::2]}[name]
+        assert not outside[at : at + counts[name]].any()
+        at += counts[name]
+
+
+def test_opposite_padding_needs_a_kernel_wider_than_any() -> None:
+    """Three before and three after: five in all."""
+    model = convolutions({"pads": [2, 2, 0, 0]}, {"pads": [0, 0, 2, 2]}, kernels=[(3, 3), (3, 3)])
+    graph = check(model, {"x": numbers(9, 2, 3, 9, 8)}, [("c0", "c1")])
+    merged = next(n for n in graph.model.graph.node if n.op_type == "Conv")
+    assert list(next(a.ints for a in merged.attribute if a.name == "kernel_shape")) == [5, 5]
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "kernels"),
+    [
+        ({}, {}, [(3, 3), (1, 1)]),  # outputs of other sizes
+        ({"strides": [2, 2]}, {}, [(1, 1), (1, 1)]),
+        ({"group": 3}, {}, [(1, 1), (1, 1)]),
+        ({"group": 3}, {"group": 3}, [(1, 1), (1, 1)]),
+        ({"dilations": [2, 2], "pads": [2] * 4}, {"pads": [1] * 4}, [(3, 3), (3, 3)]),
+        ({"dilations": [2, 2], "pads": [2] * 4}, {"dilations": [2, 2], "pads": [1, 1, 3, 3]}, [(3, 3), (3, 3)]),
+    ],
+)
+def test_what_differs_too_much_stays_apart(left: Any, right: Any, kernels: Any) -> None:
+    """Output size, stride, groups, dilation, or an offset that is no whole number of dilations."""
+    if left.get("group") == 3:  # three channels in, so as many out
+        model = convolutions(left, right, kernels=kernels, size=(2, 3, 9, 8))
+        for tensor in model.graph.initializer:
+            if tensor.name in {"w0", "w1"}:
+                channels = 1 if tensor.name == "w0" or "group" in right else 3
+                tensor.CopyFrom(onnx.numpy_helper.from_array(numbers(1, 3, channels, 1, 1), tensor.name))
+    else:
+        model = convolutions(left, right, kernels=kernels)
+    graph = chrion.load(model)
+    assert mergeable_groups(graph) == []
+    with pytest.raises(ModelError, match=r"'c.', 'c.' cannot become one"):
+        merge_operators(graph, [(0, 1)])
+
+
+def test_equal_dilation_merges_and_a_point_has_none() -> None:
+    """Kernels of 3 and 5 with dilation 2 beside a point of whatever dilation."""
+    options = [{"dilations": [2, 2], "pads": [2] * 4}, {"dilations": [2, 2], "pads": [4] * 4}, {"dilations": [3, 3]}]
+    model = convolutions(*options, kernels=[(3, 3), (5, 5), (1, 1)], biased=(True, False, True))
+    check(model, {"x": numbers(9, 2, 3, 9, 8)}, [("c0", "c1", "c2")])
+
+
+def test_free_dimensions_merge_where_sizes_agree_whatever_they_are() -> None:
+    """With a stride of 2, SAME depends on the size: those stay; explicit padding of equal growth goes."""
+    pads: dict[str, Any] = {"strides": [2, 2], "pads": [1] * 4}
+    point: dict[str, Any] = {"strides": [2, 2]}
+    same: dict[str, Any] = {"strides": [2, 2], "auto_pad": "SAME_UPPER"}
+    model = convolutions(pads, point, same, same, kernels=[(3, 3), (1, 1), (3, 3), (1, 1)], size=("n", 3, "h", "w"))
+    for size in ((1, 3, 9, 8), (2, 3, 6, 7)):
+        check(model, {"x": numbers(1, *size)}, [("c0", "c1")])
+    fixed = convolutions(pads, point, same, same, kernels=[(3, 3), (1, 1), (3, 3), (1, 1)], size=(1, 3, 9, 9))
+    check(fixed, {"x": numbers(1, 1, 3, 9, 9)}, [("c0", "c1", "c2", "c3")])
+
+
+def test_weights_that_others_share_or_that_are_fed() -> None:
+    """A weight read elsewhere, too, stays; one that a request feeds keeps its operator apart."""
+    nodes = [
+        node("Neg", ["x"], ["n"], name="n"),
+        node("Conv", ["x", "w"], ["a"], name="a"),
+        node("Conv", ["x", "v"], ["b"], name="b"),
+        node("Conv", ["n", "w"], ["c"], name="c"),
+        node("Conv", ["x", "fed"], ["d"], name="d"),
+    ]
+    shapes = {"x": (1, 2, 5, 5), "fed": (3, 2, 1, 1)}
+    inputs = [value(name, FLOAT, list(shape)) for name, shape in shapes.items()]
+    results = [value(name, FLOAT, None) for name in "abcd"]
+    model = make_model(nodes, inputs, results, {"w": numbers(0, 4, 2, 1, 1), "v": numbers(1, 3, 2, 1, 1)})
+    feed = {name: numbers(5, *shape) for name, shape in shapes.items()}
+    merged = check(model, feed, [("a", "b")])
+    assert "w" in merged.weight_names
+    assert "v" not in merged.weight_names
+
+
+def products(*matrices: np.ndarray[Any, Any], shape: list[int | str]) -> onnx.ModelProto:
+    nodes = [node("MatMul", ["x", f"w{at}"], [f"y{at}"], name=f"m{at}") for at in range(len(matrices))]
+    results = [value(f"y{at}", FLOAT, None) for at in range(len(matrices))]
+    return make_model(nodes, [value("x", FLOAT, shape)], results, {f"w{at}": m for at, m in enumerate(matrices)})
+
+
+@pytest.mark.parametrize("shape", [[6], [4, 6], [2, 4, 6], ["n", "t", 6]])
+def test_products_of_one_value(shape: list[int | str]) -> None:
+    """Queries, keys and values; large weights go to a file; a stack of matrices stays apart."""
+    model = products(numbers(0, 6, 300), numbers(1, 6, 5), numbers(2, 6, 1), numbers(3, 2, 6, 6), shape=shape)
+    fed = [d if isinstance(d, int) else 2 for d in shape]
+    check(model, {"x": numbers(4, *fed)}, [("m0", "m1", "m2")])
+
+
+@pytest.mark.parametrize("transposed", [0, 1])
+def test_gemms_of_one_value(transposed: int) -> None:
+    """What they add may be missing, a number or a row; each may have its matrix either way; alpha and beta are kept."""
+    weights = {"w0": numbers(0, 6, 5), "w1": numbers(1, 4, 6), "w2": numbers(2, 6, 3), "w3": numbers(3, 6, 2)}
+    weights |= {"b1": numbers(4, 4), "b2": numbers(5, 1), "b3": numbers(6, 3, 2)}
+    options: dict[str, Any] = {"transA": transposed, "alpha": 0.5, "beta": 2.0}
+    nodes = [
+        node("Gemm", ["x", "w0"], ["y0"], name="g0", **options),
+        node("Gemm", ["x", "w1", "b1"], ["y1"], name="g1", transB=1, **options),
+        node("Gemm", ["x", "w2", "b2"], ["y2"], name="g2", **options),
+        node("Gemm", ["x", "w3", "b3"], ["y3"], name="g3", **options),  # adds a matrix
+        node("Gemm", ["x", "w2", "b2"], ["y4"], name="g4", **{**options, "alpha": 1.0}),
+    ]
+    shape = [6, 3] if transposed else [3, 6]
+    results = [value(f"y{at}", FLOAT, None) for at in range(5)]
+    model = make_model(nodes, [value("x", FLOAT, shape)], results, weights)
+    check(model, {"x": numbers(7, *shape)}, [("g0", "g1", "g2")])
+
+
+def test_fused_convolutions_merge_with_those_of_the_same_activation() -> None:
+    """The operator that onnxruntime makes of two, as a model that it has optimised holds it."""
+    nodes = [
+        node("FusedConv", ["x", f"w{at}"], [f"y{at}"], name=f"c{at}", domain="com.microsoft", **given)
+        for at, given in enumerate(
+            [
+                {"activation": "Relu"},
+                {"activation": "Relu"},
+                {"activation": "Tanh"},
+                {"activation": "LeakyRelu", "activation_params": [0.1]},
+                {"activation": "LeakyRelu", "activation_params": [0.2]},
+            ]
+        )
+    ]
+    results = [value(f"y{at}", FLOAT, None) for at in range(5)]
+    weights = {f"w{at}": numbers(at, 2, 3, 1, 1) for at in range(5)}
+    model = make_model(nodes, [value("x", FLOAT, [1, 3, 5, 5])], results, weights)
+    model.opset_import.add(domain="com.microsoft", version=1)
+    check(model, {"x": numbers(7, 1, 3, 5, 5)}, [("c0", "c1")])
+
+
+def test_groups_are_restricted_deterministic_and_checked() -> None:
+    """Only the operators asked for; equal names each time; a part of a set will do; no operator twice."""
+    model = products(*(numbers(at, 6, 4) for at in range(4)), shape=[2, 6])
+    graph = chrion.load(model)
+    assert mergeable_groups(graph, [3, 1]) == [(1, 3)]
+    assert mergeable_groups(graph, [2]) == []
+    assert merge_operators(graph, []) is graph
+    merged = merge_operators(graph, [(3, 1)])
+    assert merged is merge_operators(graph, [(1, 3)])
+    one, other = graph.dag.names[1], graph.dag.names[3]
+    assert set(merged.dag.names) == {*graph.dag.names, f"{one}+{other}", f"{one}+{other}/split"} - {one, other}
+    assert merged.digest == merge_operators(chrion.load(model), [(1, 3)]).digest
+    for groups in ([(0, 1), (1, 2)], [(0, 4)], [(0,)]):
+        with pytest.raises(ModelError):
+            merge_operators(graph, groups)
+
+
+def test_a_merged_graph_runs_on_lanes() -> None:
+    """Cut into segments, with weights in files of their own, it gives what the model gives."""
+    model, feed = random_siblings(1)
+    graph = chrion.load(model)
+    merged = merge_operators(graph, mergeable_groups(graph))
+    assert len(merged.dag) > 2
+    with HybridSession(merged, plan=forced_plan(merged, alternating(merged))) as session:
+        assert_equal(session.run(None, feed), plain(model, feed))
