@@ -15,7 +15,7 @@ two halves along its topological order. Such a schedule is valid, but only its p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from chrion.graph.dag import Dag
@@ -24,8 +24,8 @@ from chrion.scheduler.stages import Stage
 
 #: From the groups of a stage, each in a topological order, to its latency in ms.
 StageCost = Callable[[Sequence[Sequence[int]]], float]
-#: From operators to the latency in ms of a stage of what they become when merged; None where they cannot be.
-MergedCost = Callable[[Sequence[int]], float | None]
+#: From operators, in ascending order, to the latency in ms of a stage of what they become when they are merged.
+MergedCosts = Mapping[tuple[int, ...], float]
 
 #: Endings that one search tries at most, all searches of a graph together, and each one after that.
 _MOST_ENDINGS, _MOST_IN_ALL, _MOST_AFTERWARDS = 400_000, 2_000_000, 10_000
@@ -67,7 +67,7 @@ def ios(  # noqa: PLR0913 - the algorithm's own parameters by name
     dag: Dag,
     stage_ms: StageCost,
     *,
-    merged_ms: MergedCost | None = None,
+    merged_ms: MergedCosts | None = None,
     r: int | None = 3,
     s: int | None = 8,
     groups: str = GROUPS[0],
@@ -77,7 +77,7 @@ def ios(  # noqa: PLR0913 - the algorithm's own parameters by name
     Args:
         dag: The graph.
         stage_ms: Latency of a stage whose groups run side by side: predicted, or measured.
-        merged_ms: Latency of a stage whose operators are merged into one; without it, none is considered.
+        merged_ms: Latency of stages whose operators can be merged into one; without it, none is considered.
         r: Most operators of a group; None for any number.
         s: Most groups of a stage; None for any number.
         groups: ``connected`` or ``rooted``; see :mod:`chrion.scheduler.endings`.
@@ -118,10 +118,10 @@ class _Search:
     """Searches the blocks of one graph."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - what `ios` was given
-        self, dag: Dag, stage_ms: StageCost, merged_ms: MergedCost | None, r: int | None, s: int | None, groups: str
+        self, dag: Dag, stage_ms: StageCost, merged_ms: MergedCosts | None, r: int | None, s: int | None, groups: str
     ) -> None:
         self._dag = dag
-        self._stage_ms, self._merged_ms = stage_ms, merged_ms
+        self._stage_ms, self._merged_ms = stage_ms, merged_ms or {}
         self._limits = (r, s, groups)
         self._tried = 0
         self._known: dict[object, list[tuple[tuple[int, ...], bool]] | None] = {}
@@ -130,7 +130,7 @@ class _Search:
         """The stages of a block of units; of its parts where it is too large."""
         block = Block.of(self._dag, units)
         key = self._key(block)
-        if key not in self._known or self._merged_ms is not None:
+        if key not in self._known:
             self._known[key] = self._found(block)
         found = self._known[key]
         if found is not None:
@@ -144,7 +144,10 @@ class _Search:
     def _key(self, block: Block) -> object:
         """Equal for blocks of equal operators, wired alike."""
         signatures = tuple(tuple(self._dag.signatures[i] for i in unit) for unit in block.units)
-        return block.below, signatures
+        home = {i: at for at, unit in enumerate(block.units) for i in unit}
+        merges = (([home[i] for i in own if i in home], ms) for own, ms in self._merged_ms.items())
+        inside = tuple(sorted((tuple(own), ms) for own, ms in merges if len(own) > 1))
+        return block.below, signatures, inside
 
     def _found(self, block: Block) -> list[tuple[tuple[int, ...], bool]] | None:
         """Groups of each stage, first to last, and whether they are merged; None where the block is too large."""
@@ -173,7 +176,7 @@ class _Search:
     def _cost(self, block: Block, ending: int, taken: Sequence[int]) -> tuple[float, bool]:
         """Latency of a stage by the better strategy, and whether that is to merge it."""
         beside = self._stage_ms([_members(block, group) for group in taken])
-        merged = None if self._merged_ms is None or len(taken) < 2 else self._merged_ms(_members(block, ending))
+        merged = self._merged_ms.get(tuple(sorted(_members(block, ending)))) if len(taken) > 1 else None
         return (beside, False) if merged is None or merged >= beside else (merged, True)
 
 

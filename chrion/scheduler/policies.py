@@ -27,6 +27,8 @@ Solver = Callable[[float], Solution]
 Policy = Callable[[Dag, Costs], Solver]
 
 DEFAULT_POLICY = "chrion"
+#: The one that may also merge operators, where it is given a model and not only its graph of operators.
+MERGING_POLICY = "ios"
 
 
 def _plain(schedule: Callable[[Dag, Costs, float], Schedule]) -> Policy:
@@ -90,7 +92,7 @@ POLICIES: dict[str, Policy] = {
     "dfs": _plain(depth_first),
     "heft": _plain(heft_best),
     "exact": _plain(exact),
-    "ios": _plain(ios_schedule),
+    MERGING_POLICY: _plain(ios_schedule),
     "nimble": _plain(nimble_schedule),
     "opara": _plain(opara_schedule),
     "wavefront": _plain(wavefront_schedule),

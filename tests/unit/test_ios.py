@@ -61,7 +61,7 @@ def sequences(
 LIMITS = st.sampled_from([(None, None), (1, 1), (1, 3), (2, None), (3, 2), (None, 1)])
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(dag=dags(5), limits=LIMITS, groups=st.sampled_from(GROUPS))
 def test_the_search_space_is_all_of_it(dag: Dag, limits: tuple[int | None, int | None], groups: str) -> None:
     """States, transitions and schedules equal a count over all subsets of operators."""
@@ -81,7 +81,7 @@ def test_the_search_space_is_all_of_it(dag: Dag, limits: tuple[int | None, int |
     assert search_space(dag, r, s, groups) == (len(seen), transitions, schedules)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data(), limits=LIMITS, groups=st.sampled_from(GROUPS))
 def test_no_sequence_of_stages_is_faster(
     data: st.DataObject, limits: tuple[int | None, int | None], groups: str
@@ -170,7 +170,7 @@ def test_merging_is_chosen_where_it_is_faster() -> None:
     device = figure_2(0.5)
 
     def merged(ms: float) -> list[Stage]:
-        return ios(FIGURE_2, device.stage_ms, merged_ms=lambda own: ms if set(own) == {2, 3} else None)
+        return ios(FIGURE_2, device.stage_ms, merged_ms={(2, 3): ms})
 
     assert [set(*zip(*stage.groups, strict=True)) for stage in merged(0.05) if stage.merged] == [{2, 3}]
     assert not any(stage.merged for stage in merged(5.0))

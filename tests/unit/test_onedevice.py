@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chrion.scheduler import POLICIES
@@ -17,6 +17,7 @@ FIELD = ("ios", "nimble", "opara", "wavefront", "greedy")
 
 
 @pytest.mark.parametrize("policy", FIELD)
+@settings(deadline=None)
 @given(data=st.data())
 def test_schedules_are_valid(policy: str, data: st.DataObject) -> None:
     """On any graph, on cores or on an accelerator with any number of lanes and any shares."""

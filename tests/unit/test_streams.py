@@ -71,7 +71,7 @@ def chains(n: int, matching: Sequence[Edge]) -> list[int]:
     return [min(nx.node_connected_component(joined, i)) for i in range(n)]
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(dag=dags(5))
 def test_theorem_1_the_reduction_stands_for_the_graph(dag: Dag) -> None:
     """On any assignment, both ask the same of concurrency, and need as many synchronisations where they have it."""
@@ -84,7 +84,7 @@ def test_theorem_1_the_reduction_stands_for_the_graph(dag: Dag) -> None:
             assert fewest == fewest_synchronisations(reduced, streams) == synchronisations(dag, streams)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(dag=dags(6))
 def test_theorem_3_a_matched_edge_saves_a_synchronisation(dag: Dag) -> None:
     """For every matching of the reduction's edges, those that are left over are what is needed."""
@@ -94,7 +94,7 @@ def test_theorem_3_a_matched_edge_saves_a_synchronisation(dag: Dag) -> None:
         assert fewest_synchronisations(reduced, streams) == len(reduced.edges) - len(matching)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(dag=dags(6))
 def test_theorem_4_no_assignment_as_concurrent_synchronises_less(dag: Dag) -> None:
     """Against every way to put the operators on streams."""
