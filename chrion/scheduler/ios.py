@@ -7,9 +7,10 @@ deep as the graph, and a set is gone through once, after all those that it is le
 The graph is split at its articulation points, operators that every other one leads to or comes from: whatever shares
 a stage with such an operator shares its group. Each block is searched by itself, and equal ones once.
 
-**Large blocks.** A search ends when it has tried 400 000 endings (and in a graph that has taken 2 000 000 already, when
-it has tried 10 000). The block is then searched with operators in a row taken as one, and if that is still too much, in
-two halves along its topological order. Such a schedule is valid, but only its parts are optimal.
+**Large blocks.** A search is given up when it has tried 600 000 endings, each stage whose latency it has asked for
+counting as twenty; and when a graph has taken 2 000 000 already, after 10 000. The block is then searched with
+operators in a row taken as one, and if that is still too much, in two halves along its topological order. Such a
+schedule is valid, but only its parts are optimal.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ StageCost = Callable[[Sequence[Sequence[int]]], float]
 MergedCosts = Mapping[tuple[int, ...], float]
 
 #: Endings that one search tries at most, all searches of a graph together, and each one after that.
-_MOST_ENDINGS, _MOST_IN_ALL, _MOST_AFTERWARDS = 400_000, 2_000_000, 10_000
+_MOST_ENDINGS, _MOST_IN_ALL, _MOST_AFTERWARDS = 600_000, 2_000_000, 10_000
+#: What a stage's latency counts for.
+_A_LATENCY = 20
 #: A block that may have more states than a search may try endings, over this, is not even begun.
-_ENDINGS_A_STATE = 20
+_ENDINGS_A_STATE = 30
 
 
 def search_space(dag: Dag, r: int | None = None, s: int | None = None, groups: str = GROUPS[0]) -> tuple[int, int, int]:
@@ -163,6 +166,7 @@ class _Search:
                 for ending, taken in endings(block, remaining, *self._limits):
                     self._tried += 1
                     if ending not in costs:
+                        self._tried += _A_LATENCY
                         costs[ending] = self._cost(block, ending, taken)
                     ms, merged = costs[ending]
                     rest = levels[(remaining ^ ending).bit_count()]

@@ -14,7 +14,7 @@ from chrion.graph.dag import Dag
 from chrion.graph.merge import merge_operators, mergeable_groups
 from chrion.graph.model import Graph
 from chrion.profiler.costs import Costs
-from chrion.scheduler.ios import ios
+from chrion.scheduler.ios import StageCost, ios
 from chrion.scheduler.search import Candidate
 from chrion.scheduler.solution import Problem
 from chrion.scheduler.stages import Device, Stage, staged
@@ -28,22 +28,28 @@ def merged_variants(graph: Graph) -> list[Graph]:
     return [merge_operators(graph, groups) for groups in _rounds(graph)]
 
 
-def ios_candidate(graph: Graph, costs_of: Callable[[Dag], Costs]) -> Candidate:
+#: Makes the stage cost of a graph on a device; what measures stages is on a higher floor.
+StageMeter = Callable[[Graph, Device], StageCost]
+
+
+def ios_candidate(graph: Graph, costs_of: Callable[[Dag], Costs], meter: StageMeter | None = None) -> Candidate:
     """IOS's schedule of a graph, with siblings merged where that is predicted to be faster.
 
     Args:
         graph: The graph.
         costs_of: Costs of its operators, and of merged ones.
+        meter: Measures stages; their latencies are predicted from the costs if missing.
 
     Returns:
         The same for any alpha: IOS does not look at memory.
     """
     costs = costs_of(graph.dag)
     device = Device(graph.dag, costs)
-    apart = ios(graph.dag, device.stage_ms)
+    stage_ms = _stage_cost(graph, device, meter)
+    apart = ios(graph.dag, stage_ms)
     found = _placed(graph, costs, apart)
-    merged_ms = _merged_ms(graph, costs_of)
-    stages = ios(graph.dag, device.stage_ms, merged_ms=merged_ms) if merged_ms else apart
+    merged_ms = _merged_ms(graph, costs_of, meter)
+    stages = ios(graph.dag, stage_ms, merged_ms=merged_ms) if merged_ms else apart
     groups = [_members(stage) for stage in stages if stage.merged]
     if not groups:
         return found
@@ -52,6 +58,10 @@ def ios_candidate(graph: Graph, costs_of: Callable[[Dag], Costs]) -> Candidate:
     faster = merged.solution.timeline.latency_ms < found.solution.timeline.latency_ms
     names = tuple(tuple(graph.dag.names[i] for i in group) for group in groups)
     return replace(merged, merged=names) if faster else found
+
+
+def _stage_cost(graph: Graph, device: Device, meter: StageMeter | None) -> StageCost:
+    return device.stage_ms if meter is None else meter(graph, device)
 
 
 def _placed(graph: Graph, costs: Costs, stages: Sequence[Stage]) -> Candidate:
@@ -68,15 +78,17 @@ def _rounds(graph: Graph) -> list[list[tuple[int, ...]]]:
     return [[group for group in taken if group] for taken in itertools.zip_longest(*choices, fillvalue=())]
 
 
-def _merged_ms(graph: Graph, costs_of: Callable[[Dag], Costs]) -> dict[tuple[int, ...], float]:
+def _merged_ms(
+    graph: Graph, costs_of: Callable[[Dag], Costs], meter: StageMeter | None
+) -> dict[tuple[int, ...], float]:
     """The latency of each merge as a stage of its own: the merged operator and the split behind it."""
     found = {}
     for groups in _rounds(graph):
-        dag = merge_operators(graph, groups).dag
-        device = Device(dag, costs_of(dag))
-        index = {name: i for i, name in enumerate(dag.names)}
+        variant = merge_operators(graph, groups)
+        stage_ms = _stage_cost(variant, Device(variant.dag, costs_of(variant.dag)), meter)
+        index = {name: i for i, name in enumerate(variant.dag.names)}
         for group in groups:
-            found[group] = device.stage_ms([_merged(graph.dag, index, group)])
+            found[group] = stage_ms([_merged(graph.dag, index, group)])
     return found
 
 

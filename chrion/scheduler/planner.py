@@ -14,7 +14,7 @@ from chrion.lanes import on_accelerator
 from chrion.profiler.costs import Costs
 from chrion.profiler.profiles import Profile
 from chrion.scheduler.default import ALTERNATING, Planner
-from chrion.scheduler.merging import ios_candidate
+from chrion.scheduler.merging import StageMeter, ios_candidate
 from chrion.scheduler.plan import Plan, Prediction
 from chrion.scheduler.policies import DEFAULT_POLICY, MERGING_POLICY, accelerator_only, cpu_only, policy_named
 from chrion.scheduler.schedule import Schedule
@@ -36,6 +36,7 @@ def partition(  # noqa: PLR0913 - the knobs of the command of the same name
     *,
     cores: int | None = None,
     streams: int | None = None,
+    meter: StageMeter | None = None,
 ) -> Plan:
     """Plan a graph on the machine of a profile: the best of :func:`alternatives`.
 
@@ -50,6 +51,8 @@ def partition(  # noqa: PLR0913 - the knobs of the command of the same name
             are cut.
         cores: Use at most so many of the profile's CPU cores.
         streams: Use at most so many lanes of the accelerator (four if missing), where a policy uses several.
+        meter: Measures stages for IOS, :class:`chrion.runtime.stage_bench.StageBench` for example; their latencies are
+            predicted from the profile if missing.
 
     Returns:
         The plan. If nothing meets the SLO it is the fastest found, and its ``meets_slo`` is false.
@@ -59,7 +62,7 @@ def partition(  # noqa: PLR0913 - the knobs of the command of the same name
         ProfileError: The profile has not so many cores.
         ScheduleError: The policy needs what the profile does not have.
     """
-    return alternatives(graph, profile, slo, alpha, policy, cores=cores, streams=streams)[0]
+    return alternatives(graph, profile, slo, alpha, policy, cores=cores, streams=streams, meter=meter)[0]
 
 
 def alternatives(  # noqa: PLR0913 - as for partition
@@ -71,6 +74,7 @@ def alternatives(  # noqa: PLR0913 - as for partition
     *,
     cores: int | None = None,
     streams: int | None = None,
+    meter: StageMeter | None = None,
 ) -> list[Plan]:
     """Plans that are predicted to be about as good, the best first, to be compared by running them.
 
@@ -78,6 +82,8 @@ def alternatives(  # noqa: PLR0913 - as for partition
     look best and one that alternates layers; the others offer one plan.
     """
     slo_ms = check_options(slo, alpha, policy)
+    if meter is not None and policy != MERGING_POLICY:
+        raise OptionError(f"policy {policy}: it has no stages to measure", hint=f"choose policy {MERGING_POLICY}")
     if streams is not None and streams < 1:
         raise OptionError(f"streams: {streams} asked for, an accelerator has at least one lane")
 
@@ -88,7 +94,7 @@ def alternatives(  # noqa: PLR0913 - as for partition
     gpu = _baseline(graph, costs, accelerator_only) if costs.accelerator_ms is not None else None
     cpu = _baseline(graph, costs, cpu_only) if costs.cores else None
     chunked = _Chunked(graph, costs_of) if policy == DEFAULT_POLICY else None
-    attempt = chunked.attempt if chunked else _attempt(graph, policy, costs_of)
+    attempt = chunked.attempt if chunked else _attempt(graph, policy, costs_of, meter)
     scale = gpu.latency_ms / gpu.memory_mb if gpu and gpu.memory_mb else 1.0
     # Without an accelerator there is no memory to trade.
     chosen = choose(attempt, slo_ms, alpha, scale) if gpu else attempt(alpha or 0.0)
@@ -112,9 +118,11 @@ def check_options(slo: str | float | None, alpha: float | None, policy: str) -> 
     return None if slo is None else parse_duration_ms(slo, "slo")
 
 
-def _attempt(graph: Graph, policy: str, costs_of: Callable[[Dag], Costs]) -> Callable[[float], Candidate]:
+def _attempt(
+    graph: Graph, policy: str, costs_of: Callable[[Dag], Costs], meter: StageMeter | None
+) -> Callable[[float], Candidate]:
     if policy == MERGING_POLICY:
-        found = ios_candidate(graph, costs_of)
+        found = ios_candidate(graph, costs_of, meter)
         return lambda alpha: replace(found, alpha=alpha)
     solve = policy_named(policy)(graph.dag, costs_of(graph.dag))
 
