@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import numpy as np
@@ -11,8 +12,11 @@ from test_light_models import FOLDER, MODELS
 
 from chrion import Graph, HybridSession, load, partition
 from chrion.errors import OptionError, PlanError
+from chrion.lanes import lane_name
 from chrion.profiler import CopyCost, OperatorCost, Profile
+from chrion.report import chrome_trace, predicted_lanes, timeline_html
 from chrion.scheduler import Plan
+from chrion.scheduler.explain import explain_placement
 from chrion.scheduler.merging import merged_variants
 from chrion.scheduler.solution import Problem
 from chrion.scheduler.validity import check_solution
@@ -141,3 +145,23 @@ def test_the_number_of_streams_is_kept_to() -> None:
     for policy in ("nimble", "greedy", "wavefront"):
         assert partition(graph, profile, policy=policy, streams=2).schedule.streams == 2
         assert partition(graph, profile, policy=policy, streams=8).schedule.streams == 3
+
+
+def test_reports_show_every_lane_of_the_accelerator() -> None:
+    """Names of lanes in the timeline, the trace, and the reasons of a placement."""
+    graph = siblings()
+    profile = made_up_profile([graph], accelerator=True)
+    plan = partition(graph, profile, policy="greedy", streams=3)
+    lanes = predicted_lanes(plan)
+    names = [f"gpu{at}" for at in range(3)]
+    threads = [
+        e["args"]["name"] for e in json.loads(chrome_trace([lanes]))["traceEvents"] if e["name"] == "thread_name"
+    ]
+    assert threads == names
+    assert all(f">{name}<" in timeline_html("x", [lanes]) for name in names)
+    reasons = explain_placement(graph, profile, plan, "product0")
+    own = lane_name(plan.schedule.lanes[graph.dag.names.index("product0")])
+    assert f"is on {own}:" in reasons[0]
+    assert sum(reason.startswith("with its group on gpu") for reason in reasons) == 2
+    with HybridSession(graph, plan=plan) as session:
+        assert all(f"{name} (CPUExecutionProvider)" in session.explain() for name in names)
