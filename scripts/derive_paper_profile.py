@@ -15,7 +15,7 @@ import numpy as np
 
 from chrion.graph import Graph, load
 from chrion.profiler import CopyCost, Machine, OperatorCost, Profile
-from chrion.profiler.profiles import operator_bytes
+from chrion.profiler.roofline import operator_bytes
 from chrion.scheduler.policies import cpu_only
 from chrion.scheduler.timeline import evaluate
 from chrion.zoo import build, names

@@ -19,6 +19,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from chrion.errors import OptionError
 from chrion.graph import Graph, load
 from chrion.profiler import Profile, profile
+from chrion.scheduler import DEFAULT_POLICY
+from chrion.scheduler.merging import merged_variants
+from chrion.scheduler.policies import MERGING_POLICY
 from chrion.units import parse_shape
 
 stderr = Console(stderr=True, soft_wrap=True)
@@ -41,6 +44,10 @@ AlphaOption = Annotated[
     float | None, typer.Option("--alpha", help="ms that a megabyte of accelerator memory is worth.")
 ]
 PolicyOption = Annotated[str, typer.Option("--policy", help="The scheduler.")]
+StreamsOption = Annotated[
+    int | None,
+    typer.Option("--streams", metavar="N", help="Lanes of the accelerator, where a policy uses several.  [default: 4]"),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
 
@@ -76,12 +83,19 @@ def load_graph(model: Path, shapes: list[str] | None) -> Graph:
 
 
 def stored_or_measured(
-    graph: Graph, stored: Path | None, cores: int | None, accelerator: str | None, *, fresh: bool = False
+    graph: Graph,
+    stored: Path | None,
+    cores: int | None,
+    accelerator: str | None,
+    *,
+    policy: str = DEFAULT_POLICY,
+    fresh: bool = False,
 ) -> Profile:
-    """The profile of ``--profile``, or one measured here, with a progress bar."""
+    """The profile of ``--profile``, or one measured here, with a progress bar; also of what the policy may merge."""
     if stored is not None:
         if accelerator is not None:
             raise OptionError("--accelerator: a stored profile says itself which accelerator it has")
         return Profile.load(stored)
+    variants = merged_variants(graph) if policy == MERGING_POLICY else ()
     with progress_bar("profile") as progress:
-        return profile(graph, cores, accelerator, progress=progress, fresh=fresh)
+        return profile(graph, cores, accelerator, progress=progress, fresh=fresh, variants=variants)

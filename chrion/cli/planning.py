@@ -19,6 +19,7 @@ from chrion.cli.console import (
     ProfileOption,
     ShapeOption,
     SloOption,
+    StreamsOption,
     load_graph,
     progress_bar,
     show,
@@ -45,6 +46,7 @@ from chrion.report import (
 )
 from chrion.report.timeline import Lanes
 from chrion.runtime import HybridSession
+from chrion.runtime.stage_bench import StageBench
 from chrion.scheduler import DEFAULT_POLICY, Plan
 from chrion.scheduler import partition as make_plan
 from chrion.scheduler.explain import explain_placement
@@ -92,6 +94,11 @@ def partition(
     cores: CoresOption = None,
     accelerator: AcceleratorOption = None,
     shape: ShapeOption = None,
+    streams: StreamsOption = None,
+    measure_stages: Annotated[
+        bool,
+        typer.Option("--measure-stages", help="Policy ios times stages instead of adding up."),
+    ] = False,
     explain: Annotated[
         str | None, typer.Option("--explain", metavar="NODE", help="Say why an operator is where it is.")
     ] = None,
@@ -100,8 +107,9 @@ def partition(
     """Plan which operator runs where, and write the plan."""
     check_options(slo, alpha, policy)
     graph = load_graph(model, shape)
-    measured = stored_or_measured(graph, profile, cores, accelerator)
-    plan = make_plan(graph, measured, slo, alpha, policy, cores=cores)
+    measured = stored_or_measured(graph, profile, cores, accelerator, policy=policy)
+    meter = StageBench if measure_stages else None
+    plan = make_plan(graph, measured, slo, alpha, policy, cores=cores, streams=streams, meter=meter)
     reasons = explain_placement(graph, measured, plan, explain) if explain else []
     path = output or model.with_suffix(".plan.json")
     plan.save(path)

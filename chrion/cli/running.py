@@ -130,7 +130,8 @@ def _plan(
 ) -> Plan:
     if stored is None:
         check_options(slo, alpha, policy)
-        return partition(graph, stored_or_measured(graph, None, cores, accelerator), slo, alpha, policy, cores=cores)
+        profile = stored_or_measured(graph, None, cores, accelerator, policy=policy)
+        return partition(graph, profile, slo, alpha, policy, cores=cores)
     if (slo, alpha, cores, accelerator) != (None,) * 4 or policy != DEFAULT_POLICY:
         raise OptionError("--plan: it is made already; give no --slo, --alpha, --policy, --cores or --accelerator")
     plan = Plan.load(stored)

@@ -23,6 +23,8 @@ class CopyCost:
 
 
 FREE = CopyCost()
+#: Lanes of an accelerator that are worth trying where nothing else is said.
+STREAMS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class Costs:
     dispatch_ms: float = 0.0
     #: Share of the accelerator that an operator occupies while it runs there alone, 0 to 1; empty: each fills it.
     accelerator_share: tuple[float, ...] = ()
+    #: Lanes (streams) of the accelerator that a scheduler may use.
+    streams: int = STREAMS
     #: Memory the accelerator takes as soon as anything runs there (context, libraries).
     base_memory_mb: float = 0.0
 

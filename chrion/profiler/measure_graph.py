@@ -21,8 +21,9 @@ from chrion.profiler.costs import FREE
 from chrion.profiler.machine import provider_name, this_machine
 from chrion.profiler.measure import OperatorBench, Sample, random_array
 from chrion.profiler.probe import load_libraries, why_unusable
-from chrion.profiler.profiles import OperatorCost, Profile, operator_bytes
+from chrion.profiler.profiles import OperatorCost, Profile
 from chrion.profiler.quiet import CoreWatch
+from chrion.profiler.roofline import operator_bytes
 from chrion.profiler.transfer import measure_copies, measure_dispatch_ms, measure_handoff_ms
 
 log = logging.getLogger(__name__)
@@ -35,13 +36,14 @@ _PATIENCE_S = 2.0
 Progress = Callable[[int, int, str], None]
 
 
-def profile(
+def profile(  # noqa: PLR0913 - what may be left out is by name
     graph: Graph,
     cores: int | None = None,
     accelerator: str | None = None,
     *,
     progress: Progress | None = None,
     fresh: bool = False,
+    variants: Sequence[Graph] = (),
 ) -> Profile:
     """Measure what a graph's operators cost on this machine.
 
@@ -53,6 +55,7 @@ def profile(
         accelerator: An execution provider, by its full or short name (``cuda``); None measures CPU cores alone.
         progress: Called after each measured signature.
         fresh: Measure again what has been measured before on this machine.
+        variants: Further graphs whose operators to measure, such as the graph with operators merged.
 
     Returns:
         The profile. Operators that onnxruntime does not run by themselves are left out (and logged), so that their
@@ -71,7 +74,7 @@ def profile(
     provider = usable_provider(accelerator)
     machine = this_machine(provider)
     cache = Cache(machine.fingerprint, len(lanes))
-    first = _representatives([graph, *(unroll(graph, chunk) for chunk in chunk_choices(graph))])
+    first = _representatives([graph, *(unroll(graph, chunk) for chunk in chunk_choices(graph)), *variants])
     known = {} if fresh else {s: cost for s in first if (cost := cache.get(s)) is not None}
     for signature, cost in _measure({s: r for s, r in first.items() if s not in known}, lanes, provider, progress):
         known[signature] = cost

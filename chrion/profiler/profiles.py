@@ -12,9 +12,10 @@ from typing import Any
 from chrion.errors import ProfileError
 from chrion.files import read_json, write_atomically
 from chrion.graph.dag import Dag
-from chrion.profiler.costs import FREE, CopyCost, Costs, OperatorMemory
+from chrion.profiler.costs import FREE, STREAMS, CopyCost, Costs, OperatorMemory
 from chrion.profiler.estimate import Estimator, Work
 from chrion.profiler.machine import Machine, machine_from_json
+from chrion.profiler.roofline import Roofline, operator_bytes
 
 SCHEMA = "chrion.profile/1"
 
@@ -61,12 +62,13 @@ class Profile:
         """Operators of a graph whose signature was not measured; their costs are estimated."""
         return tuple(i for i, signature in enumerate(dag.signatures) if signature not in self.operators)
 
-    def costs(self, dag: Dag, cores: int | None = None) -> Costs:
+    def costs(self, dag: Dag, cores: int | None = None, streams: int | None = None) -> Costs:
         """The cost matrices of a graph on this machine.
 
         Args:
             dag: The graph. Signatures the profile lacks are estimated from those of their type, or else from all.
             cores: Use at most so many CPU cores.
+            streams: Use at most so many lanes of the accelerator.
 
         Raises:
             ProfileError: More cores are asked for than were measured, or nothing at all was.
@@ -98,6 +100,8 @@ class Profile:
             handoff_ms=self.handoff_ms,
             dispatch_ms=self.dispatch_ms,
             base_memory_mb=self.base_memory_mb,
+            streams=STREAMS if streams is None else streams,
+            accelerator_share=() if accelerator is None else Roofline.of(dag, accelerator).shares,
         )
 
     def _row(self, dag: Dag, i: int) -> OperatorCost:
@@ -159,11 +163,6 @@ class Profile:
             return _from_json(content)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ProfileError(f"{path}: damaged profile: {type(error).__name__}: {error}") from error
-
-
-def operator_bytes(dag: Dag, i: int) -> int:
-    """Bytes an operator reads and writes: inputs, weights, outputs."""
-    return dag.input_bytes[i] + dag.output_bytes[i] + dag.weight_total(i)
 
 
 def operator_cost_from_json(content: Mapping[str, Any]) -> OperatorCost:

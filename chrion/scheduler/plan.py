@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from chrion.errors import PlanError
+from chrion.errors import ModelError, PlanError
 from chrion.files import read_json, write_atomically
+from chrion.graph.merge import merge_operators
 from chrion.graph.model import Graph
 from chrion.graph.recurrent import unroll
 from chrion.lanes import on_accelerator
@@ -71,6 +72,8 @@ class Plan:
     cpu_only: Prediction | None
     #: Remarks of the planner, one sentence each.
     remarks: tuple[str, ...] = ()
+    #: Operators, by name, that are merged into one first; see :mod:`chrion.graph.merge`.
+    merged: tuple[tuple[str, ...], ...] = ()
 
     @property
     def meets_slo(self) -> bool:
@@ -88,13 +91,15 @@ class Plan:
         return len(self.schedule.lanes) - self.on_accelerator
 
     def apply(self, graph: Graph) -> Graph:
-        """The graph that the plan's operators stand in: this one, with its recurrent operators cut as planned.
+        """The graph that the plan's operators stand in: this one, with operators cut into chunks or merged as planned.
 
         Raises:
             PlanError: The plan is not for this graph; the message says what differs.
         """
         if self.chunk is not None:
             graph = unroll(graph, self.chunk)
+        if self.merged:
+            graph = self._merge(graph)
         if self.digest == graph.digest:
             self._check_segments(graph)
             return graph
@@ -111,6 +116,16 @@ class Plan:
         raise PlanError(
             f"plan of {self.model!r} does not fit model {graph.name!r}: {what}", hint="make one with: chrion partition"
         )
+
+    def _merge(self, graph: Graph) -> Graph:
+        index = {name: i for i, name in enumerate(graph.dag.names)}
+        try:
+            return merge_operators(graph, [[index[name] for name in group] for group in self.merged])
+        except (KeyError, ModelError) as error:
+            raise PlanError(
+                f"plan of {self.model!r} does not fit model {graph.name!r}: operators to merge: {error}",
+                hint="make one with: chrion partition",
+            ) from error
 
     def _check_segments(self, graph: Graph) -> None:
         done: set[int] = set()
@@ -137,6 +152,7 @@ class Plan:
             "accelerator",
             "estimated",
             "remarks",
+            "merged",
         ):
             content[name] = getattr(self, name)
         return content | {
@@ -220,6 +236,7 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
         accelerator_only=_prediction(predicted["accelerator_only"]) if predicted["accelerator_only"] else None,
         cpu_only=_prediction(predicted["cpu_only"]) if predicted["cpu_only"] else None,
         remarks=tuple(str(r) for r in content["remarks"]),
+        merged=tuple(tuple(str(name) for name in group) for group in content.get("merged", [])),
     )
 
 

@@ -7,14 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from chrion.errors import OptionError
+from chrion.graph.dag import Dag
 from chrion.graph.model import Graph
 from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.lanes import on_accelerator
 from chrion.profiler.costs import Costs
 from chrion.profiler.profiles import Profile
 from chrion.scheduler.default import ALTERNATING, Planner
+from chrion.scheduler.merging import StageMeter, ios_candidate
 from chrion.scheduler.plan import Plan, Prediction
-from chrion.scheduler.policies import DEFAULT_POLICY, Solver, accelerator_only, cpu_only, policy_named
+from chrion.scheduler.policies import DEFAULT_POLICY, MERGING_POLICY, accelerator_only, cpu_only, policy_named
 from chrion.scheduler.schedule import Schedule
 from chrion.scheduler.search import Candidate, choose
 from chrion.scheduler.solution import Problem, Solution
@@ -33,6 +35,8 @@ def partition(  # noqa: PLR0913 - the knobs of the command of the same name
     policy: str = "chrion-paper",
     *,
     cores: int | None = None,
+    streams: int | None = None,
+    meter: StageMeter | None = None,
 ) -> Plan:
     """Plan a graph on the machine of a profile: the best of :func:`alternatives`.
 
@@ -46,6 +50,9 @@ def partition(  # noqa: PLR0913 - the knobs of the command of the same name
             ``chrion``, which the command and HybridSession use, also chooses into which chunks recurrent operators
             are cut.
         cores: Use at most so many of the profile's CPU cores.
+        streams: Use at most so many lanes of the accelerator (four if missing), where a policy uses several.
+        meter: Measures stages for IOS, :class:`chrion.runtime.stage_bench.StageBench` for example; their latencies are
+            predicted from the profile if missing.
 
     Returns:
         The plan. If nothing meets the SLO it is the fastest found, and its ``meets_slo`` is false.
@@ -55,7 +62,7 @@ def partition(  # noqa: PLR0913 - the knobs of the command of the same name
         ProfileError: The profile has not so many cores.
         ScheduleError: The policy needs what the profile does not have.
     """
-    return alternatives(graph, profile, slo, alpha, policy, cores=cores)[0]
+    return alternatives(graph, profile, slo, alpha, policy, cores=cores, streams=streams, meter=meter)[0]
 
 
 def alternatives(  # noqa: PLR0913 - as for partition
@@ -66,6 +73,8 @@ def alternatives(  # noqa: PLR0913 - as for partition
     policy: str = DEFAULT_POLICY,
     *,
     cores: int | None = None,
+    streams: int | None = None,
+    meter: StageMeter | None = None,
 ) -> list[Plan]:
     """Plans that are predicted to be about as good, the best first, to be compared by running them.
 
@@ -73,12 +82,19 @@ def alternatives(  # noqa: PLR0913 - as for partition
     look best and one that alternates layers; the others offer one plan.
     """
     slo_ms = check_options(slo, alpha, policy)
-    make_solver = policy_named(policy)
-    costs = profile.costs(graph.dag, cores)
+    if meter is not None and policy != MERGING_POLICY:
+        raise OptionError(f"policy {policy}: it has no stages to measure", hint=f"choose policy {MERGING_POLICY}")
+    if streams is not None and streams < 1:
+        raise OptionError(f"streams: {streams} asked for, an accelerator has at least one lane")
+
+    def costs_of(dag: Dag) -> Costs:
+        return profile.costs(dag, cores, streams)
+
+    costs = costs_of(graph.dag)
     gpu = _baseline(graph, costs, accelerator_only) if costs.accelerator_ms is not None else None
     cpu = _baseline(graph, costs, cpu_only) if costs.cores else None
-    chunked = _Chunked(graph, profile, cores) if policy == DEFAULT_POLICY else None
-    attempt = chunked.attempt if chunked else _attempt(graph, make_solver(graph.dag, costs))
+    chunked = _Chunked(graph, costs_of) if policy == DEFAULT_POLICY else None
+    attempt = chunked.attempt if chunked else _attempt(graph, policy, costs_of, meter)
     scale = gpu.latency_ms / gpu.memory_mb if gpu and gpu.memory_mb else 1.0
     # Without an accelerator there is no memory to trade.
     chosen = choose(attempt, slo_ms, alpha, scale) if gpu else attempt(alpha or 0.0)
@@ -86,7 +102,7 @@ def alternatives(  # noqa: PLR0913 - as for partition
     if chunked:
         refined = chunked.improve(chosen.alpha)
         found = [c for c in refined if c.meets(slo_ms) or not chosen.meets(slo_ms)] or [chosen]
-    draft = _Draft(graph, profile, policy, slo_ms, alpha, cores)
+    draft = _Draft(graph, profile, costs_of, policy, slo_ms, alpha)
     return [draft.plan(candidate, gpu, cpu) for candidate in found]
 
 
@@ -102,7 +118,14 @@ def check_options(slo: str | float | None, alpha: float | None, policy: str) -> 
     return None if slo is None else parse_duration_ms(slo, "slo")
 
 
-def _attempt(graph: Graph, solve: Solver) -> Callable[[float], Candidate]:
+def _attempt(
+    graph: Graph, policy: str, costs_of: Callable[[Dag], Costs], meter: StageMeter | None
+) -> Callable[[float], Candidate]:
+    if policy == MERGING_POLICY:
+        found = ios_candidate(graph, costs_of, meter)
+        return lambda alpha: replace(found, alpha=alpha)
+    solve = policy_named(policy)(graph.dag, costs_of(graph.dag))
+
     def attempt(alpha: float) -> Candidate:
         return Candidate(alpha, solve(alpha), None, graph)
 
@@ -115,11 +138,11 @@ class _Chunked:
     Alpha is searched on the beginnings, which are quick to make; only what is chosen in the end is refined.
     """
 
-    def __init__(self, graph: Graph, profile: Profile, cores: int | None) -> None:
+    def __init__(self, graph: Graph, costs_of: Callable[[Dag], Costs]) -> None:
         self._variants: dict[int | None, tuple[Graph, Planner]] = {}
         for chunk in (None, *chunk_choices(graph)):
             variant = graph if chunk is None else unroll(graph, chunk)
-            self._variants[chunk] = variant, Planner(variant.dag, profile.costs(variant.dag, cores))
+            self._variants[chunk] = variant, Planner(variant.dag, costs_of(variant.dag))
 
     def attempt(self, alpha: float) -> Candidate:
         """The best beginning of all variants."""
@@ -169,15 +192,15 @@ class _Draft:
 
     graph: Graph
     profile: Profile
+    costs_of: Callable[[Dag], Costs]
     policy: str
     slo_ms: float | None
     alpha: float | None
-    cores: int | None
 
     def plan(self, chosen: Candidate, gpu: Prediction | None, cpu: Prediction | None) -> Plan:
         solution = chosen.solution
         timeline = solution.timeline
-        costs = self.profile.costs(chosen.graph.dag, self.cores)
+        costs = self.costs_of(chosen.graph.dag)
         return Plan(
             model=self.graph.name,
             digest=chosen.graph.digest,
@@ -199,6 +222,7 @@ class _Draft:
             accelerator_only=gpu,
             cpu_only=cpu,
             remarks=tuple(self._remarks(chosen, solution)),
+            merged=chosen.merged,
         )
 
     def _remarks(self, chosen: Candidate, solution: Solution) -> list[str]:
@@ -206,6 +230,9 @@ class _Draft:
         if solution.origin and self.policy == DEFAULT_POLICY:
             cut = f"recurrent operators cut into chunks of {chosen.chunk} steps; " if chosen.chunk else ""
             remarks.append(f"{cut}began as: {solution.origin}")
+        if chosen.merged:
+            count = sum(map(len, chosen.merged))
+            remarks.append(f"{count} operators are merged into {len(chosen.merged)}")
         if self.alpha is not None and chosen.alpha < self.alpha and chosen.meets(self.slo_ms):
             remarks.append(f"alpha was lowered from {self.alpha:g} to {chosen.alpha:.4g} ms/MB to meet the SLO")
         if self.slo_ms is not None and not chosen.meets(self.slo_ms):

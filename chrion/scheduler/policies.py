@@ -11,6 +11,13 @@ from chrion.scheduler.default import Planner
 from chrion.scheduler.exact import exact
 from chrion.scheduler.greedy import select_devices
 from chrion.scheduler.heft import heft
+from chrion.scheduler.onedevice import (
+    greedy_schedule,
+    ios_schedule,
+    nimble_schedule,
+    opara_schedule,
+    wavefront_schedule,
+)
 from chrion.scheduler.order import bfs_order, dfs_order, hybrid_order
 from chrion.scheduler.schedule import Schedule
 from chrion.scheduler.solution import Problem, Solution
@@ -20,6 +27,8 @@ Solver = Callable[[float], Solution]
 Policy = Callable[[Dag, Costs], Solver]
 
 DEFAULT_POLICY = "chrion"
+#: The one that may also merge operators, where it is given a model and not only its graph of operators.
+MERGING_POLICY = "ios"
 
 
 def _plain(schedule: Callable[[Dag, Costs, float], Schedule]) -> Policy:
@@ -83,6 +92,11 @@ POLICIES: dict[str, Policy] = {
     "dfs": _plain(depth_first),
     "heft": _plain(heft_best),
     "exact": _plain(exact),
+    MERGING_POLICY: _plain(ios_schedule),
+    "nimble": _plain(nimble_schedule),
+    "opara": _plain(opara_schedule),
+    "wavefront": _plain(wavefront_schedule),
+    "greedy": _plain(greedy_schedule),
 }
 
 

@@ -26,6 +26,8 @@ class Candidate:
     #: The chunk that recurrent operators are cut into, or None, and the graph that this gives.
     chunk: int | None
     graph: Graph
+    #: Operators that were merged into one, by name.
+    merged: tuple[tuple[str, ...], ...] = ()
 
     def meets(self, slo_ms: float | None) -> bool:
         """Whether its predicted latency is within the SLO; any latency is within None."""

@@ -46,6 +46,23 @@ def barrier_ms(costs: Costs, ended: Mapping[int, float], lane: int) -> float:
     return max(own, *(end + costs.handoff_ms if other != lane else own for other, end in ended.items()))
 
 
+def side_by_side_ms(lanes: Sequence[Sequence[tuple[float, float]]]) -> float:
+    """How long rows of operators, each (work in ms, share of the device), take that begin together on a lane each."""
+    left = [list(reversed(row)) for row in lanes if row]
+    now = 0.0
+    while left:
+        slowdown = max(1.0, sum([row[-1][1] for row in left]))
+        span = min([row[-1][0] * (slowdown if row[-1][1] else 1.0) for row in left])
+        now += span
+        for row in left:
+            work, share = row.pop()
+            work -= span / slowdown if share else span
+            if work > _ROUNDING * max(1.0, now):
+                row.append((work, share))
+        left = [row for row in left if row]
+    return now
+
+
 def share_device(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequence[int]]) -> Passage:
     """When each operator runs, in a schedule with several accelerator lanes."""
     return _Walk(dag, costs, schedule, segments).passage()

@@ -278,3 +278,22 @@ def test_wrong_outputs_are_exit_code_1(cli: Chrion, model: Path, monkeypatch: py
     code, out, _ = cli("run", str(model), "--repeat", "1")
     assert code == 1
     assert "DIFFER FROM" in out
+
+
+@pytest.mark.parametrize("policy", ["ios", "nimble", "opara", "wavefront", "greedy"])
+def test_the_fields_schedulers_by_name(cli: Chrion, model: Path, policy: str) -> None:
+    """Each plans, and its plan runs and is right."""
+    assert cli("partition", str(model), "--policy", policy)[0] == 0
+    plan = json.loads(model.with_suffix(".plan.json").read_text())
+    assert plan["policy"] == policy
+    assert cli("run", str(model), "--plan", str(model.with_suffix(".plan.json")))[0] == 0
+
+
+def test_stages_can_be_measured(cli: Chrion, model: Path) -> None:
+    """``--measure-stages`` gives a plan that runs; it needs the policy that has stages."""
+    assert cli("partition", str(model), "--policy", "ios", "--measure-stages")[0] == 0
+    assert cli("run", str(model), "--plan", str(model.with_suffix(".plan.json")))[0] == 0
+    code, _, err = cli("partition", str(model), "--policy", "greedy", "--measure-stages")
+    assert (code, "no stages to measure" in err) == (2, True)
+    code, _, err = cli("partition", str(model), "--policy", "nimble", "--streams", "0")
+    assert (code, "streams: 0" in err) == (2, True)

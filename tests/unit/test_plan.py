@@ -89,7 +89,7 @@ def test_counts_and_verdict() -> None:
 
 
 #: Keys that older plan files do not have, and what they stand for there.
-LATER = {"streams": 1, "stages": ()}
+LATER = ("streams", "stages", "merged")
 
 
 @pytest.mark.parametrize("key", [key for key in PLAN.to_json() if key not in LATER])
@@ -110,6 +110,8 @@ def test_an_older_file_is_read() -> None:
     ("key", "value"),
     [
         ("schema", "chrion.plan/0"),
+        ("merged", 7),
+        ("merged", [7]),
         ("streams", 0),
         ("streams", "2"),
         ("stages", [0, 0, 0]),

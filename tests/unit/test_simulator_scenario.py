@@ -55,6 +55,18 @@ def plan(folder: Path, busy_ms: Any, *, plain: Any = None, **predicted: Any) -> 
     return path
 
 
+def test_all_lanes_of_the_accelerator_are_one_gpu(tmp_path: Path) -> None:
+    """A plan with three of them and two cores: their busy times add up, to no more than the latency."""
+    path = plan(tmp_path, [10.0, 5.0, 6.0, 8.0, 9.0], latency_ms=40.0)
+    content = json.loads(path.read_text()) | {"streams": 3, "cores": 2}
+    path.write_text(json.dumps(content))
+    variant = from_plan("v", path, {})
+    assert (variant.gpu_busy_ms, variant.core_busy_ms) == (27.0, (6.0, 5.0))
+    content["predicted"]["latency_ms"] = 20.0
+    path.write_text(json.dumps(content))
+    assert from_plan("v", path, {}).gpu_busy_ms == 20.0
+
+
 def test_an_empty_file_is_the_papers_nine_models(tmp_path: Path) -> None:
     """All keys have defaults: nine models of Table 6 in three patterns on one server of 12 GB."""
     built = scenario(tmp_path, "")

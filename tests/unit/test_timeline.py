@@ -15,6 +15,7 @@ from chrion.graph import Dag
 from chrion.graph.segments import cut
 from chrion.profiler import CopyCost, Costs, OperatorMemory, uniform_costs
 from chrion.scheduler import Schedule, evaluate, validate
+from chrion.scheduler.timeline import lower_bound_ms
 from strategies import costs_for, dags, schedules
 
 
@@ -115,6 +116,16 @@ def test_lanes_that_occupy_nothing_of_the_device_run_as_if_alone(data: st.DataOb
     assert timeline.start_ms == pytest.approx([start[i] for i in range(len(dag))], abs=1e-9)
     assert timeline.finish_ms == pytest.approx([finish[i] for i in range(len(dag))], abs=1e-9)
     assert timeline.busy_ms == pytest.approx(busy, abs=1e-9)
+
+
+@given(st.data())
+def test_the_lower_bound_is_one(data: st.DataObject) -> None:
+    """No schedule on its lanes is faster: staged or not, on any number of accelerator lanes of any shares."""
+    dag = data.draw(dags())
+    shares = tuple(data.draw(st.integers(0, 4)) / 4 for _ in range(len(dag)))
+    costs = replace(data.draw(costs_for(dag)), accelerator_share=shares)
+    schedule = data.draw(schedules(dag, costs, most_streams=3, staged=None))
+    assert lower_bound_ms(dag, costs, schedule) <= evaluate(dag, costs, schedule).latency_ms + 1e-9
 
 
 @given(st.data())

@@ -1,0 +1,167 @@
+"""The field's schedulers on real models: their plans run, and give what plain onnxruntime gives."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import onnx
+import pytest
+from test_light_models import FOLDER, MODELS
+
+from chrion import Graph, HybridSession, load, partition
+from chrion.errors import OptionError, PlanError
+from chrion.lanes import lane_name
+from chrion.profiler import CopyCost, OperatorCost, Profile
+from chrion.report import chrome_trace, predicted_lanes, timeline_html
+from chrion.scheduler import Plan
+from chrion.scheduler.explain import explain_placement
+from chrion.scheduler.merging import merged_variants
+from chrion.scheduler.solution import Problem
+from chrion.scheduler.validity import check_solution
+from helpers import FLOAT, MACHINE, assert_equal, make_model, node, plain, value
+from random_models import RandomModel
+
+FIELD = ("ios", "nimble", "opara", "wavefront", "greedy")
+
+
+def made_up_profile(graphs: list[Graph], *, accelerator: bool, seed: int = 0) -> Profile:
+    """Random costs for every operator, on two cores and perhaps the CPU's provider as an accelerator."""
+    pick = random.Random(seed)
+    signatures = sorted({s for graph in graphs for s in graph.dag.signatures})
+    costs = {}
+    for signature in signatures:
+        ms = pick.uniform(0.1, 2.0)
+        costs[signature] = OperatorCost("Op", (ms, 1.1 * ms), ms / 2 if accelerator else None, flops=ms, bytes=1)
+    copy = CopyCost(0.01, 1e-6)
+    provider = "CPUExecutionProvider" if accelerator else None
+    return Profile(MACHINE, 2, provider, costs, copy, copy, 0.01, 0.01)
+
+
+def check(graph: Graph, profile: Profile, plan: Plan) -> None:
+    """The plan is a valid solution of its graph."""
+    planned = plan.apply(graph)
+    costs = profile.costs(planned.dag)
+    check_solution(planned.dag, costs, Problem(planned.dag, costs).place(plan.schedule))
+
+
+@pytest.mark.parametrize("accelerator", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_random_models_give_what_onnxruntime_gives(seed: int, *, accelerator: bool) -> None:
+    """Every policy's plan of the same random model, on cores and on several accelerator lanes."""
+    made = RandomModel(seed)
+    model = made.build(10 + seed)
+    graph = load(model)
+    profile = made_up_profile([graph], accelerator=accelerator, seed=seed)
+    expected = plain(model, made.feed)
+    for policy in FIELD:
+        plan = partition(graph, profile, policy=policy, streams=3)
+        check(graph, profile, plan)
+        with HybridSession(graph, plan=Plan.from_json(plan.to_json())) as session:
+            for _ in range(2):
+                assert_equal(session.run(None, made.feed), expected)
+
+
+@pytest.mark.parametrize("policy", FIELD)
+@pytest.mark.parametrize("name", ["light_inception_v1", "light_squeezenet"])
+def test_real_architectures_give_what_onnxruntime_gives(name: str, policy: str) -> None:
+    """On two cores, with branches, concatenations and long chains."""
+    assert name in MODELS
+    path = str(FOLDER / f"{name}.onnx")
+    graph = load(path)
+    profile = made_up_profile([graph], accelerator=False)
+    plan = partition(graph, profile, policy=policy)
+    check(graph, profile, plan)
+    feed = {
+        i.name: np.random.default_rng(0).random([d for d in i.shape or () if isinstance(d, int)], np.float32)
+        for i in graph.inputs
+    }
+    with HybridSession(graph, plan=plan) as session:
+        assert (session.plan is None) == (len(plan.segments) == 1)  # one segment runs plain
+        assert_equal(session.run(None, feed), plain(path, feed))
+
+
+def siblings() -> Graph:
+    """Three products of one input, each with an activation of its own, summed."""
+    rng = np.random.default_rng(0)
+    weights = {f"w{i}": rng.standard_normal((8, 4 + 4 * (i > 1))).astype(np.float32) for i in range(3)}
+    weights["back"] = rng.standard_normal((8, 4)).astype(np.float32)
+    nodes = [node("MatMul", ["x", f"w{i}"], [f"p{i}"], name=f"product{i}") for i in range(3)]
+    nodes += [node(kind, [f"p{i}"], [f"a{i}"], name=kind) for i, kind in enumerate(("Relu", "Tanh", "Neg"))]
+    nodes += [node("MatMul", ["a2", "back"], ["b"], name="back"), node("Sum", ["a0", "a1", "b"], ["y"], name="sum")]
+    return load(make_model(nodes, [value("x", FLOAT, [2, 8])], [value("y", FLOAT, [2, 4])], weights))
+
+
+def with_merges_at(graph: Graph, ms: float) -> Profile:
+    """A profile that was made of the merged operators too, each of which takes so long."""
+    profile = made_up_profile([graph, *merged_variants(graph)], accelerator=False)
+    own = set(graph.dag.signatures)
+    fast = {s: OperatorCost("Op", (ms, ms)) for s in profile.operators if s not in own}
+    return Profile(MACHINE, 2, None, {**profile.operators, **fast}, handoff_ms=0.01, dispatch_ms=0.01)
+
+
+def test_siblings_are_merged_where_that_is_faster() -> None:
+    """The plan names them, survives its file, and gives the same results as the model."""
+    graph = siblings()
+    profile = with_merges_at(graph, 0.001)
+    plan = partition(graph, profile, policy="ios")
+    assert [set(group) for group in plan.merged] == [{"product0", "product1", "product2"}]
+    assert "3 operators are merged into 1" in plan.remarks
+    assert plan.predicted.latency_ms < partition(graph, with_merges_at(graph, 9.0), policy="ios").predicted.latency_ms
+    check(graph, profile, plan)
+    feed = {"x": np.random.default_rng(1).standard_normal((2, 8)).astype(np.float32)}
+    with HybridSession(graph, plan=Plan.from_json(plan.to_json())) as session:
+        assert session.plan is not None
+        assert_equal(session.run(None, feed), plain(onnx.load_from_string(bytes(graph.source)), feed))
+
+
+def test_siblings_are_left_apart_where_that_is_slower() -> None:
+    """Then the plan is for the graph as it is."""
+    graph = siblings()
+    assert partition(graph, with_merges_at(graph, 9.0), policy="ios").merged == ()
+
+
+def test_a_plan_that_merges_is_refused_by_another_model() -> None:
+    """Operators that are not there cannot be merged; the message says which."""
+    graph = siblings()
+    plan = partition(graph, with_merges_at(graph, 0.001), policy="ios")
+    other = load(RandomModel(0).build(5))
+    with pytest.raises(PlanError, match=r"operators to merge: .product"):
+        plan.apply(other)
+
+
+def test_no_lane_at_all_is_refused() -> None:
+    """An accelerator has at least one."""
+    graph = siblings()
+    with pytest.raises(OptionError, match="streams: 0"):
+        partition(graph, made_up_profile([graph], accelerator=True), policy="nimble", streams=0)
+
+
+def test_the_number_of_streams_is_kept_to() -> None:
+    """Three branches on at most two lanes of the accelerator, and on no more than there are branches."""
+    graph = siblings()
+    profile = made_up_profile([graph], accelerator=True)
+    for policy in ("nimble", "greedy", "wavefront"):
+        assert partition(graph, profile, policy=policy, streams=2).schedule.streams == 2
+        assert partition(graph, profile, policy=policy, streams=8).schedule.streams == 3
+
+
+def test_reports_show_every_lane_of_the_accelerator() -> None:
+    """Names of lanes in the timeline, the trace, and the reasons of a placement."""
+    graph = siblings()
+    profile = made_up_profile([graph], accelerator=True)
+    plan = partition(graph, profile, policy="greedy", streams=3)
+    lanes = predicted_lanes(plan)
+    names = [f"gpu{at}" for at in range(3)]
+    threads = [
+        e["args"]["name"] for e in json.loads(chrome_trace([lanes]))["traceEvents"] if e["name"] == "thread_name"
+    ]
+    assert threads == names
+    assert all(f">{name}<" in timeline_html("x", [lanes]) for name in names)
+    reasons = explain_placement(graph, profile, plan, "product0")
+    own = lane_name(plan.schedule.lanes[graph.dag.names.index("product0")])
+    assert f"is on {own}:" in reasons[0]
+    assert sum(reason.startswith("with its group on gpu") for reason in reasons) == 2
+    with HybridSession(graph, plan=plan) as session:
+        assert all(f"{name} (CPUExecutionProvider)" in session.explain() for name in names)

@@ -1,0 +1,242 @@
+"""IOS, against every sequence of stages there is, and the sizes of the search that its authors published."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import networkx as nx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from architectures import fire, inception_e
+from chrion.errors import OptionError
+from chrion.graph import Dag
+from chrion.profiler import Costs, OperatorMemory, uniform_costs
+from chrion.scheduler import ios as module
+from chrion.scheduler.endings import GROUPS
+from chrion.scheduler.ios import blocks, ios, search_space
+from chrion.scheduler.stages import Device, Stage, greedy_stages
+from strategies import costs_for, dags
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+def groups_of(dag: Dag, operators: Sequence[int]) -> Groups:
+    """The weakly connected parts of some operators."""
+    graph: nx.Graph[int] = nx.Graph()
+    graph.add_nodes_from(operators)
+    graph.add_edges_from((m, i) for i in operators for m in dag.predecessors[i] if m in operators)
+    position = {v: at for at, v in enumerate(dag.topological_order)}
+    return tuple(tuple(sorted(part, key=position.__getitem__)) for part in nx.connected_components(graph))
+
+
+def stages_of(dag: Dag, remaining: frozenset[int], r: int | None, s: int | None, groups: str) -> Iterator[Groups]:
+    """Every last stage of a set of operators: of all its subsets, those that no edge leaves and the limits admit."""
+    for size in range(1, len(remaining) + 1):
+        for chosen in itertools.combinations(sorted(remaining), size):
+            if any(after in remaining and after not in chosen for i in chosen for after in dag.successors[i]):
+                continue
+            parts = groups_of(dag, chosen)
+            roots = [sum(not set(dag.predecessors[i]) & set(part) for i in part) for part in parts]
+            small = r is None or max(map(len, parts)) <= r
+            few = s is None or len(parts) <= s
+            if small and few and (groups == "connected" or max(roots) == 1):
+                yield parts
+
+
+def sequences(
+    dag: Dag, remaining: frozenset[int], r: int | None, s: int | None, groups: str
+) -> Iterator[tuple[Groups, ...]]:
+    """Every sequence of stages of a set of operators, last stage last."""
+    if not remaining:
+        yield ()
+    for last in stages_of(dag, remaining, r, s, groups):
+        for before in sequences(dag, remaining - set(itertools.chain(*last)), r, s, groups):
+            yield (*before, last)
+
+
+LIMITS = st.sampled_from([(None, None), (1, 1), (1, 3), (2, None), (3, 2), (None, 1)])
+
+
+@settings(max_examples=60, deadline=None)
+@given(dag=dags(5), limits=LIMITS, groups=st.sampled_from(GROUPS))
+def test_the_search_space_is_all_of_it(dag: Dag, limits: tuple[int | None, int | None], groups: str) -> None:
+    """States, transitions and schedules equal a count over all subsets of operators."""
+    r, s = limits
+    everything = frozenset(range(len(dag)))
+    seen = {everything}
+    waiting = [everything]
+    transitions = 0
+    for remaining in waiting:
+        for last in stages_of(dag, remaining, r, s, groups):
+            transitions += 1
+            rest = remaining - set(itertools.chain(*last))
+            if rest and rest not in seen:
+                seen.add(rest)
+                waiting.append(rest)
+    schedules = sum(1 for _ in sequences(dag, everything, r, s, groups))
+    assert search_space(dag, r, s, groups) == (len(seen), transitions, schedules)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), limits=LIMITS, groups=st.sampled_from(GROUPS))
+def test_no_sequence_of_stages_is_faster(
+    data: st.DataObject, limits: tuple[int | None, int | None], groups: str
+) -> None:
+    """The total of its stages is the least over all sequences, by the same costs."""
+    r, s = limits
+    dag = data.draw(dags(5))
+    costs = replace(data.draw(costs_for(dag)), streams=2)
+    stage_ms = Device(dag, costs).stage_ms
+    found = ios(dag, stage_ms, r=r, s=s, groups=groups)
+    assert sorted(i for stage in found for group in stage.groups for i in group) == list(range(len(dag)))
+    home = {i: at for at, block in enumerate(blocks(dag)) for i in block}
+    totals: dict[bool, list[float]] = {False: [], True: []}  # by whether each stage stays within a block
+    for stages in sequences(dag, frozenset(range(len(dag))), r, s, groups):
+        within = all(len({home[i] for i in itertools.chain(*stage)}) == 1 for stage in stages)
+        totals[within].append(sum(stage_ms(stage) for stage in stages))
+    total_ms = sum(stage_ms(stage.groups) for stage in found)
+    assert total_ms == pytest.approx(min(totals[True]))
+    if not costs.dispatch_ms:  # then nothing is lost by ending a stage at an articulation point
+        assert total_ms == pytest.approx(min(totals[True] + totals[False]))
+
+
+@pytest.mark.parametrize(
+    ("dag", "transitions", "schedules"),
+    [(inception_e(), "4.9e+03", "3.8e+06"), (fire(), "51", "1.3e+02")],
+    ids=["inception-v3", "squeezenet"],
+)
+def test_published_sizes_of_the_search(dag: Dag, transitions: str, schedules: str) -> None:
+    """The largest blocks of IOS's Table 1, with groups of one root each."""
+    _, tried, sequences_found = search_space(dag, groups="rooted")
+    assert f"{tried:.2g}" == transitions
+    assert f"{sequences_found:.2g}" == schedules
+
+
+def test_connected_groups_are_a_wider_search() -> None:
+    """The text's own definition admits groups of several roots, which were never counted."""
+    rooted, connected = search_space(inception_e(), groups="rooted"), search_space(inception_e())
+    assert connected[0] == rooted[0]
+    assert connected[1] > rooted[1]
+    assert connected[2] > rooted[2]
+
+
+def test_an_unknown_definition_is_refused() -> None:
+    """By name, with those there are."""
+    with pytest.raises(OptionError, match=r"groups: there is no 'some'.*connected, rooted"):
+        search_space(fire(), groups="some")
+
+
+#: IOS's Figure 2: a chain a -> b beside c and d; all meet in a concatenation of no cost.
+FIGURE_2 = Dag.from_edges(5, [(0, 1), (1, 4), (2, 4), (3, 4)])
+
+
+def figure_2(share: float) -> Device:
+    """Four operators of 1 ms on an accelerator with three lanes."""
+    times = (1.0, 1.0, 1.0, 1.0, 0.0)
+    costs = Costs(times, (), (OperatorMemory(),) * 5, accelerator_share=(share,) * 5, handoff_ms=0.1, streams=3)
+    return Device(FIGURE_2, costs)
+
+
+def total(device: Device, stages: Sequence[Stage]) -> float:
+    return sum(device.stage_ms(stage.groups) for stage in stages)
+
+
+def test_greedy_crowds_the_first_stage_and_starves_the_second() -> None:
+    """As in Figure 2: greedy runs a, c, d at once and b alone; two at a time fill the device and are faster."""
+    device = figure_2(0.5)
+    greedy, found = greedy_stages(FIGURE_2), ios(FIGURE_2, device.stage_ms, r=1)
+    assert [len(stage.groups) for stage in greedy] == [3, 1, 1]
+    assert [len(stage.groups) for stage in found if stage.groups != ((4,),)] == [2, 2]
+    assert total(device, greedy) == pytest.approx(1.5 + 2 * 0.1 + 1.0)
+    assert total(device, found) == pytest.approx(2.0 + 4 * 0.1)
+
+
+def test_a_larger_batch_wants_another_schedule() -> None:
+    """Where each operator fills the device by itself, side by side gains nothing; each schedule is best at its own."""
+    small, large = figure_2(0.3), figure_2(1.0)
+    for_small, for_large = ios(FIGURE_2, small.stage_ms), ios(FIGURE_2, large.stage_ms)
+    assert for_small != for_large
+    assert max(len(stage.groups) for stage in for_large) == 1
+    assert total(small, for_small) < total(small, for_large)
+    assert total(large, for_large) < total(large, for_small)
+
+
+def test_merging_is_chosen_where_it_is_faster() -> None:
+    """The stage that can be merged is, if that takes less than running it side by side; another never is."""
+    device = figure_2(0.5)
+
+    def merged(ms: float) -> list[Stage]:
+        return ios(FIGURE_2, device.stage_ms, merged_ms={(2, 3): ms})
+
+    assert [set(*zip(*stage.groups, strict=True)) for stage in merged(0.05) if stage.merged] == [{2, 3}]
+    assert not any(stage.merged for stage in merged(5.0))
+
+
+def test_blocks_end_at_articulation_points() -> None:
+    """A diamond between two chains: the operators that all paths pass end a block each."""
+    dag = Dag.from_edges(6, [(0, 1), (1, 2), (1, 3), (2, 4), (3, 4), (4, 5)])
+    assert blocks(dag) == [[0], [1], [2, 3, 4], [5]]
+
+
+@given(dag=dags(12))
+def test_blocks_follow_each_other(dag: Dag) -> None:
+    """Together they are the graph, and each operator of a block comes before all of the next."""
+    found = blocks(dag)
+    assert sorted(i for block in found for i in block) == list(range(len(dag)))
+    for before, after in itertools.pairwise(found):
+        assert all(dag.descendants[before[-1]] >> i & 1 for i in after)
+
+
+def test_equal_blocks_are_searched_once() -> None:
+    """A stack of equal modules costs as many looks at the costs as one."""
+    modules = 5
+    edges = [(4 * m + a, 4 * m + b) for m in range(modules) for a, b in [(0, 3), (1, 3), (2, 3)]]
+    edges += [(4 * m - 1, 4 * m + a) for m in range(1, modules) for a in range(3)]
+    dag = Dag.from_edges(4 * modules, edges)
+    dag = replace(dag, signatures=tuple(str(i % 4) for i in range(len(dag))))
+    looks = []
+    stages = ios(dag, lambda groups: looks.append(groups) or 1.0)  # type: ignore[func-returns-value]
+    assert sum(len(group) for stage in stages for group in stage.groups) == len(dag)
+    assert max(i for groups in looks for group in groups for i in group) < 4
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(12, 30), (30, 3), (60, 1)])
+def test_large_blocks_end(rows: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grids, as of recurrent layers, and wide ones far beyond what can be searched: valid stages, bounded work."""
+    monkeypatch.setattr(module, "_MOST_ENDINGS", 4000)
+    edges = [(at, at + 1) for at in range(rows * columns) if (at + 1) % columns]
+    edges += [(at, at + columns) for at in range((rows - 1) * columns)] if columns > 3 else []
+    dag = Dag.from_edges(rows * columns, edges)
+    looks = 0
+
+    def cost(groups: Sequence[Sequence[int]]) -> float:
+        nonlocal looks
+        looks += 1
+        return float(max(map(len, groups)))
+
+    done: set[int] = set()
+    for stage in ios(dag, cost):
+        for group in stage.groups:
+            for i in group:
+                assert set(dag.predecessors[i]) <= done | set(group)
+        done |= {i for group in stage.groups for i in group}
+    assert done == set(range(len(dag)))
+    assert looks < 10 * 4000 * len(dag) / 10
+
+
+def test_a_cell_of_eighteen_operators_is_searched_whole() -> None:
+    """NasNet's size: five pairs of branches that are summed, on two inputs, and the optimum of four lanes."""
+    edges, sums = [], []
+    for pair in range(5):
+        left, right, both = 3 * pair + 2, 3 * pair + 3, 3 * pair + 4
+        edges += [(pair % 2, left), ((pair + 1) % 2, right), (left, both), (right, both)]
+        sums.append(both)
+    dag = Dag.from_edges(18, [*edges, *((i, 17) for i in sums)])
+    device = Device(dag, uniform_costs(dag, cpu_ms=[1.0] * 4))
+    stages = ios(dag, device.stage_ms)
+    # Two inputs, then fifteen operators on four lanes, then the concatenation.
+    assert total(device, stages) == 1.0 + 4.0 + 1.0

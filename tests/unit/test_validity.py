@@ -1,0 +1,54 @@
+"""The check that every scheduler's result has to pass refuses what breaks a rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from chrion.errors import ScheduleError
+from chrion.graph import Dag
+from chrion.profiler import uniform_costs
+from chrion.scheduler import Schedule
+from chrion.scheduler.solution import Problem, Solution
+from chrion.scheduler.validity import check_solution
+
+#: A diamond, and one operator beside it.
+DAG = Dag.from_edges(5, [(0, 1), (0, 2), (1, 3), (2, 3)])
+COSTS = uniform_costs(DAG, cpu_ms=[1.0, 1.0])
+GOOD = Problem(DAG, COSTS).place(Schedule((0, 4, 1, 2, 3), (1, 1, 2, 1, 2), 2, stages=(0, 1, 1, 2, 1)))
+
+
+def test_a_good_one_passes() -> None:
+    """Two lanes, three stages."""
+    check_solution(DAG, COSTS, GOOD)
+
+
+def moved(name: str, i: int, ms: float) -> Solution:
+    """The good one with a time changed."""
+    times = list(getattr(GOOD.timeline, name))
+    times[i] = ms
+    return replace(GOOD, timeline=replace(GOOD.timeline, **{name: tuple(times)}))
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (replace(GOOD, schedule=replace(GOOD.schedule, order=(0, 4, 3, 1, 2))), "stages must be given|comes before"),
+        (replace(GOOD, schedule=replace(GOOD.schedule, lanes=(1, 1, 3, 1, 2))), "on lane 3"),
+        (replace(GOOD, segments=((0,), (1,), (2,), (3,))), "in one segment"),
+        (replace(GOOD, segments=((1,), (0,), (2,), (4,), (3,))), "before one that it waits for"),
+        (replace(GOOD, segments=((0,), (1,), (2, 4), (3,)), schedule=replace(GOOD.schedule, stages=())), "the order"),
+        (replace(GOOD, segments=((0,), (1, 2), (4,), (3,))), "on two lanes"),
+        (replace(GOOD, segments=((0, 1), (4,), (2,), (3,))), "in two stages"),
+        (moved("start_ms", 3, 0.0), "overlap, and one waits|lane runs two"),
+        (moved("finish_ms", 4, 9.0), "lane runs two|begins before"),
+        (moved("finish_ms", 1, 3.5), "overlap, and one waits|lane runs two"),
+        (moved("start_ms", 4, 0.5), "begins before"),
+        (replace(GOOD, schedule=replace(GOOD.schedule, stages=(0, 0, 0, 0, 0))), "two lanes of a stage"),
+    ],
+)
+def test_a_bad_one_is_refused(bad: Solution, message: str) -> None:
+    """Each rule has a case that breaks it."""
+    with pytest.raises(ScheduleError, match=message):
+        check_solution(DAG, COSTS, bad)
