@@ -60,3 +60,14 @@ def fire() -> Dag:
     joined = net.operator(net.operator(squeeze), net.operator(squeeze))
     net.operator(joined, net.operator(None))
     return net.dag()
+
+
+def nasnet_first_cell() -> Dag:
+    """NasNet-A's cell after a reduction: inputs adjusted, five separable convolutions of two, pools, and all sums."""
+    net = _Drawing()
+    left = net.operator(net.operator(None), net.operator(None))
+    right = net.operator(None)
+    separable = [net.operator(net.operator(source)) for source in (right, right, left, left, right)]
+    pooled = [net.operator(source) for source in (right, left, left)]
+    net.operator(left, right, *separable, *pooled)
+    return net.dag()

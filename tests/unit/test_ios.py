@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from architectures import fire, inception_e
+from architectures import fire, inception_e, nasnet_first_cell
 from chrion.errors import OptionError
 from chrion.graph import Dag
 from chrion.profiler import Costs, OperatorMemory, uniform_costs
@@ -106,8 +106,12 @@ def test_no_sequence_of_stages_is_faster(
 
 @pytest.mark.parametrize(
     ("dag", "transitions", "schedules"),
-    [(inception_e(), "4.9e+03", "3.8e+06"), (fire(), "51", "1.3e+02")],
-    ids=["inception-v3", "squeezenet"],
+    [
+        (inception_e(), "4.9e+03", "3.8e+06"),
+        (fire(), "51", "1.3e+02"),
+        (nasnet_first_cell(), "3.1e+05", "7.2e+12"),
+    ],
+    ids=["inception-v3", "squeezenet", "nasnet"],
 )
 def test_published_sizes_of_the_search(dag: Dag, transitions: str, schedules: str) -> None:
     """The largest blocks of IOS's Table 1, with groups of one root each."""
