@@ -10,7 +10,7 @@ import onnx
 import pytest
 from test_light_models import FOLDER, MODELS
 
-from chrion import Graph, HybridSession, load, partition
+from chrion import Graph, HybridSession, load, partition, zoo
 from chrion.errors import OptionError, PlanError
 from chrion.lanes import lane_name
 from chrion.profiler import CopyCost, OperatorCost, Profile
@@ -19,6 +19,7 @@ from chrion.scheduler import Plan
 from chrion.scheduler.explain import explain_placement
 from chrion.scheduler.merging import merged_variants
 from chrion.scheduler.solution import Problem
+from chrion.scheduler.streams import nimble, opara
 from chrion.scheduler.validity import check_solution
 from helpers import FLOAT, MACHINE, assert_equal, make_model, node, plain, value
 from random_models import RandomModel
@@ -165,3 +166,10 @@ def test_reports_show_every_lane_of_the_accelerator() -> None:
     assert sum(reason.startswith("with its group on gpu") for reason in reasons) == 2
     with HybridSession(graph, plan=plan) as session:
         assert all(f"{name} (CPUExecutionProvider)" in session.explain() for name in names)
+
+
+def test_googlenets_streams_as_published() -> None:
+    """The model itself, operator by operator: 28 streams by Opara, 28 chains by Nimble, 4 of them shared."""
+    dag = load(zoo.build("googlenet", {}), optimise=False).dag
+    found = [max(streams) + 1 for streams in (opara(dag), nimble(dag), nimble(dag, share=True))]
+    assert found == [28, 28, 4]
