@@ -11,9 +11,8 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 from chrion import Graph, HybridSession
-from chrion.graph.segments import cut
 from chrion.profiler import Machine
-from chrion.scheduler import Plan, Prediction, Schedule
+from chrion.scheduler import placed_plan
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 MACHINE = Machine("a CPU", 2, 1000.0, "a system", "1.0")
@@ -53,39 +52,8 @@ def branches(*, size: int = 4) -> onnx.ModelProto:
     return make_model(nodes, [value("x", FLOAT, shape)], [value("y", FLOAT, shape), value("l", FLOAT, shape)], {"w": w})
 
 
-def forced_plan(
-    graph: Graph,
-    lanes: Sequence[int],
-    order: Sequence[int] | None = None,
-    accelerator: str | None = None,
-    stages: Sequence[int] = (),
-) -> Plan:
-    """A plan of any placement; what it predicts is made up."""
-    assert len(lanes) == len(graph.dag)
-    order = tuple(order or graph.dag.topological_order)
-    segments = cut(graph.dag, order, lanes, stages=stages)
-    cores, streams = max([1, *lanes]), 1 - min([0, *lanes])
-    return Plan(
-        model=graph.name,
-        digest=graph.digest,
-        shapes=graph.shapes,
-        chunk=None,
-        policy="by hand",
-        alpha=0.0,
-        slo_ms=None,
-        accelerator=accelerator,
-        machine=MACHINE,
-        estimated=0,
-        schedule=Schedule(order, tuple(lanes), cores, streams, tuple(stages)),
-        operators=graph.dag.names,
-        segments=segments,
-        segment_ms=tuple((float(at), float(at + 1)) for at in range(len(segments))),
-        predicted=Prediction(float(len(segments)), 0.0, 0.0),
-        busy_ms=(1.0,) * (cores + streams),
-        lower_bound_ms=0.0,
-        accelerator_only=None,
-        cpu_only=Prediction(float(len(segments)), 0.0, 0.0),
-    )
+#: A plan of any placement; what it predicts is made up.
+forced_plan = placed_plan
 
 
 def alternating(graph: Graph) -> list[int]:

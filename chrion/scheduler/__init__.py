@@ -1,5 +1,6 @@
 """Floor 3: from a graph and its costs to a plan. Knows nothing of onnxruntime, threads or the command line."""
 
+from chrion.scheduler.placed import placed_plan, random_plan
 from chrion.scheduler.plan import Plan, Prediction
 from chrion.scheduler.planner import partition
 from chrion.scheduler.policies import DEFAULT_POLICY, POLICIES
@@ -15,5 +16,7 @@ __all__ = [
     "Timeline",
     "evaluate",
     "partition",
+    "placed_plan",
+    "random_plan",
     "validate",
 ]
