@@ -108,6 +108,8 @@ class Graph:
     #: Inputs and outputs as the model declares them, free dimensions by name.
     declared_inputs: tuple[TensorInfo, ...]
     declared_outputs: tuple[TensorInfo, ...]
+    #: Weights that the model also lists as inputs: constants here, though a request may bring other values.
+    overridable: tuple[TensorInfo, ...]
     metadata: ModelMetadata
     #: Shapes that were given for inputs with free dimensions.
     shapes: Mapping[str, tuple[int, ...]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -122,6 +123,12 @@ class PlainEngine:
     ) -> None:
         self.session = ort.InferenceSession(source, options, providers, provider_options)
         self.reason = reason
+
+    def because(self, reason: str) -> PlainEngine:
+        """The same session, for another reason."""
+        twin = copy.copy(self)
+        twin.reason = reason
+        return twin
 
     def explain(self) -> str:
         """Why the model runs in one piece."""

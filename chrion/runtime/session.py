@@ -136,6 +136,12 @@ class HybridSession:
         """Name, type and shape of each output."""
         return list(self._graph.declared_outputs if self._graph else self._plain_engine().session.get_outputs())
 
+    def get_overridable_initializers(self) -> list[TensorInfo]:
+        """Weights that a run may be given other values for; it then runs plain."""
+        return list(
+            self._graph.overridable if self._graph else self._plain_engine().session.get_overridable_initializers()
+        )
+
     def get_modelmeta(self) -> ModelMetadata:
         """The model's own description of itself."""
         return self._graph.metadata if self._graph else self._plain_engine().session.get_modelmeta()
@@ -207,9 +213,14 @@ class HybridSession:
         return engine
 
     def _engine_for(self, feed: Mapping[str, Any]) -> Engine:
-        """The engine for a request's shapes; made, and kept, when they are new."""
+        """The engine for a request's shapes; made, and kept, when they are new.
+
+        A request that brings weights of its own runs plain: they are constants of everything else.
+        """
         if self._closed:
             raise RuntimeError("this session is closed")
+        if self._graph is not None and any(weight.name in feed for weight in self._graph.overridable):
+            return self._plain_engine("weights were given")
         if self._graph is None or not self._graph.declared_free:
             return self._engine
         check_feed(self._graph.declared_inputs, feed)
@@ -233,11 +244,11 @@ class HybridSession:
             return self._plain_engine(str(error))
 
     def _plain_engine(self, reason: str = "") -> PlainEngine:
-        """The plain session for whatever has no engine of its own; made once."""
+        """The plain session for whatever has no engine of its own; made once, whatever the reasons."""
         with self._lock:
             if self._plain is None:
                 self._plain = self._wishes.plain(reason)
-            return self._plain
+            return self._plain.because(reason) if reason else self._plain
 
     def _checked(
         self, engine: CutEngine, names: Sequence[str] | None, feed: Mapping[str, Any]

@@ -125,6 +125,30 @@ def test_lists_scalars_and_strided_arrays_are_taken() -> None:
         assert_equal(as_value, plain(model, {"x": X}))
 
 
+def test_a_request_may_bring_weights_of_its_own() -> None:
+    """A weight that is also an input can be given another value, in a run or bound; the next run has the old one."""
+    model = branches()
+    model.graph.input.append(value("w", FLOAT, [4, 4]))
+    other = {"x": X, "w": np.eye(4, dtype=np.float32)}
+    with cut_session(model) as session:
+        assert [i.name for i in session.get_inputs()] == ["x"]
+        assert [(i.name, i.type, i.shape) for i in session.get_overridable_initializers()] == [
+            ("w", "tensor(float)", (4, 4))
+        ]
+        assert_same_as_plain(session, model, other)
+        assert_same_as_plain(session, model, {"x": X})
+        binding = session.io_binding()
+        for name, array in other.items():
+            binding.bind_cpu_input(name, array)
+        binding.bind_output("y")
+        session.run_with_iobinding(binding)
+        assert_equal(binding.copy_outputs_to_cpu(), plain(model, other, ["y"]))
+        with pytest.raises(InvalidArgument):
+            session.run(None, {"x": X, "w": np.eye(3, dtype=np.float32)})
+        assert session.plan is not None
+        assert len(session.trace({"x": X})) > 1
+
+
 def test_run_options_reach_the_segments() -> None:
     """A run that is told to terminate does, and the next one is whole."""
     options = ort.RunOptions()
