@@ -31,6 +31,7 @@ def assemble(  # noqa: PLR0913 - the stages of `load` meet here
     overridable: tuple[TensorInfo, ...],
     metadata: ModelMetadata,
     source: Path | bytes,
+    optimised: bool,
     shapes: Mapping[str, tuple[int, ...]],
     folder: WeightsFolder,
 ) -> Graph:
@@ -52,6 +53,7 @@ def assemble(  # noqa: PLR0913 - the stages of `load` meet here
         overridable=overridable,
         metadata=metadata,
         source=source,
+        optimised=optimised,
         shapes=shapes,
         folder=folder,
     )

@@ -79,6 +79,7 @@ def load(
         overridable=_declared(session.get_overridable_initializers(), declared),
         metadata=_metadata(session),
         source=original,
+        optimised=optimise,
         shapes=given,
         folder=folder,
     )
@@ -96,6 +97,7 @@ def reassemble(graph: Graph, model: onnx.ModelProto) -> Graph:
         overridable=graph.overridable,
         metadata=graph.metadata,
         source=graph.source,
+        optimised=graph.optimised,
         shapes=graph.shapes,
         folder=graph.folder,
     )

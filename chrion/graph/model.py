@@ -111,6 +111,8 @@ class Graph:
     #: Weights that the model also lists as inputs: constants here, though a request may bring other values.
     overridable: tuple[TensorInfo, ...]
     metadata: ModelMetadata
+    #: Whether onnxruntime's basic optimisation was applied.
+    optimised: bool
     #: Shapes that were given for inputs with free dimensions.
     shapes: Mapping[str, tuple[int, ...]]
     #: Holds the weights' file; removed with the graph.

@@ -38,7 +38,7 @@ class Wishes:
     options: ort.SessionOptions | None
     providers: Sequence[Any] | None
     provider_options: Sequence[Mapping[Any, Any]] | None
-    plan: Plan | None
+    plan: Plan | Callable[[Graph], Plan] | None
     slo_ms: float | None
     alpha: float | None
     cores: int | None
@@ -78,7 +78,7 @@ class Chooser:
         wishes = self._wishes
         try:
             if wishes.plan is not None:
-                return self._cut(graph, wishes.plan)
+                return self._cut(graph, wishes.plan if isinstance(wishes.plan, Plan) else wishes.plan(graph))
             require_tensors(graph)
             return self._guarded(graph)
         except CannotCutError as reason:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ from chrion.graph.loader import load
 from chrion.graph.model import Graph, ModelMetadata, TensorInfo
 from chrion.profiler.machine import CPU_PROVIDER
 from chrion.runtime.choosing import Chooser, Wishes
-from chrion.runtime.engine import CutEngine, Engine, PlainEngine
+from chrion.runtime.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
 from chrion.runtime.executor import Event
 from chrion.runtime.iobinding import HybridIOBinding
 from chrion.runtime.values import as_array, as_ort_value, check_feed, check_outputs, shape_of
@@ -48,7 +48,7 @@ class HybridSession:
         sess_options: For plain sessions as they are; segments inherit what does not concern threads and files.
         providers: As for InferenceSession. The first one that is not the CPU's is the accelerator.
         provider_options: As for InferenceSession.
-        plan: A plan or its file; one is made here if missing.
+        plan: A plan, its file, or what makes a plan of a graph of known shapes; one is made here if missing.
         slo: Latency to stay within, ``60ms`` for example, for the plan that is made here.
         alpha: What a megabyte of accelerator memory is worth in ms, for the plan that is made here.
         cores: CPU cores to use at most, for the plan that is made here.
@@ -67,7 +67,7 @@ class HybridSession:
         providers: Sequence[Any] | None = None,
         provider_options: Sequence[Mapping[Any, Any]] | None = None,
         *,
-        plan: Plan | str | Path | None = None,
+        plan: Plan | str | Path | Callable[[Graph], Plan] | None = None,
         slo: str | float | None = None,
         alpha: float | None = None,
         cores: int | None = None,
@@ -83,6 +83,8 @@ class HybridSession:
         self._engines: OrderedDict[Shapes, Engine] = OrderedDict()
         self._plain: PlainEngine | None = None
         self._graph = self._load(model)
+        #: Whether each set of input shapes has an engine of its own.
+        self._by_shapes = False
         self._engine = self._first_engine()
 
     # What InferenceSession has.
@@ -196,9 +198,9 @@ class HybridSession:
             return model
         plan = self._wishes.plan
         try:
-            return load(model, plan.shapes if plan else None)
+            return load(model, plan.shapes if isinstance(plan, Plan) else None)
         except ModelError as error:
-            if plan is not None:
+            if isinstance(plan, Plan):
                 raise
             self._plain_engine(str(error))  # where InferenceSession refuses the model too, its own error says so
             return None
@@ -206,6 +208,11 @@ class HybridSession:
     def _first_engine(self) -> Engine:
         if self._graph is None:
             return self._plain_engine()
+        try:
+            require_tensors(self._graph)
+        except CannotCutError as reason:
+            return self._plain_engine(str(reason))
+        self._by_shapes = self._graph.declared_free
         if self._graph.free_dimensions:
             return self._plain_engine("no request has come yet to fix the free dimensions")
         engine = self._chooser.engine(self._graph)
@@ -221,7 +228,7 @@ class HybridSession:
             raise RuntimeError("this session is closed")
         if self._graph is not None and any(weight.name in feed for weight in self._graph.overridable):
             return self._plain_engine("weights were given")
-        if self._graph is None or not self._graph.declared_free:
+        if self._graph is None or not self._by_shapes:
             return self._engine
         check_feed(self._graph.declared_inputs, feed)
         shapes = tuple(shape_of(feed[i.name]) for i in self._graph.inputs)
@@ -235,11 +242,11 @@ class HybridSession:
             return self._engine
 
     def _new_shapes(self, graph: Graph, shapes: Shapes) -> Engine:
-        if self._wishes.plan is not None:
+        if isinstance(self._wishes.plan, Plan):
             return self._plain_engine("the plan is for other shapes")
-        names = [i.name for i in graph.inputs]
+        given = {i.name: shape for i, shape in zip(graph.inputs, shapes, strict=True)}
         try:
-            return self._chooser.engine(load(graph.source, dict(zip(names, shapes, strict=True))))
+            return self._chooser.engine(load(graph.source, given, optimise=graph.optimised))
         except ModelError as error:
             return self._plain_engine(str(error))
 

@@ -149,6 +149,23 @@ def test_a_request_may_bring_weights_of_its_own() -> None:
         assert len(session.trace({"x": X})) > 1
 
 
+def test_sequences_beside_free_dimensions_run_plain() -> None:
+    """Inputs that are no tensors are onnxruntime's business, whatever the shapes of the others."""
+    model = make_model(
+        [node("SequenceAt", ["s", "at"], ["first"]), node("Add", ["first", "x"], ["y"])],
+        [
+            onnx.helper.make_tensor_sequence_value_info("s", FLOAT, None),
+            value("x", FLOAT, ["n", 4]),
+            value("at", INT64, []),
+        ],
+        [value("y", FLOAT, ["n", 4])],
+    )
+    feed = {"s": [X, X[:1]], "x": X, "at": np.array(0)}
+    with HybridSession(model) as session:
+        assert "'s'" in session.explain()
+        assert_same_as_plain(session, model, feed)
+
+
 def test_run_options_reach_the_segments() -> None:
     """A run that is told to terminate does, and the next one is whole."""
     options = ort.RunOptions()
