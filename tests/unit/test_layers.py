@@ -17,7 +17,7 @@ FLOORS = {
     "profiler": 2,
     "scheduler": 3,
     "runtime": 4,
-    **dict.fromkeys(["report", "simulator"], 5),
+    **dict.fromkeys(["backend", "report", "simulator"], 5),
     "cli": 6,
 }
 MODULES = sorted(p for p in ROOT.rglob("*.py") if "_data" not in p.parts)

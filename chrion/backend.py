@@ -1,0 +1,173 @@
+"""Chrion as a backend of ONNX: ``onnx.backend.base.Backend`` over HybridSession.
+
+::
+
+    import chrion.backend
+
+    prepared = chrion.backend.prepare(model)
+    outputs = prepared.run([x])
+
+:class:`ScatteredBackend` is for conformance: whatever can be cut is, at random, whether or not that pays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from random import Random
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+from onnx.backend.base import Backend, BackendRep, namedtupledict
+
+from chrion.errors import ModelError, OptionError, ProviderError
+from chrion.graph.loader import load
+from chrion.graph.model import Graph
+from chrion.profiler.machine import CPU_PROVIDER, provider_name
+from chrion.profiler.probe import why_unusable
+from chrion.runtime.session import HybridSession
+from chrion.scheduler.placed import random_plan
+from chrion.scheduler.plan import Plan
+
+#: What HybridSession takes by name; everything else that a caller hands on is for somebody else.
+_OPTIONS = ("sess_options", "plan", "slo", "alpha", "cores")
+
+
+class HybridRep(BackendRep):
+    """A model that is ready to run."""
+
+    def __init__(self, session: HybridSession) -> None:
+        self.session = session
+
+    def run(self, inputs: Any, **_: Any) -> tuple[Any, ...]:
+        """Run the model.
+
+        Args:
+            inputs: Arrays in the order of the model's inputs, arrays by name, or the only input itself.
+
+        Returns:
+            The outputs, in the model's order and by name.
+        """
+        names = [i.name for i in self.session.get_inputs()]
+        outputs = self.session.run(None, _by_name(names, inputs))
+        made: tuple[Any, ...] = namedtupledict("Outputs", [o.name for o in self.session.get_outputs()])(*outputs)
+        return made
+
+
+class HybridBackend(Backend):
+    """Prepares and runs models with HybridSession. Devices are ``CPU`` and ``CUDA``, also as ``CUDA:1``."""
+
+    @classmethod
+    def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **_: Any) -> bool:  # noqa: ARG003 - ONNX's
+        """Whether a model can be tried: any can, where the device is there."""
+        return cls.supports_device(device)
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        """Whether the device works here."""
+        try:
+            provider, _ = _provider(device)
+            return provider == CPU_PROVIDER or why_unusable(provider_name(provider)) is None
+        except (OptionError, ProviderError):
+            return False
+
+    @classmethod
+    def prepare(cls, model: onnx.ModelProto | bytes | str, device: str = "CPU", **kwargs: Any) -> HybridRep:
+        """Make a model ready to run.
+
+        Args:
+            model: A ModelProto, its bytes, or a file.
+            device: ``CPU``, ``CUDA`` or ``CUDA:n``.
+            kwargs: ``plan``, ``slo``, ``alpha``, ``cores`` and ``sess_options`` are HybridSession's; others are
+                ignored, since test suites hand in their tolerances here.
+        """
+        provider, options = _provider(device)
+        providers = [CPU_PROVIDER] if provider == CPU_PROVIDER else [(provider, options), CPU_PROVIDER]
+        known = {name: kwargs[name] for name in _OPTIONS if name in kwargs}
+        return HybridRep(cls.open(model, providers=providers, **known))
+
+    @classmethod
+    def open(cls, model: onnx.ModelProto | bytes | str, **options: Any) -> HybridSession:
+        """The session behind a prepared model."""
+        return HybridSession(model, **options)
+
+    @classmethod
+    def run_node(
+        cls,
+        node: onnx.NodeProto,
+        inputs: Any,
+        device: str = "CPU",
+        outputs_info: Sequence[tuple[np.dtype[Any], tuple[int, ...]]] | None = None,  # noqa: ARG003 - inferred
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """Run one operator on arrays for its inputs, those left out apart; ``opset_version`` is its domain's."""
+        feed = {name: np.asarray(a) for name, a in _by_name([n for n in node.input if n], inputs).items()}
+        return cls.run_model(_around(node, feed, kwargs.pop("opset_version", None)), feed, device, **kwargs)
+
+
+class ScatteredBackend(HybridBackend):
+    """Every operator a segment of its own, on a lane at random: cuts wherever they are legal.
+
+    Attributes:
+        seed: Where chance begins, for every model alike.
+        optimise: Whether onnxruntime's basic optimisation comes first; it leaves fewer places to cut.
+    """
+
+    seed = 0
+    optimise = True
+
+    @classmethod
+    def open(cls, model: onnx.ModelProto | bytes | str, **options: Any) -> HybridSession:
+        """A session with a forced split; one that cannot be cut runs plain, as ever."""
+        maker: Callable[[Graph], Plan] = partial(random_plan, pick=Random(cls.seed))  # noqa: S311 - no secret
+        source: Any = model
+        if not cls.optimise:
+            try:
+                source = load(model, optimise=False)
+            except ModelError:  # HybridSession says what InferenceSession says
+                source = model
+        return HybridSession(source, **{"plan": maker, **options})
+
+
+def _provider(device: str) -> tuple[str, dict[str, str]]:
+    kind, _, index = device.partition(":")
+    if kind == "CPU" and index in {"", "0"}:
+        return CPU_PROVIDER, {}
+    if kind == "CUDA" and (index or "0").isdecimal():
+        return "CUDAExecutionProvider", {"device_id": index or "0"}
+    raise OptionError(f"device: {device!r} is none", hint="CPU, CUDA or CUDA:n")
+
+
+def _by_name(names: Sequence[str], inputs: Any) -> Mapping[str, Any]:
+    if isinstance(inputs, Mapping):
+        return inputs
+    several = inputs if isinstance(inputs, list | tuple) else [inputs]
+    given = [np.asarray(i) if isinstance(i, np.generic) else i for i in several]  # onnxruntime takes no bare numbers
+    if len(given) > len(names):
+        raise ValueError(f"{len(given)} inputs are given, the model takes {len(names)}: {', '.join(names) or 'none'}")
+    return dict(zip(names, given, strict=False))
+
+
+def _around(node: onnx.NodeProto, feed: Mapping[str, np.ndarray[Any, Any]], version: int | None) -> onnx.ModelProto:
+    """A model of one node; onnxruntime infers the types of its outputs."""
+    graph = onnx.GraphProto(name=node.op_type, node=[node])
+    for name, array in feed.items():
+        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+        graph.input.append(helper.make_tensor_value_info(name, kind, array.shape))
+    for name in node.output:
+        if name:
+            graph.output.add().name = name
+    if version is None and onnx.defs.has(node.op_type, node.domain):
+        version = onnx.defs.get_schema(node.op_type, domain=node.domain).since_version
+    opsets = [helper.make_opsetid(node.domain, version or 1)]
+    oldest = helper.find_min_ir_version_for(opsets, ignore_unknown=True)
+    return helper.make_model(graph, opset_imports=opsets, ir_version=oldest)
+
+
+is_compatible = HybridBackend.is_compatible
+supports_device = HybridBackend.supports_device
+prepare = HybridBackend.prepare
+run_model = HybridBackend.run_model
+run_node = HybridBackend.run_node

@@ -1,0 +1,98 @@
+"""Chrion as a backend of ONNX."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx.backend.base import Backend, BackendRep
+
+import chrion.backend
+from chrion.backend import HybridBackend, ScatteredBackend
+from chrion.errors import OptionError
+from helpers import FLOAT, assert_equal, branches, make_model, node, plain, value
+
+X = np.linspace(-2, 2, 8, dtype=np.float32).reshape(2, 4)
+
+
+def test_it_is_a_backend() -> None:
+    """Both classes are subclasses of ONNX's own, and the module has their functions."""
+    assert issubclass(HybridBackend, Backend)
+    assert issubclass(ScatteredBackend, HybridBackend)
+    assert chrion.backend.is_compatible(branches())
+    for name in ("prepare", "run_model", "run_node", "supports_device"):
+        assert getattr(chrion.backend, name).__self__ is HybridBackend
+
+
+@pytest.mark.parametrize(("device", "there"), [("CPU", True), ("CPU:0", True), ("CPU:1", False), ("FPGA", False)])
+def test_devices(device: str, *, there: bool) -> None:
+    """The CPU is always there, what nobody has heard of never."""
+    assert chrion.backend.supports_device(device) is there
+    assert chrion.backend.is_compatible(branches(), device) is there
+
+
+def test_an_unknown_device_is_refused() -> None:
+    """In one line that says which there are."""
+    with pytest.raises(OptionError, match=r"'FPGA'.*CUDA:n"):
+        chrion.backend.prepare(branches(), "FPGA")
+
+
+@pytest.mark.parametrize("inputs", [[X], (X,), X, {"x": X}])
+def test_inputs_come_in_order_by_name_or_alone(inputs: Any) -> None:
+    """Outputs come in the model's order, and by name."""
+    model = branches()
+    prepared = ScatteredBackend.prepare(model)
+    assert isinstance(prepared, BackendRep)
+    found = prepared.run(inputs)
+    assert_equal(list(found), plain(model, {"x": X}))
+    assert_equal([found["l"], found["y"]], plain(model, {"x": X}, ["l", "y"]))
+    assert prepared.session.plan is not None
+    prepared.session.close()
+
+
+def test_surplus_inputs_are_refused() -> None:
+    """With the names of those there are."""
+    with pytest.raises(ValueError, match="2 inputs are given, the model takes 1: x"):
+        ScatteredBackend.run_model(branches(), [X, X])
+
+
+@pytest.mark.parametrize("kind", ["proto", "bytes", "path"])
+def test_models_are_prepared_from_protos_bytes_and_files(tmp_path: Path, kind: str) -> None:
+    """Options of HybridSession are handed on, others let be."""
+    model, path = branches(), tmp_path / "m.onnx"
+    onnx.save(model, path)
+    source: Any = {"proto": model, "bytes": model.SerializeToString(), "path": str(path)}[kind]
+    assert_equal(list(chrion.backend.run_model(source, [X], cores=1, rtol=1e-3)), plain(model, {"x": X}))
+
+
+def test_free_dimensions_are_cut_for_each_shape() -> None:
+    """A plan is made for the shapes that come."""
+    model = make_model(
+        [node("Relu", ["x"], ["a"]), node("Neg", ["x"], ["b"]), node("Add", ["a", "b"], ["y"])],
+        [value("x", FLOAT, ["n", 4])],
+        [value("y", FLOAT, ["n", 4])],
+    )
+    for optimise in (True, False):
+        maker: Any = type("Maker", (ScatteredBackend,), {"optimise": optimise})
+        prepared = maker.prepare(model)
+        for x in (X, X[:1], np.repeat(X, 3, axis=0)):
+            assert_equal(list(prepared.run([x])), plain(model, {"x": x}))
+            assert len(prepared.session.plan.segments) == 3
+        prepared.session.close()
+
+
+def test_one_operator_runs_alone() -> None:
+    """Of ONNX's own domains, with optional inputs left out, repeated inputs, and an opset of its own."""
+    clip = node("Clip", ["x", "", "most"], ["y"])
+    (found,) = chrion.backend.run_node(clip, [X, np.array(1.0, np.float32)])
+    np.testing.assert_array_equal(found, np.minimum(X, 1))
+    (found,) = chrion.backend.run_node(node("Add", ["x", "x"], ["y"]), {"x": X})
+    np.testing.assert_array_equal(found, X + X)
+    (found,) = chrion.backend.run_node(node("Softmax", ["x"], ["y"], axis=1), [X], opset_version=13)
+    np.testing.assert_allclose(found, np.exp(X) / np.exp(X).sum(1, keepdims=True), rtol=1e-5)
+    scaler = node("Scaler", ["x"], ["y"], domain="ai.onnx.ml", offset=[1.0], scale=[2.0])
+    (found,) = chrion.backend.run_node(scaler, [X])
+    np.testing.assert_array_equal(found, (X - 1) * 2)

@@ -1,0 +1,231 @@
+"""ONNX's own backend tests, run by plain onnxruntime and by HybridSession with a forced split.
+
+Each test is run in two forms. ``as it is``: the model of the suite, after onnxruntime's basic optimisation. Most of
+those are one operator, and nothing can be cut; so ``surrounded`` puts an Identity before each input and behind each
+output and leaves all of them in, so that the operator itself is cut off from what surrounds it. It also stamps models
+of newer versions than onnxruntime knows with the newest it does, so that more of them run.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import unittest
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import helper
+from onnx.backend.base import Backend, BackendRep
+from onnx.backend.test.runner import Runner
+
+from chrion import HybridSession
+from chrion.backend import HybridRep, ScatteredBackend
+
+#: The newest IR version and opset that onnxruntime 1.31 takes.
+_NEWEST_IR, _NEWEST_OPSET = 13, 27
+
+FORMS = ("as it is", "surrounded")
+#: One test in so many is in the fast sample.
+_SAMPLED = 7
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How one test went, in one form."""
+
+    name: str
+    form: str
+    #: ``passed``, or why not.
+    plain: str
+    hybrid: str
+    #: Segments that HybridSession ran; 0 where it ran plain.
+    segments: int
+    #: Why it ran plain.
+    reason: str
+    #: Where both ran, how what they gave differs; otherwise empty.
+    differs: str
+
+    @property
+    def wrong(self) -> bool:
+        """Whether HybridSession did worse than plain onnxruntime."""
+        return (self.plain == "passed" and self.hybrid != "passed") or bool(self.differs)
+
+
+class _PlainRep(BackendRep):
+    def __init__(self, model: onnx.ModelProto) -> None:
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        options.intra_op_num_threads = 1
+        self._session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+    def run(self, inputs: Any, **_: Any) -> tuple[Any, ...]:
+        names = [i.name for i in self._session.get_inputs()]
+        arrays = [np.asarray(i) if isinstance(i, np.generic) else i for i in inputs]  # the suite has bare numbers
+        return tuple(self._session.run(None, dict(zip(names, arrays, strict=False))))
+
+
+class _Recording(Backend):
+    """Keeps what its models gave, and the sessions that gave it."""
+
+    form = FORMS[0]
+    outputs: ClassVar[list[tuple[Any, ...]]]
+    sessions: ClassVar[list[HybridSession]]
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        return device == "CPU"
+
+    @classmethod
+    def rep(cls, model: onnx.ModelProto) -> BackendRep:
+        raise NotImplementedError
+
+    @classmethod
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **_: Any) -> BackendRep:  # noqa: ARG003
+        rep = cls.rep(surrounded(model) if cls.form == "surrounded" else model)
+        if isinstance(rep, HybridRep):
+            cls.sessions.append(rep.session)
+        return _RecordingRep(rep, cls.outputs)
+
+
+class _RecordingRep(BackendRep):
+    def __init__(self, rep: BackendRep, outputs: list[tuple[Any, ...]]) -> None:
+        self._rep = rep
+        self._outputs = outputs
+
+    def run(self, inputs: Any, **_: Any) -> tuple[Any, ...]:
+        found = tuple(self._rep.run(inputs))
+        self._outputs.append(found)
+        return found
+
+
+class Plain(_Recording):
+    """Plain onnxruntime on one thread."""
+
+    @classmethod
+    def rep(cls, model: onnx.ModelProto) -> BackendRep:
+        return _PlainRep(model)
+
+
+class Scattered(_Recording):
+    """HybridSession, cut wherever that is legal."""
+
+    @classmethod
+    def rep(cls, model: onnx.ModelProto) -> BackendRep:
+        maker = type("Maker", (ScatteredBackend,), {"optimise": cls.form != "surrounded"})
+        quiet = ort.SessionOptions()
+        quiet.log_severity_level = 4
+        rep: BackendRep = maker.prepare(model, sess_options=quiet)
+        return rep
+
+
+def surrounded(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with an Identity before each input and behind each output that is a tensor."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    graph = copy.graph
+    weights = {t.name for t in (*graph.initializer, *(s.values for s in graph.sparse_initializer))}
+    before = [i for i in graph.input if i.type.HasField("tensor_type") and i.name not in weights]
+    behind = [o for o in graph.output if o.type.HasField("tensor_type")]
+    nodes = [helper.make_node("Identity", [f"{i.name}/given"], [i.name], f"{i.name}/before") for i in before]
+    nodes += graph.node
+    nodes += [helper.make_node("Identity", [o.name], [f"{o.name}/result"], f"{o.name}/behind") for o in behind]
+    for value in before:
+        value.name += "/given"
+    for value in behind:
+        value.name += "/result"
+    del graph.node[:]
+    graph.node.extend(nodes)
+    copy.ir_version = min(copy.ir_version, _NEWEST_IR)
+    for opset in copy.opset_import:
+        if opset.domain in {"", "ai.onnx"}:
+            opset.version = min(opset.version, _NEWEST_OPSET)
+    if all(o.domain not in {"", "ai.onnx"} for o in copy.opset_import):
+        copy.opset_import.append(helper.make_opsetid("", 13))
+    return copy
+
+
+@cache
+def suite(backend: type[_Recording]) -> dict[str, Callable[[Any], None]]:
+    """All tests of the suite for the CPU by name."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the suite makes its cases when asked for, not without noise
+        cases = Runner(backend, __name__).test_cases.values()
+    return {
+        n: f for case in cases for n, f in sorted(vars(case).items()) if n.startswith("test_") and n.endswith("_cpu")
+    }
+
+
+def names() -> list[str]:
+    """The names of all tests, in alphabetical order."""
+    return sorted(suite(Plain))
+
+
+def sample() -> list[str]:
+    """About 290 of them, always the same."""
+    return names()[::_SAMPLED]
+
+
+def judge(name: str, form: str) -> Verdict:
+    """Run one test in one form, by plain onnxruntime first."""
+    plain, expected, _ = _run(Plain, name, form)
+    hybrid, found, sessions = _run(Scattered, name, form)
+    segments = sum(len(s.plan.segments) for s in sessions if s.plan is not None)
+    reason = "; ".join(s.explain().splitlines()[0] for s in sessions if s.plan is None)
+    for session in sessions:
+        session.close()
+    differs = _difference(expected, found) if len(expected) == len(found) else ""
+    sessions.clear()
+    gc.collect()
+    return Verdict(name, form, plain, hybrid, segments, reason, differs)
+
+
+def _run(backend: type[_Recording], name: str, form: str) -> tuple[str, list[tuple[Any, ...]], list[HybridSession]]:
+    backend.form, backend.outputs, backend.sessions = form, [], []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            suite(backend)[name](None)
+            outcome = "passed"
+        except unittest.SkipTest as why:
+            outcome = f"skipped: {why}"
+        except Exception as error:  # noqa: BLE001 - that is what a test says
+            outcome = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return outcome, backend.outputs, backend.sessions
+
+
+def _difference(expected: list[Any], found: list[Any]) -> str:
+    """How answers differ where both gave one; operators that draw at random differ by right, and pass the suite."""
+    try:
+        for theirs, ours in zip(expected, found, strict=True):
+            _compare(theirs, ours)
+    except AssertionError as error:
+        return " ".join(str(error).split())[:300]
+    return ""
+
+
+def _compare(theirs: Any, ours: Any) -> None:
+    if isinstance(theirs, list | tuple):
+        assert len(theirs) == len(ours), f"{len(ours)} values, not {len(theirs)}"
+        for a, b in zip(theirs, ours, strict=True):
+            _compare(a, b)
+    elif isinstance(theirs, np.ndarray):
+        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape), f"{ours.dtype}{ours.shape}"
+        if theirs.dtype.kind == "f" or theirs.dtype.name == "bfloat16":
+            np.testing.assert_allclose(ours.astype(np.float64), theirs.astype(np.float64), rtol=1e-3, atol=1e-5)
+        else:
+            np.testing.assert_array_equal(ours, theirs)
+    else:
+        assert theirs == ours, f"{ours!r}, not {theirs!r}"
+
+
+def prepare(folder: str) -> None:
+    """Let the suite write its models' data to a folder instead of the home, and onnxruntime try opsets to come."""
+    os.environ |= {"ONNX_HOME": folder, "ALLOW_RELEASED_ONNX_OPSET_ONLY": "0"}
+    names()
+    gc.freeze()  # thousands of models that stay are not worth looking through again and again
