@@ -36,6 +36,8 @@ class Frame:
         #: Where a request's values are bound: (binding, name in its session).
         self._readers: dict[str, list[tuple[Any, str]]] = {}
         self._writers: dict[str, tuple[Any, str, int]] = {}
+        #: Results of sizes not known before that nobody reads: each run makes them anew.
+        self._dropped: list[tuple[Any, str]] = []
         for segment, binding in zip(segments, self.bindings, strict=True):
             for inner, name in segment.inputs:
                 if name in requested:
@@ -48,6 +50,7 @@ class Frame:
                     binding.bind_output(inner)  # keeps its place: results come in the order of first binding
                 elif graph.values[name].bytes is None:  # read by no one
                     binding.bind_output(inner)
+                    self._dropped.append((binding, inner))
                 else:
                     binding.bind_ortvalue_output(inner, self._buffer(name))
 
@@ -62,6 +65,8 @@ class Frame:
             Values of those outputs that are known before the run; the others come from :meth:`result`.
         """
         values = dict(feeds)
+        for binding, inner in self._dropped:
+            binding.bind_output(inner)  # or the run would have to fill what the last one made
         for name, (binding, inner, _) in self._writers.items():
             info = self._graph.values[name]
             value = targets.get(name) or (allocate(info) if info.bytes is not None else None)

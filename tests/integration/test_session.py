@@ -237,6 +237,19 @@ def test_inputs_are_not_written_to() -> None:
     np.testing.assert_array_equal(x, X)
 
 
+def test_a_result_of_unknown_size_that_nobody_reads() -> None:
+    """It is made all the same, of another size in each run."""
+    model = make_model(
+        [node("Relu", ["x"], ["a"]), node("NonZero", ["a"], ["unread"]), node("Neg", ["x"], ["y"])],
+        [value("x", FLOAT, [2, 4])],
+        [value("y", FLOAT, [2, 4])],
+    )
+    graph = load(model, optimise=False)
+    with HybridSession(graph, plan=forced_plan(graph, alternating(graph))) as session:
+        for x in (X, -np.abs(X), np.abs(X), X):
+            assert_same_as_plain(session, model, {"x": x})
+
+
 def test_a_result_of_unknown_size_beside_one_of_known_size() -> None:
     """Segments that make both give each to whom it belongs."""
     nodes = [
