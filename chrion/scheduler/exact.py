@@ -42,7 +42,8 @@ def exact(dag: Dag, costs: Costs, alpha: float) -> Schedule:
     """
     if alpha:
         raise OptionError("policy exact: it minimises latency alone", hint="leave --alpha out")
-    counts = range(0 if costs.accelerator_ms is not None else 1, costs.cores + 1)
+    alone = costs.accelerator_ms is not None and math.inf not in costs.accelerator_ms
+    counts = range(0 if alone else 1, costs.cores + 1)
     found = [solve(dag, costs, cores).schedule for cores in counts]
     return min(found, key=lambda schedule: evaluate(dag, costs, schedule).latency_ms)
 

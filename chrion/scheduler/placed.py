@@ -16,6 +16,9 @@ from chrion.profiler.machine import this_machine
 from chrion.scheduler.plan import Plan, Prediction
 from chrion.scheduler.schedule import Schedule
 
+#: How often a random plan has a barrier.
+_BARRIERS = 0.1
+
 
 def placed_plan(
     graph: Graph,
@@ -71,11 +74,17 @@ def random_plan(graph: Graph, pick: Random, *, cores: int = 2, everywhere: bool 
         pick: Where chance comes from; equal states give equal plans.
         cores: CPU lanes to scatter over.
         everywhere: Cut wherever that is legal, every operator a segment of its own; or else only where operators
-            on other lanes have to wait.
+            on other lanes have to wait, with a barrier between all lanes here and there.
     """
     order = random_order(graph.dag, pick)
     lanes = [pick.randint(1, cores) for _ in order]
-    return placed_plan(graph, lanes, order, segments=[[i] for i in order] if everywhere else None)
+    if everywhere:
+        return placed_plan(graph, lanes, order, segments=[[i] for i in order])
+    stages, stage = [0] * len(order), 0
+    for i in order:
+        stage += pick.random() < _BARRIERS
+        stages[i] = stage
+    return placed_plan(graph, lanes, order, stages=stages if stage else ())
 
 
 def random_order(dag: Dag, pick: Random) -> tuple[int, ...]:

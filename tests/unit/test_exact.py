@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -48,3 +49,10 @@ def test_large_graphs_and_alphas_are_refused() -> None:
     small = Dag.from_edges(2, [])
     with pytest.raises(OptionError, match="latency alone"):
         exact(small, uniform_costs(small), 0.5)
+
+
+def test_what_the_accelerator_cannot_run_is_left_to_a_core() -> None:
+    """The accelerator alone is no choice then."""
+    dag = Dag.from_edges(2, [(0, 1)])
+    costs = replace(uniform_costs(dag), accelerator_ms=(0.5, float("inf")))
+    assert exact(dag, costs, 0.0).lanes[1] > 0
