@@ -145,7 +145,7 @@ def require_tensors(graph: Graph) -> None:
     """Make sure that requests can be bound.
 
     Raises:
-        CannotCutError: An input is not a tensor of numbers, or an output is not a tensor.
+        CannotCutError: An input is not a tensor of numbers, or an output is not a tensor, or a constant text.
     """
     for info in graph.inputs:
         if info.type not in ELEMENT_BYTES:
@@ -153,6 +153,8 @@ def require_tensors(graph: Graph) -> None:
     for info in graph.outputs:
         if not info.type.startswith("tensor("):
             raise CannotCutError(f"output {info.name!r} is a {info.type or 'value of unknown type'}, not a tensor")
+        if info.type == "tensor(string)" and graph.constant(info.name) is not None:
+            raise CannotCutError(f"output {info.name!r} is a constant text")  # no OrtValue can be made of one
 
 
 def _accelerator(plan: Plan, provider_options: Mapping[str, Any]) -> list[Any] | None:

@@ -62,6 +62,8 @@ def solve(dag: Dag, costs: Costs, cores: int, *, limit_s: float = _LIMIT_S) -> O
     """
     if len(dag) > _MOST_OPERATORS:
         raise OptionError(f"policy exact: {len(dag)} operators are more than the {_MOST_OPERATORS} it can solve")
+    if not len(dag):
+        return Optimum(Schedule((), (), cores), 0.0, proven=True)
     return _Model(dag, costs, cores).solve(limit_s)
 
 

@@ -166,6 +166,16 @@ def test_sequences_beside_free_dimensions_run_plain() -> None:
         assert_same_as_plain(session, model, feed)
 
 
+def test_a_constant_text_as_an_output_runs_plain() -> None:
+    """Beside operators that could be cut."""
+    model = branches()
+    model.graph.initializer.append(onnx.helper.make_tensor("t", onnx.TensorProto.STRING, [2], [b"a", b"b"]))
+    model.graph.output.append(value("t", onnx.TensorProto.STRING, [2]))
+    with cut_session(model) as session:
+        assert "text" in session.explain()
+        assert_same_as_plain(session, model, {"x": X})
+
+
 def test_run_options_reach_the_segments() -> None:
     """A run that is told to terminate does, and the next one is whole."""
     options = ort.RunOptions()

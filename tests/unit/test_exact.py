@@ -56,3 +56,9 @@ def test_what_the_accelerator_cannot_run_is_left_to_a_core() -> None:
     dag = Dag.from_edges(2, [(0, 1)])
     costs = replace(uniform_costs(dag), accelerator_ms=(0.5, float("inf")))
     assert exact(dag, costs, 0.0).lanes[1] > 0
+
+
+def test_nothing_to_do_takes_no_time() -> None:
+    """A model may be folded away altogether."""
+    dag = Dag.from_edges(0, [])
+    assert exact(dag, uniform_costs(dag), 0.0).order == ()
