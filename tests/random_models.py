@@ -1,206 +1,221 @@
-"""Random small ONNX models with every oddity that a real one may have, and inputs for them."""
+"""Random ONNX models with every oddity that real ones may have, and inputs for them.
+
+All chance comes from one ``random.Random``: a seed makes a model again, and Hypothesis, whose ``randoms()`` are such
+objects, can shrink it. What operators are put together is in :mod:`random_steps`.
+"""
 
 from __future__ import annotations
 
-import random
+import math
+from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
-from helpers import BOOL, FLOAT, INT64, make_model, node, value
+from helpers import node
 
-#: Values of this shape are what most operators take and make.
-SHAPE = [3, 4]
+Dim = int | str
+Shape = tuple[Dim, ...]
+
+FLOAT, DOUBLE, HALF = TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16
+INT8, UINT8, INT32, INT64 = TensorProto.INT8, TensorProto.UINT8, TensorProto.INT32, TensorProto.INT64
+BOOL, STRING = TensorProto.BOOL, TensorProto.STRING
+KINDS = (FLOAT, FLOAT, FLOAT, FLOAT, DOUBLE, HALF, INT8, UINT8, INT32, INT64, BOOL)
+#: Name of the free dimension, where there is one.
+FREE = "n"
+#: Values of more elements are not made.
+_MOST_ELEMENTS = 4096
+#: Sizes that the free dimension is taken for when the model is made.
+_USUAL = 3
 
 
-class RandomModel:
-    """A model under construction; ``floats`` are values of ``SHAPE`` that later operators may read."""
+class UnfitError(Exception):
+    """Nothing in the model so far suits a step."""
 
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        numbers = np.random.default_rng(seed)
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor of the model; its dimensions may hold the free one."""
+
+    name: str
+    kind: int
+    #: None where the size depends on the data.
+    shape: Shape | None
+
+    @property
+    def rank(self) -> int:
+        assert self.shape is not None
+        return len(self.shape)
+
+    @property
+    def elements(self) -> int:
+        """How many there are if the free dimension has its usual size."""
+        return math.prod(_USUAL if isinstance(d, str) else d for d in self.shape or ())
+
+    def info(self) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(self.name, self.kind, self.shape)
+
+
+class Draft:
+    """A model under construction: nodes, weights, and the values that later operators may read."""
+
+    def __init__(self, pick: Random) -> None:
+        self.pick = pick
+        self.numbers = np.random.default_rng(pick.getrandbits(32))
+        self.opset = pick.choice([17, 21])
         self.nodes: list[onnx.NodeProto] = []
-        self.floats = ["x0", "x1"]
-        self.others: list[onnx.ValueInfoProto] = []  # further values that may be outputs
-        self.inputs = [
-            value("x0", FLOAT, SHAPE),
-            value("x1", FLOAT, SHAPE),
-            value("index", INT64, [3]),
-            value("flag", BOOL, []),
-            value("factor", FLOAT, []),
-            value("nothing", FLOAT, [0, 4]),
-        ]
-        self.feed: dict[str, np.ndarray[Any, Any]] = {
-            "x0": numbers.standard_normal(SHAPE).astype(np.float32),
-            "x1": numbers.standard_normal(SHAPE).astype(np.float32),
-            "index": numbers.integers(0, 3, 3),
-            "flag": np.array(bool(seed % 2)),
-            "factor": np.array(0.5, np.float32),
-            "nothing": np.zeros((0, 4), np.float32),
+        self.functions: list[onnx.FunctionProto] = []
+        self.values: list[Value] = []
+        #: Tensors of a size that depends on the data: they may be read by few operators, and returned.
+        self.loose: list[Value] = []
+        self.others: list[onnx.ValueInfoProto] = []  # outputs that are no tensors
+        self.weights: dict[str, np.ndarray[Any, Any]] = {}
+        self.weight_values: list[Value] = []
+        self.inputs = self._inputs()
+        self._count = 0
+
+    def _inputs(self) -> list[Value]:
+        free = self.pick.random() < 0.4
+        inputs = []
+        for at in range(self.pick.randint(2, 4)):
+            shape: list[Dim] = [self.pick.choice([1, 2, 3, 4]) for _ in range(self.pick.randint(0, 4))]
+            if at == 0:
+                shape = [2, 3, 4][: self.pick.randint(2, 3)]
+            if shape and free and (at == 0 or self.pick.random() < 0.5):
+                shape[0] = FREE
+            elif shape and at > 1 and self.pick.random() < 0.2:
+                shape[self.pick.randrange(len(shape))] = 0
+            kind = FLOAT if at == 0 else self.pick.choice(KINDS)
+            inputs.append(Value(f"x{at}", kind, tuple(shape)))
+        self.values += inputs
+        return inputs
+
+    @property
+    def free(self) -> bool:
+        """Whether an input has the free dimension."""
+        return any(FREE in (i.shape or ()) for i in self.inputs)
+
+    def feed(self, size: int = _USUAL) -> dict[str, np.ndarray[Any, Any]]:
+        """Inputs; the free dimension has the given size."""
+        return {
+            i.name: self.array(i.kind, tuple(size if isinstance(d, str) else d for d in i.shape or ()))
+            for i in self.inputs
         }
-        self.weights: dict[str, np.ndarray[Any, Any]] = {
-            "square": (0.3 * numbers.standard_normal((4, 4))).astype(np.float32),
-            "big": (0.01 * numbers.standard_normal((4, 300))).astype(np.float32),
-            "given": numbers.standard_normal(SHAPE).astype(np.float32),
-            "axis0": np.array([0]),
-            "flat": np.array([-1]),
-            "shape": np.array(SHAPE),
-            "two": np.array([2]),
-            "parts": np.array([1, 3]),
-            "one": np.array(1.0, np.float32),
-            "zero": np.array(0),
-            "row": np.array([[0.25] * 4], np.float32),
-        }
-        self.steps = [
-            self.unary,
-            self.binary,
-            self.product,
-            self.wide_product,
-            self.casts,
-            self.split,
-            self.branch,
-            self.top,
-            self.clip,
-            self.dropout,
-            self.non_zero,
-            self.text,
-            self.sequence,
-            self.gather,
-            self.scalar,
-            self.empty,
-            self.where,
-            self.dead_end,
+
+    def array(self, kind: int, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        """Random numbers of moderate size."""
+        if kind == BOOL:
+            return np.asarray(self.numbers.integers(0, 2, shape), np.bool_)
+        if kind in {FLOAT, DOUBLE, HALF}:
+            return np.asarray(self.numbers.standard_normal(shape), helper.tensor_dtype_to_np_dtype(kind))
+        least = 0 if kind == UINT8 else -4
+        return np.asarray(self.numbers.integers(least, 5, shape), helper.tensor_dtype_to_np_dtype(kind))
+
+    # Choosing.
+
+    def one(self, kinds: set[int] | None = None, *, ranks: range = range(9), least: int = 0) -> Value:
+        """A value of one of the kinds and ranks, all of whose dimensions are at least so large."""
+        fitting = [
+            v
+            for v in self.values
+            if (kinds is None or v.kind in kinds)
+            and v.rank in ranks
+            and all(isinstance(d, str) or d >= least for d in v.shape or ())
         ]
+        if not fitting:
+            raise UnfitError
+        return self.pick.choice(fitting)
 
-    def build(self, size: int) -> onnx.ModelProto:
-        """Put ``size`` random steps together and choose outputs."""
-        for _ in range(size):
-            self.random.choice(self.steps)()
-        made = [name for name in self.floats if name not in {"x0", "x1"}] or [self.unary()]
-        chosen = self.random.sample(made, self.random.randint(1, min(3, len(made))))
-        outputs = [value(name, FLOAT, SHAPE) for name in chosen]
-        outputs += self.random.sample(self.others, min(len(self.others), 2))
-        if self.random.random() < 0.3:
-            outputs.append(value("given", FLOAT, SHAPE))  # an initialiser
-        if self.random.random() < 0.3:
-            outputs.append(value("x0", FLOAT, SHAPE))  # an input
-        self.random.shuffle(outputs)
-        return make_model(self.nodes, self.inputs, outputs, self.weights)
+    def axis(self, value: Value, *, fixed: bool = False) -> int:
+        """An axis of a value, perhaps counted from the end; ``fixed`` ones are not the free dimension."""
+        fitting = [at for at, d in enumerate(value.shape or ()) if not (fixed and isinstance(d, str))]
+        if not fitting:
+            raise UnfitError
+        at = self.pick.choice(fitting)
+        return at if self.pick.random() < 0.7 else at - value.rank
 
-    # Steps.
+    def partner(self, value: Value) -> Value:
+        """What broadcasts with a value to its shape: a value there is, or a weight, perhaps one already in use."""
+        fitting = [v for v in self.values if v.kind == value.kind and _fits(v.shape, value.shape)]
+        if fitting and self.pick.random() < 0.6:
+            return self.pick.choice(fitting)
+        shape = [1 if isinstance(d, str) or self.pick.random() < 0.3 else d for d in value.shape or ()]
+        return self.weight(value.kind, tuple(shape[self.pick.randint(0, len(shape)) :]))
 
-    def unary(self) -> str:
-        return self.made(self.random.choice(["Relu", "Neg", "Tanh", "Abs", "Sigmoid", "Identity"]), [self.any()])
-
-    def binary(self) -> str:
-        return self.made(self.random.choice(["Add", "Sub", "Mul", "Max"]), [self.any(), self.any()])
-
-    def product(self) -> str:
-        return self.made("MatMul", [self.any(), "square"])
-
-    def wide_product(self) -> str:
-        """Over a weight above a kilobyte, and back."""
-        wide = self.op("MatMul", [self.any(), "big"])
-        back = self.op("Transpose", ["big"], perm=[1, 0])
-        return self.made("MatMul", [wide, back])
-
-    def casts(self) -> str:
-        kind = self.random.choice([TensorProto.DOUBLE, TensorProto.FLOAT16, INT64, TensorProto.INT8, BOOL])
-        there = self.op("Cast", [self.any()], to=kind)
-        self.others.append(value(there, kind, SHAPE))
-        return self.made("Cast", [there], to=FLOAT)
-
-    def split(self) -> str:
-        parts = [self.fresh(), self.fresh()]
-        self.add("Split", [self.any(), "parts"], parts, axis=1)
-        self.others.append(value(parts[0], FLOAT, [3, 1]))
-        return self.made("Concat", list(reversed(parts)), axis=1)
-
-    def branch(self) -> str:
-        """An If that captures outer values."""
-        source, other = self.any(), self.any()
-
-        def body(op_type: str, inputs: list[str]) -> onnx.GraphProto:
-            name = self.fresh()
-            return helper.make_graph([node(op_type, inputs, [name])], op_type, [], [value(name, FLOAT, SHAPE)])
-
-        then, otherwise = body("Add", [source, other]), body("Neg", [source])
-        return self.made("If", ["flag"], then_branch=then, else_branch=otherwise)
-
-    def top(self) -> str:
-        """Two outputs, of which the second is mostly not read."""
-        top, index = self.fresh(), self.fresh()
-        self.add("TopK", [self.any(), "two"], [top, index])
-        self.others.append(value(index, INT64, [3, 2]))
-        return self.made("Concat", [top, top], axis=1)
-
-    def clip(self) -> str:
-        """An optional input in the middle left out."""
-        return self.made("Clip", [self.any(), "", "one"])
-
-    def dropout(self) -> str:
-        """An optional output that others read."""
-        name, mask = self.fresh(), self.fresh()
-        self.add("Dropout", [self.any()], [name, mask])
-        self.floats.append(name)
-        return self.made("Where", [mask, name, self.any()])
-
-    def non_zero(self) -> str:
-        """A shape that depends on the data, in the middle and perhaps as an output."""
-        where = self.op("NonZero", [self.op("Relu", [self.any()])])
-        self.others.append(value(where, INT64, [2, None]))
-        count = self.op("ReduceSum", [self.op("Cast", [where], to=FLOAT)], keepdims=0)
-        return self.made("Add", [self.any(), count])
-
-    def text(self) -> str:
-        strings = self.op("Cast", [self.op("Cast", [self.any()], to=INT64)], to=TensorProto.STRING)
-        return self.made("Cast", [strings], to=FLOAT)
-
-    def sequence(self) -> str:
-        several = self.op("SequenceConstruct", [self.any(), self.any()])
-        return self.made("SequenceAt", [several, "zero"])
-
-    def gather(self) -> str:
-        return self.made("Gather", [self.any(), "index"], axis=0)
-
-    def scalar(self) -> str:
-        return self.made("Mul", [self.any(), self.op("Add", ["factor", "one"])])
-
-    def empty(self) -> str:
-        """Nothing to compute on, all the same."""
-        none = self.op("Neg", ["nothing"])
-        self.others.append(value(none, FLOAT, [0, 4]))
-        return self.made("Concat", [none, self.any()], axis=0)
-
-    def where(self) -> str:
-        return self.made("Where", [self.op("Greater", [self.any(), self.any()]), self.any(), "row"])
-
-    def dead_end(self) -> None:
-        """A result that nobody reads."""
-        self.op("Exp", [self.any()])
-
-    # How they are put together.
-
-    def any(self) -> str:
-        return self.random.choice([*self.floats, "given"])
+    # Making.
 
     def fresh(self) -> str:
-        self.count = getattr(self, "count", 0) + 1
-        return f"v{self.count}"
+        self._count += 1
+        return f"v{self._count}"
 
-    def add(self, op_type: str, inputs: list[str], outputs: list[str], **attributes: Any) -> None:
-        """Some names are missing."""
-        name = self.random.choice(["", f"{op_type}.{len(self.nodes)}"])
-        self.nodes.append(node(op_type, inputs, outputs, name=name, **attributes))
+    def weight(self, kind: int, shape: tuple[int, ...]) -> Value:
+        """A weight, half of the time one that is there."""
+        same = [w for w in self.weight_values if (w.kind, w.shape) == (kind, shape)]
+        if same and self.pick.random() < 0.5:
+            return self.pick.choice(same)
+        return self.constant(self.array(kind, shape))
 
-    def op(self, op_type: str, inputs: list[str], **attributes: Any) -> str:
-        name = self.fresh()
-        self.add(op_type, inputs, [name], **attributes)
-        return name
+    def constant(self, array: Any) -> Value:
+        """A weight of given numbers."""
+        array = np.asarray(array)
+        value = Value(f"w{len(self.weights)}", helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        self.weights[value.name] = array
+        self.weight_values.append(value)
+        return value
 
-    def made(self, op_type: str, inputs: list[str], **attributes: Any) -> str:
-        name = self.op(op_type, inputs, **attributes)
-        self.floats.append(name)
-        return name
+    def add(self, op_type: str, inputs: list[Value | None], outputs: list[str], **attributes: Any) -> None:
+        """Add a node; some have no name, and None stands for an input left out."""
+        name = self.pick.choice(["", f"{op_type}.{len(self.nodes)}"])
+        read = [v.name if v else "" for v in inputs]
+        self.nodes.append(node(op_type, read, outputs, name=name, **attributes))
+
+    def made(self, op_type: str, inputs: list[Value | None], kind: int, shape: Shape, **attributes: Any) -> Value:
+        """Add a node of one output, which later ones may read."""
+        value = Value(self.fresh(), kind, shape)
+        if value.elements > _MOST_ELEMENTS:
+            raise UnfitError
+        self.add(op_type, inputs, [value.name], **attributes)
+        self.values.append(value)
+        return value
+
+    def model(self) -> onnx.ModelProto:
+        """What has been made, with outputs chosen from it."""
+        made = [v for v in self.values if v not in self.inputs] or self.values[:1]
+        outputs = [v.info() for v in self.pick.sample(made, self.pick.randint(1, min(3, len(made))))]
+        outputs += [v.info() for v in self.loose if self.pick.random() < 0.3]
+        outputs += [o for o in self.others if self.pick.random() < 0.2]
+        if self.weight_values and self.pick.random() < 0.2:
+            outputs.append(self.pick.choice(self.weight_values).info())
+        if self.pick.random() < 0.2:
+            outputs.append(self.inputs[0].info())
+        self.pick.shuffle(outputs)
+        inputs = [i.info() for i in self.inputs]
+        if self.weight_values and self.pick.random() < 0.2:
+            inputs.append(self.pick.choice(self.weight_values).info())  # a default that requests may replace
+        graph = helper.make_graph(
+            self.nodes,
+            "random",
+            inputs,
+            _unique(outputs),
+            [numpy_helper.from_array(a, n) for n, a in self.weights.items()],
+        )
+        opsets = [helper.make_opsetid("", self.opset)]
+        if self.functions:
+            opsets.append(helper.make_opsetid("local", 1))
+        return helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=self.functions)
+
+
+def _unique(outputs: list[onnx.ValueInfoProto]) -> list[onnx.ValueInfoProto]:
+    return list({o.name: o for o in outputs}.values())
+
+
+def _fits(shape: Shape | None, into: Shape | None) -> bool:
+    """Whether a shape broadcasts to another."""
+    assert shape is not None
+    assert into is not None
+    if len(shape) > len(into):
+        return False
+    return all(d in (1, e) for d, e in zip(reversed(shape), reversed(into), strict=False))

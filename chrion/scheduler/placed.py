@@ -20,11 +20,12 @@ from chrion.scheduler.schedule import Schedule
 _BARRIERS = 0.1
 
 
-def placed_plan(
+def placed_plan(  # noqa: PLR0913 - the parts of a plan that can be chosen
     graph: Graph,
     lanes: Sequence[int],
     order: Sequence[int] | None = None,
     accelerator: str | None = None,
+    *,
     stages: Sequence[int] = (),
     segments: Sequence[Sequence[int]] | None = None,
 ) -> Plan:
