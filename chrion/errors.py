@@ -6,6 +6,7 @@
      +- InputError            something given to Chrion is wrong; the command line exits with 2
      |   +- ModelError        a model cannot be read, or holds what cannot be planned
      |   |   +- ShapeError    an input's shape is missing, or does not fit the model
+     |   |   +- UnsafeModelError  a model names files that are none of its business
      |   +- ProfileError      a profile file is damaged, or lacks what is asked of it
      |   +- PlanError         a plan file is damaged, or belongs to another model or machine
      |   +- ScheduleError     an order or a placement breaks a rule of the graph
@@ -42,6 +43,10 @@ class ModelError(InputError):
 
 class ShapeError(ModelError):
     """An input's shape is missing, or does not fit the model."""
+
+
+class UnsafeModelError(ModelError):
+    """A model names files outside of its own folder."""
 
 
 class ProfileError(InputError):

@@ -11,6 +11,7 @@ and what it knows is what will run.
 
 from __future__ import annotations
 
+import errno
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,9 @@ from google.protobuf.message import DecodeError, EncodeError
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from chrion.errors import ModelError, ShapeError
+from chrion.files import read_bytes
 from chrion.graph.assemble import assemble
+from chrion.graph.external import check_external
 from chrion.graph.model import ELEMENT_BYTES, Graph, ModelMetadata, TensorInfo, WeightsFolder
 from chrion.units import format_shape
 
@@ -57,8 +60,10 @@ def load(
     Raises:
         ModelError: There is no such file, it is not an ONNX model, or onnxruntime refuses it.
         ShapeError: A shape names no input, or contradicts the model.
+        UnsafeModelError: Its weights are said to be in files outside of its folder.
     """
     proto, path = _read(source)
+    check_external(proto, path.parent if path else Path.cwd(), str(path or "model"))
     given = {name: tuple(shape) for name, shape in (shapes or {}).items()}
     declared = {v.name: _declared_shape(v) for v in (*proto.graph.input, *proto.graph.output)}
     original = path or _serialised(proto, "model")
@@ -123,10 +128,10 @@ def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto
         return _checked(_parse(source, "model"), "model"), None
     path = Path(source)
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ModelError(f"{path}: more than 2 GB in one file", hint=_TOO_LARGE)
-        content = path.read_bytes()
+        content = read_bytes(path, _MOST_BYTES)
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise ModelError(f"{path}: more than 2 GB in one file", hint=_TOO_LARGE) from error
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
     return _checked(_parse(content, str(path)), str(path)), path.resolve()
 

@@ -97,9 +97,16 @@ class Chooser:
         memory = Memory(this_machine().fingerprint, graph.digest, self._goal())
         plain = self._plain_makers()
         decision = memory.recall()
-        if decision is None or (decision.plan is None and decision.winner not in plain):
-            decision = self._decide(graph, plain)
-            memory.keep(decision)
+        if decision is not None:
+            try:
+                return self._chosen(graph, plain, decision)
+            except (ChrionError, CannotCutError, KeyError) as error:  # of another release, perhaps
+                log.warning("model %s: what was chosen before is of no use now: %s", graph.name, error)
+        decision = self._decide(graph, plain)
+        memory.keep(decision)
+        return self._chosen(graph, plain, decision)
+
+    def _chosen(self, graph: Graph, plain: Mapping[str, Callable[[str], PlainEngine]], decision: Decision) -> Engine:
         return self._cut(graph, decision.plan) if decision.plan else plain[decision.winner](decision.why)
 
     def _decide(self, graph: Graph, plain: Mapping[str, Callable[[str], PlainEngine]]) -> Decision:

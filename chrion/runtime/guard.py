@@ -9,15 +9,14 @@ here and in the cache: per machine, model, shapes and goal.
 from __future__ import annotations
 
 import hashlib
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from chrion.cores import physical_cores
-from chrion.errors import ChrionError
-from chrion.files import cache_folder, write_atomically
+from chrion.errors import PlanError
+from chrion.files import cache_folder, recall, remember
 from chrion.profiler.quiet import CoreWatch, Watch
 from chrion.scheduler.plan import Plan
 
@@ -108,22 +107,19 @@ class Memory:
 
     def recall(self) -> Decision | None:
         """What was decided, if anything was."""
+        content = recall(self._path)
+        if content is None:
+            return None
         try:
-            content = json.loads(self._path.read_bytes())
             plan = None if content["plan"] is None else Plan.from_json(content["plan"])
             return Decision(str(content["winner"]), plan, str(content["why"]))
-        except (OSError, ValueError, KeyError, TypeError):  # PlanError is a ValueError
+        except (KeyError, PlanError):
             return None
 
     def keep(self, decision: Decision) -> None:
-        """Remember a decision; a cache that cannot be written is left alone."""
+        """Remember a decision."""
         plan = decision.plan.to_json() if decision.plan else None
-        content = {"winner": decision.winner, "plan": plan, "why": decision.why}
-        try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_atomically(self._path, json.dumps(content))
-        except (OSError, ChrionError):
-            return
+        remember(self._path, {"winner": decision.winner, "plan": plan, "why": decision.why})
 
 
 def _rounds(contenders: Sequence[Contender], best_ms: dict[str, float], watch: Watch) -> None:

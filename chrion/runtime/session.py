@@ -11,7 +11,7 @@ from typing import Any, Self
 import onnx
 import onnxruntime as ort
 
-from chrion.errors import ModelError
+from chrion.errors import ModelError, UnsafeModelError
 from chrion.graph.loader import load
 from chrion.graph.model import Graph, ModelMetadata, TensorInfo
 from chrion.profiler.machine import CPU_PROVIDER
@@ -57,6 +57,7 @@ class HybridSession:
         PlanError: The plan is damaged, not for this model, or asks for more cores than there are.
         ProviderError: The given plan's accelerator does not work here.
         OptionError: An option's value is not one it takes.
+        UnsafeModelError: The model names files outside of its folder.
         Exception: What InferenceSession raises for a model that it does not run either.
     """
 
@@ -200,7 +201,7 @@ class HybridSession:
         try:
             return load(model, plan.shapes if isinstance(plan, Plan) else None)
         except ModelError as error:
-            if isinstance(plan, Plan):
+            if isinstance(plan, Plan) or isinstance(error, UnsafeModelError):
                 raise
             self._plain_engine(str(error))  # where InferenceSession refuses the model too, its own error says so
             return None

@@ -6,14 +6,13 @@ server. All keys have defaults; an empty file simulates the paper's nine models.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from chrion.errors import PlanError, ScenarioError
-from chrion.files import shipped
+from chrion.files import read_toml, shipped
 from chrion.simulator.engine import Setting, eligible_servers, oracle
 from chrion.simulator.overrides import MEASURED_KEYS, PLAN_KEYS, TOP_KEYS, VARIANT_KEYS, WORD_KEYS, apply_sets
 from chrion.simulator.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
@@ -176,8 +175,8 @@ def _catalogue(name: str, folder: Path) -> list[dict[str, Any]]:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return read_toml(path)
+    except (OSError, ValueError) as error:
         raise ScenarioError(f"{path}: not a scenario: {error}") from error
 
 

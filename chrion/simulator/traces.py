@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import math
+import stat
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -78,6 +79,8 @@ def read_trace(kind: str, path: Path) -> Arrivals | MinuteCounts:
         state = path.stat()
     except OSError as error:
         raise ScenarioError(f"workload.path: {path}: {error.strerror}") from error
+    if not stat.S_ISREG(state.st_mode):  # a device may never end
+        raise ScenarioError(f"workload.path: {path}: not a file")
     return _read(kind, path, state.st_mtime_ns, state.st_size)
 
 

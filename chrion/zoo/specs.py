@@ -12,7 +12,6 @@ replace those of the file.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 import onnx
 
 from chrion.errors import ModelError, OptionError
-from chrion.files import shipped
+from chrion.files import read_toml, shipped
 from chrion.zoo.bert import BertSpec, build_bert
 from chrion.zoo.darts import DartsSpec, build_darts
 from chrion.zoo.deepfm import DeepFmSpec, build_deepfm
@@ -116,8 +115,8 @@ def _find(name: str) -> Path:
 
 def _read(path: Path) -> tuple[str, dict[str, Parameter]]:
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        content = read_toml(path)
+    except (OSError, ValueError) as error:
         raise ModelError(f"{path}: not a model specification: {error}") from error
     builder, parameters = content.get("builder"), content.get("parameters", {})
     if builder not in BUILDERS or not isinstance(parameters, dict):

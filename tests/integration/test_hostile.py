@@ -1,0 +1,358 @@
+"""Damaged and hostile files: every reader says in one line what is wrong, and does nothing else."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from chrion import HybridSession, Plan, Profile, load
+from chrion.errors import InputError, ModelError, PlanError, ProfileError, ScenarioError, UnsafeModelError
+from chrion.files import shipped
+from chrion.profiler.cache import Cache
+from chrion.profiler.profiles import OperatorCost
+from chrion.runtime.guard import Decision, Memory
+from chrion.scheduler.placed import placed_plan
+from chrion.simulator.scenario import find_scenario
+from chrion.simulator.traces import read_trace
+from chrion.zoo import RecurrentSpec, build_recurrent
+from helpers import FLOAT, alternating, assert_equal, branches, make_model, node, plain, value
+from mutations import damaged_bytes, damaged_json
+from processes import Lost, run_all
+
+OFTEN = settings(
+    deadline=None,
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+GRAPH = load(branches())
+PLAN = json.loads(json.dumps(placed_plan(GRAPH, alternating(GRAPH)).to_json()))
+PROFILE = {
+    **json.loads((shipped("profiles") / "gtx1080ti-paper.json").read_bytes()),
+    "notes": ["short"],
+}
+TRACES = {
+    "csv": b"time_s,model\n0.5,a\n1.25,b\n1.25,a\n",
+    "azure-functions-2019": b"HashOwner,HashApp,HashFunction,Trigger,1,2,3\no,a,f,http,1,0,2\no,a,g,timer,0,0,1\n",
+    "azure-llm-2023": b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
+    b"2023-11-16 18:15:50.9951690,396,109\n",
+}
+SCENARIO = b"""
+seed = 3
+patterns = ["gpu", "cpu"]
+[[servers]]
+gpu_memory_gb = 8
+count = 2
+[policies]
+eviction = "lru"
+routing = "resident-first"
+[workload]
+rate_per_s = 5.0
+requests = 40
+[[models]]
+name = "a"
+[models.variants.gpu]
+latency_ms = 50
+memory_mb = 1000
+[models.variants.cpu]
+latency_ms = 90
+cpu_busy_ms = 90
+cores = 1
+memory_mb = 0
+"""
+
+
+def refused_or_read(read: Callable[[Path], object], content: bytes, path: Path) -> bool:
+    """Whether a reader takes a file; it must not fail but with a line of its own."""
+    path.write_bytes(content)
+    try:
+        read(path)
+    except InputError as error:
+        message = error.message
+    else:
+        return True
+    assert message
+    assert "\n" not in message
+    return False
+
+
+def plan_and_graph(path: Path) -> None:
+    """Read a plan and see whether it is for the model."""
+    Plan.load(path).apply(GRAPH)
+
+
+def profile_and_costs(path: Path) -> None:
+    """Read a profile and estimate with it."""
+    Profile.load(path).costs(GRAPH.dag)
+
+
+# Readers.
+
+
+@OFTEN
+@given(content=st.one_of(damaged_json(PLAN), damaged_bytes(json.dumps(PLAN).encode())))
+def test_damaged_plans(tmp_path: Path, content: bytes) -> None:
+    """A plan is refused, or is one that the model can be run by, or is for another model."""
+    refused_or_read(plan_and_graph, content, tmp_path / "plan.json")
+
+
+@OFTEN
+@given(content=st.one_of(damaged_json(PROFILE), damaged_bytes(json.dumps(PROFILE).encode())))
+def test_damaged_profiles(tmp_path: Path, content: bytes) -> None:
+    """A profile is refused, or gives costs."""
+    refused_or_read(profile_and_costs, content, tmp_path / "profile.json")
+
+
+@OFTEN
+@given(content=damaged_bytes(SCENARIO))
+def test_damaged_scenarios(tmp_path: Path, content: bytes) -> None:
+    """A scenario is refused, or can be built."""
+    refused_or_read(lambda path: find_scenario(str(path)).build(), content, tmp_path / "s.toml")
+
+
+@pytest.mark.parametrize("kind", TRACES)
+@OFTEN
+@given(data=st.data())
+def test_damaged_traces(tmp_path: Path, kind: str, data: st.DataObject) -> None:
+    """A trace is refused, or read."""
+    content = data.draw(damaged_bytes(TRACES[kind]))
+    path = tmp_path / "trace.csv"
+    path.unlink(missing_ok=True)
+    refused_or_read(lambda path: read_trace(kind, path), content, path)
+
+
+def test_what_is_whole_is_read(tmp_path: Path) -> None:
+    """The files that the tests above damage are good ones."""
+    assert refused_or_read(plan_and_graph, json.dumps(PLAN).encode(), tmp_path / "p")
+    assert refused_or_read(profile_and_costs, json.dumps(PROFILE).encode(), tmp_path / "q")
+    assert refused_or_read(lambda path: find_scenario(str(path)).build(), SCENARIO, tmp_path / "s.toml")
+    load(recurrent())
+    for kind, content in TRACES.items():
+        assert refused_or_read(lambda path, kind=kind: read_trace(kind, path), content, tmp_path / kind)
+
+
+@pytest.mark.parametrize(("read", "failure"), [(Plan.load, PlanError), (Profile.load, ProfileError)])
+def test_json_nested_without_end(tmp_path: Path, read: Callable[[Path], object], failure: type[InputError]) -> None:
+    """It is refused before the stack is used up."""
+    path = tmp_path / "deep.json"
+    path.write_text('{"schema":' + "[" * 200_000)
+    with pytest.raises(failure, match="not JSON: nested too deep"):
+        read(path)
+
+
+def test_toml_nested_without_end(tmp_path: Path) -> None:
+    """As for JSON."""
+    assert not refused_or_read(lambda p: find_scenario(str(p)), b"a = " + b"[" * 200_000, tmp_path / "deep.toml")
+
+
+def test_a_device_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading stops where no file of the kind goes on."""
+    monkeypatch.setattr("chrion.graph.loader._MOST_BYTES", 1 << 20)
+    zero = Path("/dev/zero")
+    with pytest.raises(PlanError, match="File too large"):
+        Plan.load(zero)
+    with pytest.raises(ModelError, match="more than 2 GB"):
+        load(zero)
+    with pytest.raises(ScenarioError, match="not a file"):
+        read_trace("csv", zero)
+
+
+# Models.
+
+
+def recurrent() -> bytes:
+    """A small model with weights, chunks and several layers."""
+    return bytes(build_recurrent(RecurrentSpec(layers=2, batch=1, io=3, seq=4, chunk=2)).SerializeToString())
+
+
+def read_model(content: bytes) -> str:
+    """Load a model where memory and time are short; empty if that went well, or was refused in a line."""
+    import resource  # noqa: PLC0415 - only Unix has it
+
+    resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+    try:
+        graph = load(content)
+        graph.digest  # noqa: B018 - reads all of it
+    except InputError as error:
+        return "" if "\n" not in error.message else f"more than a line: {error}"
+    except Exception as error:  # noqa: BLE001 - that is what is looked for
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@settings(deadline=None, max_examples=6)
+@given(st.lists(st.one_of(damaged_bytes(recurrent()), damaged_bytes(branches().SerializeToString())), min_size=25))
+def test_damaged_models(contents: list[bytes]) -> None:
+    """A model is refused in a line, or loaded; no process crashes or hangs over one."""
+    wrong = {how.how if isinstance(how, Lost) else how for _, how in run_all(read_model, contents, 2, patience_s=60.0)}
+    assert wrong <= {""}
+
+
+# Files that a model names.
+
+
+def weights_elsewhere(location: str) -> onnx.ModelProto:
+    """A model whose only weight is in another file."""
+    weight = TensorProto(name="w", data_type=FLOAT, dims=[1000], data_location=TensorProto.EXTERNAL)
+    weight.external_data.add(key="location", value=location)
+    model = make_model([node("Add", ["x", "w"], ["y"])], [value("x", FLOAT, [1000])], [value("y", FLOAT, [1000])])
+    model.graph.initializer.append(weight)
+    return model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model's folder, and beside it one with a secret, to which links lead."""
+    secret, own = tmp_path / "secret", tmp_path / "models"
+    for made in (secret, own):
+        made.mkdir()
+        np.ones(1000, np.float32).tofile(made / "w.bin")
+    (own / "link.bin").symlink_to("../secret/w.bin")
+    (own / "linked").symlink_to("../secret")
+    (own / "circle").symlink_to("circle")
+    (own / "inner.bin").symlink_to("w.bin")
+    return own
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "../secret/w.bin",
+        "sub/../../secret/w.bin",
+        "..\\secret\\w.bin",
+        "C:\\secret\\w.bin",
+        "/etc/passwd",
+        "/dev/zero",
+        "link.bin",
+        "linked/w.bin",
+        "circle",
+        "a\0b",
+        "*/_ORT_MEM_ADDR_/*",
+    ],
+)
+def test_weights_outside_of_the_folder_are_refused(folder: Path, location: str) -> None:
+    """Absolute paths, paths and links that lead out, addresses: by load and by a session, with the weight's name."""
+    path = folder / "m.onnx"
+    onnx.save(weights_elsewhere(location), path)
+    for read in (load, HybridSession):
+        with pytest.raises(UnsafeModelError, match="weight 'w' lies outside"):
+            read(path)
+
+
+def test_weights_of_inner_graphs_and_functions_are_looked_at(folder: Path) -> None:
+    """A path may hide in a constant, a branch, or a function."""
+    weight = weights_elsewhere("../secret/w.bin").graph.initializer[0]
+    constant = node("Constant", [], ["c"], value=weight)
+    inner = helper.make_graph([constant], "inner", [], [value("c", FLOAT, [1000])])
+    branch = node("If", ["flag"], ["y"], then_branch=inner, else_branch=inner)
+    local = helper.make_function("local", "F", ["x"], ["c"], [constant], [helper.make_opsetid("", 17)])
+    outputs = [value("y", FLOAT, [1000])]
+    models = [
+        make_model([branch], [value("flag", TensorProto.BOOL, [])], outputs),
+        make_model([node("F", ["x"], ["y"], domain="local")], [value("x", FLOAT, [1])], outputs, functions=[local]),
+    ]
+    for model in models:
+        onnx.save(model, folder / "m.onnx")
+        with pytest.raises(UnsafeModelError):
+            load(folder / "m.onnx")
+
+
+@pytest.mark.parametrize("location", ["w.bin", "./w.bin", "inner.bin"])
+def test_weights_in_the_folder_are_read(folder: Path, location: str) -> None:
+    """Also by a link that stays in it."""
+    path = folder / "m.onnx"
+    onnx.save(weights_elsewhere(location), path)
+    x = np.arange(1000, dtype=np.float32)
+    with HybridSession(path) as session:
+        assert_equal(session.run(None, {"x": x}), plain(str(path), {"x": x}))
+
+
+# The cache.
+
+
+@OFTEN
+@given(content=damaged_bytes(b'{"signature": "s", "cost": {"op_type": "Relu", "cpu_ms": [1.0, 2.0]}}'))
+def test_damaged_measurements_count_as_not_there(content: bytes) -> None:
+    """Whatever stands in the file."""
+    cache = Cache("damaged", 2)
+    cache.put("s", OperatorCost("Relu", (1.0, 2.0)))
+    path = cache._path("s")
+    path.write_bytes(content)
+    found = cache.get("s")
+    assert found is None or isinstance(found, OperatorCost)
+
+
+@settings(OFTEN, max_examples=60)
+@given(content=damaged_json({"winner": "plan 1", "plan": PLAN, "why": "fastest"}))
+def test_damaged_choices_count_as_not_there(content: bytes) -> None:
+    """Whatever stands in the file."""
+    memory = Memory("damaged")
+    memory.keep(Decision("plain", None, "why"))
+    memory._path.write_bytes(content)
+    found = memory.recall()
+    assert found is None or isinstance(found, Decision)
+
+
+def test_a_choice_that_fits_no_more_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A plan in the cache that is for another model, or for more cores than there are, does no harm."""
+    monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
+    model, x = branches(size=5), np.ones((2, 5), np.float32)
+    HybridSession(model, cores=1).close()
+    (choice,) = (tmp_path / "choices").iterdir()
+    for damage in ({"digest": "0" * 32}, {"cores": 10**6}, {"accelerator": "NoSuchProvider"}):
+        choice.write_text(json.dumps({"winner": "plan 1", "plan": {**PLAN, **damage}, "why": "it says so"}))
+        with HybridSession(model, cores=1) as session:
+            assert_equal(session.run(None, {"x": x}), plain(model, {"x": x}))
+        assert json.loads(choice.read_text())["why"] != "it says so"
+
+
+def test_cached_files_are_private(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Folders for their owner alone, files as well, whatever the mask says."""
+    monkeypatch.setenv("CHRION_CACHE", str(tmp_path / "cache"))
+    before = os.umask(0)
+    try:
+        Cache("private", 1).put("s", OperatorCost("Relu", (1.0,)))
+        Memory("private").keep(Decision("plain", None, "why"))
+    finally:
+        os.umask(before)
+    made = list((tmp_path / "cache").rglob("*"))
+    assert len([p for p in made if p.is_file()]) == 2
+    for path in (tmp_path / "cache", *made):
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+
+
+def _write_and_read(start: int) -> int:
+    cache, whole = Cache("shared", 1), 0
+    for turn in range(300):
+        cache.put("s", OperatorCost("Relu", (float(start + turn),), bytes=10**6))
+        found = cache.get("s")
+        whole += found is not None and found.op_type == "Relu"
+    return whole
+
+
+def test_many_processes_share_a_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """While four write the same file, each finds a whole one every time, and no scratch file is left."""
+    monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        assert pool.map(_write_and_read, range(4)) == [300] * 4
+    assert len([p for p in tmp_path.rglob("*") if p.is_file()]) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As where a file stands in the folder's place: nothing is kept, and everything works."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CHRION_CACHE", str(tmp_path / "file" / "cache"))
+    cache = Cache("f", 1)
+    cache.put("s", OperatorCost("Relu", (1.0,)))
+    assert cache.get("s") is None
+    with HybridSession(branches(), cores=1) as session:
+        assert session.run(None, {"x": np.ones((2, 4), np.float32)})

@@ -1,0 +1,70 @@
+"""Files as an enemy, a broken disk or a careless editor would leave them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import strategies as st
+
+#: Numbers that are rarely thought of.
+_NUMBERS = [0, -1, 1, 2**31, 2**63, 10**19, 10**400, -0.0, 0.5, 1e308, float("inf"), float("nan")]
+_ODD = st.one_of(
+    st.sampled_from([*_NUMBERS, None, True, "", "\ud800", "x" * 5000, [], {}, [[[]]], {"a": {}}]),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=8),
+)
+
+
+@st.composite
+def damaged_bytes(draw: st.DrawFn, whole: bytes) -> bytes:
+    """A file with some bytes changed, lost, doubled or put in, or cut short."""
+    content = bytearray(whole)
+    for _ in range(draw(st.integers(1, 6))):
+        at = draw(st.integers(0, len(content)))
+        length = draw(st.integers(1, 40))
+        match draw(st.sampled_from(["flip", "lose", "double", "insert", "cut"])):
+            case "flip" if at < len(content):
+                content[at] ^= 1 << draw(st.integers(0, 7))
+            case "lose":
+                del content[at : at + length]
+            case "double":
+                content[at:at] = content[at : at + length]
+            case "insert":
+                content[at:at] = draw(st.binary(min_size=1, max_size=12))
+            case _:
+                del content[at:]
+    return bytes(content)
+
+
+@st.composite
+def damaged_json(draw: st.DrawFn, whole: Any) -> bytes:
+    """JSON that is well-formed, but holds, somewhere in it, what does not belong there."""
+    content = json.loads(json.dumps(whole))
+    for _ in range(draw(st.integers(1, 3))):
+        path = draw(st.sampled_from(_places(content)))
+        if not path:
+            content = draw(_ODD)
+            break
+        inner = content
+        for key in path[:-1]:
+            inner = inner[key]
+        match draw(st.sampled_from(["replace", "lose", "double"])):
+            case "lose":
+                del inner[path[-1]]
+            case "double" if isinstance(inner, list):
+                inner.append(inner[path[-1]])
+            case _:
+                inner[path[-1]] = draw(_ODD)
+    return json.dumps(content).encode()
+
+
+def _places(content: Any) -> list[tuple[Any, ...]]:
+    """Paths to everything in plain data, that to itself first; few of many alike."""
+    found: list[tuple[Any, ...]] = [()]
+    if isinstance(content, dict | list):
+        pairs = list(content.items() if isinstance(content, dict) else enumerate(content))
+        for key, value in pairs[:40]:
+            found += [(key, *path) for path in _places(value)]
+    return found
