@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ import pytest
 from onnx.backend.base import Backend, BackendRep
 
 import chrion.backend
+from chrion import load
 from chrion.backend import HybridBackend, ScatteredBackend
 from chrion.errors import OptionError
+from chrion.scheduler import random_plan
 from helpers import FLOAT, assert_equal, branches, make_model, node, plain, value
 
 X = np.linspace(-2, 2, 8, dtype=np.float32).reshape(2, 4)
@@ -96,3 +99,12 @@ def test_one_operator_runs_alone() -> None:
     scaler = node("Scaler", ["x"], ["y"], domain="ai.onnx.ml", offset=[1.0], scale=[2.0])
     (found,) = chrion.backend.run_node(scaler, [X])
     np.testing.assert_array_equal(found, (X - 1) * 2)
+
+
+def test_equal_seeds_scatter_alike() -> None:
+    """Every operator is a segment; seeds give the same plan again, and others another."""
+    graph = load(branches())
+    plans = [random_plan(graph, Random(seed)) for seed in (1, 1, *range(2, 9))]
+    assert plans[0] == plans[1]
+    assert len({plan.schedule for plan in plans}) > 2
+    assert all(sorted(plan.segments) == [(i,) for i in range(len(graph.dag))] for plan in plans)
