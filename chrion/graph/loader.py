@@ -351,6 +351,6 @@ def _serialised(proto: onnx.ModelProto, where: str) -> bytes:
 def _open_session(proto: onnx.ModelProto, options: ort.SessionOptions, where: str) -> ort.InferenceSession:
     content = _serialised(proto, where)
     try:
-        return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(content, options, ["CPUExecutionProvider"], enable_fallback=0)
     except Exception as error:
         raise ModelError(f"{where}: onnxruntime refuses it: {first_line(error)}") from error
