@@ -115,7 +115,7 @@ def _plan(
         if policy == "exact" and len(graph.dag) > _MOST_EXACT:
             continue
         profile = made_up_profile(graph, pick)
-        plan = partition(graph, profile, policy=policy)
+        plan = partition(graph, profile, policy=policy, streams=pick.choice([1, 3]))
         costs = profile.costs(plan.apply(graph).dag)
         validate(plan.apply(graph).dag, costs, plan.schedule)
         again = Plan.from_json(plan.to_json())

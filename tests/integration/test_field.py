@@ -21,8 +21,8 @@ from chrion.scheduler.merging import merged_variants
 from chrion.scheduler.solution import Problem
 from chrion.scheduler.streams import nimble, opara
 from chrion.scheduler.validity import check_solution
-from helpers import FLOAT, MACHINE, assert_equal, make_model, node, plain, value
-from random_models import RandomModel
+from helpers import FLOAT, MACHINE, assert_equal, branches, make_model, node, plain, value
+from random_steps import random_model
 
 FIELD = ("ios", "nimble", "opara", "wavefront", "greedy")
 
@@ -51,17 +51,17 @@ def check(graph: Graph, profile: Profile, plan: Plan) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_random_models_give_what_onnxruntime_gives(seed: int, *, accelerator: bool) -> None:
     """Every policy's plan of the same random model, on cores and on several accelerator lanes."""
-    made = RandomModel(seed)
-    model = made.build(10 + seed)
-    graph = load(model)
+    made = random_model(random.Random(seed), 10 + seed)
+    model, feed = made.model(), made.feed()
+    graph = load(model, {name: array.shape for name, array in feed.items()})
     profile = made_up_profile([graph], accelerator=accelerator, seed=seed)
-    expected = plain(model, made.feed)
+    expected = plain(model, feed)
     for policy in FIELD:
         plan = partition(graph, profile, policy=policy, streams=3)
         check(graph, profile, plan)
         with HybridSession(graph, plan=Plan.from_json(plan.to_json())) as session:
             for _ in range(2):
-                assert_equal(session.run(None, made.feed), expected)
+                assert_equal(session.run(None, feed), expected)
 
 
 @pytest.mark.parametrize("policy", FIELD)
@@ -127,7 +127,7 @@ def test_a_plan_that_merges_is_refused_by_another_model() -> None:
     """Operators that are not there cannot be merged; the message says which."""
     graph = siblings()
     plan = partition(graph, with_merges_at(graph, 0.001), policy="ios")
-    other = load(RandomModel(0).build(5))
+    other = load(branches())
     with pytest.raises(PlanError, match=r"operators to merge: .product"):
         plan.apply(other)
 
