@@ -9,7 +9,7 @@ import onnxruntime as ort
 from chrion.cli.console import JsonOption, show, show_json
 from chrion.cores import physical_cores
 from chrion.profiler.machine import this_machine
-from chrion.profiler.probe import why_unusable
+from chrion.devices.probe import why_unusable
 from chrion.report import machine_table
 
 

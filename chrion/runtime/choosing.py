@@ -13,9 +13,10 @@ import onnxruntime as ort
 from chrion.cores import physical_cores
 from chrion.errors import ChrionError, InputError, ModelError
 from chrion.graph.model import Graph
-from chrion.profiler.machine import CPU_PROVIDER, this_machine
+from chrion.devices import CPU_PROVIDER, usable_provider
+from chrion.profiler.machine import this_machine
 from chrion.profiler.measure import made_up_feed
-from chrion.profiler.measure_graph import profile, usable_provider
+from chrion.profiler.measure_graph import profile
 from chrion.profiler.profiles import Profile
 from chrion.runtime.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
 from chrion.runtime.guard import Contender, Decision, Memory, decide

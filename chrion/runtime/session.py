@@ -14,7 +14,7 @@ import onnxruntime as ort
 from chrion.errors import ModelError
 from chrion.graph.loader import load
 from chrion.graph.model import Graph, ModelMetadata, TensorInfo
-from chrion.profiler.machine import CPU_PROVIDER
+from chrion.devices import CPU_PROVIDER
 from chrion.runtime.choosing import Chooser, Wishes
 from chrion.runtime.engine import CutEngine, Engine, PlainEngine
 from chrion.runtime.executor import Event
@@ -125,7 +125,7 @@ class HybridSession:
             iobinding.results = _run_plain(engine.session, iobinding, run_options)
             return
         names, feeds = self._checked(engine, names, iobinding.inputs)
-        values = engine.run(feeds, names, targets, run_options)
+        values = engine.run(feeds, names, targets, run_options, staying=set(iobinding.devices))
         iobinding.results = [values[name] for name in names]
 
     def get_inputs(self) -> list[TensorInfo]:
@@ -269,7 +269,7 @@ def _run_plain(
         binding.bind_ortvalue_input(name, value)
     for name, target in bound.outputs.items():
         if target is None:
-            binding.bind_output(name)
+            binding.bind_output(name, *bound.devices.get(name, ("cpu", 0)))
         else:
             binding.bind_ortvalue_output(name, target)
     session.run_with_iobinding(binding, run_options)
