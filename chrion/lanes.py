@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-
 #: The lanes that copy to the accelerator's memory and from it, beside those that compute. No schedule names them.
 UPLOADS = 1 << 20
 DOWNLOADS = UPLOADS + 1

@@ -86,7 +86,7 @@ class Stream:
 
 
 def pinned_memory(provider: str, index: int = 0) -> Any:
-    """onnxruntime's name for page-locked host memory, for ``ortvalue_from_shape_and_type``; None where there is none."""
+    """Page-locked host memory, as ``ortvalue_from_shape_and_type`` wants it described; None where there is none."""
     if provider != CUDA_PROVIDER or not hasattr(ort, "OrtDeviceMemoryType"):
         return None
     device = _ep_device(index)
@@ -107,7 +107,7 @@ def _new_stream(index: int) -> Any:
 
 
 def _ep_device(index: int) -> Any:
-    """onnxruntime's description of a GPU, where this version offers it."""
+    """Onnxruntime's description of a GPU, where this version offers it."""
     if not hasattr(ort, "get_ep_devices"):
         return None
     found = [d for d in ort.get_ep_devices() if d.ep_name == CUDA_PROVIDER]

@@ -18,6 +18,7 @@ and :meth:`Device.fence` waits for what has been begun.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -30,6 +31,8 @@ from chrion.devices.cuda import pinned_memory
 from chrion.devices.host import allocate, element_code, fixed_shape
 from chrion.devices.providers import DEVICE_NAMES
 from chrion.graph.model import TensorInfo
+
+log = logging.getLogger(__name__)
 
 Maker = Callable[[TensorInfo], ort.OrtValue]
 
@@ -125,9 +128,10 @@ class Device:
             try:
                 self._makers[kind] = maker
                 self._try_copies(TensorInfo("x", kind, (1,)), maker)
-            except Exception:  # noqa: BLE001 - whatever is missing, the next way may do
-                continue
-            return maker
+            except Exception as error:  # noqa: BLE001 - whatever is missing, the next way may do
+                log.debug("%s: no buffer of %s: %s", self.provider, kind, error)
+            else:
+                return maker
         return None
 
     def _try_copies(self, info: TensorInfo, maker: Maker) -> None:

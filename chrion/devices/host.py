@@ -24,6 +24,15 @@ def allocate(info: TensorInfo, memory: Any = None) -> ort.OrtValue:
     return ort.OrtValue.ortvalue_from_shape_and_type(fixed_shape(info), element_code(info.type), **kind)
 
 
+def zeros(info: TensorInfo) -> ort.OrtValue:
+    """Host memory for a tensor of known size, filled with zeros."""
+    value = allocate(info)
+    array = value.numpy() if info.type != "tensor(bfloat16)" else None  # numpy has no such type
+    if array is not None:
+        array[...] = 0
+    return value
+
+
 def fixed_shape(info: TensorInfo) -> list[int]:
     """The dimensions that are known."""
     return [d for d in info.shape or () if isinstance(d, int)]

@@ -22,7 +22,7 @@ from onnx import TensorProto, helper
 from chrion.devices.nvml import used_mb
 
 _TIMEOUT_S = 60.0
-_MISSING = re.compile(r"with error: (?P<reason>[^\n]+)")
+_MISSING = re.compile(r"(?:with error:|was false\.) (?P<reason>[^\n]+)")
 _FAILURE = re.compile(r"(?:Error|Exception|FAIL)\b[^\n]*")
 
 

@@ -38,8 +38,9 @@ DEVICE_NAMES = {
 _EXTRAS = {
     "CUDAExecutionProvider": "its libraries come with: pip install 'chrion[cuda]'",
     "TensorrtExecutionProvider": "its libraries come with: pip install 'chrion[cuda]' tensorrt",
-    "WebGpuExecutionProvider": "in an environment of its own: pip install onnxruntime-webgpu",
+    "WebGpuExecutionProvider": "it needs a Vulkan driver; VK_ICD_FILENAMES may name one",
 }
+_WEBGPU_WHEEL = "in an environment of its own: pip install onnxruntime-webgpu"
 
 
 def provider_name(name: str) -> str:
@@ -53,7 +54,7 @@ def provider_name(name: str) -> str:
     if full not in available:
         hint = f"this onnxruntime offers {', '.join(available)}"
         if full == "WebGpuExecutionProvider":
-            hint += f"; {_EXTRAS[full]}"
+            hint += f"; {_WEBGPU_WHEEL}"
         raise ProviderError(f"accelerator: there is no provider {name!r}", hint=hint)
     return full
 
@@ -105,10 +106,10 @@ def detect() -> str | None:
     """The first accelerator of this onnxruntime that works here, its libraries loaded; None where there is none."""
     available = set(ort.get_available_providers())
     for name, provider in PROVIDER_NAMES.items():
-        if name not in _ONLY_IF_ASKED and provider in available and _worth_trying(provider):
-            if why_unusable(provider) is None:
-                load_libraries(provider)
-                return provider
+        eligible = name not in _ONLY_IF_ASKED and provider in available and _worth_trying(provider)
+        if eligible and why_unusable(provider) is None:
+            load_libraries(provider)
+            return provider
     return None
 
 

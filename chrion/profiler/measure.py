@@ -17,12 +17,12 @@ import numpy as np
 import onnxruntime as ort
 
 from chrion.cores import on_cores
+from chrion.devices import CPU_PROVIDER, Device
+from chrion.devices.placement import open_wholly
 from chrion.errors import ModelError
 from chrion.graph.extract import Extractor, SubModel
 from chrion.graph.model import ELEMENT_BYTES, Graph, TensorInfo
 from chrion.profiler.node_memory import scratch_bytes
-from chrion.devices import CPU_PROVIDER, Device
-from chrion.devices.placement import open_wholly
 
 #: A measurement's calls are made about this long, so that the interpreter's part in them is small.
 _CALL_S = 0.5e-3

@@ -14,11 +14,11 @@ import numpy as np
 import onnxruntime as ort
 
 from chrion.cores import pinned
+from chrion.devices import CPU_PROVIDER, Device
 from chrion.devices.host import allocate
+from chrion.devices.probe import smallest_session
 from chrion.graph.model import TensorInfo
 from chrion.profiler.costs import FREE, CopyCost
-from chrion.devices import CPU_PROVIDER, Device
-from chrion.devices.probe import smallest_session
 from chrion.waiting import Counter
 
 _ROUNDS = 400

@@ -34,8 +34,16 @@ class Accelerator:
         """Segments of equal places may share a session: all lanes, unless each has a stream of its own."""
         return 0 if self._stream(lane).handle is None else lane
 
-    def open(self, model: bytes, options: ort.SessionOptions, lane: int) -> ort.InferenceSession:
+    def open(
+        self, model: bytes, options: ort.SessionOptions, lane: int, *, graph: bool = False
+    ) -> ort.InferenceSession:
         """A session wholly on the provider.
+
+        Args:
+            model: The model.
+            options: The session's options.
+            lane: The accelerator's lane that it runs on.
+            graph: Whether it is to be captured as a CUDA graph.
 
         Raises:
             ProviderError: A node would run elsewhere.
@@ -44,15 +52,15 @@ class Accelerator:
         provider = self.device.provider
         for key, value in session_entries(provider).items():
             options.add_session_config_entry(key, value)
-        chosen = provider_options(provider, self._options, self._stream(lane).handle, graph=self.graphs)
+        chosen = provider_options(provider, self._options, self._stream(lane).handle, graph=graph)
         with self.device.turn():
             return open_wholly(model, options, provider, chosen)
 
-    def new_graph(self) -> int | None:
-        """A number for the CUDA graph of a segment with one set of buffers; None where there are no graphs."""
-        return next(self._graph_ids) if self.graphs else None
+    def new_graph(self) -> int:
+        """A number for the CUDA graph of a segment with one set of buffers."""
+        return next(self._graph_ids)
 
-    def run(
+    def run(  # noqa: PLR0913 - what a run is made of
         self,
         session: ort.InferenceSession,
         binding: Any,

@@ -115,7 +115,7 @@ def hybrid_rival(graph: Graph, plan: Plan, feed: Feed) -> Maker:
     """A HybridSession with a given plan."""
 
     def make() -> tuple[Run, Callable[[], None]]:
-        session = HybridSession(graph, plan=plan)
+        session = HybridSession(graph, plan=plan, strict=True)
         return lambda: session.run(None, feed), session.close
 
     return make

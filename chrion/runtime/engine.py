@@ -78,7 +78,7 @@ class CutEngine:
             if (value := graph.constant(o.name)) is not None
         }
 
-    def run(
+    def run(  # noqa: PLR0913, PLR0917 - what a request is made of
         self,
         feeds: Mapping[str, ort.OrtValue],
         outputs: Sequence[str],
@@ -98,6 +98,11 @@ class CutEngine:
                 values[name] = targets.get(name) or allocate(self.graph.values[name])
                 values[name].update_inplace(to_host(source).numpy())
         return values
+
+    @property
+    def accelerated(self) -> bool:
+        """Whether any of it is on an accelerator."""
+        return self.plan.accelerator is not None
 
     def explain(self) -> str:
         """What runs where, in a few lines."""
@@ -134,6 +139,11 @@ class PlainEngine:
     ) -> None:
         self.session = ort.InferenceSession(source, options, providers, provider_options)
         self.reason = reason
+
+    @property
+    def accelerated(self) -> bool:
+        """Whether any of it may be on an accelerator."""
+        return list(self.session.get_providers()) != [CPU_PROVIDER]
 
     def explain(self) -> str:
         """Why the model runs in one piece."""

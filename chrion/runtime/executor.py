@@ -17,13 +17,14 @@ from functools import partial
 import onnxruntime as ort
 
 from chrion.cores import pinned
+from chrion.devices.host import zeros
 from chrion.graph.model import Graph
 from chrion.runtime.accelerator import Accelerator
 from chrion.runtime.frame import Frame
 from chrion.runtime.lanes import Lanes
 from chrion.runtime.program import Copy, Program, Run, Signal, Wait
 from chrion.runtime.segment import Segment
-from chrion.waiting import Counter
+from chrion.waiting import Counter, Gate
 
 #: The count of a lane that has ended, well or not.
 _ENDED = 1 << 60
@@ -99,8 +100,10 @@ class Executor:
         self._first = next(iter(program.lanes))
         self._frames: list[Frame] = []
         self._frames_lock = threading.Lock()
+        #: Requests pass it together; a CUDA graph is captured while none runs.
+        self._gate = Gate()
 
-    def run(
+    def run(  # noqa: PLR0913 - what a request is made of
         self,
         feeds: Mapping[str, ort.OrtValue],
         outputs: Sequence[str],
@@ -129,7 +132,8 @@ class Executor:
         raw: list[tuple[int, int, float, float, str]] | None = None if events is None else []
         request = _Request(frame, {lane: Counter() for lane in self._program.lanes}, run_options, raw)
         start = time.perf_counter()
-        self._perform_all(request)
+        with self._gate.shared():
+            self._perform_all(request)
         if request.failure is not None:
             raise request.failure
         result = {name: frame.result(name, targets.get(name)) for name in outputs}
@@ -200,7 +204,16 @@ class Executor:
             return
         try:
             frame.prepare(step.segment)
-            self._accelerator.run(segment.session, binding, request.run_options, lane=lane, complete=step.complete)
+            graph = frame.graphs[step.segment]
+            self._accelerator.run(
+                segment.session,
+                binding,
+                request.run_options,
+                lane=lane,
+                complete=step.complete,
+                graph=graph,
+                replayed=graph is not None and frame.replayable(step.segment),
+            )
         except Exception as error:
             raise AcceleratorFailure(_named(error, str(segment))) from error
 
@@ -215,13 +228,34 @@ class Executor:
         with self._frames_lock:
             if self._frames:
                 return self._frames.pop()
-        device = self._accelerator.device if self._accelerator else None
+        if self._accelerator is None:
+            return Frame(self._graph, self._segments)
         try:
-            return Frame(self._graph, self._segments, device)
+            frame = Frame(self._graph, self._segments, self._accelerator.device)
+            if self._accelerator.graphs:
+                self._capture(frame, self._accelerator)
         except Exception as error:
-            if device is None:
-                raise
             raise AcceleratorFailure(error) from error
+        return frame
+
+    def _capture(self, frame: Frame, accelerator: Accelerator) -> None:
+        """Capture the frame's CUDA graphs on zeros, while nothing else uses the device."""
+        lanes = {i.segment: lane for lane, steps in self._program.lanes.items() for i in steps if isinstance(i, Run)}
+        with self._gate.alone():
+            frame.begin({info.name: zeros(info) for info in self._graph.inputs}, {})
+            for at, segment in enumerate(self._segments):
+                if segment.graph:
+                    frame.graphs[at] = graph = accelerator.new_graph()
+                    frame.prepare(at)
+                    accelerator.run(
+                        segment.session,
+                        frame.bindings[at],
+                        None,
+                        lane=lanes[at],
+                        complete=True,
+                        graph=graph,
+                        replayed=frame.replayable(at),
+                    )
 
 
 def _named(error: Exception, where: str) -> Exception:

@@ -60,6 +60,10 @@ class Frame:
         #: bound, so they are bound when the segment runs.
         self._late: list[list[tuple[str, Place]]] = [[] for _ in segments]
         self._downloads: dict[str, Download] = {}
+        #: Values of the request that each segment has in the accelerator's memory.
+        self._there: list[list[Place]] = [[] for _ in segments]
+        #: Numbers of the segments' CUDA graphs; None where a segment has none.
+        self.graphs: list[int | None] = [None] * len(segments)
         for at, segment in enumerate(segments):
             self._bind_inputs(at, segment)
             self._bind_outputs(at, segment)
@@ -92,6 +96,10 @@ class Frame:
         for inner, place in self._late[segment]:
             self.bindings[segment].bind_ortvalue_input(inner, self._at(place))
 
+    def replayable(self, segment: int) -> bool:
+        """Whether a segment works on the frame's own buffers in this request, as a CUDA graph of it does."""
+        return not any(place in self._present for place in self._there[segment])
+
     def copy(self, name: str, *, upload: bool) -> None:
         """Bring a value to the other side, unless this request has it there already, or does not want it there."""
         if self._device is None or (upload and Place(name, there=True) in self._present):
@@ -112,7 +120,7 @@ class Frame:
             target: Where the caller wants it, or None.
         """
         there, here = Place(name, there=True), Place(name, there=False)
-        if target is None and name in self._staying and self._device is not None and held(self._graph, name, self._device):
+        if target is None and name in self._staying and self._device and held(self._graph, name, self._device):
             target = self._present.get(there) or self._device.empty(self._graph.values[name])
         if target is not None:
             if not on_host(target) and there not in self._present:
@@ -133,6 +141,7 @@ class Frame:
         for inner, name in segment.inputs:
             place = self._place(name, segment)
             self._wanted.add(place)
+            self._note(at, place)
             if segment.on_device and not place.there:
                 self._late[at].append((inner, place))
                 self._keep(place)
@@ -146,6 +155,7 @@ class Frame:
         binding = self.bindings[at]
         for slot, (inner, name) in enumerate(segment.outputs):
             place = self._place(name, segment)
+            self._note(at, place)
             if name in self._requested:
                 self._writers[place] = (binding, inner, slot)
                 binding.bind_output(inner)  # keeps its place: results come in the order of first binding
@@ -155,6 +165,10 @@ class Frame:
                 binding.bind_output(inner)
             else:
                 binding.bind_ortvalue_output(inner, self._keep(place))
+
+    def _note(self, at: int, place: Place) -> None:
+        if place.there and place.name in self._requested:
+            self._there[at].append(place)
 
     def _place(self, name: str, segment: Segment) -> Place:
         return Place(name, segment.on_device and held(self._graph, name, self._device))
@@ -173,7 +187,9 @@ class Frame:
             return device.empty(info) if known is None else device.value(info, known)
         if known is not None:
             return ort.OrtValue.ortvalue_from_numpy(known)
-        return device.host_buffer(info) if device is not None and held(self._graph, place.name, device) else allocate(info)
+        return (
+            device.host_buffer(info) if device is not None and held(self._graph, place.name, device) else allocate(info)
+        )
 
     def _find(self, place: Place) -> ort.OrtValue | None:
         return self._present.get(place) or self._buffers.get(place)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from chrion.graph.model import TensorInfo
 from chrion.devices.host import numpy_dtype, to_host
+from chrion.graph.model import TensorInfo
 from chrion.runtime.values import check_outputs
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import onnx
 import onnxruntime as ort
 
+from chrion.devices import CPU_PROVIDER
 from chrion.graph.extract import Extractor
 from chrion.lanes import on_accelerator
 from chrion.runtime.accelerator import Accelerator
-from chrion.devices import CPU_PROVIDER
 
 #: Attributes of the caller's session options that hold for segments too; the others concern threads and files.
 _INHERITED = (
@@ -35,6 +36,8 @@ class Segment:
     operators: tuple[str, ...]
     #: Whether it runs on the accelerator.
     on_device: bool = False
+    #: Whether it is captured as a CUDA graph.
+    graph: bool = False
 
     def __str__(self) -> str:
         if len(self.operators) == 1:
@@ -60,11 +63,12 @@ class SegmentFactory:
         """Open a segment for a lane, with the session of an equal one if there is one."""
         sub = self._extractor.extract(operators)
         there = self._accelerator if on_accelerator(lane) else None
+        graph = there is not None and there.graphs and not _has_control_flow(sub.model)
         key = (sub.key, there.place(lane) if there else None)
         if key not in self._opened:
             model, options = sub.model.SerializeToString(), self._options(sub.options)
             if there:
-                session = there.open(model, options, lane)
+                session = there.open(model, options, lane, graph=graph)
             else:
                 session = ort.InferenceSession(model, options, [CPU_PROVIDER], enable_fallback=0)
             self._opened[key] = (session, sub.inputs, sub.outputs)
@@ -76,6 +80,7 @@ class SegmentFactory:
             outputs=tuple(zip(outputs, sub.outputs, strict=True)),
             operators=tuple(names[i] for i in operators),
             on_device=there is not None,
+            graph=graph,
         )
 
     def _options(self, entries: dict[str, str]) -> ort.SessionOptions:
@@ -89,3 +94,8 @@ class SegmentFactory:
         for key, value in entries.items():
             options.add_session_config_entry(key, value)
         return options
+
+
+def _has_control_flow(model: onnx.ModelProto) -> bool:
+    kinds = {onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS}
+    return any(attribute.type in kinds for node in model.graph.node for attribute in node.attribute)
