@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 Maker = Callable[[TensorInfo], ort.OrtValue]
 
 #: Held while something is done on a device whose sessions cannot be used by several threads at once.
-_TURNS = {"webgpu": threading.Lock()}
+_TURNS = {"webgpu": threading.RLock()}
 _FLOAT = "tensor(float)"
 
 
@@ -63,7 +63,10 @@ class Device:
         self._uploader = _copy
 
     def turn(self) -> contextlib.AbstractContextManager[Any]:
-        """Hold this while a session of the device runs; only one thread does where the provider wants it so."""
+        """Hold this while a session of the device is bound or run; one thread at a time where the provider needs that.
+
+        Binding counts, since a session may copy what is bound to it there and then. A thread may take it repeatedly.
+        """
         return _TURNS.get(self.name) or contextlib.nullcontext()
 
     def holds(self, kind: str) -> bool:
@@ -116,11 +119,11 @@ class Device:
             self._fence_session()
 
     def _fence_session(self) -> None:
-        session = self._identity(_FLOAT)
-        binding = session.io_binding()
-        binding.bind_cpu_input("x", np.zeros(1, np.float32))
-        binding.bind_output("y")
         with self.turn():
+            session = self._identity(_FLOAT)
+            binding = session.io_binding()
+            binding.bind_cpu_input("x", np.zeros(1, np.float32))
+            binding.bind_output("y")
             session.run_with_iobinding(binding)
 
     def _find_maker(self, kind: str) -> Maker | None:
@@ -158,12 +161,12 @@ class Device:
         if info.type not in self._casts:
             node = helper.make_node("Cast", ["x"], ["y"], to=element_code(info.type))
             self._casts[info.type] = self._session(node, TensorProto.FLOAT, element_code(info.type))
-        binding = self._casts[info.type].io_binding()
-        binding.bind_cpu_input("x", np.zeros(fixed_shape(info), np.float32))
-        binding.bind_output("y", self.name, self.index)
         with self.turn():
+            binding = self._casts[info.type].io_binding()
+            binding.bind_cpu_input("x", np.zeros(fixed_shape(info), np.float32))
+            binding.bind_output("y", self.name, self.index)
             self._casts[info.type].run_with_iobinding(binding)
-        return binding.get_outputs()[0]
+            return binding.get_outputs()[0]
 
     def _find_identity(self, kind: str) -> ort.InferenceSession | None:
         try:
@@ -212,13 +215,12 @@ class Download:
 
     def copy(self, source: ort.OrtValue, target: ort.OrtValue) -> None:
         """Copy a buffer of the device into the host's memory, once what has been begun to fill it has ended."""
-        if self._binding is None or self._session is None:
-            with self._device.turn():
-                _copy(source, target)
-            return
-        if self._bound is None or self._bound[0] is not source or self._bound[1] is not target:
-            self._binding.bind_ortvalue_input("x", source)
-            self._binding.bind_ortvalue_output("y", target)
-            self._bound = source, target
         with self._device.turn():
+            if self._binding is None or self._session is None:
+                _copy(source, target)
+                return
+            if self._bound is None or self._bound[0] is not source or self._bound[1] is not target:
+                self._binding.bind_ortvalue_input("x", source)
+                self._binding.bind_ortvalue_output("y", target)
+                self._bound = source, target
             self._session.run_with_iobinding(self._binding)

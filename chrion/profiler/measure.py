@@ -154,8 +154,8 @@ class _Copies:
 
     def run_once(self, options: ort.SessionOptions) -> None:
         """Run once in a session of these options."""
-        session = self._open(options)
         with self._device.turn():
+            session = self._open(options)
             session.run_with_iobinding(self._bound(session))
 
     def _bound(self, session: ort.InferenceSession) -> Any:

@@ -8,6 +8,7 @@ earlier one was given.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -64,9 +65,10 @@ class Frame:
         self._there: list[list[Place]] = [[] for _ in segments]
         #: Numbers of the segments' CUDA graphs; None where a segment has none.
         self.graphs: list[int | None] = [None] * len(segments)
-        for at, segment in enumerate(segments):
-            self._bind_inputs(at, segment)
-            self._bind_outputs(at, segment)
+        with self._turn():
+            for at, segment in enumerate(segments):
+                self._bind_inputs(at, segment)
+                self._bind_outputs(at, segment)
 
     def begin(
         self, feeds: Mapping[str, ort.OrtValue], targets: Mapping[str, ort.OrtValue], staying: Collection[str] = ()
@@ -78,6 +80,12 @@ class Frame:
             targets: Where the caller wants some of the outputs written, in either memory.
             staying: Outputs that are to stay in the accelerator's memory if they are made there.
         """
+        with self._turn():
+            self._bind(feeds, targets, staying)
+
+    def _bind(
+        self, feeds: Mapping[str, ort.OrtValue], targets: Mapping[str, ort.OrtValue], staying: Collection[str]
+    ) -> None:
         self._present = {}
         self._staying = staying
         for name, value in feeds.items():
@@ -93,8 +101,10 @@ class Frame:
 
     def prepare(self, segment: int) -> None:
         """What has to be bound just before a segment runs."""
-        for inner, place in self._late[segment]:
-            self.bindings[segment].bind_ortvalue_input(inner, self._at(place))
+        if self._late[segment]:
+            with self._turn():
+                for inner, place in self._late[segment]:
+                    self.bindings[segment].bind_ortvalue_input(inner, self._at(place))
 
     def replayable(self, segment: int) -> bool:
         """Whether a segment works on the frame's own buffers in this request, as a CUDA graph of it does."""
@@ -136,6 +146,10 @@ class Frame:
             self._device.upload(source, target)
         else:
             target.update_inplace(source.numpy())
+
+    def _turn(self) -> contextlib.AbstractContextManager[Any]:
+        """Held while something is bound; see :meth:`chrion.devices.Device.turn`."""
+        return contextlib.nullcontext() if self._device is None else self._device.turn()
 
     def _bind_inputs(self, at: int, segment: Segment) -> None:
         for inner, name in segment.inputs:
