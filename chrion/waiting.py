@@ -51,11 +51,11 @@ class Counter:
             for event in tuple(self._parked):
                 event.set()
 
-    def wait(self, count: int) -> None:
-        """Return once the count has reached ``count``."""
+    def wait(self, count: int, patience: int = SPIN_TURNS) -> None:
+        """Return once the count has reached ``count``; ``patience`` is how many turns to spin before parking."""
         turns = 0
         while self.count < count:
-            if turns < SPIN_TURNS:
+            if turns < patience:
                 relax()
                 turns += 1
             else:

@@ -71,7 +71,7 @@ class CutEngine:
         cores = _cores_of(self.program.lanes, plan)
         first = next(iter(self.program.lanes))
         self._lanes = Lanes({lane: core for lane, core in cores.items() if lane != first})
-        self._executor = Executor(graph, self.program, self.segments, self._lanes, cores[first], accelerator)
+        self._executor = Executor(graph, self.program, self.segments, self._lanes, cores, accelerator)
         self._constants = {
             o.name: ort.OrtValue.ortvalue_from_numpy(value)
             for o in graph.outputs

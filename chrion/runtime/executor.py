@@ -24,10 +24,12 @@ from chrion.runtime.frame import Frame
 from chrion.runtime.lanes import Lanes
 from chrion.runtime.program import Copy, Program, Run, Signal, Wait
 from chrion.runtime.segment import Segment
-from chrion.waiting import Counter, Gate
+from chrion.waiting import SPIN_TURNS, Counter, Gate
 
 #: The count of a lane that has ended, well or not.
 _ENDED = 1 << 60
+#: Turns that a lane without a core of its own spins before it parks: about what parking costs.
+_SHORT_TURNS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class Executor:
         program: Its program.
         segments: What ``Run`` instructions name.
         lanes: Threads of all lanes but the program's first.
-        core: Core of the program's first lane.
+        cores: The core of each lane; None where it has none of its own.
         accelerator: Runs the segments that are on it.
     """
 
@@ -88,16 +90,18 @@ class Executor:
         program: Program,
         segments: Sequence[Segment],
         lanes: Lanes,
-        core: int | None,
+        cores: Mapping[int, int | None],
         accelerator: Accelerator | None = None,
     ) -> None:
         self._graph = graph
         self._program = program
         self._segments = segments
         self._lanes = lanes
-        self._core = core
+        #: A lane without a core of its own spins at the cost of one that works.
+        self._patience = {lane: SPIN_TURNS if core is not None else _SHORT_TURNS for lane, core in cores.items()}
         self._accelerator = accelerator
         self._first = next(iter(program.lanes))
+        self._core = cores[self._first]
         self._frames: list[Frame] = []
         self._frames_lock = threading.Lock()
         #: Requests pass it together; a CUDA graph is captured while none runs.
@@ -170,7 +174,7 @@ class Executor:
         try:
             for instruction in self._program.lanes[lane]:
                 if isinstance(instruction, Wait):
-                    request.counters[instruction.lane].wait(instruction.count)
+                    request.counters[instruction.lane].wait(instruction.count, self._patience[lane])
                 elif isinstance(instruction, Signal):
                     own.advance(instruction.count)
                 elif request.failure is not None:

@@ -33,7 +33,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def through(name: str) -> onnx.ModelProto:
-    """x to a type, through two operators on it, and back to floating point."""
+    """X to a type, through two operators on it, and back to floating point."""
     op_type, inputs = {"float": ("Neg", 1), "bool": ("Not", 1)}.get(name, ("Add", 2))
     first = node("Tanh", ["x"], ["a"]) if name == "float" else node("Cast", ["x"], ["a"], to=CODES[name])
     last = node("Exp", ["c"], ["y"]) if name == "float" else node("Cast", ["c"], ["y"], to=FLOAT)
@@ -174,7 +174,9 @@ def test_booleans_keep_their_values(device: Device) -> None:
     nodes = [node("Greater", ["x", "x2"], ["m"]), node("Where", ["m", "x", "x2"], ["y"])]
     shape = [2, 4]
     model = make_model(
-        nodes, [value("x", FLOAT, shape), value("x2", FLOAT, shape)], [value("y", FLOAT, shape), value("m", BOOL, shape)]
+        nodes,
+        [value("x", FLOAT, shape), value("x2", FLOAT, shape)],
+        [value("y", FLOAT, shape), value("m", BOOL, shape)],
     )
     graph = load(model)
     assert device.holds("tensor(bool)")

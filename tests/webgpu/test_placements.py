@@ -19,18 +19,22 @@ X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
 
 
 def cnn() -> onnx.ModelProto:
-    """Two convolutional branches over one input, joined, pooled and classified."""
+    """Two convolutional branches over one input, joined, pooled and classified.
+
+    None of them is 1 x 1: after one such convolution onnxruntime 1.27's WebGPU miscomputes others in the same process,
+    in plain sessions as well.
+    """
     rng = np.random.default_rng(3)
     weights = {
         "w1": rng.standard_normal((4, 3, 3, 3)).astype(np.float32),
-        "w2": rng.standard_normal((4, 3, 1, 1)).astype(np.float32),
+        "w2": rng.standard_normal((4, 3, 2, 2)).astype(np.float32),
         "w3": rng.standard_normal((8, 5)).astype(np.float32),
         "bias": rng.standard_normal(5).astype(np.float32),
     }
     nodes = [
         node("Conv", ["x", "w1"], ["a"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
         node("Relu", ["a"], ["b"]),
-        node("Conv", ["x", "w2"], ["c"], kernel_shape=[1, 1]),
+        node("Conv", ["x", "w2"], ["c"], kernel_shape=[2, 2], pads=[0, 0, 1, 1]),
         node("Sigmoid", ["c"], ["d"]),
         node("Concat", ["b", "d"], ["e"], axis=1),
         node("MaxPool", ["e"], ["f"], kernel_shape=[2, 2], strides=[2, 2]),
@@ -95,9 +99,9 @@ def test_requests_at_once(device: Device) -> None:
         def ask(at: int) -> None:
             x = np.full((2, 4), at, np.float32)
             expected = plain(branches(), {"x": x})
-            for _ in range(10):
-                if not all(np.allclose(a, b) for a, b in zip(session.run(None, {"x": x}), expected, strict=True)):
-                    wrong.append(f"request {at}")
+            found = [session.run(None, {"x": x}) for _ in range(10)]
+            equal = [np.allclose(a, b, atol=1e-5) for ours in found for a, b in zip(ours, expected, strict=True)]
+            wrong.extend([f"request {at}"] * equal.count(False))
 
         threads = [threading.Thread(target=ask, args=(at,)) for at in range(4)]
         for thread in threads:
