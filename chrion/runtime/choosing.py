@@ -173,7 +173,8 @@ class Chooser:
         return CutEngine(plan.apply(graph), plan, self._wishes.options, self._provider_options)
 
     def _guarded(self, graph: Graph) -> Engine:
-        memory = Memory(this_machine().fingerprint, graph.digest, self._goal())
+        provider = self._wishes.accelerator[0] if self._wishes.accelerator else None
+        memory = Memory(this_machine(provider).fingerprint, graph.digest, self._goal())
         plain = self._plain_makers()
         decision = memory.recall()
         if decision is None or (decision.plan is None and decision.winner not in plain):

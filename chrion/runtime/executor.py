@@ -199,27 +199,31 @@ class Executor:
 
     def _run_segment(self, request: _Request, lane: int, step: Run) -> None:
         segment, frame = self._segments[step.segment], request.frame
-        binding = frame.bindings[step.segment]
         if not segment.on_device or self._accelerator is None:
             try:
-                segment.session.run_with_iobinding(binding, request.run_options)
+                segment.session.run_with_iobinding(frame.bindings[step.segment], request.run_options)
             except Exception as error:
                 raise _named(error, str(segment)) from error
             return
         try:
-            frame.prepare(step.segment)
-            graph = frame.graphs[step.segment]
-            self._accelerator.run(
-                segment.session,
-                binding,
-                request.run_options,
-                lane=lane,
-                complete=step.complete,
-                graph=graph,
-                replayed=graph is not None and frame.replayable(step.segment),
-            )
+            self._run_there(self._accelerator, frame, step, lane, request.run_options)
         except Exception as error:
             raise AcceleratorFailure(_named(error, str(segment))) from error
+
+    def _run_there(
+        self, accelerator: Accelerator, frame: Frame, step: Run, lane: int, run_options: ort.RunOptions | None
+    ) -> None:
+        graph = frame.graphs[step.segment]
+        frame.prepare(step.segment)
+        accelerator.run(
+            self._segments[step.segment].session,
+            frame.bindings[step.segment],
+            run_options,
+            lane=lane,
+            complete=step.complete,
+            graph=graph,
+            replayed=graph is not None and frame.replayable(step.segment),
+        )
 
     def _copy(self, request: _Request, step: Copy) -> None:
         try:
@@ -247,19 +251,12 @@ class Executor:
         lanes = {i.segment: lane for lane, steps in self._program.lanes.items() for i in steps if isinstance(i, Run)}
         with self._gate.alone():
             frame.begin({info.name: zeros(info) for info in self._graph.inputs}, {})
+            frame.blank()
             for at, segment in enumerate(self._segments):
                 if segment.graph:
-                    frame.graphs[at] = graph = accelerator.new_graph()
-                    frame.prepare(at)
-                    accelerator.run(
-                        segment.session,
-                        frame.bindings[at],
-                        None,
-                        lane=lanes[at],
-                        complete=True,
-                        graph=graph,
-                        replayed=frame.replayable(at),
-                    )
+                    frame.graphs[at] = accelerator.new_graph()
+                    if frame.replayable(at):
+                        self._run_there(accelerator, frame, Run(at), lanes[at], None)
 
 
 def _named(error: Exception, where: str) -> Exception:

@@ -16,7 +16,7 @@ import onnxruntime as ort
 
 from chrion.devices import Device
 from chrion.devices.device import Download
-from chrion.devices.host import allocate, on_host, to_host
+from chrion.devices.host import allocate, on_host, to_host, zeros
 from chrion.graph.model import Graph
 from chrion.runtime.crossings import held
 from chrion.runtime.segment import Segment
@@ -61,8 +61,8 @@ class Frame:
         #: bound, so they are bound when the segment runs.
         self._late: list[list[tuple[str, Place]]] = [[] for _ in segments]
         self._downloads: dict[str, Download] = {}
-        #: Values of the request that each segment has in the accelerator's memory.
-        self._there: list[list[Place]] = [[] for _ in segments]
+        #: Where each segment reads and writes.
+        self._places: list[list[Place]] = [[] for _ in segments]
         #: Numbers of the segments' CUDA graphs; None where a segment has none.
         self.graphs: list[int | None] = [None] * len(segments)
         with self._turn():
@@ -107,8 +107,14 @@ class Frame:
                     self.bindings[segment].bind_ortvalue_input(inner, self._at(place))
 
     def replayable(self, segment: int) -> bool:
-        """Whether a segment works on the frame's own buffers in this request, as a CUDA graph of it does."""
-        return not any(place in self._present for place in self._there[segment])
+        """Whether a segment works on the frame's own buffers there in this request, as a CUDA graph of it does."""
+        return all(place.there and place not in self._present for place in self._places[segment])
+
+    def blank(self) -> None:
+        """Fill the buffers there with zeros, constants apart."""
+        for place, value in self._buffers.items():
+            if place.there and self._device is not None and self._graph.constant(place.name) is None:
+                self._device.upload(zeros(self._graph.values[place.name]), value)
 
     def copy(self, name: str, *, upload: bool) -> None:
         """Bring a value to the other side, unless this request has it there already, or does not want it there."""
@@ -155,7 +161,7 @@ class Frame:
         for inner, name in segment.inputs:
             place = self._place(name, segment)
             self._wanted.add(place)
-            self._note(at, place)
+            self._places[at].append(place)
             if segment.on_device and not place.there:
                 self._late[at].append((inner, place))
                 self._keep(place)
@@ -169,7 +175,7 @@ class Frame:
         binding = self.bindings[at]
         for slot, (inner, name) in enumerate(segment.outputs):
             place = self._place(name, segment)
-            self._note(at, place)
+            self._places[at].append(place)
             if name in self._requested:
                 self._writers[place] = (binding, inner, slot)
                 binding.bind_output(inner)  # keeps its place: results come in the order of first binding
@@ -179,10 +185,6 @@ class Frame:
                 binding.bind_output(inner)
             else:
                 binding.bind_ortvalue_output(inner, self._keep(place))
-
-    def _note(self, at: int, place: Place) -> None:
-        if place.there and place.name in self._requested:
-            self._there[at].append(place)
 
     def _place(self, name: str, segment: Segment) -> Place:
         return Place(name, segment.on_device and held(self._graph, name, self._device))
