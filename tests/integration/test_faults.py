@@ -59,7 +59,7 @@ def raising(error: Exception, after: int = 0) -> Callable[..., Any]:
     def fail(*_: Any, **__: Any) -> None:
         calls[0] += 1
         if calls[0] > after:
-            raise error
+            raise type(error)(*error.args)  # a new one, since errors keep what they have passed through alive
 
     return fail
 
