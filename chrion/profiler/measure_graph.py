@@ -70,9 +70,7 @@ def profile(  # noqa: PLR0913 - what may be left out is by name
         ProviderError: The accelerator cannot be used.
         ModelError: Not one operator could be measured.
     """
-    if graph.free_dimensions:
-        hint = f"give it, for example --shape {graph.free_dimensions[0].split('[')[0]}=1x..."
-        raise ShapeError(f"model {graph.name}: free dimensions in {', '.join(graph.free_dimensions)}", hint=hint)
+    _require_shapes(graph)
     lanes = _lanes(cores)
     provider = usable_provider(accelerator)
     device = Device(provider) if provider else None
@@ -111,6 +109,12 @@ def _pinned_to_cpu(graph: Graph, known: Mapping[str, OperatorCost], device: Devi
     names = {graph.model.graph.node[n].name: graph.dag.signatures[i] for i, ns in enumerate(graph.nodes) for n in ns}
     pinned = {names[name] for name in left if name in names}
     return {s: replace(cost, accelerator_ms=None) if s in pinned else cost for s, cost in known.items()}
+
+
+def _require_shapes(graph: Graph) -> None:
+    if graph.free_dimensions:
+        hint = f"give it, for example --shape {graph.free_dimensions[0].split('[')[0]}=1x..."
+        raise ShapeError(f"model {graph.name}: free dimensions in {', '.join(graph.free_dimensions)}", hint=hint)
 
 
 def _lanes(cores: int | None) -> tuple[int, ...]:
