@@ -21,6 +21,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,8 @@ from onnx import TensorProto, helper
 
 from chrion.devices.cuda import pinned_memory
 from chrion.devices.host import allocate, element_code, fixed_shape
-from chrion.devices.providers import DEVICE_NAMES
+from chrion.devices.probe import smallest_session
+from chrion.devices.providers import CPU_PROVIDER, DEVICE_NAMES
 from chrion.graph.model import TensorInfo
 
 log = logging.getLogger(__name__)
@@ -86,12 +88,34 @@ class Device:
 
     def host_buffer(self, info: TensorInfo) -> ort.OrtValue:
         """Host memory that is quick to copy from and to: pinned where that can be had."""
-        return allocate(info, self._pinned)
+        return allocate(info, self._pinned if self.pins else None)
 
-    @property
+    @cached_property
     def pins(self) -> bool:
         """Whether :meth:`host_buffer` gives pinned memory."""
-        return self._pinned is not None
+        return self._pinned is not None and self.holds(_FLOAT) and self.follows(lambda i: allocate(i, self._pinned))
+
+    def follows(self, host_memory: Maker) -> bool:
+        """Whether a session on the CPU sees what is copied into a kind of host memory after that was bound.
+
+        It must not have copied the memory when it was bound; onnxruntime does that with memory it takes for a device's.
+        """
+        info = TensorInfo("x", _FLOAT, (1,))
+        try:
+            source, result = host_memory(info), allocate(info)
+            session = smallest_session(CPU_PROVIDER)
+            binding = session.io_binding()
+            binding.bind_ortvalue_input("x", source)
+            binding.bind_ortvalue_output("y", result)
+            seen = []
+            for number in (1.0, 2.0):
+                self.download(_FLOAT).copy(self.value(info, np.array([number], np.float32)), source)
+                session.run_with_iobinding(binding)
+                seen.append(float(result.numpy()[0]))
+        except Exception as error:  # noqa: BLE001 - plain memory does as well
+            log.info("%s: no pinned memory: %s", self.provider, error)
+            return False
+        return seen == [1.0, 2.0]
 
     def value(self, info: TensorInfo, array: np.ndarray[Any, Any]) -> ort.OrtValue:
         """An array's values on the device, or in the host's memory where the device does not hold their type."""

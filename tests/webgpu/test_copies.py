@@ -169,6 +169,13 @@ def test_buffers_copy_what_they_hold(device: Device) -> None:
         np.testing.assert_array_equal(host.numpy().ravel(), np.arange(max(1, int(np.prod(shape)))))
 
 
+def test_host_memory_that_is_copied_when_it_is_bound_is_noticed(device: Device) -> None:
+    """Plain host memory follows; memory of a device does not, since a session on the CPU takes a copy of it."""
+    assert device.follows(allocate)
+    assert not device.follows(device.empty)
+    assert not device.pins
+
+
 def test_booleans_keep_their_values(device: Device) -> None:
     """A mask made on the device decides on the CPU."""
     nodes = [node("Greater", ["x", "x2"], ["m"]), node("Where", ["m", "x", "x2"], ["y"])]
