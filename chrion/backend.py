@@ -22,11 +22,11 @@ import onnx
 from onnx import helper
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
+from chrion.devices import CPU_PROVIDER, provider_name
+from chrion.devices.probe import why_unusable
 from chrion.errors import ModelError, OptionError, ProviderError
 from chrion.graph.loader import load
 from chrion.graph.model import Graph
-from chrion.profiler.machine import CPU_PROVIDER, provider_name
-from chrion.profiler.probe import why_unusable
 from chrion.runtime.session import HybridSession
 from chrion.scheduler.placed import random_plan
 from chrion.scheduler.plan import Plan

@@ -9,14 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+#: The lanes that copy to the accelerator's memory and from it, beside those that compute. No schedule names them.
+UPLOADS = 1 << 20
+DOWNLOADS = UPLOADS + 1
+
 
 def on_accelerator(lane: int) -> bool:
     """Which side a lane is on."""
     return lane <= 0
 
 
+def copies(lane: int) -> bool:
+    """Whether a lane copies instead of computing."""
+    return lane >= UPLOADS
+
+
 def lane_name(lane: int) -> str:
-    """``gpu0``, ``gpu1``, ... for the accelerator's lanes, ``cpu1``, ``cpu2``, ... for the others."""
+    """``gpu0``, ``gpu1``, ... for the accelerator's lanes, ``cpu1``, ... for the cores; ``h2d`` and ``d2h`` copy."""
+    if copies(lane):
+        return "h2d" if lane == UPLOADS else "d2h"
     return f"gpu{-lane}" if on_accelerator(lane) else f"cpu{lane}"
 
 
@@ -26,5 +37,5 @@ def all_lanes(cores: int, streams: int = 1) -> list[int]:
 
 
 def in_reading_order(lanes: Iterable[int]) -> list[int]:
-    """Each lane once: the accelerator's first, gpu0, gpu1, ..., then the cores."""
+    """Each lane once: the accelerator's first, gpu0, gpu1, ..., then the cores, then those that copy."""
     return sorted(set(lanes), key=lambda lane: (lane > 0, abs(lane)))

@@ -6,8 +6,10 @@ core. So waiters spin for about as long as a handoff between lanes is worth, the
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import zlib
+from collections.abc import Iterator
 
 #: Turns a waiter spins before it parks; a turn is a few microseconds.
 SPIN_TURNS = 250
@@ -49,11 +51,11 @@ class Counter:
             for event in tuple(self._parked):
                 event.set()
 
-    def wait(self, count: int) -> None:
-        """Return once the count has reached ``count``."""
+    def wait(self, count: int, patience: int = SPIN_TURNS) -> None:
+        """Return once the count has reached ``count``; ``patience`` is how many turns to spin before parking."""
         turns = 0
         while self.count < count:
-            if turns < SPIN_TURNS:
+            if turns < patience:
                 relax()
                 turns += 1
             else:
@@ -70,3 +72,30 @@ class Counter:
                 event.wait(_LOOK_AGAIN_S)
         finally:
             self._parked.remove(event)
+
+
+class Gate:
+    """Any number of threads pass together, or one alone."""
+
+    def __init__(self) -> None:
+        self._inside = 0
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Pass together with others; waits while somebody is alone."""
+        with self._changed:
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait until nobody is inside, and keep everybody out. Not for a thread that is inside itself."""
+        with self._changed:  # held all the while, so that nobody enters
+            self._changed.wait_for(lambda: not self._inside)
+            yield

@@ -34,7 +34,11 @@ ShapeOption = Annotated[
 CoresOption = Annotated[int | None, typer.Option("--cores", metavar="K", help="CPU cores to use.  [default: all]")]
 AcceleratorOption = Annotated[
     str | None,
-    typer.Option("--accelerator", metavar="NAME", help="cuda, webgpu, none, or any execution provider by name."),
+    typer.Option(
+        "--accelerator",
+        metavar="NAME",
+        help="cuda, webgpu, none, or any execution provider by name.  [default: what works here]",
+    ),
 ]
 ProfileOption = Annotated[
     Path | None, typer.Option("--profile", metavar="P.json", help="A stored profile, of this or another machine.")
@@ -98,4 +102,4 @@ def stored_or_measured(
         return Profile.load(stored)
     variants = merged_variants(graph) if policy == MERGING_POLICY else ()
     with progress_bar("profile") as progress:
-        return profile(graph, cores, accelerator, progress=progress, fresh=fresh, variants=variants)
+        return profile(graph, cores, accelerator or "auto", progress=progress, fresh=fresh, variants=variants)

@@ -184,7 +184,7 @@ def _measured(plan: Plan, model: Path) -> Lanes:
     """The run of median latency among some."""
     graph = load(model, plan.shapes)
     feed = made_up_feed(graph)
-    with HybridSession(graph, plan=plan) as session:
+    with HybridSession(graph, plan=plan, strict=True) as session:
         runs = [session.trace(feed) for _ in range(_TRACES)]
     runs = sorted(runs[_TRACES // 3 :], key=lambda events: max((e.end_ms for e in events), default=0.0))
     if not runs[0]:

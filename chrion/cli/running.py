@@ -67,7 +67,7 @@ def run(
     expected = plain.run(None, arrays)
     del plain  # its threads would spin beside the lanes
     times = []
-    with HybridSession(graph, plan=chosen) as session:
+    with HybridSession(graph, plan=chosen, strict=True) as session:
         outputs = session.run(None, arrays)
         for _ in range(repeat):
             before = time.perf_counter()

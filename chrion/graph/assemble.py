@@ -122,12 +122,13 @@ def _dag(
     producer = {name: operator_of[i] for i, node in enumerate(nodes) for name in node.output if name}
     weight_index = {name: i for i, name in enumerate(weights)}
     inputs = [list(dict.fromkeys(name for node in group for name in reads[node])) for group in operators]
-    incoming: list[dict[int, int]] = []
+    value_index = {name: at for at, name in enumerate(producer)}
+    incoming: list[dict[int, list[str]]] = []
     for i, names in enumerate(inputs):
-        before: dict[int, int] = {}
+        before: dict[int, list[str]] = {}
         for name in names:
             if producer.get(name, i) != i:
-                before[producer[name]] = before.get(producer[name], 0) + (values[name].bytes or 0)
+                before.setdefault(producer[name], []).append(name)
         incoming.append(before)
     constants = {t.name: t for t in model.graph.initializer}
     signatures = [[_signature(nodes[node], reads[node], values, constants) for node in group] for group in operators]
@@ -137,7 +138,9 @@ def _dag(
         signatures=tuple(_joined(parts) for parts in signatures),
         predecessors=tuple(tuple(before) for before in incoming),
         successors=invert([tuple(before) for before in incoming]),
-        edge_bytes=tuple(tuple(before.values()) for before in incoming),
+        edge_bytes=tuple(tuple(sum(values[n].bytes or 0 for n in sent) for sent in b.values()) for b in incoming),
+        edge_values=tuple(tuple(tuple(value_index[n] for n in sent) for sent in b.values()) for b in incoming),
+        value_bytes=tuple(values[name].bytes or 0 for name in producer),
         input_bytes=tuple(
             sum(values[n].bytes or 0 for n in names if n not in weights and producer.get(n) != i)
             for i, names in enumerate(inputs)

@@ -29,6 +29,10 @@ class Dag:
     successors: tuple[tuple[int, ...], ...]
     #: Bytes that travel from each predecessor, parallel to ``predecessors`` (C of the paper).
     edge_bytes: tuple[tuple[int, ...], ...]
+    #: The values that it reads of each predecessor, parallel to ``predecessors``, as indices into ``value_bytes``.
+    edge_values: tuple[tuple[tuple[int, ...], ...], ...]
+    #: Bytes of each value that operators hand to each other.
+    value_bytes: tuple[int, ...]
     #: Bytes of the operator's inputs, weights apart.
     input_bytes: tuple[int, ...]
     #: Bytes of its outputs.
@@ -69,6 +73,8 @@ class Dag:
     def from_predecessors(cls, incoming: Sequence[dict[int, int]]) -> Dag:
         """Make a DAG without a model from each operator's predecessors and the bytes each sends.
 
+        An operator makes one value, as large as the most that it sends.
+
         Raises:
             ModelError: There is a cycle.
         """
@@ -85,6 +91,8 @@ class Dag:
             predecessors=tuple(tuple(sizes) for sizes in incoming),
             successors=invert([tuple(sizes) for sizes in incoming]),
             edge_bytes=tuple(tuple(sizes.values()) for sizes in incoming),
+            edge_values=tuple(tuple((before,) for before in sizes) for sizes in incoming),
+            value_bytes=tuple(sent),
             input_bytes=received,
             output_bytes=tuple(sent),
             weights=((),) * n,
@@ -146,6 +154,16 @@ class Dag:
                     reached |= self.descendants[after]
             kept.append(tuple(sorted(own)))
         return tuple(kept)
+
+    @cached_property
+    def handed_over(self) -> tuple[tuple[tuple[int, tuple[int, ...]], ...], ...]:
+        """For each operator, the values that others read of it: (value, its readers in ascending order)."""
+        readers: list[dict[int, list[int]]] = [{} for _ in range(len(self))]
+        for i, before in enumerate(self.predecessors):
+            for m, values in zip(before, self.edge_values[i], strict=True):
+                for value in values:
+                    readers[m].setdefault(value, []).append(i)
+        return tuple(tuple((value, tuple(those)) for value, those in sorted(own.items())) for own in readers)
 
     @cached_property
     def exits(self) -> tuple[int, ...]:

@@ -44,10 +44,11 @@ class Extractor:
         self._reads = node_reads(graph.model)
         self._weights = {t.name: t for t in graph.model.graph.initializer}
         self._states, self._final = _recurrent_states(graph.model, set(self._weights))
-        self._readers: dict[str, set[int]] = {}
+        #: Nodes that read a value, by its name.
+        self.readers: dict[str, set[int]] = {}
         for i, names in enumerate(self._reads):
             for name in names:
-                self._readers.setdefault(name, set()).add(i)
+                self.readers.setdefault(name, set()).add(i)
         self._declared: dict[str, onnx.ValueInfoProto] = {i.name: i for i in graph.model.graph.input}
         self._results = {o.name for o in graph.outputs}
 
@@ -83,7 +84,7 @@ class Extractor:
 
     def _leaves(self, name: str, inside: set[int]) -> bool:
         """Whether a value made inside is an output of the sub-model."""
-        readers = self._readers.get(name, set())
+        readers = self.readers.get(name, set())
         return name in self._results or bool(readers - inside) or (not readers and name in self._final)
 
     def _model(

@@ -3,8 +3,8 @@
 Without tiles, operator ``v`` joins the segment that its lane is filling when that changes no operator's start or
 finish:
 
-- ``v`` waits for no other lane, or only for what the segment waits for already, and receives no more bytes of it, so
-  that the segment starts no later;
+- ``v`` waits for no other lane, or only for operators that the segment waits for already, and for none of their values
+  that is copied after those that the segment reads, so that it starts no later;
 - no operator of the segment is awaited by another lane, so that nobody gets a result later.
 
 With tiles, ``v`` joins if it is of the segment's tile and no other lane has read from the segment yet: what the
@@ -53,10 +53,10 @@ def _without_delay(dag: Dag, order: Sequence[int], lanes: Sequence[int]) -> tupl
     filling: dict[int, tuple[list[int], dict[int, int]]] = {}
     for i in order:
         lane = lanes[i]
-        received = zip(dag.predecessors[i], dag.edge_bytes[i], strict=True)
-        foreign = {m: size for m, size in received if lanes[m] != lane}
+        received = zip(dag.predecessors[i], dag.edge_values[i], strict=True)
+        foreign = {m: max(values) for m, values in received if lanes[m] != lane}
         segment, awaited = filling.get(lane, ([], {}))
-        if segment and all(m in awaited and size <= awaited[m] for m, size in foreign.items()):
+        if segment and all(m in awaited and last <= awaited[m] for m, last in foreign.items()):
             segment.append(i)
         else:
             segment, awaited = [i], foreign

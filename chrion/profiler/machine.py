@@ -14,30 +14,8 @@ import onnxruntime as ort
 import psutil
 
 from chrion.cores import physical_cores
-from chrion.errors import ProviderError
-
-CPU_PROVIDER = "CPUExecutionProvider"
-#: Short names of providers for the command line; any full name works too.
-PROVIDER_NAMES = {
-    "cuda": "CUDAExecutionProvider",
-    "tensorrt": "TensorrtExecutionProvider",
-    "webgpu": "WebGpuExecutionProvider",
-    "directml": "DmlExecutionProvider",
-    "rocm": "ROCMExecutionProvider",
-    "migraphx": "MIGraphXExecutionProvider",
-    "openvino": "OpenVINOExecutionProvider",
-    "coreml": "CoreMLExecutionProvider",
-    "cpu": CPU_PROVIDER,
-}
-#: The kind of device memory each provider binds, as onnxruntime's IOBinding calls it; others bind host memory.
-DEVICE_TYPES = {
-    "CUDAExecutionProvider": "cuda",
-    "TensorrtExecutionProvider": "cuda",
-    "ROCMExecutionProvider": "cuda",
-    "MIGraphXExecutionProvider": "cuda",
-    "WebGpuExecutionProvider": "webgpu",
-    "DmlExecutionProvider": "dml",
-}
+from chrion.devices.cuda import CUDA_PROVIDER
+from chrion.devices.nvml import gpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,34 +46,25 @@ class Machine:
 
 
 def this_machine(accelerator: str | None = None) -> Machine:
-    """Describe the machine this runs on."""
+    """Describe the machine this runs on.
+
+    Args:
+        accelerator: The execution provider in use; a GPU that NVML knows is called by its own name.
+    """
+    cards = gpus() if accelerator == CUDA_PROVIDER else ()
     return Machine(
         cpu=_cpu_model(),
         cores=len(physical_cores()),
         memory_mb=psutil.virtual_memory().total / 1e6,
         system=f"{platform.system()} {platform.machine()}",
         onnxruntime=ort.get_version_string(),
-        accelerator=accelerator,
+        accelerator=cards[0].name if cards else accelerator,
     )
 
 
 def machine_from_json(content: Mapping[str, Any]) -> Machine:
     """Read what ``dataclasses.asdict`` wrote; raises TypeError or KeyError where fields are missing or surplus."""
     return Machine(**content)
-
-
-def provider_name(name: str) -> str:
-    """The full name of an execution provider, from a short or a full one.
-
-    Raises:
-        ProviderError: This onnxruntime has no such provider.
-    """
-    full = PROVIDER_NAMES.get(name.lower(), name)
-    available = ort.get_available_providers()
-    if full not in available:
-        hint = f"this onnxruntime offers {', '.join(available)}"
-        raise ProviderError(f"accelerator: there is no provider {name!r}", hint=hint)
-    return full
 
 
 def _cpu_model() -> str:

@@ -17,10 +17,12 @@ import numpy as np
 import onnxruntime as ort
 
 from chrion.cores import on_cores
+from chrion.devices import CPU_PROVIDER, Device
+from chrion.devices.placement import open_wholly
 from chrion.errors import ModelError
 from chrion.graph.extract import Extractor, SubModel
 from chrion.graph.model import ELEMENT_BYTES, Graph, TensorInfo
-from chrion.profiler.machine import CPU_PROVIDER, DEVICE_TYPES
+from chrion.profiler.node_memory import scratch_bytes
 
 #: A measurement's calls are made about this long, so that the interpreter's part in them is small.
 _CALL_S = 0.5e-3
@@ -51,7 +53,7 @@ class OperatorBench:
         extractor: Cuts operators out of the graph.
         operator: Which one.
         feeds: Arrays for those of its inputs that have been captured from a run; the rest is made up.
-        provider: Execution provider to run on.
+        device: Where to run it; the CPU if missing.
 
     Raises:
         Exception: Whatever onnxruntime raises where the provider cannot run the operator.
@@ -62,17 +64,17 @@ class OperatorBench:
         extractor: Extractor,
         operator: int,
         feeds: Mapping[str, np.ndarray[Any, Any]],
-        provider: str = CPU_PROVIDER,
+        device: Device | None = None,
     ) -> None:
-        self._device = DEVICE_TYPES.get(provider, "cpu")
-        single = _Copies(extractor.extract([operator]), extractor.graph.values, feeds, provider, self._device)
+        device = device or Device(CPU_PROVIDER)
+        values = extractor.graph.values
+        single = _Copies(extractor.extract([operator]), values, feeds, device)
         once_ms = single.time(_LEAST_CALLS, 0.0).median_ms
         room = _RESULT_BYTES / max(1, extractor.graph.dag.output_bytes[operator])
         self.copies = int(max(1, min(_CALL_S * 1e3 / max(once_ms, 1e-4), room, _MOST_COPIES)))
-        self._copies = single
+        self._single = self._copies = single
         if self.copies > 1:
-            several = extractor.extract([operator], self.copies)
-            self._copies = _Copies(several, extractor.graph.values, feeds, provider, self._device)
+            self._copies = _Copies(extractor.extract([operator], self.copies), values, feeds, device)
 
     def time(self, cores: Sequence[int] = ()) -> Sample:
         """Time the operator with one thread on each of ``cores``; without any, on the calling thread as it is.
@@ -86,6 +88,10 @@ class OperatorBench:
                 break
             calls = min(calls, self._once(cores), key=lambda sample: sample.median_ms)
         return Sample(calls.median_ms / self.copies, calls.spread)
+
+    def scratch_bytes(self) -> int:
+        """Memory that the operator takes beside inputs, outputs and weights, as far as onnxruntime counts it."""
+        return scratch_bytes(self._single.run_once)
 
     def _once(self, cores: Sequence[int]) -> Sample:
         return self._copies.time_on(cores) if cores else self._copies.time(_LEAST_CALLS, _WINDOW_S)
@@ -127,56 +133,58 @@ class _Copies:
         sub: SubModel,
         values: Mapping[str, TensorInfo],
         feeds: Mapping[str, np.ndarray[Any, Any]],
-        provider: str,
-        device: str,
+        device: Device,
     ) -> None:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = 1
-        options.log_severity_level = 4
-        for key, value in sub.options.items():
-            options.add_session_config_entry(key, value)
-        if provider != CPU_PROVIDER:
-            options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-        # Equal copies would be merged into one.
-        self._session = ort.InferenceSession(
-            sub.model.SerializeToString(), options, [provider], disabled_optimizers=["CommonSubexpressionElimination"]
-        )
-        if provider not in self._session.get_providers():
-            raise RuntimeError(f"{provider} is not available")
+        self._sub = sub
         self._device = device
-        self._outputs = sub.outputs
+        self._session = self._open(ort.SessionOptions())
         self._inputs = {
-            name: ort.OrtValue.ortvalue_from_numpy(feeds.get(name, random_array(values[name])), device, 0)
-            for name in sub.inputs
+            name: device.value(values[name], feeds.get(name, random_array(values[name]))) for name in sub.inputs
         }
         self.time(1, 0.0)
 
-    def binding(self) -> Any:
-        binding = self._session.io_binding()
+    def _open(self, options: ort.SessionOptions) -> ort.InferenceSession:
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 4
+        for key, value in self._sub.options.items():
+            options.add_session_config_entry(key, value)
+        # Equal copies would be merged into one.
+        rest = {"disabled_optimizers": ["CommonSubexpressionElimination"]}
+        return open_wholly(self._sub.model.SerializeToString(), options, self._device.provider, {}, **rest)
+
+    def run_once(self, options: ort.SessionOptions) -> None:
+        """Run once in a session of these options."""
+        with self._device.turn():
+            session = self._open(options)
+            session.run_with_iobinding(self._bound(session))
+
+    def _bound(self, session: ort.InferenceSession) -> Any:
+        binding = session.io_binding()
         for name, value in self._inputs.items():
             binding.bind_ortvalue_input(name, value)
-        for name in self._outputs:
-            binding.bind_output(name, self._device)
+        for name in self._sub.outputs:
+            binding.bind_output(name, self._device.name)
         return binding
 
     def time(self, least: int, window_s: float) -> Sample:
         """Call again and again, for ``window_s`` and at least ``least`` times."""
-        return _sample(self._calls(self.binding(), least, window_s))
+        return _sample(self._calls(self._bound(self._session), least, window_s))
 
     def time_on(self, cores: Sequence[int]) -> Sample:
         """Call on several pinned threads at once."""
-        times = on_cores(cores, lambda: self._calls(self.binding(), _LEAST_CALLS, _WINDOW_S))
+        times = on_cores(cores, lambda: self._calls(self._bound(self._session), _LEAST_CALLS, _WINDOW_S))
         return _sample([ms for own in times for ms in own])
 
     def _calls(self, binding: Any, least: int, window_s: float) -> list[float]:
-        run, session, clock = self._session.run_with_iobinding, binding, time.perf_counter
+        run, fence, clock = self._session.run_with_iobinding, self._device.fence, time.perf_counter
         binding.synchronize_inputs()
         times: list[float] = []
         end = clock() + window_s
         while len(times) < least or clock() < end:
             before = clock()
-            run(session)
+            run(binding)
             binding.synchronize_outputs()
+            fence()
             times.append((clock() - before) * 1e3)
         return times
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,20 +12,21 @@ import onnx
 import onnxruntime as ort
 
 from chrion.cores import physical_cores
-from chrion.errors import ModelError, OptionError, ProviderError, ShapeError
+from chrion.devices import Device, usable_provider
+from chrion.devices.placement import left_to_the_cpu
+from chrion.devices.probe import examine
+from chrion.errors import ModelError, OptionError, ShapeError
 from chrion.graph.extract import Extractor
 from chrion.graph.loader import first_line, weights_folder_option
 from chrion.graph.model import Graph
 from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.profiler.cache import Cache
-from chrion.profiler.costs import FREE
-from chrion.profiler.machine import provider_name, this_machine
+from chrion.profiler.machine import this_machine
 from chrion.profiler.measure import OperatorBench, Sample, random_array
-from chrion.profiler.probe import load_libraries, why_unusable
 from chrion.profiler.profiles import OperatorCost, Profile
 from chrion.profiler.quiet import CoreWatch
 from chrion.profiler.roofline import operator_bytes
-from chrion.profiler.transfer import measure_copies, measure_dispatch_ms, measure_handoff_ms
+from chrion.profiler.transfer import Copies, measure_copies, measure_dispatch_ms, measure_handoff_ms
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +54,8 @@ def profile(  # noqa: PLR0913 - what may be left out is by name
     Args:
         graph: The graph, with all its shapes known.
         cores: CPU cores to measure for (k); all physical cores this process may use if missing.
-        accelerator: An execution provider, by its full or short name (``cuda``); None measures CPU cores alone.
+        accelerator: An execution provider, by its full or short name (``cuda``), or ``auto`` for the first that works
+            here; None measures CPU cores alone.
         progress: Called after each measured signature.
         fresh: Measure again what has been measured before on this machine.
         variants: Further graphs whose operators to measure, such as the graph with operators merged.
@@ -67,50 +70,51 @@ def profile(  # noqa: PLR0913 - what may be left out is by name
         ProviderError: The accelerator cannot be used.
         ModelError: Not one operator could be measured.
     """
-    if graph.free_dimensions:
-        hint = f"give it, for example --shape {graph.free_dimensions[0].split('[')[0]}=1x..."
-        raise ShapeError(f"model {graph.name}: free dimensions in {', '.join(graph.free_dimensions)}", hint=hint)
+    _require_shapes(graph)
     lanes = _lanes(cores)
     provider = usable_provider(accelerator)
+    device = Device(provider) if provider else None
     machine = this_machine(provider)
     cache = Cache(machine.fingerprint, len(lanes))
     first = _representatives([graph, *(unroll(graph, chunk) for chunk in chunk_choices(graph)), *variants])
     known = {} if fresh else {s: cost for s in first if (cost := cache.get(s)) is not None}
-    for signature, cost in _measure({s: r for s, r in first.items() if s not in known}, lanes, provider, progress):
+    for signature, cost in _measure({s: r for s, r in first.items() if s not in known}, lanes, device, progress):
         known[signature] = cost
         cache.put(signature, cost)
     if not known and len(graph.dag):
         raise ModelError(f"model {graph.name}: none of its operators could be measured")
     handoff_ms = measure_handoff_ms(lanes)
-    upload, download = measure_copies(provider, handoff_ms) if provider else (FREE, FREE)
+    copies = measure_copies(device, handoff_ms) if device else Copies()
     return Profile(
         machine=machine,
         cores=len(lanes),
         accelerator=provider,
-        operators=known,
-        upload=upload,
-        download=download,
+        operators=_pinned_to_cpu(graph, known, device) if device else known,
+        upload=copies.upload,
+        download=copies.download,
+        pageable_upload=copies.pageable_upload,
+        pageable_download=copies.pageable_download,
         handoff_ms=handoff_ms,
         dispatch_ms=measure_dispatch_ms(lanes),
+        base_memory_mb=(examine(provider).memory_mb or 0.0) if provider else 0.0,
     )
 
 
-def usable_provider(accelerator: str | None) -> str | None:
-    """The full name of an accelerator's provider, tried out; None for None or ``none``.
+def _pinned_to_cpu(graph: Graph, known: Mapping[str, OperatorCost], device: Device) -> dict[str, OperatorCost]:
+    """The same costs, but operators that onnxruntime leaves to the CPU in the whole model have none there.
 
-    Raises:
-        ProviderError: There is no such provider, or it does not work here.
+    Some run on the accelerator by themselves, yet onnxruntime prefers the CPU for them where they work on shapes.
     """
-    if accelerator is None or accelerator.lower() == "none":
-        return None
-    provider = provider_name(accelerator)
-    reason = why_unusable(provider)
-    if reason:
-        cuda = provider.startswith(("CUDA", "Tensorrt"))
-        hint = "its libraries come with: pip install 'chrion[cuda]'" if cuda else ""
-        raise ProviderError(f"accelerator: {provider} does not work here: {reason}", hint=hint)
-    load_libraries(provider)
-    return provider
+    left = left_to_the_cpu(graph.model, weights_folder_option(graph.weights_folder), device)
+    names = {graph.model.graph.node[n].name: graph.dag.signatures[i] for i, ns in enumerate(graph.nodes) for n in ns}
+    pinned = {names[name] for name in left if name in names}
+    return {s: replace(cost, accelerator_ms=None) if s in pinned else cost for s, cost in known.items()}
+
+
+def _require_shapes(graph: Graph) -> None:
+    if graph.free_dimensions:
+        hint = f"give it, for example --shape {graph.free_dimensions[0].split('[')[0]}=1x..."
+        raise ShapeError(f"model {graph.name}: free dimensions in {', '.join(graph.free_dimensions)}", hint=hint)
 
 
 def _lanes(cores: int | None) -> tuple[int, ...]:
@@ -130,7 +134,7 @@ def _representatives(graphs: Sequence[Graph]) -> dict[str, tuple[Graph, int]]:
 
 
 def _measure(
-    todo: Mapping[str, tuple[Graph, int]], lanes: tuple[int, ...], provider: str | None, progress: Progress | None
+    todo: Mapping[str, tuple[Graph, int]], lanes: tuple[int, ...], device: Device | None, progress: Progress | None
 ) -> Iterator[tuple[str, OperatorCost]]:
     watch = CoreWatch(lanes, _PATIENCE_S)
     by_graph: dict[Graph, list[int]] = {}
@@ -143,7 +147,7 @@ def _measure(
         for i in operators:
             count += 1
             try:
-                yield graph.dag.signatures[i], measure_operator(extractor, i, feeds, watch, provider)
+                yield graph.dag.signatures[i], measure_operator(extractor, i, feeds, watch, device)
             except Exception as error:  # noqa: BLE001 - whatever the kernel says, the profile goes on without it
                 log.warning("operator %s is not measured: %s", graph.dag.names[i], first_line(error))
             if progress:
@@ -155,22 +159,24 @@ def measure_operator(
     i: int,
     feeds: Mapping[str, np.ndarray[Any, Any]],
     watch: CoreWatch,
-    provider: str | None,
+    device: Device | None,
 ) -> OperatorCost:
     """Measure one operator for 1..k busy cores of those watched, and on the accelerator."""
     dag = extractor.graph.dag
     bench = OperatorBench(extractor, i, feeds)
     samples = [_quiet_time(bench, watch, busy) for busy in range(1, len(watch.cores) + 1)]
-    accelerator_ms = None
-    if provider:
+    accelerator_ms, scratch = None, 0
+    if device:
         try:
-            accelerator_ms = OperatorBench(extractor, i, feeds, provider).time().median_ms
+            there = OperatorBench(extractor, i, feeds, device)
+            accelerator_ms, scratch = there.time().median_ms, there.scratch_bytes()
         except Exception as error:  # noqa: BLE001 - the provider lacks it: it stays on the CPU
             log.info("operator %s stays on the CPU: %s", dag.names[i], first_line(error))
     return OperatorCost(
         op_type=dag.op_types[i],
         cpu_ms=tuple(s.median_ms for s in samples),
         accelerator_ms=accelerator_ms,
+        ephemeral_bytes=scratch,
         spread=samples[0].spread,
         flops=dag.flops[i],
         bytes=operator_bytes(dag, i),

@@ -18,6 +18,7 @@ from chrion.profiler.machine import Machine, machine_from_json
 from chrion.profiler.roofline import Roofline, operator_bytes
 
 SCHEMA = "chrion.profile/1"
+_COPIES = ("upload", "download", "pageable_upload", "pageable_download")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,9 @@ class Profile:
     operators: Mapping[str, OperatorCost]
     upload: CopyCost = FREE
     download: CopyCost = FREE
+    #: Copies from and to memory that is not pinned, where ``upload`` and ``download`` are of pinned memory.
+    pageable_upload: CopyCost | None = None
+    pageable_download: CopyCost | None = None
     handoff_ms: float = 0.0
     dispatch_ms: float = 0.0
     base_memory_mb: float = 0.0
@@ -143,7 +147,10 @@ class Profile:
         content = {"schema": SCHEMA, "machine": asdict(self.machine), "fingerprint": self.machine.fingerprint}
         for name in ("cores", "accelerator", "handoff_ms", "dispatch_ms", "base_memory_mb", "notes"):
             content[name] = getattr(self, name)
-        content |= {"upload": asdict(self.upload), "download": asdict(self.download), "operators": {}}
+        for name in _COPIES:
+            if (cost := getattr(self, name)) is not None:
+                content[name] = asdict(cost)
+        content["operators"] = {}
         lines = [
             f"  {json.dumps(signature)}: {json.dumps(asdict(cost))}"
             for signature, cost in sorted(self.operators.items())
@@ -188,18 +195,25 @@ def _from_json(content: Mapping[str, Any]) -> Profile:
     for signature, cost in operators.items():
         if len(cost.cpu_ms) != cores:
             raise ValueError(f"{signature} has {len(cost.cpu_ms)} CPU times for {cores} cores")
-    upload, download = (CopyCost(c["latency_ms"], c["ms_per_byte"]) for c in (content["upload"], content["download"]))
-    _require_figures("copies", upload.latency_ms, upload.ms_per_byte, download.latency_ms, download.ms_per_byte)
+    copies = {name: _copy_cost(content[name]) for name in _COPIES if name in content}
     _require_figures("the machine", *(content[name] for name in ("handoff_ms", "dispatch_ms", "base_memory_mb")), cores)
     return Profile(
         machine=machine_from_json(content["machine"]),
         cores=cores,
         accelerator=content["accelerator"],
         operators=operators,
-        upload=upload,
-        download=download,
+        upload=copies["upload"],
+        download=copies["download"],
+        pageable_upload=copies.get("pageable_upload"),
+        pageable_download=copies.get("pageable_download"),
         handoff_ms=float(content["handoff_ms"]),
         dispatch_ms=float(content["dispatch_ms"]),
         base_memory_mb=float(content["base_memory_mb"]),
         notes=tuple(content["notes"]),
     )
+
+
+def _copy_cost(content: Mapping[str, float]) -> CopyCost:
+    cost = CopyCost(content["latency_ms"], content["ms_per_byte"])
+    _require_figures("copies", cost.latency_ms, cost.ms_per_byte)
+    return cost

@@ -17,7 +17,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 from chrion.cores import on_cores
-from chrion.profiler.machine import CPU_PROVIDER
+from chrion.devices import CPU_PROVIDER
 
 #: A matrix product of about a tenth of a millisecond, and how often a look runs it.
 _SIZE = (64, 256)

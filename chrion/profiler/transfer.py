@@ -6,7 +6,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,9 +14,11 @@ import numpy as np
 import onnxruntime as ort
 
 from chrion.cores import pinned
-from chrion.profiler.costs import CopyCost
-from chrion.profiler.machine import CPU_PROVIDER, DEVICE_TYPES
-from chrion.profiler.probe import smallest_session
+from chrion.devices import CPU_PROVIDER, Device
+from chrion.devices.host import allocate
+from chrion.devices.probe import smallest_session
+from chrion.graph.model import TensorInfo
+from chrion.profiler.costs import FREE, CopyCost
 from chrion.waiting import Counter
 
 _ROUNDS = 400
@@ -99,23 +101,49 @@ def _calls_ms(session: ort.InferenceSession, binding: Any) -> float:
     return statistics.median(times)
 
 
-def measure_copies(provider: str, handoff_ms: float) -> tuple[CopyCost, CopyCost]:
-    """Upload to a provider's memory and download from it: latency and time a byte, fitted over sizes.
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Copies between the host's memory and a device's."""
 
-    The latency includes the handoff to the lane that waits for the copy, which is all that remains where the provider
-    works in the CPU's memory.
+    upload: CopyCost = FREE
+    download: CopyCost = FREE
+    #: The same from and to memory that is not pinned, where the provider has pinned memory; None where it has none.
+    pageable_upload: CopyCost | None = None
+    pageable_download: CopyCost | None = None
+
+
+def measure_copies(device: Device, handoff_ms: float) -> Copies:
+    """Copies to a device's memory and back: latency and time a byte, fitted over sizes.
+
+    The latency includes two handoffs: to the lane that copies, and from there to the one that waits. Where the
+    provider works in the host's memory, one handoff is all that remains.
     """
-    device = DEVICE_TYPES.get(provider)
-    if device is None:
-        return CopyCost(handoff_ms), CopyCost(handoff_ms)
+    if not device.holds("tensor(float)"):
+        return Copies(CopyCost(handoff_ms), CopyCost(handoff_ms))
+    upload, download = _timed_copies(device, handoff_ms, device.host_buffer)
+    if not device.pins:
+        return Copies(upload, download)
+    return Copies(upload, download, *_timed_copies(device, handoff_ms, allocate))
+
+
+def _timed_copies(
+    device: Device, handoff_ms: float, host_memory: Callable[[TensorInfo], ort.OrtValue]
+) -> tuple[CopyCost, CopyCost]:
     uploads, downloads = [], []
+    transfer = device.download("tensor(float)")
     for size in _COPY_BYTES:
-        array = np.zeros(size // 4, np.float32)
-        value = ort.OrtValue.ortvalue_from_numpy(array, device, 0)
-        uploads.append(_median_ms(partial(value.update_inplace, array)))
-        downloads.append(_median_ms(value.numpy))
-    up, down = fit_copy(_COPY_BYTES, uploads), fit_copy(_COPY_BYTES, downloads)
-    return replace(up, latency_ms=up.latency_ms + handoff_ms), replace(down, latency_ms=down.latency_ms + handoff_ms)
+        info = TensorInfo("x", "tensor(float)", (size // 4,))
+        host, there = host_memory(info), device.empty(info)
+
+        def upload(host: ort.OrtValue = host, there: ort.OrtValue = there) -> None:
+            device.upload(host, there)
+            device.fence()
+
+        uploads.append(_median_ms(upload))
+        downloads.append(_median_ms(partial(transfer.copy, there, host)))
+    fits = (fit_copy(_COPY_BYTES, times) for times in (uploads, downloads))
+    up, down = (replace(fit, latency_ms=fit.latency_ms + 2 * handoff_ms) for fit in fits)
+    return up, down
 
 
 def fit_copy(sizes: Sequence[int], times_ms: Sequence[float]) -> CopyCost:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from chrion.lanes import lane_name
@@ -75,17 +77,38 @@ def bench_verdict(timings: Sequence[Timing], hybrid: str) -> str:
     return f"{hybrid} does not win here: {ratio:.2f} times the best plain session ({best.name}); run that one instead"
 
 
-def machine_table(machine: Machine, cores: Sequence[int], providers: Mapping[str, str | None]) -> Table:
-    """What this machine offers, and which providers work."""
+def machine_table(
+    machine: Machine, cores: Sequence[int], providers: Sequence[Mapping[str, Any]], gpus: Sequence[Mapping[str, Any]]
+) -> Table:
+    """What this machine offers, and which providers work.
+
+    Args:
+        machine: The machine.
+        cores: The logical CPU of each CPU lane.
+        providers: Each with ``name``, ``reason`` (None where it works), ``remedy`` and ``base_memory_mb`` (None where
+            that is not known).
+        gpus: Each with ``name``, ``memory_mb`` and ``used_mb``.
+    """
     table = Table(title=str(machine), show_header=False)
     table.add_row("cores", ", ".join(f"{lane_name(j)} on CPU {core}" for j, core in enumerate(cores, start=1)))
     table.add_row("memory", f"{machine.memory_mb / 1000:.1f} GB")
     table.add_row("system", machine.system)
     table.add_row("onnxruntime", machine.onnxruntime)
     table.add_row("fingerprint", machine.fingerprint)
-    for provider, reason in providers.items():
-        table.add_row(provider, "works" if reason is None else f"does not work: {reason}")
+    for gpu in gpus:
+        table.add_row(
+            "GPU", f"{gpu['name']}, {gpu['memory_mb'] / 1000:.1f} GB, of which {format_mb(gpu['used_mb'])} used"
+        )
+    for provider in providers:
+        table.add_row(provider["name"], escape(_working(provider)))
     return table
+
+
+def _working(provider: Mapping[str, Any]) -> str:
+    if provider["reason"] is None:
+        held = provider["base_memory_mb"]
+        return "works" + (f", holds {format_mb(held)} as soon as anything runs" if held else "")
+    return f"does not work: {provider['reason']}" + (f" ({provider['remedy']})" if provider["remedy"] else "")
 
 
 def _figures(found: Prediction, reference: Prediction | None) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chrion.lanes import in_reading_order, lane_name
+from chrion.lanes import copies, in_reading_order, lane_name
 from chrion.runtime.executor import Event
 from chrion.scheduler.plan import Plan
 from chrion.units import format_ms
@@ -47,8 +47,8 @@ class Lanes:
 
     @property
     def overlap(self) -> float:
-        """Busy time of all lanes over latency: 1 is one lane at a time."""
-        busy = sum(bar.end_ms - bar.start_ms for bar in self.bars)
+        """Busy time of all lanes that compute over latency: 1 is one lane at a time."""
+        busy = sum(bar.end_ms - bar.start_ms for bar in self.bars if not copies(bar.lane))
         return busy / self.latency_ms if self.latency_ms else 0.0
 
 
@@ -63,7 +63,9 @@ def predicted_lanes(plan: Plan) -> Lanes:
 def measured_lanes(plan: Plan, events: Sequence[Event]) -> Lanes:
     """What a traced run did."""
     bars = (
-        Bar(e.lane, e.start_ms, e.end_ms, _label(plan, plan.segments[e.segment]), _key(plan, plan.segments[e.segment]))
+        Bar(e.lane, e.start_ms, e.end_ms, e.copied, "copies")
+        if e.copied
+        else Bar(e.lane, e.start_ms, e.end_ms, *(name(plan, plan.segments[e.segment]) for name in (_label, _key)))
         for e in events
     )
     return Lanes("measured", tuple(bars))

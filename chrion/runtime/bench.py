@@ -22,9 +22,9 @@ import onnxruntime as ort
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from chrion.cores import physical_cores
+from chrion.devices import CPU_PROVIDER
 from chrion.errors import OptionError
 from chrion.graph.model import Graph
-from chrion.profiler.machine import CPU_PROVIDER
 from chrion.profiler.quiet import CoreWatch, Watch
 from chrion.runtime.session import HybridSession
 from chrion.runtime.values import check_feed
@@ -115,7 +115,7 @@ def hybrid_rival(graph: Graph, plan: Plan, feed: Feed) -> Maker:
     """A HybridSession with a given plan."""
 
     def make() -> tuple[Run, Callable[[], None]]:
-        session = HybridSession(graph, plan=plan)
+        session = HybridSession(graph, plan=plan, strict=True)
         return lambda: session.run(None, feed), session.close
 
     return make

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import onnxruntime as ort
 
 from chrion.cores import physical_cores
-from chrion.errors import ChrionError, InputError, ModelError
+from chrion.devices import CPU_PROVIDER, usable_provider
+from chrion.errors import ChrionError, InputError, ModelError, ProviderError
 from chrion.graph.model import Graph
-from chrion.profiler.machine import CPU_PROVIDER, this_machine
+from chrion.profiler.machine import this_machine
 from chrion.profiler.measure import made_up_feed
-from chrion.profiler.measure_graph import profile, usable_provider
+from chrion.profiler.measure_graph import profile
 from chrion.profiler.profiles import Profile
 from chrion.runtime.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
 from chrion.runtime.guard import Contender, Decision, Memory, decide
@@ -42,6 +43,8 @@ class Wishes:
     slo_ms: float | None
     alpha: float | None
     cores: int | None
+    #: Raise where something fails on the accelerator, instead of going on without it.
+    strict: bool = False
 
     @property
     def accelerator(self) -> tuple[str, Mapping[str, Any]] | None:
@@ -54,8 +57,15 @@ class Wishes:
         return None
 
     def plain(self, reason: str) -> PlainEngine:
-        """The plain session the caller would have had."""
-        return PlainEngine(self.source, self.options, self.providers, self.provider_options, reason)
+        """The plain session the caller would have had; on the accelerator of the given plan where none is named."""
+        providers = self.providers
+        if providers is None and isinstance(self.plan, Plan) and self.plan.accelerator not in {None, CPU_PROVIDER}:
+            providers = [self.plan.accelerator, CPU_PROVIDER]
+        return PlainEngine(self.source, self.options, providers, self.provider_options, reason)
+
+    def on_cpu(self, reason: str) -> PlainEngine:
+        """The same without an accelerator."""
+        return PlainEngine(self.source, self.options, [CPU_PROVIDER], None, reason)
 
 
 class Chooser:
@@ -66,35 +76,105 @@ class Chooser:
         self._provider_options = wishes.accelerator[1] if wishes.accelerator else {}
         #: Measured for the first shapes; the costs of others are scaled from it.
         self._profile: Profile | None = None
+        #: How the accelerator has failed, after which it is not used any more; empty while it works.
+        self._lost = ""
 
     def engine(self, graph: Graph) -> Engine:
         """The engine for a graph of known shapes.
 
-        A given plan is used as it is. Otherwise the plan made here has to beat the plain sessions.
+        A given plan is used as it is. Otherwise the plan made here has to beat the plain sessions. Where the
+        accelerator fails, and that is no error, what comes out does without it.
 
         Raises:
             InputError: The given plan does not fit, or what was asked for cannot be had.
+            ProviderError: The accelerator fails, and the caller wants to be told.
         """
         wishes = self._wishes
         try:
+            if self._lost:
+                return self._chosen_on_cpu(graph)
             if wishes.plan is not None:
-                return self._cut(graph, wishes.plan if isinstance(wishes.plan, Plan) else wishes.plan(graph))
+                return self._open(graph, wishes.plan if isinstance(wishes.plan, Plan) else wishes.plan(graph))
             require_tensors(graph)
             return self._guarded(graph)
         except CannotCutError as reason:
-            return wishes.plain(str(reason))
+            return self.plain(str(reason))
         except (ChrionError, RuntimeError) as error:
             asked = isinstance(error, InputError) and not isinstance(error, ModelError)
-            if wishes.plan is not None or asked:
+            if wishes.plan is not None or asked or (wishes.strict and isinstance(error, ProviderError)):
                 raise
             log.warning("model %s runs plain: %s", graph.name, error)
-            return wishes.plain(str(error))
+            return self.plain(str(error))
+
+    def lose(self, error: Exception) -> bool:
+        """The accelerator has failed: do without it from now on, and say so in a warning; false if that is known."""
+        if self._lost:
+            return False
+        self._lost = f"the accelerator failed: {error}"
+        log.warning("the model runs on the CPU: %s", self._lost)
+        return True
+
+    def plain(self, reason: str) -> PlainEngine:
+        """The plain session the caller would have had, or one on the CPU where the accelerator cannot open the model.
+
+        Raises:
+            Exception: What InferenceSession raises where the CPU cannot either, or where the caller wants to be told.
+        """
+        wishes = self._wishes
+        if self._lost:
+            return wishes.on_cpu(self._lost)
+        try:
+            return wishes.plain(reason)
+        except Exception as error:
+            if wishes.strict or wishes.accelerator is None:
+                raise
+            try:
+                engine = wishes.on_cpu(f"the accelerator failed: {error}")
+            except Exception:  # noqa: BLE001 - the model is at fault
+                raise error from None
+            self.lose(error)
+            return engine
+
+    def _chosen_on_cpu(self, graph: Graph) -> Engine:
+        """What runs without the accelerator.
+
+        A plan on the CPU cores if one made from the costs at hand is fastest, or else a plain session; where no costs
+        are at hand, a plain session.
+        """
+        if self._profile is None:
+            return self._wishes.on_cpu(self._lost)
+        makers = self._plain_makers()
+        decision = self._decide(graph, makers)
+        if decision.plan is None:
+            return makers[decision.winner](f"{self._lost}; {decision.why}")
+        return self._cut(graph, replace(decision.plan, remarks=(*decision.plan.remarks, self._lost)))
+
+    def _open(self, graph: Graph, plan: Plan) -> Engine:
+        """The engine of a plan, or one without the accelerator if that fails.
+
+        Raises:
+            ProviderError: It fails, and the caller wants to be told.
+        """
+        try:
+            return self._cut(graph, plan)
+        except (CannotCutError, InputError):
+            raise
+        except Exception as error:
+            if plan.accelerator is None:
+                raise
+            if self._wishes.strict:
+                if isinstance(error, ProviderError):
+                    raise
+                raise ProviderError(f"plan of {plan.model!r}: {plan.accelerator} failed: {error}") from error
+            self.lose(error)
+            return self._chosen_on_cpu(graph)
 
     def _cut(self, graph: Graph, plan: Plan) -> CutEngine:
         return CutEngine(plan.apply(graph), plan, self._wishes.options, self._provider_options)
 
     def _guarded(self, graph: Graph) -> Engine:
-        memory = Memory(this_machine().fingerprint, graph.digest, self._goal())
+        provider = self._wishes.accelerator[0] if self._wishes.accelerator else None
+        memory = Memory(this_machine(provider).fingerprint, graph.digest, self._goal())
         plain = self._plain_makers()
         decision = memory.recall()
         if decision is not None:
@@ -107,7 +187,7 @@ class Chooser:
         return self._chosen(graph, plain, decision)
 
     def _chosen(self, graph: Graph, plain: Mapping[str, Callable[[str], PlainEngine]], decision: Decision) -> Engine:
-        return self._cut(graph, decision.plan) if decision.plan else plain[decision.winner](decision.why)
+        return self._open(graph, decision.plan) if decision.plan else plain[decision.winner](decision.why)
 
     def _decide(self, graph: Graph, plain: Mapping[str, Callable[[str], PlainEngine]]) -> Decision:
         """Time the plans that look best against the plain sessions."""
@@ -127,7 +207,8 @@ class Chooser:
         wishes = self._wishes
         if self._profile is None:
             self._profile = profile(graph, wishes.cores, self._usable_accelerator(graph))
-        return alternatives(graph, self._profile, wishes.slo_ms, wishes.alpha)
+        usable = replace(self._profile, accelerator=None) if self._lost else self._profile
+        return alternatives(graph, usable, wishes.slo_ms, wishes.alpha)
 
     def _usable_accelerator(self, graph: Graph) -> str | None:
         if self._wishes.accelerator is None:
@@ -135,13 +216,15 @@ class Chooser:
         try:
             return usable_provider(self._wishes.accelerator[0])
         except ChrionError as error:
+            if self._wishes.strict:
+                raise
             log.warning("model %s runs without an accelerator: %s", graph.name, error)
             return None
 
     def _plain_makers(self) -> dict[str, Callable[[str], PlainEngine]]:
         """Plain sessions worth trying: as the caller made it, and on the CPU with other numbers of threads."""
         wishes = self._wishes
-        makers: dict[str, Callable[[str], PlainEngine]] = {_PLAIN: wishes.plain}
+        makers: dict[str, Callable[[str], PlainEngine]] = {_PLAIN: wishes.on_cpu if self._lost else wishes.plain}
         if wishes.options is None:
             cores = len(physical_cores())
             counts = [1] if cores < 8 else [1, cores // 2]

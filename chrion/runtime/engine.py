@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import onnxruntime as ort
 
 from chrion.cores import physical_cores
-from chrion.errors import PlanError, ProviderError
+from chrion.devices import CPU_PROVIDER
+from chrion.devices.host import allocate, to_host
+from chrion.devices.nvml import Watch
+from chrion.devices.providers import require_working
+from chrion.errors import PlanError
 from chrion.graph.extract import Extractor
 from chrion.graph.model import ELEMENT_BYTES, Graph
-from chrion.lanes import in_reading_order, lane_name, on_accelerator
-from chrion.profiler.machine import CPU_PROVIDER
-from chrion.profiler.probe import load_libraries, why_unusable
+from chrion.lanes import copies, in_reading_order, lane_name, on_accelerator
+from chrion.runtime.accelerator import Accelerator
+from chrion.runtime.crossings import find_crossings
 from chrion.runtime.executor import Event, Executor
-from chrion.runtime.frame import allocate
 from chrion.runtime.lanes import Lanes
 from chrion.runtime.program import build_program
 from chrion.runtime.segment import SegmentFactory
@@ -56,42 +59,56 @@ class CutEngine:
             raise CannotCutError("the plan runs the whole model as one segment")
         self.graph = graph
         self.plan = plan
-        self.program = build_program(graph.dag, plan.schedule.lanes, plan.segments, plan.schedule.stages)
-        factory = SegmentFactory(Extractor(graph), options, _accelerator(plan, provider_options))
-        self.segments = [factory.open(s, plan.schedule.lanes[s[0]]) for s in plan.segments]
+        lanes, extractor = plan.schedule.lanes, Extractor(graph)
+        accelerator = _accelerator(plan, provider_options)
+        crossings = find_crossings(extractor, lanes, accelerator.device if accelerator else None)
+        self.program = build_program(graph.dag, lanes, plan.segments, plan.schedule.stages, crossings)
+        watch = Watch()
+        factory = SegmentFactory(extractor, options, accelerator)
+        self.segments = [factory.open(s, lanes[s[0]]) for s in plan.segments]
         self.sessions = factory.sessions
+        #: GPU memory that opening the sessions took, in MB; None where nothing tells.
+        self.loaded_mb = watch.grown_mb() if accelerator else None
         cores = _cores_of(self.program.lanes, plan)
         first = next(iter(self.program.lanes))
         self._lanes = Lanes({lane: core for lane, core in cores.items() if lane != first})
-        self._executor = Executor(graph, self.program, self.segments, self._lanes, cores[first])
+        self._executor = Executor(graph, self.program, self.segments, self._lanes, cores, accelerator)
         self._constants = {
             o.name: ort.OrtValue.ortvalue_from_numpy(value)
             for o in graph.outputs
             if (value := graph.constant(o.name)) is not None
         }
 
-    def run(
+    def run(  # noqa: PLR0913, PLR0917 - what a request is made of
         self,
         feeds: Mapping[str, ort.OrtValue],
         outputs: Sequence[str],
         targets: Mapping[str, ort.OrtValue],
         run_options: ort.RunOptions | None,
         events: list[Event] | None = None,
+        staying: Collection[str] = (),
     ) -> dict[str, ort.OrtValue]:
         """Run one request; see :meth:`Executor.run`. An output that is an input or a weight is copied."""
         made = [name for name in outputs if name not in feeds and name not in self._constants]
-        values = self._executor.run(feeds, made, targets=targets, run_options=run_options, events=events)
+        values = self._executor.run(
+            feeds, made, targets=targets, run_options=run_options, events=events, staying=staying
+        )
         for name in outputs:
             source = feeds.get(name) or self._constants.get(name)
             if source is not None:
                 values[name] = targets.get(name) or allocate(self.graph.values[name])
-                values[name].update_inplace(source.numpy())
+                values[name].update_inplace(to_host(source).numpy())
         return values
+
+    @property
+    def accelerated(self) -> bool:
+        """Whether any of it is on an accelerator."""
+        return self.plan.accelerator is not None
 
     def explain(self) -> str:
         """What runs where, in a few lines."""
-        plan, lanes = self.plan, self.program.lanes
-        counts = f"{self.sessions} sessions, {self.program.waits} waits"
+        plan, lanes = self.plan, [lane for lane in self.program.lanes if not copies(lane)]
+        counts = f"{self.sessions} sessions, {self.program.waits} waits, {self.program.copies} copies"
         lines = [
             f"{plan.model}: {len(plan.operators)} operators in {len(plan.segments)} segments on {len(lanes)} lanes",
             f"policy {plan.policy}, {counts}",
@@ -130,6 +147,11 @@ class PlainEngine:
         twin.reason = reason
         return twin
 
+    @property
+    def accelerated(self) -> bool:
+        """Whether any of it may be on an accelerator."""
+        return list(self.session.get_providers()) != [CPU_PROVIDER]
+
     def explain(self) -> str:
         """Why the model runs in one piece."""
         return f"plain onnxruntime on {', '.join(self.session.get_providers())}: {self.reason}"
@@ -157,19 +179,16 @@ def require_tensors(graph: Graph) -> None:
             raise CannotCutError(f"output {info.name!r} is a constant text")  # no OrtValue can be made of one
 
 
-def _accelerator(plan: Plan, provider_options: Mapping[str, Any]) -> list[Any] | None:
+def _accelerator(plan: Plan, provider_options: Mapping[str, Any]) -> Accelerator | None:
     if plan.accelerator is None:
         return None
     if plan.accelerator != CPU_PROVIDER:
-        reason = why_unusable(plan.accelerator)
-        if reason:
-            raise ProviderError(f"plan of {plan.model!r}: {plan.accelerator} does not work here: {reason}")
-        load_libraries(plan.accelerator)
-    return [(plan.accelerator, dict(provider_options))]
+        require_working(plan.accelerator, f"plan of {plan.model!r}")
+    return Accelerator(plan.accelerator, provider_options)
 
 
 def _cores_of(lanes: Mapping[int, object], plan: Plan) -> dict[int, int | None]:
-    """The core each lane is pinned to; the accelerator's lanes take those that are left over, or none of their own."""
+    """The core each lane is pinned to; lanes that use none take those that are left over, or none of their own."""
     available = physical_cores()
     if plan.schedule.cores > len(available):
         raise PlanError(
@@ -177,7 +196,6 @@ def _cores_of(lanes: Mapping[int, object], plan: Plan) -> dict[int, int | None]:
             hint="make one with: chrion partition",
         )
     spare = available[plan.schedule.cores :]
-    return {
-        lane: (spare[-lane] if -lane < len(spare) else None) if on_accelerator(lane) else available[lane - 1]
-        for lane in lanes
-    }
+    others = [lane for lane in lanes if on_accelerator(lane) or copies(lane)]
+    owned = dict(zip(others, spare, strict=False))
+    return {lane: owned.get(lane) if lane in others else available[lane - 1] for lane in lanes}

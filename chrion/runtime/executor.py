@@ -10,33 +10,47 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import onnxruntime as ort
 
 from chrion.cores import pinned
+from chrion.devices.host import zeros
 from chrion.graph.model import Graph
+from chrion.runtime.accelerator import Accelerator
 from chrion.runtime.frame import Frame
 from chrion.runtime.lanes import Lanes
-from chrion.runtime.program import Program, Run, Signal
+from chrion.runtime.program import Copy, Program, Run, Signal, Wait
 from chrion.runtime.segment import Segment
-from chrion.waiting import Counter
+from chrion.waiting import SPIN_TURNS, Counter, Gate
 
 #: The count of a lane that has ended, well or not.
 _ENDED = 1 << 60
+#: Turns that a lane without a core of its own spins before it parks: about what parking costs.
+_SHORT_TURNS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One segment's run, in ms from the start of its request."""
+    """One segment's run or one copy, in ms from the start of its request."""
 
     lane: int
+    #: Index of the segment; -1 for a copy.
     segment: int
     start_ms: float
     end_ms: float
+    #: The value that was copied; empty for a segment.
+    copied: str = ""
+
+
+class AcceleratorFailure(Exception):  # noqa: N818 - carries the error proper
+    """Something failed on the accelerator; ``reason`` is the error, with the operators' names."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
 
 
 @dataclass(slots=True)
@@ -47,7 +61,7 @@ class _Request:
     counters: dict[int, Counter]
     run_options: ort.RunOptions | None
     #: Where to note what ran when, or None.
-    events: list[tuple[int, int, float, float]] | None
+    events: list[tuple[int, int, float, float, str]] | None
     failure: BaseException | None = None
     #: Parallel lanes may fail at once: the first one counts.
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -66,27 +80,40 @@ class Executor:
         program: Its program.
         segments: What ``Run`` instructions name.
         lanes: Threads of all lanes but the program's first.
-        core: Core of the program's first lane.
+        cores: The core of each lane; None where it has none of its own.
+        accelerator: Runs the segments that are on it.
     """
 
-    def __init__(
-        self, graph: Graph, program: Program, segments: Sequence[Segment], lanes: Lanes, core: int | None
+    def __init__(  # noqa: PLR0913, PLR0917 - all that a program needs
+        self,
+        graph: Graph,
+        program: Program,
+        segments: Sequence[Segment],
+        lanes: Lanes,
+        cores: Mapping[int, int | None],
+        accelerator: Accelerator | None = None,
     ) -> None:
         self._graph = graph
         self._program = program
         self._segments = segments
         self._lanes = lanes
-        self._core = core
+        #: A lane without a core of its own spins at the cost of one that works.
+        self._patience = {lane: SPIN_TURNS if core is not None else _SHORT_TURNS for lane, core in cores.items()}
+        self._accelerator = accelerator
         self._first = next(iter(program.lanes))
+        self._core = cores[self._first]
         self._frames: list[Frame] = []
         self._frames_lock = threading.Lock()
+        #: Requests pass it together; a CUDA graph is captured while none runs.
+        self._gate = Gate()
 
-    def run(
+    def run(  # noqa: PLR0913 - what a request is made of
         self,
         feeds: Mapping[str, ort.OrtValue],
         outputs: Sequence[str],
         *,
         targets: Mapping[str, ort.OrtValue] | None = None,
+        staying: Collection[str] = (),
         run_options: ort.RunOptions | None = None,
         events: list[Event] | None = None,
     ) -> dict[str, ort.OrtValue]:
@@ -95,7 +122,8 @@ class Executor:
         Args:
             feeds: Values of the graph's inputs.
             outputs: Which outputs to return.
-            targets: Where to write some of them.
+            targets: Where to write some of them, in either memory.
+            staying: Outputs without a target that are to be in the accelerator's memory.
             run_options: Handed to every segment.
             events: Filled with what ran when.
 
@@ -103,18 +131,20 @@ class Executor:
             Exception: What a segment raised, of the same type, with its operators named.
         """
         frame = self._take_frame()
-        values = frame.begin(feeds, targets or {})
-        raw: list[tuple[int, int, float, float]] | None = None if events is None else []
+        targets = targets or {}
+        frame.begin(feeds, targets, staying)
+        raw: list[tuple[int, int, float, float, str]] | None = None if events is None else []
         request = _Request(frame, {lane: Counter() for lane in self._program.lanes}, run_options, raw)
         start = time.perf_counter()
-        self._perform_all(request)
+        with self._gate.shared():
+            self._perform_all(request)
         if request.failure is not None:
             raise request.failure
-        result = {n: values[n] if n in values else frame.result(n) for n in outputs}
+        result = {name: frame.result(name, targets.get(name)) for name in outputs}
         with self._frames_lock:
             self._frames.append(frame)
         if events is not None and raw is not None:
-            events += [Event(la, s, (t0 - start) * 1e3, (t1 - start) * 1e3) for la, s, t0, t1 in sorted(raw)]
+            events += [Event(la, s, (t0 - start) * 1e3, (t1 - start) * 1e3, c) for la, s, t0, t1, c in sorted(raw)]
         return result
 
     def _perform_all(self, request: _Request) -> None:
@@ -141,42 +171,97 @@ class Executor:
     def _perform(self, request: _Request, lane: int) -> None:
         """Carry out one lane's instructions; never raises but for an interrupt of the caller's own thread."""
         own = request.counters[lane]
-        bindings = request.frame.bindings
         try:
             for instruction in self._program.lanes[lane]:
-                if isinstance(instruction, Run):
-                    if request.failure is not None:
-                        return
-                    self._run_segment(request, lane, instruction.segment, bindings[instruction.segment])
+                if isinstance(instruction, Wait):
+                    request.counters[instruction.lane].wait(instruction.count, self._patience[lane])
                 elif isinstance(instruction, Signal):
                     own.advance(instruction.count)
+                elif request.failure is not None:
+                    return
                 else:
-                    request.counters[instruction.lane].wait(instruction.count)
+                    self._do(request, lane, instruction)
         except BaseException as error:  # noqa: BLE001 - the caller raises it again
             request.fail(error)
         finally:
             own.advance(_ENDED)
 
-    def _run_segment(self, request: _Request, lane: int, index: int, binding: Any) -> None:
-        segment = self._segments[index]
+    def _do(self, request: _Request, lane: int, step: Run | Copy) -> None:
+        """Run a segment or copy a value."""
         before = time.perf_counter() if request.events is not None else 0.0
-        try:
-            segment.session.run_with_iobinding(binding, request.run_options)
-        except Exception as error:
-            raise _named(error, segment) from error
+        if isinstance(step, Run):
+            self._run_segment(request, lane, step)
+        else:
+            self._copy(request, step)
         if request.events is not None:
-            request.events.append((lane, index, before, time.perf_counter()))
+            what = (step.segment, "") if isinstance(step, Run) else (-1, step.value)
+            request.events.append((lane, what[0], before, time.perf_counter(), what[1]))
+
+    def _run_segment(self, request: _Request, lane: int, step: Run) -> None:
+        segment, frame = self._segments[step.segment], request.frame
+        if not segment.on_device or self._accelerator is None:
+            try:
+                segment.session.run_with_iobinding(frame.bindings[step.segment], request.run_options)
+            except Exception as error:
+                raise _named(error, str(segment)) from error
+            return
+        try:
+            self._run_there(self._accelerator, frame, step, lane, request.run_options)
+        except Exception as error:
+            raise AcceleratorFailure(_named(error, str(segment))) from error
+
+    def _run_there(
+        self, accelerator: Accelerator, frame: Frame, step: Run, lane: int, run_options: ort.RunOptions | None
+    ) -> None:
+        graph = frame.graphs[step.segment]
+        frame.prepare(step.segment)
+        accelerator.run(
+            self._segments[step.segment].session,
+            frame.bindings[step.segment],
+            run_options,
+            lane=lane,
+            complete=step.complete,
+            graph=graph,
+            replayed=graph is not None and frame.replayable(step.segment),
+        )
+
+    def _copy(self, request: _Request, step: Copy) -> None:
+        try:
+            request.frame.copy(step.value, upload=step.upload)
+        except Exception as error:
+            way = "to" if step.upload else "from"
+            raise AcceleratorFailure(_named(error, f"copy of {step.value!r} {way} the accelerator")) from error
 
     def _take_frame(self) -> Frame:
         with self._frames_lock:
             if self._frames:
                 return self._frames.pop()
-        return Frame(self._graph, self._segments)
+        if self._accelerator is None:
+            return Frame(self._graph, self._segments)
+        try:
+            frame = Frame(self._graph, self._segments, self._accelerator.device)
+            if self._accelerator.graphs:
+                self._capture(frame, self._accelerator)
+        except Exception as error:
+            raise AcceleratorFailure(error) from error
+        return frame
+
+    def _capture(self, frame: Frame, accelerator: Accelerator) -> None:
+        """Capture the frame's CUDA graphs on zeros, while nothing else uses the device."""
+        lanes = {i.segment: lane for lane, steps in self._program.lanes.items() for i in steps if isinstance(i, Run)}
+        with self._gate.alone():
+            frame.begin({info.name: zeros(info) for info in self._graph.inputs}, {})
+            frame.blank()
+            for at, segment in enumerate(self._segments):
+                if segment.graph:
+                    frame.graphs[at] = accelerator.new_graph()
+                    if frame.replayable(at):
+                        self._run_there(accelerator, frame, Run(at), lanes[at], None)
 
 
-def _named(error: Exception, segment: Segment) -> Exception:
+def _named(error: Exception, where: str) -> Exception:
     """The same kind of error, saying in which operators it happened."""
-    message = f"{segment}: {error}"
+    message = f"{where}: {error}"
     make: Callable[[str], Exception] = type(error)
     try:
         return make(message)

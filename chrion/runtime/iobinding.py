@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from chrion.devices.host import numpy_dtype, to_host
 from chrion.graph.model import TensorInfo
-from chrion.runtime.frame import numpy_dtype
 from chrion.runtime.values import check_outputs
 
 
 class HybridIOBinding:
     """Inputs and outputs bound for :meth:`HybridSession.run_with_iobinding`; the methods of ``SessionIOBinding``.
 
-    An output bound without a buffer gets a new one in each run.
+    An output bound without a buffer gets a new one in each run, in the accelerator's memory if it was bound to that.
     """
 
     def __init__(self, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]) -> None:
@@ -26,6 +26,8 @@ class HybridIOBinding:
         self.inputs: dict[str, ort.OrtValue] = {}
         #: Buffers by output name; None where each run makes a new one.
         self.outputs: dict[str, ort.OrtValue | None] = {}
+        #: Device type and number of outputs that are to stay on a device, where each run makes a new one.
+        self.devices: dict[str, tuple[str, int]] = {}
         #: What the last run gave, in the order of binding.
         self.results: list[ort.OrtValue] = []
 
@@ -54,14 +56,18 @@ class HybridIOBinding:
     ) -> None:
         """Bind an output to memory at an address, or to whatever each run allocates."""
         check_outputs(self._output_infos, [name])
+        self.devices.pop(name, None)
         if buffer_ptr is None:
             self.outputs[name] = None
+            if device_type != "cpu":
+                self.devices[name] = device_type, device_id
         else:
             self.outputs[name] = _at_address(name, device_type, device_id, element_type, shape or (), buffer_ptr)
 
     def bind_ortvalue_output(self, name: str, ortvalue: ort.OrtValue) -> None:
         """Bind an output to an OrtValue."""
         check_outputs(self._output_infos, [name])
+        self.devices.pop(name, None)
         self.outputs[name] = ortvalue
 
     def clear_binding_inputs(self) -> None:
@@ -71,6 +77,7 @@ class HybridIOBinding:
     def clear_binding_outputs(self) -> None:
         """Forget all outputs."""
         self.outputs.clear()
+        self.devices.clear()
         self.results.clear()
 
     def get_outputs(self) -> list[ort.OrtValue]:
@@ -79,7 +86,7 @@ class HybridIOBinding:
 
     def copy_outputs_to_cpu(self) -> list[Any]:
         """Outputs of the last run as arrays of their own."""
-        return [value.numpy().copy() for value in self.results]
+        return [to_host(value).numpy().copy() for value in self.results]
 
     def synchronize_inputs(self) -> None:
         """Wait until inputs are where they belong; nothing to do for memory of the CPU."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import onnx
 import onnxruntime as ort
 
+from chrion.devices import CPU_PROVIDER
 from chrion.graph.extract import Extractor
 from chrion.lanes import on_accelerator
-from chrion.profiler.machine import CPU_PROVIDER
+from chrion.runtime.accelerator import Accelerator
 
 #: Attributes of the caller's session options that hold for segments too; the others concern threads and files.
 _INHERITED = (
@@ -33,6 +34,10 @@ class Segment:
     outputs: tuple[tuple[str, str], ...]
     #: Names of its operators, for messages.
     operators: tuple[str, ...]
+    #: Whether it runs on the accelerator.
+    on_device: bool = False
+    #: Whether it is captured as a CUDA graph.
+    graph: bool = False
 
     def __str__(self) -> str:
         if len(self.operators) == 1:
@@ -43,11 +48,11 @@ class Segment:
 class SegmentFactory:
     """Opens segments of one graph."""
 
-    def __init__(self, extractor: Extractor, base: ort.SessionOptions | None, accelerator: list[Any] | None) -> None:
+    def __init__(self, extractor: Extractor, base: ort.SessionOptions | None, accelerator: Accelerator | None) -> None:
         self._extractor = extractor
         self._base = base
         self._accelerator = accelerator
-        self._opened: dict[tuple[str, bool], tuple[ort.InferenceSession, tuple[str, ...], tuple[str, ...]]] = {}
+        self._opened: dict[tuple[str, int | None], tuple[ort.InferenceSession, tuple[str, ...], tuple[str, ...]]] = {}
 
     @property
     def sessions(self) -> int:
@@ -57,11 +62,15 @@ class SegmentFactory:
     def open(self, operators: Sequence[int], lane: int) -> Segment:
         """Open a segment for a lane, with the session of an equal one if there is one."""
         sub = self._extractor.extract(operators)
-        key = (sub.key, on_accelerator(lane))
+        there = self._accelerator if on_accelerator(lane) else None
+        graph = there is not None and there.graphs and not _has_control_flow(sub.model)
+        key = (sub.key, there.place(lane) if there else None)
         if key not in self._opened:
-            providers = self._accelerator if on_accelerator(lane) else [CPU_PROVIDER]
-            options = self._options(sub.options)
-            session = ort.InferenceSession(sub.model.SerializeToString(), options, providers, enable_fallback=0)
+            model, options = sub.model.SerializeToString(), self._options(sub.options)
+            if there:
+                session = there.open(model, options, lane, graph=graph)
+            else:
+                session = ort.InferenceSession(model, options, [CPU_PROVIDER], enable_fallback=0)
             self._opened[key] = (session, sub.inputs, sub.outputs)
         session, inputs, outputs = self._opened[key]
         names = self._extractor.graph.dag.names
@@ -70,6 +79,8 @@ class SegmentFactory:
             inputs=tuple(zip(inputs, sub.inputs, strict=True)),
             outputs=tuple(zip(outputs, sub.outputs, strict=True)),
             operators=tuple(names[i] for i in operators),
+            on_device=there is not None,
+            graph=graph,
         )
 
     def _options(self, entries: dict[str, str]) -> ort.SessionOptions:
@@ -83,3 +94,8 @@ class SegmentFactory:
         for key, value in entries.items():
             options.add_session_config_entry(key, value)
         return options
+
+
+def _has_control_flow(model: onnx.ModelProto) -> bool:
+    kinds = {onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS}
+    return any(attribute.type in kinds for node in model.graph.node for attribute in node.attribute)

@@ -6,18 +6,18 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import onnx
 import onnxruntime as ort
 
+from chrion.devices import CPU_PROVIDER
 from chrion.errors import ModelError, UnsafeModelError
 from chrion.graph.loader import load
 from chrion.graph.model import Graph, ModelMetadata, TensorInfo
-from chrion.profiler.machine import CPU_PROVIDER
 from chrion.runtime.choosing import Chooser, Wishes
 from chrion.runtime.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
-from chrion.runtime.executor import Event
+from chrion.runtime.executor import AcceleratorFailure, Event
 from chrion.runtime.iobinding import HybridIOBinding
 from chrion.runtime.values import as_array, as_ort_value, check_feed, check_outputs, shape_of
 from chrion.scheduler.plan import Plan
@@ -27,6 +27,7 @@ from chrion.units import parse_duration_ms
 _SHAPES_KEPT = 8
 
 Shapes = tuple[tuple[int, ...], ...]
+T = TypeVar("T")
 
 
 class HybridSession:
@@ -52,10 +53,12 @@ class HybridSession:
         slo: Latency to stay within, ``60ms`` for example, for the plan that is made here.
         alpha: What a megabyte of accelerator memory is worth in ms, for the plan that is made here.
         cores: CPU cores to use at most, for the plan that is made here.
+        strict: Raise where the accelerator fails (it does not start, its memory is full, it is lost, it lacks a
+            kernel), while the session is made or later. Otherwise the session warns and goes on without it.
 
     Raises:
         PlanError: The plan is damaged, not for this model, or asks for more cores than there are.
-        ProviderError: The given plan's accelerator does not work here.
+        ProviderError: ``strict``, and the accelerator does not work here.
         OptionError: An option's value is not one it takes.
         UnsafeModelError: The model names files outside of its folder.
         Exception: What InferenceSession raises for a model that it does not run either.
@@ -72,11 +75,12 @@ class HybridSession:
         slo: str | float | None = None,
         alpha: float | None = None,
         cores: int | None = None,
+        strict: bool = False,
     ) -> None:
         slo_ms = None if slo is None else parse_duration_ms(slo, "slo")
         given = Plan.load(plan) if isinstance(plan, str | Path) else plan
         self._wishes = Wishes(
-            _plain_source(model), sess_options, providers, provider_options, given, slo_ms, alpha, cores
+            _plain_source(model), sess_options, providers, provider_options, given, slo_ms, alpha, cores, strict
         )
         self._chooser = Chooser(self._wishes)
         self._lock = threading.RLock()
@@ -108,12 +112,15 @@ class HybridSession:
             InvalidArgument: An unknown name, or an array of another type or shape than the model's.
             Exception: What onnxruntime raises while running, with the operators' names.
         """
-        engine = self._engine_for(input_feed)
-        if isinstance(engine, PlainEngine):
-            return list(engine.session.run(output_names, input_feed, run_options))
-        names, feeds = self._checked(engine, output_names, input_feed)
-        values = engine.run(feeds, names, {}, run_options)
-        return [values[name].numpy() for name in names]
+
+        def serve(engine: Engine) -> list[Any]:
+            if isinstance(engine, PlainEngine):
+                return list(engine.session.run(output_names, input_feed, run_options))
+            names, feeds = self._checked(engine, output_names, input_feed)
+            values = engine.run(feeds, names, {}, run_options)
+            return [values[name].numpy() for name in names]
+
+        return self._served(input_feed, serve)
 
     def io_binding(self) -> HybridIOBinding:
         """A new binding for :meth:`run_with_iobinding`."""
@@ -121,15 +128,16 @@ class HybridSession:
 
     def run_with_iobinding(self, iobinding: HybridIOBinding, run_options: ort.RunOptions | None = None) -> None:
         """Run the model on what is bound; outputs are written where they are bound to."""
-        names = list(iobinding.outputs)
         targets = {name: value for name, value in iobinding.outputs.items() if value is not None}
-        engine = self._engine_for(iobinding.inputs)
-        if isinstance(engine, PlainEngine):
-            iobinding.results = _run_plain(engine.session, iobinding, run_options)
-            return
-        names, feeds = self._checked(engine, names, iobinding.inputs)
-        values = engine.run(feeds, names, targets, run_options)
-        iobinding.results = [values[name] for name in names]
+
+        def serve(engine: Engine) -> list[ort.OrtValue]:
+            if isinstance(engine, PlainEngine):
+                return _run_plain(engine.session, iobinding, run_options)
+            names, feeds = self._checked(engine, list(iobinding.outputs), iobinding.inputs)
+            values = engine.run(feeds, names, targets, run_options, staying=set(iobinding.devices))
+            return [values[name] for name in names]
+
+        iobinding.results = self._served(iobinding.inputs, serve)
 
     def get_inputs(self) -> list[TensorInfo]:
         """Name, type and shape of each input that a run must be given."""
@@ -190,6 +198,48 @@ class HybridSession:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    # How it goes on without the accelerator.
+
+    def _served(self, feed: Mapping[str, Any], serve: Callable[[Engine], T]) -> T:
+        """Serve a request; again and without the accelerator if that fails, unless the caller wants to be told."""
+        engine = self._engine_for(feed)
+        try:
+            return serve(engine)
+        except AcceleratorFailure as failure:
+            if self._wishes.strict:
+                raise failure.reason from failure.__cause__
+            error = failure.reason
+        except Exception as failure:
+            if self._wishes.strict or not isinstance(engine, PlainEngine) or not engine.accelerated:
+                raise
+            error = failure
+        return self._served_on_cpu(feed, serve, error)
+
+    def _served_on_cpu(self, feed: Mapping[str, Any], serve: Callable[[Engine], T], error: Exception) -> T:
+        """Serve a request on the CPU, and use the accelerator no more.
+
+        Raises:
+            Exception: ``error``, if the CPU cannot serve it either: the request is at fault, not the accelerator.
+        """
+        try:
+            result = serve(self._wishes.on_cpu(str(error)))
+        except Exception:  # noqa: BLE001 - the error of the engine in use says more
+            raise error from None
+        with self._lock:
+            if self._chooser.lose(error):
+                self._replace_engines(feed)
+        return result
+
+    def _replace_engines(self, feed: Mapping[str, Any]) -> None:
+        """Let go of the engines that use the accelerator; those of other shapes are made again when they come."""
+        self._plain = None
+        for shapes in [shapes for shapes, engine in self._engines.items() if engine.accelerated]:
+            del self._engines[shapes]
+        if self._graph is None or not self._graph.declared_free:
+            self._engine = self._first_engine()
+        else:
+            self._engine_for(feed)
 
     # How it comes about.
 
@@ -255,7 +305,7 @@ class HybridSession:
         """The plain session for whatever has no engine of its own; made once, whatever the reasons."""
         with self._lock:
             if self._plain is None:
-                self._plain = self._wishes.plain(reason)
+                self._plain = self._chooser.plain(reason)
             return self._plain.because(reason) if reason else self._plain
 
     def _checked(
@@ -288,7 +338,7 @@ def _run_plain(
         binding.bind_ortvalue_input(name, value)
     for name, target in bound.outputs.items():
         if target is None:
-            binding.bind_output(name)
+            binding.bind_output(name, *bound.devices.get(name, ("cpu", 0)))
         else:
             binding.bind_ortvalue_output(name, target)
     session.run_with_iobinding(binding, run_options)

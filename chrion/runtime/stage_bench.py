@@ -16,11 +16,11 @@ from typing import Any
 import onnxruntime as ort
 
 from chrion.cores import physical_cores, pinned
+from chrion.devices import CPU_PROVIDER
 from chrion.errors import OptionError
 from chrion.graph.extract import Extractor, SubModel
 from chrion.graph.model import Graph
 from chrion.lanes import on_accelerator
-from chrion.profiler.machine import CPU_PROVIDER
 from chrion.profiler.measure import random_array
 from chrion.scheduler.stages import Device
 from chrion.waiting import Counter

@@ -9,8 +9,8 @@ import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
+from chrion.devices.host import numpy_dtype
 from chrion.graph.model import TensorInfo
-from chrion.runtime.frame import numpy_dtype
 
 
 def as_ort_value(name: str, value: Any) -> ort.OrtValue:

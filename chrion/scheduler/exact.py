@@ -1,13 +1,16 @@
 """The exact optimum of small graphs, by constraint programming: what the other policies are measured against.
 
 Interval scheduling in OR-Tools CP-SAT with the cost definition of ``timeline.evaluate``, every operator a segment:
-an optional interval for each operator and lane, no overlap on a lane, and for each edge a transfer time that depends on
-both lanes. Times are whole numbers of a resolution that keeps rounding below a ten-thousandth of the makespan.
+an optional interval for each operator and lane, no overlap on a lane, a handoff for each edge between CPU lanes, and
+copies on lanes of their own. Times are whole numbers of a resolution that keeps rounding below a ten-thousandth of the
+makespan.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +78,15 @@ def _cp_model() -> Any:
     return cp_model
 
 
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """Variables of one copy: its ends, and whether it is made at all."""
+
+    start: Any
+    end: Any
+    made: Any
+
+
 class _Model:
     """The constraint model of one graph on one set of lanes."""
 
@@ -88,15 +100,13 @@ class _Model:
             [ms[i] + costs.dispatch_ms if math.isfinite(ms[i]) else None for ms in times] for i in range(len(dag))
         ]
         serial = sum(min(ms for ms in row if ms is not None) for row in self.length)
-        moves = sum(
-            self._transfer(m, i, 0, 1) + self._transfer(m, i, 1, 0)
-            for i in range(len(dag))
-            for m in dag.predecessors[i]
-        )
+        moves = sum(costs.upload.ms(size) + costs.download.ms(size) for size in dag.value_bytes)
         horizon_ms = serial + moves + costs.handoff_ms * len(dag) + 1e-9
         self.tick_ms = horizon_ms / _TICKS
         self.start = [self.model.new_int_var(0, 2 * _TICKS, f"s{i}") for i in range(len(dag))]
         self.end = [self.model.new_int_var(0, 2 * _TICKS, f"e{i}") for i in range(len(dag))]
+        #: Each operator's place in the order, where that matters.
+        self.place: Sequence[Any] = [0] * len(dag)
         self.on = [[self._assignment(i, lane) for lane in lanes] for i in range(len(dag))]
         self._constrain()
 
@@ -124,6 +134,8 @@ class _Model:
         for i in range(len(self.dag)):
             for m in self.dag.predecessors[i]:
                 self._precede(m, i)
+        if self.costs.accelerator_ms is not None and self.cores:
+            self._constrain_copies()
         self.makespan = self.model.new_int_var(0, 2 * _TICKS, "makespan")
         self.model.add_max_equality(self.makespan, self.end)
         self.model.minimize(self.makespan)
@@ -131,14 +143,61 @@ class _Model:
             self.model.add(self.on[self.dag.topological_order[0]][1] >= self.on[self.dag.topological_order[0]][2])
 
     def _precede(self, before: int, after: int) -> None:
-        for source, here in enumerate(self.on[before]):
-            for target, there in enumerate(self.on[after]):
-                delay = 0 if source == target else round(self._transfer(before, after, source, target) / self.tick_ms)
-                self.model.add(self.start[after] >= self.end[before] + delay).only_enforce_if([here, there])
+        self.model.add(self.start[after] >= self.end[before])
+        delay = round(self.costs.handoff_ms / self.tick_ms)
+        if delay:
+            cpu = range(1, self.cores + 1)
+            for source, target in itertools.permutations(cpu, 2):
+                together = [self.on[before][source], self.on[after][target]]
+                self.model.add(self.start[after] >= self.end[before] + delay).only_enforce_if(together)
 
-    def _transfer(self, before: int, after: int, source: int, target: int) -> float:
-        size = self.dag.edge_bytes[after][self.dag.predecessors[after].index(before)]
-        return self.costs.transfer_ms(source, target, size)
+    def _constrain_copies(self) -> None:
+        """Copies: an optional interval for each value and direction, in the order of the operators that make them.
+
+        That order is the schedule's, so it is a variable too: each operator has a place in it, which follows that of
+        its predecessors and of those that run before it on its lane.
+        """
+        n = len(self.dag)
+        self.place = [self.model.new_int_var(0, n - 1, f"p{i}") for i in range(n)]
+        for i in range(n):
+            for m in self.dag.predecessors[i]:
+                self.model.add(self.place[i] > self.place[m])
+        copies = {(i, up): self._copies(i, upload=up) for i in range(n) for up in (True, False)}
+        for i, j in itertools.combinations(range(n), 2):
+            first = self.model.new_bool_var(f"b{i},{j}")
+            self._in_order(i, j, first, copies)
+            self._in_order(j, i, first.negated(), copies)
+
+    def _in_order(self, i: int, j: int, holds: Any, copies: Mapping[tuple[int, bool], Sequence[_Copy]]) -> None:
+        """What it means that operator ``i`` stands before ``j``."""
+        self.model.add(self.place[i] < self.place[j]).only_enforce_if(holds)
+        for here, there in zip(self.on[i], self.on[j], strict=True):
+            self.model.add(self.start[j] >= self.end[i]).only_enforce_if([holds, here, there])
+        for upload in (True, False):
+            for before, after in itertools.product(copies[i, upload], copies[j, upload]):
+                both = [holds, before.made, after.made]
+                self.model.add(after.start >= before.end).only_enforce_if(both)
+
+    def _copies(self, i: int, *, upload: bool) -> list[_Copy]:
+        """The copies of what operator ``i`` makes, one way, one after another."""
+        cost = self.costs.upload if upload else self.costs.download
+        there = [literals[0] for literals in self.on]
+        made: list[_Copy] = []
+        for value, readers in self.dag.handed_over[i]:
+            name = f"{'u' if upload else 'd'}{value}"
+            start, end = (self.model.new_int_var(0, 2 * _TICKS, f"{name}{side}") for side in "se")
+            copy = _Copy(start, end, self.model.new_bool_var(name))
+            self.model.add(copy.end == copy.start + round(cost.ms(self.dag.value_bytes[value]) / self.tick_ms))
+            self.model.add(copy.start >= self.end[i])
+            for before in made:
+                self.model.add(copy.start >= before.end).only_enforce_if([before.made, copy.made])
+            own = there[i].negated() if upload else there[i]
+            for reader in readers:
+                other = there[reader] if upload else there[reader].negated()
+                self.model.add_bool_or([own.negated(), other.negated(), copy.made])
+                self.model.add(self.start[reader] >= copy.end).only_enforce_if([own, other])
+            made.append(copy)
+        return made
 
     def solve(self, limit_s: float) -> Optimum:
         solver = self.cp.CpSolver()
@@ -151,6 +210,7 @@ class _Model:
         n = len(self.dag)
         lanes = tuple(next(j for j, x in enumerate(self.on[i]) if solver.value(x)) for i in range(n))
         position = {i: at for at, i in enumerate(self.dag.topological_order)}
-        order = sorted(range(n), key=lambda i: (solver.value(self.start[i]), position[i]))
+        placed = [solver.value(place) for place in self.place]
+        order = sorted(range(n), key=lambda i: (placed[i], solver.value(self.start[i]), position[i]))
         bound = solver.best_objective_bound * self.tick_ms
         return Optimum(Schedule(tuple(order), lanes, self.cores), bound, status == self.cp.OPTIMAL)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from chrion.graph.dag import Dag
 from chrion.lanes import on_accelerator
 from chrion.profiler.costs import Costs
+from chrion.scheduler.copying import Copying
 from chrion.scheduler.schedule import Schedule, durations_ms
 
 #: Work that rounding leaves over, relative to the time that has passed.
@@ -88,6 +89,7 @@ class _Walk:
         self.result = Passage.empty(len(dag), schedule)
         self.now = 0.0
         self.visible: dict[int, float] = {}
+        self.copying = Copying(dag, costs, schedule.lanes, segments)
         self.ended: dict[int, float] = {}
         self.barrier: dict[int, float] = {}
         self.left = Counter(self._stage(segment) for segment in segments)
@@ -116,15 +118,25 @@ class _Walk:
         begin = max(self.now, barrier_ms(self.costs, self.barrier, number))
         lanes = self.schedule.lanes
         for i in segment:
-            for m, size in zip(self.dag.predecessors[i], self.dag.edge_bytes[i], strict=True):
-                if lanes[m] != number:
-                    if m not in self.visible:
-                        return
-                    begin = max(begin, self.visible[m] + self.costs.transfer_ms(lanes[m], number, size))
+            for m, values in zip(self.dag.predecessors[i], self.dag.edge_values[i], strict=True):
+                if lanes[m] == number:
+                    continue
+                arrival = self._arrival_ms(m, number, values)
+                if arrival is None:
+                    return
+                begin = max(begin, arrival)
         lane.segment, lane.begin = lane.waiting.popleft(), begin
         shared = on_accelerator(number)
         steps = [(i, self.duration[i], self.costs.share(i) if shared else 0.0) for i in segment]
         lane.steps = [*reversed(steps), (None, self.costs.dispatch_ms, 0.0)]
+
+    def _arrival_ms(self, m: int, number: int, values: Sequence[int]) -> float | None:
+        """When a lane sees some values of operator ``m``; None while that is not known."""
+        if m not in self.visible:
+            return None
+        if on_accelerator(self.schedule.lanes[m]) == on_accelerator(number):
+            return self.visible[m] + self.costs.handoff_ms
+        return self.copying.arrival_ms(values)
 
     def _advance(self) -> None:
         """Go on to when the next step ends or the next segment begins."""
@@ -154,6 +166,7 @@ class _Walk:
             self.result.start[following] = self.now
             return
         self.visible.update(dict.fromkeys(lane.segment, self.now))
+        self.copying.end(lane.segment, self.now)
         self.ended[number] = self.now
         stage = self._stage(lane.segment)
         lane.segment = ()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from chrion.graph.dag import Dag
 from chrion.lanes import on_accelerator
 from chrion.profiler.costs import Costs
+from chrion.scheduler.copying import Copying
 from chrion.scheduler.memory import paper_mb, resident_mb
 from chrion.scheduler.schedule import Schedule, durations_ms, validate
 from chrion.scheduler.sharing import Passage, barrier_ms, share_device
@@ -40,9 +41,10 @@ def evaluate(
     """Predict a schedule's timeline.
 
     A segment starts when its lane is free and all that its operators need from other lanes has arrived (Equation 2);
-    its operators run back to back (Equation 3), and other lanes see their results when the segment ends. Another CPU
-    lane sees them a handoff later, another device a copy later. Every segment costs its lane a dispatch. With
-    ``segments`` missing each operator is its own segment, which is the paper's reading.
+    its operators run back to back (Equation 3), and other lanes see their results when the segment ends. Another lane
+    of the same side sees them a handoff later, the other side when they have been copied: once, one after another, in
+    the order of the segments that make them (see :mod:`chrion.scheduler.copying`). Every segment costs its lane a
+    dispatch. With ``segments`` missing each operator is its own segment, which is the paper's reading.
 
     Args:
         dag: The graph.
@@ -74,6 +76,7 @@ def _walk(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequenc
     lanes, stages = schedule.lanes, schedule.stages
     duration = durations_ms(costs, schedule)
     passage = Passage.empty(len(dag), schedule)
+    copying = Copying(dag, costs, lanes, segments)
     available = [0.0] * len(passage.busy)
     visible = [0.0] * len(dag)  # when other lanes may see the result: at the end of its segment
     ended: dict[int, float] = {}  # when each lane has ended what it has run so far
@@ -85,9 +88,13 @@ def _walk(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequenc
             stage, barrier = stages[segment[0]], dict(ended)
         time = max(available[lane], barrier_ms(costs, barrier, lane))
         for i in segment:
-            for m, size in zip(dag.predecessors[i], dag.edge_bytes[i], strict=True):
-                if lanes[m] != lane:
-                    time = max(time, visible[m] + costs.transfer_ms(lanes[m], lane, size))
+            for m, values in zip(dag.predecessors[i], dag.edge_values[i], strict=True):
+                if lanes[m] == lane:
+                    continue
+                if on_accelerator(lanes[m]) == on_accelerator(lane):
+                    time = max(time, visible[m] + costs.handoff_ms)
+                else:
+                    time = max(time, copying.arrival_ms(values) or 0.0)  # its segment stands before this one
         begin = time
         time += costs.dispatch_ms
         for i in segment:
@@ -95,6 +102,7 @@ def _walk(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequenc
             time = passage.finish[i] = time + duration[i]
         for i in segment:
             visible[i] = time
+        copying.end(segment, time)
         available[lane] = ended[lane] = time
         passage.busy[lane] += time - begin
     return passage

@@ -164,7 +164,10 @@ def test_devices_describes_the_machine(cli: Chrion) -> None:
     assert code == 0
     found = json.loads(out)
     assert found["cores"] == len(found["lanes"])
-    assert {"name": "CPUExecutionProvider", "works": True, "reason": None} in found["providers"]
+    cpu = next(p for p in found["providers"] if p["name"] == "CPUExecutionProvider")
+    assert (cpu["works"], cpu["reason"]) == (True, None)
+    assert all(p["works"] or p["reason"] for p in found["providers"])
+    assert found["provider"] is None or found["provider"] in {p["name"] for p in found["providers"] if p["works"]}
     assert "CPUExecutionProvider" in cli("devices")[1]
 
 

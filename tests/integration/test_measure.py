@@ -12,6 +12,7 @@ import pytest
 
 from chrion import Graph, load, partition, profile
 from chrion.cores import physical_cores
+from chrion.devices import providers
 from chrion.errors import ModelError, OptionError, ProviderError, ShapeError
 from chrion.profiler import measure_graph
 from chrion.profiler.measure import OperatorBench, Sample
@@ -149,8 +150,8 @@ def test_what_the_machine_does_not_have_is_refused(
 
 def test_an_accelerator_that_does_not_work_says_why(stack: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own reason, and for CUDA where the libraries come from."""
-    monkeypatch.setattr(measure_graph, "provider_name", lambda _: "CUDAExecutionProvider")
-    monkeypatch.setattr(measure_graph, "why_unusable", lambda _: "no driver")
+    monkeypatch.setattr(providers, "provider_name", lambda _: "CUDAExecutionProvider")
+    monkeypatch.setattr(providers, "why_unusable", lambda _: "no driver")
     with pytest.raises(ProviderError, match="does not work here: no driver") as caught:
         profile(stack, 1, "cuda")
     assert "chrion[cuda]" in caught.value.hint

@@ -498,12 +498,14 @@ def test_a_plan_for_more_cores_than_there_are_is_refused() -> None:
         HybridSession(graph, plan=forced_plan(graph, [1, 2, 1, 999]))
 
 
-def test_a_plan_for_a_missing_accelerator_is_refused() -> None:
+def test_a_plan_for_a_missing_accelerator_is_refused_by_strict_sessions() -> None:
     """A given plan is a promise; without its provider it cannot be kept."""
     graph = load(branches())
     plan = forced_plan(graph, [0, 1, 0, 1], accelerator="NoSuchExecutionProvider")
     with pytest.raises(ProviderError, match="NoSuchExecutionProvider"):
-        HybridSession(graph, plan=plan)
+        HybridSession(graph, plan=plan, strict=True)
+    with HybridSession(graph, plan=plan) as session:
+        assert_same_as_plain(session, branches(), {"x": X})
 
 
 @pytest.mark.parametrize("goal", [{"slo": "fast"}, {"slo": 0}, {"alpha": -1.0}, {"cores": 0}, {"cores": 10_000}])

@@ -14,11 +14,12 @@ ROOT = Path(chrion.__file__).parent
 FLOORS = {
     **dict.fromkeys(["errors", "units", "files", "cores", "lanes", "waiting"], 0),
     **dict.fromkeys(["graph", "zoo"], 1),
-    "profiler": 2,
-    "scheduler": 3,
-    "runtime": 4,
-    **dict.fromkeys(["backend", "report", "simulator"], 5),
-    "cli": 6,
+    "devices": 2,
+    "profiler": 3,
+    "scheduler": 4,
+    "runtime": 5,
+    **dict.fromkeys(["backend", "report", "simulator"], 6),
+    "cli": 7,
 }
 MODULES = sorted(p for p in ROOT.rglob("*.py") if "_data" not in p.parts)
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from chrion.graph import Dag
 from chrion.graph.segments import cut
-from chrion.runtime.program import Program, Run, Signal, Wait, build_program
+from chrion.lanes import DOWNLOADS, UPLOADS, copies
+from chrion.runtime.program import Copy, Crossing, Program, Run, Signal, Wait, build_program
 from chrion.scheduler import Schedule
 from strategies import costs_for, dags, schedules
 
@@ -23,7 +24,24 @@ def drawn_program(data: st.DataObject) -> tuple[Dag, Schedule, tuple[tuple[int, 
     whole = data.draw(st.booleans())
     cuts = cut(dag, schedule.order, schedule.lanes, stages=schedule.stages)
     segments = cuts if whole else tuple((i,) for i in schedule.order)
-    return dag, schedule, segments, build_program(dag, schedule.lanes, segments, schedule.stages)
+    crossings = drawn_crossings(data, dag, schedule)
+    return dag, schedule, segments, build_program(dag, schedule.lanes, segments, schedule.stages, crossings)
+
+
+def drawn_crossings(data: st.DataObject, dag: Dag, schedule: Schedule) -> tuple[Crossing, ...]:
+    """Some or all values that cross between the sides, and an input that some accelerator operators read.
+
+    The value of operator m is named m, the input is named input.
+    """
+    there = [lane <= 0 for lane in schedule.lanes]
+    all_of_them = data.draw(st.booleans())
+    first = tuple(i for i in range(len(dag)) if there[i] and data.draw(st.booleans()))
+    found = [Crossing("input", None, first, upload=True)] if first else []
+    for m in schedule.order:
+        readers = tuple(s for s in dag.successors[m] if there[s] != there[m])
+        if readers and (all_of_them or data.draw(st.booleans())):
+            found.append(Crossing(str(m), m, readers, upload=not there[m]))
+    return tuple(found)
 
 
 def earlier_stages(dag: Dag, schedule: Schedule, i: int) -> set[int]:
@@ -40,6 +58,10 @@ def test_any_interleaving_respects_all_dependencies_and_ends(data: st.DataObject
     at = dict.fromkeys(program.lanes, 0)
     signalled = dict.fromkeys(program.lanes, 0)
     done: set[int] = set()
+    copied: set[str] = set()
+    crossings = {
+        step.value: step.upload for steps in program.lanes.values() for step in steps if isinstance(step, Copy)
+    }
 
     def can_go(lane: int) -> bool:
         if at[lane] == len(program.lanes[lane]):
@@ -55,44 +77,63 @@ def test_any_interleaving_respects_all_dependencies_and_ends(data: st.DataObject
         at[lane] += 1
         if isinstance(step, Signal):
             signalled[lane] = step.count
+        elif isinstance(step, Copy):
+            assert lane == (UPLOADS if step.upload else DOWNLOADS)
+            assert step.value == "input" or int(step.value) in done
+            copied.add(step.value)
         elif isinstance(step, Run):
             for i in segments[step.segment]:
                 assert lanes[i] == lane
+                crossed = {str(m) for m in dag.predecessors[i] if (lanes[m] <= 0) != (lane <= 0)}
+                assert crossed & set(crossings) <= copied
                 assert set(dag.predecessors[i]) | earlier_stages(dag, schedule, i) <= done
                 done.add(i)
     assert done == set(range(len(dag)))
+    assert copied == set(crossings)
+    assert program.copies == len(crossings)
 
 
 @given(st.data())
 def test_waits_are_the_transitive_reduction(data: st.DataObject) -> None:
-    """A lane waits exactly where neither its own past nor another wait tells it that a segment is done."""
-    dag, schedule, segments, program = drawn_program(data)
-    lanes = schedule.lanes
+    """A lane waits exactly where neither its own past nor another wait tells it that a segment or a copy is done."""
+    dag = data.draw(dags(12))
+    schedule = data.draw(schedules(dag, data.draw(costs_for(dag)), most_streams=3, staged=None))
+    segments = cut(dag, schedule.order, schedule.lanes, stages=schedule.stages)
+    crossings = drawn_crossings(data, dag, schedule)
+    program = build_program(dag, schedule.lanes, segments, schedule.stages, crossings)
+    # What is done, by lane in order: segments by index, copies by the name of their value.
+    own = {
+        lane: [s.segment if isinstance(s, Run) else s.value for s in steps if isinstance(s, Run | Copy)]
+        for lane, steps in program.lanes.items()
+    }
+    lane_of = {step: lane for lane, steps in own.items() for step in steps}
     home = {i: at for at, s in enumerate(segments) for i in s}
-    lane_of = [lanes[s[0]] for s in segments]
-    own = {lane: [at for at, la in enumerate(lane_of) if la == lane] for lane in program.lanes}
-    knows = nx.DiGraph()
-    knows.add_nodes_from(range(len(segments)))
-    knows.add_edges_from((a, b) for s in own.values() for a, b in itertools.pairwise(s))
+    copied = {(c.producer, reader): c.value for c in crossings for reader in c.readers}
+    knows: nx.DiGraph = nx.DiGraph()
+    knows.add_nodes_from(lane_of)
+    knows.add_edges_from(pair for steps in own.values() for pair in itertools.pairwise(steps))
+    knows.add_edges_from((home[c.producer], c.value) for c in crossings if c.producer is not None)
+    knows.add_edges_from((c.value, home[r]) for c in crossings for r in c.readers)
     knows.add_edges_from(
         (home[m], home[i])
         for i, before in enumerate(dag.predecessors)
         for m in {*before, *earlier_stages(dag, schedule, i)}
-        if home[m] != home[i]
+        if home[m] != home[i] and (m not in before or (m, i) not in copied or m in earlier_stages(dag, schedule, i))
     )
     expected = {(a, b) for a, b in nx.transitive_reduction(knows).edges if lane_of[a] != lane_of[b]}
     found = []
-    for instructions in program.lanes.values():
+    for steps in program.lanes.values():
         waits: list[Wait] = []
-        for step in instructions:
+        for step in steps:
             if isinstance(step, Wait):
                 waits.append(step)
-            elif isinstance(step, Run):
-                found += [(own[w.lane][w.count - 1], step.segment) for w in waits]
+            elif isinstance(step, Run | Copy):
+                name = step.segment if isinstance(step, Run) else step.value
+                found += [(own[w.lane][w.count - 1], name) for w in waits]
                 waits = []
         assert not waits
-    assert sorted(found) == sorted(expected)
-    assert program.waits == len(expected)
+    assert set(found) == expected
+    assert program.waits == len(found) == len(expected)
 
 
 @given(st.data())
@@ -104,9 +145,9 @@ def test_lanes_signal_only_what_is_awaited(data: st.DataObject) -> None:
     for lane, steps in program.lanes.items():
         runs = 0
         for before, step in zip((None, *steps), steps, strict=False):
-            runs += isinstance(step, Run)
+            runs += isinstance(step, Run | Copy)
             if isinstance(step, Signal):
-                assert isinstance(before, Run)
+                assert isinstance(before, Run | Copy)
                 assert step.count == runs
                 signalled.add((lane, step.count))
     assert signalled == awaited
@@ -118,7 +159,19 @@ def test_the_first_lane_has_the_first_segment(data: st.DataObject) -> None:
     _, schedule, segments, program = drawn_program(data)
     lanes = schedule.lanes
     assert next(iter(program.lanes)) == lanes[segments[0][0]]
-    assert set(program.lanes) == set(lanes)
+    assert {lane for lane in program.lanes if not copies(lane)} == set(lanes)
+
+
+@given(st.data())
+def test_runs_are_complete_where_somebody_looks(data: st.DataObject) -> None:
+    """On the accelerator exactly those that are signalled or end their lane; on the cores all of them."""
+    *_, program = drawn_program(data)
+    for lane, steps in program.lanes.items():
+        for at, step in enumerate(steps):
+            if isinstance(step, Run):
+                last = not any(isinstance(later, Run) for later in steps[at + 1 :])
+                signalled = at + 1 < len(steps) and isinstance(steps[at + 1], Signal)
+                assert step.complete == (lane > 0 or last or signalled)
 
 
 def test_a_diamond_by_hand() -> None:
@@ -145,4 +198,19 @@ def test_a_barrier_by_hand() -> None:
     assert program.lanes == {
         0: (Run(0), Signal(1), Wait(-1, 1), Run(2)),
         -1: (Run(1), Signal(1), Wait(0, 1), Run(3)),
+    }
+
+
+def test_a_value_is_copied_once_for_all_its_readers_by_hand() -> None:
+    """0 on a core makes what 1 and 2 read on two accelerator lanes; 3 on the core reads what 1 makes."""
+    dag = Dag.from_edges(4, [(0, 1), (0, 2), (1, 3)])
+    crossings = (Crossing("a", 0, (1, 2), upload=True), Crossing("b", 1, (3,), upload=False))
+    program = build_program(dag, (1, 0, -1, 1), ((0,), (1,), (2,), (3,)), (), crossings)
+    assert program.copies == 2
+    assert program.lanes == {
+        1: (Run(0), Signal(1), Wait(DOWNLOADS, 1), Run(3)),
+        0: (Wait(UPLOADS, 1), Run(1), Signal(1)),
+        -1: (Wait(UPLOADS, 1), Run(2)),
+        UPLOADS: (Wait(1, 1), Copy("a", upload=True), Signal(1)),
+        DOWNLOADS: (Wait(0, 1), Copy("b", upload=False), Signal(1)),
     }

@@ -83,8 +83,8 @@ def test_two_lanes_by_hand() -> None:
 
 
 def test_a_larger_copy_from_the_same_operator_starts_a_new_segment() -> None:
-    """0 sends 1 byte to 1 and 9 to 2, both on the accelerator: together, 1 would have to wait for 2's copy."""
-    dag = Dag.from_edges(3, [(0, 1), (0, 2)], [1, 9])
+    """0 makes a small value for 1 and a large one for 2, both on the accelerator: together, 1 waits for 2's copy."""
+    dag = replace(Dag.from_edges(3, [(0, 1), (0, 2)], [1, 9]), edge_values=((), ((0,),), ((1,),)), value_bytes=(1, 9))
     assert cut(dag, (0, 1, 2), (1, 0, 0)) == ((0,), (1,), (2,))
     assert cut(dag, (0, 2, 1), (1, 0, 0)) == ((0,), (2, 1))
 

@@ -22,7 +22,10 @@ from strategies import costs_for, dags, schedules
 def simulate(
     dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequence[int]]
 ) -> tuple[dict[int, float], dict[int, float], list[float]]:
-    """Walk through whole milliseconds; whoever can start, starts. Returns starts, finishes, busy time by lane."""
+    """Walk through whole milliseconds; whoever can start, starts. Returns starts, finishes, busy time by lane.
+
+    A value goes to the other side once. Each direction is a queue in the order of the segments that make the values.
+    """
     lanes = [*range(schedule.cores + 1), *range(1 - schedule.streams, 0)]
     waiting = {lane: [s for s in segments if schedule.lanes[s[0]] == lane] for lane in lanes}
     free, busy = [0.0 for _ in lanes], [0.0 for _ in lanes]
@@ -30,20 +33,31 @@ def simulate(
     start: dict[int, float] = {}
     finish: dict[int, float] = {}
     seen: dict[int, float] = {}
+    there = [lane <= 0 for lane in schedule.lanes]
+    crossing = [m for segment in segments for m in segment if any(there[s] != there[m] for s in dag.successors[m])]
+    queues = {side: [m for m in crossing if there[m] == side] for side in (True, False)}
+    copier_free = {True: 0.0, False: 0.0}
+    copied: dict[int, float] = {}
+
+    def copy(now: float) -> None:
+        for side, queue in queues.items():
+            while queue and max(seen.get(queue[0], now + 1), copier_free[side]) <= now:
+                m = queue.pop(0)
+                cost = costs.download if side else costs.upload
+                largest = max(dag.edge_bytes[s][dag.predecessors[s].index(m)] for s in dag.successors[m])
+                copied[m] = copier_free[side] = now + cost.latency_ms + largest * cost.ms_per_byte
 
     def arrived(i: int, now: float) -> bool:
-        for m, size in zip(dag.predecessors[i], dag.edge_bytes[i], strict=True):
+        for m in dag.predecessors[i]:
             source, target = schedule.lanes[m], schedule.lanes[i]
             if source == target:
                 continue
             if m not in seen:
                 return False
             if (source > 0) == (target > 0):
-                wait = costs.handoff_ms
-            else:
-                copy = costs.upload if target <= 0 else costs.download
-                wait = copy.latency_ms + size * copy.ms_per_byte
-            if seen[m] + wait > now:
+                if seen[m] + costs.handoff_ms > now:
+                    return False
+            elif copied.get(m, now + 1) > now:
                 return False
         # Everything of earlier stages has ended, and is known of elsewhere a handoff later.
         for m in range(len(dag)):
@@ -62,6 +76,7 @@ def simulate(
     for now in range(2000):
         # Operators that take no time let others start within the same millisecond.
         for _ in range(len(segments) + 1):
+            copy(now)
             for lane in lanes:
                 if waiting[lane] and free[lane] <= now and all(arrived(i, now) for i in waiting[lane][0]):
                     segment = waiting[lane].pop(0)

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from chrion import waiting
-from chrion.waiting import Counter
+from chrion.waiting import Counter, Gate
 
 
 def test_what_has_come_needs_no_waiting() -> None:
@@ -74,3 +74,31 @@ def test_no_advance_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
         pong.wait(turn)
     thread.join(20)
     assert (ping.count, pong.count) == (300, 300)
+
+
+def test_a_gate_is_passed_together_or_alone() -> None:
+    """Whoever is alone waits for those inside, and they wait for it; two pass at once otherwise."""
+    gate, log = Gate(), []
+    inside, leave = threading.Event(), threading.Event()
+
+    def pass_through() -> None:
+        with gate.shared():
+            inside.set()
+            leave.wait(5)
+            log.append("out")
+
+    def be_alone() -> None:
+        with gate.alone():
+            log.append("alone")
+
+    first, second = threading.Thread(target=pass_through), threading.Thread(target=be_alone)
+    first.start()
+    assert inside.wait(5)
+    with gate.shared():  # a second one at once
+        second.start()
+    leave.set()
+    first.join()
+    second.join()
+    with gate.shared():
+        log.append("in again")
+    assert log == ["out", "alone", "in again"]

@@ -1,0 +1,147 @@
+"""Providers by name, what is found by itself, and devices that have no memory of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from chrion.devices import Device, probe, provider_name, providers, usable_provider
+from chrion.devices.host import allocate, on_host, to_host, zeros
+from chrion.devices.placement import foreign_nodes, open_wholly
+from chrion.devices.probe import Trial, examine, smallest_session
+from chrion.errors import ProviderError
+from chrion.graph.model import TensorInfo
+from helpers import FLOAT, make_model, node, value
+
+CPU = "CPUExecutionProvider"
+
+
+@pytest.fixture
+def offered(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
+    """Providers that this onnxruntime is made to offer, each with the reason why it does not work."""
+    offers: dict[str, str | None] = {CPU: None}
+    monkeypatch.setattr(ort, "get_available_providers", lambda: list(offers))
+    monkeypatch.setattr(providers, "why_unusable", lambda name: offers[name])
+    monkeypatch.setattr(providers, "load_libraries", lambda _: None)
+    monkeypatch.setattr(Path, "exists", lambda path: path.name == "nvidiactl")
+    return offers
+
+
+def test_names_short_and_full(offered: dict[str, str | None]) -> None:
+    """Any provider that onnxruntime offers may be named; one that it does not offer is refused with a hint."""
+    offered |= {"CUDAExecutionProvider": None, "MadeUpExecutionProvider": None}
+    assert provider_name("cuda") == provider_name("CUDA") == "CUDAExecutionProvider"
+    assert usable_provider("MadeUpExecutionProvider") == "MadeUpExecutionProvider"
+    assert usable_provider("none") is None
+    with pytest.raises(ProviderError, match="no provider 'webgpu'") as caught:
+        usable_provider("webgpu")
+    assert "onnxruntime-webgpu" in caught.value.hint
+
+
+def test_missing_libraries_are_one_line_with_the_extra(offered: dict[str, str | None]) -> None:
+    """What is missing, and what to install."""
+    offered["CUDAExecutionProvider"] = "libcublasLt.so.13: cannot open shared object file"
+    with pytest.raises(ProviderError) as caught:
+        usable_provider("cuda")
+    told = str(caught.value)
+    assert "libcublasLt.so.13" in told
+    assert "pip install 'chrion[cuda]'" in told
+    assert "\n" not in told
+
+
+def test_the_first_that_works_is_found(offered: dict[str, str | None]) -> None:
+    """CUDA before WebGPU; one that does not work is passed over; TensorRT and the CPU are never chosen."""
+    assert usable_provider("auto") is None
+    offered |= {"TensorrtExecutionProvider": None}
+    assert usable_provider("auto") is None
+    offered |= {"WebGpuExecutionProvider": None, "CUDAExecutionProvider": "no device"}
+    assert usable_provider("auto") == "WebGpuExecutionProvider"
+    offered["CUDAExecutionProvider"] = None
+    assert usable_provider("auto") == "CUDAExecutionProvider"
+
+
+def test_a_machine_without_a_driver_is_not_tried(
+    offered: dict[str, str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trying takes a second, and a GPU build of onnxruntime is what most have."""
+    offered["CUDAExecutionProvider"] = None
+    monkeypatch.setattr(Path, "exists", lambda _: False)
+    assert usable_provider("auto") is None
+    assert usable_provider("cuda") == "CUDAExecutionProvider"  # asked for, it is tried
+
+
+def test_trying_a_provider() -> None:
+    """The CPU's works; one that is not there says so."""
+    assert examine(CPU).reason is None
+    assert "NoSuch" in (examine("NoSuchExecutionProvider").reason or "")
+
+
+@pytest.mark.parametrize(
+    ("errors", "reason"),
+    [
+        ("load failed with error: libcudnn.so.9: cannot open\nmore\n", "libcudnn.so.9: cannot open"),
+        ("a warning\nRuntimeError: no adapter\nwarning: left over\n", "RuntimeError: no adapter"),
+        ("status == Success was false. Failed to get an adapter: none\n", "Failed to get an adapter: none"),
+        ("only this\n", "only this"),
+        ("", "exit code 3"),
+    ],
+)
+def test_the_line_that_says_most(errors: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whatever a provider writes when it fails."""
+    done = type("Done", (), {"returncode": 3, "stdout": "", "stderr": errors})
+    monkeypatch.setattr(probe.subprocess, "run", lambda *_, **__: done)
+    assert examine.__wrapped__("X") == Trial(reason)
+
+
+@pytest.mark.parametrize(
+    ("output", "memory_mb"), [('{"memory_mb": 345.5}\n', 345.5), ('{"memory_mb": null}\n', None), ("noise", None)]
+)
+def test_what_a_provider_holds_at_once(output: str, memory_mb: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that tries it says so, where NVML tells."""
+    done = type("Done", (), {"returncode": 0, "stdout": output, "stderr": ""})
+    monkeypatch.setattr(probe.subprocess, "run", lambda *_, **__: done)
+    assert examine.__wrapped__("X") == Trial(None, memory_mb)
+
+
+def test_the_cpus_provider_has_no_memory_of_its_own() -> None:
+    """Nothing is held there; values stay where they are, and there is nothing to wait for."""
+    device = Device(CPU)
+    info = TensorInfo("x", "tensor(float)", (2, 3))
+    assert not device.holds("tensor(float)")
+    with pytest.raises(TypeError, match="holds no"):
+        device.empty(info)
+    held = device.value(info, np.ones((2, 3), np.float32))
+    assert on_host(held)
+    assert to_host(held) is held
+    device.fence()
+    assert not device.pins
+    assert on_host(device.host_buffer(info))
+
+
+@pytest.mark.parametrize("kind", ["float", "double", "float16", "int8", "uint64", "bool", "bfloat16"])
+def test_host_memory_of_every_type(kind: str) -> None:
+    """Allocated by onnxruntime, with its type and shape; zeros are zero."""
+    info = TensorInfo("x", f"tensor({kind})", (2, 3))
+    made = allocate(info)
+    assert (made.data_type(), tuple(made.shape())) == (f"tensor({kind})", (2, 3))
+    if kind != "bfloat16":  # numpy has none
+        assert not zeros(info).numpy().any()
+
+
+def test_sessions_of_the_cpus_provider_are_wholly_there() -> None:
+    """Also recorded as such; a session that was not told to record is asked in vain."""
+    model = smallest_session_bytes()
+    session = open_wholly(model, ort.SessionOptions(), CPU, {})
+    assert foreign_nodes(session, CPU) == {}
+    assert set(foreign_nodes(session, "AnotherExecutionProvider").values()) == {CPU}
+
+
+def smallest_session_bytes() -> bytes:
+    """A model of one node."""
+    assert smallest_session(CPU).get_providers() == [CPU]
+    return make_model(
+        [node("Relu", ["x"], ["y"])], [value("x", FLOAT, [1])], [value("y", FLOAT, [1])]
+    ).SerializeToString()

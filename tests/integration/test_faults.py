@@ -1,0 +1,226 @@
+"""Faults of the accelerator, injected one by one: the session warns and goes on without it, or raises if it is strict.
+
+The accelerator is the CPU's provider, so that the faults are the only thing that is made up.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnxruntime.capi import onnxruntime_pybind11_state as errors
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, RuntimeException
+
+from chrion import Graph, HybridSession, load
+from chrion.devices import providers
+from chrion.errors import ProviderError
+from chrion.runtime import engine as engines
+from chrion.runtime.accelerator import Accelerator
+from chrion.runtime.choosing import Wishes
+from chrion.runtime.engine import CutEngine, PlainEngine
+from chrion.runtime.frame import Frame
+from helpers import FLOAT, INT64, assert_same_as_plain, branches, forced_plan, make_model, node, value
+
+CPU = "CPUExecutionProvider"
+X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
+Session = Callable[..., HybridSession]
+
+
+@pytest.fixture
+def graph() -> Graph:
+    """Two branches."""
+    return load(branches())
+
+
+@pytest.fixture
+def opened(graph: Graph) -> Iterator[Session]:
+    """Makes sessions of a plan with one branch on the accelerator."""
+    sessions: list[HybridSession] = []
+
+    def make(**wishes: Any) -> HybridSession:
+        plan = forced_plan(graph, [0, 1, 0, 1], accelerator=CPU)
+        sessions.append(HybridSession(graph, plan=plan, **wishes))
+        return sessions[-1]
+
+    yield make
+    for session in sessions:
+        session.close()
+
+
+def raising(error: Exception, after: int = 0) -> Callable[..., Any]:
+    """What raises, but for its first ``after`` calls, which do nothing."""
+    calls = [0]
+
+    def fail(*_: Any, **__: Any) -> None:
+        calls[0] += 1
+        if calls[0] > after:
+            raise type(error)(*error.args)  # a new one, since errors keep what they have passed through alive
+
+    return fail
+
+
+AT_LOAD = [
+    RuntimeException("Failed to allocate memory for requested buffer of size 4096"),
+    errors.NotImplemented("Could not find an implementation for Relu(14) node with name 'left'"),
+    Fail("CUDA failure 100: no CUDA-capable device is detected"),
+    ProviderError("the provider does not run all that it was given: 'left' on CPUExecutionProvider"),
+]
+
+
+@pytest.mark.parametrize("error", AT_LOAD, ids=["memory full", "kernel missing", "no device", "elsewhere"])
+def test_a_fault_at_load(
+    opened: Session, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The CPU serves, the warning and ``explain`` say why; strict, it is a ProviderError with the reason."""
+    monkeypatch.setattr(Accelerator, "open", raising(error))
+    with pytest.raises(ProviderError, match=str(error)[:20]):
+        opened(strict=True)
+    with caplog.at_level(logging.WARNING):
+        session = opened()
+    assert str(error) in caplog.text
+    assert str(error) in session.explain()
+    for _ in range(2):
+        assert_same_as_plain(session, branches(), {"x": X})
+
+
+def test_a_provider_that_does_not_start(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own reason, and what to install; the given plan is not carried out."""
+    monkeypatch.setattr(providers, "why_unusable", lambda _: "libcudart.so.13: cannot open shared object file")
+    plan = forced_plan(graph, [0, 1, 0, 1], accelerator="CUDAExecutionProvider")
+    with pytest.raises(ProviderError, match=r"libcudart.*chrion\[cuda\]"):
+        HybridSession(graph, plan=plan, strict=True)
+    with caplog.at_level(logging.WARNING), HybridSession(graph, plan=plan) as session:
+        assert session.plan is None
+        assert_same_as_plain(session, branches(), {"x": X})
+    assert "libcudart" in caplog.text
+
+
+AT_RUN = [RuntimeException("CUDA failure 2: out of memory"), Fail("device lost"), RuntimeError("device lost")]
+
+
+@pytest.mark.parametrize("after", [0, 3])
+@pytest.mark.parametrize("error", AT_RUN, ids=["memory full", "lost", "lost otherwise"])
+def test_a_fault_in_a_run(
+    opened: Session,
+    error: Exception,
+    after: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The request is served by the CPU, and all later ones without trying the accelerator again."""
+    session, strict = opened(), opened(strict=True)
+    run = Accelerator.run
+    fail = raising(error, after)
+
+    def failing(*args: Any, **more: Any) -> None:
+        fail()
+        run(*args, **more)
+
+    monkeypatch.setattr(Accelerator, "run", failing)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(4):
+            assert_same_as_plain(session, branches(), {"x": X})
+    assert caplog.text.count("the model runs on the CPU") == 1
+    assert str(error) in session.explain()
+    assert session.get_providers() == [CPU]
+    fail = raising(error)  # as the function that patches run looks it up
+    with pytest.raises(type(error), match=f"operator.*{error}"):
+        strict.run(None, {"x": X})
+
+
+def test_a_fault_while_buffers_are_made(opened: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that is full when a request comes is a fault of the accelerator as well."""
+    session, strict = opened(), opened(strict=True)
+    monkeypatch.setattr(Frame, "_keep", raising(RuntimeException("out of memory")))
+    with pytest.raises(RuntimeException, match="out of memory"):
+        strict.run(None, {"x": X})
+    assert_same_as_plain(session, branches(), {"x": X})
+    assert "out of memory" in session.explain()
+
+
+def test_a_fault_with_bound_outputs(opened: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``run_with_iobinding`` is served as well, into the caller's buffer."""
+    session = opened()
+    monkeypatch.setattr(Accelerator, "run", raising(Fail("device lost")))
+    target = ort.OrtValue.ortvalue_from_numpy(np.zeros((2, 4), np.float32))
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", X)
+    binding.bind_ortvalue_output("y", target)
+    session.run_with_iobinding(binding)
+    expected = ort.InferenceSession(branches().SerializeToString(), providers=[CPU]).run(["y"], {"x": X})[0]
+    np.testing.assert_allclose(target.numpy(), expected, rtol=1e-5)
+
+
+def gather() -> onnx.ModelProto:
+    """Indices that the caller chooses."""
+    nodes = [node("Relu", ["x"], ["a"]), node("Gather", ["a", "i"], ["y"], axis=1)]
+    return make_model(nodes, [value("x", FLOAT, [2, 4]), value("i", INT64, [2])], [value("y", FLOAT, [2, 2])])
+
+
+def test_a_request_at_fault_is_not_held_against_the_accelerator(caplog: pytest.LogCaptureFixture) -> None:
+    """An index out of range raises, as in plain onnxruntime; the next request is served as planned."""
+    graph = load(gather())
+    with HybridSession(graph, plan=forced_plan(graph, [1, 0], accelerator=CPU)) as session:
+        with pytest.raises(RuntimeError, match="indices element out of data bounds"):
+            session.run(None, {"x": X, "i": np.array([0, 9])})
+        assert isinstance(session._engine, CutEngine)
+        assert_same_as_plain(session, gather(), {"x": X, "i": np.array([0, 3])})
+        assert isinstance(session._engine, CutEngine)
+    assert not caplog.text
+
+
+def test_a_session_that_made_its_plan_plans_again_without(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """From the costs it has measured, the guard chooses anew among what runs on the CPU."""
+    monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
+    monkeypatch.setattr("chrion.runtime.choosing.decide", lambda contenders, _: (contenders[-1].name, ()))
+    monkeypatch.setattr("chrion.runtime.choosing.alternatives", planned)
+    monkeypatch.setattr(Wishes, "accelerator", property(lambda _: (CPU, {})))
+    with HybridSession(graph, providers=[CPU]) as session:
+        assert session.plan is not None
+        assert session.plan.accelerator == CPU
+        monkeypatch.setattr(Accelerator, "run", raising(Fail("device lost")))
+        assert_same_as_plain(session, branches(), {"x": X})
+        assert session.plan is not None
+        assert session.plan.accelerator is None
+        assert "device lost" in session.explain()
+        assert_same_as_plain(session, branches(), {"x": X})
+
+
+def planned(graph: Graph, profile: Any, *_: object) -> list[Any]:
+    """A plan on the accelerator where the profile has one."""
+    lanes = [2, 1, 2, 1] if profile.accelerator is None else [0, 1, 0, 1]
+    return [forced_plan(graph, lanes, accelerator=profile.accelerator)]
+
+
+def test_plain_sessions_on_an_accelerator_fall_back_too(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that runs in one piece there, and fails, is served by the CPU from then on."""
+    with HybridSession(graph, plan=forced_plan(graph, [1, 1, 1, 1])) as session:
+        plain = session._engine
+        assert isinstance(plain, PlainEngine)
+        monkeypatch.setattr(PlainEngine, "accelerated", property(lambda self: self is plain))
+        monkeypatch.setattr(plain, "session", Broken())
+        for _ in range(2):
+            assert_same_as_plain(session, branches(), {"x": X})
+        assert "device lost" in session.explain()
+
+
+class Broken:
+    """A session whose device is gone."""
+
+    run = staticmethod(raising(Fail("device lost")))
+
+
+def test_faults_without_an_accelerator_are_errors(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing to go on without: what fails on the CPU raises."""
+    monkeypatch.setattr(engines, "SegmentFactory", raising(Fail("no")))
+    with pytest.raises(Fail, match="no"):
+        HybridSession(graph, plan=forced_plan(graph, [1, 2, 1, 2]))

@@ -1,0 +1,87 @@
+"""Process-level GPU memory, against a driver that is made up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from chrion.devices import nvml
+from chrion.devices.nvml import Gpu
+
+
+class Driver:
+    """Two GPUs; processes by number with what they hold on each, in bytes."""
+
+    NVMLError = RuntimeError
+
+    def __init__(self, held: list[dict[int, int | None]]) -> None:
+        self.held = held
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802 - NVML's own names
+        return len(self.held)
+
+    def nvmlDeviceGetHandleByIndex(self, at: int) -> int:  # noqa: N802
+        return at
+
+    def nvmlDeviceGetName(self, at: int) -> bytes:  # noqa: N802
+        return f"GPU {at}".encode()
+
+    def nvmlDeviceGetMemoryInfo(self, at: int) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(total=8_000_000_000, used=sum(b or 0 for b in self.held[at].values()))
+
+    def nvmlDeviceGetComputeRunningProcesses(self, at: int) -> list[SimpleNamespace]:  # noqa: N802
+        return [SimpleNamespace(pid=pid, usedGpuMemory=b) for pid, b in self.held[at].items()]
+
+
+Install = Callable[..., Driver]
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Puts a driver in place; ``shown`` says whether it numbers processes as we do."""
+
+    def put(held: list[dict[int, int | None]], *, shown: bool = True) -> Driver:
+        driver = Driver(held)
+        monkeypatch.setattr(nvml, "_library", lambda: driver)
+        monkeypatch.setattr(nvml, "_shows_processes", lambda: shown)
+        return driver
+
+    return put
+
+
+def test_without_a_driver_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None, and no error."""
+    monkeypatch.setattr(nvml, "_library", lambda: None)
+    assert nvml.gpus() == ()
+    assert nvml.used_mb() is None
+    assert nvml.Watch().grown_mb() is None
+
+
+def test_a_process_is_summed_over_gpus(install: Install) -> None:
+    """Other processes do not count; a figure that the driver withholds does not either."""
+    me = os.getpid()
+    install([{me: 300_000_000, 1: 900_000_000}, {me: 20_000_000, 2: None}])
+    assert nvml.used_mb() == 320.0
+    assert nvml.used_mb(1) == 900.0
+    assert nvml.used_mb(12345) == 0.0
+    assert nvml.gpus() == (Gpu("GPU 0", 8000.0, 1200.0), Gpu("GPU 1", 8000.0, 20.0))
+
+
+def test_in_a_container_all_processes_together_count(install: Install) -> None:
+    """The driver numbers them differently there, so that differences are what can be had."""
+    driver = install([{999: 500_000_000}], shown=False)
+    assert nvml.used_mb() == 500.0
+    watch = nvml.Watch()
+    driver.held[0][999] = 740_000_000
+    assert watch.grown_mb() == 240.0
+
+
+def test_growth_of_the_process(install: Install) -> None:
+    """Between two readings, from nothing."""
+    driver = install([{}])
+    watch = nvml.Watch()
+    driver.held[0][os.getpid()] = 345_000_000
+    assert watch.grown_mb() == 345.0
