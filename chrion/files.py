@@ -40,7 +40,7 @@ def read_json(path: Path, schema: str, failure: type[InputError]) -> dict[str, A
 
     Args:
         path: The file.
-        schema: What its ``schema`` key must hold, ``chrion.plan/1`` for example.
+        schema: What its ``schema`` key must hold, ``chrion.plan/2`` for example.
         failure: The exception to raise.
 
     Raises:

@@ -73,6 +73,7 @@ def forced_plan(
         policy="by hand",
         alpha=0.0,
         slo_ms=None,
+        budget_mb=None,
         accelerator=accelerator,
         machine=MACHINE,
         estimated=0,

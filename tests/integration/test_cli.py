@@ -244,7 +244,7 @@ def test_what_is_no_model_is_one_line_and_exit_code_2(cli: Chrion, tmp_path: Pat
 @pytest.mark.usefixtures("model")
 def test_bad_input_is_one_line_and_exit_code_2(cli: Chrion, tmp_path: Path, arguments: list[str], about: str) -> None:
     """No traceback; the line names what is wrong."""
-    (tmp_path / "damaged.json").write_text('{"schema": "chrion.plan/1"}')
+    (tmp_path / "damaged.json").write_text('{"schema": "chrion.plan/2"}')
     np.savez(tmp_path / "lacking.npz", y=np.zeros(3))
     np.savez(tmp_path / "wrong.npz", x=np.zeros((3, 3), np.int64))
     np.save(tmp_path / "array.npy", np.zeros(3))
