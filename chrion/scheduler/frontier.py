@@ -102,9 +102,9 @@ def _descent(planner: Planner, start: Solution, units: Sequence[Sequence[int]], 
     problem = planner.problem
     end = problem.work + work // 2
     here = start
-    while 0 in here.schedule.lanes and problem.work < end:
+    for _ in units:  # no more steps than units: local search may bring back one that takes no memory
         trials = list(_departures(problem, here, units))
-        if not trials:
+        if not trials or problem.work >= end:
             return
         yield from trials
         step = min(trials, key=lambda trial: _rate(here, trial))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from test_search import GRAPH
 
 from chrion.graph import Dag
 from chrion.profiler import CopyCost, Costs, OperatorMemory
@@ -16,7 +17,6 @@ from chrion.scheduler import Schedule, evaluate
 from chrion.scheduler.default import Planner
 from chrion.scheduler.planner import _Chunked
 from chrion.scheduler.search import Limits
-from test_search import GRAPH
 
 CASES = 40
 #: Budgets, as shares of what the fastest plan takes.
@@ -82,10 +82,10 @@ def test_no_plan_is_better_than_the_best(ratios: list[float]) -> None:
 
 
 def test_plans_within_a_budget_are_near_the_best(ratios: list[float], record_property: pytest.FixtureRequest) -> None:
-    """Within 3 % on average, the best itself in three of four, and never beyond 40 %."""
+    """Within 5 % on average, the best itself in four of five, and never twice as slow."""
     exact = sum(ratio < 1 + 1e-9 for ratio in ratios) / len(ratios)
     told = f"mean {statistics.mean(ratios):.4f}, worst {max(ratios):.3f}, exact {exact:.2f}"
     record_property("within a budget", told)  # type: ignore[operator]
-    assert statistics.mean(ratios) <= 1.03, told
-    assert max(ratios) <= 1.40, told
-    assert exact >= 0.75, told
+    assert statistics.mean(ratios) <= 1.05, told
+    assert max(ratios) <= 2.0, told
+    assert exact >= 0.8, told
