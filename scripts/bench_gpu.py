@@ -34,19 +34,18 @@ from reproduce_table6 import ALPHAS, FIGURE_10
 
 from chrion import Graph, HybridSession, Plan, Profile, load, partition, profile, zoo
 from chrion.cores import physical_cores
+from chrion.devices import CPU_PROVIDER, Device, usable_provider
+from chrion.devices.nvml import used_mb
 from chrion.files import write_atomically
+from chrion.graph.model import TensorInfo
 from chrion.profiler import this_machine
 from chrion.profiler.costs import FREE
-from chrion.profiler.machine import CPU_PROVIDER
 from chrion.profiler.measure import made_up_feed
-from chrion.profiler.measure_graph import usable_provider
-from chrion.profiler.nvml import device_memory_mb
 from chrion.report import measured_lanes, predicted_lanes, timeline_png
 from chrion.report.timeline import Lanes
 from chrion.runtime.bench import Feed, Maker, hybrid_rival, plain_rival, race
 
 SCHEMA = "chrion.gpu-bench/1"
-DEVICES = {"CUDAExecutionProvider": "cuda", "WebGpuExecutionProvider": "webgpu"}
 WIDTHS, BATCHES = (64, 128, 256, 512, 1024), (1, 8, 32)
 #: Share of the time that each part may begin cases in.
 SHARES = {"overlap": 0.08, "table6": 0.42, "user": 0.33, "figure10": 0.17}
@@ -117,24 +116,38 @@ def accelerated(source: bytes, feed: Feed, provider: str, *, graph: bool = False
         session = ort.InferenceSession(source, options, providers=[(provider, settings), *beside])
         if provider not in session.get_providers():
             raise RuntimeError(f"onnxruntime left {provider} out")
-        device = DEVICES.get(provider, "cpu")
-        binding = session.io_binding()
-        inputs = {name: ort.OrtValue.ortvalue_from_numpy(array, device, 0) for name, array in feed.items()}
-        for name, value in inputs.items():
-            binding.bind_ortvalue_input(name, value)
-        for info in session.get_outputs():
-            value = ort.OrtValue.ortvalue_from_shape_and_type(info.shape, "float32", device, 0)
-            binding.bind_ortvalue_output(info.name, value)
+        device = Device(provider)
+        hosts = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in feed.items()}
+        binding, inputs = _bound(session, device, feed)
 
         def run() -> object:
-            for name, value in inputs.items():
-                value.update_inplace(feed[name])
-            session.run_with_iobinding(binding)
+            for name, buffer in inputs.items():
+                device.upload(hosts[name], buffer)
+            with device.turn():
+                session.run_with_iobinding(binding)
             return binding.copy_outputs_to_cpu()
 
         return run, lambda: None
 
     return make
+
+
+def _bound(session: ort.InferenceSession, device: Device, feed: Feed) -> tuple[Any, dict[str, ort.OrtValue]]:
+    """A binding to buffers of the device, or of the host where it does not hold a type; and the inputs' buffers there."""
+    with device.turn():
+        binding = session.io_binding()
+        inputs: dict[str, ort.OrtValue] = {}
+        for node in session.get_inputs():
+            info = TensorInfo(node.name, node.type, tuple(node.shape))
+            value = device.value(info, feed[node.name])
+            binding.bind_ortvalue_input(node.name, value)
+            if device.holds(node.type):
+                inputs[node.name] = value
+        for node in session.get_outputs():
+            info = TensorInfo(node.name, node.type, tuple(node.shape))
+            value = device.empty(info) if device.holds(node.type) else device.host_buffer(info)
+            binding.bind_ortvalue_output(node.name, value)
+    return binding, inputs
 
 
 def planned(bench: Bench, graph: Graph, source: bytes, plan: Plan, feed: Feed) -> Maker:
@@ -146,11 +159,11 @@ def planned(bench: Bench, graph: Graph, source: bytes, plan: Plan, feed: Feed) -
 
 def taken_mb(bench: Bench, make: Maker) -> float | None:
     """GPU memory that a way takes once it has run, the context included."""
-    before_mb = device_memory_mb()
+    before_mb = used_mb()
     run, close = make()
     try:
         run()
-        after_mb = device_memory_mb()
+        after_mb = used_mb()
     finally:
         close()
     if before_mb is None or after_mb is None:
@@ -329,10 +342,10 @@ def main() -> None:
     if provider is None:
         parser.error("--accelerator: none is no accelerator")
     bench = Bench(provider, arguments.output, arguments.toy, arguments.minutes, arguments.cores)
-    before_mb = device_memory_mb()
+    before_mb = used_mb()
     tiny = bytes(zoo.build("lstm", TOY).SerializeToString())
     accelerated(tiny, made_up_feed(load(tiny)), provider)()[0]()
-    after_mb = device_memory_mb()
+    after_mb = used_mb()
     bench.context_mb = None if before_mb is None or after_mb is None else after_mb - before_mb
     bench.found = {
         "schema": SCHEMA,

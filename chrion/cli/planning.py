@@ -28,11 +28,11 @@ from chrion.cli.console import (
     stderr,
     stored_or_measured,
 )
+from chrion.devices.nvml import Watch as MemoryWatch
 from chrion.errors import OptionError
 from chrion.files import write_atomically
 from chrion.graph import load
 from chrion.profiler.measure import made_up_feed
-from chrion.devices.nvml import Watch as MemoryWatch
 from chrion.report import (
     chrome_trace,
     curve_json,

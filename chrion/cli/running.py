@@ -27,10 +27,10 @@ from chrion.cli.console import (
     show_json,
     stored_or_measured,
 )
+from chrion.devices.nvml import Watch as MemoryWatch
 from chrion.errors import OptionError
 from chrion.graph import Graph
 from chrion.profiler.measure import made_up_feed
-from chrion.devices.nvml import Watch as MemoryWatch
 from chrion.report import bench_table, bench_verdict, memory_line
 from chrion.report.tables import best_rival
 from chrion.runtime import HybridSession

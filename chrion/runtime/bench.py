@@ -23,9 +23,9 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from chrion.cores import physical_cores
 from chrion.devices import CPU_PROVIDER
+from chrion.devices.nvml import Watch as MemoryWatch
 from chrion.errors import OptionError
 from chrion.graph.model import Graph
-from chrion.devices.nvml import Watch as MemoryWatch
 from chrion.profiler.quiet import CoreWatch, Watch
 from chrion.runtime.session import HybridSession
 from chrion.runtime.values import check_feed
