@@ -22,7 +22,7 @@ import argparse
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -108,7 +108,7 @@ class Bench:
 def accelerated(source: bytes, feed: Feed, provider: str, *, graph: bool = False) -> Maker:
     """A plain session on a provider, with buffers bound on its device; inputs are copied in and outputs out."""
 
-    def make() -> tuple[Callable[[], object], Callable[[], None]]:
+    def make() -> tuple[Callable[[], Sequence[Any]], Callable[[], None]]:
         options = ort.SessionOptions()
         options.log_severity_level = 3
         settings = {"enable_cuda_graph": "1"} if graph else {}
@@ -120,12 +120,12 @@ def accelerated(source: bytes, feed: Feed, provider: str, *, graph: bool = False
         hosts = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in feed.items()}
         binding, inputs = _bound(session, device, feed)
 
-        def run() -> object:
+        def run() -> list[Any]:
             for name, buffer in inputs.items():
                 device.upload(hosts[name], buffer)
             with device.turn():
                 session.run_with_iobinding(binding)
-            return binding.copy_outputs_to_cpu()
+            return list(binding.copy_outputs_to_cpu())
 
         return run, lambda: None
 
@@ -133,7 +133,7 @@ def accelerated(source: bytes, feed: Feed, provider: str, *, graph: bool = False
 
 
 def _bound(session: ort.InferenceSession, device: Device, feed: Feed) -> tuple[Any, dict[str, ort.OrtValue]]:
-    """A binding to buffers of the device, or of the host where it does not hold a type; and the inputs' buffers there."""
+    """A binding to buffers of the device, or of the host for types it does not hold; and the inputs' buffers."""
     with device.turn():
         binding = session.io_binding()
         inputs: dict[str, ort.OrtValue] = {}
@@ -225,7 +225,7 @@ def user(bench: Bench, width: int, batch: int) -> dict[str, Any]:
     feed = made_up_feed(load(source))
     providers = list(dict.fromkeys([bench.provider, CPU_PROVIDER]))
 
-    def hybrid() -> tuple[Callable[[], object], Callable[[], None]]:
+    def hybrid() -> tuple[Callable[[], Sequence[Any]], Callable[[], None]]:
         session = HybridSession(source, providers=providers)
         return lambda: session.run(None, feed), session.close
 
@@ -276,8 +276,8 @@ def overlap(bench: Bench, png: Path | None) -> dict[str, Any]:
     graph = load(source)
     feed = made_up_feed(graph)
     measured = bench.profile(graph)
-    if bench.toy:  # so small that no plan would use both sides if it cost anything to cross over
-        measured = replace(measured, dispatch_ms=0.0, handoff_ms=0.0, upload=FREE, download=FREE)
+    if bench.toy:
+        measured = level(measured)
     made = [partition(graph, measured, policy=policy) for policy in ("chrion", "chrion-paper", "heft")]
     mixed = [plan for plan in made if plan.on_accelerator and plan.on_cpu]
     if not mixed:
@@ -297,6 +297,15 @@ def overlap(bench: Bench, png: Path | None) -> dict[str, Any]:
         "operators": len(plan.operators),
         "policy": plan.policy,
     }
+
+
+def level(found: Profile) -> Profile:
+    """Costs under which both sides are worth using even in toy sizes: equally fast, and nothing to pay for crossing."""
+    operators = {
+        s: o if o.accelerator_ms is None else replace(o, accelerator_ms=o.cpu_ms[0]) for s, o in found.operators.items()
+    }
+    machine = replace(found, dispatch_ms=0.0, handoff_ms=0.0, upload=FREE, download=FREE)
+    return replace(machine, operators=operators, _estimators={})
 
 
 def both_sides_ms(lanes: Lanes) -> float:

@@ -110,7 +110,8 @@ def aims(parts: Mapping[str, Row]) -> list[str]:
         gpu, small = case["gpu"], case["memory-optimal"]
         ours_ms, gpu_ms = (median(row["measured"]) for row in (small, gpu))
         if ours_ms is not None and gpu_ms is not None and ours_ms <= gpu_ms and memory_of(gpu):
-            saved[name] = less(memory_of(small), memory_of(gpu))
+            where = "" if small["on_accelerator"] else ", nothing on the accelerator"
+            saved[name + where] = less(memory_of(small), memory_of(gpu))
     what = "latency below the best plain session"
     lines = [_aim(what, gains, AIM_LATENCY), _aim("memory within the GPU's latency", saved, AIM_MEMORY)]
     return [f"- {line}" for line in lines]

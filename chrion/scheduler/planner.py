@@ -120,7 +120,9 @@ def alternatives(  # noqa: PLR0913 - as for partition
             found = [raise_to_fit(attempt, chosen, limits.budget_mb, scale)]
             if costs.cores:
                 # An operator that takes no memory of its own stays on the accelerator at any price, with its context.
-                found.append(_attempt(graph, policy, lambda dag: costs_of(dag).without_accelerator(), None)(found[0].alpha))
+                found.append(
+                    _attempt(graph, policy, lambda dag: costs_of(dag).without_accelerator(), None)(found[0].alpha)
+                )
                 found = best_within(found, limits, alpha)[:1]
     draft = _Draft(graph, profile, costs_of, policy, limits, alpha)
     return [draft.plan(candidate, gpu, cpu) for candidate in found]

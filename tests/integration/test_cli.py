@@ -234,7 +234,6 @@ def test_what_is_no_model_is_one_line_and_exit_code_2(cli: Chrion, tmp_path: Pat
         (["partition", "m.onnx", "--gpu-budget", "much"], "gpu budget"),
         (["partition", "m.onnx", "--gpu-budget", "-1MB"], "gpu budget"),
         (["sweep", "m.onnx", "--gpu-budget", "600 apples"], "gpu budget"),
-        (["partition", "m.onnx", "--gpu-budget", "1GB", "--policy", "exact"], "exact"),
         (["run", "m.onnx", "--plan", "other.json", "--gpu-budget", "1GB"], "--plan"),
         (["partition", "m.onnx", "--alpha", "-1"], "alpha"),
         (["partition", "m.onnx", "--alpha", "nan"], "alpha"),
