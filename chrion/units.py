@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 
 from chrion.errors import OptionError
 
-_DURATION = re.compile(r"\s*(?P<number>[-+]?\d+(\.\d*)?([eE][-+]?\d+)?|[-+]?\.\d+)\s*(?P<unit>us|ms|s|)\s*")
+_QUANTITY = re.compile(r"\s*(?P<number>[-+]?\d+(\.\d*)?([eE][-+]?\d+)?|[-+]?\.\d+)\s*(?P<unit>[a-zA-Z]*)\s*")
 _MS_PER_UNIT = {"us": 1e-3, "ms": 1.0, "s": 1e3, "": 1.0}
+_MB_PER_UNIT = {"kB": 1e-3, "MB": 1.0, "GB": 1e3, "": 1.0}
 _SHAPE = re.compile(r"(?P<name>.+?)=(?P<dims>\d+(x\d+)*|scalar)")
 
 
@@ -29,10 +31,28 @@ def parse_duration_ms(text: str | float, what: str = "duration") -> float:
     Raises:
         OptionError: It is not a duration, or not above zero.
     """
-    match = _DURATION.fullmatch(str(text))
-    value = float(match["number"]) * _MS_PER_UNIT[match["unit"]] if match else math.nan
+    value = _quantity(text, _MS_PER_UNIT)
     if not (math.isfinite(value) and value > 0):
         raise OptionError(f"{what}: {text!r} is not a duration above zero", hint="write it as 60ms, 0.06s or 500us")
+    return value
+
+
+def parse_size_mb(text: str | float, what: str = "size") -> float:
+    """Read ``600MB``, ``0.6GB``, ``500kB`` or a plain number of megabytes.
+
+    Args:
+        text: The size.
+        what: Its name in the error message.
+
+    Returns:
+        Megabytes (10^6 bytes), finite and not negative.
+
+    Raises:
+        OptionError: It is not a size, or negative.
+    """
+    value = _quantity(text, _MB_PER_UNIT)
+    if not (math.isfinite(value) and value >= 0):
+        raise OptionError(f"{what}: {text!r} is not a size from zero up", hint="write it as 600MB, 0.6GB or 500kB")
     return value
 
 
@@ -89,6 +109,12 @@ def format_mb(mb: float) -> str:
 def format_shape(shape: tuple[int | str | None, ...]) -> str:
     """``1x3x224x224``; an unknown dimension prints as ``?``, no dimension as ``scalar``."""
     return "x".join("?" if d is None else str(d) for d in shape) or "scalar"
+
+
+def _quantity(text: str | float, per_unit: Mapping[str, float]) -> float:
+    """A number with one of some units; NaN if it is none."""
+    match = _QUANTITY.fullmatch(str(text))
+    return float(match["number"]) * per_unit.get(match["unit"], math.nan) if match else math.nan
 
 
 def _digits(value: float) -> int:

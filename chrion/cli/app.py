@@ -1,6 +1,6 @@
 """The ``chrion`` command: its subcommands, and what its exit codes mean.
 
-0: done. 1: a bug. 2: bad input, one line on stderr says what. 3: no plan meets the SLO.
+0: done. 1: a bug. 2: bad input, one line on stderr says what. 3: no plan meets the SLO, or fits the GPU budget.
 """
 
 from __future__ import annotations

@@ -47,6 +47,10 @@ SloOption = Annotated[str | None, typer.Option("--slo", metavar="60ms", help="La
 AlphaOption = Annotated[
     float | None, typer.Option("--alpha", help="ms that a megabyte of accelerator memory is worth.")
 ]
+GpuBudgetOption = Annotated[
+    str | None,
+    typer.Option("--gpu-budget", metavar="600MB", help="Resident accelerator memory that must not be exceeded."),
+]
 PolicyOption = Annotated[str, typer.Option("--policy", help="The scheduler.")]
 StreamsOption = Annotated[
     int | None,

@@ -13,6 +13,7 @@ from chrion.cli.console import (
     AcceleratorOption,
     AlphaOption,
     CoresOption,
+    GpuBudgetOption,
     JsonOption,
     ModelArgument,
     PolicyOption,
@@ -27,6 +28,7 @@ from chrion.cli.console import (
     stderr,
     stored_or_measured,
 )
+from chrion.devices.nvml import Watch as MemoryWatch
 from chrion.errors import OptionError
 from chrion.files import write_atomically
 from chrion.graph import load
@@ -38,6 +40,7 @@ from chrion.report import (
     curve_table,
     lanes_summary,
     measured_lanes,
+    memory_line,
     plan_table,
     predicted_lanes,
     timeline_html,
@@ -53,8 +56,8 @@ from chrion.scheduler.explain import explain_placement
 from chrion.scheduler.planner import check_options
 from chrion.units import format_ms, parse_range
 
-#: Exit code where no plan meets the SLO.
-_SLO_OUT_OF_REACH = 3
+#: Exit code where no plan meets the SLO, or fits the GPU budget.
+_OUT_OF_REACH = 3
 #: Runs that are traced; the first third warms up.
 _TRACES = 60
 
@@ -86,6 +89,7 @@ def partition(
     model: ModelArgument,
     slo: SloOption = None,
     alpha: AlphaOption = None,
+    gpu_budget: GpuBudgetOption = None,
     profile: ProfileOption = None,
     policy: PolicyOption = DEFAULT_POLICY,
     output: Annotated[
@@ -105,11 +109,13 @@ def partition(
     as_json: JsonOption = False,
 ) -> None:
     """Plan which operator runs where, and write the plan."""
-    check_options(slo, alpha, policy)
+    check_options(slo, alpha, policy, gpu_budget)
     graph = load_graph(model, shape)
     measured = stored_or_measured(graph, profile, cores, accelerator, policy=policy)
     meter = StageBench if measure_stages else None
-    plan = make_plan(graph, measured, slo, alpha, policy, cores=cores, streams=streams, meter=meter)
+    plan = make_plan(
+        graph, measured, slo, alpha, policy, cores=cores, streams=streams, meter=meter, gpu_budget=gpu_budget
+    )
     reasons = explain_placement(graph, measured, plan, explain) if explain else []
     path = output or model.with_suffix(".plan.json")
     plan.save(path)
@@ -117,13 +123,14 @@ def partition(
         show_json({**_summary(plan, path), **({"explanation": reasons} if explain else {})})
     else:
         show(plan_table(plan), verdict(plan), *plan.remarks, *_estimated(plan), *reasons, f"written: {path}")
-    if not plan.meets_slo:
-        raise typer.Exit(_SLO_OUT_OF_REACH)
+    if not (plan.meets_slo and plan.meets_budget):
+        raise typer.Exit(_OUT_OF_REACH)
 
 
 def sweep(
     model: ModelArgument,
     alpha: Annotated[str, typer.Option("--alpha", metavar="A:B:STEP", help="Alphas to plan for.")] = "0:1:0.1",
+    gpu_budget: GpuBudgetOption = None,
     profile: ProfileOption = None,
     policy: PolicyOption = DEFAULT_POLICY,
     cores: CoresOption = None,
@@ -135,12 +142,13 @@ def sweep(
 ) -> None:
     """Plan for a range of alphas: latency against accelerator memory (Figure 10 of the paper)."""
     alphas = parse_range(alpha, "alpha")
+    check_options(None, None, policy, gpu_budget)
     graph = load_graph(model, shape)
     measured = stored_or_measured(graph, profile, cores, accelerator)
     points = []
     with progress_bar("sweep") as progress:
         for count, value in enumerate(alphas, start=1):
-            points.append((value, make_plan(graph, measured, None, value, policy, cores=cores)))
+            points.append((value, make_plan(graph, measured, None, value, policy, cores=cores, gpu_budget=gpu_budget)))
             progress(count, len(alphas), f"alpha {value:g}")
     if png:
         write_atomically(png, curve_png(points))
@@ -167,7 +175,9 @@ def report(
     if measured:
         if model is None:
             raise OptionError("--measured: the model is missing", hint="give it with --model MODEL")
-        sections.append(_measured(found, model))
+        lanes, held_mb = _measured(found, model)
+        sections.append(lanes)
+        show(memory_line(found.predicted, held_mb))
     show(*lanes_summary(found, sections))
     if html:
         write_atomically(html, timeline_html(f"{found.model}, {found.policy}", sections, found.remarks))
@@ -180,16 +190,18 @@ def report(
         show(f"written: {trace}")
 
 
-def _measured(plan: Plan, model: Path) -> Lanes:
-    """The run of median latency among some."""
+def _measured(plan: Plan, model: Path) -> tuple[Lanes, float | None]:
+    """The run of median latency among some, and the accelerator memory held meanwhile, in MB."""
+    watch = MemoryWatch()
     graph = load(model, plan.shapes)
     feed = made_up_feed(graph)
     with HybridSession(graph, plan=plan, strict=True) as session:
         runs = [session.trace(feed) for _ in range(_TRACES)]
+        held_mb = watch.grown_mb() if plan.accelerator else 0.0
     runs = sorted(runs[_TRACES // 3 :], key=lambda events: max((e.end_ms for e in events), default=0.0))
     if not runs[0]:
         raise OptionError("--measured: the plan is one segment and runs plain", hint="there are no lanes to show")
-    return measured_lanes(plan, runs[len(runs) // 2])
+    return measured_lanes(plan, runs[len(runs) // 2]), held_mb
 
 
 def _summary(plan: Plan, path: Path) -> dict[str, Any]:
@@ -202,6 +214,8 @@ def _summary(plan: Plan, path: Path) -> dict[str, Any]:
         "alpha": plan.alpha,
         "slo_ms": plan.slo_ms,
         "meets_slo": plan.meets_slo,
+        "budget_mb": plan.budget_mb,
+        "meets_budget": plan.meets_budget,
         **asdict(plan.predicted),
         "on_accelerator": plan.on_accelerator,
         "on_cpu": plan.on_cpu,

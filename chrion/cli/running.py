@@ -15,6 +15,7 @@ from chrion.cli.console import (
     AcceleratorOption,
     AlphaOption,
     CoresOption,
+    GpuBudgetOption,
     JsonOption,
     ModelArgument,
     PolicyOption,
@@ -26,13 +27,14 @@ from chrion.cli.console import (
     show_json,
     stored_or_measured,
 )
+from chrion.devices.nvml import Watch as MemoryWatch
 from chrion.errors import OptionError
 from chrion.graph import Graph
 from chrion.profiler.measure import made_up_feed
-from chrion.report import bench_table, bench_verdict
+from chrion.report import bench_table, bench_verdict, memory_line
 from chrion.report.tables import best_rival
 from chrion.runtime import HybridSession
-from chrion.runtime.bench import hybrid_rival, largest_difference, plain_rivals, race, read_feed
+from chrion.runtime.bench import hybrid_rival, largest_difference, memory_held_mb, plain_rivals, race, read_feed
 from chrion.runtime.compare import TOLERANCE
 from chrion.scheduler import DEFAULT_POLICY, Plan, partition
 from chrion.scheduler.planner import check_options
@@ -51,6 +53,7 @@ def run(
     plan: PlanOption = None,
     slo: SloOption = None,
     alpha: AlphaOption = None,
+    gpu_budget: GpuBudgetOption = None,
     policy: PolicyOption = DEFAULT_POLICY,
     feed: InputOption = None,
     repeat: Annotated[int, typer.Option(min=1, help="Runs to time.")] = 20,
@@ -61,7 +64,7 @@ def run(
 ) -> None:
     """Run a model by its plan and check the outputs against plain onnxruntime."""
     graph = load_graph(model, shape)
-    chosen = _plan(graph, plan, slo, alpha, policy, cores, accelerator)
+    chosen = _plan(graph, plan, slo, alpha, gpu_budget, policy, cores, accelerator)
     arrays = read_feed(feed, graph) if feed else made_up_feed(graph)
     plain = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"])
     expected = plain.run(None, arrays)
@@ -95,6 +98,7 @@ def bench(
     plan: PlanOption = None,
     slo: SloOption = None,
     alpha: AlphaOption = None,
+    gpu_budget: GpuBudgetOption = None,
     policy: PolicyOption = DEFAULT_POLICY,
     feed: InputOption = None,
     cycles: Annotated[int, typer.Option(min=1, help="Turns of each rival.")] = 5,
@@ -104,19 +108,29 @@ def bench(
     as_json: JsonOption = False,
 ) -> None:
     """Time the hybrid session beside plain onnxruntime sessions."""
+    watch = MemoryWatch()
     graph = load_graph(model, shape)
-    chosen = _plan(graph, plan, slo, alpha, policy, cores, accelerator)
+    chosen = _plan(graph, plan, slo, alpha, gpu_budget, policy, cores, accelerator)
     arrays = read_feed(feed, graph) if feed else made_up_feed(graph)
     rivals = {HYBRID: hybrid_rival(graph, chosen, arrays), **plain_rivals(str(model), arrays)}
+    held_mb = memory_held_mb(rivals[HYBRID], watch) if chosen.accelerator else 0.0
     with progress_bar("bench") as progress:
         timings = race(rivals, cycles=cycles, progress=progress)
     if as_json:
         best = best_rival(timings, HYBRID)
         own = next(t for t in timings if t.name == HYBRID)
         summary = {"model": graph.name, "ratio": own.median_ms / best.median_ms, "best_plain": best.name}
-        show_json({**summary, "predicted_ms": chosen.predicted.latency_ms, "timings": [asdict(t) for t in timings]})
+        predicted = chosen.predicted
+        memory = {
+            "predicted_memory_mb": predicted.memory_mb,
+            "predicted_resident_mb": predicted.resident_mb,
+            "measured_mb": held_mb,
+        }
+        timed = {"predicted_ms": predicted.latency_ms, "timings": [asdict(t) for t in timings]}
+        show_json({**summary, **memory, **timed})
     else:
         show(bench_table(timings, HYBRID, chosen.predicted.latency_ms), bench_verdict(timings, HYBRID))
+        show(memory_line(chosen.predicted, held_mb))
 
 
 def _plan(
@@ -124,16 +138,18 @@ def _plan(
     stored: Path | None,
     slo: str | None,
     alpha: float | None,
+    gpu_budget: str | None,
     policy: str,
     cores: int | None,
     accelerator: str | None,
 ) -> Plan:
     if stored is None:
-        check_options(slo, alpha, policy)
-        profile = stored_or_measured(graph, None, cores, accelerator, policy=policy)
-        return partition(graph, profile, slo, alpha, policy, cores=cores)
-    if (slo, alpha, cores, accelerator) != (None,) * 4 or policy != DEFAULT_POLICY:
-        raise OptionError("--plan: it is made already; give no --slo, --alpha, --policy, --cores or --accelerator")
+        check_options(slo, alpha, policy, gpu_budget)
+        measured = stored_or_measured(graph, None, cores, accelerator, policy=policy)
+        return partition(graph, measured, slo, alpha, policy, cores=cores, gpu_budget=gpu_budget)
+    if (slo, alpha, gpu_budget, cores, accelerator) != (None,) * 5 or policy != DEFAULT_POLICY:
+        options = "--slo, --alpha, --gpu-budget, --policy, --cores or --accelerator"
+        raise OptionError(f"--plan: it is made already; give no {options}")
     plan = Plan.load(stored)
     plan.apply(graph)  # refuses a plan of another model before anything is measured
     return plan

@@ -36,12 +36,25 @@ def plan_table(plan: Plan) -> Table:
 
 
 def verdict(plan: Plan) -> str:
-    """One line: the SLO, and whether the plan is predicted to meet it."""
-    if plan.slo_ms is None:
-        return f"no SLO given; alpha {plan.alpha:.4g} ms/MB"
-    verb = "meets" if plan.meets_slo else "misses"
-    found = format_ms(plan.predicted.latency_ms)
-    return f"{verb} the SLO of {format_ms(plan.slo_ms)} with {found}; alpha {plan.alpha:.4g} ms/MB"
+    """One line: SLO and GPU budget, and whether the plan is predicted to keep to them."""
+    told = "no SLO given"
+    if plan.slo_ms is not None:
+        verb = "meets" if plan.meets_slo else "misses"
+        told = f"{verb} the SLO of {format_ms(plan.slo_ms)} with {format_ms(plan.predicted.latency_ms)}"
+    if plan.budget_mb is not None:
+        verb = "fits" if plan.meets_budget else "exceeds"
+        resident = format_mb(plan.predicted.resident_mb)
+        told += f"; {verb} the GPU budget of {format_mb(plan.budget_mb)} with {resident} resident"
+    return f"{told}; alpha {plan.alpha:.4g} ms/MB"
+
+
+def memory_line(predicted: Prediction, measured_mb: float | None) -> str:
+    """Predicted accelerator memory, counted both ways, beside what was measured."""
+    line = f"accelerator memory: Equation 4 {format_mb(predicted.memory_mb)}, "
+    line += f"resident {format_mb(predicted.resident_mb)} predicted; "
+    if measured_mb is None:
+        return line + "measured: not known (needs NVML and an NVIDIA GPU: pip install 'chrion[nvml]')"
+    return line + f"measured {format_mb(measured_mb)}"
 
 
 def bench_table(timings: Sequence[Timing], hybrid: str, predicted_ms: float | None = None) -> Table:

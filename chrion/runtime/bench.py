@@ -23,6 +23,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from chrion.cores import physical_cores
 from chrion.devices import CPU_PROVIDER
+from chrion.devices.nvml import Watch as MemoryWatch
 from chrion.errors import OptionError
 from chrion.graph.model import Graph
 from chrion.profiler.quiet import CoreWatch, Watch
@@ -119,6 +120,16 @@ def hybrid_rival(graph: Graph, plan: Plan, feed: Feed) -> Maker:
         return lambda: session.run(None, feed), session.close
 
     return make
+
+
+def memory_held_mb(make: Maker, watch: MemoryWatch) -> float | None:
+    """Accelerator memory that this process holds with a rival made and run; None where it cannot be known."""
+    run, close = make()
+    try:
+        run()
+        return watch.grown_mb()
+    finally:
+        close()
 
 
 def read_feed(path: Path, graph: Graph) -> dict[str, np.ndarray[Any, Any]]:

@@ -28,6 +28,7 @@ from chrion.units import format_ms
 log = logging.getLogger(__name__)
 
 _PLAIN = "plain"
+_PLAIN_CPU = "plain, on the CPU"
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class Wishes:
     cores: int | None
     #: Raise where something fails on the accelerator, instead of going on without it.
     strict: bool = False
+    #: Resident accelerator memory that must not be exceeded, or None.
+    budget_mb: float | None = None
 
     @property
     def accelerator(self) -> tuple[str, Mapping[str, Any]] | None:
@@ -57,6 +60,10 @@ class Wishes:
         return None
 
     def plain(self, reason: str) -> PlainEngine:
+        """A plain session in place of a plan: the caller's, or under a budget, one that takes none of it."""
+        return self.as_asked(reason) if self.budget_mb is None else self.on_cpu(reason)
+
+    def as_asked(self, reason: str) -> PlainEngine:
         """The plain session the caller would have had; on the accelerator of the given plan where none is named."""
         providers = self.providers
         if providers is None and isinstance(self.plan, Plan) and self.plan.accelerator not in {None, CPU_PROVIDER}:
@@ -191,8 +198,14 @@ class Chooser:
 
     def _decide(self, graph: Graph, plain: Mapping[str, Callable[[str], PlainEngine]]) -> Decision:
         """Time the plans that look best against the plain sessions."""
-        plans = {f"plan {at}": plan for at, plan in enumerate(self._plans(graph), start=1) if len(plan.segments) > 1}
-        winner, trials = decide(self._contenders(graph, plans, plain), self._wishes.slo_ms)
+        made = self._plans(graph)
+        plans = {f"plan {at}": plan for at, plan in enumerate(made, start=1) if len(plan.segments) > 1}
+        reference = made[0].accelerator_only
+        plain_mb = reference.resident_mb if reference else 0.0
+        budget_mb = self._wishes.budget_mb
+        contenders = self._contenders(graph, plans, plain, plain_mb)
+        fitting = [c for c in contenders if budget_mb is None or c.resident_mb <= budget_mb]
+        winner, trials = decide(fitting, self._wishes.slo_ms)
         told = ", ".join(f"{t.name}: {format_ms(t.median_ms)}" for t in trials if t.median_ms < float("inf"))
         log.info("model %s: %s wins (%s)", graph.name, winner, told)
         no_plan = "the plan runs the whole model as one segment"
@@ -201,14 +214,14 @@ class Chooser:
     def _goal(self) -> tuple[object, ...]:
         wishes = self._wishes
         accelerator = wishes.accelerator[0] if wishes.accelerator else None
-        return wishes.slo_ms, wishes.alpha, wishes.cores, accelerator, wishes.options is None
+        return wishes.slo_ms, wishes.alpha, wishes.cores, wishes.budget_mb, accelerator, wishes.options is None
 
     def _plans(self, graph: Graph) -> list[Plan]:
         wishes = self._wishes
         if self._profile is None:
             self._profile = profile(graph, wishes.cores, self._usable_accelerator(graph))
         usable = replace(self._profile, accelerator=None) if self._lost else self._profile
-        return alternatives(graph, usable, wishes.slo_ms, wishes.alpha)
+        return alternatives(graph, usable, wishes.slo_ms, wishes.alpha, gpu_budget=wishes.budget_mb)
 
     def _usable_accelerator(self, graph: Graph) -> str | None:
         if self._wishes.accelerator is None:
@@ -224,20 +237,26 @@ class Chooser:
     def _plain_makers(self) -> dict[str, Callable[[str], PlainEngine]]:
         """Plain sessions worth trying: as the caller made it, and on the CPU with other numbers of threads."""
         wishes = self._wishes
-        makers: dict[str, Callable[[str], PlainEngine]] = {_PLAIN: wishes.on_cpu if self._lost else wishes.plain}
+        makers: dict[str, Callable[[str], PlainEngine]] = {_PLAIN: wishes.on_cpu if self._lost else wishes.as_asked}
         if wishes.options is None:
             cores = len(physical_cores())
             counts = [1] if cores < 8 else [1, cores // 2]
             makers |= {f"plain, threads: {count}": _with_threads(wishes.source, count) for count in counts}
+        if wishes.budget_mb is not None and wishes.accelerator:
+            makers[_PLAIN_CPU] = wishes.plain
         return makers
 
     def _contenders(
-        self, graph: Graph, plans: Mapping[str, Plan], plain: Mapping[str, Callable[[str], PlainEngine]]
+        self,
+        graph: Graph,
+        plans: Mapping[str, Plan],
+        plain: Mapping[str, Callable[[str], PlainEngine]],
+        plain_mb: float,
     ) -> list[Contender]:
+        """All that are to be timed; ``plain_mb`` is what the plain session holds of the accelerator."""
         feed = made_up_feed(graph)
         names = [o.name for o in graph.outputs]
         values = {name: as_ort_value(name, array) for name, array in feed.items()}
-        reference = next((p.accelerator_only for p in plans.values() if p.accelerator_only), None)
 
         def open_plain(make: Callable[[str], PlainEngine]) -> tuple[Callable[[], object], Callable[[], None]]:
             session = make("").session
@@ -249,8 +268,8 @@ class Chooser:
 
         contenders = []
         for name, make in plain.items():
-            held = reference.resident_mb if reference and name == _PLAIN else 0.0
-            contenders.append(Contender(name, partial(open_plain, make), held))
+            held_mb = plain_mb if name == _PLAIN else 0.0
+            contenders.append(Contender(name, partial(open_plain, make), held_mb))
         for name, plan in plans.items():
             contenders.append(Contender(name, partial(open_plan, plan), plan.predicted.resident_mb, plain=False))
         return contenders

@@ -21,7 +21,7 @@ from chrion.runtime.executor import AcceleratorFailure, Event
 from chrion.runtime.iobinding import HybridIOBinding
 from chrion.runtime.values import as_array, as_ort_value, check_feed, check_outputs, shape_of
 from chrion.scheduler.plan import Plan
-from chrion.units import parse_duration_ms
+from chrion.units import parse_duration_ms, parse_size_mb
 
 #: Programs for so many feed shapes are kept.
 _SHAPES_KEPT = 8
@@ -55,6 +55,8 @@ class HybridSession:
         cores: CPU cores to use at most, for the plan that is made here.
         strict: Raise where the accelerator fails (it does not start, its memory is full, it is lost, it lacks a
             kernel), while the session is made or later. Otherwise the session warns and goes on without it.
+        gpu_budget: Accelerator memory that must not be exceeded, ``600MB`` for example, for the plan that is made here
+            and for plain sessions in its place: what is not known to fit runs on the CPU.
 
     Raises:
         PlanError: The plan is damaged, not for this model, or asks for more cores than there are.
@@ -64,7 +66,7 @@ class HybridSession:
         Exception: What InferenceSession raises for a model that it does not run either.
     """
 
-    def __init__(  # noqa: PLR0913 - InferenceSession's own, and four more by name only
+    def __init__(  # noqa: PLR0913 - InferenceSession's own, and five more by name only
         self,
         model: str | Path | bytes | onnx.ModelProto | Graph,
         sess_options: ort.SessionOptions | None = None,
@@ -76,11 +78,22 @@ class HybridSession:
         alpha: float | None = None,
         cores: int | None = None,
         strict: bool = False,
+        gpu_budget: str | float | None = None,
     ) -> None:
         slo_ms = None if slo is None else parse_duration_ms(slo, "slo")
+        budget_mb = None if gpu_budget is None else parse_size_mb(gpu_budget, "gpu budget")
         given = Plan.load(plan) if isinstance(plan, str | Path) else plan
         self._wishes = Wishes(
-            _plain_source(model), sess_options, providers, provider_options, given, slo_ms, alpha, cores, strict
+            _plain_source(model),
+            sess_options,
+            providers,
+            provider_options,
+            given,
+            slo_ms,
+            alpha,
+            cores,
+            strict,
+            budget_mb,
         )
         self._chooser = Chooser(self._wishes)
         self._lock = threading.RLock()

@@ -16,7 +16,9 @@ alpha times memory, and keep the k' with the least L + alpha * M, with M as an a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from chrion.graph.dag import Dag
@@ -25,7 +27,7 @@ from chrion.scheduler.greedy import select_devices
 from chrion.scheduler.groups import Groups, deal, group, tile_order, unit_order
 from chrion.scheduler.heft import heft
 from chrion.scheduler.order import hybrid_order
-from chrion.scheduler.refine import merge_segments, refine
+from chrion.scheduler.refine import BUDGET, merge_segments, refine
 from chrion.scheduler.schedule import Schedule
 from chrion.scheduler.solution import Problem, Solution
 
@@ -37,6 +39,8 @@ _FINE = 400
 ALTERNATING = "alternating, step by step"
 #: Graphs above this size are begun in fewer ways.
 _LARGE = 20_000
+#: Graphs up to this size are refined operator by operator even where operators belong to units.
+_TINY = 40
 
 
 class Planner:
@@ -69,22 +73,40 @@ class Planner:
     def improve(self, seeds: Sequence[Solution], alpha: float) -> Solution:
         """Refine the best beginnings and keep the best result."""
         count = 1 if len(self._problem.dag) > _LARGE else _REFINED
-        improved = [self._refined(seed, alpha) for seed in seeds[:count]]
+        improved = [self.refined(seed, alpha) for seed in seeds[:count]]
         return min(improved, key=partial(_preference, alpha))
 
-    def _refined(self, seed: Solution, alpha: float) -> Solution:
-        problem = self._problem
-        solution = refine(problem, seed, self._groups.members, alpha)
-        if len(problem.dag) <= _FINE:
-            units = self._units or tuple((i,) for i in range(len(problem.dag)))
-            solution = refine(problem, solution, units, alpha)
+    def refined(self, seed: Solution, alpha: float, *, cap_mb: float = math.inf, budget: int = BUDGET) -> Solution:
+        """One beginning improved by local search, within an accelerator memory that the beginning keeps to."""
+        problem = Problem(self._problem.dag, self._problem.costs, cap_mb)
+        solution = replace(seed, cap_mb=cap_mb)
+        for units in self.movable:
+            solution = refine(problem, solution, units, alpha, budget=budget)
         # Tiles are all alike, and share one session and its packed weights; merged with a neighbour they would not.
-        return solution if self._units else merge_segments(problem, solution, alpha)
+        return solution if self._units else merge_segments(problem, solution, alpha, budget=budget)
+
+    @property
+    def problem(self) -> Problem:
+        """The graph and its costs."""
+        return self._problem
+
+    @property
+    def movable(self) -> list[tuple[tuple[int, ...], ...]]:
+        """Operators that local search moves together: groups; in a graph that is not large, smaller units, too."""
+        n = len(self._problem.dag)
+        singles = tuple((i,) for i in range(n))
+        if n > _FINE:
+            return [self._groups.members]
+        return [
+            self._groups.members,
+            *([self._units] if self._units else []),
+            *([singles] if not self._units or n <= _TINY else []),
+        ]
 
     def _independent_of_alpha(self) -> Iterator[Solution]:
         problem, groups = self._problem, self._groups
         yield from _single_lanes(problem, self._order)
-        for cores in self._core_counts():
+        for cores in self.core_counts:
             for origin, lanes in _group_lanes(groups, problem.costs, cores):
                 if all(problem.allowed(i, lanes[groups.of[i]]) for i in range(len(problem.dag))):
                     yield from _tiled(problem, groups, lanes, cores, origin)
@@ -108,7 +130,7 @@ class Planner:
         if len(dag) < 2:
             return
         yield self._placed(select_devices(dag, costs, self._order, alpha).schedule, "greedy")
-        for cores in self._core_counts():
+        for cores in self.core_counts:
             yield self._placed(heft(dag, costs, cores, alpha=alpha), "heft")
 
     def _placed(self, schedule: Schedule, origin: str) -> Solution:
@@ -125,7 +147,8 @@ class Planner:
         order = unit_order(problem.dag, self._units, schedule.order) or schedule.order
         return problem.solve(order, lanes, schedule.cores, labels, f"{origin}, step by step")
 
-    def _core_counts(self) -> list[int]:
+    @property
+    def core_counts(self) -> list[int]:
         """Numbers of CPU lanes to try beside a single lane: all up to four, then about every half doubling, and k.
 
         None in a large graph, where each number would cost seconds: one lane and the greedy selection have to do.

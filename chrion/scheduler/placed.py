@@ -52,6 +52,7 @@ def placed_plan(  # noqa: PLR0913 - the parts of a plan that can be chosen
         policy="by hand",
         alpha=0.0,
         slo_ms=None,
+        budget_mb=None,
         accelerator=accelerator,
         machine=this_machine(),
         estimated=0,

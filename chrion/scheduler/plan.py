@@ -48,6 +48,8 @@ class Plan:
     #: ms per MB.
     alpha: float
     slo_ms: float | None
+    #: Resident accelerator memory that the plan was not to exceed, or None.
+    budget_mb: float | None
     #: Execution provider of the accelerator's lanes, or None where nothing runs there.
     accelerator: str | None
     #: The machine it was made for.
@@ -79,6 +81,11 @@ class Plan:
     def meets_slo(self) -> bool:
         """Whether the predicted latency is within the SLO; true without one."""
         return self.slo_ms is None or self.predicted.latency_ms <= self.slo_ms
+
+    @property
+    def meets_budget(self) -> bool:
+        """Whether the predicted resident memory is within the budget; true without one."""
+        return self.budget_mb is None or self.predicted.resident_mb <= self.budget_mb
 
     @property
     def on_accelerator(self) -> int:
@@ -149,6 +156,7 @@ class Plan:
             "policy",
             "alpha",
             "slo_ms",
+            "budget_mb",
             "accelerator",
             "estimated",
             "remarks",
@@ -223,6 +231,7 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
         policy=str(content["policy"]),
         alpha=_figure(content["alpha"]),
         slo_ms=None if content["slo_ms"] is None else _figure(content["slo_ms"]),
+        budget_mb=None if content.get("budget_mb") is None else _figure(content["budget_mb"]),
         accelerator=content["accelerator"],
         machine=machine_from_json(content["machine"]),
         estimated=int(content["estimated"]),

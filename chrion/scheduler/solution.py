@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,18 +25,29 @@ class Solution:
     timeline: Timeline
     #: Where it comes from: the rule that made it, and what improved it.
     origin: str = ""
+    #: Accelerator memory that it must not exceed.
+    cap_mb: float = math.inf
 
     def cost(self, alpha: float) -> float:
-        """L + alpha * M with M as an arena holds it."""
+        """L + alpha * M with M as an arena holds it; infinite above the cap."""
+        if self.timeline.resident_mb > self.cap_mb:
+            return math.inf
         return self.timeline.latency_ms + alpha * self.timeline.resident_mb
 
 
 class Problem:
-    """A graph and its costs; makes solutions and counts how much work that was."""
+    """A graph and its costs; makes solutions and counts how much work that was.
 
-    def __init__(self, dag: Dag, costs: Costs) -> None:
+    Args:
+        dag: The graph.
+        costs: The machine's costs.
+        cap_mb: Accelerator memory (see :mod:`chrion.scheduler.memory`, resident) that solutions must not exceed.
+    """
+
+    def __init__(self, dag: Dag, costs: Costs, cap_mb: float = math.inf) -> None:
         self.dag = dag
         self.costs = costs
+        self.cap_mb = cap_mb
         #: Operators evaluated so far: the measure of work, since time would make results differ from run to run.
         self.work = 0
 
@@ -55,7 +67,7 @@ class Problem:
         segments = cut(self.dag, schedule.order, schedule.lanes, tiles, schedule.stages)
         self.work += len(self.dag)
         timeline = evaluate(self.dag, self.costs, schedule, segments, check=False)
-        return Solution(schedule, None if tiles is None else tuple(tiles), segments, timeline, origin)
+        return Solution(schedule, None if tiles is None else tuple(tiles), segments, timeline, origin, self.cap_mb)
 
     def allowed(self, i: int, lane: int) -> bool:
         """Whether an operator can run on a lane."""

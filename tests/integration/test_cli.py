@@ -64,6 +64,8 @@ KEYS = {
     "alpha",
     "slo_ms",
     "meets_slo",
+    "budget_mb",
+    "meets_budget",
     "latency_ms",
     "memory_mb",
     "resident_mb",
@@ -112,6 +114,32 @@ def test_an_slo_out_of_reach_is_exit_code_3_and_a_plan_all_the_same(cli: Chrion,
     plan = Plan.load("p.json")
     assert not plan.meets_slo
     assert any("misses it by" in r for r in plan.remarks)
+
+
+@pytest.mark.parametrize("policy", ["chrion-paper", "heft"])
+def test_a_gpu_budget_is_kept_and_told(cli: Chrion, lstm: Path, policy: str) -> None:
+    """By the table, the summary and the plan; the resident memory counts."""
+    options = ("partition", str(lstm), "--profile", PAPER, "--gpu-budget", "347MB", "--policy", policy)
+    code, out, _ = cli(*options, "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["resident_mb"] <= found["budget_mb"] == 347.0
+    assert found["meets_budget"] is True
+    plan = Plan.load(found["plan"])
+    assert (plan.budget_mb, plan.meets_budget) == (347.0, True)
+    assert "fits the GPU budget of 347.0 MB" in cli(*options)[1]
+
+
+def test_a_budget_that_a_policy_cannot_keep_is_exit_code_3(cli: Chrion, lstm: Path) -> None:
+    """Everything on the accelerator takes what it takes; the plan says how much more that is."""
+    code, out, _ = cli(
+        "partition", str(lstm), "--profile", PAPER, "--gpu-budget", "0.3GB", "--policy", "accelerator", "-o", "p.json"
+    )
+    assert code == 3
+    assert "exceeds the GPU budget of 300.0 MB" in out
+    plan = Plan.load("p.json")
+    assert not plan.meets_budget
+    assert any("it takes 48.2 MB more" in remark for remark in plan.remarks)
 
 
 def test_the_table_has_the_plain_ways_beside_the_plan(cli: Chrion, lstm: Path) -> None:
@@ -203,6 +231,10 @@ def test_what_is_no_model_is_one_line_and_exit_code_2(cli: Chrion, tmp_path: Pat
         (["partition"], "MODEL"),
         (["partition", "m.onnx", "--slo", "fast"], "slo"),
         (["partition", "m.onnx", "--slo", "-1ms"], "slo"),
+        (["partition", "m.onnx", "--gpu-budget", "much"], "gpu budget"),
+        (["partition", "m.onnx", "--gpu-budget", "-1MB"], "gpu budget"),
+        (["sweep", "m.onnx", "--gpu-budget", "600 apples"], "gpu budget"),
+        (["run", "m.onnx", "--plan", "other.json", "--gpu-budget", "1GB"], "--plan"),
         (["partition", "m.onnx", "--alpha", "-1"], "alpha"),
         (["partition", "m.onnx", "--alpha", "nan"], "alpha"),
         (["partition", "m.onnx", "--alpha", "much"], "alpha"),

@@ -195,7 +195,7 @@ def test_a_session_that_made_its_plan_plans_again_without(
         assert_same_as_plain(session, branches(), {"x": X})
 
 
-def planned(graph: Graph, profile: Any, *_: object) -> list[Any]:
+def planned(graph: Graph, profile: Any, *_: object, **__: object) -> list[Any]:
     """A plan on the accelerator where the profile has one."""
     lanes = [2, 1, 2, 1] if profile.accelerator is None else [0, 1, 0, 1]
     return [forced_plan(graph, lanes, accelerator=profile.accelerator)]

@@ -15,6 +15,7 @@ from chrion.report import (
     bench_verdict,
     chrome_trace,
     measured_lanes,
+    memory_line,
     plan_table,
     predicted_lanes,
     timeline_html,
@@ -127,3 +128,10 @@ def test_verdicts_are_honest(plan: Plan) -> None:
         timings = [Timing(n, ms, ms, ms, 5) for n, ms in (("hybrid", ours), ("a", 10.0), ("b", 11.0))]
         assert expected in bench_verdict(timings, "hybrid")
         assert "against a" in shown(bench_table(timings, "hybrid", 7.0))
+
+
+@pytest.mark.parametrize(("measured", "told"), [(412.5, "measured 412.5 MB"), (None, "not known"), (0.0, "0.0 MB")])
+def test_memory_is_told_both_ways_beside_what_was_measured(measured: float | None, told: str) -> None:
+    """Equation 4's sum, what an arena must hold, and the driver's word where there is one."""
+    line = memory_line(Prediction(40.0, 948.1, 400.5), measured)
+    assert all(text in line for text in ("948.1 MB", "400.5 MB", told))

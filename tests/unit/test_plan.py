@@ -35,6 +35,7 @@ def plan_of(dag: Dag, schedule: Schedule, **fields: Any) -> Plan:
             "policy": "chrion-paper",
             "alpha": 0.25,
             "slo_ms": 60.0,
+            "budget_mb": 600.0,
             "accelerator": None,
             "machine": MACHINE,
             "estimated": 1,
@@ -89,7 +90,7 @@ def test_counts_and_verdict() -> None:
 
 
 #: Keys that older plan files do not have, and what they stand for there.
-LATER = ("streams", "stages", "merged")
+LATER = ("streams", "stages", "merged", "budget_mb")
 
 
 @pytest.mark.parametrize("key", [key for key in PLAN.to_json() if key not in LATER])
@@ -129,6 +130,9 @@ def test_an_older_file_is_read() -> None:
         ("alpha", -1),
         ("slo_ms", NAN),
         ("slo_ms", "60ms"),
+        ("budget_mb", NAN),
+        ("budget_mb", "600MB"),
+        ("budget_mb", -1),
         ("estimated", "some"),
         ("estimated", INFINITE),
         ("shapes", [1, 2]),

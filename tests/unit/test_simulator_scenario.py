@@ -39,7 +39,9 @@ def plan(folder: Path, busy_ms: Any, *, plain: Any = None, **predicted: Any) -> 
     """A plan of one operator with these predicted figures."""
     figures = {"latency_ms": 52.0, "memory_mb": 948.1, "resident_mb": 400.5, "cpu_only": None, **predicted}
     machine = {"cpu": "x", "cores": 8, "memory_mb": 1e4, "system": "x", "onnxruntime": "1", "accelerator": None}
-    content = dict.fromkeys(("digest", "policy", "model"), "x") | dict.fromkeys(("chunk", "slo_ms", "accelerator"))
+    content = dict.fromkeys(("digest", "policy", "model"), "x") | dict.fromkeys(
+        ("chunk", "slo_ms", "budget_mb", "accelerator")
+    )
     content |= {"schema": "chrion.plan/1", "machine": machine, "shapes": {}, "alpha": 0.3, "estimated": 0, "cores": 3}
     content |= {
         "remarks": [],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chrion.errors import OptionError
-from chrion.units import format_mb, format_ms, format_shape, parse_duration_ms, parse_shape
+from chrion.units import format_mb, format_ms, format_shape, parse_duration_ms, parse_shape, parse_size_mb
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,23 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
         parse_duration_ms(text, "slo")
     assert str(caught.value).startswith(f"slo: {text!r}")
     assert "60ms" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "mb"), [("600MB", 600.0), ("0.6GB", 600.0), ("500 kB", 0.5), ("600", 600.0), (348.2, 348.2), (0, 0.0)]
+)
+def test_sizes(text: str | float, mb: float) -> None:
+    """A number with its unit; megabytes of a million bytes where it has none; zero is a size."""
+    assert parse_size_mb(text) == pytest.approx(mb)
+
+
+@pytest.mark.parametrize("text", ["much", "", "MB", "600mb", "600MiB", "-1MB", "1e999GB", "nan", "inf", "1,5GB", "6ms"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    """The error names the option and the text, and shows what to write."""
+    with pytest.raises(OptionError) as caught:
+        parse_size_mb(text, "gpu budget")
+    assert str(caught.value).startswith(f"gpu budget: {text!r}")
+    assert "600MB" in caught.value.hint
 
 
 @pytest.mark.parametrize(

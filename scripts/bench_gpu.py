@@ -1,0 +1,377 @@
+"""What Chrion gains on a machine with a GPU: one command, under nine minutes, all results in one JSON.
+
+- **table6**: the thirteen LSTMs of the paper's Table 6, unfolded, in four patterns (GPU, CPU, latency-optimal,
+  memory-optimal): latency and GPU memory, predicted and measured.
+- **user**: the same stacks as a user would run them, folded: HybridSession with nothing given but the model and the
+  provider, against plain sessions on the accelerator (with and without a CUDA graph, buffers bound on the device) and
+  on the CPU (one thread, half of the cores, all).
+- **figure10**: alpha from 0 to 1 for four structures, predicted and measured.
+- **overlap**: a trace in which CPU and GPU are busy at once, as a picture.
+
+Within a case all ways are timed in alternating turns, each with the machine to itself, and medians are compared; every
+way takes its inputs from host memory and returns its outputs there. A part begins no case after its share of the time;
+what is left out, and what failed, is in the JSON, which is written anew after every case.
+
+``python scripts/bench_gpu.py --accelerator cuda -o gpu.json --png docs/img/overlap.png --profile profiles/gpu.json``;
+``--toy`` runs the whole path in small sizes, on any provider; ``scripts/gpu_page.py gpu.json`` renders the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+from derive_paper_profile import TABLE_6
+from reproduce_table6 import ALPHAS, FIGURE_10
+
+from chrion import Graph, HybridSession, Plan, Profile, load, partition, profile, zoo
+from chrion.cores import physical_cores
+from chrion.devices import CPU_PROVIDER, Device, usable_provider
+from chrion.devices.nvml import used_mb
+from chrion.files import write_atomically
+from chrion.graph.model import TensorInfo
+from chrion.profiler import this_machine
+from chrion.profiler.costs import FREE
+from chrion.profiler.measure import made_up_feed
+from chrion.report import measured_lanes, predicted_lanes, timeline_png
+from chrion.report.timeline import Lanes
+from chrion.runtime.bench import Feed, Maker, hybrid_rival, plain_rival, race
+
+SCHEMA = "chrion.gpu-bench/1"
+WIDTHS, BATCHES = (64, 128, 256, 512, 1024), (1, 8, 32)
+#: Share of the time that each part may begin cases in.
+SHARES = {"overlap": 0.08, "table6": 0.42, "user": 0.33, "figure10": 0.17}
+TRACES = 30
+TOY = {"layers": 2, "batch": 1, "io": 8, "seq": 4}
+
+
+@dataclass
+class Bench:
+    """What all parts share, and what they have found so far."""
+
+    provider: str
+    output: Path
+    toy: bool
+    minutes: float
+    cores: int | None
+    #: GPU memory that this process took as soon as the provider was used; None where it cannot be known.
+    context_mb: float | None = None
+    found: dict[str, Any] = field(default_factory=dict)
+    profiles: list[Profile] = field(default_factory=list)
+
+    @property
+    def turns(self) -> dict[str, Any]:
+        """How long to race."""
+        return {"cycles": 1, "turn_s": 0.01} if self.toy else {"cycles": 3, "turn_s": 0.15}
+
+    def model(self, name: str, **changes: int) -> bytes:
+        """A model of Table 6, or its toy."""
+        found = zoo.build("lstm", {**TOY, **changes}) if self.toy else zoo.build(name, changes)
+        return bytes(found.SerializeToString())
+
+    def profile(self, graph: Graph) -> Profile:
+        """Measure a graph here; equal operators are measured once."""
+        self.profiles.append(profile(graph, self.cores, self.provider))
+        return self.profiles[-1]
+
+    def part(self, name: str, cases: Mapping[str, Callable[[], Any]]) -> None:
+        """Run the cases of a part until its share of the time is used up; keep each result, or what went wrong."""
+        begin = time.monotonic()
+        rows: dict[str, Any] = {}
+        notes: dict[str, Any] = {"left_out": [], "failed": {}}
+        self.found["parts"][name] = {"cases": rows, **notes}
+        for case, run in cases.items():
+            if time.monotonic() - begin > SHARES[name] * self.minutes * 60:
+                notes["left_out"].append(case)
+                continue
+            try:
+                rows[case] = run()
+            except Exception as error:  # noqa: BLE001 - the other cases still count
+                notes["failed"][case] = f"{type(error).__name__}: {error}".splitlines()[0]
+            self.found["parts"][name]["seconds"] = round(time.monotonic() - begin, 1)
+            self.save()
+            print(f"{name}: {case}, {time.monotonic() - begin:.0f} s", flush=True)
+
+    def save(self) -> None:
+        """Write what there is."""
+        write_atomically(self.output, json.dumps(self.found, indent=1) + "\n")
+
+
+def accelerated(source: bytes, feed: Feed, provider: str, *, graph: bool = False) -> Maker:
+    """A plain session on a provider, with buffers bound on its device; inputs are copied in and outputs out."""
+
+    def make() -> tuple[Callable[[], Sequence[Any]], Callable[[], None]]:
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        settings = {"enable_cuda_graph": "1"} if graph else {}
+        beside = [CPU_PROVIDER] if provider != CPU_PROVIDER else []
+        session = ort.InferenceSession(source, options, providers=[(provider, settings), *beside])
+        if provider not in session.get_providers():
+            raise RuntimeError(f"onnxruntime left {provider} out")
+        device = Device(provider)
+        hosts = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in feed.items()}
+        binding, inputs = _bound(session, device, feed)
+
+        def run() -> list[Any]:
+            for name, buffer in inputs.items():
+                device.upload(hosts[name], buffer)
+            with device.turn():
+                session.run_with_iobinding(binding)
+            return list(binding.copy_outputs_to_cpu())
+
+        return run, lambda: None
+
+    return make
+
+
+def _bound(session: ort.InferenceSession, device: Device, feed: Feed) -> tuple[Any, dict[str, ort.OrtValue]]:
+    """A binding to buffers of the device, or of the host for types it does not hold; and the inputs' buffers."""
+    with device.turn():
+        binding = session.io_binding()
+        inputs: dict[str, ort.OrtValue] = {}
+        for node in session.get_inputs():
+            info = TensorInfo(node.name, node.type, tuple(node.shape))
+            value = device.value(info, feed[node.name])
+            binding.bind_ortvalue_input(node.name, value)
+            if device.holds(node.type):
+                inputs[node.name] = value
+        for node in session.get_outputs():
+            info = TensorInfo(node.name, node.type, tuple(node.shape))
+            value = device.empty(info) if device.holds(node.type) else device.host_buffer(info)
+            binding.bind_ortvalue_output(node.name, value)
+    return binding, inputs
+
+
+def planned(bench: Bench, graph: Graph, source: bytes, plan: Plan, feed: Feed) -> Maker:
+    """A plan; one that is a single segment runs as the plain session it is."""
+    if len(plan.segments) > 1:
+        return hybrid_rival(graph, plan, feed)
+    return accelerated(source, feed, bench.provider) if plan.accelerator else plain_rival(source, feed, 1)
+
+
+def taken_mb(bench: Bench, make: Maker) -> float | None:
+    """GPU memory that a way takes once it has run, the context included."""
+    before_mb = used_mb()
+    run, close = make()
+    try:
+        run()
+        after_mb = used_mb()
+    finally:
+        close()
+    if before_mb is None or after_mb is None:
+        return None
+    return after_mb - before_mb + (bench.context_mb or 0.0)
+
+
+def timed(bench: Bench, rivals: Mapping[str, Maker]) -> dict[str, dict[str, Any]]:
+    """Race, by name. A way that cannot start here is left out, with its reason."""
+    working: dict[str, Maker] = {}
+    failed: dict[str, dict[str, Any]] = {}
+    for name, make in rivals.items():
+        try:
+            run, close = make()
+            run()
+            close()
+            working[name] = make
+        except Exception as error:  # noqa: BLE001 - a rival that does not run is no rival
+            failed[name] = {"error": str(error).splitlines()[0] if str(error) else type(error).__name__}
+    return {t.name: asdict(t) for t in race(working, **bench.turns)} | failed
+
+
+def table6(bench: Bench, name: str) -> dict[str, Any]:
+    """One column of Table 6: four patterns, predicted and measured."""
+    source = bench.model(name)
+    graph = load(source)
+    feed = made_up_feed(graph)
+    measured = bench.profile(graph)
+    fastest = partition(graph, measured, policy="chrion")
+    assert fastest.accelerator_only is not None  # noqa: S101 - the profile has an accelerator
+    plans = {
+        "gpu": partition(graph, measured, policy="accelerator"),
+        "cpu": partition(graph, measured, policy="cpu"),
+        "latency-optimal": fastest,
+        "memory-optimal": partition(graph, measured, fastest.accelerator_only.latency_ms, policy="chrion"),
+    }
+    rivals = {pattern: planned(bench, graph, source, plan, feed) for pattern, plan in plans.items()}
+    rivals["gpu"] = accelerated(source, feed, bench.provider)
+    held = {pattern: 0.0 if pattern == "cpu" else taken_mb(bench, make) for pattern, make in rivals.items()}
+    timings = timed(bench, rivals)
+    return {
+        pattern: {
+            "predicted": asdict(plan.predicted),
+            "cores": plan.schedule.cores,
+            "on_accelerator": plan.on_accelerator,
+            "operators": len(plan.operators),
+            "segments": len(plan.segments),
+            "measured": timings[pattern],
+            "measured_mb": held[pattern],
+        }
+        for pattern, plan in plans.items()
+    }
+
+
+def user(bench: Bench, width: int, batch: int) -> dict[str, Any]:
+    """A folded stack: HybridSession as a user makes it, against the plain sessions a user would try."""
+    steps = TOY["seq"] if bench.toy else 96
+    source = bench.model("lstm-baseline", io=width, batch=batch, chunk=steps)
+    feed = made_up_feed(load(source))
+    providers = list(dict.fromkeys([bench.provider, CPU_PROVIDER]))
+
+    def hybrid() -> tuple[Callable[[], Sequence[Any]], Callable[[], None]]:
+        session = HybridSession(source, providers=providers)
+        return lambda: session.run(None, feed), session.close
+
+    cores = len(physical_cores())
+    rivals = {"hybrid": hybrid, "accelerator": accelerated(source, feed, bench.provider)}
+    if bench.provider == "CUDAExecutionProvider":
+        rivals["accelerator, CUDA graph"] = accelerated(source, feed, bench.provider, graph=True)
+    for threads in sorted({1, max(1, cores // 2), cores}):
+        rivals[f"CPU, {threads} threads"] = plain_rival(source, feed, threads)
+    held = {name: taken_mb(bench, rivals[name]) for name in ("hybrid", "accelerator")}
+    with HybridSession(source, providers=providers) as session:
+        explanation, plan = session.explain(), session.plan
+    predicted = asdict(plan.predicted) if plan else None
+    return {
+        "timings": timed(bench, rivals),
+        "measured_mb": held,
+        "predicted": predicted,
+        "chunk": plan.chunk if plan else None,
+        "explanation": explanation,
+    }
+
+
+def figure10(bench: Bench, name: str) -> list[dict[str, Any]]:
+    """Plans for alpha from 0 to 1; each distinct one is measured once."""
+    source = bench.model(name)
+    graph = load(source)
+    feed = made_up_feed(graph)
+    measured = bench.profile(graph)
+    plans = {alpha: partition(graph, measured, alpha=alpha, policy="chrion") for alpha in ALPHAS}
+    distinct = {plan.schedule: plan for plan in plans.values()}
+    names = {schedule: str(at) for at, schedule in enumerate(distinct)}
+    rivals = {names[s]: planned(bench, graph, source, plan, feed) for s, plan in distinct.items()}
+    timings = timed(bench, rivals)
+    return [
+        {
+            "alpha": alpha,
+            "predicted": asdict(plan.predicted),
+            "plan": int(names[plan.schedule]),
+            "measured": timings[names[plan.schedule]],
+        }
+        for alpha, plan in plans.items()
+    ]
+
+
+def overlap(bench: Bench, png: Path | None) -> dict[str, Any]:
+    """The traced run of median latency of the fastest plan that uses both sides; how long both compute at once."""
+    source = bench.model("lstm-baseline")
+    graph = load(source)
+    feed = made_up_feed(graph)
+    measured = bench.profile(graph)
+    if bench.toy:
+        measured = level(measured)
+    made = [partition(graph, measured, policy=policy) for policy in ("chrion", "chrion-paper", "heft")]
+    mixed = [plan for plan in made if plan.on_accelerator and plan.on_cpu]
+    if not mixed:
+        raise RuntimeError("no policy finds a plan that uses both sides")
+    plan = min(mixed, key=lambda plan: plan.predicted.latency_ms)
+    with HybridSession(graph, plan=plan) as session:
+        runs = [measured_lanes(plan, session.trace(feed)) for _ in range(TRACES)][TRACES // 3 :]
+    typical = sorted(runs, key=lambda lanes: lanes.latency_ms)[len(runs) // 2]
+    if png:
+        write_atomically(png, timeline_png(f"{plan.model} on {plan.machine}", [predicted_lanes(plan), typical]))
+    return {
+        "latency_ms": typical.latency_ms,
+        "predicted_ms": plan.predicted.latency_ms,
+        "lanes_busy": typical.overlap,
+        "both_sides_ms": both_sides_ms(typical),
+        "on_accelerator": plan.on_accelerator,
+        "operators": len(plan.operators),
+        "policy": plan.policy,
+    }
+
+
+def level(found: Profile) -> Profile:
+    """Costs under which both sides are worth using even in toy sizes: equally fast, and nothing to pay for crossing."""
+    operators = {
+        s: o if o.accelerator_ms is None else replace(o, accelerator_ms=o.cpu_ms[0]) for s, o in found.operators.items()
+    }
+    machine = replace(found, dispatch_ms=0.0, handoff_ms=0.0, upload=FREE, download=FREE)
+    return replace(machine, operators=operators, _estimators={})
+
+
+def both_sides_ms(lanes: Lanes) -> float:
+    """Time in which some accelerator lane and some core compute at once."""
+    edges = sorted({t for bar in lanes.bars for t in (bar.start_ms, bar.end_ms)})
+    total = 0.0
+    for start, end in itertools.pairwise(edges):
+        sides = {bar.lane > 0 for bar in lanes.bars if bar.start_ms <= start and end <= bar.end_ms}
+        total += (end - start) * (len(sides) == 2)
+    return total
+
+
+def merged(profiles: list[Profile]) -> Profile:
+    """One profile that knows all operators measured; the machine's own figures are the last one's."""
+    operators = {s: cost for p in profiles for s, cost in p.operators.items()}
+    return replace(profiles[-1], operators=operators, _estimators={})
+
+
+def parts(bench: Bench, png: Path | None) -> Iterator[tuple[str, dict[str, Callable[[], Any]]]]:
+    """Cases by part, those that matter most first."""
+    yield "overlap", {"lstm-baseline": partial(overlap, bench, png)}
+    names = list(TABLE_6)[: 2 if bench.toy else None]
+    yield "table6", {name: partial(table6, bench, name) for name in names}
+    sizes = [(8, 1)] if bench.toy else [(width, batch) for width in WIDTHS for batch in BATCHES]
+    yield "user", {f"{w} wide, batch {b}": partial(user, bench, w, b) for w, b in sizes}
+    curves = FIGURE_10[: 1 if bench.toy else None]
+    yield "figure10", {name: partial(figure10, bench, name) for name in curves}
+
+
+def main() -> None:
+    """Run the parts; write after every case."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--accelerator", default="cuda")
+    parser.add_argument("-o", "--output", type=Path, default=Path("gpu.json"))
+    parser.add_argument("--png", type=Path, help="where to draw the trace")
+    parser.add_argument("--profile", type=Path, help="where to store what was measured as a profile")
+    parser.add_argument("--minutes", type=float, default=8.5, help="time in which cases are begun")
+    parser.add_argument("--cores", type=int, help="CPU cores to use")
+    parser.add_argument("--toy", action="store_true", help="small sizes, few cases: does it run?")
+    parser.add_argument("--only", choices=list(SHARES), help="one part")
+    arguments = parser.parse_args()
+    provider = usable_provider(arguments.accelerator)
+    if provider is None:
+        parser.error("--accelerator: none is no accelerator")
+    bench = Bench(provider, arguments.output, arguments.toy, arguments.minutes, arguments.cores)
+    before_mb = used_mb()
+    tiny = bytes(zoo.build("lstm", TOY).SerializeToString())
+    accelerated(tiny, made_up_feed(load(tiny)), provider)()[0]()
+    after_mb = used_mb()
+    bench.context_mb = None if before_mb is None or after_mb is None else after_mb - before_mb
+    bench.found = {
+        "schema": SCHEMA,
+        "machine": asdict(this_machine(provider)),
+        "accelerator": provider,
+        "toy": arguments.toy,
+        "context_mb": bench.context_mb,
+        "parts": {},
+    }
+    for name, cases in parts(bench, arguments.png):
+        if arguments.only in {None, name}:
+            bench.part(name, cases)
+    if arguments.profile and bench.profiles:
+        merged(bench.profiles).save(arguments.profile)
+    bench.save()
+    print(f"written: {arguments.output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""HybridSession within a memory budget: what may be chosen, and what a plain session may be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chrion import HybridSession, Plan, load
+from chrion.errors import OptionError
+from chrion.runtime import choosing
+from chrion.runtime.choosing import Chooser, Wishes
+from chrion.runtime.guard import Contender, Trial
+from chrion.scheduler import Prediction
+from helpers import alternating, assert_same_as_plain, branches, forced_plan
+
+ACCELERATOR = "CUDAExecutionProvider"
+
+
+def wishes(budget_mb: float | None) -> Wishes:
+    """A caller who names an accelerator."""
+    source = branches().SerializeToString()
+    return Wishes(
+        source, None, [ACCELERATOR, "CPUExecutionProvider"], None, None, None, None, None, budget_mb=budget_mb
+    )
+
+
+def decided(monkeypatch: pytest.MonkeyPatch, budget_mb: float | None) -> list[str]:
+    """Names of those that the guard would time: the plain session takes 800 MB, the plan 300."""
+    graph = load(branches())
+    plan = replace(
+        forced_plan(graph, alternating(graph)),
+        predicted=Prediction(1.0, 400.0, 300.0),
+        accelerator_only=Prediction(1.0, 900.0, 800.0),
+    )
+    timed: list[str] = []
+
+    def made(*_: Any) -> list[Plan]:
+        return [plan]
+
+    def decide(contenders: list[Contender], *_: Any) -> tuple[str, tuple[Trial, ...]]:
+        timed.extend(c.name for c in contenders)
+        return contenders[0].name, ()
+
+    monkeypatch.setattr(Chooser, "_plans", made)
+    monkeypatch.setattr(choosing, "decide", decide)
+    chooser = Chooser(wishes(budget_mb))
+    chooser._decide(graph, chooser._plain_makers())
+    return timed
+
+
+@pytest.mark.parametrize(
+    ("budget_mb", "plain", "plan"),
+    [(None, True, True), (900.0, True, True), (500.0, False, True), (100.0, False, False)],
+)
+def test_only_what_fits_is_timed(
+    monkeypatch: pytest.MonkeyPatch, budget_mb: float | None, *, plain: bool, plan: bool
+) -> None:
+    """Plain sessions on the CPU always do."""
+    timed = decided(monkeypatch, budget_mb)
+    assert ("plain" in timed) == plain
+    assert ("plan 1" in timed) == plan
+    assert any(name.startswith("plain, ") for name in timed)
+
+
+def test_a_plain_session_in_place_of_a_plan_takes_nothing_of_a_budget() -> None:
+    """Nobody knows what it would hold: it runs on the CPU."""
+    assert wishes(500.0).plain("no plan").session.get_providers() == ["CPUExecutionProvider"]
+
+
+def test_decisions_of_different_budgets_are_remembered_apart() -> None:
+    """The budget is part of the goal."""
+    goals = [Chooser(wishes(mb))._goal() for mb in (None, 500.0, 600.0)]
+    assert len(set(goals)) == 3
+
+
+def test_a_session_within_a_budget_computes_the_same() -> None:
+    """With no accelerator there is nothing to exceed."""
+    model = branches()
+    with HybridSession(model, gpu_budget="600MB") as session:
+        assert_same_as_plain(session, model, {"x": np.ones((2, 4), np.float32)})
+
+
+def test_what_is_no_budget_is_refused() -> None:
+    """Before anything is measured."""
+    with pytest.raises(OptionError, match="gpu budget"):
+        HybridSession(branches(), gpu_budget="600 apples")

@@ -1,0 +1,91 @@
+"""How far from the best plan within a memory budget the default policy is, on graphs small enough to try everything."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from test_search import GRAPH
+
+from chrion.graph import Dag
+from chrion.profiler import CopyCost, Costs, OperatorMemory
+from chrion.scheduler import Schedule, evaluate
+from chrion.scheduler.default import Planner
+from chrion.scheduler.planner import _Chunked
+from chrion.scheduler.search import Limits
+
+CASES = 40
+#: Budgets, as shares of what the fastest plan takes.
+SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+
+
+def case(seed: int) -> tuple[Dag, Costs]:
+    """Three to five operators on a fast accelerator and two cores; weights, some of them shared, and activations."""
+    rng = random.Random(seed)
+    n = rng.randint(3, 5)
+    edges = [(a, b) for b in range(n) for a in range(b) if rng.random() < 0.4]
+    dag = Dag.from_edges(n, edges, [rng.randrange(1_000, 2_000_000) for _ in edges])
+    weights = tuple((rng.randrange(n),) for _ in range(n))
+    dag = replace(dag, weights=weights, weight_bytes=tuple(rng.randrange(1_000_000, 9_000_000) for _ in range(n)))
+    cpu = [rng.uniform(0.2, 2.0) for _ in range(n)]
+    return dag, Costs(
+        accelerator_ms=tuple(ms * rng.choice([0.1, 0.3, 0.6]) for ms in cpu),
+        cpu_ms=tuple(tuple(ms * (1 + 0.1 * j) for ms in cpu) for j in range(2)),
+        memory=tuple(OperatorMemory(0.0, rng.uniform(0, 3), rng.uniform(0, 2), 0.0) for _ in range(n)),
+        upload=CopyCost(0.01, 1e-7),
+        download=CopyCost(0.01, 1e-7),
+        handoff_ms=0.01,
+        base_memory_mb=rng.choice([0.0, 2.0]),
+    )
+
+
+def everything(dag: Dag, costs: Costs) -> Iterator[tuple[float, float]]:
+    """Memory and latency of every order on every placement with every number of cores."""
+    n = len(dag)
+    orders = [
+        order
+        for order in itertools.permutations(range(n))
+        if all(order.index(m) < order.index(i) for i in range(n) for m in dag.predecessors[i])
+    ]
+    for cores in range(3):
+        for order in orders:
+            for lanes in itertools.product(range(cores + 1), repeat=n):
+                timeline = evaluate(dag, costs, Schedule(order, lanes, cores), check=False)
+                yield timeline.resident_mb, timeline.latency_ms
+
+
+@pytest.fixture(scope="module")
+def ratios() -> list[float]:
+    """Predicted latency over the least possible, for every case and budget."""
+    found = []
+    for seed in range(CASES):
+        dag, costs = case(seed)
+        rows = sorted(set(everything(dag, costs)))
+        most_mb = min(rows, key=lambda row: (row[1], row[0]))[0]
+        chunked = _Chunked({None: (GRAPH, Planner(dag, costs))})
+        for share in SHARES:
+            budget = share * most_mb
+            least = min(ms for mb, ms in rows if mb <= budget)
+            chosen = chunked.within(chunked.improve(0.0), Limits(None, budget), None, 0.2)[0]
+            assert chosen.fits(budget)
+            found.append(chosen.solution.timeline.latency_ms / least)
+    return found
+
+
+def test_no_plan_is_better_than_the_best(ratios: list[float]) -> None:
+    """The yardstick is one: nothing beats every order on every placement."""
+    assert min(ratios) > 1 - 1e-9
+
+
+def test_plans_within_a_budget_are_near_the_best(ratios: list[float], record_property: pytest.FixtureRequest) -> None:
+    """Within 5 % on average, the best itself in four of five, and never twice as slow."""
+    exact = sum(ratio < 1 + 1e-9 for ratio in ratios) / len(ratios)
+    told = f"mean {statistics.mean(ratios):.4f}, worst {max(ratios):.3f}, exact {exact:.2f}"
+    record_property("within a budget", told)  # type: ignore[operator]
+    assert statistics.mean(ratios) <= 1.05, told
+    assert max(ratios) <= 2.0, told
+    assert exact >= 0.8, told
