@@ -51,8 +51,14 @@ class Counter:
             for event in tuple(self._parked):
                 event.set()
 
-    def wait(self, count: int, patience: int = SPIN_TURNS) -> None:
-        """Return once the count has reached ``count``; ``patience`` is how many turns to spin before parking."""
+    def wait(self, count: int, patience: int | None = None) -> None:
+        """Return once the count has reached ``count``.
+
+        Args:
+            count: What to wait for.
+            patience: Turns to spin before parking; ``SPIN_TURNS`` if missing.
+        """
+        patience = SPIN_TURNS if patience is None else patience
         turns = 0
         while self.count < count:
             if turns < patience:

@@ -24,7 +24,7 @@ from chrion.runtime.frame import Frame
 from chrion.runtime.lanes import Lanes
 from chrion.runtime.program import Copy, Program, Run, Signal, Wait
 from chrion.runtime.segment import Segment
-from chrion.waiting import SPIN_TURNS, Counter, Gate
+from chrion.waiting import Counter, Gate
 
 #: The count of a lane that has ended, well or not.
 _ENDED = 1 << 60
@@ -98,7 +98,7 @@ class Executor:
         self._segments = segments
         self._lanes = lanes
         #: A lane without a core of its own spins at the cost of one that works.
-        self._patience = {lane: SPIN_TURNS if core is not None else _SHORT_TURNS for lane, core in cores.items()}
+        self._patience = {lane: _SHORT_TURNS if core is None else None for lane, core in cores.items()}
         self._accelerator = accelerator
         self._first = next(iter(program.lanes))
         self._core = cores[self._first]
