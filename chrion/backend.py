@@ -32,7 +32,7 @@ from chrion.scheduler.placed import random_plan
 from chrion.scheduler.plan import Plan
 
 #: What HybridSession takes by name; everything else that a caller hands on is for somebody else.
-_OPTIONS = ("sess_options", "plan", "slo", "alpha", "cores")
+_OPTIONS = ("sess_options", "plan", "slo", "alpha", "cores", "strict")
 
 
 class HybridRep(BackendRep):
@@ -80,8 +80,8 @@ class HybridBackend(Backend):
         Args:
             model: A ModelProto, its bytes, or a file.
             device: ``CPU``, ``CUDA`` or ``CUDA:n``.
-            kwargs: ``plan``, ``slo``, ``alpha``, ``cores`` and ``sess_options`` are HybridSession's; others are
-                ignored, since test suites hand in their tolerances here.
+            kwargs: ``plan``, ``slo``, ``alpha``, ``cores``, ``strict`` and ``sess_options`` are HybridSession's; others
+                are ignored, since test suites hand in their tolerances here.
         """
         provider, options = _provider(device)
         providers = [CPU_PROVIDER] if provider == CPU_PROVIDER else [(provider, options), CPU_PROVIDER]

@@ -20,7 +20,7 @@ METHODS_REFUSED = {"register_custom_ops_library", "register_execution_provider_l
 PROGRAMS_REFUSED = {"system", "popen", "startfile", "execv", "spawnv", "posix_spawn"}
 #: What is refused to all others, and why not to these.
 ALLOWED = {
-    "chrion.profiler.probe": {"subprocess"},  # this interpreter, and itself
+    "chrion.devices.probe": {"subprocess"},  # this interpreter, and itself
     "chrion.simulator.sweep": {"socket"},  # whether the Ray cluster that the user names is there
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from random import Random
 
 import numpy as np
 import onnx
@@ -11,9 +12,10 @@ import pytest
 from accelerated import able, engine_of, mixed_plan, placed
 from chrion import Graph, HybridSession, load
 from chrion.devices import Device
+from chrion.runtime.bench import largest_difference
 from chrion.zoo.recurrent import RecurrentSpec, build_recurrent
-from helpers import FLOAT, assert_equal, assert_same_as_plain, branches, make_model, node, plain, value
-from random_models import RandomModel
+from helpers import FLOAT, assert_same_as_plain, branches, make_model, node, plain, value
+from random_steps import random_model
 
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
 
@@ -76,17 +78,27 @@ def test_a_cnn_over_both_sides(device: Device, seed: int) -> None:
         assert_same_as_plain(session, cnn(), feed)
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(24))
 def test_random_graphs_over_both_sides(device: Device, seed: int) -> None:
-    """Whatever the device can run of a random model may be there, on one lane of it or on two."""
-    made = RandomModel(seed)
-    model = made.build(6 + seed)
-    graph = load(model)
+    """Whatever the device can run of a random model may be there, on one lane of it or on two.
+
+    Its kernels approximate some functions, such as the error function, to three or four digits.
+    """
+    draft = random_model(Random(seed), 4 + seed % 12)
+    model, feed = draft.model(), draft.feed()
+    try:
+        expected = plain(model, feed)
+    except Exception:  # noqa: BLE001 - the generator knows less than onnxruntime
+        pytest.skip("onnxruntime refuses this one")
+    graph = load(model, {name: array.shape for name, array in feed.items()})
     plan = mixed_plan(graph, able(graph, device), seed, streams=1 + seed % 2)
-    expected = plain(model, made.feed)
     with HybridSession(graph, plan=plan, strict=True) as session:
         for _ in range(2):
-            assert_equal(session.run(None, made.feed), expected)
+            for ours, theirs in zip(session.run(None, feed), expected, strict=True):
+                assert type(ours) is type(theirs)
+                if isinstance(theirs, np.ndarray):
+                    assert ours.dtype == theirs.dtype
+                    assert largest_difference([ours], [theirs]) < 1e-3
 
 
 def test_requests_at_once(device: Device) -> None:
