@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,9 +11,10 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
-from chrion import Graph, HybridSession
+from chrion import Graph, HybridSession, load
 from chrion.profiler import Machine
 from chrion.scheduler import placed_plan
+from chrion.zoo import build
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 MACHINE = Machine("a CPU", 2, 1000.0, "a system", "1.0")
@@ -108,3 +110,9 @@ class QuietCores:
         """As asked for."""
         self.looks += 1
         return self.looks - 1 in self._disturbed_at
+
+
+@functools.cache
+def smallest_graph() -> Graph:
+    """A graph of one cell, for what needs any graph."""
+    return load(build("lstm", {"layers": 1, "seq": 1, "batch": 1, "io": 2}))

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from test_search import GRAPH
 
 from chrion.graph import Dag
 from chrion.profiler import CopyCost, Costs, OperatorMemory
@@ -17,6 +16,7 @@ from chrion.scheduler import Schedule, evaluate
 from chrion.scheduler.default import Planner
 from chrion.scheduler.planner import _Chunked
 from chrion.scheduler.search import Limits
+from helpers import smallest_graph
 
 CASES = 40
 #: Budgets, as shares of what the fastest plan takes.
@@ -66,7 +66,7 @@ def ratios() -> list[float]:
         dag, costs = case(seed)
         rows = sorted(set(everything(dag, costs)))
         most_mb = min(rows, key=lambda row: (row[1], row[0]))[0]
-        chunked = _Chunked({None: (GRAPH, Planner(dag, costs))})
+        chunked = _Chunked({None: (smallest_graph(), Planner(dag, costs))})
         for share in SHARES:
             budget = share * most_mb
             least = min(ms for mb, ms in rows if mb <= budget)

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_search import GRAPH
 
 from chrion import load
 from chrion.graph import Dag
@@ -21,6 +20,7 @@ from chrion.scheduler.policies import POLICIES
 from chrion.scheduler.search import Candidate, Limits, best_within, raise_to_fit
 from chrion.scheduler.solution import Problem, Solution
 from chrion.zoo import build
+from helpers import smallest_graph
 from strategies import costs_for, dags
 
 BUDGETS = st.floats(0.0, 40.0)
@@ -35,7 +35,7 @@ def problems(draw: st.DrawFn) -> tuple[Dag, Costs]:
 
 def planned(dag: Dag, costs: Costs, limits: Limits, alpha: float | None = None) -> Candidate:
     """The default policy's choice within limits."""
-    chunked = _Chunked({None: (GRAPH, Planner(dag, costs))})
+    chunked = _Chunked({None: (smallest_graph(), Planner(dag, costs))})
     return chunked.within(chunked.improve(alpha or 0.0), limits, alpha, 0.5)[0]
 
 
@@ -86,7 +86,7 @@ def test_raising_alpha_fits_or_says_what_comes_nearest(problem: tuple[Dag, Costs
     tried: list[Candidate] = []
 
     def attempt(alpha: float) -> Candidate:
-        tried.append(Candidate(alpha, solve(alpha), None, GRAPH))
+        tried.append(Candidate(alpha, solve(alpha), None, smallest_graph()))
         return tried[-1]
 
     start = attempt(0.0)
@@ -141,7 +141,7 @@ def made(latency: float, memory: float) -> Candidate:
     dag = Dag.from_edges(1, [])
     solution: Solution = Problem(dag, uniform_costs(dag)).solve([0], [1], 1)
     timeline = replace(solution.timeline, latency_ms=latency, resident_mb=memory)
-    return Candidate(0.0, replace(solution, timeline=timeline), None, GRAPH)
+    return Candidate(0.0, replace(solution, timeline=timeline), None, smallest_graph())
 
 
 FAST, MIDDLE, SMALL = made(10.0, 900.0), made(20.0, 500.0), made(40.0, 0.0)

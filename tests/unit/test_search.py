@@ -8,13 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chrion.graph import load
 from chrion.scheduler import Schedule, Timeline
 from chrion.scheduler.search import Candidate, choose
 from chrion.scheduler.solution import Solution
-from chrion.zoo import build
-
-GRAPH = load(build("lstm", {"layers": 1, "seq": 1, "batch": 1, "io": 2}))
+from helpers import smallest_graph
 
 
 def made(latency_ms: Callable[[float], float], tried: list[float] | None = None) -> Callable[[float], Candidate]:
@@ -24,7 +21,7 @@ def made(latency_ms: Callable[[float], float], tried: list[float] | None = None)
         if tried is not None:
             tried.append(alpha)
         timeline = Timeline((), (), latency_ms(alpha), 0.0, 0.0, ())
-        return Candidate(alpha, Solution(Schedule((), (), 0), None, (), timeline), None, GRAPH)
+        return Candidate(alpha, Solution(Schedule((), (), 0), None, (), timeline), None, smallest_graph())
 
     return attempt
 
