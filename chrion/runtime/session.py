@@ -18,6 +18,7 @@ from chrion.graph.model import Graph, ModelMetadata, TensorInfo
 from chrion.runtime.choosing import Chooser, Wishes
 from chrion.runtime.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
 from chrion.runtime.executor import AcceleratorFailure, Event
+from chrion.runtime.forks import tell_after_fork
 from chrion.runtime.iobinding import HybridIOBinding
 from chrion.runtime.values import as_array, as_ort_value, check_feed, check_outputs, shape_of
 from chrion.scheduler.plan import Plan
@@ -97,13 +98,15 @@ class HybridSession:
         )
         self._chooser = Chooser(self._wishes)
         self._lock = threading.RLock()
-        self._closed = False
+        #: Why nothing can be run any more; empty while it can.
+        self._refusal = ""
         self._engines: OrderedDict[Shapes, Engine] = OrderedDict()
         self._plain: PlainEngine | None = None
         self._graph = self._load(model)
         #: Whether each set of input shapes has an engine of its own.
         self._by_shapes = False
         self._engine = self._first_engine()
+        tell_after_fork(self)
 
     # What InferenceSession has.
 
@@ -199,12 +202,23 @@ class HybridSession:
 
     def close(self) -> None:
         """Stop the lanes. Runs that have begun end first; later ones are refused. May be called twice."""
+        if self._refusal:
+            return
         with self._lock:
-            self._closed = True
+            self._refusal = "this session is closed"
             engines = [self._engine, *self._engines.values()]
             self._engines.clear()
         for engine in engines:
             engine.close()
+
+    def after_fork(self) -> None:
+        """Refuse to run in a forked child, where the lanes are gone; what runs plain is left to onnxruntime."""
+        self._lock = threading.RLock()
+        if any(isinstance(engine, CutEngine) for engine in (self._engine, *self._engines.values())):
+            self._refusal = (
+                "this session was made before the process was forked, and its lanes are not in the child: make one "
+                "there, or start processes with multiprocessing's 'spawn' or 'forkserver'"
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -288,8 +302,8 @@ class HybridSession:
 
         A request that brings weights of its own runs plain: they are constants of everything else.
         """
-        if self._closed:
-            raise RuntimeError("this session is closed")
+        if self._refusal:
+            raise RuntimeError(self._refusal)
         if self._graph is not None and any(weight.name in feed for weight in self._graph.overridable):
             return self._plain_engine("weights were given")
         if self._graph is None or not self._by_shapes:
