@@ -7,6 +7,7 @@ core. So waiters spin for about as long as a handoff between lanes is worth, the
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 import time
@@ -116,6 +117,10 @@ class Gate:
     def alone(self) -> Iterator[None]:
         """Wait until nobody is inside, and keep everybody out. Not for a thread that is inside itself."""
         with self._closed:
-            while self._inside:
-                time.sleep(_ALONE_S)
+            self.wait_empty(math.inf)
             yield
+
+    def wait_empty(self, until: float) -> None:
+        """Wait until nobody is inside, or until then by ``time.monotonic``."""
+        while self._inside and time.monotonic() < until:
+            time.sleep(_ALONE_S)

@@ -63,6 +63,7 @@ class _Request:
     run_options: ort.RunOptions | None
     #: Where to note what ran when, or None.
     events: list[tuple[int, int, float, float, str]] | None
+    start: float = 0.0
     failure: BaseException | None = None
     #: Parallel lanes may fail at once: the first one counts.
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -156,21 +157,35 @@ class Executor:
             Exception: What a segment raised, of the same type, with its operators named.
         """
         frame = self._take_frame()
-        targets = targets or {}
-        frame.begin(feeds, targets, staying)
         raw: list[tuple[int, int, float, float, str]] | None = None if events is None else []
         request = _Request(frame, {lane: Counter() for lane in self._program.lanes}, run_options, raw)
-        start = time.perf_counter()
         with self._gate.shared():
-            self._perform_all(request)
-        if request.failure is not None:
-            raise request.failure
-        result = {name: frame.result(name, targets.get(name)) for name in outputs}
+            result = self._serve(request, feeds, outputs, targets or {}, staying)
         with self._frames_lock:
             self._frames.append(frame)
         if events is not None and raw is not None:
-            events += [Event(la, s, (t0 - start) * 1e3, (t1 - start) * 1e3, c) for la, s, t0, t1, c in sorted(raw)]
+            first = request.start
+            events += [Event(la, s, (t0 - first) * 1e3, (t1 - first) * 1e3, c) for la, s, t0, t1, c in sorted(raw)]
         return result
+
+    def wait_idle(self, until: float) -> None:
+        """Wait until no request is in flight, or until then by ``time.monotonic``."""
+        self._gate.wait_empty(until)
+
+    def _serve(
+        self,
+        request: _Request,
+        feeds: Mapping[str, ort.OrtValue],
+        outputs: Sequence[str],
+        targets: Mapping[str, ort.OrtValue],
+        staying: Collection[str],
+    ) -> dict[str, ort.OrtValue]:
+        request.frame.begin(feeds, targets, staying)
+        request.start = time.perf_counter()
+        self._perform_all(request)
+        if request.failure is not None:
+            raise request.failure
+        return {name: request.frame.result(name, targets.get(name)) for name in outputs}
 
     def perform(self, request: _Request, lane: int) -> None:
         """Carry out one lane's instructions; raises nothing but what interrupts it from outside."""

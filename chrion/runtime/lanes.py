@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Mapping
@@ -93,13 +94,17 @@ class Lanes:
                 with self._order:
                     _revive(lane)
 
-    def close(self) -> None:
-        """Let the lanes end what they have been given, then stop them. May be called twice."""
+    def close(self, until: float | None = None) -> None:
+        """Let the lanes end what they have been given, then stop them. May be called twice.
+
+        Args:
+            until: Wait no longer than until then, by ``time.monotonic``.
+        """
         with self._order:
             self._stop()
         for lane in self._lanes.values():
-            if lane.thread not in {None, threading.current_thread()}:
-                lane.thread.join()
+            if lane.thread is not None and lane.thread is not threading.current_thread():
+                lane.thread.join(None if until is None else max(0.0, until - time.monotonic()))
 
 
 def _revive(lane: _Lane) -> None:

@@ -15,10 +15,10 @@ from chrion.devices import CPU_PROVIDER
 from chrion.errors import ModelError, UnsafeModelError
 from chrion.graph.loader import load
 from chrion.graph.model import Graph, ModelMetadata, TensorInfo
+from chrion.runtime import process
 from chrion.runtime.choosing import Chooser, Wishes
 from chrion.runtime.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
 from chrion.runtime.executor import AcceleratorFailure, Event
-from chrion.runtime.forks import tell_after_fork
 from chrion.runtime.iobinding import HybridIOBinding
 from chrion.runtime.values import as_array, as_ort_value, check_feed, check_outputs, shape_of
 from chrion.scheduler.plan import Plan
@@ -26,6 +26,7 @@ from chrion.units import parse_duration_ms, parse_size_mb
 
 #: Programs for so many feed shapes are kept.
 _SHAPES_KEPT = 8
+_CLOSED = "this session is closed"
 
 Shapes = tuple[tuple[int, ...], ...]
 T = TypeVar("T")
@@ -106,7 +107,7 @@ class HybridSession:
         #: Whether each set of input shapes has an engine of its own.
         self._by_shapes = False
         self._engine = self._first_engine()
-        tell_after_fork(self)
+        process.settle(self)
 
     # What InferenceSession has.
 
@@ -205,11 +206,18 @@ class HybridSession:
         if self._refusal:
             return
         with self._lock:
-            self._refusal = "this session is closed"
+            self._refusal = _CLOSED
             engines = [self._engine, *self._engines.values()]
             self._engines.clear()
         for engine in engines:
             engine.close()
+
+    def at_exit(self, until: float) -> None:
+        """Close, but wait for runs that have begun no longer than ``until``, of ``time.monotonic()``."""
+        if not self._refusal:
+            self._refusal = _CLOSED
+            for engine in (self._engine, *tuple(self._engines.values())):
+                engine.close(until)
 
     def after_fork(self) -> None:
         """Refuse to run in a forked child, where the lanes are gone; what runs plain is left to onnxruntime."""
