@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
 from chrion.devices.host import numpy_dtype
 from chrion.graph.model import TensorInfo
@@ -102,6 +102,7 @@ def check_feed(inputs: Sequence[TensorInfo], feed: Mapping[str, Any]) -> None:
     Raises:
         ValueError: An input is missing.
         InvalidArgument: A name that is no input, a wrong element type, rank or dimension.
+        Fail: A value is None.
     """
     known = {info.name: info for info in inputs}
     missing = [name for name in known if name not in feed]
@@ -134,6 +135,8 @@ def shape_of(value: Any) -> tuple[int, ...]:
 def _check_value(info: TensorInfo, value: Any) -> None:
     if isinstance(value, list):
         value = as_array(info, value)
+    elif value is None:
+        raise Fail(f"Missing input: {info.name} is None, expected a {info.type}")
     if isinstance(value, ort.OrtValue):
         found = value.data_type()
         fits = found == info.type
