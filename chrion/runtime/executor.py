@@ -180,7 +180,12 @@ class Executor:
         targets: Mapping[str, ort.OrtValue],
         staying: Collection[str],
     ) -> dict[str, ort.OrtValue]:
-        request.frame.begin(feeds, targets, staying)
+        try:
+            request.frame.begin(feeds, targets, staying)
+        except Exception as error:
+            if self._accelerator is None:
+                raise
+            raise AcceleratorFailure(error) from error
         request.start = time.perf_counter()
         self._perform_all(request)
         if request.failure is not None:
@@ -208,7 +213,8 @@ class Executor:
 
     def lose(self, request: _Request, lane: int) -> None:
         """Fail a request of which one lane's thread has died."""
-        request.fail(RuntimeError(f"lane {lane_name(lane)} died at {self._where(request.doing.get(lane))}"))
+        first = next(step for step in self._program.lanes[lane] if isinstance(step, Run | Copy))
+        request.fail(RuntimeError(f"lane {lane_name(lane)} died at {self._where(request.doing.get(lane, first))}"))
         request.counters[lane].advance(_ENDED)
 
     def _perform_all(self, request: _Request) -> None:
@@ -280,10 +286,8 @@ class Executor:
         except Exception as error:
             raise AcceleratorFailure(named(error, self._where(step))) from error
 
-    def _where(self, step: Run | Copy | None) -> str:
+    def _where(self, step: Run | Copy) -> str:
         """An instruction in words: the operators that a message is about."""
-        if step is None:
-            return "its first step"
         if isinstance(step, Run):
             return str(self._segments[step.segment])
         maker = self._makers.get(step.value)
