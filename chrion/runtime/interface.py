@@ -25,7 +25,6 @@ NOT_OFFERED: Mapping[str, str] = {
     "get_input_memory_infos": _MEMORY,
     "get_output_memory_infos": _MEMORY,
     "get_input_epdevices": _MEMORY,
-    "get_overridable_initializers": "weights are constants that plans are made with; no request brings others",
     "get_tuning_results": f"{_MANY}, each with results of its own",
     "set_tuning_results": f"{_MANY}, each with results of its own",
     "set_ep_dynamic_options": f"{_MANY}; give provider options when the session is made",

@@ -172,7 +172,8 @@ class HybridSession(InferenceInterface):
 
     def io_binding(self) -> HybridIOBinding:
         """A new binding for :meth:`run_with_iobinding`."""
-        return HybridIOBinding(self, self.get_inputs(), self.get_outputs())
+        inputs = [*self.get_inputs(), *self.get_overridable_initializers()]
+        return HybridIOBinding(self, inputs, self.get_outputs())
 
     def run_with_iobinding(self, iobinding: HybridIOBinding, run_options: ort.RunOptions | None = None) -> None:
         """Run the model on what is bound; outputs are written where they are bound to.

@@ -12,6 +12,9 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 from chrion.devices.host import numpy_dtype
 from chrion.graph.model import TensorInfo
 
+#: What onnxruntime takes for no input, whatever its type.
+_NO_VALUES = (str, bytes, int, float, complex, tuple, np.generic)
+
 
 def as_ort_value(name: str, value: Any) -> ort.OrtValue:
     """Wrap a caller's array without copying it (text and non-contiguous arrays are copied).
@@ -75,15 +78,14 @@ def check_run_options(run_options: Any, error: type[Exception]) -> None:
 
 
 def check_kinds(input_feed: Mapping[str, Any]) -> None:
-    """Refuse values that onnxruntime makes no tensors of.
+    """Refuse values that onnxruntime makes nothing of.
 
     Raises:
-        RuntimeError: Neither an array, nor a list, nor an OrtValue, nor None for an input that is left out.
+        RuntimeError: A bare number or text, or a tuple, where an array belongs.
     """
     for name, value in input_feed.items():
-        if not (value is None or isinstance(value, np.ndarray | list | ort.OrtValue)):
-            what = f"Input {name!r}: expected an array, a list or an OrtValue, found {_kind(value)}"
-            raise RuntimeError(what)
+        if isinstance(value, _NO_VALUES):
+            raise RuntimeError(f"Input {name!r}: expected an array, a list or an OrtValue, found {_kind(value)}")
 
 
 def check_ort_value(name: str, value: Any) -> None:
