@@ -18,7 +18,6 @@ import onnx
 import psutil
 
 from chrion import HybridSession, load
-from chrion.runtime.engine import CutEngine
 from chrion.runtime.executor import Executor
 from helpers import FLOAT, alternating, assert_equal, forced_plan, make_model, node, plain, value
 
@@ -61,11 +60,7 @@ def free_batch() -> onnx.ModelProto:
 
 def cut_for_every_shape(model: onnx.ModelProto) -> HybridSession:
     """A session that is cut whatever the shape of a request."""
-    session = HybridSession(load(model))
-    session._chooser.engine = (  # type: ignore[method-assign]
-        lambda graph: CutEngine(graph, forced_plan(graph, alternating(graph)), None, {})
-    )
-    return session
+    return HybridSession(model, plan=lambda graph: forced_plan(graph, alternating(graph)))
 
 
 def hammer(seconds: float, threads: int, seed: int) -> Strain:

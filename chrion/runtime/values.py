@@ -85,7 +85,8 @@ def check_kinds(input_feed: Mapping[str, Any]) -> None:
     """
     for name, value in input_feed.items():
         if isinstance(value, _NO_VALUES):
-            raise RuntimeError(f"Input {name!r}: expected an array, a list or an OrtValue, found {_kind(value)}")
+            what = f"Input {name!r}: expected an array, a list or an OrtValue, found {_kind(value)}"
+            raise RuntimeError(what)  # noqa: TRY004 - as onnxruntime
 
 
 def check_ort_value(name: str, value: Any) -> None:
