@@ -16,9 +16,10 @@ pytestmark = pytest.mark.timeout(180, method="thread")
 MOST_MB = 32.0
 
 
-def test_many_threads_with_many_shapes() -> None:
+@pytest.mark.parametrize("seconds", [5, pytest.param(60, marks=pytest.mark.slow)])
+def test_many_threads_with_many_shapes(seconds: float) -> None:
     """Every answer is right, no two requests have one frame, and memory does not grow."""
-    found = hammer(5, 32, seed=0)
+    found = hammer(seconds, 32, seed=0)
     assert found.calls >= 32
     assert found.grown_mb < MOST_MB
 
@@ -29,10 +30,11 @@ def test_interrupted_callers_leave_the_session_usable() -> None:
     assert found.interrupted >= 10
 
 
+@pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("close", [True, False])
-def test_sessions_leave_nothing_behind(close: bool) -> None:  # noqa: FBT001 - a case
+def test_sessions_leave_nothing_behind(close: bool, count: int) -> None:  # noqa: FBT001 - a case
     """Made, run and let go of, closed or not: neither threads nor memory."""
-    found = cycles(60, close=close)
+    found = cycles(count, close=close)
     assert found.threads == 0
     assert found.grown_mb < MOST_MB
 
