@@ -44,12 +44,14 @@ def pinned(core: int) -> Iterator[None]:
         yield
         return
     before = os.sched_getaffinity(0)
-    pin(core)
     try:
+        pin(core)
         yield
     finally:
-        with contextlib.suppress(OSError):  # the allowed set has shrunk meanwhile
+        try:  # noqa: SIM105 - nothing comes before the restoring call that an interrupt could hit
             os.sched_setaffinity(0, before)
+        except OSError:  # the allowed set has shrunk meanwhile
+            pass
 
 
 def pin(core: int) -> None:

@@ -123,8 +123,17 @@ def read_json(path: Path, schema: str, failure: type[InputError]) -> dict[str, A
         raise failure(f"{path}: not JSON: {error}") from error
     if not isinstance(content, dict) or content.get("schema") != schema:
         found = content.get("schema") if isinstance(content, dict) else type(content).__name__
-        raise failure(f"{path}: expected a file of schema {schema}, found {found!r}", hint="write it again")
+        raise failure(f"{path}: expected a file of schema {schema}, found {found!r}", hint=_way_forward(found, schema))
     return content
+
+
+def _way_forward(found: object, schema: str) -> str:
+    """What to do about a file of another schema, ``chrion.plan/2`` for example."""
+    kind, _, version = schema.rpartition("/")
+    theirs, _, number = str(found).rpartition("/")
+    if theirs == kind and number.isdecimal() and int(number) > int(version):
+        return "a newer Chrion has written it: upgrade Chrion, or write it again with this one"
+    return "write it again"
 
 
 def cache_folder() -> Path:

@@ -7,14 +7,19 @@ core. So waiters spin for about as long as a handoff between lanes is worth, the
 from __future__ import annotations
 
 import contextlib
+import math
+import queue
 import threading
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 #: Turns a waiter spins before it parks; a turn is a few microseconds.
 SPIN_TURNS = 250
 #: A parked waiter looks again after this long, whatever happens.
 _LOOK_AGAIN_S = 0.05
+#: How often somebody who wants to be alone looks whether all others have gone.
+_ALONE_S = 0.0005
 
 #: zlib releases the interpreter lock for more than 5 kB.
 _BALLAST = bytes(6 * 1024)
@@ -34,7 +39,8 @@ class Counter:
     """A count that only grows.
 
     One thread at a time may call :meth:`advance`; any number may call :meth:`wait`. Everything the advancing thread
-    did before is visible to a waiter once :meth:`wait` returns.
+    did before is visible to a waiter once :meth:`wait` returns. A waiter may be interrupted by an exception from
+    outside at any moment: it holds no lock that the advancing thread needs.
     """
 
     __slots__ = ("_parked", "count")
@@ -42,21 +48,22 @@ class Counter:
     def __init__(self) -> None:
         #: The present count; waiters in a hurry may read it themselves.
         self.count = 0
-        self._parked: list[threading.Event] = []
+        self._parked: list[queue.SimpleQueue[None]] = []
 
     def advance(self, count: int) -> None:
         """Set the count and wake whoever is parked."""
         self.count = count
         if self._parked:
-            for event in tuple(self._parked):
-                event.set()
+            for bell in tuple(self._parked):
+                bell.put(None)
 
-    def wait(self, count: int, patience: int | None = None) -> None:
+    def wait(self, count: int, patience: int | None = None, look: Callable[[], None] | None = None) -> None:
         """Return once the count has reached ``count``.
 
         Args:
             count: What to wait for.
             patience: Turns to spin before parking; ``SPIN_TURNS`` if missing.
+            look: Called now and then while parked: what has to be seen to if this takes long.
         """
         patience = SPIN_TURNS if patience is None else patience
         turns = 0
@@ -64,44 +71,56 @@ class Counter:
             if turns < patience:
                 relax()
                 turns += 1
-            else:
-                self._park(count)
+            elif not self._park(count) and look is not None:
+                look()
 
-    def _park(self, count: int) -> None:
+    def _park(self, count: int) -> bool:
+        """Sleep until the count changes, true, or for a while."""
         # The waiter registers and then reads the count; `advance` writes the count and then reads the register. Each
         # writes before it reads, so at least one sees the other. Should a build of Python reorder that, the waiter
         # looks again by itself.
-        event = threading.Event()
-        self._parked.append(event)
+        bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         try:
+            self._parked.append(bell)
             if self.count < count:
-                event.wait(_LOOK_AGAIN_S)
+                bell.get(timeout=_LOOK_AGAIN_S)
+        except queue.Empty:
+            return False
         finally:
-            self._parked.remove(event)
+            self._parked.remove(bell)
+        return True
 
 
 class Gate:
-    """Any number of threads pass together, or one alone."""
+    """Any number of threads pass together, or one alone.
+
+    A thread that is interrupted on its way in or out leaves nothing behind: who is inside is noted in a set, and both
+    ways are one operation on it.
+    """
 
     def __init__(self) -> None:
-        self._inside = 0
-        self._changed = threading.Condition()
+        self._inside: set[object] = set()
+        self._closed = threading.Lock()
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
         """Pass together with others; waits while somebody is alone."""
-        with self._changed:
-            self._inside += 1
+        token = object()
         try:
+            with self._closed:
+                self._inside.add(token)
             yield
         finally:
-            with self._changed:
-                self._inside -= 1
-                self._changed.notify_all()
+            self._inside.discard(token)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Wait until nobody is inside, and keep everybody out. Not for a thread that is inside itself."""
-        with self._changed:  # held all the while, so that nobody enters
-            self._changed.wait_for(lambda: not self._inside)
+        with self._closed:
+            self.wait_empty(math.inf)
             yield
+
+    def wait_empty(self, until: float) -> None:
+        """Wait until nobody is inside, or until then by ``time.monotonic``."""
+        while self._inside and time.monotonic() < until:
+            time.sleep(_ALONE_S)

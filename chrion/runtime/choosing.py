@@ -113,6 +113,11 @@ class Chooser:
             log.warning("model %s runs plain: %s", graph.name, error)
             return self.plain(str(error))
 
+    def be_strict(self, *, strict: bool) -> Wishes:
+        """From now on raise, or not, where the accelerator fails; returns the caller's wishes with that."""
+        self._wishes = replace(self._wishes, strict=strict)
+        return self._wishes
+
     def lose(self, error: Exception) -> bool:
         """The accelerator has failed: do without it from now on, and say so in a warning; false if that is known."""
         if self._lost:

@@ -122,9 +122,11 @@ class CutEngine:
             lines.append(f"  {where}: {sizes[lane]} operators in {segments} segments, busy {busy}")
         return "\n".join([*lines, *plan.remarks])
 
-    def close(self) -> None:
-        """Stop the lanes."""
-        self._lanes.close()
+    def close(self, until: float | None = None) -> None:
+        """Stop the lanes, when runs that have begun have ended; wait no longer than ``until``, if that is given."""
+        self._lanes.close(until)
+        if until is not None:
+            self._executor.wait_idle(until)
 
 
 class PlainEngine:
@@ -156,7 +158,7 @@ class PlainEngine:
         """Why the model runs in one piece."""
         return f"plain onnxruntime on {', '.join(self.session.get_providers())}: {self.reason}"
 
-    def close(self) -> None:
+    def close(self, until: float | None = None) -> None:
         """Nothing to stop."""
 
 

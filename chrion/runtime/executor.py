@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 
 import onnxruntime as ort
 
 from chrion.cores import pinned
 from chrion.devices.host import zeros
 from chrion.graph.model import Graph
+from chrion.lanes import lane_name
 from chrion.runtime.accelerator import Accelerator
 from chrion.runtime.frame import Frame
 from chrion.runtime.lanes import Lanes
 from chrion.runtime.program import Copy, Program, Run, Signal, Wait
-from chrion.runtime.segment import Segment
+from chrion.runtime.segment import Segment, named
 from chrion.waiting import Counter, Gate
 
 #: The count of a lane that has ended, well or not.
@@ -62,14 +63,32 @@ class _Request:
     run_options: ort.RunOptions | None
     #: Where to note what ran when, or None.
     events: list[tuple[int, int, float, float, str]] | None
+    start: float = 0.0
     failure: BaseException | None = None
     #: Parallel lanes may fail at once: the first one counts.
     lock: threading.Lock = field(default_factory=threading.Lock)
+    #: What each lane has begun last.
+    doing: dict[int, Run | Copy] = field(default_factory=dict)
 
     def fail(self, error: BaseException) -> None:
         with self.lock:
             if self.failure is None:
                 self.failure = error
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One lane's share of a request."""
+
+    executor: Executor
+    request: _Request
+    lane: int
+
+    def __call__(self) -> None:
+        self.executor.perform(self.request, self.lane)
+
+    def lose(self) -> None:
+        self.executor.lose(self.request, self.lane)
 
 
 class Executor:
@@ -102,6 +121,13 @@ class Executor:
         self._accelerator = accelerator
         self._first = next(iter(program.lanes))
         self._core = cores[self._first]
+        #: The operator that makes each value.
+        self._makers = {
+            name: graph.dag.names[i]
+            for i, nodes in enumerate(graph.nodes)
+            for node in nodes
+            for name in graph.model.graph.node[node].output
+        }
         self._frames: list[Frame] = []
         self._frames_lock = threading.Lock()
         #: Requests pass it together; a CUDA graph is captured while none runs.
@@ -131,60 +157,89 @@ class Executor:
             Exception: What a segment raised, of the same type, with its operators named.
         """
         frame = self._take_frame()
-        targets = targets or {}
-        frame.begin(feeds, targets, staying)
         raw: list[tuple[int, int, float, float, str]] | None = None if events is None else []
         request = _Request(frame, {lane: Counter() for lane in self._program.lanes}, run_options, raw)
-        start = time.perf_counter()
         with self._gate.shared():
-            self._perform_all(request)
-        if request.failure is not None:
-            raise request.failure
-        result = {name: frame.result(name, targets.get(name)) for name in outputs}
+            result = self._serve(request, feeds, outputs, targets or {}, staying)
         with self._frames_lock:
             self._frames.append(frame)
         if events is not None and raw is not None:
-            events += [Event(la, s, (t0 - start) * 1e3, (t1 - start) * 1e3, c) for la, s, t0, t1, c in sorted(raw)]
+            first = request.start
+            events += [Event(la, s, (t0 - first) * 1e3, (t1 - first) * 1e3, c) for la, s, t0, t1, c in sorted(raw)]
         return result
 
-    def _perform_all(self, request: _Request) -> None:
-        others = [lane for lane in self._program.lanes if lane != self._first]
-        self._lanes.submit({lane: partial(self._perform, request, lane) for lane in others})
-        try:
-            if self._core is None:
-                self._perform(request, self._first)
-            else:
-                with pinned(self._core):
-                    self._perform(request, self._first)
-                    # Still pinned: a waiting caller elsewhere would take a core from a lane that works.
-                    for lane in others:
-                        request.counters[lane].wait(_ENDED)
-        except BaseException as error:
-            # An interrupt that arrived outside of a segment. The lanes must be gone before the frame is.
-            request.fail(error)
-            request.counters[self._first].advance(_ENDED)
-            raise
-        finally:
-            for lane in others:
-                request.counters[lane].wait(_ENDED)
+    def wait_idle(self, until: float) -> None:
+        """Wait until no request is in flight, or until then by ``time.monotonic``."""
+        self._gate.wait_empty(until)
 
-    def _perform(self, request: _Request, lane: int) -> None:
-        """Carry out one lane's instructions; never raises but for an interrupt of the caller's own thread."""
+    def _serve(
+        self,
+        request: _Request,
+        feeds: Mapping[str, ort.OrtValue],
+        outputs: Sequence[str],
+        targets: Mapping[str, ort.OrtValue],
+        staying: Collection[str],
+    ) -> dict[str, ort.OrtValue]:
+        try:
+            request.frame.begin(feeds, targets, staying)
+        except Exception as error:
+            if self._accelerator is None:
+                raise
+            raise AcceleratorFailure(error) from error
+        request.start = time.perf_counter()
+        self._perform_all(request)
+        if request.failure is not None:
+            raise request.failure
+        return {name: request.frame.result(name, targets.get(name)) for name in outputs}
+
+    def perform(self, request: _Request, lane: int) -> None:
+        """Carry out one lane's instructions; raises nothing but what interrupts it from outside."""
         own = request.counters[lane]
         try:
             for instruction in self._program.lanes[lane]:
                 if isinstance(instruction, Wait):
-                    request.counters[instruction.lane].wait(instruction.count, self._patience[lane])
+                    request.counters[instruction.lane].wait(instruction.count, self._patience[lane], self._lanes.tend)
                 elif isinstance(instruction, Signal):
                     own.advance(instruction.count)
                 elif request.failure is not None:
                     return
                 else:
+                    request.doing[lane] = instruction
                     self._do(request, lane, instruction)
         except BaseException as error:  # noqa: BLE001 - the caller raises it again
             request.fail(error)
         finally:
             own.advance(_ENDED)
+
+    def lose(self, request: _Request, lane: int) -> None:
+        """Fail a request of which one lane's thread has died."""
+        first = next(step for step in self._program.lanes[lane] if isinstance(step, Run | Copy))
+        request.fail(RuntimeError(f"lane {lane_name(lane)} died at {self._where(request.doing.get(lane, first))}"))
+        request.counters[lane].advance(_ENDED)
+
+    def _perform_all(self, request: _Request) -> None:
+        others = [lane for lane in self._program.lanes if lane != self._first]
+        submitted = False
+        try:
+            self._lanes.submit({lane: _Part(self, request, lane) for lane in others})
+            submitted = True
+            with nullcontext() if self._core is None else pinned(self._core):
+                self.perform(request, self._first)
+                # Still pinned: a waiting caller elsewhere would take a core from a lane that works.
+                self._join(request, others)
+        except BaseException as error:
+            # An interrupt that arrived outside of a segment. Plain stores, so that another one cannot come between:
+            # lanes that have their parts see them, and end.
+            request.failure = request.failure or error
+            request.counters[self._first].count = _ENDED
+            if submitted:  # what lanes write into should not be gone before they are
+                self._join(request, others)
+            raise
+
+    def _join(self, request: _Request, lanes: Sequence[int]) -> None:
+        """Wait until lanes have ended their parts."""
+        for lane in lanes:
+            request.counters[lane].wait(_ENDED, look=self._lanes.tend)
 
     def _do(self, request: _Request, lane: int, step: Run | Copy) -> None:
         """Run a segment or copy a value."""
@@ -203,12 +258,12 @@ class Executor:
             try:
                 segment.session.run_with_iobinding(frame.bindings[step.segment], request.run_options)
             except Exception as error:
-                raise _named(error, str(segment)) from error
+                raise named(error, self._where(step)) from error
             return
         try:
             self._run_there(self._accelerator, frame, step, lane, request.run_options)
         except Exception as error:
-            raise AcceleratorFailure(_named(error, str(segment))) from error
+            raise AcceleratorFailure(named(error, self._where(step))) from error
 
     def _run_there(
         self, accelerator: Accelerator, frame: Frame, step: Run, lane: int, run_options: ort.RunOptions | None
@@ -229,8 +284,15 @@ class Executor:
         try:
             request.frame.copy(step.value, upload=step.upload)
         except Exception as error:
-            way = "to" if step.upload else "from"
-            raise AcceleratorFailure(_named(error, f"copy of {step.value!r} {way} the accelerator")) from error
+            raise AcceleratorFailure(named(error, self._where(step))) from error
+
+    def _where(self, step: Run | Copy) -> str:
+        """An instruction in words: the operators that a message is about."""
+        if isinstance(step, Run):
+            return str(self._segments[step.segment])
+        maker = self._makers.get(step.value)
+        made = f" of operator {maker!r}" if maker else ""
+        return f"copy of {step.value!r}{made} {'to' if step.upload else 'from'} the accelerator"
 
     def _take_frame(self) -> Frame:
         with self._frames_lock:
@@ -257,13 +319,3 @@ class Executor:
                     frame.graphs[at] = accelerator.new_graph()
                     if frame.replayable(at):
                         self._run_there(accelerator, frame, Run(at), lanes[at], None)
-
-
-def _named(error: Exception, where: str) -> Exception:
-    """The same kind of error, saying in which operators it happened."""
-    message = f"{where}: {error}"
-    make: Callable[[str], Exception] = type(error)
-    try:
-        return make(message)
-    except Exception:  # noqa: BLE001 - a type that cannot be made from a message
-        return RuntimeError(message)

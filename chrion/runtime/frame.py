@@ -19,7 +19,7 @@ from chrion.devices.device import Download
 from chrion.devices.host import allocate, on_host, to_host, zeros
 from chrion.graph.model import Graph
 from chrion.runtime.crossings import held
-from chrion.runtime.segment import Segment
+from chrion.runtime.segment import Segment, named
 
 
 class Place(NamedTuple):
@@ -57,6 +57,8 @@ class Frame:
         self._writers: dict[Place, tuple[Any, str, int]] = {}
         #: Results of sizes not known before that nobody reads: each run makes them anew.
         self._dropped: list[tuple[Any, str]] = []
+        #: The segments that make them.
+        self._makers: dict[Place, Segment] = {}
         #: Where any of them is read.
         self._wanted: set[Place] = set()
         #: Inputs that a segment on the accelerator takes from the host's memory: a session fetches them when they are
@@ -69,8 +71,11 @@ class Frame:
         self.graphs: list[int | None] = [None] * len(segments)
         with self._turn():
             for at, segment in enumerate(segments):
-                self._bind_inputs(at, segment)
-                self._bind_outputs(at, segment)
+                try:
+                    self._bind_inputs(at, segment)
+                    self._bind_outputs(at, segment)
+                except Exception as error:
+                    raise named(error, segment) from error
 
     def begin(
         self, feeds: Mapping[str, ort.OrtValue], targets: Mapping[str, ort.OrtValue], staying: Collection[str] = ()
@@ -97,7 +102,10 @@ class Frame:
         for binding, inner in self._dropped:
             binding.bind_output(inner)  # or the run would have to fill what the last one made
         for place in self._writers:
-            self._bind_target(place, targets.get(place.name))
+            try:
+                self._bind_target(place, targets.get(place.name))
+            except Exception as error:
+                raise named(error, f"output {place.name!r} of {self._makers[place]}") from error
         for place, readers in self._readers.items():
             value = self._at(place)
             for binding, inner in readers:
@@ -182,6 +190,7 @@ class Frame:
             self._places[at].append(place)
             if name in self._requested:
                 self._writers[place] = (binding, inner, slot)
+                self._makers[place] = segment
                 binding.bind_output(inner)  # keeps its place: results come in the order of first binding
                 if place.there:
                     self._keep(place)

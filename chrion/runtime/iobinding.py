@@ -11,7 +11,7 @@ import onnxruntime as ort
 
 from chrion.devices.host import numpy_dtype, to_host
 from chrion.graph.model import TensorInfo
-from chrion.runtime.values import check_outputs
+from chrion.runtime.values import check_ort_value
 
 
 class HybridIOBinding:
@@ -20,9 +20,10 @@ class HybridIOBinding:
     An output bound without a buffer gets a new one in each run, in the accelerator's memory if it was bound to that.
     """
 
-    def __init__(self, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]) -> None:
-        self._input_infos = {i.name: i for i in inputs}
-        self._output_infos = outputs
+    def __init__(self, owner: object, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]) -> None:
+        #: The session that it is for.
+        self.owner = owner
+        self._known = {"input": [i.name for i in inputs], "output": [o.name for o in outputs]}
         self.inputs: dict[str, ort.OrtValue] = {}
         #: Buffers by output name; None where each run makes a new one.
         self.outputs: dict[str, ort.OrtValue | None] = {}
@@ -33,16 +34,22 @@ class HybridIOBinding:
 
     def bind_cpu_input(self, name: str, arr_on_cpu: np.ndarray[Any, Any]) -> None:
         """Bind an array on the CPU."""
+        self._check("input", name)
+        if not isinstance(arr_on_cpu, np.ndarray):
+            raise RuntimeError(f"{name!r}: expected an array, found a {type(arr_on_cpu).__name__}")  # noqa: TRY004 - onnxruntime's
         self.inputs[name] = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(arr_on_cpu))
 
     def bind_input(  # noqa: PLR0913, PLR0917 - SessionIOBinding's own
         self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int
     ) -> None:
         """Bind memory at an address, without copying it; the caller keeps it alive."""
+        self._check("input", name)
         self.inputs[name] = _at_address(name, device_type, device_id, element_type, shape, buffer_ptr)
 
     def bind_ortvalue_input(self, name: str, ortvalue: ort.OrtValue) -> None:
         """Bind an OrtValue."""
+        self._check("input", name)
+        check_ort_value(name, ortvalue)
         self.inputs[name] = ortvalue
 
     def bind_output(  # noqa: PLR0913, PLR0917 - SessionIOBinding's own
@@ -55,7 +62,7 @@ class HybridIOBinding:
         buffer_ptr: int | None = None,
     ) -> None:
         """Bind an output to memory at an address, or to whatever each run allocates."""
-        check_outputs(self._output_infos, [name])
+        self._check("output", name)
         self.devices.pop(name, None)
         if buffer_ptr is None:
             self.outputs[name] = None
@@ -66,7 +73,8 @@ class HybridIOBinding:
 
     def bind_ortvalue_output(self, name: str, ortvalue: ort.OrtValue) -> None:
         """Bind an output to an OrtValue."""
-        check_outputs(self._output_infos, [name])
+        self._check("output", name)
+        check_ort_value(name, ortvalue)
         self.devices.pop(name, None)
         self.outputs[name] = ortvalue
 
@@ -93,6 +101,26 @@ class HybridIOBinding:
 
     def synchronize_outputs(self) -> None:
         """Wait until outputs are complete; they are when a run returns."""
+
+    def run_plain(self, session: ort.InferenceSession, run_options: ort.RunOptions | None) -> list[ort.OrtValue]:
+        """What a plain session makes of the inputs, in the order in which outputs were bound."""
+        binding = session.io_binding()
+        for name, value in self.inputs.items():
+            binding.bind_ortvalue_input(name, value)
+        for name, target in self.outputs.items():
+            if target is None:
+                binding.bind_output(name, *self.devices.get(name, ("cpu", 0)))
+            else:
+                binding.bind_ortvalue_output(name, target)
+        session.run_with_iobinding(binding, run_options)
+        return list(binding.get_outputs())
+
+    def _check(self, side: str, name: Any) -> None:
+        """Refuse a name that is none of the model's, as onnxruntime does: at once, or when it runs."""
+        if not isinstance(name, str):
+            raise TypeError(f"expected the name of an {side}, found {name!r}")
+        if name not in self._known[side]:
+            raise RuntimeError(f"Invalid {side} name: {name}; the model's are {', '.join(self._known[side]) or 'none'}")
 
 
 def _at_address(  # noqa: PLR0913, PLR0917 - SessionIOBinding's own

@@ -1,7 +1,9 @@
 """Lanes: threads pinned to a core each, that carry out their part of a request.
 
 Guarantees. Every lane takes its parts in the order of :meth:`Lanes.submit`, the same for all lanes; so two requests
-never wait for each other crosswise. A part either ends or its request has failed, and then all of its parts end soon.
+never wait for each other crosswise. A request is given to all of its lanes or, where that is interrupted, to none.
+A part either ends or its request has failed, and then all of its parts end soon. A thread that dies loses its request
+and no other: whoever waits looks after the lanes (:meth:`Lanes.tend`), and a new thread goes on where the old one was.
 
 A lane that has nothing to do spins for a moment, since the next request often follows at once, then parks.
 """
@@ -10,8 +12,12 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from chrion.cores import pin
 from chrion.waiting import relax
@@ -19,7 +25,38 @@ from chrion.waiting import relax
 #: Turns a lane looks for its next part before it parks; a turn is a few microseconds.
 _IDLE_TURNS = 50
 
-Part = Callable[[], None]
+
+class Part(Protocol):
+    """What one lane does of a request."""
+
+    def __call__(self) -> None:
+        """Do it."""
+
+    def lose(self) -> None:
+        """Fail the request: the thread that did it has died."""
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A thread's work; the thread knows it, and it alone, so that ``Lanes`` can be collected."""
+
+    name: str
+    core: int | None
+    parts: queue.SimpleQueue[Part | None] = field(default_factory=queue.SimpleQueue)
+    #: What is being done.
+    part: Part | None = None
+    #: Whether it has been told to stop, and has.
+    stopped: bool = False
+    thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        # A daemon: a lane never keeps the interpreter from exiting.
+        self.thread = threading.Thread(target=_work, args=(self,), name=self.name, daemon=True)
+        self.thread.start()
+
+    @property
+    def dead(self) -> bool:
+        return not self.stopped and (self.thread is None or not self.thread.is_alive())
 
 
 class Lanes:
@@ -30,57 +67,71 @@ class Lanes:
     """
 
     def __init__(self, cores: Mapping[int, int | None]) -> None:
-        self._queues: dict[int, queue.SimpleQueue[Part | None]] = {lane: queue.SimpleQueue() for lane in cores}
+        self._lanes = {lane: _Lane(f"chrion-lane-{lane}", core) for lane, core in cores.items()}
         self._order = threading.Lock()
-        self._closed = False
-        self._threads = []
-        for lane, core in cores.items():
-            # Daemons: a lane never keeps the interpreter from exiting. They know their queue, not this object, so
-            # that it can be collected, which stops them.
-            thread = threading.Thread(
-                target=_work, args=(self._queues[lane], core), name=f"chrion-lane-{lane}", daemon=True
-            )
-            thread.start()
-            self._threads.append(thread)
-        self._finalizer = weakref.finalize(self, _stop, list(self._queues.values()))
+        # Stops them when this object is collected, and when the interpreter exits.
+        self._stop = weakref.finalize(self, _stop, list(self._lanes.values()))
+        for lane in self._lanes.values():
+            lane.start()
 
     def submit(self, parts: Mapping[int, Part]) -> None:
-        """Give lanes their parts of one request.
+        """Give lanes their parts of one request: all of them, or none where this raises.
 
         Raises:
             RuntimeError: The lanes are closed.
         """
+        queues = [self._lanes[lane].parts for lane in parts]
         with self._order:
-            if self._closed:
+            if not self._stop.alive:
                 raise RuntimeError("this session is closed")
-            for lane, part in parts.items():
-                self._queues[lane].put(part)
+            # One call that runs no Python code, so that no interrupt comes between two lanes.
+            deque(map(queue.SimpleQueue.put, queues, parts.values()), maxlen=0)
 
-    def close(self) -> None:
-        """Let the lanes end what they have been given, then stop them. May be called twice."""
+    def tend(self) -> None:
+        """Look after lanes whose thread has died: fail what it was doing, and let a new one go on."""
+        for lane in self._lanes.values():
+            if lane.dead:
+                with self._order:
+                    _revive(lane)
+
+    def close(self, until: float | None = None) -> None:
+        """Let the lanes end what they have been given, then stop them. May be called twice.
+
+        Args:
+            until: Wait no longer than until then, by ``time.monotonic``.
+        """
         with self._order:
-            self._closed = True
-        self._finalizer()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join()
+            self._stop()
+        for lane in self._lanes.values():
+            if lane.thread is not None and lane.thread is not threading.current_thread():
+                lane.thread.join(None if until is None else max(0.0, until - time.monotonic()))
 
 
-def _work(parts: queue.SimpleQueue[Part | None], core: int | None) -> None:
-    if core is not None:
-        pin(core)
+def _revive(lane: _Lane) -> None:
+    if lane.dead:  # nobody else has done it meanwhile
+        part, lane.part = lane.part, None
+        if part is not None:
+            part.lose()
+        lane.start()
+
+
+def _work(lane: _Lane) -> None:
+    if lane.core is not None:
+        pin(lane.core)
+    parts = lane.parts
     while True:
         for _ in range(_IDLE_TURNS):
             if not parts.empty():
                 break
             relax()
-        part = parts.get()
-        if part is None:
+        lane.part = parts.get()
+        if lane.part is None:
+            lane.stopped = True
             return
-        part()
-        del part  # or its frame would live on until the next one comes
+        lane.part()
+        lane.part = None  # or its frame would live on until the next one comes
 
 
-def _stop(queues: list[queue.SimpleQueue[Part | None]]) -> None:
-    for parts in queues:
-        parts.put(None)
+def _stop(lanes: list[_Lane]) -> None:
+    for lane in lanes:
+        lane.parts.put(None)

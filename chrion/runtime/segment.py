@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -99,3 +99,13 @@ class SegmentFactory:
 def _has_control_flow(model: onnx.ModelProto) -> bool:
     kinds = {onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS}
     return any(attribute.type in kinds for node in model.graph.node for attribute in node.attribute)
+
+
+def named(error: Exception, where: object) -> Exception:
+    """The same kind of error, saying in which operators it happened."""
+    message = f"{where}: {error}"
+    make: Callable[[str], Exception] = type(error)
+    try:
+        return make(message)
+    except Exception:  # noqa: BLE001 - a type that cannot be made from a message
+        return RuntimeError(message)

@@ -10,27 +10,42 @@ from typing import Any, Self, TypeVar
 
 import onnx
 import onnxruntime as ort
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
 from chrion.devices import CPU_PROVIDER
 from chrion.errors import ModelError, UnsafeModelError
 from chrion.graph.loader import load
 from chrion.graph.model import Graph, ModelMetadata, TensorInfo
+from chrion.runtime import process
 from chrion.runtime.choosing import Chooser, Wishes
 from chrion.runtime.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
 from chrion.runtime.executor import AcceleratorFailure, Event
+from chrion.runtime.interface import InferenceInterface
 from chrion.runtime.iobinding import HybridIOBinding
-from chrion.runtime.values import as_array, as_ort_value, check_feed, check_outputs, shape_of
+from chrion.runtime.values import (
+    MissingInputError,
+    as_array,
+    as_ort_value,
+    check_call,
+    check_feed,
+    check_kinds,
+    check_ort_value,
+    check_outputs,
+    check_run_options,
+    shape_of,
+)
 from chrion.scheduler.plan import Plan
 from chrion.units import parse_duration_ms, parse_size_mb
 
 #: Programs for so many feed shapes are kept.
 _SHAPES_KEPT = 8
+_CLOSED = "this session is closed"
 
 Shapes = tuple[tuple[int, ...], ...]
 T = TypeVar("T")
 
 
-class HybridSession:
+class HybridSession(InferenceInterface):
     """Runs an ONNX model on an accelerator and CPU cores at once, behind the interface of InferenceSession.
 
     The model is profiled (measurements are kept between runs), planned, cut into segments, and run by threads pinned
@@ -45,7 +60,7 @@ class HybridSession:
     Calls are safe from any number of threads. Arrays that :meth:`run` returns are the caller's own.
 
     Args:
-        model: A model file, its bytes, a ModelProto, or a Graph.
+        path_or_bytes: A model file, its bytes, a ModelProto, or a Graph.
         sess_options: For plain sessions as they are; segments inherit what does not concern threads and files.
         providers: As for InferenceSession. The first one that is not the CPU's is the accelerator.
         provider_options: As for InferenceSession.
@@ -68,7 +83,7 @@ class HybridSession:
 
     def __init__(  # noqa: PLR0913 - InferenceSession's own, and five more by name only
         self,
-        model: str | Path | bytes | onnx.ModelProto | Graph,
+        path_or_bytes: str | Path | bytes | onnx.ModelProto | Graph,
         sess_options: ort.SessionOptions | None = None,
         providers: Sequence[Any] | None = None,
         provider_options: Sequence[Mapping[Any, Any]] | None = None,
@@ -84,7 +99,7 @@ class HybridSession:
         budget_mb = None if gpu_budget is None else parse_size_mb(gpu_budget, "gpu budget")
         given = Plan.load(plan) if isinstance(plan, str | Path) else plan
         self._wishes = Wishes(
-            _plain_source(model),
+            _plain_source(path_or_bytes),
             sess_options,
             providers,
             provider_options,
@@ -97,13 +112,15 @@ class HybridSession:
         )
         self._chooser = Chooser(self._wishes)
         self._lock = threading.RLock()
-        self._closed = False
+        #: Why nothing can be run any more; empty while it can.
+        self._refusal = ""
         self._engines: OrderedDict[Shapes, Engine] = OrderedDict()
         self._plain: PlainEngine | None = None
-        self._graph = self._load(model)
+        self._graph = self._load(path_or_bytes)
         #: Whether each set of input shapes has an engine of its own.
         self._by_shapes = False
         self._engine = self._first_engine()
+        process.settle(self)
 
     # What InferenceSession has.
 
@@ -125,32 +142,62 @@ class HybridSession:
             InvalidArgument: An unknown name, or an array of another type or shape than the model's.
             Exception: What onnxruntime raises while running, with the operators' names.
         """
+        check_call(output_names, input_feed, run_options)
+        check_kinds(input_feed)
 
         def serve(engine: Engine) -> list[Any]:
             if isinstance(engine, PlainEngine):
                 return list(engine.session.run(output_names, input_feed, run_options))
-            names, feeds = self._checked(engine, output_names, input_feed)
-            values = engine.run(feeds, names, {}, run_options)
-            return [values[name].numpy() for name in names]
+            return [value.numpy() for value in self._run_cut(engine, output_names, input_feed, run_options)]
 
         return self._served(input_feed, serve)
 
+    def run_with_ort_values(
+        self,
+        output_names: Sequence[str] | None,
+        input_dict_ort_values: Mapping[str, ort.OrtValue],
+        run_options: ort.RunOptions | None = None,
+    ) -> list[ort.OrtValue]:
+        """Like :meth:`run`, with OrtValues in and out."""
+        check_call(output_names, input_dict_ort_values, run_options)
+        for name, value in input_dict_ort_values.items():
+            check_ort_value(name, value)
+
+        def serve(engine: Engine) -> list[ort.OrtValue]:
+            if isinstance(engine, PlainEngine):
+                return list(engine.session.run_with_ort_values(output_names, input_dict_ort_values, run_options))
+            return self._run_cut(engine, output_names, input_dict_ort_values, run_options)
+
+        return self._served(input_dict_ort_values, serve)
+
     def io_binding(self) -> HybridIOBinding:
         """A new binding for :meth:`run_with_iobinding`."""
-        return HybridIOBinding(self.get_inputs(), self.get_outputs())
+        inputs = [*self.get_inputs(), *self.get_overridable_initializers()]
+        return HybridIOBinding(self, inputs, self.get_outputs())
 
     def run_with_iobinding(self, iobinding: HybridIOBinding, run_options: ort.RunOptions | None = None) -> None:
-        """Run the model on what is bound; outputs are written where they are bound to."""
+        """Run the model on what is bound; outputs are written where they are bound to.
+
+        Raises:
+            ValueError: The binding is another session's.
+            RuntimeError: What is bound does not fit the model, or a segment fails, as InferenceSession has it.
+        """
+        if getattr(iobinding, "owner", self) is not self or isinstance(iobinding, ort.IOBinding):
+            raise ValueError("IOBinding must be used with the session that created it.")
+        check_run_options(run_options, AttributeError)
         targets = {name: value for name, value in iobinding.outputs.items() if value is not None}
 
         def serve(engine: Engine) -> list[ort.OrtValue]:
             if isinstance(engine, PlainEngine):
-                return _run_plain(engine.session, iobinding, run_options)
+                return iobinding.run_plain(engine.session, run_options)
             names, feeds = self._checked(engine, list(iobinding.outputs), iobinding.inputs)
             values = engine.run(feeds, names, targets, run_options, staying=set(iobinding.devices))
             return [values[name] for name in names]
 
-        iobinding.results = self._served(iobinding.inputs, serve)
+        try:
+            iobinding.results = self._served(iobinding.inputs, serve)
+        except (MissingInputError, InvalidArgument) as error:
+            raise RuntimeError(str(error)) from error
 
     def get_inputs(self) -> list[TensorInfo]:
         """Name, type and shape of each input that a run must be given."""
@@ -177,6 +224,26 @@ class HybridSession:
         first = self._engine.plan.accelerator
         return [first, CPU_PROVIDER] if first and first != CPU_PROVIDER else [CPU_PROVIDER]
 
+    def get_provider_options(self) -> dict[str, dict[str, str]]:
+        """Options of each execution provider in use."""
+        if isinstance(self._engine, PlainEngine):
+            return dict(self._engine.session.get_provider_options())
+        given = self._wishes.accelerator
+        options = {name: str(value) for name, value in given[1].items()} if given else {}
+        return {name: {} if name == CPU_PROVIDER else options for name in self.get_providers()}
+
+    def get_session_options(self) -> ort.SessionOptions:
+        """The options that the session was made with."""
+        return self._wishes.options or ort.SessionOptions()
+
+    def enable_fallback(self) -> None:
+        """Go on without the accelerator where it fails."""
+        self._wishes = self._chooser.be_strict(strict=False)
+
+    def disable_fallback(self) -> None:
+        """Raise where the accelerator fails."""
+        self._wishes = self._chooser.be_strict(strict=True)
+
     # What it adds.
 
     @property
@@ -199,12 +266,30 @@ class HybridSession:
 
     def close(self) -> None:
         """Stop the lanes. Runs that have begun end first; later ones are refused. May be called twice."""
+        if self._refusal:
+            return
         with self._lock:
-            self._closed = True
+            self._refusal = _CLOSED
             engines = [self._engine, *self._engines.values()]
             self._engines.clear()
         for engine in engines:
             engine.close()
+
+    def at_exit(self, until: float) -> None:
+        """Close, but wait for runs that have begun no longer than ``until``, of ``time.monotonic()``."""
+        if not self._refusal:
+            self._refusal = _CLOSED
+            for engine in (self._engine, *tuple(self._engines.values())):
+                engine.close(until)
+
+    def after_fork(self) -> None:
+        """Refuse to run in a forked child, where the lanes are gone; what runs plain is left to onnxruntime."""
+        self._lock = threading.RLock()
+        if any(isinstance(engine, CutEngine) for engine in (self._engine, *self._engines.values())):
+            self._refusal = (
+                "this session was made before the process was forked, and its lanes are not in the child: make one "
+                "there, or start processes with multiprocessing's 'spawn' or 'forkserver'"
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -288,8 +373,8 @@ class HybridSession:
 
         A request that brings weights of its own runs plain: they are constants of everything else.
         """
-        if self._closed:
-            raise RuntimeError("this session is closed")
+        if self._refusal:
+            raise RuntimeError(self._refusal)
         if self._graph is not None and any(weight.name in feed for weight in self._graph.overridable):
             return self._plain_engine("weights were given")
         if self._graph is None or not self._by_shapes:
@@ -321,6 +406,22 @@ class HybridSession:
                 self._plain = self._chooser.plain(reason)
             return self._plain.because(reason) if reason else self._plain
 
+    def _run_cut(
+        self,
+        engine: CutEngine,
+        output_names: Sequence[str] | None,
+        feed: Mapping[str, Any],
+        run_options: ort.RunOptions | None,
+    ) -> list[ort.OrtValue]:
+        names, feeds = self._checked(engine, output_names, feed)
+        try:
+            values = engine.run(feeds, names, {}, run_options)
+        except RuntimeError as error:
+            if run_options is not None and run_options.terminate:
+                raise Fail(str(error)) from error  # as InferenceSession's run has it; segments raise RuntimeError
+            raise
+        return [values[name] for name in names]
+
     def _checked(
         self, engine: CutEngine, names: Sequence[str] | None, feed: Mapping[str, Any]
     ) -> tuple[list[str], dict[str, ort.OrtValue]]:
@@ -341,18 +442,3 @@ def _plain_source(model: str | Path | bytes | onnx.ModelProto | Graph) -> str | 
 
 def _fixed(info: TensorInfo) -> tuple[int, ...]:
     return tuple(d for d in info.shape or () if isinstance(d, int))
-
-
-def _run_plain(
-    session: ort.InferenceSession, bound: HybridIOBinding, run_options: ort.RunOptions | None
-) -> list[ort.OrtValue]:
-    binding = session.io_binding()
-    for name, value in bound.inputs.items():
-        binding.bind_ortvalue_input(name, value)
-    for name, target in bound.outputs.items():
-        if target is None:
-            binding.bind_output(name, *bound.devices.get(name, ("cpu", 0)))
-        else:
-            binding.bind_ortvalue_output(name, target)
-    session.run_with_iobinding(binding, run_options)
-    return list(binding.get_outputs())

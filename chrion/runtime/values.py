@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
 from chrion.devices.host import numpy_dtype
 from chrion.graph.model import TensorInfo
+
+#: What onnxruntime takes for no input, whatever its type.
+_NO_VALUES = (str, bytes, int, float, complex, tuple, np.generic)
 
 
 def as_ort_value(name: str, value: Any) -> ort.OrtValue:
@@ -33,7 +36,67 @@ def as_ort_value(name: str, value: Any) -> ort.OrtValue:
 
 def as_array(info: TensorInfo, value: list[Any]) -> np.ndarray[Any, Any]:
     """An array of a list, of the type that the input has."""
-    return np.asarray(value, numpy_dtype(info.type))
+    try:
+        return np.asarray(value, numpy_dtype(info.type))
+    except (ValueError, TypeError) as error:
+        raise RuntimeError(f"Input {info.name!r}: no {info.type} can be made of the given list: {error}") from error
+
+
+class MissingInputError(ValueError):
+    """An input that the model needs was not given."""
+
+
+def check_call(
+    output_names: Any, input_feed: Any, run_options: Any, *, options_error: type[Exception] = TypeError
+) -> None:
+    """Refuse arguments of ``run`` that are no names, feeds or options at all, with onnxruntime's kinds of exception.
+
+    Args:
+        output_names: Names, or nothing.
+        input_feed: What should be values by input name.
+        run_options: Options, or None.
+        options_error: What onnxruntime's method raises for other options.
+
+    Raises:
+        AttributeError: The feed is no mapping.
+        TypeError: Names are not strings, or ``run_options`` is something else.
+    """
+    if not hasattr(input_feed, "keys"):
+        raise AttributeError(f"input_feed: expected values by input name, found {_kind(input_feed)}")
+    if output_names and (isinstance(output_names, str | bytes) or not all(isinstance(n, str) for n in output_names)):
+        raise TypeError(f"output_names: expected a list of names or None, found {output_names!r}")
+    for name in input_feed:
+        if not isinstance(name, str):
+            raise TypeError(f"input_feed: expected input names, found {name!r}")
+    check_run_options(run_options, options_error)
+
+
+def check_run_options(run_options: Any, error: type[Exception]) -> None:
+    """Refuse what are no run options, with the exception that onnxruntime's method raises."""
+    if run_options is not None and not isinstance(run_options, ort.RunOptions):
+        raise error(f"run_options: expected onnxruntime.RunOptions or None, found {_kind(run_options)}")
+
+
+def check_kinds(input_feed: Mapping[str, Any]) -> None:
+    """Refuse values that onnxruntime makes nothing of.
+
+    Raises:
+        RuntimeError: A bare number or text, or a tuple, where an array belongs.
+    """
+    for name, value in input_feed.items():
+        if isinstance(value, _NO_VALUES):
+            what = f"Input {name!r}: expected an array, a list or an OrtValue, found {_kind(value)}"
+            raise RuntimeError(what)  # noqa: TRY004 - as onnxruntime
+
+
+def check_ort_value(name: str, value: Any) -> None:
+    """Refuse what is no OrtValue, as onnxruntime does.
+
+    Raises:
+        AttributeError: It is something else.
+    """
+    if not isinstance(value, ort.OrtValue):
+        raise AttributeError(f"{name!r}: expected an OrtValue, found {_kind(value)}")  # noqa: TRY004 - onnxruntime's
 
 
 def check_feed(inputs: Sequence[TensorInfo], feed: Mapping[str, Any]) -> None:
@@ -42,11 +105,12 @@ def check_feed(inputs: Sequence[TensorInfo], feed: Mapping[str, Any]) -> None:
     Raises:
         ValueError: An input is missing.
         InvalidArgument: A name that is no input, a wrong element type, rank or dimension.
+        Fail: A value is None.
     """
     known = {info.name: info for info in inputs}
     missing = [name for name in known if name not in feed]
     if missing:
-        raise ValueError(f"Required inputs ({missing}) are missing from input feed ({list(feed)}).")
+        raise MissingInputError(f"Required inputs ({missing}) are missing from input feed ({list(feed)}).")
     for name, value in feed.items():
         if name not in known:
             raise InvalidArgument(f"Invalid input name: {name}; the model's inputs are {', '.join(known) or 'none'}")
@@ -74,6 +138,8 @@ def shape_of(value: Any) -> tuple[int, ...]:
 def _check_value(info: TensorInfo, value: Any) -> None:
     if isinstance(value, list):
         value = as_array(info, value)
+    elif value is None:
+        raise Fail(f"Missing input: {info.name} is None, expected a {info.type}")
     if isinstance(value, ort.OrtValue):
         found = value.data_type()
         fits = found == info.type
@@ -105,3 +171,7 @@ def _same_type(kind: str, dtype: np.dtype[Any]) -> bool:
         return numpy_dtype(kind) == dtype
     except TypeError:  # numpy has no such type: bfloat16, or the smaller floats
         return kind == f"tensor({dtype.name})"
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

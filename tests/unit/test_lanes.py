@@ -54,7 +54,7 @@ def test_a_parked_lane_takes_its_next_part(monkeypatch: pytest.MonkeyPatch) -> N
 def test_lanes_stop_when_they_are_collected() -> None:
     """Nobody has to close them."""
     lanes = Lanes({1: None})
-    (thread,) = lanes._threads
+    (thread,) = [lane.thread for lane in lanes._lanes.values()]
     del lanes
     gc.collect()
     thread.join(20)

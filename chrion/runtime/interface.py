@@ -1,0 +1,99 @@
+"""What InferenceSession offers beside running: how each of its methods stands with HybridSession.
+
+Methods that follow from others are here. Those that make sense for one onnxruntime session alone are not offered, and
+asking for one says why.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import onnxruntime as ort
+
+from chrion.runtime.values import MissingInputError, check_call, check_kinds
+
+_MANY = "a request runs in several onnxruntime sessions"
+_MEMORY = "inputs are taken from either memory, and outputs given in either: bind them where they are"
+
+#: Methods of InferenceSession that HybridSession does not have, and why.
+NOT_OFFERED: Mapping[str, str] = {
+    "end_profiling": f"{_MANY}; trace() tells when each part of it ran",
+    "get_profiling_start_time_ns": f"{_MANY}; trace() tells when each part of it ran",
+    "get_provider_graph_assignment_info": f"{_MANY}; plan and explain() tell who runs what",
+    "get_input_memory_infos": _MEMORY,
+    "get_output_memory_infos": _MEMORY,
+    "get_input_epdevices": _MEMORY,
+    "get_tuning_results": f"{_MANY}, each with results of its own",
+    "set_tuning_results": f"{_MANY}, each with results of its own",
+    "set_ep_dynamic_options": f"{_MANY}; give provider options when the session is made",
+    "release_captured_graph": "CUDA graphs belong to the buffers of a request; they go with the session",
+    "run_with_ortvaluevector": "run_with_ort_values and run_with_iobinding do the same with OrtValues",
+    "set_providers": "a plan is for the providers that it was made with: make another session",
+}
+
+#: Arguments of InferenceSession's constructor that HybridSession does not take, and why.
+NOT_TAKEN: Mapping[str, str] = {
+    "kwargs": "onnxruntime's undocumented ones; strict=True is what enable_fallback=0 is",
+}
+
+
+class InferenceInterface:
+    """Methods of InferenceSession in terms of others."""
+
+    run: Callable[..., list[Any]]
+    get_inputs: Callable[[], Sequence[Any]]
+
+    def run_async(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        callback: Callable[[list[Any], Any, str], object],
+        user_data: Any,
+        run_options: ort.RunOptions | None = None,
+    ) -> None:
+        """Run the model in a thread of its own, and hand the outputs to a callback there.
+
+        Args:
+            output_names: Outputs to return; None or empty for all.
+            input_feed: Arrays (or OrtValues) by input name.
+            callback: Called with the outputs, ``user_data`` and an empty text; or no outputs, and what went wrong.
+            user_data: For the callback.
+            run_options: Handed to onnxruntime.
+
+        Raises:
+            ValueError: An input is missing.
+            TypeError: The callback cannot be called; see also :meth:`run`.
+        """
+        check_call(output_names, input_feed, run_options, options_error=RuntimeError)
+        missing = [info.name for info in self.get_inputs() if info.name not in input_feed]
+        if missing:
+            raise MissingInputError(f"Required inputs ({missing}) are missing from input feed ({list(input_feed)}).")
+        check_kinds(input_feed)
+        if not callable(callback):
+            raise TypeError(f"callback: expected something to call, found {callback!r}")
+
+        def deliver() -> None:
+            try:
+                outputs, problem = self.run(output_names, input_feed, run_options), ""
+            except Exception as error:  # noqa: BLE001 - the callback is told
+                outputs, problem = [], str(error) or type(error).__name__
+            callback(outputs, user_data, problem)
+
+        threading.Thread(target=deliver, name="chrion-run-async", daemon=True).start()
+
+    def create_ortvalue_from_shape_and_type(
+        self,
+        shape: Sequence[int],
+        element_type: Any,
+        device_type: str,
+        device_id: int = 0,
+        vendor_id: int = -1,
+    ) -> ort.OrtValue:
+        """Memory for a tensor, for :meth:`run_with_iobinding`; any session may use it."""
+        return ort.OrtValue.ortvalue_from_shape_and_type(shape, element_type, device_type, device_id, vendor_id)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        reason = f": {NOT_OFFERED[name]}" if name in NOT_OFFERED else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{reason}")

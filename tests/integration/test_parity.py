@@ -1,0 +1,273 @@
+"""HybridSession's interface beside InferenceSession's: the same methods and arguments, the same calls refused alike."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
+
+from chrion import HybridSession, load
+from chrion.runtime.interface import NOT_OFFERED, NOT_TAKEN
+from chrion.runtime.iobinding import HybridIOBinding
+from helpers import alternating, assert_equal, branches, forced_plan, plain
+
+X = np.linspace(-2, 2, 8, dtype=np.float32).reshape(2, 4)
+Session = ort.InferenceSession | HybridSession
+#: Methods of onnxruntime's IOBinding that ours does not have, and why.
+BINDING_NOT_OFFERED = {"get_outputs_as_ortvaluevector": "get_outputs gives the same values"}
+
+
+def public(kind: type) -> list[str]:
+    """Public methods, also inherited ones."""
+    return [name for name, _ in inspect.getmembers(kind, callable) if not name.startswith("_")]
+
+
+def parameters(method: Callable[..., Any]) -> list[tuple[str, Any]]:
+    """Names and defaults; vendor ids are an enumeration here and a number there."""
+    found = [p for p in inspect.signature(method).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    return [(p.name, p.default) for p in found]
+
+
+# Methods and arguments.
+
+
+@pytest.mark.parametrize("name", public(ort.InferenceSession))
+def test_every_method_is_there_or_has_a_reason(name: str) -> None:
+    """With the same arguments in the same order; a method that is not offered says why when it is asked for."""
+    if name not in NOT_OFFERED:
+        assert parameters(getattr(HybridSession, name)) == parameters(getattr(ort.InferenceSession, name))
+        return
+    assert not hasattr(HybridSession, name), "it is offered after all"
+    with (
+        HybridSession(branches(), cores=1) as session,
+        pytest.raises(AttributeError, match=re.escape(NOT_OFFERED[name])),
+    ):
+        getattr(session, name)
+
+
+def test_reasons_are_for_methods_that_exist() -> None:
+    """A reason for something that onnxruntime does not have would be a leftover."""
+    assert set(NOT_OFFERED) <= set(public(ort.InferenceSession))
+    assert set(BINDING_NOT_OFFERED) <= set(public(ort.IOBinding))
+
+
+def test_the_constructor_takes_the_same_arguments() -> None:
+    """In the same order; what it adds can be given by name only."""
+    theirs = [p for p in parameters(ort.InferenceSession.__init__) if p[0] not in NOT_TAKEN]
+    assert parameters(HybridSession.__init__) == theirs
+
+
+@pytest.mark.parametrize("name", public(ort.IOBinding))
+def test_every_method_of_a_binding_is_there_or_has_a_reason(name: str) -> None:
+    """With the same arguments."""
+    if name in BINDING_NOT_OFFERED:
+        assert not hasattr(HybridIOBinding, name), "it is offered after all"
+    else:
+        assert parameters(getattr(HybridIOBinding, name)) == parameters(getattr(ort.IOBinding, name))
+
+
+# Wrong calls.
+
+
+@pytest.fixture(scope="module")
+def theirs() -> ort.InferenceSession:
+    """Plain onnxruntime; with two threads, without which it has no ``run_async``."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 2
+    return ort.InferenceSession(branches().SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+@pytest.fixture(params=["cut", "plain", "free"])
+def ours(request: pytest.FixtureRequest) -> Iterator[HybridSession]:
+    """Cut over two lanes; in one piece; and with dimensions that the feed fixes."""
+    graph = load(branches())
+    if request.param == "cut":
+        session = HybridSession(graph, plan=forced_plan(graph, alternating(graph)))
+    elif request.param == "plain":
+        session = HybridSession(graph, plan=forced_plan(graph, [1] * len(graph.dag)))
+    else:
+        model = branches()
+        for info in (*model.graph.input, *model.graph.output):
+            info.type.tensor_type.shape.dim[0].dim_param = "batch"
+        free = load(model)
+        session = HybridSession(free, plan=forced_plan(load(model, {"batch": (2,)}), alternating(graph)))
+    with session:
+        assert (session.plan is not None) == (request.param == "cut")
+        yield session
+
+
+def as_value(thing: Any) -> Any:
+    return ort.OrtValue.ortvalue_from_numpy(thing) if isinstance(thing, np.ndarray) else thing
+
+
+def by_run(session: Session, names: Any, feed: Any, options: Any) -> None:
+    session.run(names, feed, options)
+
+
+def by_ort_values(session: Session, names: Any, feed: Any, options: Any) -> None:
+    values = {n: as_value(v) for n, v in feed.items()} if isinstance(feed, Mapping) else feed
+    session.run_with_ort_values(names, values, options)
+
+
+def by_binding(session: Session, names: Any, feed: Any, options: Any) -> None:
+    binding = session.io_binding()
+    for name, thing in feed.items():
+        binding.bind_ortvalue_input(name, as_value(thing))
+    for name in names or ["y"]:
+        binding.bind_output(name)
+    session.run_with_iobinding(binding, options)
+
+
+def by_bound_arrays(session: Session, names: Any, feed: Any, options: Any) -> None:
+    binding = session.io_binding()
+    for name, thing in feed.items():
+        binding.bind_cpu_input(name, thing)
+    for name in names or ["y"]:
+        binding.bind_output(name)
+    session.run_with_iobinding(binding, options)
+
+
+def by_async(session: Session, names: Any, feed: Any, options: Any) -> None:
+    """Raise what the callback is told as well."""
+    told: list[tuple[Any, Any, str]] = []
+    done = threading.Event()
+
+    def callback(outputs: Any, user_data: Any, problem: str) -> None:
+        told.append((outputs, user_data, problem))
+        done.set()
+
+    session.run_async(names, feed, callback, "mine", options)
+    assert done.wait(30)
+    outputs, user_data, problem = told[0]
+    assert user_data == "mine"
+    assert bool(problem) == (len(outputs) == 0)
+    if problem:
+        raise AsyncError(problem)
+
+
+class AsyncError(Exception):
+    """What a callback was told."""
+
+
+def terminating() -> ort.RunOptions:
+    options = ort.RunOptions()
+    options.terminate = True
+    return options
+
+
+WAYS = [by_run, by_ort_values, by_binding, by_bound_arrays, by_async]
+#: What a call is wrong with: outputs, feed, run options; and what a message about it should name.
+WRONG: dict[str, tuple[Any, Any, Any, str]] = {
+    "missing input": (None, {}, None, "x"),
+    "unknown input": (None, {"x": X, "zed": X}, None, "zed"),
+    "element type": (None, {"x": X.astype(np.float64)}, None, r"x.*float64|x.*double"),
+    "rank": (None, {"x": X[0]}, None, "x.*1.*2"),
+    "dimension": (None, {"x": X[:, :3].copy()}, None, "x.*3.*4"),
+    "unknown output": (["none"], {"x": X}, None, "none"),
+    "output names of another type": ([1], {"x": X}, None, "1"),
+    "run options of another type": (None, {"x": X}, "fast", ""),
+    "terminated": (None, {"x": X}, terminating, "terminate"),
+    "no feed": (None, None, None, "None"),
+    "a feed without names": (None, [X], None, "list"),
+    "a text for an array": (None, {"x": "abc"}, None, "x|array|str"),
+    "a number for an array": (None, {"x": 3}, None, "x|array|int"),
+    "a tuple for an array": (None, {"x": ((1.0,) * 4,) * 2}, None, "x|array|tuple"),
+    "nothing for an array": (None, {"x": None}, None, "x|Missing"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_calls_raise_the_same(
+    theirs: ort.InferenceSession, ours: HybridSession, way: Callable[..., None], wrong: str
+) -> None:
+    """The same kind of exception, which names what is wrong; and the session works afterwards."""
+    names, feed, options, named = WRONG[wrong]
+    options = options() if callable(options) else options
+    with pytest.raises(Exception) as expected:  # noqa: PT011 - any: it is what this finds out
+        way(theirs, names, feed, options)
+    with pytest.raises(type(expected.value), match=f"(?s){named}"):
+        way(ours, names, feed, options)
+    assert_equal(ours.run(None, {"x": X}), plain(branches(), {"x": X}))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_right_calls_are_taken(ours: HybridSession, way: Callable[..., None]) -> None:
+    """Otherwise the wrong ones would prove nothing."""
+    way(ours, None, {"x": X}, None)
+    way(ours, ["l"], {"x": X}, ort.RunOptions())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_closed_session_refuses_every_call(way: Callable[..., None]) -> None:
+    """However it is called."""
+    graph = load(branches())
+    session = HybridSession(graph, plan=forced_plan(graph, alternating(graph)))
+    session.close()
+    with pytest.raises((RuntimeError, AsyncError), match="closed"):
+        way(session, None, {"x": X}, None)
+
+
+def test_a_binding_of_another_session_is_refused(theirs: ort.InferenceSession, ours: HybridSession) -> None:
+    """Ours of another session, and onnxruntime's own."""
+    graph = load(branches())
+    with HybridSession(graph, plan=forced_plan(graph, alternating(graph))) as other:
+        with pytest.raises(ValueError, match="session that created it"):
+            ours.run_with_iobinding(other.io_binding())
+        with pytest.raises(ValueError, match="session that created it"):
+            ours.run_with_iobinding(theirs.io_binding())
+    with pytest.raises(ValueError, match="session that created it"):
+        theirs.run_with_iobinding(ort.InferenceSession(branches().SerializeToString()).io_binding())
+
+
+def test_a_callback_that_cannot_be_called_is_refused(theirs: ort.InferenceSession, ours: HybridSession) -> None:
+    """At once, as there."""
+    for session in (theirs, ours):
+        with pytest.raises(TypeError):
+            session.run_async(None, {"x": X}, 5, None)
+
+
+# The rest of the interface.
+
+
+def test_outputs_of_the_other_ways_to_run(ours: HybridSession) -> None:
+    """OrtValues, and what a callback is given."""
+    y, left = plain(branches(), {"x": X})
+    found = ours.run_with_ort_values(["l", "y"], {"x": ort.OrtValue.ortvalue_from_numpy(X)})
+    assert_equal([v.numpy() for v in found], [left, y])
+    done = threading.Event()
+    told: list[Any] = []
+    ours.run_async(["l", "y"], {"x": X}, lambda *given: (told.extend(given), done.set()), 7)
+    assert done.wait(30)
+    assert_equal(told[0], [left, y])
+    assert told[1:] == [7, ""]
+
+
+def test_options_read_as_they_were_given(ours: HybridSession, theirs: ort.InferenceSession) -> None:
+    """Session options, provider options, memory for a tensor, and what happens when the accelerator fails."""
+    assert isinstance(ours.get_session_options(), ort.SessionOptions)
+    assert ours.get_provider_options() == theirs.get_provider_options()
+    memory = ours.create_ortvalue_from_shape_and_type([2, 4], np.float32, "cpu")
+    memory.update_inplace(X)
+    assert_equal(
+        [v.numpy() for v in ours.run_with_ort_values(["l"], {"x": memory})], plain(branches(), {"x": X}, ["l"])
+    )
+    ours.disable_fallback()
+    assert ours._wishes.strict
+    assert ours._chooser._wishes.strict
+    ours.enable_fallback()
+    assert not ours._wishes.strict
+
+
+def test_a_terminated_run_raises_what_onnxruntime_raises(ours: HybridSession) -> None:
+    """``Fail``, which is no RuntimeError."""
+    with pytest.raises(Fail, match="terminate"):
+        ours.run(None, {"x": X}, terminating())

@@ -1,0 +1,80 @@
+"""Files that the first release wrote: they are read, and mean the same.
+
+``tests/data/first_release`` holds two models, a profile of each, and a plan from that profile: one that cuts recurrent
+operators into chunks for two cores, and one for an accelerator. Times in the profiles are twenty times those measured,
+so that plans for such small models have several lanes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chrion import HybridSession, Plan, load, partition
+from chrion.errors import InputError, PlanError, ProfileError
+from chrion.profiler import Profile
+from helpers import assert_same_as_plain
+
+FIRST = Path(__file__).parent.parent / "data" / "first_release"
+MODELS = ("branches", "lstm")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_plan_is_read_and_carried_out(name: str) -> None:
+    """As it was meant: on its lanes, with its chunks; and the outputs are right."""
+    model, file = FIRST / f"{name}.onnx", FIRST / f"{name}.plan.json"
+    written = json.loads(file.read_text())
+    with HybridSession(model, plan=file) as session:
+        plan = session.plan
+        assert plan is not None
+        assert list(plan.schedule.lanes) == written["lanes"]
+        assert [list(s) for s in plan.segments] == written["segments"]
+        assert (plan.chunk, plan.accelerator) == (written["chunk"], written["accelerator"])
+        assert plan.predicted.latency_ms == written["predicted"]["latency_ms"]
+        (info,) = session.get_inputs()
+        x = np.random.default_rng(0).standard_normal(info.shape).astype(np.float32)
+        assert_same_as_plain(session, str(model), {info.name: x})
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_profile_is_read_and_planned_from(name: str) -> None:
+    """Its signatures still are those of the model's operators: nothing is estimated."""
+    graph, profile = load(FIRST / f"{name}.onnx"), Profile.load(FIRST / f"{name}.profile.json")
+    written = json.loads((FIRST / f"{name}.profile.json").read_text())
+    assert {s: list(o.cpu_ms) for s, o in profile.operators.items()} == {
+        s: o["cpu_ms"] for s, o in written["operators"].items()
+    }
+    assert profile.missing(graph.dag) == ()
+    assert partition(graph, profile, alpha=0.0).estimated == 0
+
+
+@pytest.mark.parametrize(("kind", "error"), [("plan", PlanError), ("profile", ProfileError)])
+@pytest.mark.parametrize(
+    ("schema", "way"),
+    [
+        ("chrion.{}/2", "upgrade Chrion"),
+        ("chrion.{}/0", "write it again"),
+        ("chrion.other/1", "write it again"),
+        (None, "write it again"),
+    ],
+)
+def test_other_schemas_are_refused_with_the_way_forward(
+    tmp_path: Path, kind: str, error: type[InputError], schema: str | None, way: str
+) -> None:
+    """Newer files, older ones, and those of something else."""
+    content = json.loads((FIRST / f"lstm.{kind}.json").read_text())
+    content["schema"] = schema and schema.format(kind)
+    path = tmp_path / "file.json"
+    path.write_text(json.dumps(content))
+    read = Plan.load if kind == "plan" else Profile.load
+    with pytest.raises(error, match=rf"file\.json.*expected.*chrion\.{kind}/1.*{way}"):
+        read(path)
+
+
+def test_a_plan_whose_model_has_changed_is_refused_with_the_way_forward() -> None:
+    """It says what differs, and how to make another one."""
+    with pytest.raises(PlanError, match=r"does not fit.*chrion partition"):
+        HybridSession(FIRST / "branches.onnx", plan=FIRST / "lstm.plan.json")
