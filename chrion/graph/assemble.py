@@ -152,10 +152,15 @@ def _dag(
         weight_bytes=tuple(weight_size(t) for t in model.graph.initializer),
         flops=tuple(sum(node_flops(nodes[node], values) for node in group) for group in operators),
         brought=tuple(
-            (values[info.name].bytes or 0, tuple(i for i, names in enumerate(inputs) if info.name in names))
+            (size, tuple(i for i, names in enumerate(inputs) if info.name in names))
             for info in model.graph.input
+            if (size := values[info.name].bytes)
         ),
-        taken=tuple((producer[o.name], value_index[o.name]) for o in model.graph.output if o.name in producer),
+        taken=tuple(
+            (producer[o.name], value_index[o.name])
+            for o in model.graph.output
+            if o.name in producer and values[o.name].bytes
+        ),
     )
 
 

@@ -43,9 +43,11 @@ class Dag:
     weight_bytes: tuple[int, ...]
     #: Floating point operations of each operator, zero where not known.
     flops: tuple[float, ...]
-    #: Inputs of a request, in the model's order: the bytes of each and the operators that read it, in ascending order.
+    #: Inputs of a request that are not empty, in the model's order: the bytes of each and the operators that read it,
+    #: in ascending order.
     brought: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    #: Outputs of a request: the operator that makes each and the value, as an index into ``value_bytes``.
+    #: Outputs of a request that are not empty: the operator that makes each and the value, as an index into
+    #: ``value_bytes``. None for outputs that are inputs or weights.
     taken: tuple[tuple[int, int], ...] = ()
 
     @classmethod
