@@ -35,7 +35,7 @@ from reproduce_table6 import ALPHAS, FIGURE_10
 from chrion import Graph, HybridSession, Plan, Profile, load, partition, profile, zoo
 from chrion.cores import physical_cores
 from chrion.devices import CPU_PROVIDER, Device, usable_provider
-from chrion.devices.nvml import used_mb
+from chrion.devices.nvml import Watch
 from chrion.files import write_atomically
 from chrion.graph.model import TensorInfo
 from chrion.profiler import this_machine
@@ -43,7 +43,7 @@ from chrion.profiler.costs import FREE
 from chrion.profiler.measure import made_up_feed
 from chrion.report import measured_lanes, predicted_lanes, timeline_png
 from chrion.report.timeline import Lanes
-from chrion.runtime.bench import Feed, Maker, hybrid_rival, plain_rival, race
+from chrion.runtime.bench import Feed, Maker, hybrid_rival, memory_held_mb, plain_rival, race
 
 SCHEMA = "chrion.gpu-bench/1"
 WIDTHS, BATCHES = (64, 128, 256, 512, 1024), (1, 8, 32)
@@ -158,17 +158,9 @@ def planned(bench: Bench, graph: Graph, source: bytes, plan: Plan, feed: Feed) -
 
 
 def taken_mb(bench: Bench, make: Maker) -> float | None:
-    """GPU memory that a way takes once it has run, the context included."""
-    before_mb = used_mb()
-    run, close = make()
-    try:
-        run()
-        after_mb = used_mb()
-    finally:
-        close()
-    if before_mb is None or after_mb is None:
-        return None
-    return after_mb - before_mb + (bench.context_mb or 0.0)
+    """The most GPU memory that a way takes until it has run, the context included."""
+    held_mb = memory_held_mb(make, Watch())
+    return None if held_mb is None else held_mb + (bench.context_mb or 0.0)
 
 
 def timed(bench: Bench, rivals: Mapping[str, Maker]) -> dict[str, dict[str, Any]]:
@@ -351,11 +343,10 @@ def main() -> None:
     if provider is None:
         parser.error("--accelerator: none is no accelerator")
     bench = Bench(provider, arguments.output, arguments.toy, arguments.minutes, arguments.cores)
-    before_mb = used_mb()
+    watch = Watch()
     tiny = bytes(zoo.build("lstm", TOY).SerializeToString())
     accelerated(tiny, made_up_feed(load(tiny)), provider)()[0]()
-    after_mb = used_mb()
-    bench.context_mb = None if before_mb is None or after_mb is None else after_mb - before_mb
+    bench.context_mb = watch.grown_mb()
     bench.found = {
         "schema": SCHEMA,
         "machine": asdict(this_machine(provider)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
@@ -12,14 +13,26 @@ from chrion.scheduler import Schedule
 
 
 @st.composite
-def dags(draw: st.DrawFn, largest: int = 9) -> Dag:
-    """A random DAG whose indices are in no particular order; its edges carry 0 to 4 bytes."""
+def dags(draw: st.DrawFn, largest: int = 9, *, requests: bool = False) -> Dag:
+    """A random DAG whose indices are in no particular order; its edges carry 0 to 4 bytes.
+
+    With ``requests``, some operators read inputs of a request, and some make its outputs.
+    """
     n = draw(st.integers(1, largest))
     name = draw(st.permutations(range(n)))
     pairs = [(i, j) for j in range(n) for i in range(j)]
     chosen = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=2 * n)) if pairs else []
     sizes = draw(st.lists(st.integers(0, 4), min_size=len(chosen), max_size=len(chosen)))
-    return Dag.from_edges(n, [(name[i], name[j]) for i, j in chosen], sizes)
+    dag = Dag.from_edges(n, [(name[i], name[j]) for i, j in chosen], sizes)
+    if not requests:
+        return dag
+    operators = st.sets(st.integers(0, n - 1))
+    brought = draw(st.lists(st.tuples(st.integers(0, 4), operators), max_size=3))
+    return replace(
+        dag,
+        brought=tuple((size, tuple(sorted(readers))) for size, readers in brought),
+        taken=tuple((i, i) for i in sorted(draw(operators))),  # of such a graph, each operator makes one value
+    )
 
 
 @st.composite

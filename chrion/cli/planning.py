@@ -191,13 +191,15 @@ def report(
 
 
 def _measured(plan: Plan, model: Path) -> tuple[Lanes, float | None]:
-    """The run of median latency among some, and the accelerator memory held meanwhile, in MB."""
+    """The run of median latency among some, and the most accelerator memory held until then, in MB."""
     watch = MemoryWatch()
     graph = load(model, plan.shapes)
     feed = made_up_feed(graph)
     with HybridSession(graph, plan=plan, strict=True) as session:
+        with watch.sampled():
+            session.trace(feed)
+        held_mb = watch.peak_mb() if plan.accelerator else 0.0
         runs = [session.trace(feed) for _ in range(_TRACES)]
-        held_mb = watch.grown_mb() if plan.accelerator else 0.0
     runs = sorted(runs[_TRACES // 3 :], key=lambda events: max((e.end_ms for e in events), default=0.0))
     if not runs[0]:
         raise OptionError("--measured: the plan is one segment and runs plain", hint="there are no lanes to show")

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+
+#: Between two readings of a run; one takes some tenths of a millisecond.
+_INTERVAL_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +66,44 @@ class Watch:
 
     def __init__(self) -> None:
         self._before = used_mb()
+        self._peak = self._before
 
     def grown_mb(self) -> float | None:
         """Growth since then; None without NVML."""
+        return self._beyond(self._read())
+
+    def peak_mb(self) -> float | None:
+        """The most that was seen of it, now and at all readings before; None without NVML."""
+        self._read()
+        return self._beyond(self._peak)
+
+    @contextlib.contextmanager
+    def sampled(self) -> Iterator[None]:
+        """Read again and again meanwhile, by a thread: a run may hold for a moment what it gives back."""
+        if self._before is None:
+            yield
+            return
+        ended = threading.Event()
+        thread = threading.Thread(target=self._sample, args=(ended,), name="chrion-nvml", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _sample(self, ended: threading.Event) -> None:
+        while not ended.wait(_INTERVAL_S):
+            self._read()
+
+    def _read(self) -> float | None:
         now = used_mb()
-        return None if now is None or self._before is None else now - self._before
+        if now is not None and self._peak is not None:
+            self._peak = max(self._peak, now)
+        return now
+
+    def _beyond(self, mb: float | None) -> float | None:
+        return None if mb is None or self._before is None else mb - self._before
 
 
 def _handles() -> Iterator[tuple[Any, Any]]:

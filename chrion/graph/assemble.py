@@ -121,7 +121,7 @@ def _dag(
     operator_of = {node: i for i, group in enumerate(operators) for node in group}
     producer = {name: operator_of[i] for i, node in enumerate(nodes) for name in node.output if name}
     weight_index = {name: i for i, name in enumerate(weights)}
-    inputs = [list(dict.fromkeys(name for node in group for name in reads[node])) for group in operators]
+    inputs = [dict.fromkeys(name for node in group for name in reads[node]) for group in operators]
     value_index = {name: at for at, name in enumerate(producer)}
     incoming: list[dict[int, list[str]]] = []
     for i, names in enumerate(inputs):
@@ -151,6 +151,16 @@ def _dag(
         weights=tuple(tuple(weight_index[n] for n in names if n in weights) for names in inputs),
         weight_bytes=tuple(weight_size(t) for t in model.graph.initializer),
         flops=tuple(sum(node_flops(nodes[node], values) for node in group) for group in operators),
+        brought=tuple(
+            (size, tuple(i for i, names in enumerate(inputs) if info.name in names))
+            for info in model.graph.input
+            if (size := values[info.name].bytes)
+        ),
+        taken=tuple(
+            (producer[o.name], value_index[o.name])
+            for o in model.graph.output
+            if o.name in producer and values[o.name].bytes
+        ),
     )
 
 

@@ -15,7 +15,7 @@ from chrion.errors import ModelError
 
 @dataclass(frozen=True)
 class Dag:
-    """An immutable DAG of ``n`` operators; every field but ``weight_bytes`` has one entry an operator."""
+    """An immutable DAG of ``n`` operators; every field has one entry an operator unless it says otherwise."""
 
     #: Unique operator names.
     names: tuple[str, ...]
@@ -43,6 +43,12 @@ class Dag:
     weight_bytes: tuple[int, ...]
     #: Floating point operations of each operator, zero where not known.
     flops: tuple[float, ...]
+    #: Inputs of a request that are not empty, in the model's order: the bytes of each and the operators that read it,
+    #: in ascending order.
+    brought: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    #: Outputs of a request that are not empty: the operator that makes each and the value, as an index into
+    #: ``value_bytes``. None for outputs that are inputs or weights.
+    taken: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def from_edges(cls, n: int, edges: Iterable[tuple[int, int]], edge_bytes: Sequence[int] | None = None) -> Dag:
@@ -157,8 +163,13 @@ class Dag:
 
     @cached_property
     def handed_over(self) -> tuple[tuple[tuple[int, tuple[int, ...]], ...], ...]:
-        """For each operator, the values that others read of it: (value, its readers in ascending order)."""
+        """For each operator, the values that others read of it, or the request takes away.
+
+        Each as (value, its readers in ascending order).
+        """
         readers: list[dict[int, list[int]]] = [{} for _ in range(len(self))]
+        for i, value in self.taken:
+            readers[i][value] = []
         for i, before in enumerate(self.predecessors):
             for m, values in zip(before, self.edge_values[i], strict=True):
                 for value in values:

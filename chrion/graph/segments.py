@@ -1,7 +1,7 @@
 """Cutting a placed order into segments: operators that one lane runs as one call.
 
 Without tiles, operator ``v`` joins the segment that its lane is filling when that changes no operator's start or
-finish:
+finish (copies of the request's own inputs and outputs apart, which are no reason to cut):
 
 - ``v`` waits for no other lane, or only for operators that the segment waits for already, and for none of their values
   that is copied after those that the segment reads, so that it starts no later;

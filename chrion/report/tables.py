@@ -54,7 +54,7 @@ def memory_line(predicted: Prediction, measured_mb: float | None) -> str:
     line += f"resident {format_mb(predicted.resident_mb)} predicted; "
     if measured_mb is None:
         return line + "measured: not known (needs NVML and an NVIDIA GPU: pip install 'chrion[nvml]')"
-    return line + f"measured {format_mb(measured_mb)}"
+    return line + f"measured at most {format_mb(measured_mb)}"
 
 
 def bench_table(timings: Sequence[Timing], hybrid: str, predicted_ms: float | None = None) -> Table:

@@ -123,11 +123,12 @@ def hybrid_rival(graph: Graph, plan: Plan, feed: Feed) -> Maker:
 
 
 def memory_held_mb(make: Maker, watch: MemoryWatch) -> float | None:
-    """Accelerator memory that this process holds with a rival made and run; None where it cannot be known."""
+    """The most accelerator memory that this process holds while a rival is made and run; None where not known."""
     run, close = make()
     try:
-        run()
-        return watch.grown_mb()
+        with watch.sampled():
+            run()
+        return watch.peak_mb()
     finally:
         close()
 

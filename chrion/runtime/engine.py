@@ -114,6 +114,8 @@ class CutEngine:
             f"policy {plan.policy}, {counts}",
             f"predicted {format_ms(plan.predicted.latency_ms)}, accelerator {format_mb(plan.predicted.memory_mb)}",
         ]
+        if self.loaded_mb is not None:
+            lines.append(f"GPU memory taken by loading: {format_mb(self.loaded_mb)}")
         sizes: Counter[int] = Counter(plan.schedule.lanes)
         for lane in in_reading_order(lanes):
             segments = sum(plan.schedule.lanes[s[0]] == lane for s in plan.segments)

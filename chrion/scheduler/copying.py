@@ -4,6 +4,9 @@ A value is copied once to each side that reads it, whoever reads it there. Each 
 copies one value after another, in the order in which the segments that make them stand in the schedule: a value that is
 ready may wait for one that is not, if that one stands before it. That is the order in which a program's copy lanes
 work, too.
+
+A request comes from the host's memory and is answered there: inputs that the accelerator reads are copied up before all
+else, outputs that it makes are copied down like any value.
 """
 
 from __future__ import annotations
@@ -28,17 +31,31 @@ class Copying:
 
     def __init__(self, dag: Dag, costs: Costs, lanes: Sequence[int], segments: Sequence[Sequence[int]]) -> None:
         self._dag = dag
+        self._taken = set(dag.taken)
         self._there = [on_accelerator(lane) for lane in lanes]
         self._cost = {True: costs.upload, False: costs.download}
         self._free = {True: 0.0, False: 0.0}
         #: What is still to be copied up and down: (operator, value).
         self._queues: dict[bool, deque[tuple[int, int]]] = {True: deque(), False: deque()}
         self._seen: dict[int, float] = {}
+        #: When the last of the request's inputs that an operator reads is there.
+        self._brought: dict[int, float] = {}
         self._arrived: dict[int, float] = {}
-        if len(set(self._there)) > 1:
-            for segment in segments:
-                for i in segment:
-                    self._queue(i)
+        if not any(self._there):
+            return
+        self._bring()
+        for segment in segments:
+            for i in segment:
+                self._queue(i)
+
+    @property
+    def ended_ms(self) -> float:
+        """When the last copy so far has ended."""
+        return max(self._free.values())
+
+    def brought_ms(self, i: int) -> float:
+        """When the accelerator has what its operator ``i`` reads of the request's inputs."""
+        return self._brought.get(i, 0.0)
 
     def end(self, segment: Sequence[int], time_ms: float) -> None:
         """A segment has ended: what it has made may be copied."""
@@ -62,8 +79,16 @@ class Copying:
             latest = max(latest, time)
         return latest
 
+    def _bring(self) -> None:
+        """Copy the request's inputs up."""
+        for size, readers in self._dag.brought:
+            wanting = [reader for reader in readers if self._there[reader]]
+            if wanting:
+                self._free[True] += self._cost[True].ms(size)
+                self._brought.update(dict.fromkeys(wanting, self._free[True]))
+
     def _queue(self, i: int) -> None:
         there = self._there[i]
         for value, readers in self._dag.handed_over[i]:
-            if any(self._there[reader] != there for reader in readers):
+            if (there and (i, value) in self._taken) or any(self._there[reader] != there for reader in readers):
                 self._queues[not there].append((i, value))

@@ -2,8 +2,8 @@
 
 Interval scheduling in OR-Tools CP-SAT with the cost definition of ``timeline.evaluate``, every operator a segment:
 an optional interval for each operator and lane, no overlap on a lane, a handoff for each edge between CPU lanes, and
-copies on lanes of their own. Times are whole numbers of a resolution that keeps rounding below a ten-thousandth of the
-makespan.
+copies on lanes of their own, those of the request's inputs and outputs included. Times are whole numbers of a
+resolution that keeps rounding below a ten-thousandth of the makespan.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ class _Model:
         ]
         serial = sum(min(ms for ms in row if ms is not None) for row in self.length)
         moves = sum(costs.upload.ms(size) + costs.download.ms(size) for size in dag.value_bytes)
+        moves += sum(costs.upload.ms(size) for size, _ in dag.brought)
         horizon_ms = serial + moves + costs.handoff_ms * len(dag) + 1e-9
         self.tick_ms = horizon_ms / _TICKS
         self.start = [self.model.new_int_var(0, 2 * _TICKS, f"s{i}") for i in range(len(dag))]
@@ -134,10 +135,11 @@ class _Model:
         for i in range(len(self.dag)):
             for m in self.dag.predecessors[i]:
                 self._precede(m, i)
-        if self.costs.accelerator_ms is not None and self.cores:
-            self._constrain_copies()
         self.makespan = self.model.new_int_var(0, 2 * _TICKS, "makespan")
-        self.model.add_max_equality(self.makespan, self.end)
+        for end in self.end:
+            self.model.add(self.makespan >= end)
+        if self.costs.accelerator_ms is not None and (self.cores or self.dag.brought or self.dag.taken):
+            self._constrain_copies()
         self.model.minimize(self.makespan)
         if self.cores > 1:  # CPU lanes are alike: the first operator on one of them is on the first
             self.model.add(self.on[self.dag.topological_order[0]][1] >= self.on[self.dag.topological_order[0]][2])
@@ -159,14 +161,30 @@ class _Model:
         """
         n = len(self.dag)
         self.place = [self.model.new_int_var(0, n - 1, f"p{i}") for i in range(n)]
+        brought = self._bring()
         for i in range(n):
             for m in self.dag.predecessors[i]:
                 self.model.add(self.place[i] > self.place[m])
         copies = {(i, up): self._copies(i, upload=up) for i in range(n) for up in (True, False)}
+        for i in range(n):
+            for copy in copies[i, True]:
+                self.model.add(copy.start >= brought)
         for i, j in itertools.combinations(range(n), 2):
             first = self.model.new_bool_var(f"b{i},{j}")
             self._in_order(i, j, first, copies)
             self._in_order(j, i, first.negated(), copies)
+
+    def _bring(self) -> Any:
+        """The request's inputs, copied up one after another; when the last has been."""
+        end: Any = 0
+        for at, (size, readers) in enumerate(self.dag.brought):
+            made = self.model.new_bool_var(f"b{at}")
+            end += round(self.costs.upload.ms(size) / self.tick_ms) * made
+            for reader in readers:
+                there = self.on[reader][0]
+                self.model.add_implication(there, made)
+                self.model.add(self.start[reader] >= end).only_enforce_if(there)
+        return end
 
     def _in_order(self, i: int, j: int, holds: Any, copies: Mapping[tuple[int, bool], Sequence[_Copy]]) -> None:
         """What it means that operator ``i`` stands before ``j``."""
@@ -196,6 +214,9 @@ class _Model:
                 other = there[reader] if upload else there[reader].negated()
                 self.model.add_bool_or([own.negated(), other.negated(), copy.made])
                 self.model.add(self.start[reader] >= copy.end).only_enforce_if([own, other])
+            if not upload and (i, value) in self.dag.taken:
+                self.model.add_implication(own, copy.made)
+                self.model.add(self.makespan >= copy.end).only_enforce_if(copy.made)
             made.append(copy)
         return made
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from chrion.graph.dag import Dag
 from chrion.lanes import on_accelerator
@@ -32,6 +32,8 @@ class Passage:
     start: list[float]
     finish: list[float]
     busy: list[float]
+    #: When the last copy has ended.
+    copied_ms: float = 0.0
 
     @classmethod
     def empty(cls, n: int, schedule: Schedule) -> Passage:
@@ -104,7 +106,7 @@ class _Walk:
                 if not lane.segment and lane.waiting:
                     self._begin(number, lane)
             if not any(lane.segment for lane in self.lanes.values()):
-                return self.result
+                return replace(self.result, copied_ms=self.copying.ended_ms)
             self._advance()
 
     def _stage(self, segment: Sequence[int]) -> int:
@@ -118,6 +120,7 @@ class _Walk:
         begin = max(self.now, barrier_ms(self.costs, self.barrier, number))
         lanes = self.schedule.lanes
         for i in segment:
+            begin = max(begin, self.copying.brought_ms(i)) if on_accelerator(number) else begin
             for m, values in zip(self.dag.predecessors[i], self.dag.edge_values[i], strict=True):
                 if lanes[m] == number:
                     continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chrion.graph.dag import Dag
 from chrion.lanes import on_accelerator
@@ -21,7 +21,7 @@ class Timeline:
     start_ms: tuple[float, ...]
     #: AFT: the actual finish times.
     finish_ms: tuple[float, ...]
-    #: L, Equation 1: when the last operator has finished.
+    #: L, Equation 1: when the last operator has finished and the host has all outputs.
     latency_ms: float
     #: M, Equation 4, with the accelerator's base memory if anything runs there.
     memory_mb: float
@@ -43,8 +43,9 @@ def evaluate(
     A segment starts when its lane is free and all that its operators need from other lanes has arrived (Equation 2);
     its operators run back to back (Equation 3), and other lanes see their results when the segment ends. Another lane
     of the same side sees them a handoff later, the other side when they have been copied: once, one after another, in
-    the order of the segments that make them (see :mod:`chrion.scheduler.copying`). Every segment costs its lane a
-    dispatch. With ``segments`` missing each operator is its own segment, which is the paper's reading.
+    the order of the segments that make them (see :mod:`chrion.scheduler.copying`). The request's inputs are copied to
+    the accelerator first, where it reads them, and outputs that it makes are copied back. Every segment costs its lane
+    a dispatch. With ``segments`` missing each operator is its own segment, which is the paper's reading.
 
     Args:
         dag: The graph.
@@ -64,7 +65,7 @@ def evaluate(
     return Timeline(
         start_ms=tuple(passage.start),
         finish_ms=tuple(passage.finish),
-        latency_ms=max(passage.finish, default=0.0),
+        latency_ms=max([passage.copied_ms, *passage.finish]),
         memory_mb=paper_mb(dag, costs, schedule.lanes),
         resident_mb=resident_mb(dag, costs, schedule.order, schedule.lanes),
         busy_ms=tuple(passage.busy),
@@ -88,6 +89,7 @@ def _walk(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequenc
             stage, barrier = stages[segment[0]], dict(ended)
         time = max(available[lane], barrier_ms(costs, barrier, lane))
         for i in segment:
+            time = max(time, copying.brought_ms(i)) if on_accelerator(lane) else time
             for m, values in zip(dag.predecessors[i], dag.edge_values[i], strict=True):
                 if lanes[m] == lane:
                     continue
@@ -105,7 +107,7 @@ def _walk(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequenc
         copying.end(segment, time)
         available[lane] = ended[lane] = time
         passage.busy[lane] += time - begin
-    return passage
+    return replace(passage, copied_ms=copying.ended_ms)
 
 
 def lower_bound_ms(dag: Dag, costs: Costs, schedule: Schedule) -> float:

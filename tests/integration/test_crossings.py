@@ -32,6 +32,7 @@ def test_values_cross_once_for_each_side_that_wants_them() -> None:
     inputs = [value("x", FLOAT, [2, 2]), value("none", FLOAT, [0, 2])]
     outputs = [value("y", FLOAT, [2, 2]), value("g", FLOAT, [2, 2]), value("i", INT64, [2]), value("n", FLOAT, [0, 2])]
     extractor = Extractor(load(make_model(nodes, inputs, outputs)))
+    dag = extractor.graph.dag
     names = extractor.graph.dag.names
     there = {"relu", "gather", "abs"}
     lanes = [0 if name in there else 1 for name in names]
@@ -43,6 +44,10 @@ def test_values_cross_once_for_each_side_that_wants_them() -> None:
         Crossing("b", at["neg"], (at["gather"],), upload=True),
         Crossing("g", at["gather"], (at["exp"],), upload=False),
     )
+    # The graph of operators knows the request's values of any type, so that their copies can be charged.
+    assert dag.brought == ((2 * 2 * 4, (at["relu"],)),)
+    sizes = {names[i]: dag.value_bytes[v] for i, v in dag.taken}
+    assert sizes == {"exp": 2 * 2 * 4, "gather": 2 * 2 * 4, "argmax": 2 * 8}
     assert find_crossings(extractor, lanes, None) == ()
     assert find_crossings(extractor, [1] * len(names), device) == ()
 

@@ -130,7 +130,9 @@ def test_verdicts_are_honest(plan: Plan) -> None:
         assert "against a" in shown(bench_table(timings, "hybrid", 7.0))
 
 
-@pytest.mark.parametrize(("measured", "told"), [(412.5, "measured 412.5 MB"), (None, "not known"), (0.0, "0.0 MB")])
+@pytest.mark.parametrize(
+    ("measured", "told"), [(412.5, "measured at most 412.5 MB"), (None, "not known"), (0.0, "0.0 MB")]
+)
 def test_memory_is_told_both_ways_beside_what_was_measured(measured: float | None, told: str) -> None:
     """Equation 4's sum, what an arena must hold, and the driver's word where there is one."""
     line = memory_line(Prediction(40.0, 948.1, 400.5), measured)

@@ -21,7 +21,7 @@ from strategies import costs_for, dags
 @given(data=st.data())
 def test_no_order_and_placement_is_faster(data: st.DataObject) -> None:
     """Every topological order and every placement of up to four operators is tried."""
-    dag = data.draw(dags(largest=4))
+    dag = data.draw(dags(largest=4, requests=True))
     costs = data.draw(costs_for(dag).filter(lambda c: c.cores > 0))
     cores = min(costs.cores, 2)
     lanes = range(0 if costs.accelerator_ms is not None else 1, cores + 1)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from chrion.devices import nvml
 from chrion.devices.nvml import Gpu
+from chrion.runtime.bench import Run, memory_held_mb
 
 
 class Driver:
@@ -19,6 +22,14 @@ class Driver:
 
     def __init__(self, held: list[dict[int, int | None]]) -> None:
         self.held = held
+        self._read = threading.Semaphore(0)
+
+    def await_readings(self, count: int) -> None:
+        """Return when processes have been read so often from now on."""
+        while self._read.acquire(blocking=False):
+            pass
+        for _ in range(count):
+            assert self._read.acquire(timeout=60)
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802 - NVML's own names
         return len(self.held)
@@ -33,7 +44,9 @@ class Driver:
         return SimpleNamespace(total=8_000_000_000, used=sum(b or 0 for b in self.held[at].values()))
 
     def nvmlDeviceGetComputeRunningProcesses(self, at: int) -> list[SimpleNamespace]:  # noqa: N802
-        return [SimpleNamespace(pid=pid, usedGpuMemory=b) for pid, b in self.held[at].items()]
+        found = [SimpleNamespace(pid=pid, usedGpuMemory=b) for pid, b in self.held[at].items()]
+        self._read.release()
+        return found
 
 
 Install = Callable[..., Driver]
@@ -85,3 +98,53 @@ def test_growth_of_the_process(install: Install) -> None:
     watch = nvml.Watch()
     driver.held[0][os.getpid()] = 345_000_000
     assert watch.grown_mb() == 345.0
+
+
+def test_a_peak_inside_a_run_is_seen(install: Install) -> None:
+    """What a run gives back before it ends counts towards the peak, and not towards what is held afterwards."""
+    me = os.getpid()
+    driver = install([{me: 100_000_000}])
+    watch = nvml.Watch()
+    with watch.sampled():
+        driver.held[0] = {me: 700_000_000}
+        driver.await_readings(2)  # the first may have begun before
+        driver.held[0] = {me: 300_000_000}
+    assert watch.grown_mb() == 200.0
+    assert watch.peak_mb() == 600.0
+
+
+def test_nothing_is_sampled_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread is started, and the peak is not known."""
+    monkeypatch.setattr(nvml, "_library", lambda: None)
+    watch = nvml.Watch()
+    before = threading.active_count()
+    with watch.sampled():
+        assert threading.active_count() == before
+    assert watch.peak_mb() is None
+
+
+def test_sampling_ends_with_a_run_that_fails(install: Install) -> None:
+    """The error passes, and the thread is gone."""
+    install([{}])
+    with pytest.raises(ValueError, match="broken"), nvml.Watch().sampled():
+        raise ValueError("broken")
+    assert not [t for t in threading.enumerate() if t.name == "chrion-nvml"]
+
+
+def test_a_rival_is_charged_its_peak(install: Install) -> None:
+    """Memory held while it runs, with what loading it took, though both are given back before it is over."""
+    me = os.getpid()
+    driver = install([{}])
+
+    def make() -> tuple[Run, Callable[[], None]]:
+        driver.held[0] = {me: 200_000_000}
+
+        def run() -> list[Any]:
+            driver.held[0] = {me: 500_000_000}
+            driver.await_readings(2)
+            driver.held[0] = {me: 250_000_000}
+            return []
+
+        return run, driver.held[0].clear
+
+    assert memory_held_mb(make, nvml.Watch()) == 500.0
