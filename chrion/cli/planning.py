@@ -49,6 +49,7 @@ from chrion.report import (
 )
 from chrion.report.timeline import Lanes
 from chrion.runtime import HybridSession
+from chrion.runtime.compare import measured_here
 from chrion.runtime.stage_bench import StageBench
 from chrion.scheduler import DEFAULT_POLICY, Plan
 from chrion.scheduler import partition as make_plan
@@ -109,10 +110,14 @@ def partition(
     as_json: JsonOption = False,
 ) -> None:
     """Plan which operator runs where, and write the plan."""
-    check_options(slo, alpha, policy, gpu_budget)
-    graph = load_graph(model, shape)
-    measured = stored_or_measured(graph, profile, cores, accelerator, policy=policy)
     meter = StageBench if measure_stages else None
+    check_options(slo, alpha, policy, gpu_budget, streams=streams, meter=meter)
+    graph = load_graph(model, shape)
+    measured = stored_or_measured(graph, profile, cores, accelerator, policies=[policy])
+    if meter and not measured_here(measured):
+        raise OptionError(
+            f"--measure-stages: the profile is of another machine ({measured.machine})", hint="leave out --profile"
+        )
     plan = make_plan(
         graph, measured, slo, alpha, policy, cores=cores, streams=streams, meter=meter, gpu_budget=gpu_budget
     )
@@ -136,19 +141,21 @@ def sweep(
     cores: CoresOption = None,
     accelerator: AcceleratorOption = None,
     shape: ShapeOption = None,
+    streams: StreamsOption = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the points as JSON.")] = None,
     png: Annotated[Path | None, typer.Option("--png", help="Draw the curve.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Plan for a range of alphas: latency against accelerator memory (Figure 10 of the paper)."""
     alphas = parse_range(alpha, "alpha")
-    check_options(None, None, policy, gpu_budget)
+    check_options(None, None, policy, gpu_budget, streams=streams)
     graph = load_graph(model, shape)
-    measured = stored_or_measured(graph, profile, cores, accelerator)
+    measured = stored_or_measured(graph, profile, cores, accelerator, policies=[policy])
     points = []
     with progress_bar("sweep") as progress:
         for count, value in enumerate(alphas, start=1):
-            points.append((value, make_plan(graph, measured, None, value, policy, cores=cores, gpu_budget=gpu_budget)))
+            plan = make_plan(graph, measured, None, value, policy, cores=cores, streams=streams, gpu_budget=gpu_budget)
+            points.append((value, plan))
             progress(count, len(alphas), f"alpha {value:g}")
     if png:
         write_atomically(png, curve_png(points))
