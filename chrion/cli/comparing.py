@@ -26,7 +26,14 @@ from chrion.cli.running import InputOption
 from chrion.errors import OptionError
 from chrion.files import write_atomically
 from chrion.profiler.measure import made_up_feed
-from chrion.report import check_picture, comparison_json, comparison_png, comparison_table, comparison_verdict
+from chrion.report import (
+    check_picture,
+    comparison_json,
+    comparison_png,
+    comparison_table,
+    comparison_verdict,
+    estimated_lines,
+)
 from chrion.runtime.bench import read_feed
 from chrion.runtime.compare import measure_all, measured_here, plan_all
 from chrion.scheduler import POLICIES
@@ -71,7 +78,8 @@ def compare(
     if as_json:
         show_json(comparison_json(found))
     else:
-        show(comparison_table(found), comparison_verdict(found), *([f"written: {plot}"] if plot else []))
+        estimated = estimated_lines(found.estimated, len(graph.dag))
+        show(comparison_table(found), comparison_verdict(found), *estimated, *([f"written: {plot}"] if plot else []))
 
 
 def _chosen(policies: str | None, streams: int | None) -> list[str]:

@@ -38,6 +38,7 @@ from chrion.report import (
     curve_json,
     curve_png,
     curve_table,
+    estimated_lines,
     lanes_summary,
     measured_lanes,
     memory_line,
@@ -127,7 +128,8 @@ def partition(
     if as_json:
         show_json({**_summary(plan, path), **({"explanation": reasons} if explain else {})})
     else:
-        show(plan_table(plan), verdict(plan), *plan.remarks, *_estimated(plan), *reasons, f"written: {path}")
+        estimated = estimated_lines(plan.estimated, len(plan.operators))
+        show(plan_table(plan), verdict(plan), *plan.remarks, *estimated, *reasons, f"written: {path}")
     if not (plan.meets_slo and plan.meets_budget):
         raise typer.Exit(_OUT_OF_REACH)
 
@@ -177,7 +179,7 @@ def report(
 ) -> None:
     """Show a plan: its figures, its timeline, and how near the prediction comes."""
     found = Plan.load(plan)
-    show(plan_table(found), verdict(found), *found.remarks, *_estimated(found))
+    show(plan_table(found), verdict(found), *found.remarks, *estimated_lines(found.estimated, len(found.operators)))
     sections = [predicted_lanes(found)]
     if measured:
         if model is None:
@@ -230,9 +232,3 @@ def _summary(plan: Plan, path: Path) -> dict[str, Any]:
         "cpu_only": {"latency_ms": plan.cpu_only.latency_ms} if plan.cpu_only else None,
         "plan": str(path),
     }
-
-
-def _estimated(plan: Plan) -> list[str]:
-    if not plan.estimated:
-        return []
-    return [f"{plan.estimated} of {len(plan.operators)} operators are not in the profile; their costs are estimated"]

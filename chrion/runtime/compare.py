@@ -66,6 +66,11 @@ class Comparison:
     plain: tuple[Timing, ...] = ()
 
     @property
+    def estimated(self) -> int:
+        """Operators whose costs the profile does not hold."""
+        return len(self.profile.missing(self.graph.dag))
+
+    @property
     def best_plain(self) -> Timing | None:
         """The fastest plain session."""
         return min(self.plain, key=lambda t: t.median_ms, default=None)
