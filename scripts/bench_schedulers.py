@@ -2,7 +2,8 @@
 
 ``python scripts/bench_schedulers.py -o docs/schedulers.md`` takes about eight minutes on two quiet cores and replaces
 what stands between the page's two markers; the rest of the page is written by hand. ``--only`` picks models by part of
-their name, ``--policies`` schedulers, ``--accelerator`` another device than the CPU cores.
+their name, ``--policies`` schedulers, ``--accelerator`` another device than the CPU cores, ``--streams`` how many of its
+lanes they use at most.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from chrion.profiler import this_machine
 from chrion.profiler.measure import made_up_feed
 from chrion.runtime.compare import Comparison, Entry, measure_all, plan_all
 from chrion.scheduler import POLICIES
+from chrion.scheduler.merging import merged_variants
 from chrion.units import format_ms
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -47,11 +49,19 @@ CASES = [
 ]
 
 
-def compare(case: Case, policies: Sequence[str], accelerator: str | None, cycles: int) -> Comparison:
+def compare(
+    case: Case, policies: Sequence[str], accelerator: str | None, streams: int | None, cycles: int
+) -> Comparison:
     """Plan and measure one model by all policies."""
     graph = chrion.load(zoo.build(case.builder, case.parameters))
-    costs = chrion.profile(graph, accelerator=accelerator)
-    planned = plan_all(graph, costs, policies, progress=lambda done, _, policy: print(f"  {done} {policy}", flush=True))
+    costs = chrion.profile(graph, accelerator=accelerator, variants=merged_variants(graph))
+    planned = plan_all(
+        graph,
+        costs,
+        policies,
+        streams=streams,
+        progress=lambda done, _, policy: print(f"  {done} {policy}", flush=True),
+    )
     return measure_all(planned, made_up_feed(graph), cycles=cycles, turn_s=0.25)
 
 
@@ -137,6 +147,7 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--accelerator")
+    parser.add_argument("--streams", type=int)
     parser.add_argument("--cycles", type=int, default=3)
     arguments = parser.parse_args()
     page = arguments.output.read_text(encoding="utf-8") if arguments.output else f"{BEGIN}{END}"
@@ -146,7 +157,7 @@ def main() -> None:
     for case in CASES:
         if arguments.only.lower() in case.name.lower():
             print(case.name, flush=True)
-            results[case.name] = compare(case, policies, arguments.accelerator, arguments.cycles)
+            results[case.name] = compare(case, policies, arguments.accelerator, arguments.streams, arguments.cycles)
             print(detail(results[case.name]), flush=True)
     if arguments.output:
         write_atomically(arguments.output, replaced(page, section(results, policies)))

@@ -7,11 +7,14 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from chrion import HybridSession
+from chrion.scheduler import planner
+from chrion.scheduler.validity import check_solution
 
 # The same examples in every CI run: a change is judged by what it changes. Elsewhere they are new each time.
 settings.register_profile("ci", derandomize=True, deadline=None)
@@ -24,6 +27,20 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep measurements in a folder that goes away; tests share it, so that each signature is measured once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CHRION_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _valid_plans() -> Iterator[None]:
+    """Whatever a test plans, and by whichever policy, is checked as every schedule is."""
+    made = planner._Draft.plan
+
+    def checked(draft: Any, chosen: Any, *baselines: Any) -> Any:
+        check_solution(chosen.graph.dag, draft.costs_of(chosen.graph.dag), chosen.solution)
+        return made(draft, chosen, *baselines)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner._Draft, "plan", checked)
         yield
 
 

@@ -14,6 +14,7 @@ from chrion.cli.console import (
     ModelArgument,
     ProfileOption,
     ShapeOption,
+    StreamsOption,
     load_graph,
     progress_bar,
     show,
@@ -25,11 +26,18 @@ from chrion.cli.running import InputOption
 from chrion.errors import OptionError
 from chrion.files import write_atomically
 from chrion.profiler.measure import made_up_feed
-from chrion.report import check_picture, comparison_json, comparison_png, comparison_table, comparison_verdict
+from chrion.report import (
+    check_picture,
+    comparison_json,
+    comparison_png,
+    comparison_table,
+    comparison_verdict,
+    estimated_lines,
+)
 from chrion.runtime.bench import read_feed
 from chrion.runtime.compare import measure_all, measured_here, plan_all
 from chrion.scheduler import POLICIES
-from chrion.scheduler.policies import policy_named
+from chrion.scheduler.planner import check_options
 
 
 def compare(
@@ -43,6 +51,7 @@ def compare(
     cores: CoresOption = None,
     accelerator: AcceleratorOption = None,
     shape: ShapeOption = None,
+    streams: StreamsOption = None,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="OUT.png", help="Draw bars.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -50,14 +59,14 @@ def compare(
 
     With a profile of another machine, plans are predicted only.
     """
-    chosen = _chosen(policies)
+    chosen = _chosen(policies, streams)
     if plot:
         check_picture("--plot", plot)
     graph = load_graph(model, shape)
     arrays = read_feed(feed, graph) if feed else None
-    costs = stored_or_measured(graph, profile, cores, accelerator)
+    costs = stored_or_measured(graph, profile, cores, accelerator, policies=chosen)
     with progress_bar("plan") as progress:
-        found = plan_all(graph, costs, chosen, cores=cores, progress=progress)
+        found = plan_all(graph, costs, chosen, cores=cores, streams=streams, progress=progress)
     if measured_here(costs):
         with progress_bar("compare") as progress:
             request = arrays or made_up_feed(graph)
@@ -69,15 +78,15 @@ def compare(
     if as_json:
         show_json(comparison_json(found))
     else:
-        show(comparison_table(found), comparison_verdict(found), *([f"written: {plot}"] if plot else []))
+        estimated = estimated_lines(found.estimated, len(graph.dag))
+        show(comparison_table(found), comparison_verdict(found), *estimated, *([f"written: {plot}"] if plot else []))
 
 
-def _chosen(policies: str | None) -> list[str]:
-    if policies is None:
-        return list(POLICIES)
-    names = list(dict.fromkeys(name.strip() for name in policies.split(",")))
+def _chosen(policies: str | None, streams: int | None) -> list[str]:
+    """The policies to compare, all options checked before anything is measured."""
+    names = list(POLICIES) if policies is None else list(dict.fromkeys(name.strip() for name in policies.split(",")))
     if names == [""]:
         raise OptionError("--policies: no name in it", hint=f"some of {', '.join(POLICIES)}")
     for name in names:
-        policy_named(name)
+        check_options(None, None, name, streams=streams)
     return names

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +19,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from chrion.errors import OptionError
 from chrion.graph import Graph, load
 from chrion.profiler import Profile, profile
-from chrion.scheduler import DEFAULT_POLICY
 from chrion.scheduler.merging import merged_variants
 from chrion.scheduler.policies import MERGING_POLICY
 from chrion.units import parse_shape
@@ -96,14 +95,14 @@ def stored_or_measured(
     cores: int | None,
     accelerator: str | None,
     *,
-    policy: str = DEFAULT_POLICY,
+    policies: Collection[str] = (),
     fresh: bool = False,
 ) -> Profile:
-    """The profile of ``--profile``, or one measured here, with a progress bar; also of what the policy may merge."""
+    """The profile of ``--profile``, or one measured here, with a progress bar; also of what policies may merge."""
     if stored is not None:
         if accelerator is not None:
             raise OptionError("--accelerator: a stored profile says itself which accelerator it has")
         return Profile.load(stored)
-    variants = merged_variants(graph) if policy == MERGING_POLICY else ()
+    variants = merged_variants(graph) if MERGING_POLICY in policies else ()
     with progress_bar("profile") as progress:
         return profile(graph, cores, accelerator or "auto", progress=progress, fresh=fresh, variants=variants)

@@ -38,6 +38,7 @@ from chrion.report import (
     curve_json,
     curve_png,
     curve_table,
+    estimated_lines,
     lanes_summary,
     measured_lanes,
     memory_line,
@@ -49,6 +50,7 @@ from chrion.report import (
 )
 from chrion.report.timeline import Lanes
 from chrion.runtime import HybridSession
+from chrion.runtime.compare import measured_here
 from chrion.runtime.stage_bench import StageBench
 from chrion.scheduler import DEFAULT_POLICY, Plan
 from chrion.scheduler import partition as make_plan
@@ -109,10 +111,14 @@ def partition(
     as_json: JsonOption = False,
 ) -> None:
     """Plan which operator runs where, and write the plan."""
-    check_options(slo, alpha, policy, gpu_budget)
-    graph = load_graph(model, shape)
-    measured = stored_or_measured(graph, profile, cores, accelerator, policy=policy)
     meter = StageBench if measure_stages else None
+    check_options(slo, alpha, policy, gpu_budget, streams=streams, meter=meter)
+    graph = load_graph(model, shape)
+    measured = stored_or_measured(graph, profile, cores, accelerator, policies=[policy])
+    if meter and not measured_here(measured):
+        raise OptionError(
+            f"--measure-stages: the profile is of another machine ({measured.machine})", hint="leave out --profile"
+        )
     plan = make_plan(
         graph, measured, slo, alpha, policy, cores=cores, streams=streams, meter=meter, gpu_budget=gpu_budget
     )
@@ -122,7 +128,8 @@ def partition(
     if as_json:
         show_json({**_summary(plan, path), **({"explanation": reasons} if explain else {})})
     else:
-        show(plan_table(plan), verdict(plan), *plan.remarks, *_estimated(plan), *reasons, f"written: {path}")
+        estimated = estimated_lines(plan.estimated, len(plan.operators))
+        show(plan_table(plan), verdict(plan), *plan.remarks, *estimated, *reasons, f"written: {path}")
     if not (plan.meets_slo and plan.meets_budget):
         raise typer.Exit(_OUT_OF_REACH)
 
@@ -136,19 +143,21 @@ def sweep(
     cores: CoresOption = None,
     accelerator: AcceleratorOption = None,
     shape: ShapeOption = None,
+    streams: StreamsOption = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the points as JSON.")] = None,
     png: Annotated[Path | None, typer.Option("--png", help="Draw the curve.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Plan for a range of alphas: latency against accelerator memory (Figure 10 of the paper)."""
     alphas = parse_range(alpha, "alpha")
-    check_options(None, None, policy, gpu_budget)
+    check_options(None, None, policy, gpu_budget, streams=streams)
     graph = load_graph(model, shape)
-    measured = stored_or_measured(graph, profile, cores, accelerator)
+    measured = stored_or_measured(graph, profile, cores, accelerator, policies=[policy])
     points = []
     with progress_bar("sweep") as progress:
         for count, value in enumerate(alphas, start=1):
-            points.append((value, make_plan(graph, measured, None, value, policy, cores=cores, gpu_budget=gpu_budget)))
+            plan = make_plan(graph, measured, None, value, policy, cores=cores, streams=streams, gpu_budget=gpu_budget)
+            points.append((value, plan))
             progress(count, len(alphas), f"alpha {value:g}")
     if png:
         write_atomically(png, curve_png(points))
@@ -170,7 +179,7 @@ def report(
 ) -> None:
     """Show a plan: its figures, its timeline, and how near the prediction comes."""
     found = Plan.load(plan)
-    show(plan_table(found), verdict(found), *found.remarks, *_estimated(found))
+    show(plan_table(found), verdict(found), *found.remarks, *estimated_lines(found.estimated, len(found.operators)))
     sections = [predicted_lanes(found)]
     if measured:
         if model is None:
@@ -225,9 +234,3 @@ def _summary(plan: Plan, path: Path) -> dict[str, Any]:
         "cpu_only": {"latency_ms": plan.cpu_only.latency_ms} if plan.cpu_only else None,
         "plan": str(path),
     }
-
-
-def _estimated(plan: Plan) -> list[str]:
-    if not plan.estimated:
-        return []
-    return [f"{plan.estimated} of {len(plan.operators)} operators are not in the profile; their costs are estimated"]

@@ -21,6 +21,7 @@ from chrion.cli.console import (
     PolicyOption,
     ShapeOption,
     SloOption,
+    StreamsOption,
     load_graph,
     progress_bar,
     show,
@@ -60,11 +61,12 @@ def run(
     cores: CoresOption = None,
     accelerator: AcceleratorOption = None,
     shape: ShapeOption = None,
+    streams: StreamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a model by its plan and check the outputs against plain onnxruntime."""
     graph = load_graph(model, shape)
-    chosen = _plan(graph, plan, slo, alpha, gpu_budget, policy, cores, accelerator)
+    chosen = _plan(graph, plan, slo, alpha, gpu_budget, policy, cores, accelerator, streams)
     arrays = read_feed(feed, graph) if feed else made_up_feed(graph)
     plain = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"])
     expected = plain.run(None, arrays)
@@ -105,12 +107,13 @@ def bench(
     cores: CoresOption = None,
     accelerator: AcceleratorOption = None,
     shape: ShapeOption = None,
+    streams: StreamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Time the hybrid session beside plain onnxruntime sessions."""
     watch = MemoryWatch()
     graph = load_graph(model, shape)
-    chosen = _plan(graph, plan, slo, alpha, gpu_budget, policy, cores, accelerator)
+    chosen = _plan(graph, plan, slo, alpha, gpu_budget, policy, cores, accelerator, streams)
     arrays = read_feed(feed, graph) if feed else made_up_feed(graph)
     rivals = {HYBRID: hybrid_rival(graph, chosen, arrays), **plain_rivals(str(model), arrays)}
     held_mb = memory_held_mb(rivals[HYBRID], watch) if chosen.accelerator else 0.0
@@ -142,13 +145,14 @@ def _plan(
     policy: str,
     cores: int | None,
     accelerator: str | None,
+    streams: int | None,
 ) -> Plan:
     if stored is None:
-        check_options(slo, alpha, policy, gpu_budget)
-        measured = stored_or_measured(graph, None, cores, accelerator, policy=policy)
-        return partition(graph, measured, slo, alpha, policy, cores=cores, gpu_budget=gpu_budget)
-    if (slo, alpha, gpu_budget, cores, accelerator) != (None,) * 5 or policy != DEFAULT_POLICY:
-        options = "--slo, --alpha, --gpu-budget, --policy, --cores or --accelerator"
+        check_options(slo, alpha, policy, gpu_budget, streams=streams)
+        measured = stored_or_measured(graph, None, cores, accelerator, policies=[policy])
+        return partition(graph, measured, slo, alpha, policy, cores=cores, streams=streams, gpu_budget=gpu_budget)
+    if (slo, alpha, gpu_budget, cores, accelerator, streams) != (None,) * 6 or policy != DEFAULT_POLICY:
+        options = "--slo, --alpha, --gpu-budget, --policy, --cores, --accelerator or --streams"
         raise OptionError(f"--plan: it is made already; give no {options}")
     plan = Plan.load(stored)
     plan.apply(graph)  # refuses a plan of another model before anything is measured

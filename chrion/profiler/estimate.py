@@ -22,7 +22,7 @@ class Work:
 
 
 class Estimator:
-    """Fits the known operators of each type; a type without any borrows from all the others."""
+    """Fits the known operators of each type; a type without any borrows from all the others that take time."""
 
     def __init__(self, known: Sequence[Work]) -> None:
         self._known = known
@@ -31,7 +31,7 @@ class Estimator:
     def time_ms(self, work: Work) -> float:
         """Estimated time; zero if nothing at all is known."""
         if work.op_type not in self._fits:
-            same = [w for w in self._known if w.op_type == work.op_type] or list(self._known)
+            same = [w for w in self._known if w.op_type == work.op_type] or [w for w in self._known if w.time_ms]
             self._fits[work.op_type] = fit(same)
         return float(self._fits[work.op_type] @ np.array([1.0, work.flops, work.bytes]))
 

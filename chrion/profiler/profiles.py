@@ -70,7 +70,8 @@ class Profile:
         """The cost matrices of a graph on this machine.
 
         Args:
-            dag: The graph. Signatures the profile lacks are estimated from those of their type, or else from all.
+            dag: The graph. Signatures the profile lacks are estimated from those of their type, or else from all that
+                take time.
             cores: Use at most so many CPU cores.
             streams: Use at most so many lanes of the accelerator.
 

@@ -4,7 +4,15 @@ from chrion.report.comparison import comparison_json, comparison_png, comparison
 from chrion.report.curve import curve_json, curve_png, curve_table
 from chrion.report.figures import check_picture
 from chrion.report.picture import timeline_png
-from chrion.report.tables import bench_table, bench_verdict, machine_table, memory_line, plan_table, verdict
+from chrion.report.tables import (
+    bench_table,
+    bench_verdict,
+    estimated_lines,
+    machine_table,
+    memory_line,
+    plan_table,
+    verdict,
+)
 from chrion.report.timeline import chrome_trace, lanes_summary, measured_lanes, predicted_lanes, timeline_html
 
 __all__ = [
@@ -19,6 +27,7 @@ __all__ = [
     "curve_json",
     "curve_png",
     "curve_table",
+    "estimated_lines",
     "lanes_summary",
     "machine_table",
     "measured_lanes",

@@ -56,6 +56,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
     return {
         "model": comparison.graph.name,
         "operators": len(comparison.graph.dag),
+        "estimated": comparison.estimated,
         "machine": str(comparison.profile.machine),
         "policies": [_entry_json(entry) for entry in comparison.entries],
         "plain": [asdict(timing) for timing in comparison.plain],

@@ -48,6 +48,13 @@ def verdict(plan: Plan) -> str:
     return f"{told}; alpha {plan.alpha:.4g} ms/MB"
 
 
+def estimated_lines(estimated: int, operators: int) -> list[str]:
+    """How many operators' costs are no measurements; no line where all are."""
+    if not estimated:
+        return []
+    return [f"{estimated} of {operators} operators are not in the profile; their costs are estimated"]
+
+
 def memory_line(predicted: Prediction, measured_mb: float | None) -> str:
     """Predicted accelerator memory, counted both ways, beside what was measured."""
     line = f"accelerator memory: Equation 4 {format_mb(predicted.memory_mb)}, "

@@ -66,17 +66,23 @@ class Comparison:
     plain: tuple[Timing, ...] = ()
 
     @property
+    def estimated(self) -> int:
+        """Operators whose costs the profile does not hold."""
+        return len(self.profile.missing(self.graph.dag))
+
+    @property
     def best_plain(self) -> Timing | None:
         """The fastest plain session."""
         return min(self.plain, key=lambda t: t.median_ms, default=None)
 
 
-def plan_all(
+def plan_all(  # noqa: PLR0913 - what may be left out is by name
     graph: Graph,
     profile: Profile,
     policies: Sequence[str],
     *,
     cores: int | None = None,
+    streams: int | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
     """Let each policy plan.
@@ -86,13 +92,14 @@ def plan_all(
         profile: Costs, of whatever machine.
         policies: Names of schedulers.
         cores: Use at most so many of the profile's CPU cores.
+        streams: Use at most so many lanes of the accelerator, where a policy uses several.
         progress: Called before each policy with those done, all, and its name.
     """
     entries = []
     for at, policy in enumerate(policies):
         if progress:
             progress(at, len(policies), policy)
-        entries.append(_planned(graph, profile, policy, cores))
+        entries.append(_planned(graph, profile, policy, cores, streams))
     return Comparison(graph, profile, tuple(entries))
 
 
@@ -135,10 +142,10 @@ def measured_here(profile: Profile) -> bool:
     return profile.machine.fingerprint == this_machine(profile.machine.accelerator).fingerprint
 
 
-def _planned(graph: Graph, profile: Profile, policy: str, cores: int | None) -> Entry:
+def _planned(graph: Graph, profile: Profile, policy: str, cores: int | None, streams: int | None) -> Entry:
     before = time.perf_counter()
     try:
-        plan = partition(graph, profile, policy=policy, cores=cores)
+        plan = partition(graph, profile, policy=policy, cores=cores, streams=streams)
     except ChrionError as error:
         return Entry(policy, None, (time.perf_counter() - before) * 1e3, reason=str(error))
     planning_ms = (time.perf_counter() - before) * 1e3

@@ -66,7 +66,7 @@ def partition(  # noqa: PLR0913 - the knobs of the command of the same name
         budget it is what exceeds it least, and its ``meets_budget`` is false.
 
     Raises:
-        OptionError: The SLO, alpha, policy or budget is not one.
+        OptionError: As for :func:`check_options`.
         ProfileError: The profile has not so many cores.
         ScheduleError: The policy needs what the profile does not have.
     """
@@ -92,11 +92,7 @@ def alternatives(  # noqa: PLR0913 - as for partition
     Arguments and errors are those of :func:`partition`. The default policy offers one plan for each of the chunks that
     look best and one that alternates layers; the others offer one plan.
     """
-    limits = check_options(slo, alpha, policy, gpu_budget)
-    if meter is not None and policy != MERGING_POLICY:
-        raise OptionError(f"policy {policy}: it has no stages to measure", hint=f"choose policy {MERGING_POLICY}")
-    if streams is not None and streams < 1:
-        raise OptionError(f"streams: {streams} asked for, an accelerator has at least one lane")
+    limits = check_options(slo, alpha, policy, gpu_budget, streams=streams, meter=meter)
 
     def costs_of(dag: Dag) -> Costs:
         return profile.costs(dag, cores, streams)
@@ -128,17 +124,28 @@ def alternatives(  # noqa: PLR0913 - as for partition
     return [draft.plan(candidate, gpu, cpu) for candidate in found]
 
 
-def check_options(
-    slo: str | float | None, alpha: float | None, policy: str, gpu_budget: str | float | None = None
+def check_options(  # noqa: PLR0913 - as for partition
+    slo: str | float | None,
+    alpha: float | None,
+    policy: str,
+    gpu_budget: str | float | None = None,
+    *,
+    streams: int | None = None,
+    meter: StageMeter | None = None,
 ) -> Limits:
     """Refuse what :func:`partition` would refuse, before anything is measured; returns the SLO and the budget.
 
     Raises:
-        OptionError: The SLO, alpha, policy or budget is not one.
+        OptionError: The SLO, alpha, policy, budget or number of streams is not one, or the policy has no stages to
+            measure.
     """
     if alpha is not None and not 0 <= alpha < math.inf:
         raise OptionError(f"alpha: {alpha} is not a number of ms per MB, from 0 up")
     policy_named(policy)
+    if streams is not None and streams < 1:
+        raise OptionError(f"streams: {streams} asked for, an accelerator has at least one lane")
+    if meter is not None and policy != MERGING_POLICY:
+        raise OptionError(f"policy {policy}: it has no stages to measure", hint=f"choose policy {MERGING_POLICY}")
     return Limits(
         None if slo is None else parse_duration_ms(slo, "slo"),
         None if gpu_budget is None else parse_size_mb(gpu_budget, "gpu budget"),

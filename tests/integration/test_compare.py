@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
 import chrion
+from chrion import Graph, Profile
 from chrion.cli import main
 from chrion.errors import ScheduleError
 from chrion.files import shipped
@@ -20,7 +22,8 @@ from chrion.profiler.measure import made_up_feed
 from chrion.report import comparison_json, comparison_png, comparison_table, comparison_verdict
 from chrion.runtime.compare import Comparison, Entry, measure_all, plan_all
 from chrion.scheduler import POLICIES
-from helpers import alternating, branches, forced_plan
+from chrion.scheduler.merging import merged_variants
+from helpers import FLOAT, alternating, branches, forced_plan, make_model, node, value
 
 PAPER = str(shipped("profiles") / "gtx1080ti-paper.json")
 Chrion = Callable[..., tuple[int, str, str]]
@@ -95,9 +98,41 @@ def test_another_machines_profile_is_predicted_only(cli: Chrion) -> None:
     assert "predicted to be fastest" in out
 
 
-@pytest.mark.parametrize("arguments", [("--policies", "heft,nix"), ("--policies", ""), ("--plot", "no/c.png")])
+def test_the_number_of_streams_and_what_is_estimated_are_told(cli: Chrion) -> None:
+    """As many lanes as asked for, where there are two branches; none of these operators is in the paper's profile."""
+    for streams in (1, 2):
+        options = ("--profile", PAPER, "--policies", "greedy,nimble", "--streams", str(streams))
+        found = json.loads(cli("m.onnx", *options, "--json")[1])
+        assert [row["lanes"] for row in found["policies"]] == [streams, streams]
+        assert found["estimated"] == found["operators"]
+    assert "operators are not in the profile" in cli("m.onnx", *options)[1]
+
+
+def test_what_ios_may_merge_is_measured_too(cli: Chrion, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The profile that policies are compared by holds the merged operators, if one of them merges."""
+    rng = np.random.default_rng(0)
+    weights = {f"w{i}": rng.standard_normal((8, 4)).astype(np.float32) for i in range(2)}
+    nodes = [node("MatMul", ["x", f"w{i}"], [f"p{i}"]) for i in range(2)] + [node("Add", ["p0", "p1"], ["y"])]
+    onnx.save(make_model(nodes, [value("x", FLOAT, [2, 8])], [value("y", FLOAT, [2, 4])], weights), "m.onnx")
+    profiles: list[Profile] = []
+
+    def kept(graph: Graph, profile: Profile, *arguments: Any, **options: Any) -> Comparison:
+        profiles.append(profile)
+        return plan_all(graph, profile, *arguments, **options)
+
+    monkeypatch.setattr("chrion.cli.comparing.plan_all", kept)
+    for policies in ("heft", "heft,ios"):
+        assert cli("m.onnx", "--policies", policies, "--cycles", "1", "--json")[0] == 0
+    (variant,) = merged_variants(chrion.load("m.onnx"))
+    without, beside = (len(profile.missing(variant.dag)) for profile in profiles)
+    assert (without > 0, beside) == (True, 0)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--policies", "heft,nix"), ("--policies", ""), ("--plot", "no/c.png"), ("--streams", "0")]
+)
 def test_bad_options_are_one_line(cli: Chrion, arguments: tuple[str, str]) -> None:
-    """A policy that is none, no policy at all, a folder that is not there; nothing is measured first."""
+    """A policy that is none, no policy at all, a folder that is not there, no lane; nothing is measured first."""
     code, out, err = cli("m.onnx", *arguments)
     assert (code, out) == (2, "")
     assert err.startswith("chrion: error: ")

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from chrion import load
 from chrion.graph import Dag
 from chrion.profiler import Costs, uniform_costs
-from chrion.scheduler import validate
 from chrion.scheduler.default import Planner
 from chrion.scheduler.frontier import pareto, refined, spread, trade_offs
 from chrion.scheduler.planner import _Chunked
 from chrion.scheduler.policies import POLICIES
 from chrion.scheduler.search import Candidate, Limits, best_within, raise_to_fit
 from chrion.scheduler.solution import Problem, Solution
+from chrion.scheduler.validity import check_solution
 from chrion.zoo import build
 from helpers import smallest_graph
 from strategies import costs_for, dags
@@ -50,7 +50,7 @@ def test_the_default_policy_never_exceeds_the_budget(
 ) -> None:
     """On any machine with a CPU core, whose memory is not counted; and the plan is a valid one."""
     chosen = planned(*problem, Limits(None, budget), alpha)
-    validate(*problem, chosen.solution.schedule)
+    check_solution(*problem, chosen.solution)
     assert chosen.solution.timeline.resident_mb <= budget
     assert chosen.fits(budget)
 

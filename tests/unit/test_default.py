@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from chrion.graph import Dag
 from chrion.profiler import Costs, uniform_costs
-from chrion.scheduler import evaluate, validate
+from chrion.scheduler import evaluate
 from chrion.scheduler.default import ALTERNATING, Planner
 from chrion.scheduler.groups import group, tile_order, unit_order
 from chrion.scheduler.refine import merge_segments, refine
 from chrion.scheduler.solution import Problem
+from chrion.scheduler.validity import check_solution
 from strategies import costs_for, dags
 
 
@@ -78,7 +79,7 @@ def test_layers_dealt_out_in_turn_follow_a_step_behind(layers: int, steps: int, 
     dealt = [s for s in Planner(dag, costs).begin(0.0) if s.origin == ALTERNATING and s.schedule.cores == cores]
     assert [s.timeline.latency_ms for s in dealt] == [layers // cores * steps + cores - 1]
     (solution,) = dealt
-    validate(dag, costs, solution.schedule)
+    check_solution(dag, costs, solution)
     for lane in range(1, cores + 1):
         layers_run = [i // steps for i in solution.schedule.order if solution.schedule.lanes[i] == lane]
         assert layers_run == sorted(layers_run)
@@ -111,7 +112,7 @@ def test_solutions_are_valid_and_no_worse_than_their_beginnings(data: st.DataObj
     planner = Planner(dag, costs)
     seeds = planner.begin(alpha)
     solution = planner.improve(seeds, alpha)
-    validate(dag, costs, solution.schedule)
+    check_solution(dag, costs, solution)
     assert solution.timeline == evaluate(dag, costs, solution.schedule, solution.segments)
     assert solution.cost(alpha) <= seeds[0].cost(alpha) + 1e-9
 

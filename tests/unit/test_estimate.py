@@ -39,6 +39,13 @@ def test_a_type_never_seen_borrows_from_all() -> None:
     assert Estimator([]).time_ms(Work("U", 20, 10)) == 0.0
 
 
+def test_what_takes_no_time_lends_none() -> None:
+    """An operator that costs nothing says nothing of how fast the machine is."""
+    known = [Work("T", 10, 10, 3.0), Work("Identity", 10, 10, 0.0)]
+    assert Estimator(known).time_ms(Work("U", 20, 10)) == pytest.approx(6.0)
+    assert Estimator(known).time_ms(Work("Identity", 20, 10)) == pytest.approx(0.0, abs=1e-6)
+
+
 def test_types_are_kept_apart() -> None:
     """Each type has a fit of its own."""
     estimate = Estimator([Work("T", 10, 0, 1.0), Work("U", 10, 0, 5.0)])

@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 from chrion.graph import Dag
 from chrion.profiler import Costs, OperatorMemory, uniform_costs
-from chrion.scheduler import evaluate, validate
+from chrion.scheduler import evaluate
 from chrion.scheduler.heft import heft, upward_ranks
+from chrion.scheduler.solution import Problem
+from chrion.scheduler.validity import check_solution
 from strategies import costs_for, dags
 
 
@@ -56,7 +58,7 @@ def test_operators_of_no_time_follow_what_they_wait_for() -> None:
     dag = Dag.from_edges(3, [(2, 1), (1, 0)])
     costs = uniform_costs(dag, cpu_ms=[0.0], dispatch_ms=1.0)
     schedule = heft(dag, costs, 1)
-    validate(dag, costs, schedule)
+    check_solution(dag, costs, Problem(dag, costs).place(schedule))
     assert schedule.order == (2, 1, 0)
 
 
@@ -66,4 +68,4 @@ def test_schedules_are_valid(data: st.DataObject) -> None:
     dag = data.draw(dags())
     costs = data.draw(costs_for(dag))
     for cores in range(0 if costs.accelerator_ms is not None else 1, costs.cores + 1):
-        validate(dag, costs, heft(dag, costs, cores))
+        check_solution(dag, costs, Problem(dag, costs).place(heft(dag, costs, cores)))

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from chrion.errors import ScheduleError
 from chrion.graph import Dag
 from chrion.profiler import uniform_costs
-from chrion.scheduler import Schedule
+from chrion.scheduler import POLICIES, Schedule
 from chrion.scheduler.solution import Problem, Solution
 from chrion.scheduler.validity import check_solution
+from strategies import costs_for, dags
 
 #: A diamond, and one operator beside it.
 DAG = Dag.from_edges(5, [(0, 1), (0, 2), (1, 3), (2, 3)])
@@ -52,3 +55,15 @@ def test_a_bad_one_is_refused(bad: Solution, message: str) -> None:
     """Each rule has a case that breaks it."""
     with pytest.raises(ScheduleError, match=message):
         check_solution(DAG, COSTS, bad)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(deadline=None, max_examples=20)
+@given(data=st.data())
+def test_every_policy_passes(policy: str, data: st.DataObject) -> None:
+    """On any graph and machine that the policy can plan for; the exact one looks at latency alone."""
+    dag = data.draw(dags(5))
+    costs = data.draw(costs_for(dag, accelerator=True if policy == "accelerator" else None))
+    assume(costs.cores or policy != "cpu")
+    alpha = 0.0 if policy == "exact" else data.draw(st.sampled_from([0.0, 0.5, 3.0]))
+    check_solution(dag, costs, POLICIES[policy](dag, costs)(alpha))
