@@ -2,8 +2,8 @@
 
 ``python scripts/bench_schedulers.py -o docs/schedulers.md`` takes about eight minutes on two quiet cores and replaces
 what stands between the page's two markers; the rest of the page is written by hand. ``--only`` picks models by part of
-their name, ``--policies`` schedulers, ``--accelerator`` another device than the CPU cores, ``--streams`` how many of its
-lanes they use at most.
+their name, ``--policies`` schedulers, ``--accelerator`` another device than the CPU cores, ``--streams`` how many
+of its lanes they use at most.
 """
 
 from __future__ import annotations
