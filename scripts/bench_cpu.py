@@ -5,12 +5,13 @@ parallel executor; each has the machine to itself, in alternating turns, and med
 as a user would: nothing given but the model, so that its guard has its say (before the turns that are timed).
 
 ``python scripts/bench_cpu.py -o docs/cpu.md`` takes about ten minutes on two cores and writes the table; ``--only``
-picks models by part of their name.
+picks models by a regular expression over their names.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -215,7 +216,7 @@ def main() -> None:
     rows = [HEAD, ["---"] * len(HEAD)]
     print(" | ".join(HEAD))
     for case in CASES:
-        if arguments.only.lower() in case.name.lower():
+        if re.search(arguments.only, case.name):
             rows.append(measure(case, arguments.cycles))
             print(" | ".join(rows[-1]), flush=True)
     errors = [abs(float(row[8].rstrip("%"))) / 100 for row in rows[2:] if row[8]] or [0.0]
