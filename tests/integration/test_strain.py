@@ -11,7 +11,7 @@ from chrion.waiting import Counter
 from stressing import WIDTH, cut_for_every_shape, cycles, free_batch, hammer, interrupts
 
 # What hangs is a failure.
-pytestmark = pytest.mark.timeout(180, method="thread")
+pytestmark = pytest.mark.timeout(300, method="thread")
 #: More growth than this, in MB, is a leak.
 MOST_MB = 32.0
 
