@@ -35,11 +35,13 @@ class Lanes:
 
     title: str
     bars: tuple[Bar, ...]
+    #: When all has ended, if that is after the last bar: copies that have no bars.
+    ended_ms: float = 0.0
 
     @property
     def latency_ms(self) -> float:
-        """When the last bar ends."""
-        return max((bar.end_ms for bar in self.bars), default=0.0)
+        """When all has ended."""
+        return max([self.ended_ms, *(bar.end_ms for bar in self.bars)])
 
     def busy_ms(self, lane: int) -> float:
         """How long a lane computes."""
@@ -57,7 +59,7 @@ def predicted_lanes(plan: Plan) -> Lanes:
     lanes = plan.schedule.lanes
     spans = zip(plan.segments, plan.segment_ms, strict=True)
     bars = (Bar(lanes[s[0]], start, end, _label(plan, s), _key(plan, s)) for s, (start, end) in spans)
-    return Lanes("predicted", tuple(bars))
+    return Lanes("predicted", tuple(bars), plan.predicted.latency_ms)
 
 
 def measured_lanes(plan: Plan, events: Sequence[Event]) -> Lanes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -42,6 +43,12 @@ def test_predicted_bars_are_the_plans_segments(plan: Plan) -> None:
     ]
     assert lanes.latency_ms == len(plan.segments)
     assert lanes.overlap == 1.0  # one at a time
+
+
+def test_predicted_latency_counts_copies_after_the_last_bar(plan: Plan) -> None:
+    """Outputs are copied back when the last segment has ended; measured lanes have bars for that."""
+    lanes = predicted_lanes(replace(plan, predicted=Prediction(1000.0, 0.0, 0.0)))
+    assert lanes.latency_ms == 1000.0
 
 
 def test_measured_bars_are_the_events(plan: Plan) -> None:
