@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from chrion import Plan, Profile
 from chrion.cli import main
 from chrion.files import shipped
 from chrion.zoo import build
-from helpers import branches
+from helpers import MACHINE, branches
 
 PAPER = str(shipped("profiles") / "gtx1080ti-paper.json")
 Chrion = Callable[..., tuple[int, str, str]]
@@ -328,6 +329,15 @@ def test_the_fields_schedulers_by_name(cli: Chrion, model: Path, policy: str) ->
     plan = json.loads(model.with_suffix(".plan.json").read_text())
     assert plan["policy"] == policy
     assert cli("run", str(model), "--plan", str(model.with_suffix(".plan.json")))[0] == 0
+
+
+def test_stages_are_measured_for_this_machine_only(cli: Chrion, model: Path) -> None:
+    """Stages timed here say nothing of the machine that another profile is of."""
+    measured = chrion.profile(chrion.load(model))
+    replace(measured, machine=MACHINE).save(Path("other.json"))
+    options = ("--policy", "ios", "--profile", "other.json")
+    assert cli("partition", str(model), *options)[0] == 0
+    assert_refused(cli("partition", str(model), *options, "--measure-stages"), "another machine")
 
 
 def test_stages_can_be_measured(cli: Chrion, model: Path) -> None:

@@ -112,7 +112,7 @@ def test_what_ios_may_merge_is_measured_too(cli: Chrion, monkeypatch: pytest.Mon
     """The profile that policies are compared by holds the merged operators, if one of them merges."""
     rng = np.random.default_rng(0)
     weights = {f"w{i}": rng.standard_normal((8, 4)).astype(np.float32) for i in range(2)}
-    nodes = [node("MatMul", ["x", f"w{i}"], [f"p{i}"]) for i in range(2)] + [node("Add", ["p0", "p1"], ["y"])]
+    nodes = [node("MatMul", ["x", f"w{i}"], [f"p{i}"]) for i in range(2)] + [node("Mul", ["p0", "p1"], ["y"])]
     onnx.save(make_model(nodes, [value("x", FLOAT, [2, 8])], [value("y", FLOAT, [2, 4])], weights), "m.onnx")
     profiles: list[Profile] = []
 
