@@ -48,10 +48,13 @@ def pinned(core: int) -> Iterator[None]:
         pin(core)
         yield
     finally:
-        try:  # noqa: SIM105 - nothing comes before the restoring call that an interrupt could hit
+        with contextlib.suppress(OSError):  # the allowed set has shrunk meanwhile
             os.sched_setaffinity(0, before)
-        except OSError:  # the allowed set has shrunk meanwhile
-            pass
+
+
+def affinity() -> set[int] | None:
+    """The logical CPUs that the calling thread may use; None where threads cannot be pinned."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else None
 
 
 def pin(core: int) -> None:

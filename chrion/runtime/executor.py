@@ -8,15 +8,15 @@ lanes have ended.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import onnxruntime as ort
 
-from chrion.cores import pinned
+from chrion.cores import affinity, pin
 from chrion.devices.host import zeros
 from chrion.graph.model import Graph
 from chrion.lanes import lane_name
@@ -220,13 +220,15 @@ class Executor:
     def _perform_all(self, request: _Request) -> None:
         others = [lane for lane in self._program.lanes if lane != self._first]
         submitted = False
+        before = None if self._core is None else affinity()
         try:
             self._lanes.submit({lane: _Part(self, request, lane) for lane in others})
             submitted = True
-            with nullcontext() if self._core is None else pinned(self._core):
-                self.perform(request, self._first)
-                # Still pinned: a waiting caller elsewhere would take a core from a lane that works.
-                self._join(request, others)
+            if self._core is not None:
+                pin(self._core)
+            self.perform(request, self._first)
+            # Still pinned: a waiting caller elsewhere would take a core from a lane that works.
+            self._join(request, others)
         except BaseException as error:
             # An interrupt that arrived outside of a segment. Plain stores, so that another one cannot come between:
             # lanes that have their parts see them, and end.
@@ -235,6 +237,12 @@ class Executor:
             if submitted:  # what lanes write into should not be gone before they are
                 self._join(request, others)
             raise
+        finally:
+            if before is not None:
+                try:  # noqa: SIM105 - nothing comes before the restoring call that an interrupt could hit
+                    os.sched_setaffinity(0, before)
+                except OSError:  # the allowed set has shrunk meanwhile
+                    pass
 
     def _join(self, request: _Request, lanes: Sequence[int]) -> None:
         """Wait until lanes have ended their parts."""
