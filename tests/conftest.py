@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +14,7 @@ from hypothesis import settings
 from chrion import HybridSession
 from chrion.scheduler import planner
 from chrion.scheduler.validity import check_solution
+from helpers import lanes
 
 # The same examples in every CI run: a change is judged by what it changes. Elsewhere they are new each time.
 settings.register_profile("ci", derandomize=True, deadline=None)
@@ -57,8 +57,3 @@ def _nothing_left() -> Iterator[None]:
             return  # a fixture of a wider scope still holds one
         assert time.monotonic() < end, f"left behind: {[t.name for t in lanes()]}"
         time.sleep(0.01)
-
-
-def lanes() -> list[threading.Thread]:
-    """Threads of lanes that are alive."""
-    return [t for t in threading.enumerate() if t.name.startswith("chrion-lane-")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -116,3 +117,8 @@ class QuietCores:
 def smallest_graph() -> Graph:
     """A graph of one cell, for what needs any graph."""
     return load(build("lstm", {"layers": 1, "seq": 1, "batch": 1, "io": 2}))
+
+
+def lanes() -> list[threading.Thread]:
+    """Threads of lanes that are alive."""
+    return [t for t in threading.enumerate() if t.name.startswith("chrion-lane-")]

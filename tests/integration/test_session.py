@@ -19,7 +19,6 @@ from chrion import Graph, HybridSession, Plan, load, partition, profile
 from chrion.errors import OptionError, PlanError, ProviderError
 from chrion.runtime.segment import SegmentFactory
 from chrion.zoo import RecurrentSpec, build_recurrent
-from conftest import lanes
 from helpers import (
     BOOL,
     FLOAT,
@@ -29,6 +28,7 @@ from helpers import (
     assert_same_as_plain,
     branches,
     forced_plan,
+    lanes,
     make_model,
     node,
     plain,
