@@ -92,7 +92,7 @@ class Counter:
 
 
 class Gate:
-    """Any number of threads pass together, or one alone.
+    """Any number of requests pass together, or one thread alone.
 
     A thread that is interrupted on its way in or out leaves nothing behind: who is inside is noted in a set, and both
     ways are one operation on it.
@@ -102,16 +102,14 @@ class Gate:
         self._inside: set[object] = set()
         self._closed = threading.Lock()
 
-    @contextlib.contextmanager
-    def shared(self) -> Iterator[None]:
-        """Pass together with others; waits while somebody is alone."""
-        token = object()
-        try:
-            with self._closed:
-                self._inside.add(token)
-            yield
-        finally:
-            self._inside.discard(token)
+    def enter(self, token: object) -> None:
+        """Pass together with others; waits while somebody is alone. Call :meth:`leave` even where this was cut off."""
+        with self._closed:
+            self._inside.add(token)
+
+    def leave(self, token: object) -> None:
+        """Be gone; does nothing if one never came in."""
+        self._inside.discard(token)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:

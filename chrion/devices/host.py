@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ def fixed_shape(info: TensorInfo) -> list[int]:
     return [d for d in info.shape or () if isinstance(d, int)]
 
 
+@functools.cache
 def element_code(kind: str) -> int:
     """ONNX's number for onnxruntime's ``tensor(float)``; numpy has no bfloat16 of its own."""
     return int(onnx.TensorProto.DataType.Value(kind.removeprefix("tensor(").removesuffix(")").upper()))

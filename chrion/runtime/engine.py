@@ -24,6 +24,7 @@ from chrion.runtime.executor import Event, Executor
 from chrion.runtime.lanes import Lanes
 from chrion.runtime.program import build_program
 from chrion.runtime.segment import SegmentFactory
+from chrion.runtime.values import UsualFeed
 from chrion.scheduler.plan import Plan
 from chrion.units import format_mb, format_ms
 
@@ -62,6 +63,7 @@ class CutEngine:
         lanes, extractor = plan.schedule.lanes, Extractor(graph)
         accelerator = _accelerator(plan, provider_options)
         crossings = find_crossings(extractor, lanes, accelerator.device if accelerator else None)
+        self.usual = UsualFeed(graph.inputs)
         self.program = build_program(graph.dag, lanes, plan.segments, plan.schedule.stages, crossings)
         watch = Watch()
         factory = SegmentFactory(extractor, options, accelerator)
@@ -93,7 +95,7 @@ class CutEngine:
         values = self._executor.run(
             feeds, made, targets=targets, run_options=run_options, events=events, staying=staying
         )
-        for name in outputs:
+        for name in outputs if len(made) < len(outputs) else ():
             source = feeds.get(name) or self._constants.get(name)
             if source is not None:
                 values[name] = targets.get(name) or allocate(self.graph.values[name])

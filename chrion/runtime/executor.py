@@ -54,7 +54,7 @@ class AcceleratorFailure(Exception):  # noqa: N818 - carries the error proper
         self.reason = reason
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Request:
     """What the lanes of one request share."""
 
@@ -159,8 +159,11 @@ class Executor:
         frame = self._take_frame()
         raw: list[tuple[int, int, float, float, str]] | None = None if events is None else []
         request = _Request(frame, {lane: Counter() for lane in self._program.lanes}, run_options, raw)
-        with self._gate.shared():
+        try:
+            self._gate.enter(request)
             result = self._serve(request, feeds, outputs, targets or {}, staying)
+        finally:
+            self._gate.leave(request)
         with self._frames_lock:
             self._frames.append(frame)
         if events is not None and raw is not None:

@@ -30,6 +30,18 @@ class Place(NamedTuple):
     there: bool
 
 
+class _Writer(NamedTuple):
+    """Where an output of the request is made."""
+
+    binding: Any
+    #: Name in its session, and position among its outputs.
+    inner: str
+    slot: int
+    segment: Segment
+    #: Whether its size is known before the run.
+    sized: bool
+
+
 class Frame:
     """Bindings of all segments of a program.
 
@@ -54,11 +66,9 @@ class Frame:
         self._requested = {info.name for info in (*graph.inputs, *graph.outputs)}
         #: Where a request's values are bound: (binding, name in its session).
         self._readers: dict[Place, list[tuple[Any, str]]] = {}
-        self._writers: dict[Place, tuple[Any, str, int]] = {}
+        self._writers: dict[Place, _Writer] = {}
         #: Results of sizes not known before that nobody reads: each run makes them anew.
         self._dropped: list[tuple[Any, str]] = []
-        #: The segments that make them.
-        self._makers: dict[Place, Segment] = {}
         #: Where any of them is read.
         self._wanted: set[Place] = set()
         #: Inputs that a segment on the accelerator takes from the host's memory: a session fetches them when they are
@@ -96,16 +106,17 @@ class Frame:
         self._present = {}
         self._staying = staying
         for name, value in feeds.items():
-            self._present[Place(name, not on_host(value))] = value
-            if not on_host(value) and Place(name, there=False) in self._wanted:
+            there = not on_host(value)
+            self._present[Place(name, there)] = value
+            if there and Place(name, there=False) in self._wanted:
                 self._present[Place(name, there=False)] = to_host(value)
         for binding, inner in self._dropped:
             binding.bind_output(inner)  # or the run would have to fill what the last one made
-        for place in self._writers:
+        for place, writer in self._writers.items():
             try:
-                self._bind_target(place, targets.get(place.name))
+                self._bind_target(place, writer, targets.get(place.name))
             except Exception as error:
-                raise named(error, f"output {place.name!r} of {self._makers[place]}") from error
+                raise named(error, f"output {place.name!r} of {writer.segment}") from error
         for place, readers in self._readers.items():
             value = self._at(place)
             for binding, inner in readers:
@@ -156,8 +167,8 @@ class Frame:
             return target
         if here in self._present:
             return self._present[here]
-        binding, _, at = self._writers[here]
-        return binding.get_outputs()[at]  # its size was known to the run alone
+        writer = self._writers[here]
+        return writer.binding.get_outputs()[writer.slot]  # its size was known to the run alone
 
     def _bring(self, source: ort.OrtValue, target: ort.OrtValue) -> None:
         if self._device is not None:
@@ -189,8 +200,8 @@ class Frame:
             place = self._place(name, segment)
             self._places[at].append(place)
             if name in self._requested:
-                self._writers[place] = (binding, inner, slot)
-                self._makers[place] = segment
+                sized = self._graph.values[name].bytes is not None
+                self._writers[place] = _Writer(binding, inner, slot, segment, sized)
                 binding.bind_output(inner)  # keeps its place: results come in the order of first binding
                 if place.there:
                     self._keep(place)
@@ -227,15 +238,14 @@ class Frame:
     def _at(self, place: Place) -> ort.OrtValue:
         return self._present.get(place) or self._buffers[place]
 
-    def _bind_target(self, place: Place, target: ort.OrtValue | None) -> None:
+    def _bind_target(self, place: Place, writer: _Writer, target: ort.OrtValue | None) -> None:
         """Decide where an output goes in this request, and bind it."""
+        if target is None and not writer.sized:
+            writer.binding.bind_output(writer.inner)
+            return
         info = self._graph.values[place.name]
-        binding, inner, _ = self._writers[place]
         here = Place(place.name, there=False)
         host_target = target if target is not None and on_host(target) else None
-        if info.bytes is None and target is None:
-            binding.bind_output(inner)
-            return
         if place.there and self._device is not None:
             stays = place.name in self._staying
             if target is not None and host_target is None:
@@ -246,7 +256,7 @@ class Frame:
                 self._present[here] = host_target or allocate(info)
         else:
             self._present[here] = host_target or allocate(info)
-        binding.bind_ortvalue_output(inner, self._at(place))
+        writer.binding.bind_ortvalue_output(writer.inner, self._at(place))
 
     def _download(self, name: str, device: Device) -> Download:
         if name not in self._downloads:

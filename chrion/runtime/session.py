@@ -142,8 +142,9 @@ class HybridSession(InferenceInterface):
             InvalidArgument: An unknown name, or an array of another type or shape than the model's.
             Exception: What onnxruntime raises while running, with the operators' names.
         """
-        check_call(output_names, input_feed, run_options)
-        check_kinds(input_feed)
+        if not self._passes_through:
+            check_call(output_names, input_feed, run_options)
+            check_kinds(input_feed)
 
         def serve(engine: Engine) -> list[Any]:
             if isinstance(engine, PlainEngine):
@@ -341,6 +342,11 @@ class HybridSession(InferenceInterface):
 
     # How it comes about.
 
+    @property
+    def _passes_through(self) -> bool:
+        """Whether every request goes to one plain session, which checks the call itself."""
+        return not self._by_shapes and isinstance(self._engine, PlainEngine)
+
     def _load(self, model: str | Path | bytes | onnx.ModelProto | Graph) -> Graph | None:
         """The graph, or None for a model that only plain onnxruntime reads."""
         if isinstance(model, Graph):
@@ -375,10 +381,13 @@ class HybridSession(InferenceInterface):
         """
         if self._refusal:
             raise RuntimeError(self._refusal)
+        if self._passes_through:
+            return self._engine
         if self._graph is not None and any(weight.name in feed for weight in self._graph.overridable):
             return self._plain_engine("weights were given")
-        if self._graph is None or not self._by_shapes:
-            return self._engine
+        engine = self._engine
+        if self._graph is None or not self._by_shapes or (isinstance(engine, CutEngine) and engine.usual(feed)):
+            return engine
         check_feed(self._graph.declared_inputs, feed)
         shapes = tuple(shape_of(feed[i.name]) for i in self._graph.inputs)
         with self._lock:
@@ -425,10 +434,13 @@ class HybridSession(InferenceInterface):
     def _checked(
         self, engine: CutEngine, names: Sequence[str] | None, feed: Mapping[str, Any]
     ) -> tuple[list[str], dict[str, ort.OrtValue]]:
+        outputs = check_outputs(engine.graph.outputs, names)
+        if engine.usual(feed):
+            return outputs, {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in feed.items()}
         check_feed(engine.graph.inputs, feed)
         infos = {i.name: i for i in engine.graph.inputs}
         arrays = {n: as_array(infos[n], value) if isinstance(value, list) else value for n, value in feed.items()}
-        return check_outputs(engine.graph.outputs, names), {n: as_ort_value(n, value) for n, value in arrays.items()}
+        return outputs, {name: as_ort_value(name, value) for name, value in arrays.items()}
 
 
 def _plain_source(model: str | Path | bytes | onnx.ModelProto | Graph) -> str | bytes:

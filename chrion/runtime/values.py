@@ -42,6 +42,32 @@ def as_array(info: TensorInfo, value: list[Any]) -> np.ndarray[Any, Any]:
         raise RuntimeError(f"Input {info.name!r}: no {info.type} can be made of the given list: {error}") from error
 
 
+class UsualFeed:
+    """Tells the feed that nearly every request brings, an array as it should be for each input, from all others.
+
+    It passes every check below, and telling costs far less than they do.
+
+    Args:
+        inputs: The inputs, of known shapes.
+    """
+
+    def __init__(self, inputs: Sequence[TensorInfo]) -> None:
+        #: Without inputs that numpy has no type for, so that a feed with them is not among the usual ones.
+        self._expected = {i.name: (dtype, i.shape) for i in inputs if (dtype := _plain_dtype(i.type)) is not None}
+        self._count = len(inputs)
+
+    def __call__(self, feed: Mapping[str, Any]) -> bool:
+        """Whether the feed is a dictionary of contiguous arrays of numbers, one for each input and of its size."""
+        if type(feed) is not dict or len(feed) != self._count:
+            return False
+        for name, value in feed.items():
+            if type(value) is not np.ndarray or self._expected.get(name) != (value.dtype, value.shape):
+                return False
+            if not value.flags.c_contiguous:
+                return False
+        return True
+
+
 class MissingInputError(ValueError):
     """An input that the model needs was not given."""
 
@@ -164,6 +190,15 @@ def _check_value(info: TensorInfo, value: Any) -> None:
             f"Got invalid dimensions for input: {info.name} for the following indices {details} Please fix either the "
             f"inputs/outputs or the model."
         )
+
+
+def _plain_dtype(kind: str) -> np.dtype[Any] | None:
+    """Numpy's type for a tensor of numbers; None where it has none, and for text."""
+    try:
+        dtype = numpy_dtype(kind)
+    except TypeError:
+        return None
+    return None if dtype.hasobject else dtype
 
 
 def _same_type(kind: str, dtype: np.dtype[Any]) -> bool:

@@ -82,10 +82,11 @@ def test_a_gate_is_passed_together_or_alone() -> None:
     inside, leave = threading.Event(), threading.Event()
 
     def pass_through() -> None:
-        with gate.shared():
-            inside.set()
-            leave.wait(5)
-            log.append("out")
+        gate.enter("first")
+        inside.set()
+        leave.wait(5)
+        log.append("out")
+        gate.leave("first")
 
     def be_alone() -> None:
         with gate.alone():
@@ -94,11 +95,12 @@ def test_a_gate_is_passed_together_or_alone() -> None:
     first, second = threading.Thread(target=pass_through), threading.Thread(target=be_alone)
     first.start()
     assert inside.wait(5)
-    with gate.shared():  # a second one at once
-        second.start()
+    gate.enter("second")  # at once
+    second.start()
+    gate.leave("second")
     leave.set()
     first.join()
     second.join()
-    with gate.shared():
-        log.append("in again")
+    gate.enter("third")
+    log.append("in again")
     assert log == ["out", "alone", "in again"]
