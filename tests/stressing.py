@@ -111,12 +111,12 @@ def exclusive_frames() -> Iterator[list[int]]:
     inside: set[int] = set()
     shared: list[int] = []
 
-    def watched(self: Executor, request: Any, *rest: Any) -> Any:
+    def watched(self: Executor, request: Any, *rest: Any, **named: Any) -> Any:
         frame = id(request.frame)
         with lock:
             (shared.append if frame in inside else inside.add)(frame)
         try:
-            return serve(self, request, *rest)
+            return serve(self, request, *rest, **named)
         finally:
             with lock:
                 inside.discard(frame)

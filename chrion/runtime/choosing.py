@@ -20,7 +20,6 @@ from chrion.profiler.measure_graph import profile
 from chrion.profiler.profiles import Profile
 from chrion.runtime.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
 from chrion.runtime.guard import Contender, Decision, Memory, decide
-from chrion.runtime.values import as_ort_value
 from chrion.scheduler.plan import Plan
 from chrion.scheduler.planner import alternatives
 from chrion.units import format_ms
@@ -261,7 +260,6 @@ class Chooser:
         """All that are to be timed; ``plain_mb`` is what the plain session holds of the accelerator."""
         feed = made_up_feed(graph)
         names = [o.name for o in graph.outputs]
-        values = {name: as_ort_value(name, array) for name, array in feed.items()}
 
         def open_plain(make: Callable[[str], PlainEngine]) -> tuple[Callable[[], object], Callable[[], None]]:
             session = make("").session
@@ -269,7 +267,7 @@ class Chooser:
 
         def open_plan(plan: Plan) -> tuple[Callable[[], object], Callable[[], None]]:
             engine = self._cut(graph, plan)
-            return lambda: engine.run(values, names, {}, None), engine.close
+            return lambda: engine.run(feed, names, arrays=True), engine.close
 
         contenders = []
         for name, make in plain.items():

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import onnxruntime as ort
 
 from chrion.cores import physical_cores
@@ -21,6 +22,7 @@ from chrion.lanes import copies, in_reading_order, lane_name, on_accelerator
 from chrion.runtime.accelerator import Accelerator
 from chrion.runtime.crossings import find_crossings
 from chrion.runtime.executor import Event, Executor
+from chrion.runtime.frame import Array
 from chrion.runtime.lanes import Lanes
 from chrion.runtime.program import build_program
 from chrion.runtime.segment import SegmentFactory
@@ -81,25 +83,34 @@ class CutEngine:
             if (value := graph.constant(o.name)) is not None
         }
 
-    def run(  # noqa: PLR0913, PLR0917 - what a request is made of
+    def run(  # noqa: PLR0913 - what a request is made of
         self,
-        feeds: Mapping[str, ort.OrtValue],
+        feeds: Mapping[str, ort.OrtValue | Array],
         outputs: Sequence[str],
-        targets: Mapping[str, ort.OrtValue],
-        run_options: ort.RunOptions | None,
-        events: list[Event] | None = None,
+        *,
+        targets: Mapping[str, ort.OrtValue] | None = None,
         staying: Collection[str] = (),
-    ) -> dict[str, ort.OrtValue]:
+        run_options: ort.RunOptions | None = None,
+        events: list[Event] | None = None,
+        arrays: bool = False,
+    ) -> dict[str, Any]:
         """Run one request; see :meth:`Executor.run`. An output that is an input or a weight is copied."""
         made = [name for name in outputs if name not in feeds and name not in self._constants]
         values = self._executor.run(
-            feeds, made, targets=targets, run_options=run_options, events=events, staying=staying
+            feeds,
+            made,
+            targets=targets,
+            staying=staying,
+            run_options=run_options,
+            events=events,
+            arrays=arrays,
         )
         for name in outputs if len(made) < len(outputs) else ():
-            source = feeds.get(name) or self._constants.get(name)
-            if source is not None:
-                values[name] = targets.get(name) or allocate(self.graph.values[name])
-                values[name].update_inplace(to_host(source).numpy())
+            if name not in values:
+                source = feeds[name] if name in feeds else self._constants[name]
+                value = (targets or {}).get(name) or allocate(self.graph.values[name])
+                value.update_inplace(source if isinstance(source, np.ndarray) else to_host(source).numpy())
+                values[name] = value.numpy() if arrays else value
         return values
 
     @property

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import onnxruntime as ort
 
@@ -21,7 +22,7 @@ from chrion.devices.host import zeros
 from chrion.graph.model import Graph
 from chrion.lanes import lane_name
 from chrion.runtime.accelerator import Accelerator
-from chrion.runtime.frame import Frame
+from chrion.runtime.frame import Array, Frame
 from chrion.runtime.lanes import Lanes
 from chrion.runtime.program import Copy, Program, Run, Signal, Wait
 from chrion.runtime.segment import Segment, named
@@ -135,23 +136,25 @@ class Executor:
 
     def run(  # noqa: PLR0913 - what a request is made of
         self,
-        feeds: Mapping[str, ort.OrtValue],
+        feeds: Mapping[str, ort.OrtValue | Array],
         outputs: Sequence[str],
         *,
         targets: Mapping[str, ort.OrtValue] | None = None,
         staying: Collection[str] = (),
         run_options: ort.RunOptions | None = None,
         events: list[Event] | None = None,
-    ) -> dict[str, ort.OrtValue]:
+        arrays: bool = False,
+    ) -> dict[str, Any]:
         """Run the program once.
 
         Args:
-            feeds: Values of the graph's inputs.
+            feeds: Values of the graph's inputs; contiguous if they are arrays.
             outputs: Which outputs to return.
             targets: Where to write some of them, in either memory.
             staying: Outputs without a target that are to be in the accelerator's memory.
             run_options: Handed to every segment.
             events: Filled with what ran when.
+            arrays: Give outputs as arrays of the caller's own; else as OrtValues.
 
         Raises:
             Exception: What a segment raised, of the same type, with its operators named.
@@ -161,7 +164,8 @@ class Executor:
         request = _Request(frame, {lane: Counter() for lane in self._program.lanes}, run_options, raw)
         try:
             self._gate.enter(request)
-            result = self._serve(request, feeds, outputs, targets or {}, staying)
+            self._serve(request, feeds, targets or {}, staying, arrays=arrays)
+            result = {o: frame.array(o) if arrays else frame.result(o, (targets or {}).get(o)) for o in outputs}
         finally:
             self._gate.leave(request)
         with self._frames_lock:
@@ -178,13 +182,14 @@ class Executor:
     def _serve(
         self,
         request: _Request,
-        feeds: Mapping[str, ort.OrtValue],
-        outputs: Sequence[str],
+        feeds: Mapping[str, ort.OrtValue | Array],
         targets: Mapping[str, ort.OrtValue],
         staying: Collection[str],
-    ) -> dict[str, ort.OrtValue]:
+        *,
+        arrays: bool,
+    ) -> None:
         try:
-            request.frame.begin(feeds, targets, staying)
+            request.frame.begin(feeds, targets, staying, arrays=arrays)
         except Exception as error:
             if self._accelerator is None:
                 raise
@@ -193,7 +198,6 @@ class Executor:
         self._perform_all(request)
         if request.failure is not None:
             raise request.failure
-        return {name: request.frame.result(name, targets.get(name)) for name in outputs}
 
     def perform(self, request: _Request, lane: int) -> None:
         """Carry out one lane's instructions; raises nothing but what interrupts it from outside."""

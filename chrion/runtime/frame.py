@@ -3,7 +3,8 @@
 What segments hand to each other lives in buffers that are allocated and bound once for each frame, in the memory of
 the side that uses them: a value that crosses has one on each. What a request brings (its inputs) and takes away (its
 outputs) is bound anew each time, so that nothing is copied that need not be, and no later request writes into what an
-earlier one was given.
+earlier one was given. Only small arrays are copied into and out of buffers of the frame: binding them would take
+longer.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import onnxruntime as ort
 
 from chrion.devices import Device
@@ -20,6 +22,13 @@ from chrion.devices.host import allocate, on_host, to_host, zeros
 from chrion.graph.model import Graph
 from chrion.runtime.crossings import held
 from chrion.runtime.segment import Segment, named
+from chrion.runtime.values import numeric_dtype
+
+#: Arrays of so many bytes at most are copied. To make a value of an array and to bind it takes 5 us, and ten times that
+#: when a large model has driven the interpreter out of the caches; to copy 128 KiB takes 4 and 15.
+_COPIED_BYTES = 1 << 17
+
+Array = np.ndarray[Any, Any]
 
 
 class Place(NamedTuple):
@@ -42,6 +51,14 @@ class _Writer(NamedTuple):
     sized: bool
 
 
+class _Buffer(NamedTuple):
+    """A small input or output of the request in the frame's own memory."""
+
+    value: ort.OrtValue
+    #: The same memory.
+    array: Array
+
+
 class Frame:
     """Bindings of all segments of a program.
 
@@ -62,6 +79,10 @@ class Frame:
         self._buffers: dict[Place, ort.OrtValue] = {}
         #: What the present request has in place of them.
         self._present: dict[Place, ort.OrtValue] = {}
+        #: For its small arrays, where all is in the host's memory.
+        self._own: dict[str, _Buffer] = {}
+        #: What is bound of it.
+        self._bound: dict[Place, ort.OrtValue] = {}
         self._staying: Collection[str] = ()
         self._requested = {info.name for info in (*graph.inputs, *graph.outputs)}
         #: Where a request's values are bound: (binding, name in its session).
@@ -88,39 +109,36 @@ class Frame:
                     raise named(error, segment) from error
 
     def begin(
-        self, feeds: Mapping[str, ort.OrtValue], targets: Mapping[str, ort.OrtValue], staying: Collection[str] = ()
+        self,
+        feeds: Mapping[str, ort.OrtValue | Array],
+        targets: Mapping[str, ort.OrtValue],
+        staying: Collection[str] = (),
+        *,
+        arrays: bool = False,
     ) -> None:
         """Bind a request.
 
         Args:
-            feeds: Values of the graph's inputs, in either memory.
+            feeds: Values of the graph's inputs, in either memory; contiguous if they are arrays.
             targets: Where the caller wants some of the outputs written, in either memory.
             staying: Outputs that are to stay in the accelerator's memory if they are made there.
+            arrays: Whether :meth:`array` will be asked for the outputs.
         """
         with self._turn():
-            self._bind(feeds, targets, staying)
-
-    def _bind(
-        self, feeds: Mapping[str, ort.OrtValue], targets: Mapping[str, ort.OrtValue], staying: Collection[str]
-    ) -> None:
-        self._present = {}
-        self._staying = staying
-        for name, value in feeds.items():
-            there = not on_host(value)
-            self._present[Place(name, there)] = value
-            if there and Place(name, there=False) in self._wanted:
-                self._present[Place(name, there=False)] = to_host(value)
-        for binding, inner in self._dropped:
-            binding.bind_output(inner)  # or the run would have to fill what the last one made
-        for place, writer in self._writers.items():
-            try:
-                self._bind_target(place, writer, targets.get(place.name))
-            except Exception as error:
-                raise named(error, f"output {place.name!r} of {writer.segment}") from error
-        for place, readers in self._readers.items():
-            value = self._at(place)
-            for binding, inner in readers:
-                binding.bind_ortvalue_input(inner, value)
+            self._present = {}
+            self._staying = staying
+            for name, value in feeds.items():
+                self._take(name, value)
+            for binding, inner in self._dropped:
+                binding.bind_output(inner)  # or the run would have to fill what the last one made
+            for place, writer in self._writers.items():
+                try:
+                    self._choose_target(place, targets.get(place.name), sized=writer.sized, arrays=arrays)
+                    self._bind(place)
+                except Exception as error:
+                    raise named(error, f"output {place.name!r} of {writer.segment}") from error
+            for place in self._readers:
+                self._bind(place)
 
     def prepare(self, segment: int) -> None:
         """What has to be bound just before a segment runs."""
@@ -170,6 +188,11 @@ class Frame:
         writer = self._writers[here]
         return writer.binding.get_outputs()[writer.slot]  # its size was known to the run alone
 
+    def array(self, name: str) -> Array:
+        """An output of the request as an array of the caller's own."""
+        own, value = self._own.get(name), self.result(name, None)
+        return own.array.copy() if own is not None and value is own.value else value.numpy()
+
     def _bring(self, source: ort.OrtValue, target: ort.OrtValue) -> None:
         if self._device is not None:
             self._device.upload(source, target)
@@ -191,6 +214,7 @@ class Frame:
             elif name in self._requested:
                 self._readers.setdefault(place, []).append((self.bindings[at], inner))
                 self._keep(place)
+                self._own_buffer(name)
             else:
                 self.bindings[at].bind_ortvalue_input(inner, self._keep(place))
 
@@ -205,6 +229,7 @@ class Frame:
                 binding.bind_output(inner)  # keeps its place: results come in the order of first binding
                 if place.there:
                     self._keep(place)
+                self._own_buffer(name)
             elif self._graph.values[name].bytes is None:  # read by no one
                 binding.bind_output(inner)
                 self._dropped.append((binding, inner))
@@ -238,10 +263,22 @@ class Frame:
     def _at(self, place: Place) -> ort.OrtValue:
         return self._present.get(place) or self._buffers[place]
 
-    def _bind_target(self, place: Place, writer: _Writer, target: ort.OrtValue | None) -> None:
-        """Decide where an output goes in this request, and bind it."""
-        if target is None and not writer.sized:
-            writer.binding.bind_output(writer.inner)
+    def _take(self, name: str, value: ort.OrtValue | Array) -> None:
+        """What the request brings."""
+        if isinstance(value, np.ndarray):
+            own = self._own.get(name)
+            if own is not None:
+                np.copyto(own.array, value)
+            self._present[Place(name, there=False)] = own.value if own else ort.OrtValue.ortvalue_from_numpy(value)
+            return
+        there = not on_host(value)
+        self._present[Place(name, there)] = value
+        if there and Place(name, there=False) in self._wanted:
+            self._present[Place(name, there=False)] = to_host(value)
+
+    def _choose_target(self, place: Place, target: ort.OrtValue | None, *, sized: bool, arrays: bool) -> None:
+        """Decide where an output goes in this request: nowhere yet, if only the run will know its size."""
+        if target is None and not sized:
             return
         info = self._graph.values[place.name]
         here = Place(place.name, there=False)
@@ -254,9 +291,32 @@ class Frame:
                 self._present[place] = self._device.empty(info)
             if place not in self._present or here in self._wanted:
                 self._present[here] = host_target or allocate(info)
+        elif arrays and target is None and place.name in self._own:
+            self._present[here] = self._own[place.name].value
         else:
             self._present[here] = host_target or allocate(info)
-        writer.binding.bind_ortvalue_output(writer.inner, self._at(place))
+
+    def _bind(self, place: Place) -> None:
+        """Bind what the request has in a place, unless it is bound already."""
+        value = self._find(place)
+        if value is None:
+            self._bound.pop(place, None)
+            self._writers[place].binding.bind_output(self._writers[place].inner)
+            return
+        if self._bound.pop(place, None) is not value:
+            if place in self._writers:
+                self._writers[place].binding.bind_ortvalue_output(self._writers[place].inner, value)
+            for binding, inner in self._readers.get(place, ()):
+                binding.bind_ortvalue_input(inner, value)
+        self._bound[place] = value
+
+    def _own_buffer(self, name: str) -> None:
+        """Make a buffer for an input or output of the request, if its arrays are to be copied."""
+        info = self._graph.values[name]
+        small = 0 < (info.bytes or 0) <= _COPIED_BYTES and numeric_dtype(info.type) is not None
+        if small and self._device is None and name not in self._own:
+            value = allocate(info)
+            self._own[name] = _Buffer(value, value.numpy())
 
     def _download(self, name: str, device: Device) -> Download:
         if name not in self._downloads:

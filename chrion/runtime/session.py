@@ -149,7 +149,7 @@ class HybridSession(InferenceInterface):
         def serve(engine: Engine) -> list[Any]:
             if isinstance(engine, PlainEngine):
                 return list(engine.session.run(output_names, input_feed, run_options))
-            return [value.numpy() for value in self._run_cut(engine, output_names, input_feed, run_options)]
+            return self._run_cut(engine, output_names, input_feed, run_options, arrays=True)
 
         return self._served(input_feed, serve)
 
@@ -167,7 +167,7 @@ class HybridSession(InferenceInterface):
         def serve(engine: Engine) -> list[ort.OrtValue]:
             if isinstance(engine, PlainEngine):
                 return list(engine.session.run_with_ort_values(output_names, input_dict_ort_values, run_options))
-            return self._run_cut(engine, output_names, input_dict_ort_values, run_options)
+            return self._run_cut(engine, output_names, input_dict_ort_values, run_options, arrays=False)
 
         return self._served(input_dict_ort_values, serve)
 
@@ -192,7 +192,8 @@ class HybridSession(InferenceInterface):
             if isinstance(engine, PlainEngine):
                 return iobinding.run_plain(engine.session, run_options)
             names, feeds = self._checked(engine, list(iobinding.outputs), iobinding.inputs)
-            values = engine.run(feeds, names, targets, run_options, staying=set(iobinding.devices))
+            staying = set(iobinding.devices)
+            values = engine.run(feeds, names, targets=targets, staying=staying, run_options=run_options)
             return [values[name] for name in names]
 
         try:
@@ -262,7 +263,7 @@ class HybridSession(InferenceInterface):
         events: list[Event] = []
         if isinstance(engine, CutEngine):
             names, feeds = self._checked(engine, None, input_feed)
-            engine.run(feeds, names, {}, None, events)
+            engine.run(feeds, names, events=events, arrays=True)
         return events
 
     def close(self) -> None:
@@ -421,10 +422,12 @@ class HybridSession(InferenceInterface):
         output_names: Sequence[str] | None,
         feed: Mapping[str, Any],
         run_options: ort.RunOptions | None,
-    ) -> list[ort.OrtValue]:
+        *,
+        arrays: bool,
+    ) -> list[Any]:
         names, feeds = self._checked(engine, output_names, feed)
         try:
-            values = engine.run(feeds, names, {}, run_options)
+            values = engine.run(feeds, names, run_options=run_options, arrays=arrays)
         except RuntimeError as error:
             if run_options is not None and run_options.terminate:
                 raise Fail(str(error)) from error  # as InferenceSession's run has it; segments raise RuntimeError
@@ -433,10 +436,10 @@ class HybridSession(InferenceInterface):
 
     def _checked(
         self, engine: CutEngine, names: Sequence[str] | None, feed: Mapping[str, Any]
-    ) -> tuple[list[str], dict[str, ort.OrtValue]]:
+    ) -> tuple[list[str], Mapping[str, Any]]:
         outputs = check_outputs(engine.graph.outputs, names)
         if engine.usual(feed):
-            return outputs, {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in feed.items()}
+            return outputs, feed
         check_feed(engine.graph.inputs, feed)
         infos = {i.name: i for i in engine.graph.inputs}
         arrays = {n: as_array(infos[n], value) if isinstance(value, list) else value for n, value in feed.items()}

@@ -53,7 +53,7 @@ class UsualFeed:
 
     def __init__(self, inputs: Sequence[TensorInfo]) -> None:
         #: Without inputs that numpy has no type for, so that a feed with them is not among the usual ones.
-        self._expected = {i.name: (dtype, i.shape) for i in inputs if (dtype := _plain_dtype(i.type)) is not None}
+        self._expected = {i.name: (dtype, i.shape) for i in inputs if (dtype := numeric_dtype(i.type)) is not None}
         self._count = len(inputs)
 
     def __call__(self, feed: Mapping[str, Any]) -> bool:
@@ -192,7 +192,7 @@ def _check_value(info: TensorInfo, value: Any) -> None:
         )
 
 
-def _plain_dtype(kind: str) -> np.dtype[Any] | None:
+def numeric_dtype(kind: str) -> np.dtype[Any] | None:
     """Numpy's type for a tensor of numbers; None where it has none, and for text."""
     try:
         dtype = numpy_dtype(kind)
