@@ -193,12 +193,12 @@ def _check_value(info: TensorInfo, value: Any) -> None:
 
 
 def numeric_dtype(kind: str) -> np.dtype[Any] | None:
-    """Numpy's type for a tensor of numbers; None where it has none, and for text."""
+    """Numpy's own type for a tensor of numbers; None where it has none, and for text."""
     try:
         dtype = numpy_dtype(kind)
     except TypeError:
         return None
-    return None if dtype.hasobject else dtype
+    return dtype if dtype.kind in "biufc" else None
 
 
 def _same_type(kind: str, dtype: np.dtype[Any]) -> bool:

@@ -222,6 +222,46 @@ def test_outputs_belong_to_the_caller() -> None:
     assert len(clutter) == 1000
 
 
+def by_arrays(session: HybridSession, feed: dict[str, Any]) -> list[Any]:
+    return session.run(None, feed)
+
+
+def by_ort_values(session: HybridSession, feed: dict[str, Any]) -> list[Any]:
+    values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in feed.items()}
+    return [value.numpy() for value in session.run_with_ort_values(None, values)]
+
+
+def by_binding(session: HybridSession, feed: dict[str, Any]) -> list[Any]:
+    binding = session.io_binding()
+    for name, array in feed.items():
+        binding.bind_cpu_input(name, array)
+    outputs = [np.empty_like(next(iter(feed.values()))) for _ in session.get_outputs()]
+    for info, array in zip(session.get_outputs(), outputs, strict=True):
+        binding.bind_output(info.name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+    session.run_with_iobinding(binding)
+    return outputs
+
+
+@pytest.mark.parametrize("size", [6, 50_000])
+def test_all_ways_to_call_one_session_in_turn(size: int) -> None:
+    """Small values, which are copied, and large ones, which are bound: nothing of one call is left to another."""
+    nodes = [node("Relu", ["x"], ["a"]), node("Neg", ["x"], ["b"]), node("Sub", ["a", "b"], ["y"])]
+    outputs = [value(name, FLOAT, [size]) for name in ("a", "y")]
+    model = make_model(nodes, [value("x", FLOAT, [size])], outputs)
+    random = np.random.default_rng(1)
+    calls, given, kept, expected = [by_arrays, by_ort_values, by_binding], [], [], []
+    with cut_session(model) as session:
+        assert session.plan is not None
+        for first, second in itertools.product(calls, repeat=2):
+            for call in (first, second, second):
+                given.append({"x": random.normal(size=size).astype(np.float32)})
+                kept.append(call(session, given[-1]))
+                expected.append(plain(model, {"x": given[-1]["x"].copy()}))
+                given[-1]["x"][:] = np.nan  # the caller's to write to once the call has returned
+    for ours, theirs in zip(kept, expected, strict=True):
+        assert_equal(ours, theirs)
+
+
 def test_an_output_that_is_an_input_or_a_weight_is_a_copy() -> None:
     """Writing into it changes neither the caller's input nor the model."""
     model = make_model(

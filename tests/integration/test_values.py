@@ -1,0 +1,54 @@
+"""Which feeds need no further look."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from chrion.graph.model import TensorInfo
+from chrion.runtime.values import UsualFeed
+
+X, N = np.zeros((2, 3), np.float32), np.zeros((), np.int64)
+
+
+@pytest.mark.parametrize(
+    ("feed", "usual"),
+    [
+        ({"x": X, "n": N}, True),
+        ({"n": N, "x": X}, True),
+        ({"x": X}, False),
+        ({"x": X, "n": N, "m": N}, False),
+        ({"x": X, "m": N}, False),
+        ({"x": X.astype(np.float64), "n": N}, False),
+        ({"x": X.astype(">f4"), "n": N}, False),
+        ({"x": X.reshape(3, 2), "n": N}, False),
+        ({"x": np.zeros((3, 2), np.float32).T, "n": N}, False),
+        ({"x": X.tolist(), "n": N}, False),
+        ({"x": X, "n": 0}, False),
+        ({"x": X, "n": np.int64(0)}, False),
+        ({"x": None, "n": N}, False),
+        ({"x": np.ma.masked_array(X), "n": N}, False),
+        ([], False),
+        (None, False),
+    ],
+)
+def test_only_whole_arrays_of_the_right_kind_are_usual(feed: Any, *, usual: bool) -> None:
+    """Everything else is looked at closely, and may be right for all that."""
+    inputs = [TensorInfo("x", "tensor(float)", (2, 3)), TensorInfo("n", "tensor(int64)", ())]
+    assert UsualFeed(inputs)(feed) is usual
+
+
+@pytest.mark.parametrize(
+    ("kind", "array"),
+    [
+        ("tensor(string)", np.array(["a"], object)),
+        ("tensor(bfloat16)", np.zeros(1, ml_dtypes.bfloat16)),
+        ("tensor(double)", np.array([None], object)),
+    ],
+)
+def test_what_is_no_number_of_numpys_own_is_never_usual(kind: str, array: Any) -> None:
+    """Texts have to be looked at one by one, and onnxruntime makes nothing of the smaller floats' arrays."""
+    assert not UsualFeed([TensorInfo("x", kind, (1,))])({"x": array})
