@@ -95,6 +95,16 @@ def on_cores(cores: Sequence[int], work: Callable[[], Result]) -> list[Result]:
     return [results[at] for at in range(len(cores))]
 
 
+def own_cache_bytes(cpu: int) -> int:
+    """The largest cache that a logical CPU's physical core shares with no other; zero where that cannot be told."""
+    sizes = [0]
+    for cache in (_TOPOLOGY / f"cpu{cpu}" / "cache").glob("index*"):
+        with contextlib.suppress(OSError, ValueError):
+            if (cache / "shared_cpu_list").read_text().strip() == _siblings(cpu):
+                sizes.append(int((cache / "size").read_text().strip().removesuffix("K")) * 1024)
+    return max(sizes)
+
+
 def _siblings(cpu: int) -> str:
     """Names the physical core of a logical CPU."""
     try:

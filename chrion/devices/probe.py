@@ -12,12 +12,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import onnx
 import onnxruntime as ort
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from chrion.devices.nvml import used_mb
 
@@ -63,9 +65,21 @@ def load_libraries(provider: str) -> None:
 
 
 def smallest_session(provider: str) -> ort.InferenceSession:
-    """A session over one Relu on one number."""
-    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "probe", value[:1], value[1:])
+    """A session over one Relu on one number, from x to y."""
+    return _session(provider, helper.make_node("Relu", ["x"], ["y"]), [1])
+
+
+def product_session(provider: str, rows: int, side: int) -> ort.InferenceSession:
+    """A session over one product of x, rows by side, with a square of weights, to y."""
+    weight = numpy_helper.from_array(np.ones((side, side), np.float32), "w")
+    return _session(provider, helper.make_node("MatMul", ["x", "w"], ["y"]), [rows, side], [weight])
+
+
+def _session(
+    provider: str, node: onnx.NodeProto, shape: Sequence[int], weights: Sequence[onnx.TensorProto] = ()
+) -> ort.InferenceSession:
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "y")]
+    graph = helper.make_graph([node], "probe", ends[:1], ends[1:], list(weights))
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1

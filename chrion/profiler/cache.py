@@ -13,12 +13,15 @@ from pathlib import Path
 from chrion.files import cache_folder, recall, remember
 from chrion.profiler.profiles import OperatorCost, operator_cost_from_json
 
+#: Changes when operators are measured in another way.
+_METHOD = 2
+
 
 class Cache:
     """The measurements of one machine with one setting (cores, accelerator)."""
 
     def __init__(self, fingerprint: str, cores: int) -> None:
-        self._folder = cache_folder() / "measurements" / f"{fingerprint}-{cores}"
+        self._folder = cache_folder() / "measurements" / f"{fingerprint}-{cores}-{_METHOD}"
 
     def get(self, signature: str) -> OperatorCost | None:
         """The costs measured for a signature, or None."""

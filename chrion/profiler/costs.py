@@ -60,6 +60,10 @@ class Costs:
     handoff_ms: float = 0.0
     #: Starting a segment on a lane.
     dispatch_ms: float = 0.0
+    #: What a core's own cache holds, and what it takes to bring a byte of weights there again (see
+    #: :mod:`chrion.scheduler.durations`); zero where not known.
+    cache_bytes: int = 0
+    fetch_ms_per_byte: float = 0.0
     #: Share of the accelerator that an operator occupies while it runs there alone, 0 to 1; empty: each fills it.
     accelerator_share: tuple[float, ...] = ()
     #: Lanes (streams) of the accelerator that a scheduler may use.

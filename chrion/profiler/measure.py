@@ -7,6 +7,7 @@ pinned to one core each run that session at once, and the median over all of the
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from chrion.cores import on_cores
+from chrion.cores import on_cores, own_cache_bytes, physical_cores
 from chrion.devices import CPU_PROVIDER, Device
 from chrion.devices.placement import open_wholly
 from chrion.errors import ModelError
@@ -70,8 +71,11 @@ class OperatorBench:
         values = extractor.graph.values
         single = _Copies(extractor.extract([operator]), values, feeds, device)
         once_ms = single.time(_LEAST_CALLS, 0.0).median_ms
-        room = _RESULT_BYTES / max(1, extractor.graph.dag.output_bytes[operator])
-        self.copies = int(max(1, min(_CALL_S * 1e3 / max(once_ms, 1e-4), room, _MOST_COPIES)))
+        dag = extractor.graph.dag
+        room = _RESULT_BYTES / max(1, dag.output_bytes[operator])
+        # Each copy packs weights of its own, and they should stay in the cache.
+        warm = (own_cache_bytes(physical_cores()[0]) or math.inf) / 2 / max(1, dag.weight_total(operator))
+        self.copies = int(max(1, min(_CALL_S * 1e3 / max(once_ms, 1e-4), room, warm, _MOST_COPIES)))
         self._single = self._copies = single
         if self.copies > 1:
             self._copies = _Copies(extractor.extract([operator], self.copies), values, feeds, device)

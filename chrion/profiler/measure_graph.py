@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from chrion.cores import physical_cores
+from chrion.cores import own_cache_bytes, physical_cores
 from chrion.devices import Device, usable_provider
 from chrion.devices.placement import left_to_the_cpu
 from chrion.devices.probe import examine
@@ -21,6 +21,7 @@ from chrion.graph.loader import first_line, weights_folder_option
 from chrion.graph.model import Graph
 from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.profiler.cache import Cache
+from chrion.profiler.fetching import measure_fetch_ms_per_byte
 from chrion.profiler.machine import this_machine
 from chrion.profiler.measure import OperatorBench, Sample, random_array
 from chrion.profiler.profiles import OperatorCost, Profile
@@ -84,6 +85,7 @@ def profile(  # noqa: PLR0913 - what may be left out is by name
     if not known and len(graph.dag):
         raise ModelError(f"model {graph.name}: none of its operators could be measured")
     handoff_ms = measure_handoff_ms(lanes)
+    cache_bytes = min(map(own_cache_bytes, lanes))
     copies = measure_copies(device, handoff_ms) if device else Copies()
     return Profile(
         machine=machine,
@@ -96,6 +98,8 @@ def profile(  # noqa: PLR0913 - what may be left out is by name
         pageable_download=copies.pageable_download,
         handoff_ms=handoff_ms,
         dispatch_ms=measure_dispatch_ms(lanes),
+        cache_bytes=cache_bytes,
+        fetch_ms_per_byte=measure_fetch_ms_per_byte(lanes, cache_bytes),
         base_memory_mb=(examine(provider).memory_mb or 0.0) if provider else 0.0,
     )
 

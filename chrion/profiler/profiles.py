@@ -18,6 +18,7 @@ from chrion.profiler.machine import Machine, machine_from_json
 from chrion.profiler.roofline import Roofline, operator_bytes
 
 SCHEMA = "chrion.profile/1"
+_FIGURES = ("handoff_ms", "dispatch_ms", "base_memory_mb", "cache_bytes", "fetch_ms_per_byte")
 _COPIES = ("upload", "download", "pageable_upload", "pageable_download")
 
 
@@ -58,6 +59,8 @@ class Profile:
     handoff_ms: float = 0.0
     dispatch_ms: float = 0.0
     base_memory_mb: float = 0.0
+    cache_bytes: int = 0
+    fetch_ms_per_byte: float = 0.0
     #: Where the figures come from, and what they assume.
     notes: tuple[str, ...] = ()
     _estimators: dict[int, Estimator] = field(default_factory=dict, repr=False, compare=False)
@@ -105,6 +108,8 @@ class Profile:
             handoff_ms=self.handoff_ms,
             dispatch_ms=self.dispatch_ms,
             base_memory_mb=self.base_memory_mb,
+            cache_bytes=self.cache_bytes,
+            fetch_ms_per_byte=self.fetch_ms_per_byte,
             streams=STREAMS if streams is None else streams,
             accelerator_share=() if accelerator is None else Roofline.of(dag, accelerator).shares,
         )
@@ -146,8 +151,7 @@ class Profile:
     def to_json(self) -> str:
         """The profile as JSON text, one line an operator."""
         content = {"schema": SCHEMA, "machine": asdict(self.machine), "fingerprint": self.machine.fingerprint}
-        for name in ("cores", "accelerator", "handoff_ms", "dispatch_ms", "base_memory_mb", "notes"):
-            content[name] = getattr(self, name)
+        content |= {name: getattr(self, name) for name in ("cores", "accelerator", *_FIGURES, "notes")}
         for name in _COPIES:
             if (cost := getattr(self, name)) is not None:
                 content[name] = asdict(cost)
@@ -197,7 +201,8 @@ def _from_json(content: Mapping[str, Any]) -> Profile:
         if len(cost.cpu_ms) != cores:
             raise ValueError(f"{signature} has {len(cost.cpu_ms)} CPU times for {cores} cores")
     copies = {name: _copy_cost(content[name]) for name in _COPIES if name in content}
-    _require_figures("the machine", *(content[name] for name in ("handoff_ms", "dispatch_ms", "base_memory_mb")), cores)
+    content = {"cache_bytes": 0, "fetch_ms_per_byte": 0.0, **content}  # older files lack them
+    _require_figures("the machine", *(content[name] for name in _FIGURES), cores)
     return Profile(
         machine=machine_from_json(content["machine"]),
         cores=cores,
@@ -210,6 +215,8 @@ def _from_json(content: Mapping[str, Any]) -> Profile:
         handoff_ms=float(content["handoff_ms"]),
         dispatch_ms=float(content["dispatch_ms"]),
         base_memory_mb=float(content["base_memory_mb"]),
+        cache_bytes=int(content["cache_bytes"]),
+        fetch_ms_per_byte=float(content["fetch_ms_per_byte"]),
         notes=tuple(content["notes"]),
     )
 

@@ -13,19 +13,18 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-import onnxruntime as ort
-from onnx import TensorProto, helper, numpy_helper
 
 from chrion.cores import on_cores
 from chrion.devices import CPU_PROVIDER
+from chrion.devices.probe import product_session
 
 #: A matrix product of about a tenth of a millisecond, and how often a look runs it.
 _SIZE = (64, 256)
 _CALLS = 40
 #: The fastest look is taken for what the cores can do once so many have been taken.
 _FIRST_LOOKS = 12
-#: Slower than the fastest by more than this is a disturbance: clocks vary by less, two lanes on one real core by more.
-_TOLERANCE = 1.4
+#: Slower than the fastest by more than this is a disturbance: clocks vary by less, cores shared with others by more.
+_TOLERANCE = 1.2
 _PAUSE_S = 0.02
 
 
@@ -54,7 +53,7 @@ class CoreWatch:
     def __init__(self, cores: Sequence[int], patience_s: float) -> None:
         self.cores = tuple(cores)
         self._patience_s = patience_s
-        self._session = _product()
+        self._session = product_session(CPU_PROVIDER, *_SIZE)
         self._feed = {"x": np.ones(_SIZE, np.float32)}
         self._fastest_ms = min(self._look() for _ in range(_FIRST_LOOKS))
 
@@ -84,14 +83,3 @@ class CoreWatch:
             self._session.run(None, self._feed)
             times.append((time.perf_counter() - before) * 1e3)
         return statistics.median(times)
-
-
-def _product() -> ort.InferenceSession:
-    rows, columns = _SIZE
-    weight = numpy_helper.from_array(np.ones((columns, columns), np.float32), "w")
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [rows, columns]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "watch", ends[:1], ends[1:], [weight])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    return ort.InferenceSession(model.SerializeToString(), options, providers=[CPU_PROVIDER])

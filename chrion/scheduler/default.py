@@ -35,8 +35,6 @@ from chrion.scheduler.solution import Problem, Solution
 _REFINED = 3
 #: Graphs up to this size are refined operator by operator, too.
 _FINE = 400
-#: How the solutions that deal layers out to lanes in turn are called.
-ALTERNATING = "alternating, step by step"
 #: Graphs above this size are begun in fewer ways.
 _LARGE = 20_000
 #: Graphs up to this size are refined operator by operator even where operators belong to units.
@@ -123,7 +121,7 @@ class Planner:
         nearest = sorted(dag.topological_order, key=start.__getitem__)
         order = unit_order(dag, self._units, nearest) or list(dag.topological_order)
         tiles = [labels[i] for i in range(len(dag))]
-        return self._problem.solve(order, lanes, cores, tiles, ALTERNATING)
+        return self._problem.solve(order, lanes, cores, tiles, "alternating, step by step")
 
     def _dependent_on_alpha(self, alpha: float) -> Iterator[Solution]:
         dag, costs = self._problem.dag, self._problem.costs

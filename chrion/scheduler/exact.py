@@ -3,7 +3,8 @@
 Interval scheduling in OR-Tools CP-SAT with the cost definition of ``timeline.evaluate``, every operator a segment:
 an optional interval for each operator and lane, no overlap on a lane, a handoff for each edge between CPU lanes, and
 copies on lanes of their own, those of the request's inputs and outputs included. Times are whole numbers of a
-resolution that keeps rounding below a ten-thousandth of the makespan.
+resolution that keeps rounding below a ten-thousandth of the makespan. An operator has one length wherever it stands, so
+what it takes to fetch weights (:mod:`chrion.scheduler.durations`) is left out.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.lanes import on_accelerator
 from chrion.profiler.costs import Costs
 from chrion.profiler.profiles import Profile
-from chrion.scheduler.default import ALTERNATING, Planner
+from chrion.scheduler.default import Planner
 from chrion.scheduler.frontier import pareto, refined, spread, trade_offs
 from chrion.scheduler.merging import StageMeter, ios_candidate
 from chrion.scheduler.plan import Plan, Prediction
@@ -90,7 +90,7 @@ def alternatives(  # noqa: PLR0913 - as for partition
     """Plans that are predicted to be about as good, the best first, to be compared by running them.
 
     Arguments and errors are those of :func:`partition`. The default policy offers one plan for each of the chunks that
-    look best and one that alternates layers; the others offer one plan.
+    look best; the others offer one plan.
     """
     limits = check_options(slo, alpha, policy, gpu_budget, streams=streams, meter=meter)
 
@@ -187,26 +187,12 @@ class _Chunked:
         return min(self._begin(alpha), key=lambda c: c.solution.cost(alpha))
 
     def improve(self, alpha: float) -> list[Candidate]:
-        """Refinements of the variants that begin best, the best first, and the best alternation of layers as it is.
-
-        Weights that a cache does not hold are no part of the costs, so that only running both tells whether it is
-        better for a lane to keep to a layer.
-        """
-        found = self._alternations(alpha)
+        """Refinements of the variants that begin best, the best first."""
+        found = []
         for start in sorted(self._begin(alpha), key=lambda c: c.solution.cost(alpha))[:_CHUNKS_REFINED]:
             planner = self._variants[start.chunk][1]
             found.append(replace(start, solution=planner.improve(planner.begin(alpha), alpha)))
         return sorted(found, key=lambda c: c.solution.cost(alpha))
-
-    def _alternations(self, alpha: float) -> list[Candidate]:
-        """The best alternation of layers, if there are any."""
-        dealt = [
-            Candidate(alpha, solution, chunk, variant)
-            for chunk, (variant, planner) in self._variants.items()
-            for solution in planner.begin(alpha)
-            if solution.origin == ALTERNATING
-        ]
-        return sorted(dealt, key=lambda c: c.solution.cost(alpha))[:1]
 
     def within(self, found: Sequence[Candidate], limits: Limits, alpha: float | None, scale: float) -> list[Candidate]:
         """Candidates within a memory budget, the best of each chunk, the best of all first.

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from dataclasses import dataclass
 
 from chrion.errors import ScheduleError
 from chrion.graph.dag import Dag
-from chrion.lanes import on_accelerator
 from chrion.profiler.costs import Costs
 
 
@@ -27,23 +25,6 @@ class Schedule:
     #: The stage of each operator, by operator index; it never falls along the order. All lanes wait for each other
     #: between stages. Empty: there are no such barriers.
     stages: tuple[int, ...] = ()
-
-
-def durations_ms(costs: Costs, schedule: Schedule) -> list[float]:
-    """How long each operator runs on its lane, by itself if that is one of the accelerator's.
-
-    On CPU lanes that is W[i, j], with j the lanes that are in use: all ``cores`` of the schedule as in the paper, or
-    with stages, those of the operator's stage.
-    """
-    if not schedule.stages:
-        rows = {lane: costs.lane_ms(lane, schedule.cores) for lane in set(schedule.lanes)}
-        return [rows[lane][i] for i, lane in enumerate(schedule.lanes)]
-    used: dict[int, set[int]] = defaultdict(set)
-    for lane, stage in zip(schedule.lanes, schedule.stages, strict=True):
-        if not on_accelerator(lane):
-            used[stage].add(lane)
-    pairs = zip(schedule.lanes, schedule.stages, strict=True)
-    return [costs.lane_ms(lane, len(used[stage]))[i] for i, (lane, stage) in enumerate(pairs)]
 
 
 def validate(dag: Dag, costs: Costs, schedule: Schedule) -> None:

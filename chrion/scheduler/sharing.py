@@ -19,7 +19,8 @@ from chrion.graph.dag import Dag
 from chrion.lanes import on_accelerator
 from chrion.profiler.costs import Costs
 from chrion.scheduler.copying import Copying
-from chrion.scheduler.schedule import Schedule, durations_ms
+from chrion.scheduler.durations import durations_ms
+from chrion.scheduler.schedule import Schedule
 
 #: Work that rounding leaves over, relative to the time that has passed.
 _ROUNDING = 1e-12
@@ -87,7 +88,7 @@ class _Walk:
 
     def __init__(self, dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequence[int]]) -> None:
         self.dag, self.costs, self.schedule = dag, costs, schedule
-        self.duration = durations_ms(costs, schedule)
+        self.duration = durations_ms(dag, costs, schedule)
         self.result = Passage.empty(len(dag), schedule)
         self.now = 0.0
         self.visible: dict[int, float] = {}

@@ -9,8 +9,9 @@ from chrion.graph.dag import Dag
 from chrion.lanes import on_accelerator
 from chrion.profiler.costs import Costs
 from chrion.scheduler.copying import Copying
+from chrion.scheduler.durations import durations_ms
 from chrion.scheduler.memory import paper_mb, resident_mb
-from chrion.scheduler.schedule import Schedule, durations_ms, validate
+from chrion.scheduler.schedule import Schedule, validate
 from chrion.scheduler.sharing import Passage, barrier_ms, share_device
 
 
@@ -75,7 +76,7 @@ def evaluate(
 def _walk(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequence[int]]) -> Passage:
     """Segments in order, each as soon as it can: where no two lanes share a device, none changes another's speed."""
     lanes, stages = schedule.lanes, schedule.stages
-    duration = durations_ms(costs, schedule)
+    duration = durations_ms(dag, costs, schedule)
     passage = Passage.empty(len(dag), schedule)
     copying = Copying(dag, costs, lanes, segments)
     available = [0.0] * len(passage.busy)

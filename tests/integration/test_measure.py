@@ -14,8 +14,10 @@ from chrion import Graph, load, partition, profile
 from chrion.cores import physical_cores
 from chrion.devices import providers
 from chrion.errors import ModelError, OptionError, ProviderError, ShapeError
-from chrion.profiler import measure_graph
+from chrion.profiler import measure, measure_graph
+from chrion.profiler.fetching import measure_fetch_ms_per_byte
 from chrion.profiler.measure import OperatorBench, Sample
+from chrion.profiler.quiet import CoreWatch
 from chrion.zoo import build
 from helpers import FLOAT, INT64, branches, make_model, node, value
 
@@ -98,6 +100,7 @@ def test_contention_is_measured_with_as_many_threads_as_cores(monkeypatch: pytes
         return Sample(float(len(cores)), 0.0)
 
     monkeypatch.setattr(OperatorBench, "time", time)
+    monkeypatch.setattr(CoreWatch, "disturbed", lambda _: False)  # or it would be measured again
     core = physical_cores()[0]
     monkeypatch.setattr(measure_graph, "physical_cores", lambda: (core, core, core))
     graph = load(branches())
@@ -116,6 +119,31 @@ def test_threads_on_all_cores_time_one_operator() -> None:
     assert sample.median_ms > 0
     assert threading.active_count() == before
     assert bench.copies > 1  # an operator this small is timed side by side with copies of itself
+
+
+def test_fetching_weights_takes_time() -> None:
+    """About a byte a cycle or more; nothing is measured where the cache is not known."""
+    cores = physical_cores()
+    assert 0 <= measure_fetch_ms_per_byte(cores, 1 << 20) < 1e-5
+    assert measure_fetch_ms_per_byte(cores, 0) == 0.0
+
+
+@pytest.mark.usefixtures("cache")
+def test_copies_leave_their_weights_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each packs its own: half of the cache is theirs, and no more; one copy is timed where even that is too much."""
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.normal(size=(64, 64)).astype(np.float32)}
+    product = make_model(
+        [node("MatMul", ["x", "w"], ["y"])], [value("x", FLOAT, [1, 64])], [value("y", FLOAT, [1, 64])], weights
+    )
+    copies = {}
+    for size in (1 << 30, 1 << 17, 1 << 12, 0):
+        monkeypatch.setattr(measure, "own_cache_bytes", lambda _, size=size: size)
+        copies[size] = OperatorBench(measure_graph.Extractor(load(product)), 0, {}).copies
+    assert copies[1 << 17] == 4  # of 16 KiB each
+    assert copies[1 << 12] == 1
+    assert copies[1 << 30] > 4
+    assert copies[0] > 4
 
 
 @pytest.mark.usefixtures("cache")

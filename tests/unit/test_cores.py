@@ -96,3 +96,28 @@ def test_what_one_core_raises_reaches_the_caller() -> None:
     """After all have ended."""
     with pytest.raises(ZeroDivisionError):
         cores.on_cores(sorted(os.sched_getaffinity(0)), lambda: 1 // 0)
+
+
+@pytest.mark.parametrize(
+    ("caches", "size"),
+    [
+        ([("0,4", "32K"), ("0,4", "1024K"), ("0-7", "32768K")], 1 << 20),
+        ([("0-1,4-5", "1024K")], 0),
+        ([("0,4", "32K"), ("0,4", "many")], 1 << 15),
+        ([], 0),
+    ],
+)
+def test_a_cores_own_cache_is_the_largest_it_shares_with_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caches: list[tuple[str, str]], size: int
+) -> None:
+    """Both hardware threads of a core share its caches; what cannot be read is not there."""
+    monkeypatch.setattr(cores, "_TOPOLOGY", tmp_path)
+    topology = tmp_path / "cpu0" / "topology"
+    topology.mkdir(parents=True)
+    (topology / "thread_siblings_list").write_text("0,4\n")
+    for at, (shared, text) in enumerate(caches):
+        folder = tmp_path / "cpu0" / "cache" / f"index{at}"
+        folder.mkdir(parents=True)
+        (folder / "shared_cpu_list").write_text(shared + "\n")
+        (folder / "size").write_text(text + "\n")
+    assert cores.own_cache_bytes(0) == size

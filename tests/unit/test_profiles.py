@@ -31,6 +31,8 @@ PROFILE = Profile(
     handoff_ms=0.01,
     dispatch_ms=0.02,
     base_memory_mb=345.0,
+    cache_bytes=1 << 20,
+    fetch_ms_per_byte=5e-8,
     notes=("a note",),
 )
 DAG = Dag.from_edges(2, [(0, 1)], [4_000_000])
@@ -126,9 +128,13 @@ def test_missing_signatures_are_estimated_from_their_type() -> None:
     assert math.isinf(costs.accelerator_ms[1])
 
 
-@pytest.mark.parametrize("key", [k for k in json.loads(PROFILE.to_json()) if k != "fingerprint"])
+#: The fingerprint follows from the machine; files of the first release say nothing of caches.
+NOT_NEEDED = {"fingerprint", "cache_bytes", "fetch_ms_per_byte"}
+
+
+@pytest.mark.parametrize("key", [k for k in json.loads(PROFILE.to_json()) if k not in NOT_NEEDED])
 def test_a_missing_key_is_refused(tmp_path: Path, key: str) -> None:
-    """A profile needs every key it is written with, but for the fingerprint, which follows from the machine."""
+    """A profile needs nearly every key it is written with."""
     content = json.loads(PROFILE.to_json())
     del content[key]
     assert_refused(tmp_path, json.dumps(content))
@@ -154,6 +160,9 @@ def test_a_missing_key_is_refused(tmp_path: Path, key: str) -> None:
         ("handoff_ms", "fast"),
         ("dispatch_ms", INFINITE),
         ("base_memory_mb", -1),
+        ("cache_bytes", -1),
+        ("cache_bytes", "1M"),
+        ("fetch_ms_per_byte", NAN),
         ("notes", 7),
     ],
 )
