@@ -14,25 +14,29 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 
-#: Turns a waiter spins before it parks; a turn is a few microseconds.
-SPIN_TURNS = 250
+#: Turns a waiter spins before it parks: about a millisecond.
+SPIN_TURNS = 45
 #: A parked waiter looks again after this long, whatever happens.
 _LOOK_AGAIN_S = 0.05
 #: How often somebody who wants to be alone looks whether all others have gone.
 _ALONE_S = 0.0005
 
-#: zlib releases the interpreter lock for more than 5 kB.
-_BALLAST = bytes(6 * 1024)
+#: What each turn reads: zlib releases the interpreter lock for more than 5 kB, and 48 kB take 20 us.
+_BALLASTS = tuple(bytes(size * 1024) for size in (6, 12, 24, 48))
 
 
-def relax() -> None:
-    """Pass a few microseconds without the interpreter lock, and without going to sleep.
+def relax(turn: int) -> None:
+    """Pass some microseconds without the interpreter lock, and without going to sleep.
 
     ``os.sched_yield`` gives the lock away for a moment only: a thread that waits for it is asleep, and by the time it
     has woken up the spinner holds the lock again. So a lane coming back from a kernel would wait for tens of
-    microseconds. A checksum leaves the lock free nearly all the time.
+    microseconds. A checksum leaves the lock free nearly all the time; yet the lane that comes back when the spinner has
+    just taken it again does wait. So turns grow: who has waited long looks less often.
+
+    Args:
+        turn: How many there were before, in the same wait.
     """
-    zlib.crc32(_BALLAST)
+    zlib.crc32(_BALLASTS[min(turn, len(_BALLASTS) - 1)])
 
 
 class Counter:
@@ -69,7 +73,7 @@ class Counter:
         turns = 0
         while self.count < count:
             if turns < patience:
-                relax()
+                relax(turns)
                 turns += 1
             elif not self._park(count) and look is not None:
                 look()

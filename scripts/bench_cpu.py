@@ -4,8 +4,9 @@ Rivals are plain sessions with one thread, with as many as there are cores, with
 parallel executor; each has the machine to itself, in alternating turns, and medians are compared. HybridSession is used
 as a user would: nothing given but the model, so that its guard has its say (before the turns that are timed).
 
-``python scripts/bench_cpu.py -o docs/cpu.md`` takes about ten minutes on two cores and writes the table; ``--only``
-picks models by a regular expression over their names.
+``python scripts/bench_cpu.py -o docs/cpu.md`` takes ten minutes on two quiet cores and writes the table; ``--only``
+picks models by a regular expression over their names. Turns are taken between quiet moments, whoever's they are, and up
+to ``--patience`` seconds are spent waiting for such.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 import chrion
 from chrion import Graph, HybridSession, Profile, zoo
+from chrion.cores import physical_cores
 from chrion.profiler import this_machine
 from chrion.profiler.measure import made_up_feed
+from chrion.profiler.quiet import CoreWatch, Watch
 from chrion.runtime.bench import Feed, Maker, Run, Timing, plain_rivals, race
 
 HYBRID = "hybrid"
@@ -157,7 +160,7 @@ def predicted_ms(graph: Graph, profile: Profile, cores: int) -> float:
     return chrion.partition(graph, wide, policy="chrion").predicted.latency_ms
 
 
-def measure(case: Case, cycles: int) -> list[str]:
+def measure(case: Case, cycles: int, watch: Watch) -> list[str]:
     """One line of the table."""
     model = case.build()
     source = model.SerializeToString()
@@ -170,7 +173,7 @@ def measure(case: Case, cycles: int) -> list[str]:
         **plain_rivals(source, feed, "plain"),
         "ORT_PARALLEL": parallel(source, feed),
     }
-    timings = {t.name: t for t in race(rivals, cycles=cycles, turn_s=0.2)}
+    timings = {t.name: t for t in race(rivals, cycles=cycles, turn_s=0.1, watch=watch)}
     own = timings.pop(HYBRID)
     best: Timing = min(timings.values(), key=lambda t: t.median_ms)
     ratio = own.median_ms / best.median_ms
@@ -211,13 +214,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--only", default="")
-    parser.add_argument("--cycles", type=int, default=8)
+    parser.add_argument("--cycles", type=int, default=12)
+    parser.add_argument("--patience", type=float, default=900.0)
     arguments = parser.parse_args()
+    watch = CoreWatch(physical_cores(), arguments.patience)
     rows = [HEAD, ["---"] * len(HEAD)]
     print(" | ".join(HEAD))
     for case in CASES:
         if re.search(arguments.only, case.name):
-            rows.append(measure(case, arguments.cycles))
+            rows.append(measure(case, arguments.cycles, watch))
             print(" | ".join(rows[-1]), flush=True)
     errors = [abs(float(row[8].rstrip("%"))) / 100 for row in rows[2:] if row[8]] or [0.0]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)

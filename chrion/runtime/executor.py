@@ -31,7 +31,7 @@ from chrion.waiting import Counter, Gate
 #: The count of a lane that has ended, well or not.
 _ENDED = 1 << 60
 #: Turns that a lane without a core of its own spins before it parks: about what parking costs.
-_SHORT_TURNS = 8
+_SHORT_TURNS = 3
 
 
 @dataclass(frozen=True, slots=True)
