@@ -26,6 +26,8 @@ from chrion.units import format_ms
 
 log = logging.getLogger(__name__)
 
+#: Plans stay open while they are compared if all their weights together take no more.
+_LASTING_BYTES = 256e6
 _PLAIN = "plain"
 _PLAIN_CPU = "plain, on the CPU"
 
@@ -269,12 +271,15 @@ class Chooser:
             engine = self._cut(graph, plan)
             return lambda: engine.run(feed, names, arrays=True), engine.close
 
+        lasting = sum(graph.dag.weight_bytes) * len(plans) <= _LASTING_BYTES
         contenders = []
         for name, make in plain.items():
             held_mb = plain_mb if name == _PLAIN else 0.0
             contenders.append(Contender(name, partial(open_plain, make), held_mb))
         for name, plan in plans.items():
-            contenders.append(Contender(name, partial(open_plan, plan), plan.predicted.resident_mb, plain=False))
+            idle = lasting and plan.accelerator is None
+            memory_mb = plan.predicted.resident_mb
+            contenders.append(Contender(name, partial(open_plan, plan), memory_mb, plain=False, lasting=idle))
         return contenders
 
 

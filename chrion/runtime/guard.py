@@ -8,6 +8,8 @@ here and in the cache: per machine, model, shapes and goal.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import statistics
 import time
@@ -21,12 +23,13 @@ from chrion.profiler.quiet import CoreWatch, Watch
 from chrion.scheduler.plan import Plan
 
 #: How long a candidate is timed in one turn, after a run to warm up; and how often at least.
-_WINDOW_S = 0.05
+_WINDOW_S = 0.025
 _LEAST_RUNS = 3
-#: Turns each candidate has; no further round is begun after so many seconds. The same again for a close race.
-_ROUNDS = 3
-_BUDGET_S = 0.6
-#: Who is so close to the best has the same again.
+#: Turns each candidate has at most; no further round is begun after so many seconds.
+_ROUNDS = 12
+_BUDGET_S = 1.2
+#: After so many rounds, only who is close to the best goes on.
+_FOR_ALL = 3
 _CLOSE = 1.15
 #: A plan must beat a plain session by so much: less is noise, and a plain session is simpler.
 _MARGIN = 0.97
@@ -46,6 +49,8 @@ class Contender:
     #: Accelerator memory it is predicted to hold.
     resident_mb: float = 0.0
     plain: bool = True
+    #: It may stay open between its turns: it is idle then, and takes little memory. Threads of plain sessions are not.
+    lasting: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +79,7 @@ def decide(
     best_ms = dict.fromkeys((c.name for c in contenders), float("inf"))
     handicap = {c.name: 1.0 if c.plain else 1 / _MARGIN for c in contenders}
     watch = watch or CoreWatch(physical_cores(), _PATIENCE_S)
-    _rounds(contenders, best_ms, watch)
-    least_ms = min(best_ms.values())
-    _rounds([c for c in contenders if best_ms[c.name] < _CLOSE * least_ms], best_ms, watch)
+    _race(contenders, best_ms, watch)
     trials = tuple(Trial(c.name, best_ms[c.name], c.resident_mb) for c in contenders)
 
     def weighted_ms(trial: Trial) -> float:
@@ -122,15 +125,32 @@ class Memory:
         remember(self._path, {"winner": decision.winner, "plan": plan, "why": decision.why})
 
 
-def _rounds(contenders: Sequence[Contender], best_ms: dict[str, float], watch: Watch) -> None:
+def _race(contenders: Sequence[Contender], best_ms: dict[str, float], watch: Watch) -> None:
     """Some turns for everyone, alternating; the best turn counts: whatever else runs on the machine only ever adds."""
     start = time.perf_counter()
-    for _ in range(_ROUNDS if len(contenders) > 1 else 0):
-        for contender in contenders:
-            watch.wait()
-            best_ms[contender.name] = min(best_ms[contender.name], _timed(contender.open))
-        if time.perf_counter() - start > _BUDGET_S:
-            break
+    racing = contenders
+    with contextlib.ExitStack() as opened:
+        openers = {c.name: _kept_open(c, opened) if c.lasting else c.open for c in contenders}
+        for turn in range(_ROUNDS):
+            if turn >= _FOR_ALL:
+                racing = [c for c in racing if best_ms[c.name] <= _CLOSE * min(best_ms.values())]
+            if len(racing) < 2 or time.perf_counter() - start > _BUDGET_S:
+                break
+            for contender in racing:
+                watch.wait()
+                best_ms[contender.name] = min(best_ms[contender.name], _timed(openers[contender.name]))
+
+
+def _kept_open(contender: Contender, opened: contextlib.ExitStack) -> Opener:
+    """Opens a contender once, and takes it down in the end."""
+
+    @functools.cache
+    def run() -> Callable[[], object]:
+        made, close = contender.open()
+        opened.callback(close)
+        return made
+
+    return lambda: (run(), lambda: None)
 
 
 def _timed(opener: Opener) -> float:

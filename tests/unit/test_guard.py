@@ -46,8 +46,8 @@ def test_a_plan_must_beat_a_plain_session_by_more_than_noise(clock: list[float])
     assert decide(rivals, None, QuietCores())[0] == "plain"
 
 
-def test_a_close_race_is_run_again(clock: list[float]) -> None:
-    """The first turns mislead; whoever is far behind has no second chance."""
+def test_a_close_race_goes_on(clock: list[float]) -> None:
+    """The first turns mislead; whoever is far behind by then has no further chance."""
     slow = iter([9.0, 9.0, 9.0])
     opened: list[str] = []
 
@@ -69,6 +69,31 @@ def test_a_close_race_is_run_again(clock: list[float]) -> None:
     assert winner == "unlucky"
     assert [round(t.median_ms, 6) for t in trials] == [8.5, 7.0, 20.0]
     assert opened.count("far") == 3
+
+
+@pytest.mark.parametrize("lasting", [True, False])
+def test_who_may_stay_open_is_opened_once(clock: list[float], *, lasting: bool) -> None:
+    """And everyone is taken down in the end, as often as opened."""
+    opened, closed = [], []
+
+    def open_() -> tuple[object, object]:
+        opened.append(1)
+        return contender("", 1.0, clock).open()[0], lambda: closed.append(1)
+
+    plan = Contender("plan", open_, plain=False, lasting=lasting)  # type: ignore[arg-type]
+    assert decide([contender("plain", 1.1, clock), plan], None, QuietCores())[0] == "plan"
+    assert len(opened) == len(closed)
+    assert (len(opened) == 1) is lasting
+
+
+def test_one_that_may_stay_open_but_does_not_open_has_lost(clock: list[float]) -> None:
+    """It is not raised."""
+
+    def broken() -> tuple[object, object]:
+        raise RuntimeError("no")
+
+    plan = Contender("plan", broken, plain=False, lasting=True)  # type: ignore[arg-type]
+    assert decide([contender("plain", 1.1, clock), plan], None, QuietCores())[0] == "plain"
 
 
 def test_within_the_slo_the_least_memory_wins(clock: list[float]) -> None:
