@@ -4,9 +4,9 @@ Rivals are plain sessions with one thread, with as many as there are cores, with
 parallel executor; each has the machine to itself, in alternating turns, and medians are compared. HybridSession is used
 as a user would: nothing given but the model, so that its guard has its say (before the turns that are timed).
 
-``python scripts/bench_cpu.py -o docs/cpu.md`` takes ten minutes on two quiet cores and writes the table; ``--only``
-picks models by a regular expression over their names. Turns are taken between quiet moments, whoever's they are, and up
-to ``--patience`` seconds are spent waiting for such.
+``python scripts/bench_cpu.py -o docs/cpu.md`` takes ten minutes on two quiet cores and replaces what stands between
+the page's markers; ``--only`` picks models by a regular expression over their names. Turns are taken between quiet
+moments, whoever's they are, and up to ``--patience`` seconds are spent waiting for such.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
+from pages import markdown, replaced
 
 import chrion
 from chrion import Graph, HybridSession, Profile, zoo
 from chrion.cores import physical_cores
+from chrion.files import write_atomically
 from chrion.profiler import this_machine
 from chrion.profiler.measure import made_up_feed
 from chrion.profiler.quiet import CoreWatch, Watch
 from chrion.runtime.bench import Feed, Maker, Run, Timing, plain_rivals, race
 
-HYBRID = "hybrid"
+HYBRID, MEASURED = "hybrid", "measured"
 MANY_CORES = (4, 8, 16)
 
 
@@ -194,21 +196,19 @@ def measure(case: Case, cycles: int, watch: Watch) -> list[str]:
 HEAD = ["model", "best plain, ms", "which", "hybrid, ms", "ratio", "aim", "chosen", "predicted, ms", "error"]
 HEAD += [f"{cores} cores (predicted)" for cores in MANY_CORES]
 
-TEXT = """# On CPU cores
-
-Written by `scripts/bench_cpu.py` on {machine} (shared, noisy: only ratios mean anything), onnxruntime {version}.
+TEXT = """Written by `scripts/bench_cpu.py` on {machine} (shared, noisy: only ratios mean anything), onnxruntime
+{version}.
 
 HybridSession with nothing given but the model, beside the best of four plain sessions (1 thread, all threads, default,
-ORT_PARALLEL), each with the machine to itself in alternating turns; medians. Recurrent models: 12 layers, 96 steps,
-batch 1, folded, unless said otherwise. *chosen* is what the guard settled for. The last columns are what the planner
-predicts on more cores, over the same best plain time of this machine: predictions, not measurements, and they assume
-that further cores contend no more than the two measured. Where *chosen* says plain, HybridSession is a plain session,
-so its ratio is nothing but the noise of this machine.
+ORT_PARALLEL), each with the machine to itself in alternating turns between quiet moments; medians. Recurrent models: 12
+layers, 96 steps, batch 1, folded, unless said otherwise. *chosen* is what the guard settled for. The last columns are
+what the planner predicts on more cores, over the same best plain time of this machine: predictions, not measurements,
+and they assume that further cores contend no more than the two measured. Where *chosen* says plain, HybridSession is a
+plain session, so its ratio is nothing but the noise of this machine.
 
 {table}
 
-Prediction of those that run by a plan: median error {median:.0%}, 90th percentile {p90:.0%}.
-"""
+Prediction of those that run by a plan: median error {median:.0%}, 90th percentile {p90:.0%}."""
 
 
 def main() -> None:
@@ -219,8 +219,11 @@ def main() -> None:
     parser.add_argument("--cycles", type=int, default=12)
     parser.add_argument("--patience", type=float, default=900.0)
     arguments = parser.parse_args()
+    page = arguments.output.read_text(encoding="utf-8") if arguments.output else ""
+    if page:
+        replaced(page, MEASURED, "")  # refuses the page before anything is measured
     watch = CoreWatch(physical_cores(), arguments.patience)
-    rows = [HEAD, ["---"] * len(HEAD)]
+    rows = [HEAD]
     print(" | ".join(HEAD))
     with TemporaryDirectory() as folder:
         os.environ["CHRION_CACHE"] = folder  # what was measured and chosen before is of no account
@@ -228,17 +231,16 @@ def main() -> None:
             if re.search(arguments.only, case.name):
                 rows.append(measure(case, arguments.cycles, watch))
                 print(" | ".join(rows[-1]), flush=True)
-    errors = [abs(float(row[8].rstrip("%"))) / 100 for row in rows[2:] if row[8]] or [0.0]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    page = TEXT.format(
+    errors = [abs(float(row[8].rstrip("%"))) / 100 for row in rows[1:] if row[8]] or [0.0]
+    text = TEXT.format(
         machine=this_machine(),
         version=ort.get_version_string(),
-        table=table,
+        table=markdown(rows),
         median=float(np.median(errors)),
         p90=float(np.quantile(errors, 0.9)),
     )
-    if arguments.output:
-        arguments.output.write_text(page, encoding="utf-8")
+    if page:
+        write_atomically(arguments.output, replaced(page, MEASURED, text))
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnxruntime as ort
+from pages import markdown, replaced
 
 import chrion
 from chrion import zoo
-from chrion.errors import OptionError
 from chrion.files import write_atomically
 from chrion.profiler import this_machine
 from chrion.profiler.measure import made_up_feed
@@ -27,7 +27,7 @@ from chrion.scheduler import POLICIES
 from chrion.scheduler.merging import merged_variants
 from chrion.units import format_ms
 
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+MEASURED = "measured"
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,6 @@ def shown_ratio(value: float) -> str:
     return f"**{value:.2f}**" if value <= 0.97 else f"{value:.2f}"
 
 
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A table of which the first row is the head."""
-    head, *body = rows
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *body]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def overview(results: Mapping[str, Comparison], policies: Sequence[str]) -> str:
     """Models down, policies across; those that no model could be planned by are left out."""
     usable = [p for p in policies if any(e.plan for c in results.values() for e in c.entries if e.policy == p)]
@@ -132,14 +125,6 @@ def section(results: Mapping[str, Comparison], policies: Sequence[str]) -> str:
     return "\n\n".join(parts)
 
 
-def replaced(page: str, text: str) -> str:
-    """The page with another text between its markers."""
-    if page.count(BEGIN) != 1 or page.count(END) != 1:
-        raise OptionError(f"the page must hold {BEGIN} and {END} once each")
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}"
-
-
 def main() -> None:
     """Run the set, print each model's table as it comes, write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -150,8 +135,9 @@ def main() -> None:
     parser.add_argument("--streams", type=int)
     parser.add_argument("--cycles", type=int, default=3)
     arguments = parser.parse_args()
-    page = arguments.output.read_text(encoding="utf-8") if arguments.output else f"{BEGIN}{END}"
-    replaced(page, "")  # refuses the page before anything is measured
+    page = arguments.output.read_text(encoding="utf-8") if arguments.output else ""
+    if page:
+        replaced(page, MEASURED, "")  # refuses the page before anything is measured
     policies = arguments.policies.split(",")
     results = {}
     for case in CASES:
@@ -160,7 +146,7 @@ def main() -> None:
             results[case.name] = compare(case, policies, arguments.accelerator, arguments.streams, arguments.cycles)
             print(detail(results[case.name]), flush=True)
     if arguments.output:
-        write_atomically(arguments.output, replaced(page, section(results, policies)))
+        write_atomically(arguments.output, replaced(page, MEASURED, section(results, policies)))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ from typing import Any
 
 from bench_gpu import SCHEMA
 from derive_paper_profile import TABLE_6
-from reproduce_table6 import PAPER, less, markdown
+from pages import markdown
+from reproduce_table6 import PAPER, less
 
 from chrion.errors import OptionError
 from chrion.files import read_json, write_atomically

@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import mean
 
 from derive_paper_profile import BASE_MB, TABLE_6
+from pages import markdown, replaced
 
 from chrion import Graph, Plan, Profile, load, partition
 from chrion.files import shipped, write_atomically
@@ -25,7 +26,6 @@ from chrion.scheduler.plan import Prediction
 from chrion.zoo import build
 
 PAGE = Path(__file__).parent.parent / "docs" / "reproduction.md"
-BEGIN, END = "<!-- {name}: written by scripts/reproduce_table6.py -->", "<!-- end of {name} -->"
 ALPHAS = tuple(step / 10 for step in range(11))
 #: The baseline and one variant each in batch size, width and length. The paper's captions name theirs in a form that
 #: did not survive; any other choice of Table 6's variants shows the same.
@@ -198,22 +198,6 @@ def figure10_png(names: Sequence[str], curves: Sequence[Sequence[tuple[float, Pl
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=100)
     return buffer.getvalue()
-
-
-def markdown(rows: Iterator[list[str]]) -> str:
-    """A table."""
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([lines[0], "|" + " --- |" * lines[0].count(" | ") + " --- |", *lines[1:]])
-
-
-def replaced(page: str, name: str, content: str) -> str:
-    """The page with what stands between the markers of ``name`` replaced."""
-    begin, end = BEGIN.format(name=name), END.format(name=name)
-    head, _, rest = page.partition(begin)
-    _, found, tail = rest.partition(end)
-    if not found:
-        raise SystemExit(f"{PAGE.name}: there are no markers {begin} and {end}")
-    return f"{head}{begin}\n\n{content}\n\n{end}{tail}"
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from chrion import Profile
+from chrion.errors import OptionError
 from chrion.report.timeline import Bar, Lanes
 
 SCRIPTS = Path(__file__).parent.parent.parent / "scripts"
@@ -18,6 +20,7 @@ sys.path.insert(0, str(SCRIPTS))
 
 import bench_gpu  # noqa: E402 - a script, found by the line above
 import gpu_page  # noqa: E402
+import pages  # noqa: E402
 import reproduce_table6  # noqa: E402
 
 PARTS = {"overlap": 1, "table6": 2, "user": 1, "figure10": 1}
@@ -121,12 +124,23 @@ def test_the_aim_is_held_against_the_best_plain_session(hybrid: float, told: str
 
 def test_tables_are_put_between_their_markers() -> None:
     """What stands there is replaced, the rest is kept; a page without markers is refused."""
-    begin, end = reproduce_table6.BEGIN.format(name="t"), reproduce_table6.END.format(name="t")
-    page = reproduce_table6.replaced(f"a\n{begin}\nold\n{end}\nb", "t", "| new |")
+    begin, end = "<!-- begin: t -->", "<!-- end: t -->"
+    page = pages.replaced(f"a\n{begin}\nold\n{end}\nb", "t", "| new |")
     assert page == f"a\n{begin}\n\n| new |\n\n{end}\nb"
-    assert reproduce_table6.replaced(page, "t", "| new |") == page
-    with pytest.raises(SystemExit, match="no markers"):
-        reproduce_table6.replaced("a", "t", "")
+    assert pages.replaced(page, "t", "| new |") == page
+    for bad in ("a", begin, f"{begin}{begin}{end}"):
+        with pytest.raises(OptionError, match="once each"):
+            pages.replaced(bad, "t", "")
+
+
+@pytest.mark.parametrize("page", ["cpu", "reproduction", "schedulers"])
+def test_pages_have_the_markers_that_scripts_look_for(page: str) -> None:
+    """One of each, end after beginning."""
+    text = (SCRIPTS.parent / "docs" / f"{page}.md").read_text()
+    names = re.findall(r"<!-- begin: (.*) -->", text)
+    assert names
+    for name in names:
+        pages.replaced(text, name, "")
 
 
 def test_printed_reductions_follow_from_printed_figures() -> None:

@@ -1,0 +1,27 @@
+"""Pages under ``docs/`` that a script writes parts of, and people the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from chrion.errors import OptionError
+
+
+def markdown(rows: Iterable[Sequence[str]]) -> str:
+    """A table; the first row is its head."""
+    head, *body = rows
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def replaced(page: str, name: str, content: str) -> str:
+    """The page with what stands between the markers of ``name`` replaced.
+
+    Raises:
+        OptionError: It has not one of each.
+    """
+    begin, end = f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
+    if page.count(begin) != 1 or page.count(end) != 1:
+        raise OptionError(f"page: it must hold {begin} and {end} once each")
+    head, rest = page.split(begin)
+    return f"{head}{begin}\n\n{content}\n\n{end}{rest.split(end)[1]}"
