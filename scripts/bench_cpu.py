@@ -36,6 +36,8 @@ from chrion.profiler.quiet import CoreWatch, Watch
 from chrion.runtime.bench import Feed, Maker, Run, Timing, plain_rivals, race
 
 HYBRID, MEASURED = "hybrid", "measured"
+#: Turns count in which the cores are as fast as they can be, but for a tenth; medians of 50 ms turns.
+TOLERANCE, TURN_S = 1.1, 0.05
 MANY_CORES = (4, 8, 16)
 
 
@@ -177,7 +179,7 @@ def measure(case: Case, cycles: int, watch: Watch) -> list[str]:
         **plain_rivals(source, feed, "plain"),
         "ORT_PARALLEL": parallel(source, feed),
     }
-    timings = {t.name: t for t in race(rivals, cycles=cycles, turn_s=0.1, watch=watch)}
+    timings = {t.name: t for t in race(rivals, cycles=cycles, turn_s=TURN_S, watch=watch)}
     own = timings.pop(HYBRID)
     best: Timing = min(timings.values(), key=lambda t: t.median_ms)
     ratio = own.median_ms / best.median_ms
@@ -222,7 +224,7 @@ def main() -> None:
     page = arguments.output.read_text(encoding="utf-8") if arguments.output else ""
     if page:
         replaced(page, MEASURED, "")  # refuses the page before anything is measured
-    watch = CoreWatch(physical_cores(), arguments.patience)
+    watch = CoreWatch(physical_cores(), arguments.patience, TOLERANCE)
     rows = [HEAD]
     print(" | ".join(HEAD))
     with TemporaryDirectory() as folder:

@@ -45,14 +45,16 @@ class CoreWatch:
         cores: Logical CPUs.
         patience_s: How long to wait for quiet moments, all waits together: a machine that is never quiet is measured
             as it is.
+        tolerance: A look that takes more than so many times the fastest is a disturbance.
 
     Attributes:
         cores: Those watched.
     """
 
-    def __init__(self, cores: Sequence[int], patience_s: float) -> None:
+    def __init__(self, cores: Sequence[int], patience_s: float, tolerance: float = _TOLERANCE) -> None:
         self.cores = tuple(cores)
         self._patience_s = patience_s
+        self._tolerance = tolerance
         self._session = product_session(CPU_PROVIDER, *_SIZE)
         self._feed = {"x": np.ones(_SIZE, np.float32)}
         self._fastest_ms = min(self._look() for _ in range(_FIRST_LOOKS))
@@ -61,7 +63,7 @@ class CoreWatch:
         """Whether somebody is using the cores."""
         now_ms = self._look()
         self._fastest_ms = min(self._fastest_ms, now_ms)
-        return now_ms > _TOLERANCE * self._fastest_ms
+        return now_ms > self._tolerance * self._fastest_ms
 
     def wait(self) -> bool:
         """Wait for a quiet moment while there is patience left; returns whether this is one."""

@@ -31,10 +31,10 @@ from chrion.runtime.session import HybridSession
 from chrion.runtime.values import check_feed
 from chrion.scheduler.plan import Plan
 
-_WARM_UP_S = 0.05
+_WARM_UP_S = 0.03
 _LEAST_RUNS = 5
 #: How often a turn is taken at most.
-_TRIES = 4
+_TRIES = 8
 
 Feed = Mapping[str, np.ndarray[Any, Any]]
 #: Runs one request and gives its outputs.

@@ -34,7 +34,7 @@ _CLOSE = 1.15
 #: A plan must beat a plain session by so much: less is noise, and a plain session is simpler.
 _MARGIN = 0.97
 #: How long to wait for moments in which nobody else uses the cores.
-_PATIENCE_S = 0.5
+_PATIENCE_S = 2.0
 
 #: Makes a candidate: what runs one request, and what takes it down.
 Opener = Callable[[], tuple[Callable[[], object], Callable[[], None]]]
