@@ -174,11 +174,11 @@ def largest_difference(ours: Sequence[Any], theirs: Sequence[Any]) -> float:
 
 
 def _quiet_turn(make: Maker, turn_s: float, watch: Watch) -> list[float]:
-    """A turn between two quiet moments; if there is none to be had, the last one tried."""
+    """A turn between two quiet moments; where none is to be had any more, a turn as it comes."""
     for _ in range(_TRIES):
         quiet = watch.wait()
         times = _turn(make, turn_s)
-        if quiet and not watch.disturbed():
+        if not quiet or not watch.disturbed():
             break
     return times
 

@@ -78,7 +78,16 @@ def test_a_machine_that_is_never_quiet_is_timed_all_the_same() -> None:
     log: Log = []
     (timing,) = race({"a": rival("a", log)}, cycles=2, turn_s=0.0, watch=QuietCores(disturbed_at=range(99)))
     assert timing.runs >= 10
-    assert [what for _, what in log].count("made") == 8
+    assert [what for _, what in log].count("made") == 2 * 8
+
+
+def test_without_patience_turns_are_taken_as_they_come() -> None:
+    """Once each, however disturbed."""
+    log: Log = []
+    watch = QuietCores(disturbed_at=range(99))
+    watch.wait = lambda: False  # type: ignore[method-assign]
+    race({"a": rival("a", log)}, cycles=2, turn_s=0.0, watch=watch)
+    assert [what for _, what in log].count("made") == 2
 
 
 def test_a_rival_that_fails_is_taken_down() -> None:
