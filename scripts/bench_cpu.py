@@ -36,8 +36,8 @@ from chrion.profiler.quiet import CoreWatch, Watch
 from chrion.runtime.bench import Feed, Maker, Run, Timing, plain_rivals, race
 
 HYBRID, MEASURED = "hybrid", "measured"
-#: Turns count in which the cores are as fast as they can be, but for a tenth; medians of 50 ms turns.
-TOLERANCE, TURN_S = 1.1, 0.05
+#: Short, so that turns fit into quiet moments.
+TURN_S = 0.05
 MANY_CORES = (4, 8, 16)
 
 
@@ -224,7 +224,7 @@ def main() -> None:
     page = arguments.output.read_text(encoding="utf-8") if arguments.output else ""
     if page:
         replaced(page, MEASURED, "")  # refuses the page before anything is measured
-    watch = CoreWatch(physical_cores(), arguments.patience, TOLERANCE)
+    watch = CoreWatch(physical_cores(), arguments.patience)
     rows = [HEAD]
     print(" | ".join(HEAD))
     with TemporaryDirectory() as folder:

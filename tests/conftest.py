@@ -12,6 +12,8 @@ import pytest
 from hypothesis import settings
 
 from chrion import HybridSession
+from chrion.profiler import measure_graph
+from chrion.runtime import guard
 from chrion.scheduler import planner
 from chrion.scheduler.validity import check_solution
 from helpers import lanes
@@ -27,6 +29,15 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep measurements in a folder that goes away; tests share it, so that each signature is measured once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CHRION_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting() -> Iterator[None]:
+    """No test is about how good a measurement is, so none waits for quiet moments."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guard, "_PATIENCE_S", 0.0)
+        patch.setattr(measure_graph, "_PATIENCE_S", 0.0)
         yield
 
 

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 #: How often an operator is measured if somebody else uses the cores meanwhile, and how long all wait for quiet moments.
 _TRIES = 3
-_PATIENCE_S = 2.0
+_PATIENCE_S = 4.0
 
 #: Told after each operator: how many are done, how many there are, and the type of the last one.
 Progress = Callable[[int, int, str], None]

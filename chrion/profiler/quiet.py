@@ -24,7 +24,7 @@ _CALLS = 40
 #: The fastest look is taken for what the cores can do once so many have been taken.
 _FIRST_LOOKS = 12
 #: Slower than the fastest by more than this is a disturbance: clocks vary by less, cores shared with others by more.
-_TOLERANCE = 1.2
+_TOLERANCE = 1.1
 _PAUSE_S = 0.02
 
 
@@ -45,16 +45,14 @@ class CoreWatch:
         cores: Logical CPUs.
         patience_s: How long to wait for quiet moments, all waits together: a machine that is never quiet is measured
             as it is.
-        tolerance: A look that takes more than so many times the fastest is a disturbance.
 
     Attributes:
         cores: Those watched.
     """
 
-    def __init__(self, cores: Sequence[int], patience_s: float, tolerance: float = _TOLERANCE) -> None:
+    def __init__(self, cores: Sequence[int], patience_s: float) -> None:
         self.cores = tuple(cores)
         self._patience_s = patience_s
-        self._tolerance = tolerance
         self._session = product_session(CPU_PROVIDER, *_SIZE)
         self._feed = {"x": np.ones(_SIZE, np.float32)}
         self._fastest_ms = min(self._look() for _ in range(_FIRST_LOOKS))
@@ -63,7 +61,7 @@ class CoreWatch:
         """Whether somebody is using the cores."""
         now_ms = self._look()
         self._fastest_ms = min(self._fastest_ms, now_ms)
-        return now_ms > self._tolerance * self._fastest_ms
+        return now_ms > _TOLERANCE * self._fastest_ms
 
     def wait(self) -> bool:
         """Wait for a quiet moment while there is patience left; returns whether this is one."""

@@ -156,6 +156,8 @@ class PlainEngine:
         reason: str,
     ) -> None:
         self.session = ort.InferenceSession(source, options, providers, provider_options)
+        #: Whether any of it may be on an accelerator.
+        self.accelerated = list(self.session.get_providers()) != [CPU_PROVIDER]
         self.reason = reason
 
     def because(self, reason: str) -> PlainEngine:
@@ -163,11 +165,6 @@ class PlainEngine:
         twin = copy.copy(self)
         twin.reason = reason
         return twin
-
-    @property
-    def accelerated(self) -> bool:
-        """Whether any of it may be on an accelerator."""
-        return list(self.session.get_providers()) != [CPU_PROVIDER]
 
     def explain(self) -> str:
         """Why the model runs in one piece."""

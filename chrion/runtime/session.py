@@ -142,7 +142,11 @@ class HybridSession(InferenceInterface):
             InvalidArgument: An unknown name, or an array of another type or shape than the model's.
             Exception: What onnxruntime raises while running, with the operators' names.
         """
-        if not self._passes_through:
+        engine = self._engine
+        if isinstance(engine, PlainEngine) and not self._by_shapes:  # onnxruntime checks the call itself
+            if not engine.accelerated and not self._refusal:
+                return list(engine.session.run(output_names, input_feed, run_options))
+        else:
             check_call(output_names, input_feed, run_options)
             check_kinds(input_feed)
 
@@ -343,11 +347,6 @@ class HybridSession(InferenceInterface):
 
     # How it comes about.
 
-    @property
-    def _passes_through(self) -> bool:
-        """Whether every request goes to one plain session, which checks the call itself."""
-        return not self._by_shapes and isinstance(self._engine, PlainEngine)
-
     def _load(self, model: str | Path | bytes | onnx.ModelProto | Graph) -> Graph | None:
         """The graph, or None for a model that only plain onnxruntime reads."""
         if isinstance(model, Graph):
@@ -382,8 +381,6 @@ class HybridSession(InferenceInterface):
         """
         if self._refusal:
             raise RuntimeError(self._refusal)
-        if self._passes_through:
-            return self._engine
         if self._graph is not None and any(weight.name in feed for weight in self._graph.overridable):
             return self._plain_engine("weights were given")
         engine = self._engine
