@@ -14,14 +14,14 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 
-#: Turns a waiter spins before it parks: about a millisecond.
+#: Turns a waiter spins before it parks: half a millisecond to one.
 SPIN_TURNS = 45
 #: A parked waiter looks again after this long, whatever happens.
 _LOOK_AGAIN_S = 0.05
 #: How often somebody who wants to be alone looks whether all others have gone.
 _ALONE_S = 0.0005
 
-#: What each turn reads: zlib releases the interpreter lock for more than 5 kB, and 48 kB take 20 us.
+#: What each turn reads: zlib releases the interpreter lock for more than 5 kB, and 48 kB take 12 to 20 us.
 _BALLASTS = tuple(bytes(size * 1024) for size in (6, 12, 24, 48))
 
 
