@@ -24,8 +24,8 @@ from chrion.runtime.crossings import held
 from chrion.runtime.segment import Segment, named
 from chrion.runtime.values import numeric_dtype
 
-#: Arrays of so many bytes at most are copied. To make a value of an array and to bind it takes 4 us, and 20 to 60 when a
-#: large model has driven the interpreter out of the caches; to copy 72 KiB takes 2, and then 5 to 15.
+#: Arrays of so many bytes at most are copied. To make a value of an array and to bind it takes 4 us, and 20 to 60 when
+#: a large model has driven the interpreter out of the caches; to copy 72 KiB takes 2, and then 5 to 15.
 _COPIED_BYTES = 1 << 17
 
 Array = np.ndarray[Any, Any]
