@@ -7,7 +7,6 @@ core. So waiters spin for about as long as a handoff between lanes is worth, the
 from __future__ import annotations
 
 import contextlib
-import math
 import queue
 import threading
 import time
@@ -119,10 +118,11 @@ class Gate:
     def alone(self) -> Iterator[None]:
         """Wait until nobody is inside, and keep everybody out. Not for a thread that is inside itself."""
         with self._closed:
-            self.wait_empty(math.inf)
+            self.wait_empty()
             yield
 
-    def wait_empty(self, until: float) -> None:
-        """Wait until nobody is inside, or until then by ``time.monotonic``."""
-        while self._inside and time.monotonic() < until:
+    def wait_empty(self, until: float | None = None) -> bool:
+        """Wait until nobody is inside, true, or until then by ``time.monotonic``."""
+        while self._inside and (until is None or time.monotonic() < until):
             time.sleep(_ALONE_S)
+        return not self._inside

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -19,13 +20,16 @@ from chrion.errors import PlanError
 from chrion.graph.extract import Extractor
 from chrion.graph.model import ELEMENT_BYTES, Graph
 from chrion.lanes import copies, in_reading_order, lane_name, on_accelerator
+from chrion.native import Failed
+from chrion.runtime import native
 from chrion.runtime.accelerator import Accelerator
 from chrion.runtime.crossings import find_crossings
 from chrion.runtime.executor import Event, Executor
 from chrion.runtime.frame import Array
 from chrion.runtime.lanes import Lanes
+from chrion.runtime.native import NativeExecutor
 from chrion.runtime.program import build_program
-from chrion.runtime.segment import SegmentFactory
+from chrion.runtime.segment import Segment, SegmentFactory
 from chrion.runtime.values import UsualFeed
 from chrion.scheduler.plan import Plan
 from chrion.units import format_mb, format_ms
@@ -62,21 +66,21 @@ class CutEngine:
             raise CannotCutError("the plan runs the whole model as one segment")
         self.graph = graph
         self.plan = plan
-        lanes, extractor = plan.schedule.lanes, Extractor(graph)
-        accelerator = _accelerator(plan, provider_options)
-        crossings = find_crossings(extractor, lanes, accelerator.device if accelerator else None)
+        self._options = options
+        self._accelerator = accelerator = _accelerator(plan, provider_options)
+        self._extractor = Extractor(graph)
+        crossings = find_crossings(self._extractor, plan.schedule.lanes, accelerator.device if accelerator else None)
         self.usual = UsualFeed(graph.inputs)
-        self.program = build_program(graph.dag, lanes, plan.segments, plan.schedule.stages, crossings)
+        self.program = build_program(graph.dag, plan.schedule.lanes, plan.segments, plan.schedule.stages, crossings)
+        self._cores = _cores_of(self.program.lanes, plan)
+        self._lock = threading.Lock()
+        self._closed = False
         watch = Watch()
-        factory = SegmentFactory(extractor, options, accelerator)
-        self.segments = [factory.open(s, lanes[s[0]]) for s in plan.segments]
-        self.sessions = factory.sessions
+        self._native = self._open_native() if accelerator is None and native.fits(graph, self.program) else None
+        #: Threads of the interpreter; None until something has to run by them.
+        self._executor = None if self._native else self._open()
         #: GPU memory that opening the sessions took, in MB; None where nothing tells.
         self.loaded_mb = watch.grown_mb() if accelerator else None
-        cores = _cores_of(self.program.lanes, plan)
-        first = next(iter(self.program.lanes))
-        self._lanes = Lanes({lane: core for lane, core in cores.items() if lane != first})
-        self._executor = Executor(graph, self.program, self.segments, self._lanes, cores, accelerator)
         self._constants = {
             o.name: ort.OrtValue.ortvalue_from_numpy(value)
             for o in graph.outputs
@@ -96,15 +100,18 @@ class CutEngine:
     ) -> dict[str, Any]:
         """Run one request; see :meth:`Executor.run`. An output that is an input or a weight is copied."""
         made = [name for name in outputs if name not in feeds and name not in self._constants]
-        values = self._executor.run(
-            feeds,
-            made,
-            targets=targets,
-            staying=staying,
-            run_options=run_options,
-            events=events,
-            arrays=arrays,
-        )
+        if self._native and run_options is None:
+            values = self._native.run(feeds, made, targets=targets, events=events, arrays=arrays)
+        else:
+            values = self._interpreted().run(
+                feeds,
+                made,
+                targets=targets,
+                staying=staying,
+                run_options=run_options,
+                events=events,
+                arrays=arrays,
+            )
         for name in outputs if len(made) < len(outputs) else ():
             if name not in values:
                 source = feeds[name] if name in feeds else self._constants[name]
@@ -139,9 +146,42 @@ class CutEngine:
 
     def close(self, until: float | None = None) -> None:
         """Stop the lanes, when runs that have begun have ended; wait no longer than ``until``, if that is given."""
-        self._lanes.close(until)
-        if until is not None:
-            self._executor.wait_idle(until)
+        with self._lock:
+            self._closed = True
+        for executor in (self._native, self._executor):
+            if executor:
+                executor.close(until)
+
+    def _open_native(self) -> NativeExecutor | None:
+        """The program without the interpreter; None where onnxruntime refuses, which then says why once more."""
+        try:
+            self.segments, self.sessions = self._open_segments(native=True)
+            return NativeExecutor(self.graph, self.program, self.segments, self._cores)
+        except (Failed, RuntimeError):
+            return None
+
+    def _interpreted(self) -> Executor:
+        """The program by threads of the interpreter."""
+        with self._lock:
+            if self._executor is None:
+                if self._closed:
+                    raise RuntimeError("this session is closed")
+                self._executor = self._open()
+            return self._executor
+
+    def _open(self) -> Executor:
+        segments, sessions = self._open_segments(native=False)
+        if self._native is None:
+            self.segments, self.sessions = segments, sessions
+        first = next(iter(self.program.lanes))
+        lanes = Lanes({lane: core for lane, core in self._cores.items() if lane != first})
+        return Executor(self.graph, self.program, segments, lanes, self._cores, self._accelerator)
+
+    def _open_segments(self, *, native: bool) -> tuple[list[Segment], int]:
+        """All segments, and how many sessions they have."""
+        factory = SegmentFactory(self._extractor, self._options, self._accelerator, native=native)
+        lanes = self.plan.schedule.lanes
+        return [factory.open(s, lanes[s[0]]) for s in self.plan.segments], factory.sessions
 
 
 class PlainEngine:

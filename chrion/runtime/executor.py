@@ -175,9 +175,11 @@ class Executor:
             events += [Event(la, s, (t0 - first) * 1e3, (t1 - first) * 1e3, c) for la, s, t0, t1, c in sorted(raw)]
         return result
 
-    def wait_idle(self, until: float) -> None:
-        """Wait until no request is in flight, or until then by ``time.monotonic``."""
-        self._gate.wait_empty(until)
+    def close(self, until: float | None = None) -> None:
+        """Stop the lanes when runs that have begun have ended; wait no longer than until then."""
+        self._lanes.close(until)
+        if until is not None:
+            self._gate.wait_empty(until)
 
     def _serve(
         self,

@@ -19,7 +19,7 @@ import onnxruntime as ort
 from chrion.devices import Device
 from chrion.devices.device import Download
 from chrion.devices.host import allocate, on_host, to_host, zeros
-from chrion.graph.model import Graph
+from chrion.graph.model import Graph, TensorInfo
 from chrion.runtime.crossings import held
 from chrion.runtime.segment import Segment, named
 from chrion.runtime.values import numeric_dtype
@@ -51,12 +51,20 @@ class _Writer(NamedTuple):
     sized: bool
 
 
-class _Buffer(NamedTuple):
+class Buffer(NamedTuple):
     """A small input or output of the request in the frame's own memory."""
 
     value: ort.OrtValue
     #: The same memory.
     array: Array
+
+
+def small_buffer(info: TensorInfo) -> Buffer | None:
+    """Memory for an input or output of the request whose arrays are to be copied; None if they are to be bound."""
+    if 0 < (info.bytes or 0) <= _COPIED_BYTES and numeric_dtype(info.type) is not None:
+        value = allocate(info)
+        return Buffer(value, value.numpy())
+    return None
 
 
 class Frame:
@@ -80,7 +88,7 @@ class Frame:
         #: What the present request has in place of them.
         self._present: dict[Place, ort.OrtValue] = {}
         #: For its small arrays, where all is in the host's memory.
-        self._own: dict[str, _Buffer] = {}
+        self._own: dict[str, Buffer] = {}
         #: What is bound of it.
         self._bound: dict[Place, ort.OrtValue] = {}
         self._staying: Collection[str] = ()
@@ -312,11 +320,10 @@ class Frame:
 
     def _own_buffer(self, name: str) -> None:
         """Make a buffer for an input or output of the request, if its arrays are to be copied."""
-        info = self._graph.values[name]
-        small = 0 < (info.bytes or 0) <= _COPIED_BYTES and numeric_dtype(info.type) is not None
-        if small and self._device is None and name not in self._own:
-            value = allocate(info)
-            self._own[name] = _Buffer(value, value.numpy())
+        if self._device is None and name not in self._own:
+            buffer = small_buffer(self._graph.values[name])
+            if buffer is not None:
+                self._own[name] = buffer
 
     def _download(self, name: str, device: Device) -> Download:
         if name not in self._downloads:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import onnx
 import onnxruntime as ort
@@ -11,6 +12,7 @@ import onnxruntime as ort
 from chrion.devices import CPU_PROVIDER
 from chrion.graph.extract import Extractor
 from chrion.lanes import on_accelerator
+from chrion.native import NativeSession
 from chrion.runtime.accelerator import Accelerator
 
 #: Attributes of the caller's session options that hold for segments too; the others concern threads and files.
@@ -26,9 +28,12 @@ _INHERITED = (
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment that can run: its session, and which value of the graph each of the session's names stands for."""
+    """A segment that can run: its session, and which value of the graph each of the session's names stands for.
 
-    session: ort.InferenceSession
+    The session is an ``InferenceSession``, or a :class:`chrion.native.NativeSession`.
+    """
+
+    session: Any
     #: (name in the session, name in the graph) of each input and output.
     inputs: tuple[tuple[str, str], ...]
     outputs: tuple[tuple[str, str], ...]
@@ -46,13 +51,28 @@ class Segment:
 
 
 class SegmentFactory:
-    """Opens segments of one graph."""
+    """Opens segments of one graph.
 
-    def __init__(self, extractor: Extractor, base: ort.SessionOptions | None, accelerator: Accelerator | None) -> None:
+    Args:
+        extractor: Of the graph.
+        base: The caller's session options, or None.
+        accelerator: Runs segments that are on it.
+        native: Whether sessions are for lanes without the interpreter.
+    """
+
+    def __init__(
+        self,
+        extractor: Extractor,
+        base: ort.SessionOptions | None,
+        accelerator: Accelerator | None = None,
+        *,
+        native: bool = False,
+    ) -> None:
         self._extractor = extractor
         self._base = base
         self._accelerator = accelerator
-        self._opened: dict[tuple[str, int | None], tuple[ort.InferenceSession, tuple[str, ...], tuple[str, ...]]] = {}
+        self._native = native
+        self._opened: dict[tuple[str, int | None], tuple[Any, tuple[str, ...], tuple[str, ...]]] = {}
 
     @property
     def sessions(self) -> int:
@@ -68,7 +88,9 @@ class SegmentFactory:
         if key not in self._opened:
             model, options = sub.model.SerializeToString(), self._options(sub.options)
             if there:
-                session = there.open(model, options, lane, graph=graph)
+                session: Any = there.open(model, options, lane, graph=graph)
+            elif self._native:
+                session = NativeSession(model, options)
             else:
                 session = ort.InferenceSession(model, options, [CPU_PROVIDER], enable_fallback=0)
             self._opened[key] = (session, sub.inputs, sub.outputs)
