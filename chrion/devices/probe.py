@@ -64,26 +64,33 @@ def load_libraries(provider: str) -> None:
         ort.preload_dlls()
 
 
+def smallest_model() -> bytes:
+    """One Relu on one number, from x to y."""
+    return _model(helper.make_node("Relu", ["x"], ["y"]), [1])
+
+
 def smallest_session(provider: str) -> ort.InferenceSession:
-    """A session over one Relu on one number, from x to y."""
-    return _session(provider, helper.make_node("Relu", ["x"], ["y"]), [1])
+    """A session over :func:`smallest_model`."""
+    return _session(provider, smallest_model())
 
 
 def product_session(provider: str, rows: int, side: int) -> ort.InferenceSession:
     """A session over one product of x, rows by side, with a square of weights, to y."""
     weight = numpy_helper.from_array(np.ones((side, side), np.float32), "w")
-    return _session(provider, helper.make_node("MatMul", ["x", "w"], ["y"]), [rows, side], [weight])
+    return _session(provider, _model(helper.make_node("MatMul", ["x", "w"], ["y"]), [rows, side], [weight]))
 
 
-def _session(
-    provider: str, node: onnx.NodeProto, shape: Sequence[int], weights: Sequence[onnx.TensorProto] = ()
-) -> ort.InferenceSession:
+def _model(node: onnx.NodeProto, shape: Sequence[int], weights: Sequence[onnx.TensorProto] = ()) -> bytes:
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "y")]
     graph = helper.make_graph([node], "probe", ends[:1], ends[1:], list(weights))
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+def _session(provider: str, model: bytes) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
-    return ort.InferenceSession(model.SerializeToString(), options, providers=[provider], enable_fallback=0)
+    return ort.InferenceSession(model, options, providers=[provider], enable_fallback=0)
 
 
 def _reason(errors: str) -> str | None:

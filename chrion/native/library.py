@@ -124,23 +124,28 @@ class Binding:
             raise failure.error()
         weakref.finalize(self, self._library.chrion_unbind, self.handle).atexit = False
 
-    def bind(self, name: str, value: ort.OrtValue, code: int, shape: Sequence[int], size: int, *, output: bool) -> None:
-        """Bind a value in the host's memory, which has to stay.
+    def bind(self, name: str, value: ort.OrtValue, *, output: bool) -> None:
+        """Bind a tensor in the host's memory, which has to stay.
 
         Args:
             name: Of the input or output.
-            value: The value.
-            code: ONNX's number for its element type.
-            shape: Its dimensions.
-            size: Its bytes.
+            value: The tensor.
             output: Whether it is an output.
 
         Raises:
             Failed: Onnxruntime refuses it.
         """
-        dimensions, failure = (ctypes.c_int64 * len(shape))(*shape), _Failure()
+        shape, failure = value.shape(), _Failure()
         if not self._library.chrion_bind(
-            self.handle, output, name.encode(), value.data_ptr(), size, dimensions, len(shape), code, failure
+            self.handle,
+            output,
+            name.encode(),
+            value.data_ptr(),
+            value.tensor_size_in_bytes(),
+            (ctypes.c_int64 * len(shape))(*shape),
+            len(shape),
+            value.element_type(),
+            failure,
         ):
             raise failure.error()
 
@@ -155,7 +160,7 @@ class NativeLanes:
 
     def __init__(self, steps: Sequence[Sequence[tuple[int, int, int]]], cores: Sequence[int | None]) -> None:
         self._library, self._process = _loaded(), os.getpid()
-        self._steps = [(_Step * len(mine))(*mine) for mine in steps]
+        self._steps = [(_Step * len(mine))(*(_Step(*step) for step in mine)) for mine in steps]
         parts = (_Part * len(steps))()
         for part, mine, core in zip(parts, self._steps, cores, strict=True):
             part.steps, part.count, part.core = mine, len(mine), -1 if core is None else core

@@ -22,12 +22,13 @@ from chrion.graph.model import Graph
 from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.profiler.cache import Cache
 from chrion.profiler.fetching import measure_fetch_ms_per_byte
+from chrion.profiler.handing import measure_handing_ms
 from chrion.profiler.machine import this_machine
 from chrion.profiler.measure import OperatorBench, Sample, random_array
 from chrion.profiler.profiles import OperatorCost, Profile
 from chrion.profiler.quiet import CoreWatch
 from chrion.profiler.roofline import operator_bytes
-from chrion.profiler.transfer import Copies, measure_copies, measure_dispatch_ms, measure_handoff_ms
+from chrion.profiler.transfer import Copies, measure_copies
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ def profile(  # noqa: PLR0913 - what may be left out is by name
         cache.put(signature, cost)
     if not known and len(graph.dag):
         raise ModelError(f"model {graph.name}: none of its operators could be measured")
-    handoff_ms = measure_handoff_ms(lanes)
+    handoff_ms, dispatch_ms = measure_handing_ms(lanes, interpreted=device is not None)
     cache_bytes = min(map(own_cache_bytes, lanes))
     copies = measure_copies(device, handoff_ms) if device else Copies()
     return Profile(
@@ -97,7 +98,7 @@ def profile(  # noqa: PLR0913 - what may be left out is by name
         pageable_upload=copies.pageable_upload,
         pageable_download=copies.pageable_download,
         handoff_ms=handoff_ms,
-        dispatch_ms=measure_dispatch_ms(lanes),
+        dispatch_ms=dispatch_ms,
         cache_bytes=cache_bytes,
         fetch_ms_per_byte=measure_fetch_ms_per_byte(lanes, cache_bytes),
         base_memory_mb=(examine(provider).memory_mb or 0.0) if provider else 0.0,

@@ -10,12 +10,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
-from chrion.devices.host import allocate, element_code, fixed_shape, on_host, to_host
+from chrion.devices.host import allocate, on_host, to_host
 from chrion.graph.model import ELEMENT_BYTES, Graph, TensorInfo
 from chrion.native import Binding, Failed, NativeFrame, NativeLanes, available
 from chrion.native.library import RUN, SIGNAL, WAIT
@@ -107,13 +107,6 @@ class NativeExecutor:
         return _Frame(self._graph, self._segments, self._lanes)
 
 
-class _Bound(NamedTuple):
-    """Where an input or output of the request is bound."""
-
-    binding: Binding
-    inner: str
-
-
 class _Frame:
     """Buffers and bindings of one request in flight; the counterpart of :class:`chrion.runtime.frame.Frame`."""
 
@@ -123,8 +116,9 @@ class _Frame:
         self._buffers: dict[str, ort.OrtValue] = {}
         #: For small arrays of the request.
         self._own: dict[str, Buffer] = {}
-        self._readers: dict[str, list[_Bound]] = {}
-        self._writers: dict[str, _Bound] = {}
+        #: Where the request's values are bound: binding, and name in its session.
+        self._readers: dict[str, list[tuple[Binding, str]]] = {}
+        self._writers: dict[str, tuple[Binding, str]] = {}
         #: What is bound of the request.
         self._present: dict[str, ort.OrtValue] = {}
         requested = {info.name for info in (*graph.inputs, *graph.outputs)}
@@ -133,14 +127,14 @@ class _Frame:
         for segment, binding in zip(segments, bindings, strict=True):
             for inner, name in segment.inputs:
                 if name in requested:
-                    self._readers.setdefault(name, []).append(_Bound(binding, inner))
+                    self._readers.setdefault(name, []).append((binding, inner))
                 else:
-                    self._bind(_Bound(binding, inner), name, self._buffer(name), output=False)
+                    binding.bind(inner, self._buffer(name), output=False)
             for inner, name in segment.outputs:
                 if name in requested:
-                    self._writers[name] = _Bound(binding, inner)
+                    self._writers[name] = (binding, inner)
                 else:
-                    self._bind(_Bound(binding, inner), name, self._buffer(name), output=True)
+                    binding.bind(inner, self._buffer(name), output=True)
         for name in (*self._readers, *self._writers):
             own = small_buffer(graph.values[name])
             if own is not None:
@@ -183,16 +177,11 @@ class _Frame:
         if self._present.get(name) is value:
             return
         if name in self._writers:
-            self._bind(self._writers[name], name, value, output=True)
-        for reader in self._readers.get(name, ()):
-            self._bind(reader, name, value, output=False)
+            binding, inner = self._writers[name]
+            binding.bind(inner, value, output=True)
+        for binding, inner in self._readers.get(name, ()):
+            binding.bind(inner, value, output=False)
         self._present[name] = value
-
-    def _bind(self, bound: _Bound, name: str, value: ort.OrtValue, *, output: bool) -> None:
-        info = self._graph.values[name]
-        bound.binding.bind(
-            bound.inner, value, element_code(info.type), fixed_shape(info), info.bytes or 0, output=output
-        )
 
     def _buffer(self, name: str) -> ort.OrtValue:
         if name not in self._buffers:

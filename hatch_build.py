@@ -1,0 +1,40 @@
+"""Compiles the lanes in C, where there is a compiler for them; without, Chrion does all in Python."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+_FOLDER = Path("chrion", "native")
+_FLAGS = ("-std=gnu11", "-O2", "-Wall", "-fPIC", "-shared", "-pthread")
+
+
+class LanesHook(BuildHookInterface[Any]):
+    """Puts ``liblanes.so`` beside its source and into the wheel."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 - hatchling's
+        """Compile, before anything is collected."""
+        if sys.platform != "linux":  # threads are pinned and parked by Linux's own means
+            return
+        folder = Path(self.root) / _FOLDER
+        fresh, target = folder / f"liblanes.{os.getpid()}.so", folder / "liblanes.so"
+        command = [*shlex.split(os.environ.get("CC", "cc")), *_FLAGS, str(folder / "lanes.c"), "-o", str(fresh)]
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            reason = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[0]
+            target.unlink(missing_ok=True)
+            self.app.display_warning(f"lanes are not compiled, they run in Python: {reason}")
+            return
+        fresh.replace(target)  # a process may be using the one before
+        build_data["artifacts"].append((_FOLDER / target.name).as_posix())
+        build_data["pure_python"] = False
+        # Of Python it uses nothing, so one wheel serves all versions.
+        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
