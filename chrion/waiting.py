@@ -99,20 +99,20 @@ class Gate:
 
     A thread that is interrupted on its way in or out leaves nothing behind: who is inside is noted in a set, and both
     ways are one operation on it.
+
+    Attributes:
+        inside: Who is. To leave is ``inside.discard(token)``, by the thread itself: an interrupt that came on the way
+            into a method of ours would leave the token behind.
     """
 
     def __init__(self) -> None:
-        self._inside: set[object] = set()
+        self.inside: set[object] = set()
         self._closed = threading.Lock()
 
     def enter(self, token: object) -> None:
-        """Pass together with others; waits while somebody is alone. Call :meth:`leave` even where this was cut off."""
+        """Pass together with others; waits while somebody is alone. Discard the token even where this was cut off."""
         with self._closed:
-            self._inside.add(token)
-
-    def leave(self, token: object) -> None:
-        """Be gone; does nothing if one never came in."""
-        self._inside.discard(token)
+            self.inside.add(token)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -123,6 +123,6 @@ class Gate:
 
     def wait_empty(self, until: float | None = None) -> bool:
         """Wait until nobody is inside, true, or until then by ``time.monotonic``."""
-        while self._inside and (until is None or time.monotonic() < until):
+        while self.inside and (until is None or time.monotonic() < until):
             time.sleep(_ALONE_S)
-        return not self._inside
+        return not self.inside

@@ -13,7 +13,7 @@ from hypothesis import settings
 
 from chrion import HybridSession
 from chrion.profiler import measure_graph
-from chrion.runtime import guard
+from chrion.runtime import guard, native
 from chrion.scheduler import planner
 from chrion.scheduler.validity import check_solution
 from helpers import lanes
@@ -55,6 +55,21 @@ def _valid_plans() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lanes are threads of the interpreter, as they are where no compiler was at hand."""
+    monkeypatch.setattr(native, "available", lambda: False)
+
+
+@pytest.fixture(params=[True, False], ids=["native", "interpreted"])
+def either_lanes(request: pytest.FixtureRequest) -> None:
+    """Both kinds of lanes."""
+    if not request.param:
+        request.getfixturevalue("interpreted")
+    elif not native.available():
+        pytest.skip("lanes are not compiled here")
+
+
 @pytest.fixture(autouse=True)
 def _nothing_left() -> Iterator[None]:
     """No lane outlives its session, and the caller's affinity is what it was."""
@@ -66,5 +81,5 @@ def _nothing_left() -> Iterator[None]:
         gc.collect()
         if any(isinstance(thing, HybridSession) for thing in gc.get_objects()):
             return  # a fixture of a wider scope still holds one
-        assert time.monotonic() < end, f"left behind: {[t.name for t in lanes()]}"
+        assert time.monotonic() < end, f"left behind: {lanes()}"
         time.sleep(0.01)

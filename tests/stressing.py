@@ -18,8 +18,9 @@ import onnx
 import psutil
 
 from chrion import HybridSession, load
+from chrion.native import NativeFrame, NativeLanes
 from chrion.runtime.executor import Executor
-from helpers import FLOAT, alternating, assert_equal, forced_plan, make_model, node, plain, value
+from helpers import FLOAT, alternating, assert_equal, forced_plan, lanes_left, make_model, node, plain, value
 
 WIDTH = 16
 #: More than a session keeps engines for, so that some are made and let go of all the time.
@@ -107,25 +108,35 @@ def hammer(seconds: float, threads: int, seed: int) -> Strain:
 @contextmanager
 def exclusive_frames() -> Iterator[list[int]]:
     """Watch which frames are in use; the list gets those that are used twice at once."""
-    serve, lock = Executor._serve, threading.Lock()
+    serve, run, lock = Executor._serve, NativeLanes.run, threading.Lock()
     inside: set[int] = set()
     shared: list[int] = []
 
-    def watched(self: Executor, request: Any, *rest: Any, **named: Any) -> Any:
-        frame = id(request.frame)
+    @contextmanager
+    def using(frame: int) -> Iterator[None]:
         with lock:
             (shared.append if frame in inside else inside.add)(frame)
         try:
-            return serve(self, request, *rest, **named)
+            yield
         finally:
             with lock:
                 inside.discard(frame)
 
-    Executor._serve = watched  # type: ignore[method-assign]
+    def watched_serve(self: Executor, request: Any, *rest: Any, **named: Any) -> Any:
+        with using(id(request.frame)):
+            return serve(self, request, *rest, **named)
+
+    def watched_run(self: NativeLanes, frame: NativeFrame, *rest: Any) -> None:
+        with using(id(frame)):
+            run(self, frame, *rest)
+
+    Executor._serve = watched_serve  # type: ignore[method-assign]
+    NativeLanes.run = watched_run  # type: ignore[method-assign]
     try:
         yield shared
     finally:
         Executor._serve = serve  # type: ignore[method-assign]
+        NativeLanes.run = run  # type: ignore[method-assign]
 
 
 def cycles(count: int, *, close: bool) -> Strain:
@@ -144,7 +155,7 @@ def cycles(count: int, *, close: bool) -> Strain:
         del session
         if cycle == count // 4:
             before = settled_mb()
-    return Strain(count, settled_mb() - before, len(lanes()))
+    return Strain(count, settled_mb() - before, len(lanes_left()))
 
 
 def interrupts(seconds: float, seed: int) -> Strain:
@@ -196,16 +207,6 @@ def interruptions() -> Iterator[Callable[[float], object]]:
         signal.signal(signal.SIGALRM, before)
 
 
-def lanes() -> list[str]:
-    """Names of the lanes' threads that are alive, once those that stop have stopped."""
-    end = time.monotonic() + 10
-    while True:
-        found = [t.name for t in threading.enumerate() if t.name.startswith("chrion-lane-")]
-        if not found or time.monotonic() > end:
-            return found
-        time.sleep(0.01)
-
-
 def resident_mb() -> float:
     """Memory of this process in MB."""
     return float(psutil.Process().memory_info().rss) / 1e6
@@ -214,5 +215,5 @@ def resident_mb() -> float:
 def settled_mb() -> float:
     """The same once garbage has been collected."""
     gc.collect()
-    lanes()
+    lanes_left()
     return resident_mb()

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnxruntime as ort
@@ -210,14 +211,21 @@ def _declared(
 def _metadata(session: ort.InferenceSession) -> ModelMetadata:
     # Copied, since onnxruntime's own object would keep the session and its weights alive.
     found = session.get_modelmeta()
+
+    def read(name: str, default: Any = "") -> Any:
+        try:
+            return getattr(found, name)
+        except UnicodeDecodeError:  # the model runs all the same
+            return default
+
     return ModelMetadata(
-        producer_name=found.producer_name,
-        graph_name=found.graph_name,
-        domain=found.domain,
-        description=found.description,
-        graph_description=found.graph_description,
+        producer_name=read("producer_name"),
+        graph_name=read("graph_name"),
+        domain=read("domain"),
+        description=read("description"),
+        graph_description=read("graph_description"),
         version=found.version,
-        custom_metadata_map=dict(found.custom_metadata_map),
+        custom_metadata_map=dict(read("custom_metadata_map", {})),
     )
 
 

@@ -368,7 +368,11 @@ Lanes *chrion_start(int count, const Part *parts, double wait_us, double idle_us
     lane->part = parts[at];
     lane->index = at;
     pthread_mutex_init(&lane->lock, NULL);
-    if (at == lanes->started + 1 && pthread_create(&lane->thread, NULL, work, lane) == 0) lanes->started = at;
+    if (at != lanes->started + 1 || pthread_create(&lane->thread, NULL, work, lane)) continue;
+    lanes->started = at;
+    char name[16];
+    snprintf(name, sizeof name, "chrion-lane-%d", at % 1000);
+    pthread_setname_np(lane->thread, name);
   }
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   if (lanes->started == count - 1) return lanes;

@@ -167,7 +167,7 @@ class Executor:
             self._serve(request, feeds, targets or {}, staying, arrays=arrays)
             result = {o: frame.array(o) if arrays else frame.result(o, (targets or {}).get(o)) for o in outputs}
         finally:
-            self._gate.leave(request)
+            self._gate.inside.discard(request)
         with self._frames_lock:
             self._frames.append(frame)
         if events is not None and raw is not None:

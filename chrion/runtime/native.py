@@ -86,7 +86,7 @@ class NativeExecutor:
                 raise RuntimeError(f"{self._segments[error.segment]}: Error in execution: {error}") from error
             result = {name: frame.result(name, (targets or {}).get(name), array=arrays) for name in outputs}
         finally:
-            self._gate.leave(token)
+            self._gate.inside.discard(token)
         with self._frames_lock:
             self._frames.append(frame)
         if events is not None and times is not None:

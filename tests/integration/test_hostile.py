@@ -197,6 +197,15 @@ def test_damaged_models(contents: list[bytes]) -> None:
     assert wrong <= {""}
 
 
+def test_a_model_whose_name_is_no_text() -> None:
+    """Onnxruntime runs it, and so does a session."""
+    model, x = branches(), np.ones((2, 4), np.float32)
+    damaged = model.SerializeToString().replace(b"tiny", b"t\xffny")
+    with HybridSession(damaged) as session:
+        assert_equal(session.run(None, {"x": x}), plain(model, {"x": x}))
+        assert not session.get_modelmeta().graph_name
+
+
 # Files that a model names.
 
 

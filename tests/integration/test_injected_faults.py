@@ -1,6 +1,7 @@
 """One fault at a time, at every instruction of a program, while other requests are in flight.
 
 The request that meets it gets the error, with an operator's name; the others are served, and so is whatever comes next.
+Lanes are the interpreter's here, where faults can be put; ``test_native.py`` has those of the others.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from helpers import alternating, assert_equal, branches, forced_plan, plain
 from mirror import MirrorDevice
 
 # A fault that nobody notices would hang.
-pytestmark = pytest.mark.timeout(120, method="thread")
+pytestmark = [pytest.mark.timeout(120, method="thread"), pytest.mark.usefixtures("interpreted")]
 
 CALLERS, CALLS = 3, 3
 STACK = RecurrentSpec(layers=2, batch=1, io=4, seq=3)

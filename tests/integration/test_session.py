@@ -29,11 +29,14 @@ from helpers import (
     branches,
     forced_plan,
     lanes,
+    lanes_left,
     make_model,
     node,
     plain,
     value,
 )
+
+pytestmark = pytest.mark.usefixtures("either_lanes")
 
 X = np.linspace(-2, 2, 8, dtype=np.float32).reshape(2, 4)
 
@@ -440,7 +443,7 @@ def test_a_closed_session_refuses_and_stops_its_lanes() -> None:
     session.run(None, {"x": X})
     session.close()
     session.close()
-    assert not lanes()
+    assert not lanes_left()
     with pytest.raises(RuntimeError, match="closed"):
         session.run(None, {"x": X})
     with pytest.raises(RuntimeError, match="closed"):
@@ -484,7 +487,7 @@ def test_closing_while_others_run() -> None:
     for thread in threads:
         thread.join(60)
     assert outcomes == ["this session is closed"] * 4
-    assert not lanes()
+    assert not lanes_left()
 
 
 def test_a_session_that_nobody_holds_stops_its_lanes() -> None:
@@ -492,12 +495,9 @@ def test_a_session_that_nobody_holds_stops_its_lanes() -> None:
     session = cut_session(branches())
     session.run(None, {"x": X})
     assert lanes()
-    threads = lanes()
     del session
     gc.collect()
-    for thread in threads:
-        thread.join(20)
-    assert not lanes()
+    assert not lanes_left()
 
 
 # Plans, shapes, providers.

@@ -17,6 +17,7 @@ MOST_MB = 32.0
 
 
 @pytest.mark.parametrize("seconds", [5, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("either_lanes")
 def test_many_threads_with_many_shapes(seconds: float) -> None:
     """Every answer is right, no two requests have one frame, and memory does not grow."""
     found = hammer(seconds, 32, seed=0)
@@ -24,6 +25,7 @@ def test_many_threads_with_many_shapes(seconds: float) -> None:
     assert found.grown_mb < MOST_MB
 
 
+@pytest.mark.usefixtures("either_lanes")
 def test_interrupted_callers_leave_the_session_usable() -> None:
     """KeyboardInterrupt at any moment: what is run next is right, and the thread is pinned no longer."""
     found = interrupts(3, seed=0)
@@ -32,6 +34,7 @@ def test_interrupted_callers_leave_the_session_usable() -> None:
 
 @pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("close", [True, False])
+@pytest.mark.usefixtures("either_lanes")
 def test_sessions_leave_nothing_behind(close: bool, count: int) -> None:  # noqa: FBT001 - a case
     """Made, run and let go of, closed or not: neither threads nor memory."""
     found = cycles(count, close=close)
@@ -39,6 +42,7 @@ def test_sessions_leave_nothing_behind(close: bool, count: int) -> None:  # noqa
     assert found.grown_mb < MOST_MB
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_an_interrupt_while_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that arrives while the caller waits for another lane is raised, and the request's lanes end."""
     wait, raised = Counter.wait, threading.Event()

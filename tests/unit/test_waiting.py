@@ -86,7 +86,7 @@ def test_a_gate_is_passed_together_or_alone() -> None:
         inside.set()
         leave.wait(5)
         log.append("out")
-        gate.leave("first")
+        gate.inside.discard("first")
 
     def be_alone() -> None:
         with gate.alone():
@@ -97,7 +97,7 @@ def test_a_gate_is_passed_together_or_alone() -> None:
     assert inside.wait(5)
     gate.enter("second")  # at once
     second.start()
-    gate.leave("second")
+    gate.inside.discard("second")
     leave.set()
     first.join()
     second.join()

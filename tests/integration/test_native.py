@@ -1,0 +1,274 @@
+"""Lanes in C: the same results and errors as with the interpreter's lanes, and nothing left behind."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from chrion import HybridSession, load
+from chrion.native import Binding, Failed, NativeFrame, NativeLanes, NativeSession, available
+from chrion.native.library import RUN, SIGNAL, WAIT
+from chrion.runtime.engine import CutEngine
+from helpers import (
+    FLOAT,
+    INT64,
+    alternating,
+    assert_equal,
+    branches,
+    forced_plan,
+    lanes_left,
+    make_model,
+    node,
+    plain,
+    value,
+)
+
+# What hangs is a failure.
+pytestmark = pytest.mark.timeout(120, method="thread")
+compiled = pytest.mark.skipif(not available(), reason="lanes are not compiled here")
+
+STEPS, ROWS, WIDTH = 6, 5, 3
+
+
+@pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="no C compiler, or not Linux")
+def test_lanes_are_compiled_where_they_can_be() -> None:
+    """Installing has done it."""
+    assert available()
+
+
+def picks() -> onnx.ModelProto:
+    """Rows picked from a table by one input each, and summed: an index out of range fails one step."""
+    nodes, total = [], "pick0"
+    for step in range(STEPS):
+        nodes.append(node("Gather", ["table", f"i{step}"], [f"pick{step}"], name=f"pick{step}"))
+        if step:
+            nodes.append(node("Add", [total, f"pick{step}"], [f"sum{step}"], name=f"sum{step}"))
+            total = f"sum{step}"
+    table = np.arange(ROWS * WIDTH, dtype=np.float32).reshape(ROWS, WIDTH)
+    inputs = [value(f"i{step}", INT64, [1]) for step in range(STEPS)]
+    return make_model(nodes, inputs, [value(total, FLOAT, [1, WIDTH])], {"table": table})
+
+
+def feed_of(caller: int, wrong: int | None = None) -> dict[str, Any]:
+    """Rows that differ from caller to caller; one of them not there."""
+    rows = [(caller + 2 * step) % ROWS for step in range(STEPS)]
+    return {f"i{step}": np.array([99 if step == wrong else row]) for step, row in enumerate(rows)}
+
+
+def cut(model: onnx.ModelProto, **shapes: tuple[int, ...]) -> HybridSession:
+    """A session whose operators take turns on two lanes."""
+    graph = load(model, shapes)
+    return HybridSession(graph, plan=forced_plan(graph, alternating(graph)))
+
+
+def first_beside(session: HybridSession, operator: str) -> str:
+    """The first operator of the segment that one is in: what a message names."""
+    engine = session._engine
+    assert isinstance(engine, CutEngine)
+    assert engine._native is not None
+    return next(segment.operators[0] for segment in engine.segments if operator in segment.operators)
+
+
+def runs_native(session: HybridSession) -> bool:
+    engine = session._engine
+    return isinstance(engine, CutEngine) and engine._native is not None
+
+
+@compiled
+@pytest.mark.parametrize("wrong", range(STEPS))
+def test_a_step_that_fails_among_other_requests(wrong: int) -> None:
+    """Its request gets the error with the operator's name, and onnxruntime's own words; all others are served."""
+    model = picks()
+    with pytest.raises(Exception, match="indices element out of data bounds"):
+        plain(model, feed_of(0, wrong))
+    expected = [plain(model, feed_of(caller)) for caller in range(4)]
+    raised: list[str] = []
+    with cut(model) as session:
+        first = first_beside(session, f"pick{wrong}")
+
+        def call(caller: int) -> None:
+            for turn in range(30):
+                fails = caller == 0 and turn % 3 == 1
+                try:
+                    found = session.run(None, feed_of(caller, wrong if fails else None))
+                except RuntimeError as error:
+                    assert fails
+                    raised.append(str(error))
+                else:
+                    assert not fails
+                    assert_equal(found, expected[caller])
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(call, range(4)))
+    assert len(raised) == 10
+    assert all(f"'{first}'" in message and "out of data bounds" in message for message in raised)
+
+
+@compiled
+def test_what_is_left_to_the_interpreter() -> None:
+    """Sizes that only the run knows, and requests with run options; both give what plain onnxruntime gives."""
+    x = np.array([[0, 1, 0, 2], [3, 0, 0, 4]], np.float32)
+    nodes = [node("Relu", ["x"], ["a"]), node("NonZero", ["a"], ["y"]), node("Neg", ["x"], ["b"])]
+    model = make_model(nodes, [value("x", FLOAT, [2, 4])], [value("y", INT64, [2, "n"]), value("b", FLOAT, [2, 4])])
+    with cut(model) as session:
+        assert not runs_native(session)
+        assert_equal(session.run(None, {"x": x}), plain(model, {"x": x}))
+    model, options = branches(), ort.RunOptions()
+    with cut(model) as session:
+        assert runs_native(session)
+        assert_equal(session.run(None, {"x": x}, options), plain(model, {"x": x}))
+        options.terminate = True
+        with pytest.raises(Exception, match="terminate"):
+            session.run(None, {"x": x}, options)
+        assert_equal(session.run(None, {"x": x}), plain(model, {"x": x}))
+    assert not lanes_left()
+
+
+@compiled
+@pytest.mark.parametrize("size", [4, 600])
+def test_values_in_and_out(size: int) -> None:
+    """Arrays small and large, OrtValues, targets of the caller's: each request has its own results."""
+    model = branches(size=size)
+    rng = np.random.default_rng(0)
+    feeds = [{"x": rng.standard_normal((2, size)).astype(np.float32)} for _ in range(3)]
+    expected = [plain(model, feed) for feed in feeds]
+    with cut(model) as session:
+        assert runs_native(session)
+        results = [session.run(None, feed) for feed in feeds]
+        values = [
+            session.run_with_ort_values(None, {"x": ort.OrtValue.ortvalue_from_numpy(feed["x"])}) for feed in feeds
+        ]
+        for found, found_values, right in zip(results, values, expected, strict=True):
+            assert_equal(found, right)
+            assert_equal([v.numpy() for v in found_values], right)
+        binding = session.io_binding()
+        target = np.zeros((2, size), np.float32)
+        binding.bind_cpu_input("x", feeds[0]["x"])
+        binding.bind_output("y", "cpu", 0, np.float32, target.shape, target.ctypes.data)
+        session.run_with_iobinding(binding)
+        assert_equal([target], expected[0][:1])
+        assert_equal(results[1], expected[1])  # as they were
+
+
+@compiled
+def test_empty_tensors() -> None:
+    """A tensor without elements has no memory, and crosses lanes all the same."""
+    nodes = [node("Relu", ["x"], ["a"]), node("Neg", ["a"], ["b"]), node("Concat", ["b", "w"], ["y"], axis=0)]
+    weights = {"w": np.ones((2, 4), np.float32)}
+    model = make_model(
+        nodes, [value("x", FLOAT, [0, 4])], [value("y", FLOAT, [2, 4]), value("b", FLOAT, [0, 4])], weights
+    )
+    feed = {"x": np.zeros((0, 4), np.float32)}
+    with cut(model) as session:
+        assert runs_native(session)
+        assert_equal(session.run(None, feed), plain(model, feed))
+
+
+@compiled
+def test_a_trace_tells_when_each_segment_ran() -> None:
+    """In the order of the lanes' waits: what reads a result begins when what makes it has ended."""
+    graph = load(branches())
+    session = HybridSession(graph, plan=forced_plan(graph, alternating(graph)))
+    with session:
+        assert runs_native(session)
+        events = {e.segment: e for e in session.trace({"x": np.ones((2, 4), np.float32)})}
+        assert session.plan is not None
+        segments = session.plan.segments
+    assert sorted(events) == list(range(len(segments)))
+    where = {i: at for at, members in enumerate(segments) for i in members}
+    for i, producers in enumerate(graph.dag.predecessors):
+        for producer in producers:
+            if where[producer] != where[i]:
+                assert events[where[producer]].end_ms <= events[where[i]].start_ms
+    assert all(0 <= e.start_ms <= e.end_ms < 1e3 for e in events.values())
+
+
+# The library by itself.
+
+
+def relay(rounds: int) -> tuple[NativeLanes, NativeFrame, list[ort.OrtValue]]:
+    """Two lanes that add one to a number in turn, and the numbers."""
+    add = node("Add", ["x", "one"], ["y"])
+    model = make_model([add], [value("x", FLOAT, [1])], [value("y", FLOAT, [1])], {"one": np.ones(1, np.float32)})
+    session = NativeSession(model.SerializeToString(), ort.SessionOptions())
+    values = [ort.OrtValue.ortvalue_from_numpy(np.zeros(1, np.float32)) for _ in range(rounds + 1)]
+    bindings = [Binding(session) for _ in range(rounds)]
+    steps: list[list[tuple[int, int, int]]] = [[], []]
+    for turn, binding in enumerate(bindings):
+        binding.bind("x", values[turn], output=False)
+        binding.bind("y", values[turn + 1], output=True)
+        if turn:
+            steps[turn % 2].append((WAIT, 1 - turn % 2, (turn + 1) // 2))
+        steps[turn % 2] += [(RUN, turn, 0), (SIGNAL, turn // 2 + 1, 0)]
+    lanes = NativeLanes(steps, [None, None])
+    return lanes, NativeFrame(lanes, [session] * rounds, bindings), values
+
+
+@compiled
+def test_lanes_take_turns() -> None:
+    """Each sees what the other has written, request after request."""
+    lanes, frame, numbers = relay(rounds=501)
+    for _ in range(20):
+        for number in numbers:
+            number.numpy()[...] = 0
+        lanes.run(frame)
+        assert [float(number.numpy()[0]) for number in numbers] == list(range(502))
+    lanes.close()
+    lanes.close()
+    assert not lanes_left()
+
+
+@compiled
+def test_what_onnxruntime_refuses() -> None:
+    """A model, a name, a shape: its message."""
+    with pytest.raises(Failed, match=r"(?i)protobuf|model"):
+        NativeSession(b"no model", ort.SessionOptions())
+    lanes, frame, numbers = relay(rounds=1)
+    session = frame._kept[1][0]
+    with pytest.raises(Failed, match="z"):
+        Binding(session).bind("z", numbers[1], output=False)
+    binding = Binding(session)
+    binding.bind("x", ort.OrtValue.ortvalue_from_numpy(np.zeros((2, 2), np.float32)), output=False)
+    binding.bind("y", numbers[1], output=True)
+    wrong = NativeFrame(lanes, [session], [binding])
+    with pytest.raises(Failed, match="x"):
+        lanes.run(wrong)
+    lanes.run(frame)
+
+
+@compiled
+def test_lanes_that_nobody_holds_stop() -> None:
+    """With the frames that hold them."""
+    lanes, frame, _ = relay(rounds=3)
+    lanes.run(frame)
+    del lanes, frame
+    assert not lanes_left()
+
+
+@compiled
+def test_many_sessions_from_many_threads() -> None:
+    """Options that are handed over on one thread are not taken by another."""
+    model = branches()
+    feeds: list[Mapping[str, Any]] = [{"x": np.full((2, 4), at, np.float32)} for at in range(8)]
+    expected = [plain(model, feed) for feed in feeds]
+    graph = load(model)
+    plan = forced_plan(graph, alternating(graph))
+    start = threading.Barrier(8)
+
+    def make(at: int) -> None:
+        start.wait()
+        for _ in range(5):
+            with HybridSession(graph, plan=plan) as session:
+                assert_equal(session.run(None, feeds[at]), expected[at])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(make, range(8)))
