@@ -6,7 +6,8 @@ as a user would: nothing given but the model, so that its guard has its say (bef
 
 ``python scripts/bench_cpu.py -o docs/cpu.md`` takes ten minutes on two quiet cores and replaces what stands between
 the page's markers; ``--only`` picks models by a regular expression over their names. Turns are taken between quiet
-moments, whoever's they are, and up to ``--patience`` seconds are spent waiting for such.
+moments, whoever's they are, and up to ``--patience`` seconds a model are spent waiting for such. Turns go on until the
+ratio is known to within a few per cent, whatever it is, or there have been many.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,11 +34,15 @@ from chrion.files import write_atomically
 from chrion.profiler import this_machine
 from chrion.profiler.measure import made_up_feed
 from chrion.profiler.quiet import CoreWatch, Watch
-from chrion.runtime.bench import Feed, Maker, Run, Timing, plain_rivals, race
+from chrion.runtime.bench import Feed, Maker, Run, plain_rivals, race
 
 HYBRID, MEASURED = "hybrid", "measured"
 #: Short, so that turns fit into quiet moments.
 TURN_S = 0.05
+#: Turns of each rival before the ratio is looked at, and how often that is done.
+CYCLES, LOOKS = 8, 5
+#: The 90 % interval of a ratio that is known well enough, from its lower to its upper end.
+PRECISION = 0.04
 MANY_CORES = (4, 8, 16)
 
 
@@ -166,7 +171,32 @@ def predicted_ms(graph: Graph, profile: Profile, cores: int) -> float:
     return chrion.partition(graph, wide, policy="chrion").predicted.latency_ms
 
 
-def measure(case: Case, cycles: int, watch: Watch) -> list[str]:
+def interval(own: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
+    """The 90 % interval of the ratio of two medians (percentile bootstrap over turns)."""
+    rng = np.random.default_rng(0)
+    medians = [np.median(rng.choice(np.asarray(turns), (2000, len(turns))), axis=1) for turns in (own, other)]
+    low, high = np.quantile(medians[0] / medians[1], [0.05, 0.95])
+    return float(low), float(high)
+
+
+def timed(rivals: Mapping[str, Maker], watch: Watch) -> dict[str, list[float]]:
+    """Medians of all turns, of as many as it takes."""
+    turns: dict[str, list[float]] = {name: [] for name in rivals}
+    for _ in range(LOOKS):
+        for timing in race(rivals, cycles=CYCLES, turn_s=TURN_S, watch=watch):
+            turns[timing.name] += timing.turns_ms
+        low, high = interval(turns[HYBRID], turns[best_plain(turns)])
+        if high - low <= PRECISION:
+            break
+    return turns
+
+
+def best_plain(turns: Mapping[str, Sequence[float]]) -> str:
+    """The fastest of the others."""
+    return min((name for name in turns if name != HYBRID), key=lambda name: float(np.median(turns[name])))
+
+
+def measure(case: Case, watch: Watch) -> list[str]:
     """One line of the table."""
     model = case.build()
     source = model.SerializeToString()
@@ -179,34 +209,32 @@ def measure(case: Case, cycles: int, watch: Watch) -> list[str]:
         **plain_rivals(source, feed, "plain"),
         "ORT_PARALLEL": parallel(source, feed),
     }
-    timings = {t.name: t for t in race(rivals, cycles=cycles, turn_s=TURN_S, watch=watch)}
-    own = timings.pop(HYBRID)
-    best: Timing = min(timings.values(), key=lambda t: t.median_ms)
-    ratio = own.median_ms / best.median_ms
-    row = [case.name, f"{best.median_ms:.3g}", best.name.removeprefix("plain, "), f"{own.median_ms:.3g}"]
-    row += [f"**{ratio:.2f}**" if ratio <= 0.97 else f"{ratio:.2f}", f"{case.aim:.2f}", choice]
-    row += (
-        [f"{plan.predicted.latency_ms:.3g}", f"{plan.predicted.latency_ms / own.median_ms - 1:+.0%}"]
-        if plan
-        else ["", ""]
-    )
+    turns = timed(rivals, watch)
+    best = best_plain(turns)
+    own_ms, best_ms = (float(np.median(turns[name])) for name in (HYBRID, best))
+    ratio, (low, high) = own_ms / best_ms, interval(turns[HYBRID], turns[best])
+    row = [case.name, f"{best_ms:.3g}", best.removeprefix("plain, "), f"{own_ms:.3g}"]
+    row += [f"**{ratio:.2f}**" if ratio <= 0.97 else f"{ratio:.2f}", f"{low:.2f} to {high:.2f}"]
+    row += [f"{case.aim:.2f}", choice]
+    row += [f"{plan.predicted.latency_ms:.3g}", f"{plan.predicted.latency_ms / own_ms - 1:+.0%}"] if plan else ["", ""]
     measured = chrion.profile(graph)
     many = [predicted_ms(graph, measured, cores) for cores in MANY_CORES] if plan else []
-    return row + ([f"{ms / best.median_ms:.2f}" for ms in many] or [""] * len(MANY_CORES))
+    return row + ([f"{ms / best_ms:.2f}" for ms in many] or [""] * len(MANY_CORES))
 
 
-HEAD = ["model", "best plain, ms", "which", "hybrid, ms", "ratio", "aim", "chosen", "predicted, ms", "error"]
+HEAD = ["model", "best plain, ms", "which", "hybrid, ms", "ratio", "90 %", "aim", "chosen", "predicted, ms", "error"]
 HEAD += [f"{cores} cores (predicted)" for cores in MANY_CORES]
 
 TEXT = """Written by `scripts/bench_cpu.py` on {machine} (shared, noisy: only ratios mean anything), onnxruntime
 {version}.
 
 HybridSession with nothing given but the model, beside the best of four plain sessions (1 thread, all threads, default,
-ORT_PARALLEL), each with the machine to itself in alternating turns between quiet moments; medians. Recurrent models: 12
-layers, 96 steps, batch 1, folded, unless said otherwise. *chosen* is what the guard settled for. The last columns are
-what the planner predicts on more cores, over the same best plain time of this machine: predictions, not measurements,
-and they assume that further cores contend no more than the two measured. Where *chosen* says plain, HybridSession is a
-plain session, so its ratio is nothing but the noise of this machine.
+ORT_PARALLEL), each with the machine to itself in alternating turns between quiet moments: medians over turns, and the
+90 % interval of their ratio (bootstrap). Recurrent models: 12 layers, 96 steps, batch 1, folded, unless said otherwise.
+*chosen* is what the guard settled for. The last columns are what the planner predicts on more cores, over the same best
+plain time of this machine: predictions, not measurements, and they assume that further cores contend no more than the
+two measured. Where *chosen* says plain, HybridSession is a plain session, so its ratio is nothing but the noise of this
+machine.
 
 {table}
 
@@ -218,22 +246,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--only", default="")
-    parser.add_argument("--cycles", type=int, default=12)
-    parser.add_argument("--patience", type=float, default=900.0)
+    parser.add_argument("--patience", type=float, default=60.0)
     arguments = parser.parse_args()
     page = arguments.output.read_text(encoding="utf-8") if arguments.output else ""
     if page:
         replaced(page, MEASURED, "")  # refuses the page before anything is measured
-    watch = CoreWatch(physical_cores(), arguments.patience)
+    watch = CoreWatch(physical_cores(), 0)
     rows = [HEAD]
     print(" | ".join(HEAD))
     with TemporaryDirectory() as folder:
         os.environ["CHRION_CACHE"] = folder  # what was measured and chosen before is of no account
         for case in CASES:
             if re.search(arguments.only, case.name):
-                rows.append(measure(case, arguments.cycles, watch))
+                watch.patience_s = arguments.patience
+                rows.append(measure(case, watch))
                 print(" | ".join(rows[-1]), flush=True)
-    errors = [abs(float(row[8].rstrip("%"))) / 100 for row in rows[1:] if row[8]] or [0.0]
+    errors = [abs(float(row[9].rstrip("%"))) / 100 for row in rows[1:] if row[9]] or [0.0]
     text = TEXT.format(
         machine=this_machine(),
         version=ort.get_version_string(),

@@ -48,11 +48,12 @@ class CoreWatch:
 
     Attributes:
         cores: Those watched.
+        patience_s: What is left of the patience.
     """
 
     def __init__(self, cores: Sequence[int], patience_s: float) -> None:
         self.cores = tuple(cores)
-        self._patience_s = patience_s
+        self.patience_s = patience_s
         self._session = product_session(CPU_PROVIDER, *_SIZE)
         self._feed = {"x": np.ones(_SIZE, np.float32)}
         self._fastest_ms = min(self._look() for _ in range(_FIRST_LOOKS))
@@ -67,10 +68,10 @@ class CoreWatch:
         """Wait for a quiet moment while there is patience left; returns whether this is one."""
         start = time.perf_counter()
         while disturbed := self.disturbed():
-            if time.perf_counter() - start > self._patience_s:
+            if time.perf_counter() - start > self.patience_s:
                 break
             time.sleep(_PAUSE_S)
-        self._patience_s = max(0.0, self._patience_s - (time.perf_counter() - start))
+        self.patience_s = max(0.0, self.patience_s - (time.perf_counter() - start))
         return not disturbed
 
     def _look(self) -> float:

@@ -53,6 +53,8 @@ class Timing:
     low_ms: float
     high_ms: float
     runs: int
+    #: The median of each turn.
+    turns_ms: tuple[float, ...] = ()
 
 
 def race(
@@ -76,16 +78,16 @@ def race(
     Returns:
         Timings in the order of ``rivals``.
     """
-    times: dict[str, list[float]] = {name: [] for name in rivals}
+    times: dict[str, list[list[float]]] = {name: [] for name in rivals}
     names = list(rivals)
     watch = watch or CoreWatch(physical_cores(), patience_s=cycles * len(names) * turn_s)
     for cycle in range(cycles):
         start = cycle % len(names)
         for at, name in enumerate(names[start:] + names[:start]):
-            times[name] += _quiet_turn(rivals[name], turn_s, watch)
+            times[name].append(_quiet_turn(rivals[name], turn_s, watch))
             if progress:
                 progress(cycle * len(names) + at + 1, cycles * len(names), name)
-    return [_timing(name, ms) for name, ms in times.items()]
+    return [_timing(name, turns) for name, turns in times.items()]
 
 
 def plain_rivals(source: str | Path | bytes, feed: Feed, prefix: str = "onnxruntime") -> dict[str, Maker]:
@@ -203,6 +205,7 @@ def _turn(make: Maker, turn_s: float) -> list[float]:
         gc.collect()
 
 
-def _timing(name: str, times: list[float]) -> Timing:
+def _timing(name: str, turns: list[list[float]]) -> Timing:
+    times = [ms for turn in turns for ms in turn]
     low, median, high = statistics.quantiles(times, n=4)
-    return Timing(name, median, low, high, len(times))
+    return Timing(name, median, low, high, len(times), tuple(statistics.median(turn) for turn in turns))

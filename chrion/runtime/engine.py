@@ -129,6 +129,7 @@ class CutEngine:
         """What runs where, in a few lines."""
         plan, lanes = self.plan, [lane for lane in self.program.lanes if not copies(lane)]
         counts = f"{self.sessions} sessions, {self.program.waits} waits, {self.program.copies} copies"
+        counts += f", lanes in {'C' if self._native else 'Python'}"
         lines = [
             f"{plan.model}: {len(plan.operators)} operators in {len(plan.segments)} segments on {len(lanes)} lanes",
             f"policy {plan.policy}, {counts}",
