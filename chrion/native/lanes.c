@@ -67,6 +67,8 @@ enum {
   BindInput = 136,
   BindOutput = 137,
 };
+/* Of its enumerations: OrtLoggingLevel, OrtAllocatorType, OrtMemType. */
+enum { WARNING = 2, DEVICE_ALLOCATOR = 0, DEFAULT_MEMORY = 0 };
 #define API_VERSION 17
 #define CALL(result, name, ...) ((result(*)(__VA_ARGS__))api[name])
 
@@ -105,6 +107,20 @@ OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base)
   return CALL(OrtStatus *, CloneSessionOptions, const OrtSessionOptions *, OrtSessionOptions **)(options, &given);
 }
 
+/* What all sessions share: onnxruntime's environment, of which a process has one, and a name for the host's memory. */
+static bool prepared(Failure *failure) {
+  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+  pthread_mutex_lock(&lock);
+  bool done = (environment || succeeded(CALL(OrtStatus *, CreateEnv, int, const char *, OrtEnv **)(
+                                            WARNING, "chrion", &environment),
+                                        failure)) &&
+              (host || succeeded(CALL(OrtStatus *, CreateCpuMemoryInfo, int, int, OrtMemoryInfo **)(
+                                     DEVICE_ALLOCATOR, DEFAULT_MEMORY, &host),
+                                 failure));
+  pthread_mutex_unlock(&lock);
+  return done;
+}
+
 /* A session of a serialised model, with the options given last on this thread; NULL where it fails. */
 OrtSession *chrion_open(const void *model, size_t bytes, Failure *failure) {
   OrtSessionOptions *options = given;
@@ -116,9 +132,7 @@ OrtSession *chrion_open(const void *model, size_t bytes, Failure *failure) {
     snprintf(failure->message, sizeof failure->message, "no session options were given");
     return NULL;
   }
-  if ((environment || succeeded(CALL(OrtStatus *, CreateEnv, int, const char *, OrtEnv **)(2, "chrion", &environment),
-                                failure)) &&
-      (host || succeeded(CALL(OrtStatus *, CreateCpuMemoryInfo, int, int, OrtMemoryInfo **)(0, 0, &host), failure)))
+  if (prepared(failure))
     succeeded(CALL(OrtStatus *, CreateSessionFromArray, OrtEnv *, const void *, size_t, const OrtSessionOptions *,
                    OrtSession **)(environment, model, bytes, options, &session),
               failure);
@@ -247,7 +261,7 @@ typedef struct {
 
 typedef struct Lanes {
   int count, started;
-  double wait_us, idle_us;
+  double patience_us;
   /* Held while a request is given to all lanes. */
   pthread_mutex_t order;
   uint32_t requests;
@@ -255,7 +269,7 @@ typedef struct Lanes {
 } Lanes;
 
 /* A lane without a core of its own spins at the cost of one that works: no longer than parking takes. */
-static double patience_us(const Lane *lane, double usual) { return lane->part.core < 0 ? 3 : usual; }
+static double patience_us(const Lane *lane) { return lane->part.core < 0 ? 3 : lane->lanes->patience_us; }
 
 static void run(Frame *frame, int32_t segment) {
   if (frame->times) frame->times[2 * segment] = now_us();
@@ -275,7 +289,7 @@ static void perform(Lane *lane, Frame *frame) {
   for (int32_t at = 0; at < lane->part.count; at++) {
     const Step *step = &lane->part.steps[at];
     if (step->kind == WAIT)
-      wait_for(&frame->counters[step->a], (uint32_t)step->b, patience_us(lane, lane->lanes->wait_us));
+      wait_for(&frame->counters[step->a], (uint32_t)step->b, patience_us(lane));
     else if (step->kind == SIGNAL)
       advance(own, (uint32_t)step->a);
     else if (atomic_load_explicit(&frame->failed, memory_order_acquire))
@@ -319,7 +333,7 @@ static void *work(void *argument) {
   Lane *lane = argument;
   if (lane->part.core >= 0) pin(lane->part.core);
   for (uint32_t number = 1;; number++) {
-    wait_for(&lane->submitted, number & BITS, patience_us(lane, lane->lanes->idle_us));
+    wait_for(&lane->submitted, number & BITS, patience_us(lane));
     Frame *frame = take(lane);
     if (!frame) return NULL;
     perform(lane, frame);
@@ -350,14 +364,13 @@ bool chrion_stop(Lanes *lanes, double seconds) {
 }
 
 /* Lanes for a program, and their threads; NULL where the system gives none. The first part is the callers'. */
-Lanes *chrion_start(int count, const Part *parts, double wait_us, double idle_us) {
+Lanes *chrion_start(int count, const Part *parts, double patience_us) {
   size_t bytes = sizeof(Lanes) + (size_t)count * sizeof(Lane);
   Lanes *lanes = aligned_alloc(64, (bytes + 63) / 64 * 64);
   if (!lanes) return NULL;
   memset(lanes, 0, bytes);
   lanes->count = count;
-  lanes->wait_us = wait_us;
-  lanes->idle_us = idle_us;
+  lanes->patience_us = patience_us;
   pthread_mutex_init(&lanes->order, NULL);
   sigset_t all, before;
   sigfillset(&all);
@@ -427,7 +440,7 @@ bool chrion_run(Lanes *lanes, Frame *frame, double *times, Failure *failure) {
   perform(own, frame);
   /* Still pinned: a waiting caller elsewhere would take a core from a lane that works. */
   for (int at = 1; at < lanes->count; at++)
-    wait_for(&frame->counters[at], ENDED, patience_us(own, lanes->wait_us));
+    wait_for(&frame->counters[at], ENDED, patience_us(own));
   if (pinned) sched_setaffinity(0, sizeof before, &before);
   return !atomic_load(&frame->failed);
 }

@@ -13,8 +13,9 @@ from typing import Any
 import onnxruntime as ort
 
 _PATH = Path(__file__).with_name("liblanes.so")
-#: For so long a lane spins for another, and for the next request, before it parks, in us.
-_WAIT_US, _IDLE_US = 800.0, 150.0
+#: For so long a lane spins before it parks, in us, for another lane as for the next request: between two requests that
+#: follow at once, a lane that is done early has nothing to do for half of that.
+_PATIENCE_US = 800.0
 #: How long lanes may take to end, if nobody says.
 _EVER_S = 1e8
 
@@ -69,7 +70,7 @@ def _library() -> ctypes.CDLL | None:
             ctypes.c_int,
             failure,
         ),
-        "start": (pointer, ctypes.c_int, ctypes.POINTER(_Part), ctypes.c_double, ctypes.c_double),
+        "start": (pointer, ctypes.c_int, ctypes.POINTER(_Part), ctypes.c_double),
         "stop": (ctypes.c_bool, pointer, ctypes.c_double),
         "frame": (pointer, pointer, ctypes.c_int, ctypes.POINTER(pointer), ctypes.POINTER(pointer)),
         "free_frame": (None, pointer),
@@ -164,7 +165,7 @@ class NativeLanes:
         parts = (_Part * len(steps))()
         for part, mine, core in zip(parts, self._steps, cores, strict=True):
             part.steps, part.count, part.core = mine, len(mine), -1 if core is None else core
-        self.handle = self._library.chrion_start(len(parts), parts, _WAIT_US, _IDLE_US)
+        self.handle = self._library.chrion_start(len(parts), parts, _PATIENCE_US)
         if not self.handle:
             raise RuntimeError("the system gives no threads for lanes")
         self._stop = weakref.finalize(self, _stop, self._library, self.handle, self._steps, self._process)

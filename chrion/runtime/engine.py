@@ -81,11 +81,22 @@ class CutEngine:
         self._executor = None if self._native else self._open()
         #: GPU memory that opening the sessions took, in MB; None where nothing tells.
         self.loaded_mb = watch.grown_mb() if accelerator else None
+        self._outputs = [info.name for info in graph.outputs]
         self._constants = {
             o.name: ort.OrtValue.ortvalue_from_numpy(value)
             for o in graph.outputs
             if (value := graph.constant(o.name)) is not None
         }
+
+    @property
+    def native(self) -> bool:
+        """Whether requests are carried out without the interpreter."""
+        return self._native is not None
+
+    def run_usual(self, feeds: Mapping[str, Array]) -> list[Any]:
+        """Run one request of the usual kind (see :class:`UsualFeed`); all outputs, as arrays."""
+        values = self.run(feeds, self._outputs, arrays=True)
+        return [values[name] for name in self._outputs]
 
     def run(  # noqa: PLR0913 - what a request is made of
         self,

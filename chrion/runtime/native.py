@@ -7,7 +7,7 @@ accelerator's lanes, values whose size only the run knows, and requests with run
 
 from __future__ import annotations
 
-import threading
+import queue
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -52,8 +52,7 @@ class NativeExecutor:
         self._segments = segments
         self._lanes = NativeLanes(_steps(program), [cores[lane] for lane in program.lanes])
         self._lane_of = {i.segment: lane for lane, steps in program.lanes.items() for i in steps if isinstance(i, Run)}
-        self._frames: list[_Frame] = []
-        self._frames_lock = threading.Lock()
+        self._frames: queue.SimpleQueue[_Frame] = queue.SimpleQueue()
         self._gate = Gate()
         self._closed = False
 
@@ -76,7 +75,10 @@ class NativeExecutor:
             self._gate.enter(token)
             if self._closed:
                 raise RuntimeError("this session is closed")
-            frame = self._take_frame()
+            try:
+                frame = self._frames.get_nowait()
+            except queue.Empty:
+                frame = _Frame(self._graph, self._segments, self._lanes)
             frame.begin(feeds, targets or {}, arrays=arrays)
             times = None if events is None else np.zeros((len(self._segments), 2))
             start = time.perf_counter()
@@ -87,8 +89,7 @@ class NativeExecutor:
             result = {name: frame.result(name, (targets or {}).get(name), array=arrays) for name in outputs}
         finally:
             self._gate.inside.discard(token)
-        with self._frames_lock:
-            self._frames.append(frame)
+        self._frames.put(frame)
         if events is not None and times is not None:
             ran = sorted((self._lane_of[at], at, *(times[at] / 1e3 - start * 1e3)) for at in self._lane_of)
             events += [Event(lane, at, float(first), float(last)) for lane, at, first, last in ran]
@@ -99,12 +100,6 @@ class NativeExecutor:
         self._closed = True
         if self._gate.wait_empty(until):
             self._lanes.close(None if until is None else max(0.0, until - time.monotonic()))
-
-    def _take_frame(self) -> _Frame:
-        with self._frames_lock:
-            if self._frames:
-                return self._frames.pop()
-        return _Frame(self._graph, self._segments, self._lanes)
 
 
 class _Frame:
