@@ -6,8 +6,9 @@ as a user would: nothing given but the model, so that its guard has its say (bef
 
 ``python scripts/bench_cpu.py -o docs/cpu.md`` takes ten minutes on two quiet cores and replaces what stands between
 the page's markers; ``--only`` picks models by a regular expression over their names. Turns are taken between quiet
-moments, whoever's they are, and up to ``--patience`` seconds a model are spent waiting for such. Turns go on until the
-ratio is known to within a few per cent, whatever it is, or there have been many.
+moments, whoever's they are, and up to ``--patience`` seconds a model are spent waiting for such. A model for which that
+is not enough is put off to the end and measured anew, in up to ``--passes`` passes. Turns go on until the ratio is
+known to within a few per cent, whatever it is, or there have been many.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from chrion.cores import physical_cores
 from chrion.files import write_atomically
 from chrion.profiler import this_machine
 from chrion.profiler.measure import made_up_feed
-from chrion.profiler.quiet import CoreWatch, Watch
+from chrion.profiler.quiet import CoreWatch
 from chrion.runtime.bench import Feed, Maker, Run, plain_rivals, race
 
 HYBRID, MEASURED = "hybrid", "measured"
@@ -179,12 +180,14 @@ def interval(own: Sequence[float], other: Sequence[float]) -> tuple[float, float
     return float(low), float(high)
 
 
-def timed(rivals: Mapping[str, Maker], watch: Watch) -> dict[str, list[float]]:
-    """Medians of all turns, of as many as it takes."""
+def timed(rivals: Mapping[str, Maker], watch: CoreWatch, *, whatever: bool) -> dict[str, list[float]] | None:
+    """Medians of all turns, of as many as it takes; None where patience ends first, unless they are to go on then."""
     turns: dict[str, list[float]] = {name: [] for name in rivals}
     for _ in range(LOOKS):
         for timing in race(rivals, cycles=CYCLES, turn_s=TURN_S, watch=watch):
             turns[timing.name] += timing.turns_ms
+        if not (watch.patience_s or whatever):
+            return None
         low, high = interval(turns[HYBRID], turns[best_plain(turns)])
         if high - low <= PRECISION:
             break
@@ -196,8 +199,9 @@ def best_plain(turns: Mapping[str, Sequence[float]]) -> str:
     return min((name for name in turns if name != HYBRID), key=lambda name: float(np.median(turns[name])))
 
 
-def measure(case: Case, watch: Watch) -> list[str]:
-    """One line of the table."""
+def measure(case: Case, watch: CoreWatch, *, whatever: bool) -> list[str] | None:
+    """One line of the table; None where the machine was not quiet enough, unless it is to be measured whatever."""
+    watch.wait()
     model = case.build()
     source = model.SerializeToString()
     graph = chrion.load(source)
@@ -209,11 +213,14 @@ def measure(case: Case, watch: Watch) -> list[str]:
         **plain_rivals(source, feed, "plain"),
         "ORT_PARALLEL": parallel(source, feed),
     }
-    turns = timed(rivals, watch)
+    turns = timed(rivals, watch, whatever=whatever)
+    if turns is None:
+        return None
     best = best_plain(turns)
     own_ms, best_ms = (float(np.median(turns[name])) for name in (HYBRID, best))
     ratio, (low, high) = own_ms / best_ms, interval(turns[HYBRID], turns[best])
-    row = [case.name, f"{best_ms:.3g}", best.removeprefix("plain, "), f"{own_ms:.3g}"]
+    name = case.name if watch.patience_s else f"{case.name} (not quiet)"
+    row = [name, f"{best_ms:.3g}", best.removeprefix("plain, "), f"{own_ms:.3g}"]
     row += [f"**{ratio:.2f}**" if ratio <= 0.97 else f"{ratio:.2f}", f"{low:.2f} to {high:.2f}"]
     row += [f"{case.aim:.2f}", choice]
     row += [f"{plan.predicted.latency_ms:.3g}", f"{plan.predicted.latency_ms / own_ms - 1:+.0%}"] if plan else ["", ""]
@@ -247,20 +254,27 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--only", default="")
     parser.add_argument("--patience", type=float, default=60.0)
+    parser.add_argument("--passes", type=int, default=3)
     arguments = parser.parse_args()
     page = arguments.output.read_text(encoding="utf-8") if arguments.output else ""
     if page:
         replaced(page, MEASURED, "")  # refuses the page before anything is measured
     watch = CoreWatch(physical_cores(), 0)
-    rows = [HEAD]
     print(" | ".join(HEAD))
+    found: dict[str, list[str]] = {}
     with TemporaryDirectory() as folder:
-        os.environ["CHRION_CACHE"] = folder  # what was measured and chosen before is of no account
-        for case in CASES:
-            if re.search(arguments.only, case.name):
+        left = [case for case in CASES if re.search(arguments.only, case.name)]
+        for turn in range(1, arguments.passes + 1):
+            # What was measured and chosen before, or where it was not quiet, is of no account.
+            os.environ["CHRION_CACHE"] = str(Path(folder, str(turn)))
+            for case in left:
                 watch.patience_s = arguments.patience
-                rows.append(measure(case, watch))
-                print(" | ".join(rows[-1]), flush=True)
+                row = measure(case, watch, whatever=turn == arguments.passes)
+                if row:
+                    found[case.name] = row
+                print(" | ".join(row or [case.name, "put off"]), flush=True)
+            left = [case for case in left if case.name not in found]
+    rows = [HEAD, *(found[case.name] for case in CASES if case.name in found)]
     errors = [abs(float(row[9].rstrip("%"))) / 100 for row in rows[1:] if row[9]] or [0.0]
     text = TEXT.format(
         machine=this_machine(),

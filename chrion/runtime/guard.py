@@ -25,7 +25,7 @@ from chrion.scheduler.plan import Plan
 #: How long a candidate is timed in one turn, after a run to warm up; and how often at least.
 _WINDOW_S = 0.025
 _LEAST_RUNS = 3
-#: Turns each candidate has at most; no further round is begun after so many seconds.
+#: Turns each candidate has at most; no further round is begun once candidates have run for so many seconds.
 _ROUNDS = 12
 _BUDGET_S = 1.2
 #: After so many rounds, only who is close to the best goes on.
@@ -127,18 +127,19 @@ class Memory:
 
 def _race(contenders: Sequence[Contender], best_ms: dict[str, float], watch: Watch) -> None:
     """Some turns for everyone, alternating; the best turn counts: whatever else runs on the machine only ever adds."""
-    start = time.perf_counter()
-    racing = contenders
+    racing, ran_s = contenders, 0.0
     with contextlib.ExitStack() as opened:
         openers = {c.name: _kept_open(c, opened) if c.lasting else c.open for c in contenders}
         for turn in range(_ROUNDS):
             if turn >= _FOR_ALL:
                 racing = [c for c in racing if best_ms[c.name] <= _CLOSE * min(best_ms.values())]
-            if len(racing) < 2 or time.perf_counter() - start > _BUDGET_S:
+            if len(racing) < 2 or ran_s > _BUDGET_S:
                 break
             for contender in racing:
                 watch.wait()
-                best_ms[contender.name] = min(best_ms[contender.name], _timed(openers[contender.name]))
+                median_ms, took_s = _timed(openers[contender.name])
+                best_ms[contender.name] = min(best_ms[contender.name], median_ms)
+                ran_s += took_s
 
 
 def _kept_open(contender: Contender, opened: contextlib.ExitStack) -> Opener:
@@ -153,11 +154,13 @@ def _kept_open(contender: Contender, opened: contextlib.ExitStack) -> Opener:
     return lambda: (run(), lambda: None)
 
 
-def _timed(opener: Opener) -> float:
+def _timed(opener: Opener) -> tuple[float, float]:
+    """Median latency in ms, and how many seconds it ran, which opening is no part of."""
     try:
         run, close = opener()
     except Exception:  # noqa: BLE001 - a contender that cannot even start has lost
-        return float("inf")
+        return float("inf"), 0.0
+    start = time.perf_counter()
     try:
         run()
         times: list[float] = []
@@ -166,8 +169,8 @@ def _timed(opener: Opener) -> float:
             before = time.perf_counter()
             run()
             times.append((time.perf_counter() - before) * 1e3)
-        return statistics.median(times)
+        return statistics.median(times), time.perf_counter() - start
     except Exception:  # noqa: BLE001 - nor can one that fails be chosen
-        return float("inf")
+        return float("inf"), time.perf_counter() - start
     finally:
         close()
