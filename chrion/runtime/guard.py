@@ -25,12 +25,12 @@ from chrion.scheduler.plan import Plan
 #: How long a candidate is timed in one turn, after a run to warm up; and how often at least.
 _WINDOW_S = 0.025
 _LEAST_RUNS = 3
-#: Turns each candidate has at most; no further round is begun once candidates have run for so many seconds.
-_ROUNDS = 12
+#: Turns each candidate has at least and at most; between the two, no further round is begun once candidates have run
+#: for so many seconds.
+_LEAST_ROUNDS, _ROUNDS = 3, 12
 _BUDGET_S = 1.2
-#: After so many rounds, only who is close to the best goes on.
-_FOR_ALL = 3
-_CLOSE = 1.15
+#: Who is so far behind the best after one round goes on no more; after the least rounds, only who is close to it does.
+_FAR, _CLOSE = 1.3, 1.15
 #: A plan must beat a plain session by so much: less is noise, and a plain session is simpler.
 _MARGIN = 0.95
 #: How long to wait for moments in which nobody else uses the cores.
@@ -131,9 +131,9 @@ def _race(contenders: Sequence[Contender], best_ms: dict[str, float], watch: Wat
     with contextlib.ExitStack() as opened:
         openers = {c.name: _kept_open(c, opened) if c.lasting else c.open for c in contenders}
         for turn in range(_ROUNDS):
-            if turn >= _FOR_ALL:
-                racing = [c for c in racing if best_ms[c.name] <= _CLOSE * min(best_ms.values())]
-            if len(racing) < 2 or ran_s > _BUDGET_S:
+            limit = _CLOSE if turn >= _LEAST_ROUNDS else _FAR
+            racing = [c for c in racing if best_ms[c.name] <= limit * min(best_ms.values())] if turn else racing
+            if len(racing) < 2 or (turn >= _LEAST_ROUNDS and ran_s > _BUDGET_S):
                 break
             for contender in racing:
                 watch.wait()

@@ -60,15 +60,39 @@ def test_a_close_race_goes_on(clock: list[float]) -> None:
         opened.append("far")
         return contender("", 20.0, clock).open()
 
+    def behind() -> tuple[object, object]:
+        opened.append("behind")
+        return contender("", 10.5, clock).open()
+
     rivals = [
         contender("plain", 8.5, clock),
         Contender("unlucky", unlucky, plain=False),  # type: ignore[arg-type]
         Contender("far", far, plain=False),  # type: ignore[arg-type]
+        Contender("behind", behind, plain=False),  # type: ignore[arg-type]
     ]
     winner, trials = decide(rivals, None, QuietCores())
     assert winner == "unlucky"
-    assert [round(t.median_ms, 6) for t in trials] == [8.5, 7.0, 20.0]
-    assert opened.count("far") == 3
+    assert [round(t.median_ms, 6) for t in trials] == [8.5, 7.0, 20.0, 10.5]
+    assert (opened.count("far"), opened.count("behind")) == (1, 3)
+
+
+def test_a_slow_model_is_not_judged_by_one_turn(clock: list[float]) -> None:
+    """One round takes longer than the budget, and misleads; the rounds that everyone has are run all the same."""
+    luck = iter([800.0, 1000.0])
+
+    def lucky() -> tuple[object, object]:
+        return contender("", next(luck, 1000.0), clock).open()
+
+    unlucky = iter([1000.0])
+
+    def plain() -> tuple[object, object]:
+        return contender("", next(unlucky, 780.0), clock).open()
+
+    rivals = [
+        Contender("plain", plain),  # type: ignore[arg-type]
+        Contender("plan", lucky, plain=False),  # type: ignore[arg-type]
+    ]
+    assert decide(rivals, None, QuietCores())[0] == "plain"
 
 
 @pytest.mark.parametrize("lasting", [True, False])
