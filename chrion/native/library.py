@@ -53,7 +53,7 @@ def _library() -> ctypes.CDLL | None:
     except OSError:
         return None
     pointer, failure = ctypes.c_void_p, ctypes.POINTER(_Failure)
-    shapes: dict[str, tuple[Any, ...]] = {
+    prototypes: dict[str, tuple[Any, ...]] = {
         "open": (pointer, ctypes.c_char_p, ctypes.c_size_t, failure),
         "close": (None, pointer),
         "binding": (pointer, pointer, failure),
@@ -76,7 +76,7 @@ def _library() -> ctypes.CDLL | None:
         "free_frame": (None, pointer),
         "run": (ctypes.c_bool, pointer, pointer, pointer, failure),
     }
-    for name, (result, *arguments) in shapes.items():
+    for name, (result, *arguments) in prototypes.items():
         function = getattr(library, f"chrion_{name}")
         function.restype, function.argtypes = result, arguments
     return library

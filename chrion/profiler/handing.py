@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,9 +36,14 @@ def measure_handing_ms(cores: Sequence[int], *, interpreted: bool = False) -> tu
     if available() and not interpreted:
         return _native_ms(cores)
     session = smallest_session(CPU_PROVIDER)
+    runs = [partial(session.run_with_iobinding, _bound(session)) for _ in range(2)]
     if len(cores) < 2:
-        return 0.0, _calls_ms(session, _bound(session))
-    return _handoff_ms(cores), _dispatch_ms(session, cores)
+        return 0.0, statistics.median(_timed_ms(runs[0]) for _ in range(_ROUNDS))
+    _, round_trips = _taking_turns(cores, [_nothing, _nothing])
+    # Measured while another lane waits and takes over: the interpreter lock changes hands then, which makes the call
+    # dearer than in a loop of its own.
+    calls, _ = _taking_turns(cores, runs)
+    return statistics.median(round_trips) / 2, statistics.median(calls)
 
 
 def _native_ms(cores: Sequence[int]) -> tuple[float, float]:
@@ -67,58 +73,42 @@ def _native_ms(cores: Sequence[int]) -> tuple[float, float]:
     return float(np.median(handoffs)) / 1e3 if lanes > 1 else 0.0, float(np.median(calls)) / 1e3
 
 
-def _handoff_ms(cores: Sequence[int]) -> float:
-    """One way between two threads of the interpreter."""
+def _taking_turns(cores: Sequence[int], work: Sequence[Callable[[], None]]) -> tuple[list[float], list[float]]:
+    """Two threads of the interpreter at work in turn: what the first one's work takes, and a whole round, in ms."""
     ping, pong = Counter(), Counter()
 
     def echo() -> None:
         with pinned(cores[1]):
             for turn in range(1, _ROUNDS + 1):
                 ping.wait(turn)
+                work[1]()
                 pong.advance(turn)
 
+    def round_trip(turn: int) -> float:
+        before = time.perf_counter()
+        took_ms = _timed_ms(work[0])
+        ping.advance(turn)
+        pong.wait(turn)
+        rounds.append((time.perf_counter() - before) * 1e3)
+        return took_ms
+
+    rounds: list[float] = []
     thread = threading.Thread(target=echo, daemon=True)
-    times = []
     with pinned(cores[0]):
         thread.start()
-        for turn in range(1, _ROUNDS + 1):
-            before = time.perf_counter()
-            ping.advance(turn)
-            pong.wait(turn)
-            times.append((time.perf_counter() - before) * 1e3 / 2)
+        calls = [round_trip(turn) for turn in range(1, _ROUNDS + 1)]
     thread.join()
-    return statistics.median(times)
+    return calls, rounds
 
 
-def _dispatch_ms(session: ort.InferenceSession, cores: Sequence[int]) -> float:
-    """Calling a segment from two threads in turn.
+def _timed_ms(work: Callable[[], None]) -> float:
+    before = time.perf_counter()
+    work()
+    return (time.perf_counter() - before) * 1e3
 
-    Measured as it happens, while another lane waits and takes over: the interpreter lock changes hands then, which
-    makes the call dearer than in a loop of its own.
-    """
-    ping, pong = Counter(), Counter()
 
-    def echo() -> None:
-        binding = _bound(session)
-        with pinned(cores[1]):
-            for turn in range(1, _ROUNDS + 1):
-                ping.wait(turn)
-                session.run_with_iobinding(binding)
-                pong.advance(turn)
-
-    thread = threading.Thread(target=echo, daemon=True)
-    binding = _bound(session)
-    times = []
-    with pinned(cores[0]):
-        thread.start()
-        for turn in range(1, _ROUNDS + 1):
-            before = time.perf_counter()
-            session.run_with_iobinding(binding)
-            times.append((time.perf_counter() - before) * 1e3)
-            ping.advance(turn)
-            pong.wait(turn)
-    thread.join()
-    return statistics.median(times)
+def _nothing() -> None:
+    """No work."""
 
 
 def _bound(session: ort.InferenceSession) -> Any:
@@ -127,12 +117,3 @@ def _bound(session: ort.InferenceSession) -> Any:
     for name, bind in (("x", binding.bind_ortvalue_input), ("y", binding.bind_ortvalue_output)):
         bind(name, ort.OrtValue.ortvalue_from_numpy(np.zeros(1, np.float32)))
     return binding
-
-
-def _calls_ms(session: ort.InferenceSession, binding: Any) -> float:
-    times = []
-    for _ in range(_ROUNDS):
-        before = time.perf_counter()
-        session.run_with_iobinding(binding)
-        times.append((time.perf_counter() - before) * 1e3)
-    return statistics.median(times)

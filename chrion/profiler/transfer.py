@@ -16,7 +16,6 @@ from chrion.devices.host import allocate
 from chrion.graph.model import TensorInfo
 from chrion.profiler.costs import FREE, CopyCost
 
-_ROUNDS = 400
 _COPY_BYTES = (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 25)
 
 

@@ -21,13 +21,12 @@ from chrion.graph.extract import Extractor
 from chrion.graph.model import ELEMENT_BYTES, Graph
 from chrion.lanes import copies, in_reading_order, lane_name, on_accelerator
 from chrion.native import Failed
-from chrion.runtime import native
 from chrion.runtime.accelerator import Accelerator
 from chrion.runtime.crossings import find_crossings
 from chrion.runtime.executor import Event, Executor
 from chrion.runtime.frame import Array
 from chrion.runtime.lanes import Lanes
-from chrion.runtime.native import NativeExecutor
+from chrion.runtime.native import NativeExecutor, fits
 from chrion.runtime.program import build_program
 from chrion.runtime.segment import Segment, SegmentFactory
 from chrion.runtime.values import UsualFeed
@@ -76,7 +75,7 @@ class CutEngine:
         self._lock = threading.Lock()
         self._closed = False
         watch = Watch()
-        self._native = self._open_native() if accelerator is None and native.fits(graph, self.program) else None
+        self._native = self._open_native() if accelerator is None and fits(graph, self.program) else None
         #: Threads of the interpreter; None until something has to run by them.
         self._executor = None if self._native else self._open()
         #: GPU memory that opening the sessions took, in MB; None where nothing tells.

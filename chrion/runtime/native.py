@@ -16,7 +16,7 @@ import numpy as np
 import onnxruntime as ort
 
 from chrion.devices.host import allocate, on_host, to_host
-from chrion.graph.model import ELEMENT_BYTES, Graph, TensorInfo
+from chrion.graph.model import ELEMENT_BYTES, Graph
 from chrion.native import Binding, Failed, NativeFrame, NativeLanes, available
 from chrion.native.library import RUN, SIGNAL, WAIT
 from chrion.runtime.executor import Event
@@ -181,8 +181,8 @@ class _Frame:
     def _buffer(self, name: str) -> ort.OrtValue:
         if name not in self._buffers:
             known = self._graph.constant(name)
-            info: TensorInfo = self._graph.values[name]
-            self._buffers[name] = allocate(info) if known is None else ort.OrtValue.ortvalue_from_numpy(known)
+            made = allocate(self._graph.values[name]) if known is None else ort.OrtValue.ortvalue_from_numpy(known)
+            self._buffers[name] = made
         return self._buffers[name]
 
 
