@@ -4,11 +4,13 @@ Rivals are plain sessions with one thread, with as many as there are cores, with
 parallel executor; each has the machine to itself, in alternating turns, and medians are compared. HybridSession is used
 as a user would: nothing given but the model, so that its guard has its say (before the turns that are timed).
 
-``python scripts/bench_cpu.py -o docs/cpu.md`` takes ten minutes on two quiet cores and replaces what stands between
-the page's markers; ``--only`` picks models by a regular expression over their names. Turns are taken between quiet
-moments, whoever's they are, and up to ``--patience`` seconds a model are spent waiting for such. A model for which that
-is not enough is put off to the end and measured anew, in up to ``--passes`` passes. Turns go on until the ratio is
-known to within a few per cent, whatever it is, or there have been many.
+``python scripts/bench_cpu.py -o docs/cpu.md README.md docs/design.md`` takes ten minutes on two quiet cores and
+replaces what stands between the pages' markers, at its end or when interrupted: all of it where they are of
+``measured``, the table without what is predicted for more cores where they are of ``ratios``. ``--only`` picks models
+by a regular expression over their names.
+A model is begun in a quiet spell and its turns are taken between quiet moments; one whose spell ends is put off and
+begun anew. After ``--patience`` seconds what is left is measured as it comes, and marked. Turns go on until the ratio
+is known to within a few per cent, whatever it is, or there have been many.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +30,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
-from pages import markdown, replaced
+from pages import filled, markdown
 
 import chrion
 from chrion import Graph, HybridSession, Profile, zoo
@@ -37,13 +41,18 @@ from chrion.profiler.measure import made_up_feed
 from chrion.profiler.quiet import CoreWatch
 from chrion.runtime.bench import Feed, Maker, Run, plain_rivals, race
 
-HYBRID, MEASURED = "hybrid", "measured"
+HYBRID = "hybrid"
+MEASURED, RATIOS = "measured", "ratios"
 #: Short, so that turns fit into quiet moments.
 TURN_S = 0.05
 #: Turns of each rival before the ratio is looked at, and how often that is done.
 CYCLES, LOOKS = 8, 5
 #: The 90 % interval of a ratio that is known well enough, from its lower to its upper end.
 PRECISION = 0.04
+#: Quiet moments in a row that make a spell, and how far they are apart.
+SPELL, PAUSE_S = 10, 0.1
+#: How long a model that was begun in a quiet spell waits for further quiet moments, all in all.
+CASE_PATIENCE_S = 20.0
 MANY_CORES = (4, 8, 16)
 
 
@@ -199,13 +208,19 @@ def best_plain(turns: Mapping[str, Sequence[float]]) -> str:
     return min((name for name in turns if name != HYBRID), key=lambda name: float(np.median(turns[name])))
 
 
+def quiet_spell(watch: CoreWatch, end: float) -> bool:
+    """Wait until the cores have been quiet for a while; False once the time is over."""
+    in_a_row = 0
+    while time.monotonic() < end and in_a_row < SPELL:
+        in_a_row = 0 if watch.disturbed() else in_a_row + 1
+        time.sleep(PAUSE_S)
+    return in_a_row == SPELL
+
+
 def measure(case: Case, watch: CoreWatch, *, whatever: bool) -> list[str] | None:
     """One line of the table; None where the machine was not quiet enough, unless it is to be measured whatever."""
-    watch.wait()
-    model = case.build()
-    source = model.SerializeToString()
-    graph = chrion.load(source)
-    feed = made_up_feed(graph)
+    source = case.build().SerializeToString()
+    feed = made_up_feed(chrion.load(source))
     with HybridSession(source) as session:
         plan, choice = session.plan, "plan" if session.plan else "plain"
     rivals = {
@@ -213,6 +228,7 @@ def measure(case: Case, watch: CoreWatch, *, whatever: bool) -> list[str] | None
         **plain_rivals(source, feed, "plain"),
         "ORT_PARALLEL": parallel(source, feed),
     }
+    watch.patience_s = CASE_PATIENCE_S
     turns = timed(rivals, watch, whatever=whatever)
     if turns is None:
         return None
@@ -223,10 +239,12 @@ def measure(case: Case, watch: CoreWatch, *, whatever: bool) -> list[str] | None
     row = [name, f"{best_ms:.3g}", best.removeprefix("plain, "), f"{own_ms:.3g}"]
     row += [f"**{ratio:.2f}**" if ratio <= 0.97 else f"{ratio:.2f}", f"{low:.2f} to {high:.2f}"]
     row += [f"{case.aim:.2f}", choice]
-    row += [f"{plan.predicted.latency_ms:.3g}", f"{plan.predicted.latency_ms / own_ms - 1:+.0%}"] if plan else ["", ""]
+    if not plan:
+        return row + [""] * (2 + len(MANY_CORES))
+    row += [f"{plan.predicted.latency_ms:.3g}", f"{plan.predicted.latency_ms / own_ms - 1:+.0%}"]
+    graph = chrion.load(source)
     measured = chrion.profile(graph)
-    many = [predicted_ms(graph, measured, cores) for cores in MANY_CORES] if plan else []
-    return row + ([f"{ms / best_ms:.2f}" for ms in many] or [""] * len(MANY_CORES))
+    return row + [f"{predicted_ms(graph, measured, cores) / best_ms:.2f}" for cores in MANY_CORES]
 
 
 HEAD = ["model", "best plain, ms", "which", "hybrid, ms", "ratio", "90 %", "aim", "chosen", "predicted, ms", "error"]
@@ -248,43 +266,51 @@ machine.
 Prediction of those that run by a plan: median error {median:.0%}, 90th percentile {p90:.0%}."""
 
 
-def main() -> None:
-    """Run the set, print each line as it comes, write the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-o", "--output", type=Path)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--patience", type=float, default=60.0)
-    parser.add_argument("--passes", type=int, default=3)
-    arguments = parser.parse_args()
-    page = arguments.output.read_text(encoding="utf-8") if arguments.output else ""
-    if page:
-        replaced(page, MEASURED, "")  # refuses the page before anything is measured
-    watch = CoreWatch(physical_cores(), 0)
-    print(" | ".join(HEAD))
-    found: dict[str, list[str]] = {}
-    with TemporaryDirectory() as folder:
-        left = [case for case in CASES if re.search(arguments.only, case.name)]
-        for turn in range(1, arguments.passes + 1):
-            # What was measured and chosen before, or where it was not quiet, is of no account.
-            os.environ["CHRION_CACHE"] = str(Path(folder, str(turn)))
-            for case in left:
-                watch.patience_s = arguments.patience
-                row = measure(case, watch, whatever=turn == arguments.passes)
-                if row:
-                    found[case.name] = row
-                print(" | ".join(row or [case.name, "put off"]), flush=True)
-            left = [case for case in left if case.name not in found]
-    rows = [HEAD, *(found[case.name] for case in CASES if case.name in found)]
-    errors = [abs(float(row[9].rstrip("%"))) / 100 for row in rows[1:] if row[9]] or [0.0]
-    text = TEXT.format(
+def sections(rows: Sequence[Sequence[str]]) -> dict[str, str]:
+    """What goes into the pages, by the names of their markers."""
+    errors = [abs(float(row[9].rstrip("%"))) / 100 for row in rows if row[9]] or [0.0]
+    whole = TEXT.format(
         machine=this_machine(),
         version=ort.get_version_string(),
-        table=markdown(rows),
+        table=markdown([HEAD, *rows]),
         median=float(np.median(errors)),
         p90=float(np.quantile(errors, 0.9)),
     )
-    if page:
-        write_atomically(arguments.output, replaced(page, MEASURED, text))
+    return {MEASURED: whole, RATIOS: markdown([row[: -len(MANY_CORES)] for row in [HEAD, *rows]])}
+
+
+def main() -> None:
+    """Run the set, print each line as it comes, write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-o", "--output", type=Path, nargs="*", default=[], help="pages whose markers to fill")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--patience", type=float, default=3600.0)
+    arguments = parser.parse_args()
+    pages = {path: path.read_text(encoding="utf-8") for path in arguments.output}
+    for page in pages.values():
+        filled(page, {MEASURED: "", RATIOS: ""})  # refuses the page before anything is measured
+    watch = CoreWatch(physical_cores(), 0)
+    print(" | ".join(HEAD))
+    left = deque(case for case in CASES if re.search(arguments.only, case.name))
+    found: dict[str, list[str]] = {}
+    end = time.monotonic() + arguments.patience
+    try:
+        while left:
+            case = left.popleft()
+            quiet = quiet_spell(watch, end)
+            # What was measured and chosen before, or where it was not quiet, is of no account.
+            with TemporaryDirectory() as os.environ["CHRION_CACHE"]:
+                row = measure(case, watch, whatever=not quiet)
+            if row:
+                found[case.name] = row
+            else:
+                left.append(case)
+            print(" | ".join(row or [case.name, "put off"]), flush=True)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    contents = sections([found[case.name] for case in CASES if case.name in found])
+    for path, page in pages.items():
+        write_atomically(path, filled(page, contents))
 
 
 if __name__ == "__main__":

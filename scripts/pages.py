@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from chrion.errors import OptionError
 
@@ -12,6 +12,20 @@ def markdown(rows: Iterable[Sequence[str]]) -> str:
     head, *body = rows
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *body]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def filled(page: str, contents: Mapping[str, str]) -> str:
+    """The page with each of the contents that it has markers for put between them.
+
+    Raises:
+        OptionError: It has none of the markers, or one twice.
+    """
+    wanted = [name for name in contents if f"<!-- begin: {name} -->" in page]
+    if not wanted:
+        raise OptionError(f"page: it must hold the markers of {' or '.join(contents)}")
+    for name in wanted:
+        page = replaced(page, name, contents[name])
+    return page
 
 
 def replaced(page: str, name: str, content: str) -> str:
