@@ -8,9 +8,9 @@ as a user would: nothing given but the model, so that its guard has its say (bef
 replaces what stands between the pages' markers, at its end or when interrupted: all of it where they are of
 ``measured``, the table without what is predicted for more cores where they are of ``ratios``. ``--only`` picks models
 by a regular expression over their names.
-A model is begun in a quiet spell and its turns are taken between quiet moments; one whose spell ends is put off and
-begun anew. After ``--patience`` seconds what is left is measured as it comes, and marked. Turns go on until the ratio
-is known to within a few per cent, whatever it is, or there have been many.
+Turns are taken between quiet moments while there are such, and go on until the ratio is known to within a few per cent,
+whatever it is, or there have been many. Models for which it was not quiet are marked, and measured anew in quiet spells
+for up to ``--patience`` seconds in all.
 """
 
 from __future__ import annotations
@@ -189,14 +189,12 @@ def interval(own: Sequence[float], other: Sequence[float]) -> tuple[float, float
     return float(low), float(high)
 
 
-def timed(rivals: Mapping[str, Maker], watch: CoreWatch, *, whatever: bool) -> dict[str, list[float]] | None:
-    """Medians of all turns, of as many as it takes; None where patience ends first, unless they are to go on then."""
+def timed(rivals: Mapping[str, Maker], watch: CoreWatch) -> dict[str, list[float]]:
+    """Medians of all turns, of as many as it takes."""
     turns: dict[str, list[float]] = {name: [] for name in rivals}
     for _ in range(LOOKS):
         for timing in race(rivals, cycles=CYCLES, turn_s=TURN_S, watch=watch):
             turns[timing.name] += timing.turns_ms
-        if not (watch.patience_s or whatever):
-            return None
         low, high = interval(turns[HYBRID], turns[best_plain(turns)])
         if high - low <= PRECISION:
             break
@@ -217,34 +215,35 @@ def quiet_spell(watch: CoreWatch, end: float) -> bool:
     return in_a_row == SPELL
 
 
-def measure(case: Case, watch: CoreWatch, *, whatever: bool) -> list[str] | None:
-    """One line of the table; None where the machine was not quiet enough, unless it is to be measured whatever."""
+def measure(case: Case, watch: CoreWatch) -> tuple[list[str], bool]:
+    """One line of the table, and whether the machine was quiet."""
     source = case.build().SerializeToString()
     feed = made_up_feed(chrion.load(source))
-    with HybridSession(source) as session:
-        plan, choice = session.plan, "plan" if session.plan else "plain"
-    rivals = {
-        HYBRID: hybrid(source, feed),
-        **plain_rivals(source, feed, "plain"),
-        "ORT_PARALLEL": parallel(source, feed),
-    }
     watch.patience_s = CASE_PATIENCE_S
-    turns = timed(rivals, watch, whatever=whatever)
-    if turns is None:
-        return None
+    # What was measured and chosen before, or where it was not quiet, is of no account.
+    with TemporaryDirectory() as os.environ["CHRION_CACHE"]:
+        with HybridSession(source) as session:
+            plan = session.plan
+        rivals = {
+            HYBRID: hybrid(source, feed),
+            **plain_rivals(source, feed, "plain"),
+            "ORT_PARALLEL": parallel(source, feed),
+        }
+        turns = timed(rivals, watch)
+        profile = chrion.profile(chrion.load(source)) if plan else None
     best = best_plain(turns)
     own_ms, best_ms = (float(np.median(turns[name])) for name in (HYBRID, best))
     ratio, (low, high) = own_ms / best_ms, interval(turns[HYBRID], turns[best])
-    name = case.name if watch.patience_s else f"{case.name} (not quiet)"
-    row = [name, f"{best_ms:.3g}", best.removeprefix("plain, "), f"{own_ms:.3g}"]
-    row += [f"**{ratio:.2f}**" if ratio <= 0.97 else f"{ratio:.2f}", f"{low:.2f} to {high:.2f}"]
-    row += [f"{case.aim:.2f}", choice]
-    if not plan:
-        return row + [""] * (2 + len(MANY_CORES))
-    row += [f"{plan.predicted.latency_ms:.3g}", f"{plan.predicted.latency_ms / own_ms - 1:+.0%}"]
-    graph = chrion.load(source)
-    measured = chrion.profile(graph)
-    return row + [f"{predicted_ms(graph, measured, cores) / best_ms:.2f}" for cores in MANY_CORES]
+    quiet = watch.patience_s > 0
+    row = [case.name if quiet else f"{case.name} (not quiet)", f"{best_ms:.3g}", best.removeprefix("plain, ")]
+    row += [f"{own_ms:.3g}", f"**{ratio:.2f}**" if ratio <= 0.97 else f"{ratio:.2f}", f"{low:.2f} to {high:.2f}"]
+    row += [f"{case.aim:.2f}", "plan" if plan else "plain"]
+    if plan and profile:
+        row += [f"{plan.predicted.latency_ms:.3g}", f"{plan.predicted.latency_ms / own_ms - 1:+.0%}"]
+        row += [f"{predicted_ms(chrion.load(source), profile, cores) / best_ms:.2f}" for cores in MANY_CORES]
+    row += [""] * (len(HEAD) - len(row))
+    print(" | ".join(row), flush=True)
+    return row, quiet
 
 
 HEAD = ["model", "best plain, ms", "which", "hybrid, ms", "ratio", "90 %", "aim", "chosen", "predicted, ms", "error"]
@@ -291,24 +290,23 @@ def main() -> None:
         filled(page, {MEASURED: "", RATIOS: ""})  # refuses the page before anything is measured
     watch = CoreWatch(physical_cores(), 0)
     print(" | ".join(HEAD))
-    left = deque(case for case in CASES if re.search(arguments.only, case.name))
+    cases = [case for case in CASES if re.search(arguments.only, case.name)]
     found: dict[str, list[str]] = {}
+    left: deque[Case] = deque()  # those not measured in quiet
     end = time.monotonic() + arguments.patience
     try:
-        while left:
+        for case in cases:
+            found[case.name], quiet = measure(case, watch)
+            left += [] if quiet else [case]
+        while left and quiet_spell(watch, end):
             case = left.popleft()
-            quiet = quiet_spell(watch, end)
-            # What was measured and chosen before, or where it was not quiet, is of no account.
-            with TemporaryDirectory() as os.environ["CHRION_CACHE"]:
-                row = measure(case, watch, whatever=not quiet)
-            if row:
+            row, quiet = measure(case, watch)
+            left += [] if quiet else [case]
+            if quiet:
                 found[case.name] = row
-            else:
-                left.append(case)
-            print(" | ".join(row or [case.name, "put off"]), flush=True)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
-    contents = sections([found[case.name] for case in CASES if case.name in found])
+    contents = sections([found[case.name] for case in cases if case.name in found])
     for path, page in pages.items():
         write_atomically(path, filled(page, contents))
 
