@@ -13,7 +13,7 @@ import functools
 import hashlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from chrion.cores import physical_cores
@@ -30,8 +30,9 @@ _LEAST_RUNS = 3
 _LEAST_ROUNDS, _ROUNDS = 3, 12
 _BUDGET_S = 1.2
 #: Who is so far behind the best after one round goes on no more; after the least rounds, only who is close to it does.
-_FAR, _CLOSE = 1.3, 1.15
-#: A plan must beat a plain session by so much: less is noise, and a plain session is simpler.
+_FAR, _CLOSE = 1.5, 1.15
+#: A plan must beat a plain session by so much, best turn against best turn: less is noise, and a plain session is
+#: simpler. Nor may it be the slower one in most turns, as a lucky one would be.
 _MARGIN = 0.95
 #: How long to wait for moments in which nobody else uses the cores.
 _PATIENCE_S = 2.0
@@ -76,11 +77,14 @@ def decide(
     Returns:
         The winner's name, and all trials.
     """
-    best_ms = dict.fromkeys((c.name for c in contenders), float("inf"))
-    handicap = {c.name: 1.0 if c.plain else 1 / _MARGIN for c in contenders}
     watch = watch or CoreWatch(physical_cores(), _PATIENCE_S)
-    _race(contenders, best_ms, watch)
-    trials = tuple(Trial(c.name, best_ms[c.name], c.resident_mb) for c in contenders)
+    turns_ms: dict[str, list[float]] = {c.name: [] for c in contenders}
+    _race(contenders, turns_ms, watch)
+    trials = tuple(Trial(c.name, min(turns_ms[c.name]), c.resident_mb) for c in contenders)
+    plain = min((c.name for c in contenders if c.plain), key=lambda name: min(turns_ms[name]), default=None)
+    usual_ms = {c.name: statistics.median(turns_ms[c.name]) for c in contenders}
+    handicap = {c.name: 1.0 if c.plain else 1 / _MARGIN for c in contenders}
+    handicap |= {c.name: float("inf") for c in contenders if plain and usual_ms[c.name] > usual_ms[plain]}
 
     def weighted_ms(trial: Trial) -> float:
         return trial.median_ms * handicap[trial.name]
@@ -125,20 +129,23 @@ class Memory:
         remember(self._path, {"winner": decision.winner, "plan": plan, "why": decision.why})
 
 
-def _race(contenders: Sequence[Contender], best_ms: dict[str, float], watch: Watch) -> None:
-    """Some turns for everyone, alternating; the best turn counts: whatever else runs on the machine only ever adds."""
+def _race(contenders: Sequence[Contender], turns_ms: Mapping[str, list[float]], watch: Watch) -> None:
+    """Some turns for everyone, alternating, and further ones for those that are close or the best in most turns."""
     racing, ran_s = contenders, 0.0
     with contextlib.ExitStack() as opened:
         openers = {c.name: _kept_open(c, opened) if c.lasting else c.open for c in contenders}
         for turn in range(_ROUNDS):
-            limit = _CLOSE if turn >= _LEAST_ROUNDS else _FAR
-            racing = [c for c in racing if best_ms[c.name] <= limit * min(best_ms.values())] if turn else racing
+            if turn:
+                close_ms = (_CLOSE if turn >= _LEAST_ROUNDS else _FAR) * min(min(turns_ms[c.name]) for c in racing)
+                usual_ms = {c.name: statistics.median(turns_ms[c.name]) for c in racing}
+                ahead = min(usual_ms, key=usual_ms.__getitem__)
+                racing = [c for c in racing if min(turns_ms[c.name]) <= close_ms or c.name == ahead]
             if len(racing) < 2 or (turn >= _LEAST_ROUNDS and ran_s > _BUDGET_S):
                 break
             for contender in racing:
                 watch.wait()
                 median_ms, took_s = _timed(openers[contender.name])
-                best_ms[contender.name] = min(best_ms[contender.name], median_ms)
+                turns_ms[contender.name].append(median_ms)
                 ran_s += took_s
 
 

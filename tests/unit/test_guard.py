@@ -76,6 +76,19 @@ def test_a_close_race_goes_on(clock: list[float]) -> None:
     assert (opened.count("far"), opened.count("behind")) == (1, 3)
 
 
+def test_a_lucky_turn_is_not_enough(clock: list[float]) -> None:
+    """In all other turns the plan is the slower one."""
+    luck = iter([9.0, 9.0, 5.0])
+
+    def lucky() -> tuple[object, object]:
+        return contender("", next(luck, 9.0), clock).open()
+
+    rivals = [contender("plain", 8.5, clock), Contender("lucky", lucky, plain=False)]  # type: ignore[arg-type]
+    winner, trials = decide(rivals, None, QuietCores())
+    assert winner == "plain"
+    assert [round(t.median_ms, 6) for t in trials] == [8.5, 5.0]
+
+
 def test_a_slow_model_is_not_judged_by_one_turn(clock: list[float]) -> None:
     """One round takes longer than the budget, and misleads; the rounds that everyone has are run all the same."""
     luck = iter([800.0, 1000.0])
