@@ -51,8 +51,8 @@ CYCLES, LOOKS = 8, 5
 PRECISION = 0.04
 #: Quiet moments in a row that make a spell, and how far they are apart.
 SPELL, PAUSE_S = 10, 0.1
-#: How long a model that was begun in a quiet spell waits for further quiet moments, all in all.
-CASE_PATIENCE_S = 20.0
+#: How long a model waits for quiet moments, all in all.
+CASE_PATIENCE_S = 10.0
 MANY_CORES = (4, 8, 16)
 
 
@@ -285,9 +285,8 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--patience", type=float, default=3600.0)
     arguments = parser.parse_args()
-    pages = {path: path.read_text(encoding="utf-8") for path in arguments.output}
-    for page in pages.values():
-        filled(page, {MEASURED: "", RATIOS: ""})  # refuses the page before anything is measured
+    for path in arguments.output:
+        filled(path.read_text(encoding="utf-8"), {MEASURED: "", RATIOS: ""})  # refuses it before anything is measured
     watch = CoreWatch(physical_cores(), 0)
     print(" | ".join(HEAD))
     cases = [case for case in CASES if re.search(arguments.only, case.name)]
@@ -307,8 +306,8 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted", flush=True)
     contents = sections([found[case.name] for case in cases if case.name in found])
-    for path, page in pages.items():
-        write_atomically(path, filled(page, contents))
+    for path in arguments.output:
+        write_atomically(path, filled(path.read_text(encoding="utf-8"), contents))
 
 
 if __name__ == "__main__":
