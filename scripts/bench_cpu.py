@@ -40,6 +40,7 @@ from chrion.profiler import this_machine
 from chrion.profiler.measure import made_up_feed
 from chrion.profiler.quiet import CoreWatch
 from chrion.runtime.bench import Feed, Maker, Run, plain_rivals, race
+from chrion.scheduler.plan import Plan
 
 HYBRID = "hybrid"
 MEASURED, RATIOS = "measured", "ratios"
@@ -215,8 +216,41 @@ def quiet_spell(watch: CoreWatch, end: float) -> bool:
     return in_a_row == SPELL
 
 
-def measure(case: Case, watch: CoreWatch) -> tuple[list[str], bool]:
-    """One line of the table, and whether the machine was quiet."""
+@dataclass(frozen=True)
+class Measured:
+    """A model's turns, and the plan that HybridSession runs by, if it does."""
+
+    case: Case
+    source: bytes
+    quiet: bool
+    turns: dict[str, list[float]]
+    plan: Plan | None
+    profile: Profile | None
+
+    def row(self) -> list[str]:
+        """Its line of the table, without predictions for more cores."""
+        best = best_plain(self.turns)
+        own_ms, best_ms = (float(np.median(self.turns[name])) for name in (HYBRID, best))
+        ratio, (low, high) = own_ms / best_ms, interval(self.turns[HYBRID], self.turns[best])
+        name = self.case.name if self.quiet else f"{self.case.name} (not quiet)"
+        row = [name, f"{best_ms:.3g}", best.removeprefix("plain, "), f"{own_ms:.3g}"]
+        row += [f"**{ratio:.2f}**" if ratio <= 0.97 else f"{ratio:.2f}", f"{low:.2f} to {high:.2f}"]
+        row += [f"{self.case.aim:.2f}", "plan" if self.plan else "plain"]
+        if not self.plan:
+            return [*row, "", ""]
+        predicted_ms = self.plan.predicted.latency_ms
+        return [*row, f"{predicted_ms:.3g}", f"{predicted_ms / own_ms - 1:+.0%}"]
+
+    def with_more_cores(self) -> list[str]:
+        """What is predicted for more cores, over the best plain session's time; takes longer than measuring."""
+        if self.profile is None:
+            return [""] * len(MANY_CORES)
+        graph, best_ms = chrion.load(self.source), float(np.median(self.turns[best_plain(self.turns)]))
+        return [f"{predicted_ms(graph, self.profile, cores) / best_ms:.2f}" for cores in MANY_CORES]
+
+
+def measure(case: Case, watch: CoreWatch) -> Measured:
+    """Measure a model, and print its line."""
     source = case.build().SerializeToString()
     feed = made_up_feed(chrion.load(source))
     watch.patience_s = CASE_PATIENCE_S
@@ -231,23 +265,13 @@ def measure(case: Case, watch: CoreWatch) -> tuple[list[str], bool]:
         }
         turns = timed(rivals, watch)
         profile = chrion.profile(chrion.load(source)) if plan else None
-    best = best_plain(turns)
-    own_ms, best_ms = (float(np.median(turns[name])) for name in (HYBRID, best))
-    ratio, (low, high) = own_ms / best_ms, interval(turns[HYBRID], turns[best])
-    quiet = watch.patience_s > 0
-    row = [case.name if quiet else f"{case.name} (not quiet)", f"{best_ms:.3g}", best.removeprefix("plain, ")]
-    row += [f"{own_ms:.3g}", f"**{ratio:.2f}**" if ratio <= 0.97 else f"{ratio:.2f}", f"{low:.2f} to {high:.2f}"]
-    row += [f"{case.aim:.2f}", "plan" if plan else "plain"]
-    if plan and profile:
-        row += [f"{plan.predicted.latency_ms:.3g}", f"{plan.predicted.latency_ms / own_ms - 1:+.0%}"]
-        row += [f"{predicted_ms(chrion.load(source), profile, cores) / best_ms:.2f}" for cores in MANY_CORES]
-    row += [""] * (len(HEAD) - len(row))
-    print(" | ".join(row), flush=True)
-    return row, quiet
+    measured = Measured(case, source, watch.patience_s > 0, turns, plan, profile)
+    print(" | ".join(measured.row()), flush=True)
+    return measured
 
 
 HEAD = ["model", "best plain, ms", "which", "hybrid, ms", "ratio", "90 %", "aim", "chosen", "predicted, ms", "error"]
-HEAD += [f"{cores} cores (predicted)" for cores in MANY_CORES]
+MORE = [f"{cores} cores (predicted)" for cores in MANY_CORES]
 
 TEXT = """Written by `scripts/bench_cpu.py` on {machine} (shared, noisy: only ratios mean anything), onnxruntime
 {version}.
@@ -265,17 +289,19 @@ machine.
 Prediction of those that run by a plan: median error {median:.0%}, 90th percentile {p90:.0%}."""
 
 
-def sections(rows: Sequence[Sequence[str]]) -> dict[str, str]:
+def sections(found: Sequence[Measured]) -> dict[str, str]:
     """What goes into the pages, by the names of their markers."""
-    errors = [abs(float(row[9].rstrip("%"))) / 100 for row in rows if row[9]] or [0.0]
+    rows = [measured.row() for measured in found]
+    errors = [abs(float(row[-1].rstrip("%"))) / 100 for row in rows if row[-1]] or [0.0]
+    wide = [row + measured.with_more_cores() for row, measured in zip(rows, found, strict=True)]
     whole = TEXT.format(
         machine=this_machine(),
         version=ort.get_version_string(),
-        table=markdown([HEAD, *rows]),
+        table=markdown([HEAD + MORE, *wide]),
         median=float(np.median(errors)),
         p90=float(np.quantile(errors, 0.9)),
     )
-    return {MEASURED: whole, RATIOS: markdown([row[: -len(MANY_CORES)] for row in [HEAD, *rows]])}
+    return {MEASURED: whole, RATIOS: markdown([HEAD, *rows])}
 
 
 def main() -> None:
@@ -290,19 +316,18 @@ def main() -> None:
     watch = CoreWatch(physical_cores(), 0)
     print(" | ".join(HEAD))
     cases = [case for case in CASES if re.search(arguments.only, case.name)]
-    found: dict[str, list[str]] = {}
-    left: deque[Case] = deque()  # those not measured in quiet
+    found: dict[str, Measured] = {}
     end = time.monotonic() + arguments.patience
     try:
         for case in cases:
-            found[case.name], quiet = measure(case, watch)
-            left += [] if quiet else [case]
+            found[case.name] = measure(case, watch)
+        left = deque(case for case in cases if not found[case.name].quiet)
         while left and quiet_spell(watch, end):
-            case = left.popleft()
-            row, quiet = measure(case, watch)
-            left += [] if quiet else [case]
-            if quiet:
-                found[case.name] = row
+            measured = measure(left.popleft(), watch)
+            if measured.quiet:
+                found[measured.case.name] = measured
+            else:
+                left.append(measured.case)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
     contents = sections([found[case.name] for case in cases if case.name in found])
