@@ -145,7 +145,8 @@ class HybridSession(InferenceInterface):
         engine = self._engine
         if isinstance(engine, PlainEngine) and not self._by_shapes:  # onnxruntime checks the call itself
             if not engine.accelerated and not self._refusal:
-                return list(engine.session.run(output_names, input_feed, run_options))
+                outputs: list[Any] = engine.session.run(output_names, input_feed, run_options)
+                return outputs
         elif (  # nearly every request, and nothing of the below makes a difference to it
             isinstance(engine, CutEngine)
             and engine.native
@@ -159,7 +160,8 @@ class HybridSession(InferenceInterface):
 
         def serve(engine: Engine) -> list[Any]:
             if isinstance(engine, PlainEngine):
-                return list(engine.session.run(output_names, input_feed, run_options))
+                outputs: list[Any] = engine.session.run(output_names, input_feed, run_options)
+                return outputs
             return self._run_cut(engine, output_names, input_feed, run_options, arrays=True)
 
         return self._served(input_feed, serve)
