@@ -9,6 +9,8 @@ taken to hold the weights that were used last, beginning with what the request b
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
+from functools import lru_cache
 
 from chrion.graph.dag import Dag
 from chrion.lanes import on_accelerator
@@ -43,11 +45,18 @@ def fetched_bytes(dag: Dag, cache_bytes: int, schedule: Schedule) -> dict[int, f
             shares[schedule.lanes[i]].append(i)
     fetched: dict[int, float] = {}
     for operators in shares.values():
-        cache = _Cache(dag, cache_bytes)
-        for i in operators:  # the request before
-            cache.use(i)
-        fetched |= {i: cache.use(i) for i in operators}
+        row = _fetched(tuple(dag.weights[i] for i in operators), dag.weight_bytes, cache_bytes)
+        fetched |= zip(operators, row, strict=True)
     return fetched
+
+
+@lru_cache(maxsize=64)  # a step of a search leaves most lanes as they are
+def _fetched(row: tuple[tuple[int, ...], ...], weight_bytes: tuple[int, ...], cache_bytes: int) -> tuple[int, ...]:
+    """What one lane's operators fetch, given the weights of each."""
+    cache = _Cache(weight_bytes, cache_bytes)
+    for weights in row:  # the request before
+        cache.use(weights)
+    return tuple(cache.use(weights) for weights in row)
 
 
 def _undisturbed_ms(costs: Costs, schedule: Schedule) -> list[float]:
@@ -65,20 +74,23 @@ def _undisturbed_ms(costs: Costs, schedule: Schedule) -> list[float]:
 class _Cache:
     """The weights used last, up to a size. Of an operator whose weights exceed it, it holds a part of each."""
 
-    def __init__(self, dag: Dag, size: int) -> None:
-        self._dag = dag
+    def __init__(self, weight_bytes: Sequence[int], size: int) -> None:
+        self._weight_bytes = weight_bytes
         self._size = size
         #: Bytes of each weight, the one used last at the end.
         self._held: dict[int, int] = {}
         self._total = 0
+        self._last: Sequence[int] = ()
 
-    def use(self, i: int) -> int:
+    def use(self, weights: Sequence[int]) -> int:
         """Bytes that an operator has to fetch, of those that it would find in a loop of its own."""
-        weights = self._dag.weights[i]
-        whole = sum(self._dag.weight_bytes[w] for w in weights)
+        if weights == self._last:  # the operator before has left them all
+            return 0
+        self._last = weights
+        whole = sum(self._weight_bytes[w] for w in weights)
         fetched = 0
         for w in weights:
-            size = self._dag.weight_bytes[w]
+            size = self._weight_bytes[w]
             size = size if whole <= self._size else size * self._size // whole
             before = self._held.pop(w, 0)
             fetched += max(0, size - before)
