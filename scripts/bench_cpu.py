@@ -8,6 +8,7 @@ as a user would: nothing given but the model, so that its guard has its say (bef
 replaces what stands between the pages' markers, at its end or when interrupted: all of it where they are of
 ``measured``, the table without what is predicted for more cores where they are of ``ratios``. ``--only`` picks models
 by a regular expression over their names.
+
 Turns are taken between quiet moments while there are such, and go on until the ratio is known to within a few per cent,
 whatever it is, or there have been many. Models for which it was not quiet are marked, and measured anew in quiet spells
 for up to ``--patience`` seconds in all.

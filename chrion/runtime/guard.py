@@ -81,10 +81,11 @@ def decide(
     turns_ms: dict[str, list[float]] = {c.name: [] for c in contenders}
     _race(contenders, turns_ms, watch)
     trials = tuple(Trial(c.name, min(turns_ms[c.name]), c.resident_mb) for c in contenders)
-    plain = min((c.name for c in contenders if c.plain), key=lambda name: min(turns_ms[name]), default=None)
-    usual_ms = {c.name: statistics.median(turns_ms[c.name]) for c in contenders}
     handicap = {c.name: 1.0 if c.plain else 1 / _MARGIN for c in contenders}
-    handicap |= {c.name: float("inf") for c in contenders if plain and usual_ms[c.name] > usual_ms[plain]}
+    usual_ms = {c.name: statistics.median(turns_ms[c.name]) for c in contenders}
+    plain = min((c.name for c in contenders if c.plain), key=lambda name: min(turns_ms[name]), default=None)
+    lucky = [c.name for c in contenders if plain and not c.plain and usual_ms[c.name] > usual_ms[plain]]
+    handicap |= dict.fromkeys(lucky, float("inf"))
 
     def weighted_ms(trial: Trial) -> float:
         return trial.median_ms * handicap[trial.name]

@@ -160,8 +160,7 @@ class HybridSession(InferenceInterface):
 
         def serve(engine: Engine) -> list[Any]:
             if isinstance(engine, PlainEngine):
-                outputs: list[Any] = engine.session.run(output_names, input_feed, run_options)
-                return outputs
+                return list(engine.session.run(output_names, input_feed, run_options))
             return self._run_cut(engine, output_names, input_feed, run_options, arrays=True)
 
         return self._served(input_feed, serve)
