@@ -9,9 +9,8 @@ replaces what stands between the pages' markers, at its end or when interrupted:
 ``measured``, the table without what is predicted for more cores where they are of ``ratios``. ``--only`` picks models
 by a regular expression over their names.
 
-Turns are taken between quiet moments while there are such, and go on until the ratio is known to within a few per cent,
-whatever it is, or there have been many. Models for which it was not quiet are marked, and measured anew in quiet spells
-for up to ``--patience`` seconds in all.
+Turns are taken until the ratio is known to within a few per cent, whatever it is, or for ``--patience`` seconds a
+model; ``ratios.py`` says which of them count.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import argparse
 import os
 import re
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +30,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 from pages import filled, markdown
+from ratios import Turn, quiet, ratio
 
 import chrion
 from chrion import Graph, HybridSession, Profile, zoo
@@ -47,14 +46,14 @@ HYBRID = "hybrid"
 MEASURED, RATIOS = "measured", "ratios"
 #: Short, so that turns fit into quiet moments.
 TURN_S = 0.05
-#: Turns of each rival before the ratio is looked at, and how often that is done.
-CYCLES, LOOKS = 8, 5
+#: Turns of each rival before the ratio is looked at, and how many have to count.
+CYCLES, LEAST = 6, 16
 #: The 90 % interval of a ratio that is known well enough, from its lower to its upper end.
-PRECISION = 0.04
-#: Quiet moments in a row that make a spell, and how far they are apart.
-SPELL, PAUSE_S = 10, 0.1
-#: How long a model waits for quiet moments, all in all.
-CASE_PATIENCE_S = 10.0
+PRECISION = 0.03
+#: A ratio that is called a gain.
+GAIN = 0.97
+#: A plain session so far behind the best one takes no more turns.
+FAR = 1.3
 MANY_CORES = (4, 8, 16)
 
 
@@ -183,38 +182,59 @@ def predicted_ms(graph: Graph, profile: Profile, cores: int) -> float:
     return chrion.partition(graph, wide, policy="chrion").predicted.latency_ms
 
 
-def interval(own: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
-    """The 90 % interval of the ratio of two medians (percentile bootstrap over turns)."""
-    rng = np.random.default_rng(0)
-    medians = [np.median(rng.choice(np.asarray(turns), (2000, len(turns))), axis=1) for turns in (own, other)]
-    low, high = np.quantile(medians[0] / medians[1], [0.05, 0.95])
-    return float(low), float(high)
+class Looks:
+    """Waits for nothing, and notes how fast the cores are before and after each turn."""
+
+    def __init__(self) -> None:
+        self._watch = CoreWatch(physical_cores(), 0)
+        self.fastest_ms = self._watch.fastest_ms
+        self.ms: list[float] = []
+
+    def wait(self) -> bool:
+        """Before a turn."""
+        self._look()
+        return True
+
+    def disturbed(self) -> bool:
+        """After it: it need not be taken again."""
+        self._look()
+        return False
+
+    def _look(self) -> None:
+        self.ms.append(self._watch.look())
+        self.fastest_ms = min(self.fastest_ms, self.ms[-1])
 
 
-def timed(rivals: Mapping[str, Maker], watch: CoreWatch) -> dict[str, list[float]]:
-    """Medians of all turns, of as many as it takes."""
-    turns: dict[str, list[float]] = {name: [] for name in rivals}
-    for _ in range(LOOKS):
-        for timing in race(rivals, cycles=CYCLES, turn_s=TURN_S, watch=watch):
-            turns[timing.name] += timing.turns_ms
-        low, high = interval(turns[HYBRID], turns[best_plain(turns)])
-        if high - low <= PRECISION:
-            break
-    return turns
+def some_turns(rivals: Mapping[str, Maker], looks: Looks) -> list[Turn]:
+    """Some turns of each rival."""
+    looks.ms.clear()
+    order: list[str] = []
+    timings = race(
+        rivals, cycles=CYCLES, turn_s=TURN_S, watch=looks, progress=lambda _at, _of, name: order.append(name)
+    )
+    times = {timing.name: iter(timing.turns_ms) for timing in timings}
+    around = zip(looks.ms[::2], looks.ms[1::2], strict=True)
+    return [Turn(name, next(times[name]), max(both)) for name, both in zip(order, around, strict=True)]
+
+
+def timed(rivals: Mapping[str, Maker], looks: Looks, patience_s: float) -> tuple[int, dict[str, list[float]]]:
+    """As many turns as it takes: how many each of those in the end has taken, and the medians of those that count."""
+    turns: list[Turn] = []
+    racing, end = dict(rivals), time.monotonic() + patience_s
+    while True:
+        turns += some_turns(racing, looks)
+        counted = quiet(turns, looks.fastest_ms, LEAST)
+        _, low, high = ratio(counted, HYBRID)
+        known = high - low <= PRECISION and all(len(counted[name]) >= LEAST for name in racing)
+        if known or time.monotonic() > end:
+            return sum(turn.rival == HYBRID for turn in turns), counted
+        far_ms = FAR * float(np.median(counted[best_plain(counted)]))
+        racing = {n: make for n, make in racing.items() if n == HYBRID or np.median(counted[n]) <= far_ms}
 
 
 def best_plain(turns: Mapping[str, Sequence[float]]) -> str:
     """The fastest of the others."""
     return min((name for name in turns if name != HYBRID), key=lambda name: float(np.median(turns[name])))
-
-
-def quiet_spell(watch: CoreWatch, end: float) -> bool:
-    """Wait until the cores have been quiet for a while; False once the time is over."""
-    in_a_row = 0
-    while time.monotonic() < end and in_a_row < SPELL:
-        in_a_row = 0 if watch.disturbed() else in_a_row + 1
-        time.sleep(PAUSE_S)
-    return in_a_row == SPELL
 
 
 @dataclass(frozen=True)
@@ -223,19 +243,21 @@ class Measured:
 
     case: Case
     source: bytes
-    quiet: bool
-    turns: dict[str, list[float]]
+    #: How many turns HybridSession took.
+    taken: int
+    #: Medians of the turns that count, by rival.
+    counted: dict[str, list[float]]
     plan: Plan | None
     profile: Profile | None
 
     def row(self) -> list[str]:
         """Its line of the table, without predictions for more cores."""
-        best = best_plain(self.turns)
-        own_ms, best_ms = (float(np.median(self.turns[name])) for name in (HYBRID, best))
-        ratio, (low, high) = own_ms / best_ms, interval(self.turns[HYBRID], self.turns[best])
-        name = self.case.name if self.quiet else f"{self.case.name} (not quiet)"
-        row = [name, f"{best_ms:.3g}", best.removeprefix("plain, "), f"{own_ms:.3g}"]
-        row += [f"**{ratio:.2f}**" if ratio <= 0.97 else f"{ratio:.2f}", f"{low:.2f} to {high:.2f}"]
+        best = best_plain(self.counted)
+        own_ms, best_ms = (float(np.median(self.counted[name])) for name in (HYBRID, best))
+        times, low, high = ratio(self.counted, HYBRID)
+        row = [self.case.name, f"{best_ms:.3g}", best.removeprefix("plain, "), f"{own_ms:.3g}"]
+        row += [f"**{times:.2f}**" if times <= GAIN else f"{times:.2f}", f"{low:.2f} to {high:.2f}"]
+        row += [f"{len(self.counted[HYBRID])} of {self.taken}"]
         row += [f"{self.case.aim:.2f}", "plan" if self.plan else "plain"]
         if not self.plan:
             return [*row, "", ""]
@@ -246,17 +268,15 @@ class Measured:
         """What is predicted for more cores, over the best plain session's time; takes longer than measuring."""
         if self.profile is None:
             return [""] * len(MANY_CORES)
-        graph, best_ms = chrion.load(self.source), float(np.median(self.turns[best_plain(self.turns)]))
+        graph, best_ms = chrion.load(self.source), float(np.median(self.counted[best_plain(self.counted)]))
         return [f"{predicted_ms(graph, self.profile, cores) / best_ms:.2f}" for cores in MANY_CORES]
 
 
-def measure(case: Case, watch: CoreWatch) -> Measured:
+def measure(case: Case, looks: Looks, patience_s: float) -> Measured:
     """Measure a model, and print its line."""
     source = case.build().SerializeToString()
     feed = made_up_feed(chrion.load(source))
-    watch.patience_s = CASE_PATIENCE_S
-    # What was measured and chosen before, or where it was not quiet, is of no account.
-    with TemporaryDirectory() as os.environ["CHRION_CACHE"]:
+    with TemporaryDirectory() as os.environ["CHRION_CACHE"]:  # what was chosen before is of no account
         with HybridSession(source) as session:
             plan = session.plan
         rivals = {
@@ -264,26 +284,29 @@ def measure(case: Case, watch: CoreWatch) -> Measured:
             **plain_rivals(source, feed, "plain"),
             "ORT_PARALLEL": parallel(source, feed),
         }
-        turns = timed(rivals, watch)
+        taken, counted = timed(rivals, looks, patience_s)
         profile = chrion.profile(chrion.load(source)) if plan else None
-    measured = Measured(case, source, watch.patience_s > 0, turns, plan, profile)
+    measured = Measured(case, source, taken, counted, plan, profile)
     print(" | ".join(measured.row()), flush=True)
     return measured
 
 
-HEAD = ["model", "best plain, ms", "which", "hybrid, ms", "ratio", "90 %", "aim", "chosen", "predicted, ms", "error"]
+HEAD = ["model", "best plain, ms", "which", "hybrid, ms", "ratio", "90 %", "turns", "aim", "chosen"]
+HEAD += ["predicted, ms", "error"]
 MORE = [f"{cores} cores (predicted)" for cores in MANY_CORES]
 
 TEXT = """Written by `scripts/bench_cpu.py` on {machine} (shared, noisy: only ratios mean anything), onnxruntime
 {version}.
 
 HybridSession with nothing given but the model, beside the best of four plain sessions (1 thread, all threads, default,
-ORT_PARALLEL), each with the machine to itself in alternating turns between quiet moments: medians over turns, and the
-90 % interval of their ratio (bootstrap). Recurrent models: 12 layers, 96 steps, batch 1, folded, unless said otherwise.
-*chosen* is what the guard settled for. The last columns are what the planner predicts on more cores, over the same best
-plain time of this machine: predictions, not measurements, and they assume that further cores contend no more than the
-two measured. Where *chosen* says plain, HybridSession is a plain session, so its ratio is nothing but the noise of this
-machine.
+ORT_PARALLEL), each with the machine to itself in alternating turns. *ms* are medians over the turns that count: those
+before and after which all cores ran within 10 % of their full speed, and at least the {least} on the quietest cores
+(*turns*: how many of HybridSession's). *ratio* compares such medians, with the best plain session picked on one half of
+the turns and timed on the other, and the other way round; beside it is its 90 % interval (bootstrap over turns).
+Recurrent models: 12 layers, 96 steps, batch 1, folded, unless said otherwise. *chosen* is what the guard settled for:
+where it says plain, HybridSession is a plain session. The last columns are what the planner predicts on more cores,
+over the same best plain time of this machine: predictions, not measurements, and they assume that further cores contend
+no more than the two measured.
 
 {table}
 
@@ -298,6 +321,7 @@ def sections(found: Sequence[Measured]) -> dict[str, str]:
     whole = TEXT.format(
         machine=this_machine(),
         version=ort.get_version_string(),
+        least=LEAST,
         table=markdown([HEAD + MORE, *wide]),
         median=float(np.median(errors)),
         p90=float(np.quantile(errors, 0.9)),
@@ -310,28 +334,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-o", "--output", type=Path, nargs="*", default=[], help="pages whose markers to fill")
     parser.add_argument("--only", default="")
-    parser.add_argument("--patience", type=float, default=3600.0)
+    parser.add_argument("--patience", type=float, default=120.0, help="seconds of turns a model")
     arguments = parser.parse_args()
     for path in arguments.output:
         filled(path.read_text(encoding="utf-8"), {MEASURED: "", RATIOS: ""})  # refuses it before anything is measured
-    watch = CoreWatch(physical_cores(), 0)
+    looks = Looks()
     print(" | ".join(HEAD))
-    cases = [case for case in CASES if re.search(arguments.only, case.name)]
-    found: dict[str, Measured] = {}
-    end = time.monotonic() + arguments.patience
+    found: list[Measured] = []
     try:
-        for case in cases:
-            found[case.name] = measure(case, watch)
-        left = deque(case for case in cases if not found[case.name].quiet)
-        while left and quiet_spell(watch, end):
-            measured = measure(left.popleft(), watch)
-            if measured.quiet:
-                found[measured.case.name] = measured
-            else:
-                left.append(measured.case)
+        for case in (case for case in CASES if re.search(arguments.only, case.name)):
+            found.append(measure(case, looks, arguments.patience))  # noqa: PERF401 - kept when interrupted
     except KeyboardInterrupt:
         print("interrupted", flush=True)
-    contents = sections([found[case.name] for case in cases if case.name in found])
+    contents = sections(found)
     for path in arguments.output:
         write_atomically(path, filled(path.read_text(encoding="utf-8"), contents))
 

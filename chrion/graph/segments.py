@@ -49,7 +49,7 @@ def cut(
 
 
 def _without_delay(dag: Dag, order: Sequence[int], lanes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    segments: list[list[int]] = []
+    closed: list[list[int]] = []  # by their ends: what is awaited is copied in the operators' order, as without cuts
     filling: dict[int, tuple[list[int], dict[int, int]]] = {}
     for i in order:
         lane = lanes[i]
@@ -59,13 +59,14 @@ def _without_delay(dag: Dag, order: Sequence[int], lanes: Sequence[int]) -> tupl
         if segment and all(m in awaited and last <= awaited[m] for m, last in foreign.items()):
             segment.append(i)
         else:
+            if segment:
+                closed.append(segment)
             segment, awaited = [i], foreign
-            segments.append(segment)
+        filling[lane] = (segment, awaited)
         if any(lanes[s] != lane for s in dag.successors[i]):
-            filling.pop(lane, None)
-        else:
-            filling[lane] = (segment, awaited)
-    return tuple(tuple(s) for s in segments)
+            closed.append(filling.pop(lane)[0])
+    closed.extend(segment for segment, _ in filling.values())
+    return tuple(tuple(s) for s in closed)
 
 
 def _by_tile(dag: Dag, order: Sequence[int], lanes: Sequence[int], tiles: Sequence[int]) -> tuple[tuple[int, ...], ...]:

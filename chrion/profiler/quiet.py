@@ -49,6 +49,7 @@ class CoreWatch:
     Attributes:
         cores: Those watched.
         patience_s: What is left of the patience.
+        fastest_ms: The fastest look so far.
     """
 
     def __init__(self, cores: Sequence[int], patience_s: float) -> None:
@@ -56,13 +57,17 @@ class CoreWatch:
         self.patience_s = patience_s
         self._session = product_session(CPU_PROVIDER, *_SIZE)
         self._feed = {"x": np.ones(_SIZE, np.float32)}
-        self._fastest_ms = min(self._look() for _ in range(_FIRST_LOOKS))
+        self.fastest_ms = min(self.look() for _ in range(_FIRST_LOOKS))
+
+    def look(self) -> float:
+        """What the arithmetic takes now on the slowest of the cores, in ms."""
+        return max(on_cores(self.cores, self._median_ms))
 
     def disturbed(self) -> bool:
         """Whether somebody is using the cores."""
-        now_ms = self._look()
-        self._fastest_ms = min(self._fastest_ms, now_ms)
-        return now_ms > _TOLERANCE * self._fastest_ms
+        now_ms = self.look()
+        self.fastest_ms = min(self.fastest_ms, now_ms)
+        return now_ms > _TOLERANCE * self.fastest_ms
 
     def wait(self) -> bool:
         """Wait for a quiet moment while there is patience left; returns whether this is one."""
@@ -73,9 +78,6 @@ class CoreWatch:
             time.sleep(_PAUSE_S)
         self.patience_s = max(0.0, self.patience_s - (time.perf_counter() - start))
         return not disturbed
-
-    def _look(self) -> float:
-        return max(on_cores(self.cores, self._median_ms))
 
     def _median_ms(self) -> float:
         times = []

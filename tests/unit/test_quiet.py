@@ -12,7 +12,7 @@ from chrion.profiler.quiet import CoreWatch
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What the next looks will take, in ms; 1 ms once they are used up."""
     coming: list[float] = []
-    monkeypatch.setattr(CoreWatch, "_look", lambda _: coming.pop(0) if coming else 1.0)
+    monkeypatch.setattr(CoreWatch, "look", lambda _: coming.pop(0) if coming else 1.0)
     return coming
 
 
@@ -51,4 +51,4 @@ def test_a_real_look_takes_time() -> None:
     """On all cores of this machine."""
     watch = CoreWatch(physical_cores(), patience_s=0.0)
     assert watch.cores == physical_cores()
-    assert watch._look() > 0.0
+    assert watch.look() > 0.0

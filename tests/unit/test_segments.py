@@ -89,6 +89,12 @@ def test_a_larger_copy_from_the_same_operator_starts_a_new_segment() -> None:
     assert cut(dag, (0, 2, 1), (1, 0, 0)) == ((0,), (2, 1))
 
 
+def test_joining_an_earlier_segment_changes_no_order_of_copies() -> None:
+    """1 and 2 are copied to 3, 2 after 1: also if 2 runs with 0, which comes before 1."""
+    dag = Dag.from_edges(4, [(1, 3), (2, 3)])
+    assert cut(dag, (0, 1, 2, 3), (1, 2, 1, 0)) == ((1,), (0, 2), (3,))
+
+
 def test_no_operators() -> None:
     """An empty graph has no segments."""
     assert cut(Dag.from_edges(0, []), (), ()) == ()
