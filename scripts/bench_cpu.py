@@ -52,7 +52,7 @@ CYCLES, LEAST = 6, 16
 PRECISION = 0.03
 #: A ratio that is called a gain.
 GAIN = 0.97
-#: A plain session so far behind the best one takes no more turns.
+#: A plain session that even in its best turn of enough is so far behind the best one takes no more.
 FAR = 1.3
 MANY_CORES = (4, 8, 16)
 
@@ -229,7 +229,8 @@ def timed(rivals: Mapping[str, Maker], looks: Looks, patience_s: float) -> tuple
         if known or time.monotonic() > end:
             return sum(turn.rival == HYBRID for turn in turns), counted
         far_ms = FAR * float(np.median(counted[best_plain(counted)]))
-        racing = {n: make for n, make in racing.items() if n == HYBRID or np.median(counted[n]) <= far_ms}
+        behind = {name for name, times in counted.items() if len(times) >= LEAST and min(times) > far_ms}
+        racing = {name: make for name, make in racing.items() if name == HYBRID or name not in behind}
 
 
 def best_plain(turns: Mapping[str, Sequence[float]]) -> str:
