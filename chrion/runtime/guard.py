@@ -2,8 +2,9 @@
 
 A plan that is slower than what the user had before is worse than none, however good predictions are. So a session that
 makes its own plan first times its candidates: the plain session as the caller would have it, plain ones on the CPU with
-other numbers of threads, and the plan. Each has the machine to itself, for a fraction of a second. The winner is kept,
-here and in the cache: per machine, model, shapes and goal.
+other numbers of threads, and the plan. Each has the machine to itself, for a fraction of a second. A plan that seems to
+win has to go on doing so for longer than a plain session: where others use the cores, a few turns tell little. The
+winner is kept, here and in the cache: per machine, model, shapes and goal.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from chrion.cores import physical_cores
@@ -25,13 +27,14 @@ from chrion.scheduler.plan import Plan
 #: How long a candidate is timed in one turn, after a run to warm up; and how often at least.
 _WINDOW_S = 0.025
 _LEAST_RUNS = 3
-#: Turns each candidate has at least and at most; between the two, no further round is begun once candidates have run
-#: for so many seconds.
-_LEAST_ROUNDS, _ROUNDS = 3, 12
-_BUDGET_S = 1.2
-#: Who is so far behind the best after one round goes on no more; after the least rounds, only who is close to it does.
+#: Rounds of turns at least; from then on none is begun once candidates have run for so many seconds.
+_LEAST_ROUNDS, _BUDGET_S = 3, 3.0
+#: Rounds that it takes to settle for a plain session that is ahead, or a plan that is so far ahead; and for any.
+_ENOUGH_ROUNDS, _SURE, _ROUNDS = 6, 0.8, 12
+#: Who is so far behind the best after one round goes on no more; after the least rounds, only who is close to it does,
+#: and the best plain session, which every plan has to beat.
 _FAR, _CLOSE = 1.5, 1.15
-#: A plan must beat a plain session by so much, best turn against best turn: less is noise, and a plain session is
+#: A plan must beat a plain session by so much, fastest run against fastest run: less is noise, and a plain session is
 #: simpler. Nor may it be the slower one in most turns, as a lucky one would be.
 _MARGIN = 0.95
 #: How long to wait for moments in which nobody else uses the cores.
@@ -63,6 +66,23 @@ class Trial:
     resident_mb: float
 
 
+class _Record:
+    """A contender's turns so far."""
+
+    def __init__(self, contender: Contender) -> None:
+        self.contender = contender
+        self.medians_ms: list[float] = []
+        #: The fastest run of all: what others take from the cores can only be added to it.
+        self.fastest_ms = math.inf
+
+    def beats(self, plain: _Record | None) -> bool:
+        """Whether this is a plan worth having in place of a plain session."""
+        if plain is None:
+            return True
+        usual_ms = statistics.median(self.medians_ms)
+        return self.fastest_ms <= _MARGIN * plain.fastest_ms and usual_ms <= statistics.median(plain.medians_ms)
+
+
 def decide(
     contenders: Sequence[Contender], slo_ms: float | None, watch: Watch | None = None
 ) -> tuple[str, tuple[Trial, ...]]:
@@ -70,30 +90,22 @@ def decide(
 
     Args:
         contenders: Plain ones first: they win ties.
-        slo_ms: Among those that meet it, the one with the least accelerator memory is chosen; without it, or if none
-            does, the fastest.
+        slo_ms: Among those that meet it in their best turn, the one with the least accelerator memory is chosen;
+            without it, or if none does, the fastest.
         watch: Tells whether the cores are quiet; if missing, all physical cores are watched.
 
     Returns:
         The winner's name, and all trials.
     """
     watch = watch or CoreWatch(physical_cores(), _PATIENCE_S)
-    turns_ms: dict[str, list[float]] = {c.name: [] for c in contenders}
-    _race(contenders, turns_ms, watch)
-    trials = tuple(Trial(c.name, min(turns_ms[c.name]), c.resident_mb) for c in contenders)
-    handicap = {c.name: 1.0 if c.plain else 1 / _MARGIN for c in contenders}
-    usual_ms = {c.name: statistics.median(turns_ms[c.name]) for c in contenders}
-    plain = min((c.name for c in contenders if c.plain), key=lambda name: min(turns_ms[name]), default=None)
-    lucky = [c.name for c in contenders if plain and not c.plain and usual_ms[c.name] > usual_ms[plain]]
-    handicap |= dict.fromkeys(lucky, float("inf"))
-
-    def weighted_ms(trial: Trial) -> float:
-        return trial.median_ms * handicap[trial.name]
-
-    fitting = [t for t in trials if slo_ms is not None and t.median_ms <= slo_ms]
-    if fitting:
-        return min(fitting, key=lambda t: (t.resident_mb, weighted_ms(t))).name, trials
-    return min(trials, key=weighted_ms).name, trials
+    records = [_Record(c) for c in contenders]
+    _race(records, watch)
+    trials = tuple(Trial(r.contender.name, min(r.medians_ms), r.contender.resident_mb) for r in records)
+    fitting = [r for r in records if slo_ms is not None and min(r.medians_ms) <= slo_ms]
+    least_mb = min((r.contender.resident_mb for r in fitting), default=0.0)
+    able = [r for r in fitting if r.contender.resident_mb == least_mb] or records
+    worthy = [r for r in able if r.contender.plain or r.beats(_fastest(able, plain=True))]
+    return min(worthy, key=lambda r: r.fastest_ms).contender.name, trials
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,24 +142,38 @@ class Memory:
         remember(self._path, {"winner": decision.winner, "plan": plan, "why": decision.why})
 
 
-def _race(contenders: Sequence[Contender], turns_ms: Mapping[str, list[float]], watch: Watch) -> None:
-    """Some turns for everyone, alternating, and further ones for those that are close or the best in most turns."""
-    racing, ran_s = contenders, 0.0
+def _race(records: Sequence[_Record], watch: Watch) -> None:
+    """Turns for everyone, alternating, and further ones for who may still win, until that is clear."""
+    racing, ran_s = list(records), 0.0
     with contextlib.ExitStack() as opened:
-        openers = {c.name: _kept_open(c, opened) if c.lasting else c.open for c in contenders}
-        for turn in range(_ROUNDS):
-            if turn:
-                close_ms = (_CLOSE if turn >= _LEAST_ROUNDS else _FAR) * min(min(turns_ms[c.name]) for c in racing)
-                usual_ms = {c.name: statistics.median(turns_ms[c.name]) for c in racing}
-                ahead = min(usual_ms, key=usual_ms.__getitem__)
-                racing = [c for c in racing if min(turns_ms[c.name]) <= close_ms or c.name == ahead]
-            if len(racing) < 2 or (turn >= _LEAST_ROUNDS and ran_s > _BUDGET_S):
+        openers = {r: _kept_open(r.contender, opened) if r.contender.lasting else r.contender.open for r in records}
+        for done in range(_ROUNDS):
+            if done:
+                close_ms = (_CLOSE if done >= _LEAST_ROUNDS else _FAR) * min(r.fastest_ms for r in racing)
+                plain = _fastest(racing, plain=True)
+                racing = [r for r in racing if r.fastest_ms <= close_ms or r is plain]
+            spent = done >= _LEAST_ROUNDS and ran_s > _BUDGET_S
+            if len(racing) < 2 or spent or (done >= _ENOUGH_ROUNDS and _clear(racing)):
                 break
-            for contender in racing:
+            for record in racing:
                 watch.wait()
-                median_ms, took_s = _timed(openers[contender.name])
-                turns_ms[contender.name].append(median_ms)
+                times_ms, took_s = _timed(openers[record])
+                record.medians_ms.append(statistics.median(times_ms))
+                record.fastest_ms = min(record.fastest_ms, *times_ms)
                 ran_s += took_s
+
+
+def _clear(racing: Sequence[_Record]) -> bool:
+    """Whether plain sessions are ahead of the plans, or a plan far ahead of them."""
+    plain, plan = _fastest(racing, plain=True), _fastest(racing, plain=False)
+    if plain is None or plan is None or plan.fastest_ms > plain.fastest_ms:
+        return True
+    return plan.fastest_ms <= _SURE * plain.fastest_ms and plan.beats(plain)
+
+
+def _fastest(records: Sequence[_Record], *, plain: bool) -> _Record | None:
+    """The plain session, or the plan, with the fastest run; None where there is none."""
+    return min((r for r in records if r.contender.plain is plain), key=lambda r: r.fastest_ms, default=None)
 
 
 def _kept_open(contender: Contender, opened: contextlib.ExitStack) -> Opener:
@@ -162,12 +188,12 @@ def _kept_open(contender: Contender, opened: contextlib.ExitStack) -> Opener:
     return lambda: (run(), lambda: None)
 
 
-def _timed(opener: Opener) -> tuple[float, float]:
-    """Median latency in ms, and how many seconds it ran, which opening is no part of."""
+def _timed(opener: Opener) -> tuple[list[float], float]:
+    """Latencies in ms, and how many seconds it ran, which opening is no part of."""
     try:
         run, close = opener()
     except Exception:  # noqa: BLE001 - a contender that cannot even start has lost
-        return float("inf"), 0.0
+        return [math.inf], 0.0
     start = time.perf_counter()
     try:
         run()
@@ -177,8 +203,8 @@ def _timed(opener: Opener) -> tuple[float, float]:
             before = time.perf_counter()
             run()
             times.append((time.perf_counter() - before) * 1e3)
-        return statistics.median(times), time.perf_counter() - start
+        return times, time.perf_counter() - start
     except Exception:  # noqa: BLE001 - nor can one that fails be chosen
-        return float("inf"), time.perf_counter() - start
+        return [math.inf], time.perf_counter() - start
     finally:
         close()

@@ -89,6 +89,31 @@ def test_a_lucky_turn_is_not_enough(clock: list[float]) -> None:
     assert [round(t.median_ms, 6) for t in trials] == [8.5, 5.0]
 
 
+def test_the_best_plain_session_is_never_given_up(clock: list[float]) -> None:
+    """A lucky first turn of the plan makes it look far behind; it is compared in all turns that follow."""
+    luck = iter([2.0])
+
+    def lucky() -> tuple[object, object]:
+        return contender("", next(luck, 9.0), clock).open()
+
+    rivals = [contender("plain", 8.5, clock), Contender("lucky", lucky, plain=False)]  # type: ignore[arg-type]
+    assert decide(rivals, None, QuietCores())[0] == "plain"
+
+
+@pytest.mark.parametrize(("plan_ms", "rounds"), [(5.5, 6), (3.5, 6), (4.6, 12), (9.0, 1)])
+def test_a_plan_that_wins_by_little_is_timed_for_longer(clock: list[float], plan_ms: float, rounds: int) -> None:
+    """The plain session takes 5 ms: one that is slower, or far faster, is soon known."""
+    opened = []
+
+    def plan() -> tuple[object, object]:
+        opened.append(1)
+        return contender("", plan_ms, clock).open()
+
+    rivals = [contender("plain", 5.0, clock), Contender("plan", plan, plain=False)]  # type: ignore[arg-type]
+    decide(rivals, None, QuietCores())
+    assert len(opened) == rounds
+
+
 def test_a_slow_model_is_not_judged_by_one_turn(clock: list[float]) -> None:
     """One round takes longer than the budget, and misleads; the rounds that everyone has are run all the same."""
     luck = iter([800.0, 1000.0])
