@@ -2,8 +2,8 @@
 
 The threads of a plain session spin on after a run, so that two live sessions in one process slow each other down. So
 in every turn one rival is made, warmed up, timed and taken down again; turns go round several times, each round
-starting with another rival, and medians over all of a rival's turns are compared. A turn before or after which somebody
-else was using the cores is taken again, whoever's it is.
+starting with another rival, and medians over all of a rival's turns are compared. What was timed right before or after
+somebody else was using the cores is timed again, whoever's turn it is.
 """
 
 from __future__ import annotations
@@ -177,32 +177,32 @@ def largest_difference(ours: Sequence[Any], theirs: Sequence[Any]) -> float:
 
 def _quiet_turn(make: Maker, turn_s: float, watch: Watch) -> list[float]:
     """A turn between two quiet moments; where none is to be had any more, a turn as it comes."""
-    for _ in range(_TRIES):
-        quiet = watch.wait()
-        times = _turn(make, turn_s)
-        if not quiet or not watch.disturbed():
-            break
-    return times
-
-
-def _turn(make: Maker, turn_s: float) -> list[float]:
     run, close = make()
     try:
-        end = time.perf_counter() + _WARM_UP_S
         run()
-        while time.perf_counter() < end:
-            run()
-        times: list[float] = []
-        end = time.perf_counter() + turn_s
-        while len(times) < _LEAST_RUNS or time.perf_counter() < end:
-            before = time.perf_counter()
-            run()
-            times.append((time.perf_counter() - before) * 1e3)
+        for _ in range(_TRIES):  # looked at last thing before, and first thing after: making a session takes a while
+            quiet = watch.wait()
+            times = _times_ms(run, turn_s)
+            if not quiet or not watch.disturbed():
+                break
         return times
     finally:
         close()
         del run, close
         gc.collect()
+
+
+def _times_ms(run: Run, turn_s: float) -> list[float]:
+    end = time.perf_counter() + _WARM_UP_S
+    while time.perf_counter() < end:
+        run()
+    times: list[float] = []
+    end = time.perf_counter() + turn_s
+    while len(times) < _LEAST_RUNS or time.perf_counter() < end:
+        before = time.perf_counter()
+        run()
+        times.append((time.perf_counter() - before) * 1e3)
+    return times
 
 
 def _timing(name: str, turns: list[list[float]]) -> Timing:
