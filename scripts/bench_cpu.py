@@ -4,10 +4,10 @@ Rivals are plain sessions with one thread, with as many as there are cores, with
 parallel executor; each has the machine to itself, in alternating turns, and medians are compared. HybridSession is used
 as a user would: nothing given but the model, so that its guard has its say (before the turns that are timed).
 
-``python scripts/bench_cpu.py -o docs/cpu.md README.md docs/design.md`` takes ten minutes on two quiet cores and
-replaces what stands between the pages' markers, at its end or when interrupted: all of it where they are of
-``measured``, the table without what is predicted for more cores where they are of ``ratios``. ``--only`` picks models
-by a regular expression over their names.
+``python scripts/bench_cpu.py -o docs/cpu.md README.md docs/design.md`` takes half an hour on two cores, an hour on busy
+ones, and replaces what stands between the pages' markers, at its end or when interrupted: all of it where they are
+of ``measured``, the table without what is predicted for more cores where they are of ``ratios``. ``--only`` picks
+models by a regular expression over their names.
 
 Turns are taken until the ratio is known to within a few per cent, whatever it is, or for ``--patience`` seconds a
 model; ``ratios.py`` says which of them count.
@@ -339,6 +339,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for path in arguments.output:
         filled(path.read_text(encoding="utf-8"), {MEASURED: "", RATIOS: ""})  # refuses it before anything is measured
+    ort.set_default_logger_severity(3)  # some models have unused weights
     looks = Looks()
     print(" | ".join(HEAD))
     found: list[Measured] = []
