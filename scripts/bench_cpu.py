@@ -182,27 +182,22 @@ def predicted_ms(graph: Graph, profile: Profile, cores: int) -> float:
     return chrion.partition(graph, wide, policy="chrion").predicted.latency_ms
 
 
-class Looks:
+class Looks(CoreWatch):
     """Waits for nothing, and notes how fast the cores are before and after each turn."""
 
     def __init__(self) -> None:
-        self._watch = CoreWatch(physical_cores(), 0)
-        self.fastest_ms = self._watch.fastest_ms
+        super().__init__(physical_cores(), patience_s=0.0)
         self.ms: list[float] = []
 
     def wait(self) -> bool:
         """Before a turn."""
-        self._look()
+        self.ms.append(self.look())
         return True
 
     def disturbed(self) -> bool:
         """After it: it need not be taken again."""
-        self._look()
+        self.ms.append(self.look())
         return False
-
-    def _look(self) -> None:
-        self.ms.append(self._watch.look())
-        self.fastest_ms = min(self.fastest_ms, self.ms[-1])
 
 
 def some_turns(rivals: Mapping[str, Maker], looks: Looks) -> list[Turn]:
@@ -255,9 +250,9 @@ class Measured:
         """Its line of the table, without predictions for more cores."""
         best = best_plain(self.counted)
         own_ms, best_ms = (float(np.median(self.counted[name])) for name in (HYBRID, best))
-        times, low, high = ratio(self.counted, HYBRID)
+        quotient, low, high = ratio(self.counted, HYBRID)
         row = [self.case.name, f"{best_ms:.3g}", best.removeprefix("plain, "), f"{own_ms:.3g}"]
-        row += [f"**{times:.2f}**" if times <= GAIN else f"{times:.2f}", f"{low:.2f} to {high:.2f}"]
+        row += [f"**{quotient:.2f}**" if quotient <= GAIN else f"{quotient:.2f}", f"{low:.2f} to {high:.2f}"]
         row += [f"{len(self.counted[HYBRID])} of {self.taken}"]
         row += [f"{self.case.aim:.2f}", "plan" if self.plan else "plain"]
         if not self.plan:
@@ -301,13 +296,13 @@ TEXT = """Written by `scripts/bench_cpu.py` on {machine} (shared, noisy: only ra
 
 HybridSession with nothing given but the model, beside the best of four plain sessions (1 thread, all threads, default,
 ORT_PARALLEL), each with the machine to itself in alternating turns. *ms* are medians over the turns that count: those
-before and after which all cores ran within 10 % of their full speed, and at least the {least} on the quietest cores
-(*turns*: how many of HybridSession's). *ratio* compares such medians, with the best plain session picked on one half of
-the turns and timed on the other, and the other way round; beside it is its 90 % interval (bootstrap over turns).
-Recurrent models: 12 layers, 96 steps, batch 1, folded, unless said otherwise. *chosen* is what the guard settled for:
-where it says plain, HybridSession is a plain session. The last columns are what the planner predicts on more cores,
-over the same best plain time of this machine: predictions, not measurements, and they assume that further cores contend
-no more than the two measured.
+before and after which all cores ran within 10 % of their full speed, or a bit below where a rival had fewer than
+{least} of those (*turns*: how many of HybridSession's count). *ratio* compares such medians, the best plain session
+picked on one half of the turns and timed on the other, and the other way round; beside it is its 90 % interval
+(bootstrap over turns). Recurrent models: 12 layers, 96 steps, batch 1, folded, unless said otherwise. *chosen* is what
+the guard settled for: where it says plain, HybridSession is a plain session. The last columns are what the planner
+predicts on more cores, over the same best plain time of this machine: predictions, not measurements, and they assume
+that further cores contend no more than the two measured.
 
 {table}
 
@@ -340,14 +335,19 @@ def main() -> None:
     for path in arguments.output:
         filled(path.read_text(encoding="utf-8"), {MEASURED: "", RATIOS: ""})  # refuses it before anything is measured
     ort.set_default_logger_severity(3)  # some models have unused weights
+    cases = [case for case in CASES if re.search(arguments.only, case.name)]
+    if not cases:
+        parser.error(f"--only {arguments.only}: no such model; there are {', '.join(case.name for case in CASES)}")
     looks = Looks()
     print(" | ".join(HEAD))
     found: list[Measured] = []
     try:
-        for case in (case for case in CASES if re.search(arguments.only, case.name)):
+        for case in cases:
             found.append(measure(case, looks, arguments.patience))  # noqa: PERF401 - kept when interrupted
     except KeyboardInterrupt:
         print("interrupted", flush=True)
+    if not found:
+        return
     contents = sections(found)
     for path in arguments.output:
         write_atomically(path, filled(path.read_text(encoding="utf-8"), contents))

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-#: Cores slower than at their fastest by more than this were not ours alone.
-QUIET = 1.1
+from chrion.profiler.quiet import TOLERANCE
+
 _RESAMPLES = 1000
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -31,7 +31,9 @@ class Turn:
 
 
 def quiet(turns: Sequence[Turn], fastest_ms: float, least: int) -> dict[str, list[float]]:
-    """The turns that count: those on quiet cores, or if these are fewer, the ``least`` of a rival on the quietest.
+    """The turns that count: those on quiet cores, or if a rival has too few of these, those on the quietest.
+
+    One mark holds for all: otherwise a rival with few quiet turns would be compared by worse ones.
 
     Args:
         turns: In the order in which they were taken.
@@ -41,13 +43,9 @@ def quiet(turns: Sequence[Turn], fastest_ms: float, least: int) -> dict[str, lis
     Returns:
         Medians in ms, by rival, in the same order.
     """
-    mark_ms = QUIET * fastest_ms
-    counted: dict[str, list[float]] = {}
-    for rival in dict.fromkeys(turn.rival for turn in turns):
-        own = [turn for turn in turns if turn.rival == rival]
-        highest_ms = max(mark_ms, sorted(turn.look_ms for turn in own)[:least][-1])
-        counted[rival] = [turn.median_ms for turn in own if turn.look_ms <= highest_ms]
-    return counted
+    rivals = {turn.rival: sorted(other.look_ms for other in turns if other.rival == turn.rival) for turn in turns}
+    mark_ms = max(TOLERANCE * fastest_ms, *(looks_ms[:least][-1] for looks_ms in rivals.values()))
+    return {name: [t.median_ms for t in turns if t.rival == name and t.look_ms <= mark_ms] for name in rivals}
 
 
 def ratio(turns: Mapping[str, Sequence[float]], own: str) -> tuple[float, float, float]:

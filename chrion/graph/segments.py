@@ -49,7 +49,7 @@ def cut(
 
 
 def _without_delay(dag: Dag, order: Sequence[int], lanes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    closed: list[list[int]] = []  # by their ends: what is awaited is copied in the operators' order, as without cuts
+    closed: list[list[int]] = []  # the awaited ones by their ends: they are copied in the operators' order, as uncut
     filling: dict[int, tuple[list[int], dict[int, int]]] = {}
     for i in order:
         lane = lanes[i]

@@ -7,6 +7,7 @@ the fastest that it has been.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ _CALLS = 40
 #: The fastest look is taken for what the cores can do once so many have been taken.
 _FIRST_LOOKS = 12
 #: Slower than the fastest by more than this is a disturbance: clocks vary by less, cores shared with others by more.
-_TOLERANCE = 1.1
+TOLERANCE = 1.1
 _PAUSE_S = 0.02
 
 
@@ -57,17 +58,19 @@ class CoreWatch:
         self.patience_s = patience_s
         self._session = product_session(CPU_PROVIDER, *_SIZE)
         self._feed = {"x": np.ones(_SIZE, np.float32)}
-        self.fastest_ms = min(self.look() for _ in range(_FIRST_LOOKS))
+        self.fastest_ms = math.inf
+        for _ in range(_FIRST_LOOKS):
+            self.look()
 
     def look(self) -> float:
         """What the arithmetic takes now on the slowest of the cores, in ms."""
-        return max(on_cores(self.cores, self._median_ms))
+        now_ms = max(on_cores(self.cores, self._median_ms))
+        self.fastest_ms = min(self.fastest_ms, now_ms)
+        return now_ms
 
     def disturbed(self) -> bool:
         """Whether somebody is using the cores."""
-        now_ms = self.look()
-        self.fastest_ms = min(self.fastest_ms, now_ms)
-        return now_ms > _TOLERANCE * self.fastest_ms
+        return self.look() > TOLERANCE * self.fastest_ms
 
     def wait(self) -> bool:
         """Wait for a quiet moment while there is patience left; returns whether this is one."""

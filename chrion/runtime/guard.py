@@ -32,7 +32,7 @@ _LEAST_ROUNDS, _BUDGET_S = 3, 3.0
 #: Rounds that it takes to settle for a plain session that is ahead, or a plan that is so far ahead; and for any.
 _ENOUGH_ROUNDS, _SURE, _ROUNDS = 6, 0.8, 12
 #: Who is so far behind the best after one round goes on no more; after the least rounds, only who is close to it does,
-#: and the best plain session, which every plan has to beat.
+#: and the best plain sessions, which every plan has to beat.
 _FAR, _CLOSE = 1.5, 1.15
 #: A plan must beat a plain session by so much, fastest run against fastest run: less is noise, and a plain session is
 #: simpler. Nor may it be the slower one in most turns, as a lucky one would be.
@@ -67,7 +67,7 @@ class Trial:
 
 
 class _Record:
-    """A contender's turns so far."""
+    """A contender's turns so far; one that has failed once has lost."""
 
     def __init__(self, contender: Contender) -> None:
         self.contender = contender
@@ -75,12 +75,30 @@ class _Record:
         #: The fastest run of all: what others take from the cores can only be added to it.
         self.fastest_ms = math.inf
 
-    def beats(self, plain: _Record | None) -> bool:
-        """Whether this is a plan worth having in place of a plain session."""
-        if plain is None:
-            return True
-        usual_ms = statistics.median(self.medians_ms)
-        return self.fastest_ms <= _MARGIN * plain.fastest_ms and usual_ms <= statistics.median(plain.medians_ms)
+    @property
+    def best_ms(self) -> float:
+        """The median of its best turn."""
+        return min(self.medians_ms)
+
+    @property
+    def usual_ms(self) -> float:
+        """The median over its turns."""
+        return statistics.median(self.medians_ms)
+
+    def add(self, times_ms: Sequence[float]) -> None:
+        """One more turn; without any times if it failed."""
+        if times_ms:
+            self.medians_ms.append(statistics.median(times_ms))
+            self.fastest_ms = min(self.fastest_ms, *times_ms)
+        else:
+            self.medians_ms, self.fastest_ms = [math.inf], math.inf
+
+    def beats(self, plain: Sequence[_Record]) -> bool:
+        """Whether this is a plan worth having in place of any of some plain sessions."""
+        fastest_ms = min((r.fastest_ms for r in plain), default=math.inf)
+        as_long = [r for r in plain if len(r.medians_ms) >= len(self.medians_ms)]
+        usual_ms = min((r.usual_ms for r in as_long), default=math.inf)
+        return self.fastest_ms <= _MARGIN * fastest_ms and self.usual_ms <= usual_ms
 
 
 def decide(
@@ -100,12 +118,12 @@ def decide(
     watch = watch or CoreWatch(physical_cores(), _PATIENCE_S)
     records = [_Record(c) for c in contenders]
     _race(records, watch)
-    trials = tuple(Trial(r.contender.name, min(r.medians_ms), r.contender.resident_mb) for r in records)
-    fitting = [r for r in records if slo_ms is not None and min(r.medians_ms) <= slo_ms]
+    trials = tuple(Trial(r.contender.name, r.best_ms, r.contender.resident_mb) for r in records)
+    fitting = [r for r in records if slo_ms is not None and r.best_ms <= slo_ms]
     least_mb = min((r.contender.resident_mb for r in fitting), default=0.0)
-    able = [r for r in fitting if r.contender.resident_mb == least_mb] or records
-    worthy = [r for r in able if r.contender.plain or r.beats(_fastest(able, plain=True))]
-    return min(worthy, key=lambda r: r.fastest_ms).contender.name, trials
+    plain, plans = _parted([r for r in fitting if r.contender.resident_mb == least_mb] or records)
+    worthy = [r for r in plans if r.beats(plain)]
+    return min([*plain, *worthy], key=lambda r: r.best_ms).contender.name, trials
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,30 +167,37 @@ def _race(records: Sequence[_Record], watch: Watch) -> None:
         openers = {r: _kept_open(r.contender, opened) if r.contender.lasting else r.contender.open for r in records}
         for done in range(_ROUNDS):
             if done:
-                close_ms = (_CLOSE if done >= _LEAST_ROUNDS else _FAR) * min(r.fastest_ms for r in racing)
-                plain = _fastest(racing, plain=True)
-                racing = [r for r in racing if r.fastest_ms <= close_ms or r is plain]
+                racing = _still_racing(racing, _CLOSE if done >= _LEAST_ROUNDS else _FAR)
             spent = done >= _LEAST_ROUNDS and ran_s > _BUDGET_S
             if len(racing) < 2 or spent or (done >= _ENOUGH_ROUNDS and _clear(racing)):
                 break
             for record in racing:
                 times_ms, took_s = _timed(openers[record], watch)
-                record.medians_ms.append(statistics.median(times_ms))
-                record.fastest_ms = min(record.fastest_ms, *times_ms)
+                record.add(times_ms)
                 ran_s += took_s
+
+
+def _still_racing(racing: Sequence[_Record], close: float) -> list[_Record]:
+    """Those close to the best, and plain sessions: the caller's own, the fastest in a run, and the usually fastest."""
+    running = [r for r in racing if r.fastest_ms < math.inf]
+    close_ms = close * min((r.fastest_ms for r in running), default=0.0)
+    plain = _parted(running)[0]
+    kept = [plain[0], min(plain, key=lambda r: r.fastest_ms), min(plain, key=lambda r: r.usual_ms)] if plain else []
+    return [r for r in running if r.fastest_ms <= close_ms or r in kept]
 
 
 def _clear(racing: Sequence[_Record]) -> bool:
     """Whether plain sessions are ahead of the plans, or a plan far ahead of them."""
-    plain, plan = _fastest(racing, plain=True), _fastest(racing, plain=False)
-    if plain is None or plan is None or plan.fastest_ms > plain.fastest_ms:
+    plain, plans = _parted(racing)
+    if not plain or not plans:
         return True
-    return plan.fastest_ms <= _SURE * plain.fastest_ms and plan.beats(plain)
+    plain_ms, plan = min(r.fastest_ms for r in plain), min(plans, key=lambda r: r.fastest_ms)
+    return plan.fastest_ms > plain_ms or (plan.fastest_ms <= _SURE * plain_ms and plan.beats(plain))
 
 
-def _fastest(records: Sequence[_Record], *, plain: bool) -> _Record | None:
-    """The plain session, or the plan, with the fastest run; None where there is none."""
-    return min((r for r in records if r.contender.plain is plain), key=lambda r: r.fastest_ms, default=None)
+def _parted(records: Sequence[_Record]) -> tuple[list[_Record], list[_Record]]:
+    """Plain sessions and plans."""
+    return [r for r in records if r.contender.plain], [r for r in records if not r.contender.plain]
 
 
 def _kept_open(contender: Contender, opened: contextlib.ExitStack) -> Opener:
@@ -188,23 +213,31 @@ def _kept_open(contender: Contender, opened: contextlib.ExitStack) -> Opener:
 
 
 def _timed(opener: Opener, watch: Watch) -> tuple[list[float], float]:
-    """Latencies in ms, and how many seconds they took all together."""
+    """Latencies in ms, none if it failed, and how many seconds they took all together."""
     try:
         run, close = opener()
     except Exception:  # noqa: BLE001 - a contender that cannot even start has lost
-        return [math.inf], 0.0
-    start = time.perf_counter()
+        return [], 0.0
     try:
-        run()
+        if not _runs(run):
+            return [], 0.0
         watch.wait()  # only now: opening takes a while
-        times: list[float] = []
         start = time.perf_counter()
-        while len(times) < _LEAST_RUNS or time.perf_counter() < start + _WINDOW_S:
+        times: list[float] = []
+        fine = _runs(run)  # to warm up
+        while fine and (len(times) < _LEAST_RUNS or time.perf_counter() < start + _WINDOW_S):
             before = time.perf_counter()
-            run()
+            fine = _runs(run)
             times.append((time.perf_counter() - before) * 1e3)
-        return times, time.perf_counter() - start
-    except Exception:  # noqa: BLE001 - nor can one that fails be chosen
-        return [math.inf], time.perf_counter() - start
+        return times if fine else [], time.perf_counter() - start
     finally:
         close()
+
+
+def _runs(run: Callable[[], object]) -> bool:
+    """Run once; whether that was without an error."""
+    try:
+        run()
+    except Exception:  # noqa: BLE001 - one that fails cannot be chosen
+        return False
+    return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,57 @@ def test_the_best_plain_session_is_never_given_up(clock: list[float]) -> None:
 
     rivals = [contender("plain", 8.5, clock), Contender("lucky", lucky, plain=False)]  # type: ignore[arg-type]
     assert decide(rivals, None, QuietCores())[0] == "plain"
+
+
+def test_the_callers_own_session_is_not_given_up_for_one_bad_turn(clock: list[float]) -> None:
+    """Others used the cores in its first turn."""
+    first = iter([20.0])
+
+    def own() -> tuple[object, object]:
+        return contender("", next(first, 5.0), clock).open()
+
+    rivals = [Contender("own", own), contender("one thread", 9.0, clock)]  # type: ignore[arg-type]
+    assert decide(rivals, None, QuietCores())[0] == "own"
+
+
+def changing(name: str, times_ms: Sequence[float], clock: list[float], *, plain: bool = True) -> Contender:
+    """A way to run that takes these times in turn, again and again."""
+    times = itertools.cycle(times_ms)
+
+    def run() -> None:
+        clock[0] += next(times) / 1e3
+
+    return Contender(name, lambda: (run, lambda: None), plain=plain)
+
+
+def test_a_lucky_run_does_not_make_a_plain_session_the_best(clock: list[float]) -> None:
+    """One of five runs is fast, in every turn; the other is faster in all others."""
+    rivals = [changing("steady", [6.0], clock), changing("lucky", [9.0, 9.0, 5.0, 9.0, 9.0], clock)]
+    assert decide(rivals, None, QuietCores())[0] == "steady"
+
+
+def test_a_plan_has_to_be_usually_faster_than_every_plain_session(clock: list[float]) -> None:
+    """Not only than the one with the fastest run."""
+    rivals = [
+        changing("steady", [5.5], clock),
+        changing("lucky", [9.0, 9.0, 5.0, 9.0, 9.0], clock),
+        changing("plan", [8.0, 8.0, 4.7, 8.0, 8.0], clock, plain=False),
+    ]
+    assert decide(rivals, None, QuietCores())[0] == "steady"
+
+
+def test_one_that_fails_only_at_times_has_lost(clock: list[float]) -> None:
+    """However fast it is when it does not."""
+    runs = itertools.count()
+
+    def fails_at_times() -> None:
+        clock[0] += 1e-3
+        if next(runs) == 40:
+            raise RuntimeError("now")
+
+    flaky = Contender("flaky", lambda: (fails_at_times, lambda: None), plain=False)
+    winner, trials = decide([contender("plain", 5.0, clock), flaky], None, QuietCores())
+    assert (winner, trials[1].median_ms) == ("plain", float("inf"))
 
 
 @pytest.mark.parametrize(("plan_ms", "rounds"), [(5.5, 6), (3.5, 6), (4.6, 12), (9.0, 1)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chrion.cores import physical_cores
+from chrion.profiler import quiet
 from chrion.profiler.quiet import CoreWatch
 
 
@@ -12,7 +13,7 @@ from chrion.profiler.quiet import CoreWatch
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What the next looks will take, in ms; 1 ms once they are used up."""
     coming: list[float] = []
-    monkeypatch.setattr(CoreWatch, "look", lambda _: coming.pop(0) if coming else 1.0)
+    monkeypatch.setattr(quiet, "on_cores", lambda *_: [coming.pop(0) if coming else 1.0])
     return coming
 
 

@@ -20,6 +20,12 @@ def test_where_it_is_never_quiet_the_quietest_count() -> None:
     assert quiet(turns, 1.0, 9) == {"a": [5.0, 4.0, 3.0]}
 
 
+def test_one_mark_holds_for_all() -> None:
+    """Where one rival has too few quiet turns, the others' are taken from as busy cores."""
+    turns = [Turn("a", 5.0, 1.0), Turn("a", 6.0, 1.5), Turn("a", 7.0, 2.0), Turn("b", 9.0, 1.5), Turn("b", 9.5, 2.5)]
+    assert quiet(turns, 1.0, 1) == {"a": [5.0, 6.0], "b": [9.0]}
+
+
 def test_turns_without_noise_give_the_quotient() -> None:
     """3 ms beside 4 ms and 9 ms."""
     found = ratio({"own": [3.0] * 4, "slow": [9.0] * 4, "fast": [4.0] * 4}, "own")
