@@ -213,12 +213,12 @@ def some_turns(rivals: Mapping[str, Maker], looks: Looks) -> list[Turn]:
 
 
 def timed(rivals: Mapping[str, Maker], looks: Looks, patience_s: float) -> tuple[int, dict[str, list[float]]]:
-    """As many turns as it takes: how many each of those in the end has taken, and the medians of those that count."""
+    """As many turns as it takes: how many there were of each rival left in the end, and medians of those that count."""
     turns: list[Turn] = []
     racing, end = dict(rivals), time.monotonic() + patience_s
     while True:
         turns += some_turns(racing, looks)
-        counted = quiet(turns, looks.fastest_ms, LEAST)
+        counted = quiet([turn for turn in turns if turn.rival in racing], looks.fastest_ms, LEAST)
         _, low, high = ratio(counted, HYBRID)
         known = high - low <= PRECISION and all(len(counted[name]) >= LEAST for name in racing)
         if known or time.monotonic() > end:
