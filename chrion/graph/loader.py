@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 from google.protobuf.message import DecodeError, EncodeError
 from onnx.external_data_helper import load_external_data_for_tensor
@@ -29,6 +30,7 @@ from chrion.files import read_bytes
 from chrion.graph.assemble import assemble
 from chrion.graph.external import check_external
 from chrion.graph.model import ELEMENT_BYTES, Graph, ModelMetadata, TensorInfo, WeightsFolder
+from chrion.graph.rewrite import rename_weights
 from chrion.units import format_shape
 
 #: Weights of fewer bytes stay inside the model file.
@@ -36,6 +38,9 @@ INLINE_BYTES = 1024
 #: Integer weights of at most so many elements may be shapes, and always do.
 _SHAPE_ELEMENTS = 1 << 16
 _WEIGHTS_FILE = "weights.bin"
+#: Begins the name of every weight of a loaded model, so that no fusion makes it again: MatMulAddFusion adds a constant
+#: ``gemm_input_shape`` to the whole model, then to a segment that already holds one, and onnxruntime refuses it.
+_WEIGHT_PREFIX = "chrion/"
 #: What a protobuf file can hold, and what to do about a model that does not fit.
 _MOST_BYTES = (1 << 31) - 1
 _TOO_LARGE = "save it with its weights as external data and give its path"
@@ -76,19 +81,24 @@ def load(
     except ModelError:
         # Some models onnxruntime optimises into what it then refuses itself; as they are it takes them.
         model, types, session = _opened(proto, path, folder.path, plain)
-    return assemble(
-        name=path.stem if path else proto.graph.name or "model",
-        model=model,
-        types=types,
-        declared_inputs=_declared(session.get_inputs(), declared),
-        declared_outputs=_declared(session.get_outputs(), declared),
-        overridable=_declared(session.get_overridable_initializers(), declared),
-        metadata=_metadata(session),
-        source=original,
-        optimised=optimise,
-        shapes=given,
-        folder=folder,
-    )
+    try:
+        return assemble(
+            name=path.stem if path else proto.graph.name or "model",
+            model=model,
+            types=types,
+            declared_inputs=_declared(session.get_inputs(), declared),
+            declared_outputs=_declared(session.get_outputs(), declared),
+            overridable=_declared(session.get_overridable_initializers(), declared),
+            metadata=_metadata(session),
+            source=original,
+            optimised=optimise,
+            shapes=given,
+            folder=folder,
+        )
+    except ir.serde.SerdeError as error:  # values of types that onnx-ir does not represent, such as maps
+        raise ModelError(
+            f"{path or 'model'}: not supported by onnx-ir: {first_line(error.__cause__ or error)}"
+        ) from error
 
 
 def reassemble(graph: Graph, model: onnx.ModelProto) -> Graph:
@@ -238,6 +248,7 @@ def _opened(
 ) -> tuple[onnx.ModelProto, dict[str, TensorInfo], ort.InferenceSession]:
     """The optimised model with named nodes, the types of its values, and the session that optimised it."""
     model, session = _optimise(proto, path, folder, level)
+    rename_weights(model, f"{_WEIGHT_PREFIX}{{}}".format)
     _name_nodes(model)
     _part_initial_states(model)
     return model, _node_types(model, folder), session

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -34,6 +34,45 @@ def rewritten(
     del made.graph.initializer[:]
     made.graph.initializer.extend(t for t in weights if captured or t.name in used)
     return made
+
+
+def rename_weights(model: onnx.ModelProto, rename: Callable[[str], str]) -> None:
+    """Rename all initialisers of a model in place, also where the bodies of If, Loop and Scan read them.
+
+    Those that the model returns keep their names, since callers ask for outputs by name.
+
+    Args:
+        model: The model.
+        rename: Returns the new name for an old one.
+    """
+    returned = {o.name for o in model.graph.output}
+    names = {t.name: rename(t.name) for t in model.graph.initializer if t.name not in returned}
+    for tensor in model.graph.initializer:
+        tensor.name = names.get(tensor.name, tensor.name)
+    for value in (*model.graph.input, *model.graph.value_info):
+        value.name = names.get(value.name, value.name)
+    _rename_reads(model.graph.node, names)
+
+
+def _rename_reads(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> None:
+    for node in nodes:
+        for at, name in enumerate(node.input):
+            if name in names:
+                node.input[at] = names[name]
+        for attribute in node.attribute:
+            for body in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+                own = _defined(body)
+                outer = {name: new for name, new in names.items() if name not in own}
+                _rename_reads(body.node, outer)
+                for result in body.output:
+                    result.name = outer.get(result.name, result.name)
+
+
+def _defined(graph: onnx.GraphProto) -> set[str]:
+    """Names that a body gives to values of its own."""
+    given = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+    given |= {t.values.name for t in graph.sparse_initializer}
+    return given.union(*(node.output for node in graph.node))
 
 
 def split_node(  # noqa: PLR0913, PLR0917 - what a Split is made of

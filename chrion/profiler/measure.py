@@ -120,7 +120,7 @@ def random_array(info: TensorInfo, seed: int = 0) -> np.ndarray[Any, Any]:
 
         return np.zeros(shape, ml_dtypes.bfloat16)
     if name.startswith("float"):
-        return (0.5 * np.random.default_rng(seed).standard_normal(shape)).astype(name)
+        return np.asarray(0.5 * np.random.default_rng(seed).standard_normal(shape), name)  # a scalar is an array too
     return np.zeros(shape, name)
 
 

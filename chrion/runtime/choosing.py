@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,13 +14,14 @@ import onnxruntime as ort
 from chrion.cores import physical_cores
 from chrion.devices import CPU_PROVIDER, usable_provider
 from chrion.errors import ChrionError, InputError, ModelError, ProviderError
+from chrion.graph.loader import first_line
 from chrion.graph.model import Graph
 from chrion.profiler.machine import this_machine
 from chrion.profiler.measure import made_up_feed
 from chrion.profiler.measure_graph import profile
 from chrion.profiler.profiles import Profile
 from chrion.runtime.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
-from chrion.runtime.guard import Contender, Decision, Memory, decide
+from chrion.runtime.guard import Contender, Decision, Memory, Trial, decide
 from chrion.scheduler.plan import Plan
 from chrion.scheduler.planner import alternatives
 from chrion.units import format_ms
@@ -94,25 +96,32 @@ class Chooser:
         accelerator fails, and that is no error, what comes out does without it.
 
         Raises:
-            InputError: The given plan does not fit, or what was asked for cannot be had.
+            InputError: The given plan does not fit, or an option cannot be met.
             ProviderError: The accelerator fails, and the caller wants to be told.
+            Exception: What the caller's function raises that makes plans.
         """
         wishes = self._wishes
+        plan = wishes.plan(graph) if callable(wishes.plan) and not self._lost else wishes.plan
         try:
             if self._lost:
                 return self._chosen_on_cpu(graph)
-            if wishes.plan is not None:
-                return self._open(graph, wishes.plan if isinstance(wishes.plan, Plan) else wishes.plan(graph))
+            if plan is not None:
+                return self._open(graph, plan)
             require_tensors(graph)
             return self._guarded(graph)
-        except CannotCutError as reason:
-            return self.plain(str(reason))
-        except (ChrionError, RuntimeError) as error:
-            asked = isinstance(error, InputError) and not isinstance(error, ModelError)
-            if wishes.plan is not None or asked or (wishes.strict and isinstance(error, ProviderError)):
+        except Exception as error:
+            if self._concerns_caller(error):
                 raise
-            log.warning("model %s runs plain: %s", graph.name, error)
-            return self.plain(str(error))
+            if not isinstance(error, CannotCutError):
+                log.warning("model %s runs plain: %s", graph.name, why_plain(error))
+            return self.plain(why_plain(error))
+
+    def _concerns_caller(self, error: Exception) -> bool:
+        """Return whether an error is about what the caller asked for, so that a plain session would hide it."""
+        given = self._wishes.plan is not None
+        if isinstance(error, InputError):
+            return given or not isinstance(error, ModelError)
+        return self._wishes.strict and (isinstance(error, ProviderError) or (given and not _is_reason(error)))
 
     def be_strict(self, *, strict: bool) -> Wishes:
         """From now on raise, or not, where the accelerator fails; returns the caller's wishes with that."""
@@ -212,10 +221,9 @@ class Chooser:
         contenders = self._contenders(graph, plans, plain, plain_mb)
         fitting = [c for c in contenders if budget_mb is None or c.resident_mb <= budget_mb]
         winner, trials = decide(fitting, self._wishes.slo_ms)
-        told = ", ".join(f"{t.name}: {format_ms(t.median_ms)}" for t in trials if t.median_ms < float("inf"))
-        log.info("model %s: %s wins (%s)", graph.name, winner, told)
-        no_plan = "the plan runs the whole model as one segment"
-        return Decision(winner, plans.get(winner), f"fastest when tried ({told})" if plans else no_plan)
+        why = _reason(trials) if plans else "the plan runs the whole model as one segment"
+        log.info("model %s: %s wins (%s)", graph.name, winner, why)
+        return Decision(winner, plans.get(winner), why)
 
     def _goal(self) -> tuple[object, ...]:
         wishes = self._wishes
@@ -281,6 +289,24 @@ class Chooser:
             memory_mb = plan.predicted.resident_mb
             contenders.append(Contender(name, partial(open_plan, plan), memory_mb, plain=False, lasting=idle))
         return contenders
+
+
+def why_plain(error: Exception) -> str:
+    """Return the reason for which a model runs plain after an error; errors of libraries with their type."""
+    return str(error) if _is_reason(error) else f"{type(error).__name__}: {first_line(error)}"
+
+
+def _is_reason(error: Exception) -> bool:
+    """Return whether an error is raised by Chrion itself, with a message that is a reason."""
+    return isinstance(error, ChrionError | CannotCutError)
+
+
+def _reason(trials: Sequence[Trial]) -> str:
+    timed = ", ".join(f"{t.name}: {format_ms(t.median_ms)}" for t in trials if t.median_ms < math.inf)
+    if timed:
+        return f"fastest when tried ({timed})"
+    failure = next((t.failure for t in trials if t.failure), "none was tried")
+    return f"no candidate could be timed on synthetic inputs ({failure})"
 
 
 def _with_threads(source: str | bytes, count: int) -> Callable[[str], PlainEngine]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from chrion.cores import physical_cores
 from chrion.errors import PlanError
 from chrion.files import cache_folder, recall, remember
+from chrion.graph.loader import first_line
 from chrion.profiler.quiet import CoreWatch, Watch
 from chrion.scheduler.plan import Plan
 
@@ -59,11 +60,13 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How a contender did in its best turn; a failed one has an infinite latency."""
+    """How a contender did in its best turn; one that failed or was not timed has an infinite latency."""
 
     name: str
     median_ms: float
     resident_mb: float
+    #: Why it failed; empty if it did not.
+    failure: str = ""
 
 
 class _Record:
@@ -74,11 +77,12 @@ class _Record:
         self.medians_ms: list[float] = []
         #: The fastest run of all: what others take from the cores can only be added to it.
         self.fastest_ms = math.inf
+        self.failure = ""
 
     @property
     def best_ms(self) -> float:
-        """The median of its best turn."""
-        return min(self.medians_ms)
+        """The median of its best turn; infinite if it had none."""
+        return min(self.medians_ms, default=math.inf)
 
     @property
     def usual_ms(self) -> float:
@@ -86,12 +90,14 @@ class _Record:
         return statistics.median(self.medians_ms)
 
     def add(self, times_ms: Sequence[float]) -> None:
-        """One more turn; without any times if it failed."""
-        if times_ms:
-            self.medians_ms.append(statistics.median(times_ms))
-            self.fastest_ms = min(self.fastest_ms, *times_ms)
-        else:
-            self.medians_ms, self.fastest_ms = [math.inf], math.inf
+        """Add a turn."""
+        self.medians_ms.append(statistics.median(times_ms))
+        self.fastest_ms = min(self.fastest_ms, *times_ms)
+
+    def fail(self, error: Exception) -> None:
+        """Discard all turns: a contender that fails once cannot be chosen."""
+        self.medians_ms, self.fastest_ms = [math.inf], math.inf
+        self.failure = f"{type(error).__name__}: {first_line(error)}"
 
     def beats(self, plain: Sequence[_Record]) -> bool:
         """Whether this is a plan worth having in place of any of some plain sessions."""
@@ -113,12 +119,12 @@ def decide(
         watch: Tells whether the cores are quiet; if missing, all physical cores are watched.
 
     Returns:
-        The winner's name, and all trials.
+        The winner's name, and all trials. A lone contender wins without being timed.
     """
     watch = watch or CoreWatch(physical_cores(), _PATIENCE_S)
     records = [_Record(c) for c in contenders]
     _race(records, watch)
-    trials = tuple(Trial(r.contender.name, r.best_ms, r.contender.resident_mb) for r in records)
+    trials = tuple(Trial(r.contender.name, r.best_ms, r.contender.resident_mb, r.failure) for r in records)
     fitting = [r for r in records if slo_ms is not None and r.best_ms <= slo_ms]
     least_mb = min((r.contender.resident_mb for r in fitting), default=0.0)
     plain, plans = _parted([r for r in fitting if r.contender.resident_mb == least_mb] or records)
@@ -172,7 +178,11 @@ def _race(records: Sequence[_Record], watch: Watch) -> None:
             if len(racing) < 2 or spent or (done >= _ENOUGH_ROUNDS and _clear(racing)):
                 break
             for record in racing:
-                times_ms, took_s = _timed(openers[record], watch)
+                try:
+                    times_ms, took_s = _timed(openers[record], watch)
+                except Exception as error:  # noqa: BLE001 - whatever a contender raises, it has lost
+                    record.fail(error)
+                    continue
                 record.add(times_ms)
                 ran_s += took_s
 
@@ -213,31 +223,22 @@ def _kept_open(contender: Contender, opened: contextlib.ExitStack) -> Opener:
 
 
 def _timed(opener: Opener, watch: Watch) -> tuple[list[float], float]:
-    """Latencies in ms, none if it failed, and how many seconds they took all together."""
+    """Return the latencies of one turn in ms, and how many seconds they took all together.
+
+    Raises:
+        Exception: What the contender raises when it is opened or run.
+    """
+    run, close = opener()
     try:
-        run, close = opener()
-    except Exception:  # noqa: BLE001 - a contender that cannot even start has lost
-        return [], 0.0
-    try:
-        if not _runs(run):
-            return [], 0.0
+        run()
         watch.wait()  # only now: opening takes a while
         start = time.perf_counter()
         times: list[float] = []
-        fine = _runs(run)  # to warm up
-        while fine and (len(times) < _LEAST_RUNS or time.perf_counter() < start + _WINDOW_S):
+        run()  # to warm up
+        while len(times) < _LEAST_RUNS or time.perf_counter() < start + _WINDOW_S:
             before = time.perf_counter()
-            fine = _runs(run)
+            run()
             times.append((time.perf_counter() - before) * 1e3)
-        return times if fine else [], time.perf_counter() - start
+        return times, time.perf_counter() - start
     finally:
         close()
-
-
-def _runs(run: Callable[[], object]) -> bool:
-    """Run once; whether that was without an error."""
-    try:
-        run()
-    except Exception:  # noqa: BLE001 - one that fails cannot be chosen
-        return False
-    return True

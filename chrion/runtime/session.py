@@ -13,11 +13,11 @@ import onnxruntime as ort
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
 from chrion.devices import CPU_PROVIDER
-from chrion.errors import ModelError, UnsafeModelError
+from chrion.errors import InputError, UnsafeModelError
 from chrion.graph.loader import load
 from chrion.graph.model import Graph, ModelMetadata, TensorInfo
 from chrion.runtime import process
-from chrion.runtime.choosing import Chooser, Wishes
+from chrion.runtime.choosing import Chooser, Wishes, why_plain
 from chrion.runtime.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
 from chrion.runtime.executor import AcceleratorFailure, Event
 from chrion.runtime.interface import InferenceInterface
@@ -362,10 +362,10 @@ class HybridSession(InferenceInterface):
         plan = self._wishes.plan
         try:
             return load(model, plan.shapes if isinstance(plan, Plan) else None)
-        except ModelError as error:
-            if isinstance(plan, Plan) or isinstance(error, UnsafeModelError):
+        except Exception as error:
+            if isinstance(error, UnsafeModelError) or (isinstance(plan, Plan) and isinstance(error, InputError)):
                 raise
-            self._plain_engine(str(error))  # where InferenceSession refuses the model too, its own error says so
+            self._plain_engine(why_plain(error))  # where InferenceSession refuses the model too, its own error says so
             return None
 
     def _first_engine(self) -> Engine:
@@ -410,9 +410,10 @@ class HybridSession(InferenceInterface):
             return self._plain_engine("the plan is for other shapes")
         given = {i.name: shape for i, shape in zip(graph.inputs, shapes, strict=True)}
         try:
-            return self._chooser.engine(load(graph.source, given, optimise=graph.optimised))
-        except ModelError as error:
-            return self._plain_engine(str(error))
+            fixed = load(graph.source, given, optimise=graph.optimised)
+        except Exception as error:  # noqa: BLE001 - whatever keeps the model from being cut, it runs plain
+            return self._plain_engine(why_plain(error))
+        return self._chooser.engine(fixed)
 
     def _plain_engine(self, reason: str = "") -> PlainEngine:
         """The plain session for whatever has no engine of its own; made once, whatever the reasons."""

@@ -219,8 +219,8 @@ class Broken:
     run = staticmethod(raising(Fail("device lost")))
 
 
-def test_faults_without_an_accelerator_are_errors(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing to go on without: what fails on the CPU raises."""
+def test_a_strict_session_raises_where_its_plan_cannot_be_opened(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ``strict`` the model runs plain; see ``test_library_errors.py``."""
     monkeypatch.setattr(engines, "SegmentFactory", raising(Fail("no")))
     with pytest.raises(Fail, match="no"):
-        HybridSession(graph, plan=forced_plan(graph, [1, 2, 1, 2]))
+        HybridSession(graph, plan=forced_plan(graph, [1, 2, 1, 2]), strict=True)

@@ -1,0 +1,190 @@
+"""Any exception of a library while a model is loaded, profiled, planned, cut or tuned: the model runs plain."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
+
+import chrion
+from chrion import HybridSession, load
+from chrion.errors import ModelError, PlanError
+from helpers import FLOAT, INT64, alternating, assert_equal, branches, forced_plan, make_model, node, plain, value
+
+X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
+ERRORS = [
+    RuntimeError("unexpected"),
+    KeyError("unexpected"),
+    AssertionError(),
+    RecursionError("unexpected"),
+    MemoryError(),
+    Fail("unexpected"),
+]
+#: One function for each step, as the step before it calls it.
+STEPS = {
+    "read": "chrion.graph.loader._read",
+    "optimise": "chrion.graph.loader._optimise",
+    "infer types": "chrion.graph.loader._node_types",
+    "read captures": "chrion.graph.assemble.node_reads",
+    "build the graph": "chrion.graph.loader.assemble",
+    "load": "chrion.runtime.session.load",
+    "unroll": "chrion.profiler.measure_graph.chunk_choices",
+    "look at the machine": "chrion.runtime.choosing.this_machine",
+    "profile": "chrion.runtime.choosing.profile",
+    "recall the decision": "chrion.runtime.choosing.Memory.recall",
+    "plan": "chrion.runtime.choosing.alternatives",
+    "synthesise inputs": "chrion.runtime.choosing.made_up_feed",
+    "tune": "chrion.runtime.choosing.decide",
+    "keep the decision": "chrion.runtime.choosing.Memory.keep",
+}
+#: What only happens where a plan is opened.
+CUTS = {
+    "extract": "chrion.graph.extract.Extractor.extract",
+    "find transfers": "chrion.runtime.engine.find_crossings",
+    "build the program": "chrion.runtime.engine.build_program",
+    "choose cores": "chrion.runtime.engine._cores_of",
+    "open segments": "chrion.runtime.engine.SegmentFactory.open",
+    "start the lanes": "chrion.runtime.engine.NativeExecutor",
+}
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    """Return a function that raises an error."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    return fail
+
+
+def free_branches() -> onnx.ModelProto:
+    """Return a model whose first dimension is free."""
+    model = branches()
+    for info in (*model.graph.input, *model.graph.output):
+        info.type.tensor_type.shape.dim[0].dim_param = "batch"
+    return model
+
+
+@pytest.fixture(autouse=True)
+def _own_decisions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("free", [False, True], ids=["fixed", "free"])
+def test_a_session_that_plans_runs_plain(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str, error: Exception, *, free: bool
+) -> None:
+    """Outputs equal plain onnxruntime's, and the reason names the error."""
+    model = free_branches() if free else branches()
+    monkeypatch.setattr(STEPS[step], raising(error))
+    with caplog.at_level(logging.CRITICAL), HybridSession(model, ort.SessionOptions()) as session:
+        assert_equal(session.run(None, {"x": X}), plain(model, {"x": X}))
+        assert session.plan is None
+        assert type(error).__name__ in session.explain()
+
+
+@pytest.mark.parametrize("free", [False, True], ids=["fixed", "free"])
+def test_a_model_that_cannot_be_loaded_again_for_its_shapes_runs_plain(
+    monkeypatch: pytest.MonkeyPatch, *, free: bool
+) -> None:
+    """Loading for the shapes of a request may fail although loading the model did not."""
+    model = free_branches() if free else branches()
+    with HybridSession(model) as session:
+        monkeypatch.setattr("chrion.runtime.session.load", raising(IndexError("unexpected")))
+        assert_equal(session.run(None, {"x": X}), plain(model, {"x": X}))
+        assert ("IndexError: unexpected" in session.explain()) == free
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("step", CUTS)
+def test_a_session_whose_plan_cannot_be_opened_runs_plain(
+    monkeypatch: pytest.MonkeyPatch, step: str, error: Exception
+) -> None:
+    """A given plan included; a strict session raises instead."""
+    graph = load(branches())
+    plan = forced_plan(graph, alternating(graph))
+    monkeypatch.setattr(CUTS[step], raising(error))
+    with HybridSession(branches(), plan=plan) as session:
+        assert_equal(session.run(None, {"x": X}), plain(branches(), {"x": X}))
+        assert (session.plan is None) == (type(error).__name__ in session.explain())
+    if session.plan is None:
+        with pytest.raises(type(error)):
+            HybridSession(branches(), plan=plan, strict=True)
+
+
+def test_what_the_caller_got_wrong_is_raised(tmp_path: Path) -> None:
+    """A plan that is not for the model, and whatever the caller's own planning function raises."""
+    other = load(make_model([node("Relu", ["x"], ["y"])], [value("x", FLOAT, [2])], [value("y", FLOAT, [2])]))
+    with pytest.raises(PlanError):
+        HybridSession(branches(), plan=forced_plan(other, [1]))
+    with pytest.raises(ZeroDivisionError):
+        HybridSession(branches(), plan=raising(ZeroDivisionError("mine")))
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(PlanError):
+        HybridSession(branches(), plan=tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize("shape", [[], [2, 4]], ids=["scalar", "matrix"])
+def test_default_session_options_on_a_model_of_one_operator(shape: list[int]) -> None:
+    """A model that no plan cuts, given what most callers give."""
+    model = make_model([node("Exp", ["x"], ["y"])], [value("x", FLOAT, shape)], [value("y", FLOAT, shape)])
+    x = np.full(shape, 0.5, np.float32)
+    with HybridSession(model, ort.SessionOptions(), providers=["CPUExecutionProvider"]) as session:
+        assert_equal(session.run(None, {"x": x}), plain(model, {"x": x}))
+        assert "one segment" in session.explain()
+
+
+def test_scalar_inputs_are_measured_and_tried() -> None:
+    """A temperature, say: operators that read it have costs, and candidates are timed with it."""
+    nodes = [node("Mul", ["x", "t"], ["a"], name="a"), node("Exp", ["x"], ["b"], name="b"), node("Add", "ab", ["y"])]
+    model = make_model(nodes, [value("x", FLOAT, [2, 4]), value("t", FLOAT, [])], [value("y", FLOAT, [2, 4])])
+    graph = load(model)
+    assert set(chrion.profile(graph).operators) >= set(graph.dag.signatures)
+    feed = {"x": X, "t": np.array(0.5, np.float32)}
+    with HybridSession(model) as session:
+        assert_equal(session.run(None, feed), plain(model, feed))
+        assert "could be timed" not in session.explain()
+
+
+def test_inputs_that_no_candidate_runs_with_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where synthetic inputs do not suit the model, the reason says so rather than naming a winner."""
+    monkeypatch.setattr("chrion.runtime.choosing.made_up_feed", lambda _: {"x": np.zeros((9, 9), np.float32)})
+    monkeypatch.setattr(
+        "chrion.runtime.choosing.alternatives", lambda graph, *_, **__: (forced_plan(graph, alternating(graph)),)
+    )
+    with HybridSession(branches()) as session:
+        assert_equal(session.run(None, {"x": X}), plain(branches(), {"x": X}))
+        assert "no candidate could be timed on synthetic inputs (InvalidArgument" in session.explain()
+
+
+def zip_map() -> onnx.ModelProto:
+    """Return a classifier whose output is a sequence of maps, as most converters of classical models write it."""
+    scores = onnx.ValueInfoProto(name="p")
+    kind = scores.type.sequence_type.elem_type.map_type
+    kind.key_type, kind.value_type.tensor_type.elem_type = INT64, FLOAT
+    nodes = [
+        node("Softmax", ["x"], ["s"]),
+        node("ZipMap", ["s"], ["p"], domain="ai.onnx.ml", classlabels_int64s=[3, 5, 7, 9]),
+    ]
+    model = make_model(nodes, [value("x", FLOAT, ["n", 4])], [scores])
+    model.opset_import.add(domain="ai.onnx.ml", version=1)
+    return model
+
+
+def test_sequences_of_maps_run_plain() -> None:
+    """The graph library does not represent them, which is no error of the session's; loading says what is at fault."""
+    (expected,) = plain(zip_map(), {"x": X})
+    with HybridSession(zip_map()) as session:
+        assert session.run(None, {"x": X}) == [expected]
+        assert "onnx-ir" in session.explain()
+    with pytest.raises(ModelError, match="not supported by onnx-ir"):
+        load(zip_map())
