@@ -6,8 +6,9 @@ other chunk by chunk, and the two directions of a bidirectional layer run side b
 whole sequences. What stands between two layers and treats each step alike (Squeeze, Relu, ...) is done chunk by chunk
 too, so that no layer waits for the whole of the one before.
 
-Kept whole: operators with ``sequence_lens`` or with weights that are not constant, and those onnxruntime itself does
-not run on sequences (``layout`` 1).
+Kept whole: operators with ``sequence_lens`` or with weights that are not constant, those onnxruntime itself does not
+run on sequences (``layout`` 1), and bidirectional ones with ``activation_alpha`` or ``activation_beta``: these lists
+skip functions that take no parameter, so that where one direction ends in them depends on every function's defaults.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from chrion.graph.rewrite import STANDARD, has_subgraphs, integer, rewritten, sp
 #: Position of each optional input, and how many states are handed on.
 _CELLS = {"LSTM": 2, "GRU": 1, "RNN": 1}
 _SEQUENCE_LENS, _INITIAL = 4, 5
+_PARAMETERS = frozenset({"activation_alpha", "activation_beta"})
 _PARTS = (2, 3, 4, 6, 8, 12)
 #: Operators that do to each step what they do to all, with time as the first axis of their first input.
 _POINTWISE = frozenset(
@@ -71,6 +73,10 @@ def _length(graph: Graph, node: onnx.NodeProto, weights: Iterable[str]) -> int:
     """Steps of a recurrent node that can be cut; 0 for any other node."""
     inputs = list(node.input)
     if node.op_type not in _CELLS or node.domain not in STANDARD or integer(node, "layout", 0):
+        return 0
+    if text(node, "direction", "") == "bidirectional" and any(
+        a.name in _PARAMETERS and a.floats for a in node.attribute
+    ):
         return 0
     constant = all(name in weights for at, name in enumerate(inputs) if name and at in {1, 2, 3, 7})
     if not constant or (len(inputs) > _SEQUENCE_LENS and inputs[_SEQUENCE_LENS]):
@@ -280,19 +286,12 @@ def _chunk_node(  # noqa: PLR0913, PLR0917 - what a recurrent operator is made o
             continue
         copied = chunk.attribute.add()
         copied.CopyFrom(attribute)
-        if attribute.name.startswith("activation"):
-            _keep_share(copied.strings, at, count)
-            _keep_share(copied.floats, at, count)
+        if attribute.name == "activations":
+            share = len(attribute.strings) // count
+            del copied.strings[:]
+            copied.strings.extend(attribute.strings[at * share : (at + 1) * share])
     chunk.attribute.append(helper.make_attribute("direction", direction))
     return chunk
-
-
-def _keep_share(values: Any, at: int, count: int) -> None:
-    """Of a list that holds the directions' entries one after another, keep one direction's."""
-    share = len(values) // count
-    own = list(values)[at * share : (at + 1) * share]
-    del values[:]
-    values.extend(own)
 
 
 def _concat_node(parts: Sequence[str], target: str, name: str, axis: int) -> onnx.NodeProto:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import chrion
 from chrion.graph.recurrent import chunk_choices, unroll, unrollable
@@ -143,3 +146,65 @@ def test_a_plan_with_chunks_runs_as_plain_onnxruntime(cell: str, *, both: bool) 
     x = RNG.standard_normal((24, 1, 32)).astype(np.float32)
     with chrion.HybridSession(graph, plan=plan) as session:
         np.testing.assert_allclose(session.run(None, {"X": x})[0], run(model, {"X": x})[0], rtol=1e-5, atol=1e-6)
+
+
+#: Activation functions, and whether each takes an alpha and a beta (ONNX, LSTM).
+PARAMETERS = {
+    "Sigmoid": (False, False),
+    "Tanh": (False, False),
+    "Relu": (False, False),
+    "Softsign": (False, False),
+    "Softplus": (False, False),
+    "LeakyRelu": (True, False),
+    "ThresholdedRelu": (True, False),
+    "Elu": (True, False),
+    "HardSigmoid": (True, True),
+    "Affine": (True, True),
+    "ScaledTanh": (True, True),
+}
+FUNCTIONS = {"LSTM": 3, "GRU": 2, "RNN": 1}
+
+
+def any_attributes(pick: Random) -> dict[str, Any]:
+    """Return a cell, its attributes and optional inputs, of every kind that ONNX has."""
+    cell = pick.choice(list(GATES))
+    direction = pick.choice(["forward", "reverse", "bidirectional"])
+    chosen: dict[str, Any] = {"cell": cell, "direction": direction}
+    chosen["states"] = pick.choice(["none", "constant", "input"])
+    chosen["peepholes"] = cell == "LSTM" and pick.random() < 0.5
+    if pick.random() < 0.4:
+        chosen["clip"] = pick.choice([0.3, 2.0])
+    if cell == "GRU":
+        chosen["linear_before_reset"] = pick.randint(0, 1)
+    if cell == "LSTM" and pick.random() < 0.3:
+        chosen["input_forget"] = 1
+    if pick.random() < 0.7:
+        names = pick.choices(list(PARAMETERS), k=FUNCTIONS[cell] * (1 + (direction == "bidirectional")))
+        chosen["activations"] = names
+        for at, attribute in enumerate(("activation_alpha", "activation_beta")):
+            takers = [name for name in names if PARAMETERS[name][at]]
+            given = pick.choice([0, len(takers), pick.randint(0, len(takers))])
+            if given:  # functions without one use their defaults
+                chosen[attribute] = [round(pick.uniform(0.1, 0.5), 2) for _ in range(given)]
+    return chosen
+
+
+@settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow])
+@given(pick=st.randoms(use_true_random=False), chunk=st.sampled_from([SEQ, 5, 1]))
+def test_any_attributes_compute_the_same(pick: Random, chunk: int) -> None:
+    """Whatever is cut equals the whole operator in plain onnxruntime; what is not surely right is left whole."""
+    model = operator(**any_attributes(pick))
+    graph = chrion.load(model)
+    feed = {i.name: np.asarray(RNG.standard_normal(i.shape), np.float32) for i in graph.inputs}
+    cut = unroll(graph, chunk)
+    for ours, theirs in zip(run(cut.model, feed, str(cut.weights_folder)), run(model, feed), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("parameters", [{"activation_alpha": [0.5]}, {"activation_beta": [0.5]}])
+def test_directions_that_share_activation_parameters_stay_whole(parameters: dict[str, list[float]]) -> None:
+    """The lists skip functions without a parameter, so that half of a list is not one direction's share."""
+    model = operator("RNN", "bidirectional", activations=["HardSigmoid", "Tanh"], **parameters)
+    graph = chrion.load(model)
+    assert unroll(graph, 3) is graph
+    check(operator("RNN", "forward", activations=["HardSigmoid"], **parameters), 3)
