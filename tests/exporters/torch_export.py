@@ -87,6 +87,7 @@ def export(subject: Subject, path: Path, *, dynamo: bool, opset: int) -> Sequenc
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        torch.backends.mha.set_fastpath_enabled(False)  # the TorchScript exporter lacks the fused operator
         torch.onnx.export(
             subject.module.eval(),
             arguments,
