@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxscript
 import torch
-from cases import Feed, main
+from cases import Feed, case, main
 from onnxscript import opset18
 from torch import nn
 from torch._higher_order_ops.scan import scan
-from torch_export import Axes, Subject, captured, integers, normal, traced
+from torch_export import Axes, Subject, captured, export, integers, normal, seeded, traced
 
 #: Installed by pip for this family.
 REQUIREMENTS = [
@@ -298,19 +301,48 @@ def _optional_given() -> Subject:
     return Subject(OptionalScale(), feeds, axes={"x": {0: "batch"}})
 
 
-@onnxscript.script(onnxscript.values.Opset("example.functions", 1))
-def scaled_gelu(x: onnxscript.FLOAT[...]) -> onnxscript.FLOAT[...]:
-    """Return an activation that is kept as a function of the model."""
-    return opset18.Mul(x, opset18.Sigmoid(opset18.Mul(x, opset18.Constant(value_float=1.702))))
+_FUNCTIONS = onnxscript.values.Opset("example.functions", 1)
 
 
-@captured("functions-dynamo", opset=18)
-def _functions() -> Subject:
-    table = {torch.ops.aten.gelu.default: scaled_gelu}
-    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 3))
+@onnxscript.script(_FUNCTIONS)
+def scaled(x: onnxscript.FLOAT[...], factor: float) -> onnxscript.FLOAT[...]:
+    """Return a multiple of a tensor."""
+    return opset18.Mul(x, opset18.Constant(value_float=factor))
+
+
+@onnxscript.script(_FUNCTIONS)
+def gated(x: onnxscript.FLOAT[...], y: onnxscript.FLOAT[...]) -> onnxscript.FLOAT[...]:
+    """Return a product with an activation that calls another function."""
+    return opset18.Mul(opset18.Mul(x, opset18.Sigmoid(scaled(x, 1.702))), y)
+
+
+class Gated(nn.Module):
+    """A layer that calls a function of the model by name, twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.second = nn.Linear(4, 8)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits."""
+        left, right = self.first(x), self.second(x)
+        for _ in range(2):
+            left = torch.onnx.ops.symbolic(
+                "example.functions::gated", (left, right), dtype=x.dtype, shape=left.shape, version=1
+            )
+        return self.last(left)
+
+
+@case("functions-dynamo", exporter="torch.onnx (dynamo)", package="torch")
+def _functions(path: Path) -> Sequence[Feed]:
     feeds = [{"x": normal(batch, 4)} for batch in (2, 1, 5)]
-    options = {"custom_translation_table": table, "optimize": False}
-    return Subject(model, feeds, axes={"x": {0: "batch"}}, options=options)
+    export(seeded(lambda: Subject(Gated(), feeds, axes={"x": {0: "batch"}})), path, dynamo=True, opset=18)
+    model = onnx.load(path, load_external_data=False)
+    model.functions.extend([scaled.to_function_proto(), gated.to_function_proto()])
+    onnx.save(model, path)
+    return feeds
 
 
 class Contributed(nn.Module):
