@@ -45,6 +45,18 @@ def shaped(name: str, *shapes: Sequence[int]) -> list[Feed]:
     return [{name: noise(*shape, seed=at + 1)} for at, shape in enumerate(shapes)]
 
 
+def flags(name: str, flag: str) -> list[Feed]:
+    """Draw requests of N rows of eight with a flag."""
+    drawn = ((1, 1), (4, 0), (7, 1))
+    return [{name: noise(rows, 8, seed=rows), flag: scalar(on, bool)} for rows, on in drawn]
+
+
+def trips(name: str, count: str) -> list[Feed]:
+    """Draw requests of N rows of eight with a number of trips, once none."""
+    drawn = ((1, 3), (4, 0), (2, 7))
+    return [{name: noise(rows, 8, seed=rows), count: scalar(number)} for rows, number in drawn]
+
+
 def tensor(name: str, kind: int, shape: Sequence[int], values: ArrayLike) -> TensorProto:
     """Build a tensor of a type that numpy lacks, such as ``TensorProto.INT4``."""
     return helper.make_tensor(name, kind, list(shape), np.asarray(values).ravel().tolist())
