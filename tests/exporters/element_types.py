@@ -111,6 +111,8 @@ declare(
         "points": tensor("points", TensorProto.INT4, (2, 16), integers(2, 16, high=3, low=-3)),
     },
     opset=21,
+    rtol=2e-2,  # fused with its product, the weight meets activations rounded to eight bits
+    atol=5e-2,
 )
 declare(
     "float8-inside",
