@@ -63,9 +63,7 @@ class _Entry:
 _ENTRIES: dict[str, _Entry] = {}
 
 
-def case(
-    name: str, *, exporter: str, package: str, rtol: float = 1e-3, atol: float = 1e-4
-) -> Callable[[Maker], Maker]:
+def case(name: str, *, exporter: str, package: str, rtol: float = 1e-3, atol: float = 1e-4) -> Callable[[Maker], Maker]:
     """Mark a function that exports a model.
 
     Args:
