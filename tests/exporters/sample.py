@@ -63,6 +63,11 @@ def read_sample(stem: str, folder: Path, sample: Path = SAMPLE) -> Sampled:
     return Sampled(Case(**description["case"]), model, feeds)
 
 
+def sample_case(stem: str, sample: Path = SAMPLE) -> Case:
+    """Return the description of a case."""
+    return Case(**json.loads((sample / f"{stem}.json").read_text())["case"])
+
+
 def sample_names(sample: Path = SAMPLE) -> list[str]:
     """Return the names of all cases of the sample."""
     return sorted(path.name.removesuffix(".onnx.gz") for path in sample.glob("*.onnx.gz"))
