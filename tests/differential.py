@@ -1,14 +1,8 @@
-"""One random model through HybridSession and through plain onnxruntime.
-
-A cut model may differ from a whole one in the last bits, since onnxruntime fuses less of it; and a model may turn a
-last bit into a whole number, by rounding, comparing, or the sine of something large. So where answers differ, plain
-onnxruntime is asked again, at its other optimisation levels and for inputs that differ in their last bits: if it does
-not agree with itself, the model settles nothing.
-"""
+"""One random model through HybridSession and through plain onnxruntime; ``answers.py`` says when answers are equal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -16,8 +10,8 @@ from typing import Any, Self
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 
+from answers import Reference, quiet_options, quiet_run
 from chrion import HybridSession, Profile, load, partition
 from chrion.graph import Graph
 from chrion.profiler import CopyCost
@@ -27,15 +21,10 @@ from helpers import MACHINE
 from random_models import Draft
 from random_steps import random_model
 
-_LEVELS = (
-    ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
-    ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-    ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
-)
 #: Sizes of the free dimension that a session is fed in turn.
 _SIZES = (3, 1, 5, 3)
 #: The exact policy is slow: larger graphs are not tried with it.
-_MOST_EXACT = 6
+MOST_EXACT = 6
 
 Feed = dict[str, np.ndarray[Any, Any]]
 
@@ -82,7 +71,8 @@ def examine(pick: Random, size: int, *, policies: Sequence[str] = ()) -> Tally:
     model = draft.model()
     tally = Tally(models=1)
     try:
-        plain = [_session(model, level) for level in _LEVELS]
+        plain = Reference(model.SerializeToString())
+        plain.open_all_levels()
     except Exception:  # noqa: BLE001 - the generator knows less than onnxruntime
         tally.refused = 1
         return tally
@@ -91,39 +81,46 @@ def examine(pick: Random, size: int, *, policies: Sequence[str] = ()) -> Tally:
         optimise = pick.random() < 0.7
         graph = load(model, optimise=optimise)
         maker = partial(random_plan, pick=pick, everywhere=everywhere)
-        with HybridSession(graph, _quiet(), plan=maker) as session:
+        with HybridSession(graph, quiet_options(), plan=maker) as session:
             for feed in feeds:
                 _compare(session, plain, feed, tally)
     if policies and tally.failed < tally.runs:
-        _plan(draft, model, plain, feeds[0], pick, policies, tally)
+        graph = _fixed(draft, model, feeds[0])
+        _plan(graph, plain, feeds[0], pick, policies, tally)
     return tally
 
 
-def _plan(
-    draft: Draft,
-    model: onnx.ModelProto,
-    plain: Sequence[ort.InferenceSession],
-    feed: Feed,
-    pick: Random,
-    policies: Sequence[str],
-    tally: Tally,
-) -> None:
-    """Every policy makes a valid plan of the model, and what it plans is right."""
+def _fixed(draft: Draft, model: onnx.ModelProto, feed: Feed) -> Graph:
+    """Return the graph for the shapes of a request."""
     names = {i.name for i in draft.inputs}
-    graph = load(model, {name: array.shape for name, array in feed.items() if name in names})
+    return load(model, {name: array.shape for name, array in feed.items() if name in names})
+
+
+def _plan(graph: Graph, plain: Reference, feed: Feed, pick: Random, policies: Sequence[str], tally: Tally) -> None:
+    """Every policy makes a valid plan of the model, and what it plans is right."""
     for policy in policies:
-        if policy == "exact" and len(graph.dag) > _MOST_EXACT:
+        if policy == "exact" and len(graph.dag) > MOST_EXACT:
             continue
-        profile = made_up_profile(graph, pick)
-        plan = partition(graph, profile, policy=policy, streams=pick.choice([1, 3]))
-        costs = profile.costs(plan.apply(graph).dag)
-        validate(plan.apply(graph).dag, costs, plan.schedule)
-        again = Plan.from_json(plan.to_json())
-        if again != plan:
-            raise MismatchError(f"policy {policy}: the plan is another after a round trip")
+        plan = planned(graph, policy, pick)
         tally.plans += 1
-        with HybridSession(graph, _quiet(), plan=plan) as session:
+        with HybridSession(graph, quiet_options(), plan=plan) as session:
             _compare(session, plain, feed, tally)
+
+
+def planned(graph: Graph, policy: str, pick: Random) -> Plan:
+    """Return a policy's plan of a graph of known shapes at random costs.
+
+    Raises:
+        MismatchError: The plan does not survive its file.
+        ScheduleError: The plan is not valid.
+    """
+    profile = made_up_profile(graph, pick)
+    plan = partition(graph, profile, policy=policy, streams=pick.choice([1, 3]))
+    costs = profile.costs(plan.apply(graph).dag)
+    validate(plan.apply(graph).dag, costs, plan.schedule)
+    if Plan.from_json(plan.to_json()) != plan:
+        raise MismatchError(f"policy {policy}: the plan is another after a round trip")
+    return plan
 
 
 def made_up_profile(graph: Graph, pick: Random) -> Profile:
@@ -140,30 +137,15 @@ def made_up_profile(graph: Graph, pick: Random) -> Profile:
     return Profile(MACHINE, 2, "CPUExecutionProvider", operators, copy, copy, handoff_ms=0.01, dispatch_ms=0.01)
 
 
-def _session(model: onnx.ModelProto, level: ort.GraphOptimizationLevel) -> ort.InferenceSession:
-    options = _quiet()
-    options.graph_optimization_level = level
-    options.intra_op_num_threads = 1
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-
-
-def _quiet() -> ort.SessionOptions:
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    return options
-
-
-def _compare(session: HybridSession, plain: Sequence[ort.InferenceSession], feed: Feed, tally: Tally) -> None:
+def _compare(session: HybridSession, plain: Reference, feed: Feed, tally: Tally) -> None:
     tally.runs += 1
-    quiet = ort.RunOptions()
-    quiet.log_severity_level = 4
     try:
-        expected = plain[0].run(None, feed, quiet)
+        expected = plain.run(feed)
     except Exception:  # noqa: BLE001 - some operators refuse what is empty, for example
         tally.failed += 1
         expected = None
     try:
-        found = session.run(None, feed, quiet)
+        found = session.run(None, feed, quiet_run())
     except Exception as error:
         if expected is None:
             return
@@ -173,47 +155,10 @@ def _compare(session: HybridSession, plain: Sequence[ort.InferenceSession], feed
     tally.cut += segments > 1
     if expected is None:
         return
-    wrong = difference(found, expected)
+    wrong = plain.difference(found, expected)
     if not wrong:
         return
-    if any(difference(other, expected) for other in _alike(plain, feed, quiet)):
+    if not plain.settles(feed, expected):
         tally.unsettled += 1
         return
     raise MismatchError(f"{wrong}\n{session.explain()}")
-
-
-def _alike(plain: Sequence[ort.InferenceSession], feed: Feed, quiet: ort.RunOptions) -> Iterator[list[Any]]:
-    """What plain onnxruntime makes of the same otherwise, and of almost the same."""
-    for other in plain[1:]:
-        yield other.run(None, feed, quiet)
-    numbers = np.random.default_rng(0)
-    for _ in range(4):
-        nudged = {
-            name: a * (1 + 4 * np.finfo(a.dtype).eps * numbers.choice([-1, 1], a.shape)).astype(a.dtype)
-            if a.dtype.kind == "f"
-            else a
-            for name, a in feed.items()
-        }
-        yield plain[0].run(None, nudged, quiet)
-
-
-def difference(ours: Sequence[Any], theirs: Sequence[Any]) -> str:
-    """In what answers differ beyond rounding; empty if they do not."""
-    if len(ours) != len(theirs):
-        return f"{len(ours)} outputs, not {len(theirs)}"
-    for at, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-        wrong = difference(a, b) if isinstance(b, list) else _array_difference(a, b)
-        if wrong:
-            return f"output {at}: {wrong}"
-    return ""
-
-
-def _array_difference(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> str:
-    if (a.dtype, a.shape) != (b.dtype, b.shape):
-        return f"{a.dtype}{list(a.shape)}, not {b.dtype}{list(b.shape)}"
-    if b.dtype.kind != "f":
-        return "" if np.array_equal(a, b) else f"{a}, not {b}"
-    tolerance = 1e-2 if b.dtype == np.float16 else 1e-4
-    with np.errstate(all="ignore"):
-        same = np.allclose(a, b, rtol=tolerance, atol=tolerance / 10, equal_nan=True)
-    return "" if same else f"{a}, not {b}"

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from answers import difference
 from chrion.scheduler import POLICIES
-from differential import MismatchError, Tally, difference, examine
+from differential import MismatchError, Tally, examine
 
 LONG = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 

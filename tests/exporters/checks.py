@@ -1,0 +1,272 @@
+"""An exported model through HybridSession in every way, beside plain onnxruntime.
+
+The stages of :func:`check`: answers of plain onnxruntime for every request; a session with nothing given but the model,
+by every way of handing over values, repeatedly; a plan of every policy; random cuts. What is found is collected, so
+that one difference does not hide the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import onnxruntime as ort
+
+from answers import Feed, Reference, Tolerance, quiet_options, quiet_run
+from chrion import HybridSession, load
+from chrion.graph import Graph
+from chrion.scheduler import POLICIES, Plan, random_plan
+from differential import MOST_EXACT, planned
+
+Session = HybridSession | ort.InferenceSession
+Way = Callable[[Any, Feed], list[Any]]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is tried.
+
+    Attributes:
+        policies: Policies whose plans are forced.
+        random_cuts: Random plans of either kind: every operator a segment, and only where operators must wait.
+        rounds: How often the default session serves all requests.
+        scattered_operators: Larger graphs are not cut around every operator for the second and later requests.
+        all_shapes: Force plans for every request, not only the first two.
+    """
+
+    policies: Sequence[str] = tuple(POLICIES)
+    random_cuts: int = 2
+    rounds: int = 2
+    scattered_operators: int = 400
+    all_shapes: bool = True
+
+
+QUICK = Effort(random_cuts=1, all_shapes=False)
+
+
+@dataclass
+class Outcome:
+    """What :func:`check` found."""
+
+    operators: int = 0
+    #: How the default session ran the first request: ``plan`` or ``plain``.
+    chosen: str = ""
+    #: The first line of its explanation.
+    reason: str = ""
+    runs: int = 0
+    #: Runs over more than one segment.
+    cut: int = 0
+    #: Runs that plain onnxruntime fails as well.
+    failed: int = 0
+    #: Answers that differ where plain onnxruntime does not agree with itself either.
+    unsettled: int = 0
+    #: Differences and failures that plain onnxruntime does not have.
+    findings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Served:
+    """Answers of plain onnxruntime; None for a request that it fails."""
+
+    feed: Feed
+    expected: list[Any] | None
+
+
+def by_run(session: Session, feed: Feed) -> list[Any]:
+    """Run with arrays."""
+    return list(session.run(None, feed, quiet_run()))
+
+
+def by_ort_values(session: Session, feed: Feed) -> list[Any]:
+    """Run with OrtValues in and out."""
+    names = [o.name for o in session.get_outputs()]
+    return [_read(value) for value in session.run_with_ort_values(names, _ort_values(feed), quiet_run())]
+
+
+def by_binding(session: Session, feed: Feed) -> list[Any]:
+    """Run with bound OrtValues, and outputs bound without a buffer."""
+    binding = session.io_binding()
+    for name, value in _ort_values(feed).items():
+        binding.bind_ortvalue_input(name, value)
+    for output in session.get_outputs():
+        binding.bind_output(output.name)
+    session.run_with_iobinding(binding, quiet_run())
+    return list(binding.copy_outputs_to_cpu())
+
+
+WAYS: dict[str, Way] = {"run": by_run, "OrtValues": by_ort_values, "IOBinding": by_binding}
+
+
+def check(model: Path, feeds: Sequence[Feed], tolerance: Tolerance, effort: Effort, seed: str = "") -> Outcome:
+    """Run a model in every way, and compare.
+
+    Args:
+        model: Its file.
+        feeds: Requests; later ones may have other shapes.
+        tolerance: Within which answers count as equal.
+        effort: How much is tried.
+        seed: Random cuts and costs are drawn from it.
+    """
+    outcome = Outcome()
+    try:
+        plain = Reference(model, tolerance)
+    except Exception as refused:
+        outcome.failed += 1
+        _refuse(model, refused, outcome)
+        return outcome
+    served = [Served(feed, _answer(plain, feed)) for feed in feeds]
+    checks = _Checks(model, plain, served, effort, Random(crc32(seed.encode())), outcome)
+    checks.default()
+    checks.forced()
+    return outcome
+
+
+@dataclass(frozen=True)
+class _Checks:
+    """The stages, over one model."""
+
+    model: Path
+    plain: Reference
+    served: Sequence[Served]
+    effort: Effort
+    pick: Random
+    outcome: Outcome
+
+    def default(self) -> None:
+        """Serve all requests with a session as a user makes it, by every way, repeatedly."""
+        with self._session("default", self.model) as session:
+            if session is None:
+                return
+            self._compare(session, "default, run", by_run, [*self.served] * self.effort.rounds)
+            for name, way in WAYS.items():
+                if way is not by_run:
+                    self._compare(session, f"default, {name}", way, self.served)
+
+    def forced(self) -> None:
+        """Serve requests by plans of every policy, and by random ones."""
+        chosen = self.served if self.effort.all_shapes else self.served[:2]
+        graphs = [(graph, one) for one in chosen if (graph := self._graph(one)) is not None]
+        if not graphs:
+            return
+        self.outcome.operators = len(graphs[0][0].dag)
+        for policy in self.effort.policies:
+            for graph, one in graphs:
+                if policy != "exact" or len(graph.dag) <= MOST_EXACT:
+                    self._plan(f"policy {policy}", graph, partial(planned, policy=policy, pick=self.pick), [one])
+        for at in range(self.effort.random_cuts):
+            for everywhere in (True, False):
+                large = everywhere and self.outcome.operators > self.effort.scattered_operators
+                requests = chosen[:1] if large else [*chosen, chosen[0]]
+                maker = partial(random_plan, pick=self.pick, everywhere=everywhere)
+                name = f"{'scattered' if everywhere else 'random'} {at}"
+                self._plan(name, self.model, maker, requests)
+
+    def _plan(
+        self, name: str, source: Path | Graph, maker: Callable[[Graph], Plan], requests: Sequence[Served]
+    ) -> None:
+        with self._session(name, source, maker) as session:
+            if session is not None:
+                self._compare(session, name, by_run, requests)
+                if isinstance(source, Path):
+                    self._compare(session, f"{name}, IOBinding", by_binding, requests[:1])
+
+    def _graph(self, one: Served) -> Graph | None:
+        """Return the graph for the shapes of a request; None if the model cannot be loaded as a graph."""
+        try:
+            graph = load(self.model)
+            if not graph.declared_free:
+                return graph
+            inputs = {i.name for i in graph.inputs}
+            return load(self.model, {name: np.shape(v) for name, v in one.feed.items() if name in inputs})
+        except Exception:
+            return None
+
+    def _compare(self, session: HybridSession, name: str, way: Way, requests: Sequence[Served]) -> None:
+        """Serve all requests first, so that an answer that a later request overwrites is noticed."""
+        found = [self._run(session, name, way, one) for one in requests]
+        for at, (one, answer) in enumerate(zip(requests, found, strict=True)):
+            if answer is None or one.expected is None:
+                continue
+            wrong = self.plain.difference(answer, one.expected)
+            if wrong and self.plain.settles(one.feed, one.expected):
+                self._find(f"{name}, request {at}", wrong)
+            elif wrong:
+                self.outcome.unsettled += 1
+
+    def _run(self, session: HybridSession, name: str, way: Way, one: Served) -> list[Any] | None:
+        outcome = self.outcome
+        try:
+            answer = way(session, one.feed)
+        except Exception as error:
+            if one.expected is not None and self._plain_serves(way, one.feed):
+                self._find(name, f"{type(error).__name__}: {error}")
+            else:
+                outcome.failed += 1
+            answer = None
+        outcome.runs += 1
+        outcome.cut += session.plan is not None and len(session.plan.segments) > 1
+        if not outcome.chosen:
+            outcome.chosen = "plan" if session.plan else "plain"
+            outcome.reason = session.explain().splitlines()[0]
+        return answer
+
+    def _plain_serves(self, way: Way, feed: Feed) -> bool:
+        try:
+            way(self.plain.session, feed)
+        except Exception:
+            return False
+        return True
+
+    @contextmanager
+    def _session(
+        self, name: str, source: Path | Graph, maker: Callable[[Graph], Plan] | None = None
+    ) -> Iterator[HybridSession | None]:
+        """Open a session; None if it cannot be created, which is a finding.
+
+        A forced plan has to run as it is: ``strict``, so that no session on the CPU takes its place.
+        """
+        forced = maker is not None
+        try:
+            session = HybridSession(source, quiet_options() if forced else None, plan=maker, strict=forced)
+        except Exception as error:
+            self._find(name, f"not created: {type(error).__name__}: {error}")
+            yield None
+            return
+        with session:
+            yield session
+
+    def _find(self, where: str, what: str) -> None:
+        self.outcome.findings.append(f"{where}: {' '.join(what.split())[:400]}")
+
+
+def _refuse(model: Path, refused: Exception, outcome: Outcome) -> None:
+    try:
+        HybridSession(model).close()
+    except type(refused):
+        return
+    except Exception as error:
+        outcome.findings.append(f"default: raises {type(error).__name__}, not {type(refused).__name__}")
+        return
+    outcome.findings.append(f"default: takes a model that plain onnxruntime refuses: {refused}")
+
+
+def _answer(plain: Reference, feed: Feed) -> list[Any] | None:
+    try:
+        return plain.run(feed)
+    except Exception:
+        return None
+
+
+def _ort_values(feed: Feed) -> dict[str, ort.OrtValue]:
+    return {name: ort.OrtValue.ortvalue_from_numpy(value) for name, value in feed.items()}
+
+
+def _read(value: ort.OrtValue) -> Any:
+    return value.numpy()

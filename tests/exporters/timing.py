@@ -1,0 +1,151 @@
+"""Creation, first requests, memory and latency of a default HybridSession, relative to plain onnxruntime.
+
+A session is created in a process of its own (``python timing.py FOLDER plain``), which prints what that took.
+*cold* is a HybridSession that finds nothing in its cache, *warm* one that finds what an earlier one has measured and
+chosen. Creations alternate, and medians are compared.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import psutil
+from cases import read_feeds
+
+from chrion import HybridSession
+from chrion.runtime.bench import Maker, plain_rival, race
+
+PLAIN, COLD, WARM = "plain", "cold", "warm"
+_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Creation:
+    """What a session took in a process of its own.
+
+    Attributes:
+        created_s: Creation and first request.
+        shapes_s: The first request of each further shape.
+        memory_mb: Growth of resident memory, after all requests.
+    """
+
+    created_s: float
+    shapes_s: tuple[float, ...]
+    memory_mb: float
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Ratios of HybridSession to plain onnxruntime: medians over repeats.
+
+    Attributes:
+        cold: Creation and first request, with an empty cache.
+        warm: The same, with the cache of an earlier session.
+        shapes: First request of each further shape, with an empty cache; None if all requests have one shape.
+        memory: Growth of resident memory, with the cache of an earlier session.
+        latency: Steady state, first request.
+
+    A ratio is None where plain onnxruntime's median is not positive.
+    """
+
+    cold: float | None
+    warm: float | None
+    shapes: float | None
+    memory: float | None
+    latency: float | None
+
+
+def measure(folder: Path, repeats: int = 3) -> Timing:
+    """Measure the case in a folder."""
+    found: dict[str, list[Creation]] = {PLAIN: [], COLD: [], WARM: []}
+    with tempfile.TemporaryDirectory() as kept:
+        _create_apart(folder, WARM, Path(kept))  # fills the cache
+        for _ in range(repeats):
+            found[PLAIN].append(_create_apart(folder, PLAIN, Path(kept)))
+            with tempfile.TemporaryDirectory() as empty:
+                found[COLD].append(_create_apart(folder, COLD, Path(empty)))
+            found[WARM].append(_create_apart(folder, WARM, Path(kept)))
+        latency = _latency(folder, Path(kept))
+    return Timing(
+        _ratio([c.created_s for c in found[COLD]], [c.created_s for c in found[PLAIN]]),
+        _ratio([c.created_s for c in found[WARM]], [c.created_s for c in found[PLAIN]]),
+        _ratio([s for c in found[COLD] for s in c.shapes_s], [s for c in found[PLAIN] for s in c.shapes_s]),
+        _ratio([c.memory_mb for c in found[WARM]], [c.memory_mb for c in found[PLAIN]]),
+        latency,
+    )
+
+
+def create(folder: Path, kind: str) -> Creation:
+    """Create a session in this process and run each request once."""
+    feeds = read_feeds(folder)
+    process = psutil.Process()
+    before, start = process.memory_info().rss, time.perf_counter()
+    model = str(folder / "model.onnx")
+    session: Any = ort.InferenceSession(model) if kind == PLAIN else HybridSession(model)
+    session.run(None, feeds[0])
+    created_s = time.perf_counter() - start
+    shapes_s, seen = [], [_shapes(feeds[0])]
+    for feed in feeds[1:]:
+        start = time.perf_counter()
+        session.run(None, feed)
+        if _shapes(feed) not in seen:
+            shapes_s.append(time.perf_counter() - start)
+            seen.append(_shapes(feed))
+    return Creation(created_s, tuple(shapes_s), (process.memory_info().rss - before) / 1e6)
+
+
+def _create_apart(folder: Path, kind: str, cache: Path) -> Creation:
+    tests = Path(__file__).parent.parent
+    environment = {**os.environ, "CHRION_CACHE": str(cache), "PYTHONPATH": str(tests)}
+    command = [sys.executable, str(Path(__file__)), str(folder.resolve()), kind]
+    done = subprocess.run(  # noqa: S603 - this module
+        command, check=True, capture_output=True, text=True, env=environment, timeout=_TIMEOUT_S
+    )
+    return Creation(*json.loads(done.stdout.splitlines()[-1]))
+
+
+def _latency(folder: Path, cache: Path) -> float:
+    """Steady-state latency: each session has the machine to itself, in alternating turns."""
+    feed, model = read_feeds(folder)[0], str(folder / "model.onnx")
+
+    def hybrid() -> Any:
+        session = HybridSession(model)
+        return lambda: session.run(None, feed), session.close
+
+    kept = os.environ.get("CHRION_CACHE")
+    os.environ["CHRION_CACHE"] = str(cache)
+    try:
+        rivals: Mapping[str, Maker] = {"hybrid": hybrid, PLAIN: plain_rival(model, feed, None)}
+        times = {timing.name: timing.median_ms for timing in race(rivals, cycles=6, turn_s=0.1)}
+    finally:
+        os.environ.pop("CHRION_CACHE") if kept is None else os.environ.update(CHRION_CACHE=kept)
+    return times["hybrid"] / times[PLAIN]
+
+
+def _shapes(feed: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(len(value) if isinstance(value, list) else np.shape(value) for value in feed.values())
+
+
+def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
+    """Divide the medians; None without a positive one to divide by."""
+    if not ours or not theirs or statistics.median(theirs) <= 0:
+        return None
+    return statistics.median(ours) / statistics.median(theirs)
+
+
+if __name__ == "__main__":
+    ort.set_default_logger_severity(4)
+    made = create(Path(sys.argv[1]), sys.argv[2])
+    print(json.dumps([made.created_s, made.shapes_s, made.memory_mb]))

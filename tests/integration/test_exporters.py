@@ -1,0 +1,180 @@
+"""A sample of exported models through HybridSession in every way; ``scripts/exporters.py`` runs the whole corpus."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import checks
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import timing
+from cases import Feed, write_feeds
+from checks import QUICK, check
+from sample import SAMPLE, read_sample, sample_case, sample_names
+
+import exporters
+from answers import Tolerance
+from chrion.profiler import measure
+from chrion.runtime import guard
+from helpers import FLOAT, branches, make_model, node, value
+
+NAMES = sample_names()
+#: Exporters that the sample has to have models of.
+EXPORTERS = ("torch.onnx (TorchScript)", "torch.onnx (dynamo)", "skl2onnx", "LightGBM", "XGBoost", "CatBoost")
+RIGHT = Tolerance()
+
+
+@pytest.fixture(autouse=True)
+def _short_measurements() -> Iterator[None]:
+    """What is chosen does not matter, so that little is measured."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "_WINDOW_S", 0.0)
+        patch.setattr(guard, "_WINDOW_S", 0.0)
+        patch.setattr(guard, "_LEAST_ROUNDS", 1)
+        patch.setattr(guard, "_BUDGET_S", 0.0)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings_of_onnxruntime() -> Iterator[None]:
+    """Default sessions inherit the logger's severity; some exporters leave weights that nothing uses."""
+    ort.set_default_logger_severity(4)
+    yield
+    ort.set_default_logger_severity(2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_exported_model_gives_what_plain_onnxruntime_gives(name: str, tmp_path: Path) -> None:
+    """By default, by every policy, and cut at random; with arrays, OrtValues and bindings; for several shapes."""
+    restored = read_sample(name, tmp_path)
+    tolerance = Tolerance(restored.case.rtol, restored.case.atol)
+    outcome = check(restored.model, restored.feeds, tolerance, QUICK, name)
+    assert outcome.findings == []
+    assert outcome.runs > outcome.failed, "plain onnxruntime serves no request"
+    assert outcome.unsettled < outcome.runs / 4
+
+
+def test_the_sample_is_small_and_various() -> None:
+    """At least 36 models, of every exporter, in little space."""
+    found = {sample_case(name).exporter for name in NAMES}
+    assert len(NAMES) >= 36
+    assert [name for name in EXPORTERS if not any(name in exporter for exporter in found)] == []
+    assert sum(path.stat().st_size for path in SAMPLE.iterdir()) < 1.2e6
+
+
+X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
+
+
+def test_a_wrong_answer_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks can fail: an answer that is off in one number, or overwritten by the next request, is a finding."""
+    onnx.save(branches(), tmp_path / "model.onnx")
+    feeds = [{"x": X}, {"x": X + 1}]
+    assert check(tmp_path / "model.onnx", feeds, RIGHT, QUICK).findings == []
+    run = checks.HybridSession.run
+
+    def off(*arguments: Any) -> list[Any]:
+        outputs = run(*arguments)
+        outputs[0][0, 0] += 0.01
+        return outputs
+
+    monkeypatch.setattr(checks.HybridSession, "run", off)
+    findings = check(tmp_path / "model.onnx", feeds, RIGHT, QUICK).findings
+    assert any(finding.startswith("default, run, request 0: output 0") for finding in findings)
+    assert any(finding.startswith("policy heft") for finding in findings)
+    assert not any("IOBinding" in finding for finding in findings)
+
+
+def test_an_answer_that_is_overwritten_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers are compared once all requests have been served."""
+    onnx.save(branches(), tmp_path / "model.onnx")
+    run, kept = checks.HybridSession.run, {}
+
+    def shared(session: Any, *arguments: Any) -> list[Any]:
+        outputs = run(session, *arguments)
+        buffers = kept.setdefault(id(session), [output.copy() for output in outputs])
+        for buffer, output in zip(buffers, outputs, strict=True):
+            buffer[...] = output
+        return buffers
+
+    monkeypatch.setattr(checks.HybridSession, "run", shared)
+    findings = check(tmp_path / "model.onnx", [{"x": X}, {"x": X + 1}], RIGHT, QUICK).findings
+    assert any(finding.startswith("default, run, request 0") for finding in findings)
+
+
+def test_an_exception_that_plain_onnxruntime_does_not_raise_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that plain onnxruntime raises too is not."""
+    onnx.save(branches(), tmp_path / "model.onnx")
+    path = tmp_path / "model.onnx"
+    assert check(path, [{"x": X[:, :2]}], RIGHT, QUICK).findings == []
+
+    def fails(*_: Any) -> list[Any]:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(checks.HybridSession, "run", fails)
+    findings = check(path, [{"x": X}], RIGHT, QUICK).findings
+    assert "default, run: RuntimeError: out of luck" in findings
+
+
+def test_a_model_that_plain_onnxruntime_refuses_is_refused(tmp_path: Path) -> None:
+    """HybridSession has to raise the same."""
+    onnx.save(
+        make_model([node("NoSuch", ["x"], ["y"])], [value("x", FLOAT, [1])], [value("y", FLOAT, [1])]), tmp_path / "m"
+    )
+    outcome = check(tmp_path / "m", [{"x": np.zeros(1, np.float32)}], RIGHT, QUICK)
+    assert (outcome.findings, outcome.failed) == ([], 1)
+
+
+def _write(folder: Path, model: onnx.ModelProto, *feeds: Feed) -> None:
+    folder.mkdir(parents=True)
+    onnx.save(model, folder / "model.onnx")
+    write_feeds(folder, feeds)
+    name = f"{folder.parent.name}/{folder.name}"
+    (folder / "case.json").write_text(f'{{"name": "{name}", "exporter": "onnx.helper", "version": "1"}}')
+
+
+def test_the_script_fills_the_page_and_notices_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each case has a row; one that crashes its process costs no other, and the exit code says so."""
+    _write(tmp_path / "corpus" / "family" / "good", branches(), {"x": X})
+    _write(tmp_path / "corpus" / "family" / "bad", branches(), {"x": X})
+    page = tmp_path / "page.md"
+    page.write_text("Text.\n\n<!-- begin: exporters -->\n<!-- end: exporters -->\n")
+    arguments = ["exporters.py", "check", str(tmp_path / "corpus"), "--quick", "-o", str(page)]
+    monkeypatch.setattr("sys.argv", [*arguments, "--only", "good"])
+    assert exporters.main() == 0
+    assert "| family/good | onnx.helper 1 | 4 | yes | " in page.read_text()
+    work = exporters.work
+    monkeypatch.setattr(
+        exporters, "work", lambda job: work(job) if job.folder.name == "good" else os.kill(os.getpid(), 9)
+    )
+    monkeypatch.setattr("sys.argv", arguments)
+    assert exporters.main() == 1
+    assert "| family/bad | onnx.helper 1 |  | crashed |" in page.read_text()
+    assert "2 models of 1 exporters, 1 equal to plain onnxruntime" in page.read_text()
+    assert "1 with differences" in capsys.readouterr().out
+
+
+def test_requirements_are_read_without_importing_a_family(tmp_path: Path) -> None:
+    """A family's environment has what this one may lack; modules without requirements are no families."""
+    (tmp_path / "family.py").write_text('import no_such_module\nREQUIREMENTS = ["numpy", "--index-url https://x"]\n')
+    (tmp_path / "helper.py").write_text("X = 1\n")
+    assert exporters.requirements(tmp_path / "family.py") == ["numpy", "--index-url https://x"]
+    assert exporters.requirements(tmp_path / "helper.py") is None
+
+
+def test_figures_are_measured_in_processes_of_their_own(tmp_path: Path) -> None:
+    """Every ratio of a model with two shapes is there and positive."""
+    model = branches()
+    for info in (model.graph.input[0], *model.graph.output):
+        info.type.tensor_type.shape.dim[0].dim_param = "rows"
+    _write(tmp_path / "family" / "model", model, {"x": X}, {"x": X[:1]})
+    timed = timing.measure(tmp_path / "family" / "model", repeats=1)
+    assert [figure for figure in (timed.cold, timed.warm, timed.shapes, timed.latency) if not figure] == []
