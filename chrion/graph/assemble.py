@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -92,22 +93,40 @@ def _operators(
 ) -> tuple[tuple[int, ...], ...]:
     """Group the nodes into operators: one node each, but for nodes that share a value that cannot cross a cut.
 
-    Such values are those whose size is not known beforehand (it depends on the data) and those that are not plain
-    tensors (sequences, maps, optionals, strings). Nodes joined by one stand in one operator; and whatever lies on a
-    path between two nodes of an operator joins it too, or the operators would wait for each other. Both steps at
-    once are the strongly connected components of the graph in which every uncuttable edge also runs backwards.
+    Such values are those whose size is not known beforehand (it depends on the data), those that are not plain
+    tensors (sequences, maps, optionals, strings), and those between a node and its quantisation (see
+    :func:`_quantised`). Nodes joined by one stand in one operator; and whatever lies on a path between two nodes of an
+    operator joins it too, or the operators would wait for each other. Both steps at once are the strongly connected
+    components of the graph in which every uncuttable edge also runs backwards.
     """
     producer = {name: i for i, node in enumerate(model.graph.node) for name in node.output if name}
+    kept = _quantised(model, reads, producer)
     links: nx.DiGraph[int] = nx.DiGraph()
     links.add_nodes_from(range(len(model.graph.node)))
     for i, names in enumerate(reads):
         for name in names:
             if name in producer:
                 links.add_edge(producer[name], i)
-                if values[name].bytes is None:
+                if values[name].bytes is None or name in kept:
                     links.add_edge(i, producer[name])
     groups = [tuple(sorted(group)) for group in nx.strongly_connected_components(links)]
     return tuple(sorted(groups))
+
+
+def _quantised(model: onnx.ModelProto, reads: Sequence[tuple[str, ...]], producer: Mapping[str, int]) -> set[str]:
+    """Return the values between a node and its own DequantizeLinear before it or QuantizeLinear behind it.
+
+    onnxruntime replaces such a node by one of integer arithmetic. Cut from them it would compute in floating point:
+    slower, and with other rounding than the whole model has.
+    """
+    nodes = model.graph.node
+    readers = Counter(name for names in reads for name in names)
+    readers.update(o.name for o in model.graph.output)
+    own = {name for name in producer if readers[name] == 1}
+    restored = {name for name in own if nodes[producer[name]].op_type == "DequantizeLinear"}
+    units = {i for i, names in enumerate(reads) if restored.intersection(names)}
+    requantised = {name for node in nodes if node.op_type == "QuantizeLinear" for name in node.input[:1]}
+    return restored | {name for name in requantised & own if producer[name] in units}
 
 
 def _dag(

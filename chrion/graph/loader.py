@@ -30,7 +30,7 @@ from chrion.files import read_bytes
 from chrion.graph.assemble import assemble
 from chrion.graph.external import check_external
 from chrion.graph.model import ELEMENT_BYTES, Graph, ModelMetadata, TensorInfo, WeightsFolder
-from chrion.graph.rewrite import rename_weights
+from chrion.graph.rewrite import make_dense, rename_weights
 from chrion.units import format_shape
 
 #: Weights of fewer bytes stay inside the model file.
@@ -81,6 +81,7 @@ def load(
     except ModelError:
         # Some models onnxruntime optimises into what it then refuses itself; as they are it takes them.
         model, types, session = _opened(proto, path, folder.path, plain)
+    _refuse_maps(types, str(path or "model"))
     try:
         return assemble(
             name=path.stem if path else proto.graph.name or "model",
@@ -163,6 +164,12 @@ def _checked(proto: onnx.ModelProto, where: str) -> onnx.ModelProto:
             hint="expected a .onnx protobuf file",
         )
     return proto
+
+
+def _refuse_maps(types: Mapping[str, TensorInfo], where: str) -> None:
+    for info in types.values():
+        if "map(" in info.type:
+            raise ModelError(f"{where}: value {info.name!r} is a {info.type}; maps are not supported")
 
 
 def _fix_shapes(proto: onnx.ModelProto, given: Mapping[str, tuple[int, ...]]) -> None:
@@ -271,6 +278,7 @@ def _optimise(
     session = _open_session(proto, options, str(path or "model"))
     model = onnx.load(target, load_external_data=False)
     _take_in_shapes(model, folder)
+    make_dense(model)
     # Weights that are also listed as inputs are constants here, whether or not folding has removed them.
     required = {i.name for i in session.get_inputs()}
     inputs = [i for i in model.graph.input if i.name in required]

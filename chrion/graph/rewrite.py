@@ -36,6 +36,16 @@ def rewritten(
     return made
 
 
+def make_dense(model: onnx.ModelProto) -> None:
+    """Turn the sparse initialisers of a model's graph into dense ones, in place; onnxruntime does the same."""
+    for sparse in model.graph.sparse_initializer:
+        values, places = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
+        dense = np.zeros(tuple(sparse.dims), values.dtype)
+        dense[tuple(places.T) if places.ndim > 1 else np.unravel_index(places, dense.shape)] = values
+        model.graph.initializer.append(numpy_helper.from_array(dense, sparse.values.name))
+    del model.graph.sparse_initializer[:]
+
+
 def rename_weights(model: onnx.ModelProto, rename: Callable[[str], str]) -> None:
     """Rename all initialisers of a model in place, also where the bodies of If, Loop and Scan read them.
 
