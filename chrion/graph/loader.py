@@ -41,6 +41,10 @@ _WEIGHTS_FILE = "weights.bin"
 #: Begins the name of every weight of a loaded model, so that no fusion makes it again: MatMulAddFusion adds a constant
 #: ``gemm_input_shape`` to the whole model, then to a segment that already holds one, and onnxruntime refuses it.
 _WEIGHT_PREFIX = "chrion/"
+#: Operators of com.microsoft whose second and third outputs are caches, of shape (batch, heads, length, size).
+_CACHING = frozenset(
+    {"DecoderMaskedMultiHeadAttention", "GroupQueryAttention", "MultiHeadAttention", "SparseAttention"}
+)
 #: What a protobuf file can hold, and what to do about a model that does not fit.
 _MOST_BYTES = (1 << 31) - 1
 _TOO_LARGE = "save it with its weights as external data and give its path"
@@ -347,7 +351,22 @@ def _node_types(model: onnx.ModelProto, folder: Path) -> dict[str, TensorInfo]:
         probe.graph.output.add().name = f"{name}/shape"
     ranks = _probe_types(probe, folder) if unclear else {}
     unknown = {name: replace(types[name], shape=None) for name in unclear if ranks[f"{name}/shape"].shape != (0,)}
-    return types | unknown
+    return types | unknown | _caches(model, types)
+
+
+def _caches(model: onnx.ModelProto, types: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """Return the caches that attention operators hand out, with an unknown length.
+
+    How long they are depends on a request's values (``total_sequence_length``), while onnxruntime infers the shape of
+    the cache that comes in.
+    """
+    found = {}
+    for node in model.graph.node:
+        if node.domain == "com.microsoft" and node.op_type in _CACHING:
+            for name in filter(None, node.output[1:3]):
+                shape = types[name].shape
+                found[name] = replace(types[name], shape=shape and (*shape[:2], None, *shape[3:]))
+    return found
 
 
 def _probe_types(probe: onnx.ModelProto, folder: Path) -> dict[str, TensorInfo]:
