@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import paddle
 from cases import Feed, case, main
-from paddle import nn
+from paddle import nn, vision
 from paddle.nn import functional
 
 REQUIREMENTS = [
@@ -134,6 +134,12 @@ def residual() -> nn.Layer:
             return functional.relu(x + self.body(x))
 
     return nn.Sequential(Block(), Block(), nn.AdaptiveAvgPool2D(2), nn.Flatten())
+
+
+@network("shufflenet", {"image": (None, 3, 32, 32)})
+def shufflenet() -> nn.Layer:
+    """Build a narrow network for small devices."""
+    return vision.models.shufflenet_v2_x0_25(num_classes=4)
 
 
 @network("lstm", SERIES)
