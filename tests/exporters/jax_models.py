@@ -151,7 +151,7 @@ def functions() -> Callable[..., Any]:
 
     @onnx_function
     class Layer(nnx.Module):
-        """Adds what a dense layer returns."""
+        """A dense layer with a residual sum."""
 
         def __init__(self, rngs: nnx.Rngs) -> None:
             self.dense = nnx.Linear(16, 16, rngs=rngs)
