@@ -14,7 +14,7 @@ import numpy as np
 from cases import Feed, case, main
 from flax import linen, nnx
 from jax import lax
-from jax2onnx import to_onnx
+from jax2onnx import onnx_function, to_onnx
 from onnx import helper
 
 REQUIREMENTS = [
@@ -143,6 +143,25 @@ def nnx_attention() -> Callable[..., Any]:
     """Build multi-head attention of Flax's nnx."""
     layer = nnx.MultiHeadAttention(num_heads=4, in_features=16, decode=False, rngs=nnx.Rngs(0))
     return lambda x: layer(x, deterministic=True)
+
+
+@exported("functions", TOKENS)
+def functions() -> Callable[..., Any]:
+    """Build layers that become functions of the model."""
+
+    @onnx_function
+    class Layer(nnx.Module):
+        """A dense layer with a residual sum."""
+
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            self.dense = nnx.Linear(16, 16, rngs=rngs)
+
+        def __call__(self, x: Any) -> Any:
+            return x + jax.nn.gelu(self.dense(x))
+
+    rngs = nnx.Rngs(0)
+    layers = [Layer(rngs), Layer(rngs)]
+    return lambda x: layers[1](layers[0](x))
 
 
 @exported("embedding", [("B", 6)], integers=True)

@@ -234,6 +234,44 @@ def export_convolution(image: Any) -> Any:
     return layers.GlobalAveragePooling2D()(layers.Conv2D(4, 3, activation="relu")(layers.ZeroPadding2D(2)(image)))
 
 
+@network("mobilenet", {"image": (None, 32, 32, 3)})
+def mobilenet(image: Any) -> Any:
+    """Build a narrow network for small devices."""
+    return keras.applications.MobileNetV2(
+        alpha=0.35, include_top=False, weights=None, input_tensor=image, pooling="avg"
+    ).output
+
+
+@network("half-precision", FLAT)
+def half(x: Any) -> Any:
+    """Compute in half precision between single precision weights."""
+    h = layers.Dense(16, activation="relu", dtype="mixed_float16")(x)
+    return layers.Dense(4, dtype="float32")(layers.Dense(16, dtype="mixed_float16")(h))
+
+
+def tflite(name: str, *, quantised: bool) -> None:
+    """Declare a case that exports a small network from the format of TensorFlow Lite."""
+
+    @case(name, exporter="tf2onnx (TFLite)", package="tf2onnx", rtol=5e-2 if quantised else 1e-3, atol=5e-2)
+    def make(path: Path) -> Sequence[Feed]:
+        keras.utils.set_random_seed(0)
+        image = keras.Input((16, 16, 3), batch_size=2, name="image")
+        converter = tf.lite.TFLiteConverter.from_keras_model(keras.Model(image, convolution(image)))
+        if quantised:
+            samples = [draw({"image": (2, 16, 16, 3)}, 2, seed=seed)["image"] for seed in range(4)]
+            converter.optimizations = [tf.lite.Optimize.DEFAULT]
+            converter.representative_dataset = lambda: ([sample] for sample in samples)
+        file = path.with_suffix(".tflite")
+        file.write_bytes(converter.convert())
+        model, _ = tf2onnx.convert.from_tflite(str(file), opset=13, output_path=str(path))
+        file.unlink()
+        return [draw({model.graph.input[0].name: (2, 16, 16, 3)}, 2, seed=seed) for seed in range(2)]
+
+
+tflite("lite", quantised=False)
+tflite("lite-quantised", quantised=True)
+
+
 @function("while-loop", {"x": (None, 4)})
 def while_loop(x: Any) -> Any:
     """Double until the sum is large, with a bound."""

@@ -1,4 +1,4 @@
-"""A model whose weights exceed the two gigabytes that one file of a model may have."""
+"""Models with external data: one beyond the two gigabytes that a file may have, and the layouts exporters write."""
 
 from __future__ import annotations
 
@@ -55,6 +55,59 @@ def _external(layer: int, location: str) -> onnx.TensorProto:
     for key, value in place.items():
         tensor.external_data.add(key=key, value=value)
     return tensor
+
+
+@case("file-per-tensor", exporter="onnx.save", package="onnx")
+def _file_per_tensor(path: Path) -> Sequence[Feed]:
+    """Write every weight to a file of its own, as the TorchScript exporter does with large models."""
+    options = {"save_as_external_data": True, "all_tensors_to_one_file": False, "size_threshold": 0}
+    onnx.save(_small(), path, **options)
+    return _small_feeds()
+
+
+@case("constants-outside", exporter="onnx.save", package="onnx")
+def _constants_outside(path: Path) -> Sequence[Feed]:
+    """Write weights and constants of nodes to one file."""
+    options = {"save_as_external_data": True, "location": "all.data", "size_threshold": 0, "convert_attribute": True}
+    onnx.save(_small(), path, **options)
+    return _small_feeds()
+
+
+@case("some-outside", exporter="onnx.save", package="onnx")
+def _some_outside(path: Path) -> Sequence[Feed]:
+    """Write the larger weights to a file and keep the others in the model."""
+    onnx.save(_small(), path, save_as_external_data=True, location="large.data", size_threshold=1024)
+    return _small_feeds()
+
+
+def _small() -> onnx.ModelProto:
+    generator = np.random.default_rng(7)
+    shapes = {"w0": (16, 32), "b0": (32,), "w1": (32, 4), "b1": (4,)}
+    weights = [
+        onnx.numpy_helper.from_array(generator.standard_normal(shape, np.float32), name)
+        for name, shape in shapes.items()
+    ]
+    scale = onnx.numpy_helper.from_array(generator.standard_normal(32, np.float32), "scale")
+    nodes = [
+        helper.make_node("Gemm", ["x", "w0", "b0"], ["h"], "first"),
+        helper.make_node("Constant", [], ["scale"], "constant", value=scale),
+        helper.make_node("Mul", ["h", "scale"], ["scaled"], "scale"),
+        helper.make_node("Relu", ["scaled"], ["positive"], "relu"),
+        helper.make_node("Gemm", ["positive", "w1", "b1"], ["y"], "second"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 16])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 4])],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def _small_feeds() -> list[Feed]:
+    generator = np.random.default_rng(8)
+    return [{"x": generator.standard_normal((batch, 16), np.float32)} for batch in (2, 1, 5)]
 
 
 if __name__ == "__main__":

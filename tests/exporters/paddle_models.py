@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import paddle
 from cases import Feed, case, main
-from paddle import nn
+from paddle import nn, vision
 from paddle.nn import functional
 
 REQUIREMENTS = [
@@ -103,7 +103,7 @@ def convolution() -> nn.Layer:
 
 @network("decoder-of-images", IMAGE, opset=14)
 class Decoder(nn.Layer):
-    """Reduces and enlarges an image, with a skip connection."""
+    """An encoder and decoder of images with a skip connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,9 +136,15 @@ def residual() -> nn.Layer:
     return nn.Sequential(Block(), Block(), nn.AdaptiveAvgPool2D(2), nn.Flatten())
 
 
+@network("shufflenet", {"image": (None, 3, 32, 32)})
+def shufflenet() -> nn.Layer:
+    """Build a narrow network for small devices."""
+    return vision.models.shufflenet_v2_x0_25(num_classes=4)
+
+
 @network("lstm", SERIES)
 class Lstm(nn.Layer):
-    """Reads a series in both directions and classifies it."""
+    """A recurrent classifier of both directions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +159,7 @@ class Lstm(nn.Layer):
 
 @network("gru", SERIES)
 class Gru(nn.Layer):
-    """Reads a series and returns all steps."""
+    """A gated recurrent layer that returns all steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,7 +184,7 @@ def encoder() -> nn.Layer:
 
 @network("embedding", {"ids": (None, 7)}, high=40)
 class Embedding(nn.Layer):
-    """Classifies token ids."""
+    """A classifier of token ids."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,7 +199,7 @@ class Embedding(nn.Layer):
 
 @network("two-axes-dynamic", {"series": (None, None, 16)})
 class Dynamic(nn.Layer):
-    """Attends to a series of unknown length."""
+    """Self-attention over a series of unknown length."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,7 +215,7 @@ class Dynamic(nn.Layer):
 
 @network("several-inputs", {"x": (None, 16), "y": (None, 16)})
 class Several(nn.Layer):
-    """Combines two inputs to three outputs."""
+    """A network of two inputs and four outputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -223,7 +229,7 @@ class Several(nn.Layer):
 
 @network("branch", FLAT)
 class Branch(nn.Layer):
-    """Chooses a branch by the sign of the sum."""
+    """Two layers, of which the sign of the sum chooses one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,7 +243,7 @@ class Branch(nn.Layer):
 
 @network("loop", FLAT)
 class Loop(nn.Layer):
-    """Applies a layer until the sum is small, with a bound."""
+    """A layer that a loop applies four times."""
 
     def __init__(self) -> None:
         super().__init__()

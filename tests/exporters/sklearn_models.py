@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from cases import Feed, case, main
 from numpy.typing import NDArray
 from skl2onnx import to_onnx
 from skl2onnx.common.data_types import FloatTensorType, Int64TensorType, StringTensorType
 from sklearn.base import BaseEstimator
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.cluster import KMeans
 from sklearn.compose import ColumnTransformer
 from sklearn.decomposition import PCA, TruncatedSVD
@@ -32,9 +34,10 @@ from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
 from sklearn.mixture import GaussianMixture
-from sklearn.multioutput import MultiOutputRegressor
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.multioutput import MultiOutputClassifier, MultiOutputRegressor
 from sklearn.naive_bayes import GaussianNB
-from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
+from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor, LocalOutlierFactor
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import FeatureUnion, make_pipeline
 from sklearn.preprocessing import (
@@ -52,6 +55,7 @@ from sklearn.tree import DecisionTreeClassifier
 REQUIREMENTS = [
     "numpy==2.4.6",
     "onnx==1.23.2",
+    "pandas==3.1.1",
     "protobuf==6.33.6",  # 7 rejects the booleans that skl2onnx writes into lists of integers
     "scikit-learn==1.9.1",
     "skl2onnx==1.20.0",
@@ -141,7 +145,16 @@ plain("logistic-columns", LogisticRegression, classes=3, options={"zipmap": "col
 plain("logistic-binary-scores", LogisticRegression, classes=2, options={"zipmap": False, "raw_scores": True})
 plain("linear-opset11", LinearRegression, target_opset=11)
 plain("ridge", Ridge)
-plain("tree-path", lambda: DecisionTreeClassifier(max_depth=4, random_state=0), classes=3)
+plain("tree", lambda: DecisionTreeClassifier(max_depth=4, random_state=0), classes=3)
+plain(
+    "tree-decision-path",
+    lambda: DecisionTreeClassifier(max_depth=3, random_state=0),
+    classes=3,
+    options={"decision_path": True, "zipmap": False},
+)
+plain("calibrated", lambda: CalibratedClassifierCV(LinearSVC(random_state=0), cv=2), classes=3)
+plain("one-vs-rest", lambda: OneVsRestClassifier(LogisticRegression()), classes=4)
+plain("local-outliers", lambda: LocalOutlierFactor(5, novelty=True))
 plain("forest-classifier", lambda: RandomForestClassifier(20, max_depth=5, random_state=0), classes=3)
 plain(
     "forest-classifier-tensor",
@@ -196,6 +209,53 @@ def multi_output(path: Path) -> Sequence[Feed]:
     x = table()
     y = np.stack([targets(x), targets(x[:, ::-1]), x[:, 0] * 2], axis=1)
     return export(MultiOutputRegressor(Ridge()).fit(x, y), path)
+
+
+@case("multi-output-classifier", exporter="skl2onnx", package="skl2onnx")
+def multi_output_classifier(path: Path) -> Sequence[Feed]:
+    """Export one classifier for each of two targets, whose probabilities are a sequence of tensors."""
+    x = table()
+    y = np.stack([labels(x, 2), labels(x[:, ::-1], 3)], axis=1)
+    return export(MultiOutputClassifier(LogisticRegression()).fit(x, y), path, {"zipmap": False})
+
+
+@case("gaussian-process-deviation", exporter="skl2onnx", package="skl2onnx", rtol=1e-2, atol=1e-2)
+def deviation(path: Path) -> Sequence[Feed]:
+    """Export a Gaussian process that returns the deviation too, in double precision."""
+    x = table(60).astype(np.float64)
+    model = GaussianProcessRegressor(RBF() + WhiteKernel(), optimizer=None).fit(x, targets(table(60)))
+    save(to_onnx(model, x[:1], options={id(model): {"return_std": True}}), path)
+    return [{"X": table(rows, seed=rows).astype(np.float64)} for rows in (1, 5, 23)]
+
+
+@case("data-frame", exporter="skl2onnx", package="skl2onnx")
+def data_frame(path: Path) -> Sequence[Feed]:
+    """Export a pipeline over a data frame, which has one input for each of its columns."""
+    frame = columns_of_frame(120)
+    encode = ColumnTransformer(
+        [
+            ("numbers", StandardScaler(), ["width", "height", "depth"]),
+            ("words", OneHotEncoder(handle_unknown="ignore"), ["colour", "shape"]),
+        ]
+    )
+    model = make_pipeline(encode, GradientBoostingClassifier(n_estimators=5, random_state=0))
+    model.fit(pd.DataFrame({name: column[:, 0] for name, column in frame.items()}), frame["width"][:, 0] > 0)
+    kinds = [
+        (name, StringTensorType([None, 1]) if column.dtype == object else FloatTensorType([None, 1]))
+        for name, column in frame.items()
+    ]
+    save(to_onnx(model, initial_types=kinds, options={id(model): {"zipmap": "columns"}}), path)
+    return [columns_of_frame(rows, seed=rows) for rows in (1, 9, 30)]
+
+
+def columns_of_frame(rows: int, *, seed: int = 0) -> dict[str, NDArray[Any]]:
+    """Draw three columns of numbers and two of words, each of shape ``(rows, 1)``."""
+    rng = np.random.default_rng(seed)
+    return {
+        **{name: rng.standard_normal((rows, 1)).astype(np.float32) for name in ("width", "height", "depth")},
+        "colour": rng.choice(["red", "green"], size=(rows, 1)).astype(object),
+        "shape": rng.choice(["round", "flat", "long"], size=(rows, 1)).astype(object),
+    }
 
 
 @case("string-labels", exporter="skl2onnx", package="skl2onnx")
