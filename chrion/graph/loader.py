@@ -63,8 +63,7 @@ def load(
         ShapeError: A shape names no input, or contradicts the model.
         UnsafeModelError: Its weights are said to be in files outside of its folder.
     """
-    proto, path = _read(source)
-    check_external(proto, path.parent if path else Path.cwd(), str(path or "model"))
+    proto, path = read(source)
     given = {name: tuple(shape) for name, shape in (shapes or {}).items()}
     declared = {v.name: _declared_shape(v) for v in (*proto.graph.input, *proto.graph.output)}
     original = path or _serialised(proto, "model")
@@ -89,6 +88,21 @@ def load(
         shapes=given,
         folder=folder,
     )
+
+
+def read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, Path | None]:
+    """Read a model without its external weights.
+
+    Returns:
+        A copy of the model, and its file if it has one.
+
+    Raises:
+        ModelError: There is no such file, or it is not an ONNX model.
+        UnsafeModelError: Its weights are said to be in files outside of its folder.
+    """
+    proto, path = _read(source)
+    check_external(proto, path.parent if path else Path.cwd(), str(path or "model"))
+    return proto, path
 
 
 def reassemble(graph: Graph, model: onnx.ModelProto) -> Graph:
