@@ -14,7 +14,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
 from chrion.devices import CPU_PROVIDER
 from chrion.errors import ModelError, UnsafeModelError
-from chrion.graph.loader import load
+from chrion.graph.loader import load, read
 from chrion.graph.model import Graph, ModelMetadata, TensorInfo
 from chrion.runtime import process
 from chrion.runtime.choosing import Chooser, Wishes
@@ -22,6 +22,7 @@ from chrion.runtime.engine import CannotCutError, CutEngine, Engine, PlainEngine
 from chrion.runtime.executor import AcceleratorFailure, Event
 from chrion.runtime.interface import InferenceInterface
 from chrion.runtime.iobinding import HybridIOBinding
+from chrion.runtime.options import check_arguments, hidden_reason, optimises, run_reason, session_reason, wants_errors
 from chrion.runtime.values import (
     MissingInputError,
     as_array,
@@ -61,7 +62,8 @@ class HybridSession(InferenceInterface):
 
     Args:
         path_or_bytes: A model file, its bytes, a ModelProto, or a Graph.
-        sess_options: For plain sessions as they are; segments inherit what does not concern threads and files.
+        sess_options: As for InferenceSession. A model with options that are of one session runs plain; see
+            ``docs/options.md``.
         providers: As for InferenceSession. The first one that is not the CPU's is the accelerator.
         provider_options: As for InferenceSession.
         plan: A plan, its file, or what makes a plan of a graph of known shapes; one is made here if missing.
@@ -72,6 +74,8 @@ class HybridSession(InferenceInterface):
             kernel), while the session is made or later. Otherwise the session warns and goes on without it.
         gpu_budget: Accelerator memory that must not be exceeded, ``600MB`` for example, for the plan that is made here
             and for plain sessions in its place: what is not known to fit runs on the CPU.
+        kwargs: Further arguments of InferenceSession: ``enable_fallback``, ``disabled_optimizers``,
+            ``read_config_from_model``. Others are ignored, with a warning in the log.
 
     Raises:
         PlanError: The plan is damaged, not for this model, or asks for more cores than there are.
@@ -94,7 +98,9 @@ class HybridSession(InferenceInterface):
         cores: int | None = None,
         strict: bool = False,
         gpu_budget: str | float | None = None,
+        **kwargs: Any,
     ) -> None:
+        check_arguments(kwargs)
         slo_ms = None if slo is None else parse_duration_ms(slo, "slo")
         budget_mb = None if gpu_budget is None else parse_size_mb(gpu_budget, "gpu budget")
         given = Plan.load(plan) if isinstance(plan, str | Path) else plan
@@ -107,8 +113,9 @@ class HybridSession(InferenceInterface):
             slo_ms,
             alpha,
             cores,
-            strict,
+            strict or wants_errors(kwargs),
             budget_mb,
+            kwargs,
         )
         self._chooser = Chooser(self._wishes)
         self._lock = threading.RLock()
@@ -163,7 +170,7 @@ class HybridSession(InferenceInterface):
                 return list(engine.session.run(output_names, input_feed, run_options))
             return self._run_cut(engine, output_names, input_feed, run_options, arrays=True)
 
-        return self._served(input_feed, serve)
+        return self._served(input_feed, serve, run_options)
 
     def run_with_ort_values(
         self,
@@ -181,7 +188,7 @@ class HybridSession(InferenceInterface):
                 return list(engine.session.run_with_ort_values(output_names, input_dict_ort_values, run_options))
             return self._run_cut(engine, output_names, input_dict_ort_values, run_options, arrays=False)
 
-        return self._served(input_dict_ort_values, serve)
+        return self._served(input_dict_ort_values, serve, run_options)
 
     def io_binding(self) -> HybridIOBinding:
         """A new binding for :meth:`run_with_iobinding`."""
@@ -209,7 +216,7 @@ class HybridSession(InferenceInterface):
             return [values[name] for name in names]
 
         try:
-            iobinding.results = self._served(iobinding.inputs, serve)
+            iobinding.results = self._served(iobinding.inputs, serve, run_options)
         except (MissingInputError, InvalidArgument) as error:
             raise RuntimeError(str(error)) from error
 
@@ -313,9 +320,11 @@ class HybridSession(InferenceInterface):
 
     # How it goes on without the accelerator.
 
-    def _served(self, feed: Mapping[str, Any], serve: Callable[[Engine], T]) -> T:
+    def _served(self, feed: Mapping[str, Any], serve: Callable[[Engine], T], run_options: ort.RunOptions | None) -> T:
         """Serve a request; again and without the accelerator if that fails, unless the caller wants to be told."""
         engine = self._engine_for(feed)
+        if isinstance(engine, CutEngine) and (reason := run_reason(run_options, accelerated=engine.accelerated)):
+            engine = self._plain_engine(reason)
         try:
             return serve(engine)
         except AcceleratorFailure as failure:
@@ -356,17 +365,34 @@ class HybridSession(InferenceInterface):
     # How it comes about.
 
     def _load(self, model: str | Path | bytes | onnx.ModelProto | Graph) -> Graph | None:
-        """The graph, or None for a model that only plain onnxruntime reads."""
+        """Return the graph, or None for a model that only plain onnxruntime reads or that its options make run plain.
+
+        The options come first: onnxruntime writes files for some of them whenever a session is made.
+        """
+        plan, options = self._wishes.plan, self._wishes.options
+        reason = session_reason(options, self._wishes.rest)
+        source = model.source if isinstance(model, Graph) else model
+        try:
+            given = read(source)[0] if options is not None or reason else None
+            if not reason:
+                graph = self._loaded(model)
+                reason = hidden_reason(options, given, graph.weight_names) if given else ""
+        except ModelError as error:
+            if isinstance(error, UnsafeModelError) or (isinstance(plan, Plan) and not reason):
+                raise
+            reason = reason or str(error)  # where InferenceSession refuses the model too, its own error says so
+        if not reason:
+            return graph
+        self._plain_engine(reason)
+        return None
+
+    def _loaded(self, model: str | Path | bytes | onnx.ModelProto | Graph) -> Graph:
         if isinstance(model, Graph):
             return model
         plan = self._wishes.plan
-        try:
-            return load(model, plan.shapes if isinstance(plan, Plan) else None)
-        except ModelError as error:
-            if isinstance(plan, Plan) or isinstance(error, UnsafeModelError):
-                raise
-            self._plain_engine(str(error))  # where InferenceSession refuses the model too, its own error says so
-            return None
+        if isinstance(plan, Plan):
+            return load(model, plan.shapes)
+        return load(model, optimise=optimises(self._wishes.options))
 
     def _first_engine(self) -> Engine:
         if self._graph is None:
