@@ -29,7 +29,7 @@ class Option:
     treatment: Treatment
     #: How it is honoured, why the model runs plain, or why it changes nothing.
     why: str
-    #: Values that leave a cut session correct; None for all. Of an attribute, its default is always among them.
+    #: Values with which the model is cut; None for all. Of an attribute, it is the default.
     harmless: tuple[str, ...] | None = None
     #: Whether segments get the caller's value.
     inherited: bool = False
@@ -70,7 +70,6 @@ def _no_effect(why: str, *names: str) -> list[Option]:
 
 _SEGMENTS = "every segment's session gets it"
 _THREADS = "each lane is one thread of Chrion's; plain sessions, and the baseline a plan has to beat, get it"
-_PROVIDERS = "the options choose the execution providers"
 
 #: Members of ``SessionOptions``.
 SESSION_OPTIONS: Mapping[str, Option] = _table(
@@ -91,18 +90,17 @@ SESSION_OPTIONS: Mapping[str, Option] = _table(
         "graph_optimization_level",
     ),
     _honoured("see the session configuration keys", "add_session_config_entry", "get_session_config_entry"),
-    _plain("the profile is of one session", "enable_profiling"),
-    _plain("the optimised model is that of one session", "optimized_model_filepath"),
-    _plain("the session shares the process's thread pools", "use_per_session_threads"),
-    [
-        Option("has_providers", _PLAIN, _PROVIDERS, ("False",)),
-        *_plain(f"{_PROVIDERS}; noticed by has_providers()", "add_provider", "add_provider_for_devices"),
-        *_plain(
-            f"{_PROVIDERS}; noticed by has_providers()",
-            "set_provider_selection_policy",
-            "set_provider_selection_policy_delegate",
-        ),
-    ],
+    _plain("the profile is of one session", "enable_profiling", harmless=()),
+    _plain("the optimised model is that of one session", "optimized_model_filepath", harmless=()),
+    _plain("the session shares the process's thread pools", "use_per_session_threads", harmless=()),
+    _plain("the options choose the execution providers", "has_providers", harmless=()),
+    _hidden(
+        "the options choose the execution providers; noticed by has_providers()",
+        "add_provider",
+        "add_provider_for_devices",
+        "set_provider_selection_policy",
+        "set_provider_selection_policy_delegate",
+    ),
     _hidden(
         "weights of the model are replaced; noticed by a small session made with the options",
         "add_initializer",
@@ -164,21 +162,22 @@ SESSION_KEYS: Mapping[str, Option] = _table(
         "mlas.qnbit.force_fp32",
         "mlas.use_lut_gemm",
     ),
+    _plain(_PLACEMENT, "session.disable_cpu_ep_fallback", "session.strict_workspace_verification"),
     _plain(
         _PLACEMENT,
-        "session.disable_cpu_ep_fallback",
         "session.layer_assignment_settings",
         "session.max_shape_override",
         "session.name_based_layer_assignment",
         "session.resource_cuda_partitioning_settings",
-        "session.strict_workspace_verification",
+        harmless=_UNSET,
     ),
     _plain("the assignment of operators is that of one session", "session.record_ep_graph_assignment_info"),
+    _plain("onnxruntime writes files for one session", "session.debug_layout_transformation"),
     _plain(
         "onnxruntime reads or writes a file for one session",
         "session.collect_node_memory_stats_to_file",
-        "session.debug_layout_transformation",
         "session.node_partition_config_file",
+        harmless=_UNSET,
     ),
     _plain(
         "denormal numbers become zero in onnxruntime's threads only, and lanes are Chrion's",
@@ -238,12 +237,16 @@ SESSION_KEYS: Mapping[str, Option] = _table(
     ),
     _plain(
         _COMPILED,
-        "ep.context_embed_mode",
-        "ep.context_enable",
         "ep.context_file_path",
         "ep.context_model_external_initializers_file_name",
         "ep.context_node_name_prefix",
         "ep.context_source_model_path",
+        harmless=_UNSET,
+    ),
+    _plain(
+        _COMPILED,
+        "ep.context_embed_mode",
+        "ep.context_enable",
         "ep.enable_weightless",
         "ep.enable_weightless_ep_context_nodes",
         "ep.share_ep_contexts",
@@ -316,7 +319,7 @@ RUN_OPTIONS: Mapping[str, Option] = _table(
     _honoured(_RUN, "log_severity_level", "log_verbosity_level", "logid"),
     _honoured("every segment's run gets it, also when it is set during the request", "terminate"),
     _honoured("see the run configuration keys", "add_run_config_entry", "get_run_config_entry"),
-    _plain("only one session knows which operators an output needs", "only_execute_path_to_fetches"),
+    _plain("only one session knows which operators an output needs", "only_execute_path_to_fetches", harmless=()),
     _hidden(
         "adapters give values to inputs of the whole model; noticed by a run of a small session", "add_active_adapter"
     ),
@@ -349,6 +352,10 @@ ARGUMENTS: Mapping[str, Option] = _table(
     _honoured("the first one that is not the CPU's is the accelerator of a plan", "providers"),
     _honoured("segments on the accelerator get its options", "provider_options"),
     _honoured("0 raises where the accelerator fails, as strict=True", "enable_fallback"),
-    _plain(_BEFORE, "disabled_optimizers"),
-    _plain("the model file holds the session options", "read_config_from_model"),
+    _plain(_BEFORE, "disabled_optimizers", harmless=()),
+    _plain(
+        "the model file may hold session options; so with the environment variable ORT_LOAD_CONFIG_FROM_MODEL",
+        "read_config_from_model",
+        harmless=(),
+    ),
 )

@@ -68,9 +68,10 @@ def session_reason(options: ort.SessionOptions | None, rest: Mapping[str, Any]) 
     """
     if rest.get("disabled_optimizers"):
         return _reason("argument", ARGUMENTS["disabled_optimizers"])
-    given = rest.get("read_config_from_model", os.environ.get(_CONFIG_FROM_MODEL) == "1")
-    if int(given) == 1:
+    if int(rest.get("read_config_from_model", 0)) == 1:
         return _reason("argument", ARGUMENTS["read_config_from_model"])
+    if os.environ.get(_CONFIG_FROM_MODEL) == "1":  # also for the sessions that load and run segments
+        return f"environment variable {_CONFIG_FROM_MODEL!r}: {ARGUMENTS['read_config_from_model'].why}"
     if options is None:
         return ""
     if options.has_providers():
