@@ -10,8 +10,9 @@ from __future__ import annotations
 import functools
 import itertools
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -52,14 +53,24 @@ def opens(options: ort.SessionOptions) -> None:
     _open(_constant().SerializeToString(), options)
 
 
-def replaces_weights(options: ort.SessionOptions, names: Sequence[str]) -> bool:
+def replaces_weights(
+    options: ort.SessionOptions, names: Sequence[str], accelerator: tuple[str, Mapping[str, Any]] | None = None
+) -> bool:
     """Return whether the options hold a weight of one of some names.
 
     Each name is that of a weight without elements. They are concatenated with an input, so that onnxruntime does not
     fold them: the result has elements, or onnxruntime refuses, if one of them was replaced by anything that has some.
+    onnxruntime takes only weights that are in the memory of the provider that uses them, so each provider is tried.
+
+    Args:
+        options: The options.
+        names: The weights' names.
+        accelerator: A provider and its options, besides the CPU's.
     """
     chunks = [names[at : at + _CHUNK] for at in range(0, len(names), _CHUNK)]
-    return any(_replaced(options, chunk) for chunk in chunks)
+    return any(_replaced(options, chunk) for chunk in chunks) or (
+        accelerator is not None and any(_replaced(options, chunk, accelerator) for chunk in chunks)
+    )
 
 
 def holds_files(options: ort.SessionOptions, files: Sequence[str]) -> bool:
@@ -92,7 +103,9 @@ def brings_adapters(options: ort.RunOptions) -> bool:
     return False
 
 
-def _replaced(options: ort.SessionOptions, names: Sequence[str]) -> bool:
+def _replaced(
+    options: ort.SessionOptions, names: Sequence[str], accelerator: tuple[str, Mapping[str, Any]] | None = None
+) -> bool:
     fed, joined, size = _unused(names)
     graph = helper.make_graph(
         [helper.make_node("Concat", [*names, fed], [joined], axis=0), helper.make_node("Size", [joined], [size])],
@@ -105,7 +118,11 @@ def _replaced(options: ort.SessionOptions, names: Sequence[str]) -> bool:
     quiet.log_severity_level = 4
     feed = {fed: np.zeros((0,) * _RANK, np.float32)}
     try:
-        (elements,) = _open(_model(graph).SerializeToString(), options).run(None, feed, quiet)
+        session = _open(_model(graph).SerializeToString(), options, accelerator)
+    except Exception:  # noqa: BLE001 - an accelerator that does not work is noticed where it is to be used
+        return accelerator is None
+    try:
+        (elements,) = session.run(None, feed, quiet)
     except Exception:  # noqa: BLE001 - a replaced weight may have any type and shape, and Concat refuse it
         return True
     return bool(elements)
@@ -157,8 +174,11 @@ def _model(graph: onnx.GraphProto) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION)
 
 
-def _open(model: bytes | str, options: ort.SessionOptions) -> ort.InferenceSession:
-    return ort.InferenceSession(model, options, [CPU_PROVIDER], enable_fallback=0)
+def _open(
+    model: bytes | str, options: ort.SessionOptions, accelerator: tuple[str, Mapping[str, Any]] | None = None
+) -> ort.InferenceSession:
+    first = [(accelerator[0], dict(accelerator[1]))] if accelerator else []
+    return ort.InferenceSession(model, options, [*first, CPU_PROVIDER], enable_fallback=0)
 
 
 @functools.cache

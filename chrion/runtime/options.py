@@ -81,7 +81,12 @@ def session_reason(options: ort.SessionOptions | None, rest: Mapping[str, Any]) 
     )
 
 
-def hidden_reason(options: ort.SessionOptions | None, model: onnx.ModelProto, weights: Iterable[str]) -> str:
+def hidden_reason(
+    options: ort.SessionOptions | None,
+    model: onnx.ModelProto,
+    weights: Iterable[str],
+    accelerator: tuple[str, Mapping[str, Any]] | None,
+) -> str:
     """Find an option for which the model has to run plain, among those that cannot be read.
 
     Args:
@@ -89,6 +94,7 @@ def hidden_reason(options: ort.SessionOptions | None, model: onnx.ModelProto, we
             with them write no files.
         model: The model as it was given.
         weights: Names of the weights that it has once it is optimised.
+        accelerator: The caller's accelerator and its options, if there is one.
 
     Returns:
         The reason, which names the option; empty if there is none.
@@ -101,7 +107,7 @@ def hidden_reason(options: ort.SessionOptions | None, model: onnx.ModelProto, we
         return f"session options (add_external_initializers, or wrong ones): {first_line(error)}"
     if fixes_dimensions(options, model):
         return _reason("session option", SESSION_OPTIONS["add_free_dimension_override_by_name"])
-    if replaces_weights(options, sorted({*weight_names(model), *weights})):
+    if replaces_weights(options, sorted({*weight_names(model), *weights}), accelerator):
         return _reason("session option", SESSION_OPTIONS["add_initializer"])
     if holds_files(options, weight_files(model)):
         return _reason("session option", SESSION_OPTIONS["add_external_initializers_from_files_in_memory"])

@@ -376,7 +376,8 @@ class HybridSession(InferenceInterface):
             given = read(source)[0] if options is not None or reason else None
             if not reason:
                 graph = self._loaded(model)
-                reason = hidden_reason(options, given, graph.weight_names) if given else ""
+                if given is not None:
+                    reason = hidden_reason(options, given, graph.weight_names, self._wishes.accelerator)
         except ModelError as error:
             if isinstance(error, UnsafeModelError) or (isinstance(plan, Plan) and not reason):
                 raise

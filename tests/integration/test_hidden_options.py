@@ -16,7 +16,9 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 import chrion.native
 from chrion import HybridSession
 from chrion.errors import UnsafeModelError
+from chrion.runtime import option_probe
 from chrion.runtime.engine import PlainEngine
+from chrion.runtime.option_probe import replaces_weights
 from chrion.runtime.option_table import (
     Treatment,
 )
@@ -55,6 +57,24 @@ def test_an_added_initializer_replaces_the_weight() -> None:
         (found,) = session.run(None, FEED)
     assert_equal([found], plain(chain(), given).run(None, FEED))
     assert not np.allclose(found, plain(chain(), options()).run(None, FEED)[0])
+
+
+def test_added_initializers_are_looked_for_on_the_accelerator_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A weight in its memory replaces only those that are used there; one that does not work hides nothing else."""
+    tried: list[Any] = []
+    real = option_probe._open
+
+    def record(model: bytes | str, given: ort.SessionOptions, accelerator: Any = None) -> ort.InferenceSession:
+        tried.append(accelerator)
+        if accelerator is not None and accelerator[0] == "broken":
+            raise RuntimeError("broken")
+        return real(model, given)
+
+    monkeypatch.setattr(option_probe, "_open", record)
+    for name in ("working", "broken"):
+        assert not replaces_weights(options(), ["w"], (name, {}))
+        assert tried[-2:] == [None, (name, {})]
+    assert replaces_weights(options(lambda o: o.add_initializer("w", doubled())), ["w"], ("broken", {}))
 
 
 def test_an_added_initializer_of_another_name_changes_nothing() -> None:
