@@ -28,14 +28,19 @@ def check_external(proto: onnx.ModelProto, folder: Path, where: str) -> None:
     Raises:
         UnsafeModelError: It names an absolute path, one that leads out by ``..`` or by a link, or an address.
     """
-    nodes = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
-    for tensor in (*_of_graph(proto.graph), *_of_nodes(nodes)):
+    for tensor in tensors_of(proto):
         for entry in tensor.external_data:
             if entry.key == "location" and not _inside(entry.value, folder):
                 raise UnsafeModelError(
                     f"{where}: weight {tensor.name!r} lies outside of the model's folder: {entry.value[:200]!r}",
                     hint="weights are only read from beside the model",
                 )
+
+
+def tensors_of(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Yield every tensor that a model holds: weights, attributes, and those of graphs and functions within it."""
+    yield from _of_graph(proto.graph)
+    yield from _of_nodes(node for function in proto.functions for node in function.node)
 
 
 def _inside(location: str, folder: Path) -> bool:

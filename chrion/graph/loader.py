@@ -40,7 +40,7 @@ _SHAPE_ELEMENTS = 1 << 16
 _WEIGHTS_FILE = "weights.bin"
 #: Begins the name of every weight of a loaded model, so that no fusion makes it again: MatMulAddFusion adds a constant
 #: ``gemm_input_shape`` to the whole model, then to a segment that already holds one, and onnxruntime refuses it.
-_WEIGHT_PREFIX = "chrion/"
+WEIGHT_PREFIX = "chrion/"
 #: Operators of com.microsoft whose second and third outputs are caches, of shape (batch, heads, length, size).
 _CACHING = frozenset(
     {"DecoderMaskedMultiHeadAttention", "GroupQueryAttention", "MultiHeadAttention", "SparseAttention"}
@@ -72,8 +72,7 @@ def load(
         ShapeError: A shape names no input, or contradicts the model.
         UnsafeModelError: Its weights are said to be in files outside of its folder.
     """
-    proto, path = _read(source)
-    check_external(proto, path.parent if path else Path.cwd(), str(path or "model"))
+    proto, path = read(source)
     given = {name: tuple(shape) for name, shape in (shapes or {}).items()}
     declared = {v.name: _declared_shape(v) for v in (*proto.graph.input, *proto.graph.output)}
     original = path or _serialised(proto, "model")
@@ -104,6 +103,21 @@ def load(
         raise ModelError(
             f"{path or 'model'}: not supported by onnx-ir: {first_line(error.__cause__ or error)}"
         ) from error
+
+
+def read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, Path | None]:
+    """Read a model without its external weights.
+
+    Returns:
+        A copy of the model, and its file if it has one.
+
+    Raises:
+        ModelError: There is no such file, or it is not an ONNX model.
+        UnsafeModelError: Its weights are said to be in files outside of its folder.
+    """
+    proto, path = _read(source)
+    check_external(proto, path.parent if path else Path.cwd(), str(path or "model"))
+    return proto, path
 
 
 def reassemble(graph: Graph, model: onnx.ModelProto) -> Graph:
@@ -259,7 +273,7 @@ def _opened(
 ) -> tuple[onnx.ModelProto, dict[str, TensorInfo], ort.InferenceSession]:
     """The optimised model with named nodes, the types of its values, and the session that optimised it."""
     model, session = _optimise(proto, path, folder, level)
-    rename_weights(model, f"{_WEIGHT_PREFIX}{{}}".format)
+    rename_weights(model, f"{WEIGHT_PREFIX}{{}}".format)
     _name_nodes(model)
     _part_initial_states(model)
     return model, _node_types(model, folder), session

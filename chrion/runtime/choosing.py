@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from chrion.profiler.measure_graph import profile
 from chrion.profiler.profiles import Profile
 from chrion.runtime.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
 from chrion.runtime.guard import Contender, Decision, Memory, Trial, decide
+from chrion.runtime.options import fingerprint
 from chrion.scheduler.plan import Plan
 from chrion.scheduler.planner import alternatives
 from chrion.units import format_ms
@@ -51,6 +52,8 @@ class Wishes:
     strict: bool = False
     #: Resident accelerator memory that must not be exceeded, or None.
     budget_mb: float | None = None
+    #: Further keyword arguments of InferenceSession.
+    rest: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def accelerator(self) -> tuple[str, Mapping[str, Any]] | None:
@@ -71,11 +74,11 @@ class Wishes:
         providers = self.providers
         if providers is None and isinstance(self.plan, Plan) and self.plan.accelerator not in {None, CPU_PROVIDER}:
             providers = [self.plan.accelerator, CPU_PROVIDER]
-        return PlainEngine(self.source, self.options, providers, self.provider_options, reason)
+        return PlainEngine(self.source, self.options, providers, self.provider_options, reason, **self.rest)
 
     def on_cpu(self, reason: str) -> PlainEngine:
         """The same without an accelerator."""
-        return PlainEngine(self.source, self.options, [CPU_PROVIDER], None, reason)
+        return PlainEngine(self.source, self.options, [CPU_PROVIDER], None, reason, **self.rest)
 
 
 class Chooser:
@@ -105,7 +108,7 @@ class Chooser:
         try:
             if self._lost:
                 return self._chosen_on_cpu(graph)
-            if plan is not None:
+            if isinstance(plan, Plan):
                 return self._open(graph, plan)
             require_tensors(graph)
             return self._guarded(graph)
@@ -227,8 +230,9 @@ class Chooser:
 
     def _goal(self) -> tuple[object, ...]:
         wishes = self._wishes
-        accelerator = wishes.accelerator[0] if wishes.accelerator else None
-        return wishes.slo_ms, wishes.alpha, wishes.cores, wishes.budget_mb, accelerator, wishes.options is None
+        name, options = wishes.accelerator or (None, {})
+        accelerator = name, sorted((str(key), str(value)) for key, value in options.items())
+        return wishes.slo_ms, wishes.alpha, wishes.cores, wishes.budget_mb, accelerator, fingerprint(wishes.options)
 
     def _plans(self, graph: Graph) -> list[Plan]:
         wishes = self._wishes

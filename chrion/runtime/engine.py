@@ -205,8 +205,9 @@ class PlainEngine:
         providers: Sequence[Any] | None,
         provider_options: Sequence[Mapping[Any, Any]] | None,
         reason: str,
+        **rest: Any,
     ) -> None:
-        self.session = ort.InferenceSession(source, options, providers, provider_options)
+        self.session = ort.InferenceSession(source, options, providers, provider_options, **rest)
         #: Whether any of it may be on an accelerator.
         self.accelerated = list(self.session.get_providers()) != [CPU_PROVIDER]
         self.reason = reason

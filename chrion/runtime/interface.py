@@ -1,14 +1,14 @@
 """What InferenceSession offers beside running: how each of its methods stands with HybridSession.
 
-Methods that follow from others are here. Those that make sense for one onnxruntime session alone are not offered, and
-asking for one says why.
+Methods that follow from others are here. Those that make sense for one onnxruntime session alone are that session's
+while the model runs plain; otherwise they are not offered, and asking for one says why.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import onnxruntime as ort
 
@@ -17,10 +17,8 @@ from chrion.runtime.values import MissingInputError, check_call, check_kinds
 _MANY = "a request runs in several onnxruntime sessions"
 _MEMORY = "inputs are taken from either memory, and outputs given in either: bind them where they are"
 
-#: Methods of InferenceSession that HybridSession does not have, and why.
+#: Methods of InferenceSession that HybridSession has only while the model runs plain, and why.
 NOT_OFFERED: Mapping[str, str] = {
-    "end_profiling": f"{_MANY}; trace() tells when each part of it ran",
-    "get_profiling_start_time_ns": f"{_MANY}; trace() tells when each part of it ran",
     "get_provider_graph_assignment_info": f"{_MANY}; plan and explain() tell who runs what",
     "get_input_memory_infos": _MEMORY,
     "get_output_memory_infos": _MEMORY,
@@ -31,11 +29,6 @@ NOT_OFFERED: Mapping[str, str] = {
     "release_captured_graph": "CUDA graphs belong to the buffers of a request; they go with the session",
     "run_with_ortvaluevector": "run_with_ort_values and run_with_iobinding do the same with OrtValues",
     "set_providers": "a plan is for the providers that it was made with: make another session",
-}
-
-#: Arguments of InferenceSession's constructor that HybridSession does not take, and why.
-NOT_TAKEN: Mapping[str, str] = {
-    "kwargs": "onnxruntime's undocumented ones; strict=True is what enable_fallback=0 is",
 }
 
 
@@ -94,6 +87,26 @@ class InferenceInterface:
         """Memory for a tensor, for :meth:`run_with_iobinding`; any session may use it."""
         return ort.OrtValue.ortvalue_from_shape_and_type(shape, element_type, device_type, device_id, vendor_id)
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def end_profiling(self) -> str:
+        """End profiling, and return the profile's file; empty if ``enable_profiling`` was not set.
+
+        With that option the model runs plain. :meth:`HybridSession.trace` tells when each segment of a plan ran.
+        """
+        session = self._plain_session()
+        return str(session.end_profiling()) if session else ""
+
+    def get_profiling_start_time_ns(self) -> int:
+        """Return when profiling began, in ns of ``time.monotonic_ns()``; 0 if ``enable_profiling`` was not set."""
+        session = self._plain_session()
+        return int(session.get_profiling_start_time_ns()) if session else 0
+
+    def _plain_session(self) -> ort.InferenceSession | None:
+        """Return the one session that the model runs in, or None while it is cut."""
+        return getattr(self.__dict__.get("_engine"), "session", None)
+
+    def __getattr__(self, name: str) -> Any:
+        session = self._plain_session() if name in NOT_OFFERED else None
+        if session is not None:
+            return getattr(session, name)
         reason = f": {NOT_OFFERED[name]}" if name in NOT_OFFERED else ""
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{reason}")

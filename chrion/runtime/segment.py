@@ -14,16 +14,7 @@ from chrion.graph.extract import Extractor
 from chrion.lanes import on_accelerator
 from chrion.native import NativeSession
 from chrion.runtime.accelerator import Accelerator
-
-#: Attributes of the caller's session options that hold for segments too; the others concern threads and files.
-_INHERITED = (
-    "enable_cpu_mem_arena",
-    "graph_optimization_level",
-    "log_severity_level",
-    "log_verbosity_level",
-    "logid",
-    "use_deterministic_compute",
-)
+from chrion.runtime.options import inherit
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +98,7 @@ class SegmentFactory:
 
     def _options(self, entries: dict[str, str]) -> ort.SessionOptions:
         options = ort.SessionOptions()
-        if self._base is not None:
-            for name in _INHERITED:
-                setattr(options, name, getattr(self._base, name))
+        inherit(self._base, options)
         options.intra_op_num_threads = 1
         options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -13,15 +13,16 @@ import onnxruntime as ort
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
 from chrion.devices import CPU_PROVIDER
-from chrion.errors import InputError, UnsafeModelError
 from chrion.graph.loader import load
 from chrion.graph.model import Graph, ModelMetadata, TensorInfo
 from chrion.runtime import process
+from chrion.runtime.admission import admit
 from chrion.runtime.choosing import Chooser, Wishes, why_plain
 from chrion.runtime.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
 from chrion.runtime.executor import AcceleratorFailure, Event
 from chrion.runtime.interface import InferenceInterface
 from chrion.runtime.iobinding import HybridIOBinding
+from chrion.runtime.options import check_arguments, run_reason, wants_errors
 from chrion.runtime.values import (
     MissingInputError,
     as_array,
@@ -61,7 +62,8 @@ class HybridSession(InferenceInterface):
 
     Args:
         path_or_bytes: A model file, its bytes, a ModelProto, or a Graph.
-        sess_options: For plain sessions as they are; segments inherit what does not concern threads and files.
+        sess_options: As for InferenceSession. A model with options that are of one session runs plain; see
+            ``docs/options.md``.
         providers: As for InferenceSession. The first one that is not the CPU's is the accelerator.
         provider_options: As for InferenceSession.
         plan: A plan, its file, or what makes a plan of a graph of known shapes; one is made here if missing.
@@ -72,6 +74,8 @@ class HybridSession(InferenceInterface):
             kernel), while the session is made or later. Otherwise the session warns and goes on without it.
         gpu_budget: Accelerator memory that must not be exceeded, ``600MB`` for example, for the plan that is made here
             and for plain sessions in its place: what is not known to fit runs on the CPU.
+        kwargs: Further arguments of InferenceSession: ``enable_fallback``, ``disabled_optimizers``,
+            ``read_config_from_model``. Others are ignored, with a warning in the log.
 
     Raises:
         PlanError: The plan is damaged, not for this model, or asks for more cores than there are.
@@ -94,7 +98,9 @@ class HybridSession(InferenceInterface):
         cores: int | None = None,
         strict: bool = False,
         gpu_budget: str | float | None = None,
+        **kwargs: Any,
     ) -> None:
+        check_arguments(kwargs)
         slo_ms = None if slo is None else parse_duration_ms(slo, "slo")
         budget_mb = None if gpu_budget is None else parse_size_mb(gpu_budget, "gpu budget")
         given = Plan.load(plan) if isinstance(plan, str | Path) else plan
@@ -107,8 +113,9 @@ class HybridSession(InferenceInterface):
             slo_ms,
             alpha,
             cores,
-            strict,
+            strict or wants_errors(kwargs),
             budget_mb,
+            kwargs,
         )
         self._chooser = Chooser(self._wishes)
         self._lock = threading.RLock()
@@ -116,7 +123,10 @@ class HybridSession(InferenceInterface):
         self._refusal = ""
         self._engines: OrderedDict[Shapes, Engine] = OrderedDict()
         self._plain: PlainEngine | None = None
-        self._graph = self._load(path_or_bytes)
+        #: None for a model that runs plain whatever its shapes.
+        self._graph, reason = admit(path_or_bytes, self._wishes)
+        if self._graph is None:
+            self._plain_engine(reason)  # where InferenceSession refuses the model too, its own error says so
         #: Whether each set of input shapes has an engine of its own.
         self._by_shapes = False
         self._engine = self._first_engine()
@@ -163,7 +173,7 @@ class HybridSession(InferenceInterface):
                 return list(engine.session.run(output_names, input_feed, run_options))
             return self._run_cut(engine, output_names, input_feed, run_options, arrays=True)
 
-        return self._served(input_feed, serve)
+        return self._served(input_feed, serve, run_options)
 
     def run_with_ort_values(
         self,
@@ -181,7 +191,7 @@ class HybridSession(InferenceInterface):
                 return list(engine.session.run_with_ort_values(output_names, input_dict_ort_values, run_options))
             return self._run_cut(engine, output_names, input_dict_ort_values, run_options, arrays=False)
 
-        return self._served(input_dict_ort_values, serve)
+        return self._served(input_dict_ort_values, serve, run_options)
 
     def io_binding(self) -> HybridIOBinding:
         """A new binding for :meth:`run_with_iobinding`."""
@@ -209,7 +219,7 @@ class HybridSession(InferenceInterface):
             return [values[name] for name in names]
 
         try:
-            iobinding.results = self._served(iobinding.inputs, serve)
+            iobinding.results = self._served(iobinding.inputs, serve, run_options)
         except (MissingInputError, InvalidArgument) as error:
             raise RuntimeError(str(error)) from error
 
@@ -313,9 +323,11 @@ class HybridSession(InferenceInterface):
 
     # How it goes on without the accelerator.
 
-    def _served(self, feed: Mapping[str, Any], serve: Callable[[Engine], T]) -> T:
+    def _served(self, feed: Mapping[str, Any], serve: Callable[[Engine], T], run_options: ort.RunOptions | None) -> T:
         """Serve a request; again and without the accelerator if that fails, unless the caller wants to be told."""
         engine = self._engine_for(feed)
+        if isinstance(engine, CutEngine) and (reason := run_reason(run_options, accelerated=engine.accelerated)):
+            engine = self._plain_engine(reason)
         try:
             return serve(engine)
         except AcceleratorFailure as failure:
@@ -354,19 +366,6 @@ class HybridSession(InferenceInterface):
             self._engine_for(feed)
 
     # How it comes about.
-
-    def _load(self, model: str | Path | bytes | onnx.ModelProto | Graph) -> Graph | None:
-        """The graph, or None for a model that only plain onnxruntime reads."""
-        if isinstance(model, Graph):
-            return model
-        plan = self._wishes.plan
-        try:
-            return load(model, plan.shapes if isinstance(plan, Plan) else None)
-        except Exception as error:
-            if isinstance(error, UnsafeModelError) or (isinstance(plan, Plan) and isinstance(error, InputError)):
-                raise
-            self._plain_engine(why_plain(error))  # where InferenceSession refuses the model too, its own error says so
-            return None
 
     def _first_engine(self) -> Engine:
         if self._graph is None:

@@ -14,7 +14,7 @@ import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from chrion import HybridSession, load
-from chrion.runtime.interface import NOT_OFFERED, NOT_TAKEN
+from chrion.runtime.interface import NOT_OFFERED
 from chrion.runtime.iobinding import HybridIOBinding
 from helpers import alternating, assert_equal, branches, forced_plan, plain
 
@@ -45,11 +45,20 @@ def test_every_method_is_there_or_has_a_reason(name: str) -> None:
         assert parameters(getattr(HybridSession, name)) == parameters(getattr(ort.InferenceSession, name))
         return
     assert not hasattr(HybridSession, name), "it is offered after all"
+    graph = load(branches())
     with (
-        HybridSession(branches(), cores=1) as session,
+        HybridSession(graph, plan=forced_plan(graph, alternating(graph))) as session,
         pytest.raises(AttributeError, match=re.escape(NOT_OFFERED[name])),
     ):
         getattr(session, name)
+
+
+@pytest.mark.parametrize("name", NOT_OFFERED)
+def test_a_plain_session_offers_every_method(name: str) -> None:
+    """Whoever runs plain has the interface of the one session that runs the model."""
+    with HybridSession(branches(), cores=1) as session:
+        assert session.plan is None
+        assert getattr(session, name).__name__ == name
 
 
 def test_reasons_are_for_methods_that_exist() -> None:
@@ -60,8 +69,7 @@ def test_reasons_are_for_methods_that_exist() -> None:
 
 def test_the_constructor_takes_the_same_arguments() -> None:
     """In the same order; what it adds can be given by name only."""
-    theirs = [p for p in parameters(ort.InferenceSession.__init__) if p[0] not in NOT_TAKEN]
-    assert parameters(HybridSession.__init__) == theirs
+    assert parameters(HybridSession.__init__) == parameters(ort.InferenceSession.__init__)
 
 
 @pytest.mark.parametrize("name", public(ort.IOBinding))

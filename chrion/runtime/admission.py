@@ -1,0 +1,50 @@
+"""Admission: whether a model can be cut at all, given what it is and which options the caller set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+
+from chrion.errors import InputError, UnsafeModelError
+from chrion.graph.loader import WEIGHT_PREFIX, load, read
+from chrion.graph.model import Graph
+from chrion.runtime.choosing import Wishes, why_plain
+from chrion.runtime.options import hidden_reason, optimises, session_reason
+from chrion.scheduler.plan import Plan
+
+
+def admit(model: str | Path | bytes | onnx.ModelProto | Graph, wishes: Wishes) -> tuple[Graph | None, str]:
+    """Load a model that may be cut.
+
+    Options come first, since onnxruntime writes files for some of them whenever a session is made.
+
+    Returns:
+        The graph; or None and the reason for which the model runs plain.
+
+    Raises:
+        InputError: The caller's plan is for a model that cannot be cut.
+        UnsafeModelError: The model names files outside of its folder.
+    """
+    reason = session_reason(wishes.options, wishes.rest)
+    source = model.source if isinstance(model, Graph) else model
+    try:
+        given = read(source)[0] if wishes.options is not None or reason else None
+        if reason:
+            return None, reason
+        graph = model if isinstance(model, Graph) else _load(model, wishes)
+        if given is not None:
+            names = {name.removeprefix(WEIGHT_PREFIX) for name in graph.weight_names}
+            reason = hidden_reason(wishes.options, given, names, wishes.accelerator)
+    except Exception as error:
+        planned = isinstance(wishes.plan, Plan) and not reason
+        if isinstance(error, UnsafeModelError) or (planned and isinstance(error, InputError)):
+            raise
+        return None, reason or why_plain(error)
+    return (None, reason) if reason else (graph, "")
+
+
+def _load(model: str | Path | bytes | onnx.ModelProto, wishes: Wishes) -> Graph:
+    if isinstance(wishes.plan, Plan):
+        return load(model, wishes.plan.shapes)
+    return load(model, optimise=optimises(wishes.options))

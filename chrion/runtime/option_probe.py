@@ -1,0 +1,193 @@
+"""Small sessions that reveal what Python cannot read of the caller's options.
+
+onnxruntime cannot be asked which weights or fixed dimensions session options hold, or which adapters run options hold.
+So sessions of a few bytes are made, or run, with the caller's options: they have the names of the real model's weights
+and inputs, and nothing else of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+
+from chrion.devices import CPU_PROVIDER
+from chrion.graph.external import tensors_of
+
+#: Rank of a weight's stand-in, which has no elements: no weight of a real model has that shape.
+_RANK = 7
+#: Stand-ins in one session; its cost grows faster than their number.
+_CHUNK = 500
+_IR_VERSION, _OPSET = 8, 17
+
+
+def weight_names(model: onnx.ModelProto) -> list[str]:
+    """List the names under which session options can hold weights of a model: initialisers and constants."""
+    names = [tensor.name for tensor in tensors_of(model) if tensor.name]
+    constants = [output for node in _nodes(model.graph) if node.op_type == "Constant" for output in node.output]
+    return sorted({*names, *constants})
+
+
+def weight_files(model: onnx.ModelProto) -> list[str]:
+    """List the files that hold weights of a model, as it names them."""
+    entries = (entry for tensor in tensors_of(model) for entry in tensor.external_data)
+    return sorted({entry.value for entry in entries if entry.key == "location"})
+
+
+def opens(options: ort.SessionOptions) -> None:
+    """Open a session of one constant with the options.
+
+    Raises:
+        Exception: What onnxruntime raises for options that no session can be made with, or no session without the
+            weights that they hold.
+    """
+    _open(_constant().SerializeToString(), options)
+
+
+def replaces_weights(
+    options: ort.SessionOptions, names: Sequence[str], accelerator: tuple[str, Mapping[str, Any]] | None = None
+) -> bool:
+    """Return whether the options hold a weight of one of some names.
+
+    Each name is that of a weight without elements. They are concatenated with an input, so that onnxruntime does not
+    fold them: the result has elements, or onnxruntime refuses, if one of them was replaced by anything that has some.
+    onnxruntime takes only weights that are in the memory of the provider that uses them, so each provider is tried.
+
+    Args:
+        options: The options.
+        names: The weights' names.
+        accelerator: A provider and its options, besides the CPU's.
+    """
+    chunks = [names[at : at + _CHUNK] for at in range(0, len(names), _CHUNK)]
+    return any(_replaced(options, chunk) for chunk in chunks) or (
+        accelerator is not None and any(_replaced(options, chunk, accelerator) for chunk in chunks)
+    )
+
+
+def holds_files(options: ort.SessionOptions, files: Sequence[str]) -> bool:
+    """Return whether the options hold one of some files of weights in memory."""
+    return any(_held(options, name) for name in files)
+
+
+def fixes_dimensions(options: ort.SessionOptions, model: onnx.ModelProto) -> bool:
+    """Return whether the options fix a free dimension of the model's inputs."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = [i for i in model.graph.input if i.name not in weights and i.type.HasField("tensor_type")]
+    free = [i for i in inputs if any(not d.HasField("dim_value") for d in i.type.tensor_type.shape.dim)]
+    if not free:
+        return False
+    probe = _constant(*_unused((i.name for i in free), 1))
+    probe.graph.input.extend(free)
+    content = probe.SerializeToString()
+    declared, given = (_open(content, o).get_inputs() for o in (_quiet(), options))
+    return [i.shape for i in declared] != [i.shape for i in given]
+
+
+def brings_adapters(options: ort.RunOptions) -> bool:
+    """Return whether run options hold active adapters: a session without inputs refuses their parameters."""
+    try:
+        _without_inputs().run(None, {}, options)
+    except InvalidArgument:
+        return True
+    except Exception:  # noqa: BLE001 - the run was told to terminate; the request will say so
+        return False
+    return False
+
+
+def _replaced(
+    options: ort.SessionOptions, names: Sequence[str], accelerator: tuple[str, Mapping[str, Any]] | None = None
+) -> bool:
+    fed, joined, size = _unused(names)
+    graph = helper.make_graph(
+        [helper.make_node("Concat", [*names, fed], [joined], axis=0), helper.make_node("Size", [joined], [size])],
+        "probe",
+        [helper.make_tensor_value_info(fed, TensorProto.FLOAT, [f"d{at}" for at in range(_RANK)])],
+        [helper.make_tensor_value_info(size, TensorProto.INT64, [])],
+        [helper.make_tensor(name, TensorProto.FLOAT, [0] * _RANK, []) for name in names],
+    )
+    quiet = ort.RunOptions()
+    quiet.log_severity_level = 4
+    feed = {fed: np.zeros((0,) * _RANK, np.float32)}
+    try:
+        session = _open(_model(graph).SerializeToString(), options, accelerator)
+    except Exception:  # noqa: BLE001 - an accelerator that does not work is noticed where it is to be used
+        return accelerator is None
+    try:
+        (elements,) = session.run(None, feed, quiet)
+    except Exception:  # noqa: BLE001 - a replaced weight may have any type and shape, and Concat refuse it
+        return True
+    return bool(elements)
+
+
+def _unused(names: Iterable[str], count: int = 3) -> list[str]:
+    """Return names that are none of those."""
+    taken = set(names)
+    return list(itertools.islice((name for at in itertools.count() if (name := f"v{at}") not in taken), count))
+
+
+def _held(options: ort.SessionOptions, name: str) -> bool:
+    """Open a weight of one byte in the file, from a folder without that file."""
+    weight = TensorProto(name="weight", data_type=TensorProto.UINT8, dims=[1], data_location=TensorProto.EXTERNAL)
+    for key, value in {"location": name, "offset": "0", "length": "1"}.items():
+        weight.external_data.add(key=key, value=value)
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["weight"], ["y"])],
+        "probe",
+        [],
+        [helper.make_tensor_value_info("y", TensorProto.UINT8, [1])],
+        [weight],
+    )
+    with tempfile.TemporaryDirectory(prefix="chrion-") as folder:
+        path = Path(folder) / "probe.onnx"
+        path.write_bytes(_model(graph).SerializeToString())
+        try:
+            _open(str(path), options)
+        except Exception:  # noqa: BLE001 - there is no such file
+            return False
+    return True
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Yield a graph's nodes, and those of the graphs within them."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _nodes(inner)
+
+
+def _constant(name: str = "y") -> onnx.ModelProto:
+    node = helper.make_node("Constant", [], [name], value_float=0.0)
+    return _model(helper.make_graph([node], "probe", [], [helper.make_tensor_value_info(name, TensorProto.FLOAT, [])]))
+
+
+def _model(graph: onnx.GraphProto) -> onnx.ModelProto:
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION)
+
+
+def _open(
+    model: bytes | str, options: ort.SessionOptions, accelerator: tuple[str, Mapping[str, Any]] | None = None
+) -> ort.InferenceSession:
+    first = [(accelerator[0], dict(accelerator[1]))] if accelerator else []
+    return ort.InferenceSession(model, options, [*first, CPU_PROVIDER], enable_fallback=0)
+
+
+@functools.cache
+def _without_inputs() -> ort.InferenceSession:
+    return _open(_constant().SerializeToString(), _quiet())
+
+
+def _quiet() -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    return options

@@ -1,0 +1,264 @@
+"""Session options that Python cannot read back, or that write files: found, and left to one session."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+
+import chrion.native
+from chrion import HybridSession
+from chrion.errors import UnsafeModelError
+from chrion.runtime import option_probe
+from chrion.runtime.engine import PlainEngine
+from chrion.runtime.option_probe import replaces_weights
+from chrion.runtime.option_table import (
+    Treatment,
+)
+from chrion.scheduler.placed import random_plan
+from helpers import FLOAT, assert_equal, node, value
+from option_support import (
+    CPU,
+    DOUBLED,
+    FEED,
+    Change,
+    chain,
+    check_session,
+    cut,
+    doubled,
+    options,
+    ort_value,
+    plain,
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in, in which files show."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# Methods of SessionOptions.
+
+
+def test_an_added_initializer_replaces_the_weight() -> None:
+    """The answer is that of the caller's weight, not of the model's."""
+    given = options(lambda o: o.add_initializer("w", doubled()))
+    with cut(chain(), given) as session:
+        assert "'add_initializer'" in session.explain()
+        (found,) = session.run(None, FEED)
+    assert_equal([found], plain(chain(), given).run(None, FEED))
+    assert not np.allclose(found, plain(chain(), options()).run(None, FEED)[0])
+
+
+def test_added_initializers_are_looked_for_on_the_accelerator_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A weight in its memory replaces only those that are used there; one that does not work hides nothing else."""
+    tried: list[Any] = []
+    real = option_probe._open
+
+    def record(model: bytes | str, given: ort.SessionOptions, accelerator: Any = None) -> ort.InferenceSession:
+        tried.append(accelerator)
+        if accelerator is not None and accelerator[0] == "broken":
+            raise RuntimeError("broken")
+        return real(model, given)
+
+    monkeypatch.setattr(option_probe, "_open", record)
+    for name in ("working", "broken"):
+        assert not replaces_weights(options(), ["w"], (name, {}))
+        assert tried[-2:] == [None, (name, {})]
+    assert replaces_weights(options(lambda o: o.add_initializer("w", doubled())), ["w"], ("broken", {}))
+
+
+def test_an_added_initializer_of_another_name_changes_nothing() -> None:
+    """The model is cut."""
+    check_session(lambda o: o.add_initializer("other", ort_value(DOUBLED)), Treatment.HONOURED, "")
+
+
+@pytest.mark.parametrize("where", ["subgraph", "constant", "folded"])
+def test_added_initializers_are_noticed_wherever_the_weight_is(where: str) -> None:
+    """In a graph within a node, of a Constant node, and one that is gone once the model is optimised."""
+    model = chain()
+    weight = model.graph.initializer[0]
+    if where == "subgraph":
+        inner = onnx.helper.make_graph([node("MatMul", ["b", "v"], ["z"])], "then", [], [value("z", FLOAT, [2, 4])])
+        inner.initializer.add().CopyFrom(weight)
+        inner.initializer[0].name = "v"
+        model.graph.initializer.append(onnx.helper.make_tensor("c", onnx.TensorProto.BOOL, [1], [True]))
+        model.graph.node[2].CopyFrom(node("If", ["c"], ["y"], name="if", then_branch=inner, else_branch=inner))
+    elif where == "constant":
+        model.graph.node.insert(0, node("Constant", [], ["v"], name="constant", value=weight))
+        model.graph.node[3].input[1] = "v"
+    else:
+        model.graph.node.insert(0, node("Neg", ["v"], ["u"], name="negative"))
+        model.graph.initializer.add().CopyFrom(weight)
+        model.graph.initializer[1].name = "v"
+        model.graph.node[3].input[1] = "u"
+    given = options(lambda o: o.add_initializer("v", doubled()))
+    with cut(model, given) as session:
+        assert "'add_initializer'" in session.explain()
+        assert_equal(session.run(None, FEED), plain(model, given).run(None, FEED))
+
+
+def external(folder: Path) -> str:
+    """The chain with its weight in a file, by its path."""
+    path = folder / "model.onnx"
+    onnx.save(chain(), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    return str(path)
+
+
+def test_added_external_initializers_replace_the_weight(folder: Path) -> None:
+    """The answer is that of the caller's weight, not of the file's."""
+    given = options(lambda o: o.add_external_initializers(["w"], [doubled()]))
+    path = external(folder)
+    with cut(path, given) as session:
+        assert "add_external_initializers" in session.explain()
+        assert_equal(session.run(None, FEED), plain(path, given).run(None, FEED))
+
+
+def test_files_of_weights_in_memory_replace_those_on_the_disk(folder: Path) -> None:
+    """The answer is that of the file in memory; without one, the model is cut."""
+    path, content = external(folder), DOUBLED.tobytes()
+    given = options(
+        lambda o: o.add_external_initializers_from_files_in_memory(["weights.bin"], [content], [len(content)])
+    )
+    with cut(path, given) as session:
+        assert "'add_external_initializers_from_files_in_memory'" in session.explain()
+        (found,) = session.run(None, FEED)
+    assert_equal([found], plain(path, given).run(None, FEED))
+    assert not np.allclose(found, plain(path, options()).run(None, FEED)[0])
+    with cut(path, options()) as session:
+        assert session.plan is not None
+
+
+@pytest.mark.parametrize("way", ["name", "denotation"])
+def test_fixed_dimensions_are_those_of_the_session(way: str) -> None:
+    """Shown, and asked of a request."""
+
+    def change(made: ort.SessionOptions) -> None:
+        if way == "name":
+            made.add_free_dimension_override_by_name("rows", 2)
+        else:
+            made.add_free_dimension_override_by_denotation("DATA_BATCH", 2)
+
+    theirs = plain(chain(free=True), options(change))
+    with cut(chain(free=True), options(change)) as session:
+        assert "'add_free_dimension_override_by_name'" in session.explain()
+        assert [i.shape for i in session.get_inputs()] == [i.shape for i in theirs.get_inputs()] == [[2, 4]]
+        assert_equal(session.run(None, FEED), theirs.run(None, FEED))
+        for either in (session, theirs):
+            with pytest.raises(InvalidArgument):
+                either.run(None, {"x": np.ones((3, 4), np.float32)})
+
+
+def test_other_fixed_dimensions_change_nothing() -> None:
+    """The model is cut, and its dimensions stay free."""
+    with cut(chain(free=True), options(lambda o: o.add_free_dimension_override_by_name("columns", 2))) as session:
+        session.run(None, FEED)
+        assert session.plan is not None
+
+
+def choose_cpu(made: ort.SessionOptions) -> None:
+    """Name the CPU's device."""
+    made.add_provider_for_devices([d for d in ort.get_ep_devices() if d.ep_name == CPU], {})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda o: o.add_provider(CPU, {}),
+        choose_cpu,
+        lambda o: o.set_provider_selection_policy(ort.OrtExecutionProviderDevicePolicy.PREFER_CPU),
+        lambda o: o.set_provider_selection_policy_delegate(lambda devices, *_: devices[:1]),
+    ],
+)
+def test_providers_in_the_options_are_used(change: Change) -> None:
+    """By the one session that reads them."""
+    with HybridSession(chain(), options(change), plan=partial(random_plan, pick=Random(0))) as session:
+        assert "'has_providers'" in session.explain()
+        assert_equal(session.run(None, FEED), plain(chain(), options()).run(None, FEED))
+
+
+def test_a_cancelled_load_raises() -> None:
+    """As InferenceSession does."""
+    given = options(lambda o: o.set_load_cancellation_flag(True))
+    with pytest.raises(Exception) as expected:  # noqa: PT011 - any: it is what this finds out
+        plain(chain(), given)
+    with pytest.raises(type(expected.value)):
+        cut(chain(), given)
+
+
+def test_a_library_without_operators_changes_nothing() -> None:
+    """The model is cut."""
+    library = str(Path(chrion.native.__file__).with_name("liblanes.so"))
+    check_session(lambda o: o.register_custom_ops_library(library), Treatment.HONOURED, "")
+
+
+def test_wrong_options_raise_what_onnxruntime_raises() -> None:
+    """Although no segment would get them."""
+    check_session(
+        lambda o: o.add_session_config_entry("session.intra_op_thread_affinities", "1;2;3;4;5;6;7;8;9"),
+        Treatment.PLAIN,
+        "",
+    )
+
+
+# Files.
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_one_profile_is_written(planned: bool) -> None:  # noqa: FBT001 - a parameter
+    """By the one session that runs the model; none by what Chrion tries."""
+    given = options(lambda o: setattr(o, "enable_profiling", True))
+    make = cut if planned else partial(HybridSession, providers=[CPU])
+    with make(chain(), given) as session:
+        session.run(None, FEED)
+        start_ns, profile = session.get_profiling_start_time_ns(), session.end_profiling()
+    assert start_ns > 0
+    assert [str(path) for path in Path().glob("*")] == [profile]
+    assert "relu" in Path(profile).read_text()
+
+
+def test_without_profiling_its_end_is_empty() -> None:
+    """Cut or plain, as of InferenceSession."""
+    theirs = plain(chain(), options())
+    for planned in (cut(chain()), HybridSession(chain(), cores=1)):
+        with planned as session:
+            assert session.end_profiling() == theirs.end_profiling()
+            assert session.get_profiling_start_time_ns() == theirs.get_profiling_start_time_ns()
+
+
+def test_the_optimised_model_is_written_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And by the session that runs it."""
+    made: list[PlainEngine] = []
+    real = PlainEngine.__init__
+
+    def record(self: PlainEngine, *given: Any, **rest: Any) -> None:
+        made.append(self)
+        real(self, *given, **rest)
+
+    monkeypatch.setattr(PlainEngine, "__init__", record)
+    given = options(lambda o: setattr(o, "optimized_model_filepath", "optimised.onnx"))
+    with HybridSession(chain(), given, [CPU]) as session:
+        assert "'optimized_model_filepath'" in session.explain()
+        session.run(None, FEED)
+    assert len(made) == 1
+    assert [path.name for path in folder.glob("*")] == ["optimised.onnx"]
+
+
+def test_models_that_lead_outside_are_refused_with_any_options(folder: Path) -> None:
+    """Also where the options say that it runs plain."""
+    (folder / "inside").mkdir()
+    path = external(folder / "inside")
+    model = onnx.load(path, load_external_data=False)
+    model.graph.initializer[0].external_data[0].value = "../weights.bin"
+    onnx.save(model, path)
+    with pytest.raises(UnsafeModelError):
+        HybridSession(path, options(lambda o: setattr(o, "enable_profiling", True)))

@@ -1,0 +1,172 @@
+"""Options of a request, on a cut session: honoured by every segment, or the request runs plain."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
+
+from chrion.runtime.engine import CutEngine
+from chrion.runtime.option_table import (
+    RUN_KEYS,
+    RUN_OPTIONS,
+    Treatment,
+)
+from chrion.runtime.options import run_reason
+from helpers import FLOAT, assert_equal, make_model, node, value
+from option_support import (
+    DOUBLED,
+    FEED,
+    assert_same_outcome,
+    chain,
+    cut,
+    doubled,
+    options,
+    ort_value,
+    outcome,
+    plain,
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in, in which files show."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# Run options.
+
+
+def run_options(change: Callable[[ort.RunOptions], object]) -> ort.RunOptions:
+    """Run options with a change."""
+    made = ort.RunOptions()
+    change(made)
+    return made
+
+
+#: A change of each readable run option, apart from ``terminate``.
+RUN_CHANGES: Mapping[str, Callable[[ort.RunOptions], object]] = {
+    "log_severity_level": lambda o: setattr(o, "log_severity_level", 4),
+    "log_verbosity_level": lambda o: setattr(o, "log_verbosity_level", 1),
+    "logid": lambda o: setattr(o, "logid", "mine"),
+    "only_execute_path_to_fetches": lambda o: setattr(o, "only_execute_path_to_fetches", True),
+}
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[ort.RunOptions | None]:
+    """The run options that cut engines get."""
+    seen: list[ort.RunOptions | None] = []
+    real = CutEngine.run
+
+    def run(self: CutEngine, *given: Any, **rest: Any) -> Any:
+        seen.append(rest.get("run_options"))
+        return real(self, *given, **rest)
+
+    monkeypatch.setattr(CutEngine, "run", run)
+    return seen
+
+
+@pytest.mark.parametrize("name", RUN_CHANGES)
+def test_a_run_option_is_treated_as_the_table_says(name: str, requests: list[ort.RunOptions | None]) -> None:
+    """The request is served by the segments, or by a plain session; however it is made."""
+    given = run_options(RUN_CHANGES[name])
+    expected = plain(chain(), options()).run(None, FEED)
+    with cut(chain()) as session:
+        assert_equal(session.run(None, FEED, given), expected)
+        values = session.run_with_ort_values(None, {"x": ort_value(FEED["x"])}, given)
+        assert_equal([v.numpy() for v in values], expected)
+        binding = session.io_binding()
+        binding.bind_cpu_input("x", FEED["x"])
+        binding.bind_output("y")
+        session.run_with_iobinding(binding, given)
+        assert_equal(binding.copy_outputs_to_cpu(), expected)
+        assert requests == ([] if RUN_OPTIONS[name].treatment is Treatment.PLAIN else [given] * 3)
+        assert session.plan is not None
+
+
+@pytest.mark.parametrize("key", RUN_KEYS)
+def test_a_run_key_is_treated_as_the_table_says(key: str, requests: list[ort.RunOptions | None]) -> None:
+    """On the CPU alone, keys for accelerators change nothing; with one, the request runs plain."""
+    given = run_options(lambda o: o.add_run_config_entry(key, "cpu:0" if key.startswith("memory") else "1"))
+    with cut(chain()) as session:
+        assert_equal(session.run(None, FEED, given), plain(chain(), options()).run(None, FEED, given))
+    assert requests == [given]
+    assert (repr(key) in run_reason(given, accelerated=True)) == (RUN_KEYS[key].treatment is Treatment.PLAIN)
+
+
+def test_arenas_of_other_devices_are_not_the_segments_business() -> None:
+    """The request runs plain, and raises what InferenceSession raises."""
+    given = run_options(lambda o: o.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0;gpu:0"))
+    with cut(chain()) as session:
+        ours = outcome(lambda: session.run(None, FEED, given))
+    assert_same_outcome(ours, outcome(lambda: plain(chain(), options()).run(None, FEED, given)))
+
+
+def test_a_request_is_terminated_while_it_runs() -> None:
+    """From another thread, as InferenceSession's; and the next one is whole."""
+    w = np.eye(600, dtype=np.float32)
+    names = ["x", *(f"v{at}" for at in range(99)), "y"]
+    nodes = [node("MatMul", [a, "w"], [b], name=b) for a, b in itertools.pairwise(names)]
+    model = make_model(nodes, [value("x", FLOAT, [600, 600])], [value("y", FLOAT, [600, 600])], {"w": w})
+    feed = {"x": np.ones((600, 600), np.float32)}
+    given = ort.RunOptions()
+    with cut(model) as session:
+        session.run(None, feed, ort.RunOptions())
+        timer = threading.Timer(0.03, lambda: setattr(given, "terminate", True))
+        timer.start()
+        with pytest.raises(Fail, match="terminate"):
+            session.run(None, feed, given)
+        timer.join()
+        assert_equal(session.run(None, feed), [feed["x"]])
+
+
+@pytest.fixture
+def adapter(folder: Path) -> Iterator[ort.RunOptions]:
+    """Run options with an active adapter, which replaces the weight; they only point to it."""
+    made = ort.AdapterFormat()
+    made.set_adapter_version(1)
+    made.set_model_version(1)
+    made.set_parameters({"w": doubled()})
+    made.export_adapter(str(folder / "adapter"))
+    loaded = ort.LoraAdapter()
+    loaded.Load(str(folder / "adapter"))
+    given = ort.RunOptions()
+    given.add_active_adapter(loaded)
+    yield given
+    del loaded
+
+
+def test_an_adapter_gives_its_weights(adapter: ort.RunOptions, requests: list[ort.RunOptions | None]) -> None:
+    """The request runs plain, and the next one on the segments."""
+    model = chain()
+    model.graph.input.append(value("w", FLOAT, [4, 4]))
+    with cut(model) as session:
+        (found,) = session.run(None, FEED, adapter)
+        assert requests == []
+        assert_equal([found], plain(model, options()).run(None, FEED | {"w": DOUBLED}))
+        assert_equal(session.run(None, FEED), plain(model, options()).run(None, FEED))
+        assert len(requests) == 1
+
+
+def test_an_adapter_for_another_model_is_refused(adapter: ort.RunOptions) -> None:
+    """As by InferenceSession, however the model is cut."""
+    with cut(chain()) as session:
+        for either in (session, plain(chain(), options())):
+            with pytest.raises(InvalidArgument, match="w"):
+                either.run(None, FEED, adapter)
+
+
+def test_every_run_option_is_tried() -> None:
+    """Those above are all."""
+    methods = {name for name in RUN_OPTIONS if callable(getattr(ort.RunOptions(), name))}
+    assert methods == {"add_active_adapter", "add_run_config_entry", "get_run_config_entry"}
+    assert set(RUN_OPTIONS) - methods == {*RUN_CHANGES, "terminate"}
