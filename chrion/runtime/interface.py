@@ -28,7 +28,6 @@ NOT_OFFERED: Mapping[str, str] = {
     "set_ep_dynamic_options": f"{_MANY}; give provider options when the session is made",
     "release_captured_graph": "CUDA graphs belong to the buffers of a request; they go with the session",
     "run_with_ortvaluevector": "run_with_ort_values and run_with_iobinding do the same with OrtValues",
-    "set_providers": "a plan is for the providers that it was made with: make another session",
 }
 
 
@@ -37,6 +36,16 @@ class InferenceInterface:
 
     run: Callable[..., list[Any]]
     get_inputs: Callable[[], Sequence[Any]]
+    get_outputs: Callable[[], Sequence[Any]]
+    get_overridable_initializers: Callable[[], Sequence[Any]]
+    get_modelmeta: Callable[[], Any]
+    get_providers: Callable[[], Sequence[str]]
+    get_provider_options: Callable[[], Mapping[str, Mapping[str, str]]]
+    get_session_options: Callable[[], ort.SessionOptions]
+    #: The one session that takes any request; opened if need be.
+    _whole_session: Callable[[], ort.InferenceSession]
+    #: What the model is read from.
+    _source: str | bytes
 
     def run_async(
         self,
@@ -104,9 +113,64 @@ class InferenceInterface:
         """Return the one session that the model runs in, or None while it is cut."""
         return getattr(self.__dict__.get("_engine"), "session", None)
 
-    def __getattr__(self, name: str) -> Any:
-        session = self._plain_session() if name in NOT_OFFERED else None
-        if session is not None:
-            return getattr(session, name)
-        reason = f": {NOT_OFFERED[name]}" if name in NOT_OFFERED else ""
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{reason}")
+    # Attributes of InferenceSession that other libraries read, though their names are private.
+
+    @property
+    def _sess(self) -> Any:
+        """Session object of onnxruntime; while the model is cut, that of a plain session which is opened for it."""
+        return self._whole_session()._sess  # noqa: SLF001 - this is what is asked for
+
+    @property
+    def _model_path(self) -> str | None:
+        return self._source if isinstance(self._source, str) else None
+
+    @property
+    def _model_bytes(self) -> bytes | None:
+        return self._source if isinstance(self._source, bytes) else None
+
+    @property
+    def _providers(self) -> list[str]:
+        return list(self.get_providers())
+
+    @property
+    def _provider_options(self) -> Mapping[str, Mapping[str, str]]:
+        return self.get_provider_options()
+
+    @property
+    def _sess_options(self) -> ort.SessionOptions:
+        return self.get_session_options()
+
+    _sess_options_initial = _sess_options
+
+    @property
+    def _inputs_meta(self) -> list[Any]:
+        return list(self.get_inputs())
+
+    @property
+    def _outputs_meta(self) -> list[Any]:
+        return list(self.get_outputs())
+
+    @property
+    def _overridable_initializers(self) -> list[Any]:
+        return list(self.get_overridable_initializers())
+
+    @property
+    def _model_meta(self) -> Any:
+        return self.get_modelmeta()
+
+
+class _Delegated:
+    """A method of InferenceSession that is there only while the model runs plain."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self._name, self._reason = name, reason
+
+    def __get__(self, session: InferenceInterface | None, kind: type) -> Any:
+        whole = session and session._plain_session()  # noqa: SLF001 - this is a part of that class
+        if not whole:
+            raise AttributeError(f"{kind.__name__!r} object has no attribute {self._name!r}: {self._reason}")
+        return getattr(whole, self._name)
+
+
+for _name, _reason in NOT_OFFERED.items():
+    setattr(InferenceInterface, _name, _Delegated(_name, _reason))

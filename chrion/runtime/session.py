@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -13,7 +15,7 @@ import onnxruntime as ort
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
 from chrion.devices import CPU_PROVIDER
-from chrion.graph.loader import load
+from chrion.graph.loader import first_line, load
 from chrion.graph.model import Graph, ModelMetadata, TensorInfo
 from chrion.runtime import process
 from chrion.runtime.admission import admit
@@ -40,14 +42,18 @@ from chrion.units import parse_duration_ms, parse_size_mb
 
 #: Programs for so many feed shapes are kept.
 _SHAPES_KEPT = 8
+log = logging.getLogger(__name__)
+
 _CLOSED = "this session is closed"
 
 Shapes = tuple[tuple[int, ...], ...]
 T = TypeVar("T")
 
 
-class HybridSession(InferenceInterface):
+class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[misc]
     """Runs an ONNX model on an accelerator and CPU cores at once, behind the interface of InferenceSession.
+
+    It is an InferenceSession to ``isinstance``, but holds one only where the model runs plain.
 
     The model is profiled (measurements are kept between runs), planned, cut into segments, and run by threads pinned
     to a core each. A plan that is made here is first timed against plain sessions, for about a second, and only kept
@@ -117,6 +123,7 @@ class HybridSession(InferenceInterface):
             budget_mb,
             kwargs,
         )
+        self._source = self._wishes.source
         self._chooser = Chooser(self._wishes)
         self._lock = threading.RLock()
         #: Why nothing can be run any more; empty while it can.
@@ -152,6 +159,12 @@ class HybridSession(InferenceInterface):
             InvalidArgument: An unknown name, or an array of another type or shape than the model's.
             Exception: What onnxruntime raises while running, with the operators' names.
         """
+
+        def serve(engine: Engine) -> list[Any]:
+            if isinstance(engine, PlainEngine):
+                return list(engine.session.run(output_names, input_feed, run_options))
+            return self._run_cut(engine, output_names, input_feed, run_options, arrays=True)
+
         engine = self._engine
         if isinstance(engine, PlainEngine) and not self._by_shapes:  # onnxruntime checks the call itself
             if not engine.accelerated and not self._refusal:
@@ -163,16 +176,15 @@ class HybridSession(InferenceInterface):
             and not (output_names or run_options or self._refusal)
             and engine.usual(input_feed)
         ):
-            return engine.run_usual(input_feed)
+            try:
+                return engine.run_usual(input_feed)
+            except RuntimeError as error:
+                if self._wishes.strict or self._refusal:
+                    raise
+                return self._served_plain(engine, serve, error)
         else:
             check_call(output_names, input_feed, run_options)
             check_kinds(input_feed)
-
-        def serve(engine: Engine) -> list[Any]:
-            if isinstance(engine, PlainEngine):
-                return list(engine.session.run(output_names, input_feed, run_options))
-            return self._run_cut(engine, output_names, input_feed, run_options, arrays=True)
-
         return self._served(input_feed, serve, run_options)
 
     def run_with_ort_values(
@@ -198,13 +210,20 @@ class HybridSession(InferenceInterface):
         inputs = [*self.get_inputs(), *self.get_overridable_initializers()]
         return HybridIOBinding(self, inputs, self.get_outputs())
 
-    def run_with_iobinding(self, iobinding: HybridIOBinding, run_options: ort.RunOptions | None = None) -> None:
+    def run_with_iobinding(
+        self, iobinding: HybridIOBinding | ort.IOBinding, run_options: ort.RunOptions | None = None
+    ) -> None:
         """Run the model on what is bound; outputs are written where they are bound to.
+
+        A binding that was made as ``onnxruntime.IOBinding(session)`` runs plain: what it binds cannot be read.
 
         Raises:
             ValueError: The binding is another session's.
             RuntimeError: What is bound does not fit the model, or a segment fails, as InferenceSession has it.
         """
+        if isinstance(iobinding, ort.IOBinding) and iobinding._session is self._opened_session():  # noqa: SLF001
+            self._whole_session().run_with_iobinding(iobinding, run_options)
+            return
         if getattr(iobinding, "owner", self) is not self or isinstance(iobinding, ort.IOBinding):
             raise ValueError("IOBinding must be used with the session that created it.")
         check_run_options(run_options, AttributeError)
@@ -259,6 +278,22 @@ class HybridSession(InferenceInterface):
     def get_session_options(self) -> ort.SessionOptions:
         """The options that the session was made with."""
         return self._wishes.options or ort.SessionOptions()
+
+    def set_providers(
+        self,
+        providers: Sequence[Any] | None = None,
+        provider_options: Sequence[Mapping[Any, Any]] | None = None,
+    ) -> None:
+        """Use other providers: choose again between plans and plain sessions, unless a plan was given.
+
+        Raises:
+            Exception: What InferenceSession raises for such providers.
+        """
+        with self._lock:
+            self._wishes = replace(self._wishes, providers=providers, provider_options=provider_options)
+            self._chooser, self._plain = Chooser(self._wishes), None
+            self._engines.clear()
+            self._engine = self._first_engine()
 
     def enable_fallback(self) -> None:
         """Go on without the accelerator where it fails."""
@@ -335,10 +370,32 @@ class HybridSession(InferenceInterface):
                 raise failure.reason from failure.__cause__
             error = failure.reason
         except Exception as failure:
-            if self._wishes.strict or not isinstance(engine, PlainEngine) or not engine.accelerated:
+            if self._wishes.strict:
+                raise
+            if isinstance(engine, CutEngine):
+                if self._refusal or not _of_segments(failure, run_options):
+                    raise
+                return self._served_plain(engine, serve, failure)
+            if not engine.accelerated:
                 raise
             error = failure
         return self._served_on_cpu(feed, serve, error)
+
+    def _served_plain(self, engine: CutEngine, serve: Callable[[Engine], T], error: Exception) -> T:
+        """Serve a request in one piece after a segment failed; if that works, so are all later ones of its shapes.
+
+        Raises:
+            Exception: What InferenceSession raises for the request.
+        """
+        plain = self._plain_engine(f"a segment failed: {first_line(error)}")
+        result = serve(plain)
+        log.warning("the model runs plain from now on: %s", plain.reason)
+        with self._lock:
+            for shapes in [shapes for shapes, known in self._engines.items() if known is engine]:
+                self._engines[shapes] = plain
+            if self._engine is engine:
+                self._engine = plain
+        return result
 
     def _served_on_cpu(self, feed: Mapping[str, Any], serve: Callable[[Engine], T], error: Exception) -> T:
         """Serve a request on the CPU, and use the accelerator no more.
@@ -414,6 +471,19 @@ class HybridSession(InferenceInterface):
             return self._plain_engine(why_plain(error))
         return self._chooser.engine(fixed)
 
+    def _whole_session(self) -> ort.InferenceSession:
+        """Return a plain session for what only one onnxruntime session does; opened if none is."""
+        engine = self._engine
+        if isinstance(engine, CutEngine) or self._by_shapes:
+            engine = self._plain_engine()
+        return engine.session
+
+    def _opened_session(self) -> Any:
+        """Return onnxruntime's object of that session; None if none is open."""
+        if self._plain is None and (isinstance(self._engine, CutEngine) or self._by_shapes):
+            return None
+        return self._sess
+
     def _plain_engine(self, reason: str = "") -> PlainEngine:
         """The plain session for whatever has no engine of its own; made once, whatever the reasons."""
         with self._lock:
@@ -449,6 +519,11 @@ class HybridSession(InferenceInterface):
         infos = {i.name: i for i in engine.graph.inputs}
         arrays = {n: as_array(infos[n], value) if isinstance(value, list) else value for n, value in feed.items()}
         return outputs, {name: as_ort_value(name, value) for name, value in arrays.items()}
+
+
+def _of_segments(error: Exception, run_options: ort.RunOptions | None) -> bool:
+    """Return whether a segment raised an error of its own accord: not asked to terminate, nor for a wrong call."""
+    return isinstance(error, RuntimeError) and not (run_options is not None and run_options.terminate)
 
 
 def _plain_source(model: str | Path | bytes | onnx.ModelProto | Graph) -> str | bytes:
