@@ -231,7 +231,7 @@ class Chooser:
     def _goal(self) -> tuple[object, ...]:
         wishes = self._wishes
         name, options = wishes.accelerator or (None, {})
-        accelerator = name, sorted((str(key), str(value)) for key, value in options.items())
+        accelerator = name, tuple(sorted((str(key), str(value)) for key, value in options.items()))
         return wishes.slo_ms, wishes.alpha, wishes.cores, wishes.budget_mb, accelerator, fingerprint(wishes.options)
 
     def _plans(self, graph: Graph) -> list[Plan]:

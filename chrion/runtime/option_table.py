@@ -321,7 +321,9 @@ RUN_OPTIONS: Mapping[str, Option] = _table(
     _honoured("see the run configuration keys", "add_run_config_entry", "get_run_config_entry"),
     _plain("only one session knows which operators an output needs", "only_execute_path_to_fetches", harmless=()),
     _hidden(
-        "adapters give values to inputs of the whole model; noticed by a run of a small session", "add_active_adapter"
+        "adapters give values to inputs of the whole model; noticed by a run of a small session; run_async honours "
+        "them too, while InferenceSession's ignores them",
+        "add_active_adapter",
     ),
 )
 

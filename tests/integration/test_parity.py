@@ -55,7 +55,7 @@ def test_every_method_is_there_or_has_a_reason(name: str) -> None:
 
 @pytest.mark.parametrize("name", NOT_OFFERED)
 def test_a_plain_session_offers_every_method(name: str) -> None:
-    """Whoever runs plain has the interface of the one session that runs the model."""
+    """While the model runs plain, they are those of its one session."""
     with HybridSession(branches(), cores=1) as session:
         assert session.plan is None
         assert getattr(session, name).__name__ == name
