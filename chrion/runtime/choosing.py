@@ -65,6 +65,12 @@ class Wishes:
                 return name, options
         return None
 
+    @property
+    def lanes(self) -> int | None:
+        """CPU cores to use at most: ``cores``, or else the threads that the session options allow; None for all."""
+        threads = self.options.intra_op_num_threads if self.options and self.cores is None else 0
+        return min(threads, len(physical_cores())) if threads > 0 else self.cores
+
     def plain(self, reason: str) -> PlainEngine:
         """A plain session in place of a plan: the caller's, or under a budget, one that takes none of it."""
         return self.as_asked(reason) if self.budget_mb is None else self.on_cpu(reason)
@@ -237,7 +243,7 @@ class Chooser:
     def _plans(self, graph: Graph) -> list[Plan]:
         wishes = self._wishes
         if self._profile is None:
-            self._profile = profile(graph, wishes.cores, self._usable_accelerator(graph))
+            self._profile = profile(graph, wishes.lanes, self._usable_accelerator(graph))
         usable = replace(self._profile, accelerator=None) if self._lost else self._profile
         return alternatives(graph, usable, wishes.slo_ms, wishes.alpha, gpu_budget=wishes.budget_mb)
 

@@ -130,7 +130,8 @@ SESSION_OPTIONS: Mapping[str, Option] = _table(
         "set_ep_context_data_read_func",
         "clear_ep_context_data_read_func",
     ),
-    _no_effect(_THREADS, "execution_mode", "inter_op_num_threads", "intra_op_num_threads"),
+    _honoured("a plan that is made here uses no more lanes, unless ``cores`` is given", "intra_op_num_threads"),
+    _no_effect(_THREADS, "execution_mode", "inter_op_num_threads"),
     _no_effect("it names profiles, and with enable_profiling the model runs plain", "profile_file_prefix"),
 )
 

@@ -92,7 +92,8 @@ def test_a_step_that_fails_among_other_requests(wrong: int) -> None:
         plain(model, feed_of(0, wrong))
     expected = [plain(model, feed_of(caller)) for caller in range(4)]
     raised: list[str] = []
-    with cut(model) as session:
+    graph = load(model)
+    with HybridSession(graph, plan=forced_plan(graph, alternating(graph)), strict=True) as session:
         first = first_beside(session, f"pick{wrong}")
 
         def call(caller: int) -> None:

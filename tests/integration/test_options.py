@@ -264,6 +264,25 @@ def test_the_baseline_has_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
         assert session._engine.session.get_session_options().intra_op_num_threads == 2
 
 
+@pytest.mark.parametrize(("threads", "cores", "lanes"), [(0, None, None), (1, None, 1), (64, None, None), (1, 2, 2)])
+def test_plans_use_no_more_lanes_than_threads_are_allowed(
+    monkeypatch: pytest.MonkeyPatch, threads: int, cores: int | None, lanes: int | None
+) -> None:
+    """As ``intra_op_num_threads`` has it, unless ``cores`` is given; never more than there are."""
+    available = len(choosing.physical_cores())
+    cores, lanes = cores and min(cores, available), min(64, available) if threads == 64 else lanes
+    asked: list[int | None] = []
+    measure = choosing.profile
+
+    def profile(graph: Any, cores: int | None, *rest: Any) -> Any:
+        asked.append(cores)
+        return measure(graph, cores, *rest)
+
+    monkeypatch.setattr(choosing, "profile", profile)
+    with HybridSession(chain(), options(lambda o: setattr(o, "intra_op_num_threads", threads)), [CPU], cores=cores):
+        assert asked == [lanes and min(lanes, available)]
+
+
 # Arguments.
 
 

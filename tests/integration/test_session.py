@@ -394,11 +394,60 @@ def test_a_failure_names_its_operator_and_leaves_the_session_whole(lane: int) ->
     graph = load(failing())
     placed = [lane if name == "picky" else 3 - lane for name in graph.dag.names]
     good, bad = {"x": X, "i": np.array([1, 0])}, {"x": X, "i": np.array([7, 0])}
-    with HybridSession(graph, plan=forced_plan(graph, placed)) as session:
+    with HybridSession(graph, plan=forced_plan(graph, placed), strict=True) as session:
         for _ in range(5):
             with pytest.raises(Exception, match=r"operator.*picky.*out of data bounds"):
                 session.run(None, bad)
             assert_same_as_plain(session, failing(), good)
+
+
+def test_a_request_at_fault_raises_what_inference_session_raises() -> None:
+    """The same type and message, from each way to run; the session stays cut for the requests after it."""
+    good, bad = {"x": X, "i": np.array([1, 0])}, {"x": X, "i": np.array([7, 0])}
+    theirs = ort.InferenceSession(failing().SerializeToString(), providers=["CPUExecutionProvider"])
+
+    def by_values(session: Any) -> None:
+        session.run_with_ort_values(None, {n: ort.OrtValue.ortvalue_from_numpy(v) for n, v in bad.items()})
+
+    def by_binding(session: Any) -> None:
+        binding = session.io_binding()
+        for name, array in bad.items():
+            binding.bind_cpu_input(name, array)
+        binding.bind_output("y")
+        session.run_with_iobinding(binding)
+
+    with cut_session(failing()) as session:
+        for call in (lambda s: s.run(None, bad), lambda s: s.run(["y"], bad), by_values, by_binding):
+            with pytest.raises(Exception, match="out of data bounds") as expected:
+                call(theirs)
+            with pytest.raises(type(expected.value)) as found:
+                call(session)
+            assert (type(found.value), str(found.value)) == (type(expected.value), str(expected.value))
+            assert session.plan is not None
+            assert_same_as_plain(session, failing(), good)
+
+
+def test_a_plan_that_fails_where_plain_onnxruntime_does_not_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The request is served, a warning says why, and later requests run plain; a strict session raises."""
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no such luck")
+
+    for strict in (False, True):
+        graph = load(branches())
+        with HybridSession(graph, plan=forced_plan(graph, alternating(graph)), strict=strict) as session:
+            monkeypatch.setattr("chrion.runtime.engine.CutEngine.run", fails)
+            if strict:
+                with pytest.raises(RuntimeError, match="no such luck"):
+                    session.run(None, {"x": X})
+                continue
+            assert_same_as_plain(session, branches(), {"x": X})
+            assert "a segment failed: no such luck" in caplog.text
+            assert session.plan is None
+            assert "a segment failed: no such luck" in session.explain()
+            assert_same_as_plain(session, branches(), {"x": X})
 
 
 def test_failures_of_some_callers_do_not_touch_the_others() -> None:
