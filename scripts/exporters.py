@@ -97,7 +97,7 @@ class Row:
         cells += [str(self.outcome.operators or ""), self.equal, f"{self.outcome.cut} of {self.outcome.runs}", chosen]
         timing = self.timing
         ratios = [timing.latency, timing.cold, timing.warm, timing.shapes, timing.memory] if timing else [None] * 5
-        return cells + ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+        return cells + ["" if ratio is None else f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}" for ratio in ratios]
 
 
 HEAD = ["model", "exporter", "operators", "equal", "cut runs", "chosen", "latency", "created", "created again"]

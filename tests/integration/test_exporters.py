@@ -26,7 +26,22 @@ from helpers import FLOAT, branches, make_model, node, value
 
 NAMES = sample_names()
 #: Exporters that the sample has to have models of.
-EXPORTERS = ("torch.onnx (TorchScript)", "torch.onnx (dynamo)", "skl2onnx", "LightGBM", "XGBoost", "CatBoost")
+EXPORTERS = (
+    "torch.onnx (TorchScript)",
+    "torch.onnx (dynamo)",
+    "tf2onnx",
+    "jax2onnx",
+    "paddle2onnx",
+    "skl2onnx",
+    "LightGBM",
+    "XGBoost",
+    "CatBoost",
+    "quantize_static",
+    "quantize_dynamic",
+    "onnxruntime.transformers optimizer",
+    "onnxruntime offline optimization",
+    "float16",
+)
 RIGHT = Tolerance()
 
 
