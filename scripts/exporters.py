@@ -56,6 +56,7 @@ REASON_WORDS = 10
 class Job:
     """A case to check."""
 
+    case: Case
     folder: Path
     effort: Effort
     timing: bool
@@ -96,7 +97,7 @@ class Row:
         cells += [str(self.outcome.operators or ""), self.equal, f"{self.outcome.cut} of {self.outcome.runs}", chosen]
         timing = self.timing
         ratios = [timing.latency, timing.cold, timing.warm, timing.shapes, timing.memory] if timing else [None] * 5
-        return cells + ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+        return cells + ["" if ratio is None else f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}" for ratio in ratios]
 
 
 HEAD = ["model", "exporter", "operators", "equal", "cut runs", "chosen", "latency", "created", "created again"]
@@ -111,15 +112,17 @@ TEXT = """Written by `scripts/exporters.py` on {machine} (shared, noisy), onnxru
 def work(job: Job) -> Row:
     """Check a case, in a process for such."""
     ort.set_default_logger_severity(4)
-    case = read_case(job.folder)
-    tolerance = Tolerance(case.rtol, case.atol)
-    outcome = check(job.folder / "model.onnx", read_feeds(job.folder), tolerance, job.effort, case.name)
-    if not job.timing:
-        return Row(case, outcome, None)
+    tolerance = Tolerance(job.case.rtol, job.case.atol)
     try:
-        return Row(case, outcome, measure(job.folder))
+        outcome = check(job.folder / "model.onnx", read_feeds(job.folder), tolerance, job.effort, job.case.name)
+    except Exception as error:  # noqa: BLE001 - of the checks themselves, or of files that are missing
+        return Row(job.case, None, None, f"not checked: {type(error).__name__}: {error}"[:200])
+    if not job.timing:
+        return Row(job.case, outcome, None)
+    try:
+        return Row(job.case, outcome, measure(job.folder))
     except (OSError, subprocess.SubprocessError, RuntimeError) as error:
-        return Row(case, outcome, None, f"not timed: {error}")
+        return Row(job.case, outcome, None, f"not timed: {error}")
 
 
 def brief(reason: str) -> str:
@@ -133,7 +136,7 @@ def run_checks(jobs: Sequence[Job], processes: int) -> list[Row]:
     """Check all cases and print each as it ends."""
     rows: list[Row] = []
     for at, (job, result) in enumerate(run_all(work, jobs, processes, PATIENCE_S), start=1):
-        row = Row(read_case(job.folder), None, None, result.how) if isinstance(result, Lost) else result
+        row = Row(job.case, None, None, result.how) if isinstance(result, Lost) else result
         rows.append(row)
         print(f"[{at}/{len(jobs)}] {' | '.join(row.cells())}", flush=True)
         for finding in [*(row.outcome.findings if row.outcome else ()), *filter(None, [row.failure])]:
@@ -161,13 +164,13 @@ def check_all(arguments: argparse.Namespace) -> int:
     """Check the cases of a folder; 1 if HybridSession did worse in any."""
     for path in arguments.output:
         filled(path.read_text(encoding="utf-8"), {MARKER: ""})  # refuses a page before anything is run
-    folders = chosen_cases(arguments.folder, arguments.only)
     effort = QUICK if arguments.quick else Effort()
     if arguments.random_cuts is not None:
         effort = replace(effort, random_cuts=arguments.random_cuts)
     start = time.monotonic()
     print(" | ".join(HEAD))
-    rows = run_checks([Job(folder, effort, arguments.timing) for folder in folders], arguments.processes)
+    cases = chosen_cases(arguments.folder, arguments.only)
+    rows = run_checks([Job(case, folder, effort, arguments.timing) for case, folder in cases], arguments.processes)
     content = report(rows)
     print(content)
     for path in arguments.output:
@@ -177,9 +180,10 @@ def check_all(arguments: argparse.Namespace) -> int:
     return int(wrong > 0 or not rows)
 
 
-def chosen_cases(folder: Path, pattern: str) -> list[Path]:
-    """Return the folders of the cases whose names a regular expression is found in."""
-    return [path for path in find_cases(folder) if re.search(pattern, read_case(path).name)]
+def chosen_cases(folder: Path, pattern: str) -> list[tuple[Case, Path]]:
+    """Return the cases whose names a regular expression is found in, with their folders."""
+    cases = [(read_case(path), path) for path in find_cases(folder)]
+    return [(case, path) for case, path in cases if re.search(pattern, case.name)]
 
 
 def requirements(module: Path) -> list[str] | None:
