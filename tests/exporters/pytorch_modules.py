@@ -1,4 +1,7 @@
-"""Small PyTorch modules with the inputs, shapes and operators that large models have one at a time."""
+"""Small PyTorch modules with the inputs, shapes and operators that large models have one at a time.
+
+The file is not called ``pytorch``, since torchvision imports a package of that name where there is one.
+"""
 
 from __future__ import annotations
 
@@ -307,4 +310,4 @@ def _spectrum() -> Subject:
 
 
 if __name__ == "__main__":
-    sys.exit(main("pytorch"))
+    sys.exit(main("pytorch_modules"))
