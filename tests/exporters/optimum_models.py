@@ -122,7 +122,7 @@ _MERGED = [
 @exported("bert", "text-classification", "model.onnx", _TEXTS, opset=14)
 @exported("bert-optimized", "text-classification", "model.onnx", _TEXTS, optimize="O2")
 def _bert() -> hf.PreTrainedModel:
-    return hf.BertForSequenceClassification(hf.BertConfig(**_SMALL))
+    return hf.BertForSequenceClassification(hf.BertConfig(**_SMALL, initializer_range=0.2))
 
 
 @exported("gpt2-past", "text-generation-with-past", "model.onnx", _PASTS, opset=14)
