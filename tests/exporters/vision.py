@@ -13,15 +13,13 @@ from torch import nn
 from torch_export import Axes, Subject, captured, normal, traced
 from torchvision_loader import models, torchvision
 
-#: Installed by pip for this family. An entry that begins with an option is a command of its own, after the others:
-#: torchvision has no build without CUDA for this torch, and its dependencies would replace the CPU build of torch.
+#: Installed by pip for this family. torchvision accepts any build of its torch, one without CUDA too.
 REQUIREMENTS = [
     "torch==2.13.0",
-    "pillow==13.0.0",
+    "torchvision==0.28.0",
     "onnx==1.23.2",
     "onnxscript==0.7.2",
     "onnxruntime==1.31.1",
-    "--no-deps torchvision==0.28.0",
 ]
 
 _BATCH = {0: "batch"}
