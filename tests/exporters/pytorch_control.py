@@ -51,8 +51,8 @@ def _lstm() -> Subject:
 
 
 @captured("lstm-dynamo", opset=18)
-def _lstm_fixed() -> Subject:
-    return Subject(Recurrent(nn.LSTM(6, 8, batch_first=True)), _steps((2, 5), (2, 5)), ["output", "hidden", "cell"])
+def _lstm_dynamo() -> Subject:
+    return Subject(Recurrent(nn.LSTM(6, 8, batch_first=True)), _steps(), ["output", "hidden", "cell"], _STEPS)
 
 
 @traced("gru", opset=14)

@@ -199,6 +199,7 @@ def _segformer() -> Subject:
         num_attention_heads=[1, 2],
         mlp_ratios=[2, 2],
         decoder_hidden_size=16,
+        initializer_range=0.2,
         num_labels=4,
     )
     model = Positional(hf.SegformerForSemanticSegmentation(config), ["pixel_values"], ["logits"])

@@ -13,15 +13,13 @@ from torch import nn
 from torch_export import Axes, Subject, captured, normal, traced
 from torchvision_loader import models, torchvision
 
-#: Installed by pip for this family. An entry that begins with an option is a command of its own, after the others:
-#: torchvision has no build without CUDA for this torch, and its dependencies would replace the CPU build of torch.
+#: Installed by pip for this family. torchvision accepts any build of its torch, one without CUDA too.
 REQUIREMENTS = [
     "torch==2.13.0",
-    "pillow==13.0.0",
+    "torchvision==0.28.0",
     "onnx==1.23.2",
     "onnxscript==0.7.2",
     "onnxruntime==1.31.1",
-    "--no-deps torchvision==0.28.0",
 ]
 
 _BATCH = {0: "batch"}
@@ -80,10 +78,34 @@ def _narrow_layer(layer: nn.Module, factor: int) -> nn.Module:
     return narrowed(layer, factor)
 
 
+def randomized(model: nn.Module, example: torch.Tensor) -> nn.Module:
+    """Return a model whose outputs depend on its input, which initial weights and statistics often prevent.
+
+    Weights keep the variance of activations, and normalizations get the statistics of an example.
+    """
+    for name, parameter in model.named_parameters():
+        if name.endswith("layer_scale"):
+            nn.init.constant_(parameter, 0.5)
+        elif parameter.ndim > 1:
+            nn.init.kaiming_normal_(parameter, nonlinearity="relu")
+        elif name.endswith("bias"):
+            nn.init.normal_(parameter, std=0.1)
+        else:
+            nn.init.uniform_(parameter, 0.5, 1.5)
+    model.eval()
+    for layer in model.modules():
+        if isinstance(layer, (nn.BatchNorm2d, nn.BatchNorm3d)):
+            layer.train()
+            layer.momentum = 1.0
+    with torch.no_grad():
+        model(example)
+    return model.eval()
+
+
 def _images(model: nn.Module, *sizes: Sequence[int], axes: dict[int, str] = _BATCH, outputs: int = 1) -> Subject:
     feeds = [{"image": normal(*size)} for size in sizes]
     names = ["output"] if outputs == 1 else [f"output{at}" for at in range(outputs)]
-    return Subject(model, feeds, names, {"image": axes})
+    return Subject(randomized(model, torch.from_numpy(feeds[0]["image"])), feeds, names, {"image": axes})
 
 
 def _classifier(model: nn.Module, size: int = 64) -> Subject:
@@ -289,7 +311,7 @@ def _backbone() -> nn.Module:
 def _detection(model: nn.Module, outputs: Sequence[str]) -> Subject:
     feeds = [{"image": normal(3, *size)} for size in ((96, 96), (80, 128), (128, 96))]
     axes: Axes = {"image": {1: "height", 2: "width"}} | {name: {0: "detections"} for name in outputs}
-    return Subject(Detector(model), feeds, outputs, axes)
+    return Subject(randomized(Detector(model), torch.from_numpy(feeds[0]["image"])), feeds, outputs, axes)
 
 
 if __name__ == "__main__":
