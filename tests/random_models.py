@@ -68,6 +68,8 @@ class Draft:
         self.opset = pick.choice([17, 21])
         self.nodes: list[onnx.NodeProto] = []
         self.functions: list[onnx.FunctionProto] = []
+        #: Further domains that operators come from.
+        self.domains: set[str] = set()
         self.values: list[Value] = []
         #: Tensors of a size that depends on the data: they may be read by few operators, and returned.
         self.loose: list[Value] = []
@@ -158,6 +160,15 @@ class Draft:
             return self.pick.choice(same)
         return self.constant(self.array(kind, shape))
 
+    def weight_of(self, array: Any) -> Value:
+        """A weight of given numbers; the same one for all who ask for them."""
+        array = np.asarray(array)
+        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+        for known in self.weight_values:
+            if (known.kind, known.shape) == (kind, array.shape) and np.array_equal(self.weights[known.name], array):
+                return known
+        return self.constant(array)
+
     def constant(self, array: Any) -> Value:
         """A weight of given numbers."""
         array = np.asarray(array)
@@ -202,9 +213,8 @@ class Draft:
             _unique(outputs),
             [numpy_helper.from_array(a, n) for n, a in self.weights.items()],
         )
-        opsets = [helper.make_opsetid("", self.opset)]
-        if self.functions:
-            opsets.append(helper.make_opsetid("local", 1))
+        domains = sorted({*self.domains, *(["local"] if self.functions else [])})
+        opsets = [helper.make_opsetid("", self.opset), *(helper.make_opsetid(name, 1) for name in domains)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=self.functions)
 
 
@@ -219,3 +229,11 @@ def _fits(shape: Shape | None, into: Shape | None) -> bool:
     if len(shape) > len(into):
         return False
     return all(d in (1, e) for d, e in zip(reversed(shape), reversed(into), strict=False))
+
+
+def fixed(value: Value, axis: int) -> int:
+    """The size of an axis that must not be the free one."""
+    size: Any = (value.shape or ())[axis]
+    if isinstance(size, str):
+        raise UnfitError
+    return int(size)

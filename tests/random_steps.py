@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import Any
 
 import numpy as np
 import onnx
@@ -27,7 +26,9 @@ from random_models import (
     Shape,
     UnfitError,
     Value,
+    fixed,
 )
+from random_patterns import PATTERNS
 
 SINGLE, LOGICAL, MEANS = {FLOAT}, {BOOL}, {FLOAT, INT32}
 REAL = {FLOAT, DOUBLE}
@@ -475,7 +476,7 @@ def scan(d: Draft) -> None:
 def function(d: Draft) -> None:
     """A function of the model's own."""
     x = d.one({FLOAT})
-    if not d.functions:
+    if not any(f.name == "Wave" for f in d.functions):
         d.functions.append(
             helper.make_function(
                 "local",
@@ -494,14 +495,6 @@ def dead_end(d: Draft) -> None:
     d.add("Exp", [d.one({FLOAT})], [d.fresh()])
 
 
-def fixed(value: Value, axis: int) -> int:
-    """The size of an axis that must not be the free one."""
-    size: Any = (value.shape or ())[axis]
-    if isinstance(size, str):
-        raise UnfitError
-    return int(size)
-
-
 STEPS: list[Step] = [
     *[unary, binary, several, compare, where, cast, clip, dropout],
     *[unary, binary, product, unary, binary, product],
@@ -509,4 +502,5 @@ STEPS: list[Step] = [
     *[wide_product, gemm, integers, convolve, recurrent],
     *[transpose, reshape, unsqueeze, concat, split, slice_, gather, pad, expand, shape_of, one_hot],
     *[non_zero, text, sequence, optional, branch, loop, scan, function, dead_end],
+    *PATTERNS,
 ]
