@@ -26,9 +26,9 @@ def scalar(d: Draft, number: float) -> Value:
 # Fusions.
 
 
-def dense(d: Draft) -> None:
+def dense(d: Draft, x: Value | None = None) -> None:
     """One or two MatMul and Add over the same weights, of rank 2 or 3: Gemms between reshapes to added shapes."""
-    x = d.one({FLOAT}, ranks=range(2, 4), least=1)
+    x = x or d.one({FLOAT}, ranks=range(2, 4), least=1)
     inner = fixed(x, -1)
     weight, bias = d.weight(FLOAT, (inner, inner)), d.weight(FLOAT, (inner,))
     for _ in range(d.pick.randint(1, 2)):
@@ -76,19 +76,17 @@ def mean(d: Draft, x: Value) -> Value:
 
 
 def attention(d: Draft) -> None:
-    """Two heads over the middle axis, as transformers write them; the first axis may be free."""
-    x = d.one({FLOAT}, ranks=range(3, 4), least=1)
-    batch, steps, size = shape_of(x)
+    """A layer of a transformer, of two heads over the middle axis; the first axis may be free."""
+    source = d.one({FLOAT}, ranks=range(3, 4), least=1)
+    batch, steps, size = shape_of(source)
     if isinstance(steps, str) or isinstance(size, str) or size % 2:
         raise UnfitError
-    heads, split, joined = (
-        (batch, 2, steps, size // 2),
-        d.weight_of(np.array([0, 0, 2, -1])),
-        d.weight_of(np.array([0, 0, -1])),
-    )
+    split, joined = d.weight_of(np.array([0, 0, 2, size // 2])), d.weight_of(np.array([0, 0, size]))
+    gain, shift = d.weight(FLOAT, (size,)), d.weight(FLOAT, (size,))
+    x = d.made("LayerNormalization", [source, gain, shift], FLOAT, shape_of(source), axis=-1)
 
-    def projected(source: Value) -> Value:
-        product = d.made("MatMul", [source, d.weight(FLOAT, (size, size))], FLOAT, shape_of(x))
+    def projected(value: Value) -> Value:
+        product = d.made("MatMul", [value, d.weight(FLOAT, (size, size))], FLOAT, shape_of(x))
         return d.made("Add", [d.weight(FLOAT, (size,)), product], FLOAT, shape_of(x))
 
     def parted(perm: list[int]) -> Value:
@@ -98,10 +96,10 @@ def attention(d: Draft) -> None:
     scores = d.made("MatMul", [parted([0, 2, 1, 3]), parted([0, 2, 3, 1])], FLOAT, (batch, 2, steps, steps))
     scaled = d.made("Div", [scores, scalar(d, math.sqrt(size / 2))], FLOAT, shape_of(scores))
     weights = d.made("Softmax", [scaled], FLOAT, shape_of(scores), axis=-1)
-    mixed = d.made("MatMul", [weights, parted([0, 2, 1, 3])], FLOAT, heads)
+    mixed = d.made("MatMul", [weights, parted([0, 2, 1, 3])], FLOAT, (batch, 2, steps, size // 2))
     back = d.made("Transpose", [mixed], FLOAT, (batch, steps, 2, size // 2), perm=[0, 2, 1, 3])
     out = projected(d.made("Reshape", [back, joined], FLOAT, shape_of(x)))
-    d.made("Add", [out, x], FLOAT, shape_of(x))
+    dense(d, d.made("Add", [out, x], FLOAT, shape_of(x)))
 
 
 def convolution(d: Draft) -> None:
@@ -127,17 +125,21 @@ def transposed_product(d: Draft) -> None:
 
 
 def quantised(d: Draft) -> None:
-    """Between QuantizeLinear and DequantizeLinear, which onnxruntime replaces by integer arithmetic."""
+    """Between QuantizeLinear and DequantizeLinear, which onnxruntime replaces by integer arithmetic.
+
+    No step divides another, so that no product lies half-way between two numbers.
+    """
     x = d.one({FLOAT}, ranks=range(2, 3), least=1)
     inner = fixed(x, -1)
-    step, middle, none = d.weight_of(np.float32(0.05)), d.weight_of(np.uint8(128)), d.weight_of(np.int8(0))
-    weight = d.made("DequantizeLinear", [d.weight(INT8, (inner, inner)), step, none], FLOAT, (inner, inner))
+    middle, none = d.weight_of(np.uint8(128)), d.weight_of(np.int8(0))
+    restored = [d.weight(INT8, (inner, inner)), scalar(d, 0.0313), none]
+    weight = d.made("DequantizeLinear", restored, FLOAT, (inner, inner))
 
-    def rounded(value: Value) -> Value:
-        whole = d.made("QuantizeLinear", [value, step, middle], UINT8, shape_of(value))
-        return d.made("DequantizeLinear", [whole, step, middle], FLOAT, shape_of(value))
+    def rounded(value: Value, step: float) -> Value:
+        whole = d.made("QuantizeLinear", [value, scalar(d, step), middle], UINT8, shape_of(value))
+        return d.made("DequantizeLinear", [whole, scalar(d, step), middle], FLOAT, shape_of(value))
 
-    rounded(d.made("MatMul", [rounded(x), weight], FLOAT, shape_of(x)))
+    rounded(d.made("MatMul", [rounded(x, 0.0517), weight], FLOAT, shape_of(x)), 0.0471)
 
 
 # Shapes that are computed, and inputs that are left out.

@@ -503,4 +503,5 @@ STEPS: list[Step] = [
     *[transpose, reshape, unsqueeze, concat, split, slice_, gather, pad, expand, shape_of, one_hot],
     *[non_zero, text, sequence, optional, branch, loop, scan, function, dead_end],
     *PATTERNS,
+    *PATTERNS,
 ]
