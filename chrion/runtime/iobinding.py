@@ -31,6 +31,8 @@ class HybridIOBinding:
         self.devices: dict[str, tuple[str, int]] = {}
         #: What the last run gave, in the order of binding.
         self.results: list[ort.OrtValue] = []
+        #: The plain session's binding, where the last run was plain.
+        self._plain: Any = None
 
     def bind_cpu_input(self, name: str, arr_on_cpu: np.ndarray[Any, Any]) -> None:
         """Bind an array on the CPU."""
@@ -87,13 +89,16 @@ class HybridIOBinding:
         self.outputs.clear()
         self.devices.clear()
         self.results.clear()
+        self._plain = None
 
     def get_outputs(self) -> list[ort.OrtValue]:
         """Outputs of the last run, in the order they were bound."""
         return list(self.results)
 
     def copy_outputs_to_cpu(self) -> list[Any]:
-        """Outputs of the last run as arrays of their own."""
+        """Outputs of the last run as arrays of their own; sequences and maps as onnxruntime has them, of a plain run."""
+        if self._plain is not None and not all(value.is_tensor() for value in self.results):
+            return list(self._plain.copy_outputs_to_cpu())
         return [to_host(value).numpy().copy() for value in self.results]
 
     def synchronize_inputs(self) -> None:
@@ -113,6 +118,7 @@ class HybridIOBinding:
             else:
                 binding.bind_ortvalue_output(name, target)
         session.run_with_iobinding(binding, run_options)
+        self._plain = binding
         return list(binding.get_outputs())
 
     def _check(self, side: str, name: Any) -> None:

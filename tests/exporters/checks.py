@@ -145,8 +145,10 @@ class _Checks:
             if session is None:
                 return
             self._compare(session, "default, run", by_run, [*self.served] * self.effort.rounds)
+            # onnxruntime crashes on some bound outputs that are sequences of maps.
+            tensors = all(output.type.startswith("tensor(") for output in session.get_outputs())
             for name, way in WAYS.items():
-                if way is not by_run:
+                if way is not by_run and (tensors or way is not by_binding):
                     self._compare(session, f"default, {name}", way, self.served)
 
     def forced(self) -> None:

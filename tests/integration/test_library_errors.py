@@ -190,3 +190,14 @@ def test_sequences_of_maps_run_plain() -> None:
         assert "value 'p' is a seq(map(int64,tensor(float)))" in session.explain()
     with pytest.raises(ModelError, match=r"seq\(map\(int64"):
         load(zip_map())
+
+
+def test_sequences_of_maps_are_copied_from_a_binding() -> None:
+    """As a plain session's binding does."""
+    (expected,) = plain(zip_map(), {"x": X})
+    with HybridSession(zip_map()) as session:
+        binding = session.io_binding()
+        binding.bind_cpu_input("x", X)
+        binding.bind_output("p")
+        session.run_with_iobinding(binding)
+        assert binding.copy_outputs_to_cpu() == [expected]
