@@ -3,11 +3,12 @@
 ``python scripts/exporters.py make FOLDER`` exports the models of all families in ``tests/exporters/``, each family in
 an environment with what it requires. ``check FOLDER`` runs every model: the default session, a forced plan of every
 policy, random cuts, several shapes, repeated calls, OrtValues and IOBinding. Its exit code is 1 if any answer differs
-or any call fails that plain onnxruntime serves. ``check FOLDER --timing -o docs/exporters.md`` also measures latency,
-creation and memory, and fills in the page's table. ``sample FOLDER NAME ...`` adds models to the sample that the tests
-run.
+or any call fails that plain onnxruntime serves. ``check FOLDER --latency -o docs/exporters.md`` also measures latency
+and fills in the page's table; ``--timing`` measures creation and memory as well. ``sample FOLDER NAME ...`` adds models
+to the sample that the tests run.
 
-Each model is checked in a process of its own, so that a crash costs one model.
+Each model is checked in a process of its own, so that a crash costs one model. Times are measured after all checks, one
+model at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import sys
 import tempfile
 import time
 import venv
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,7 +37,7 @@ from cases import Case, find_cases, read_case, read_feeds
 from checks import QUICK, Effort, Outcome, check
 from pages import filled, markdown
 from sample import SAMPLE, write_sample
-from timing import Timing, measure
+from timing import Timing, latency, measure
 
 from answers import Tolerance
 from chrion.files import write_atomically
@@ -59,7 +60,6 @@ class Job:
     case: Case
     folder: Path
     effort: Effort
-    timing: bool
 
 
 @dataclass(frozen=True)
@@ -112,17 +112,28 @@ TEXT = """Written by `scripts/exporters.py` on {machine} (shared, noisy), onnxru
 def work(job: Job) -> Row:
     """Check a case, in a process for such."""
     ort.set_default_logger_severity(4)
-    tolerance = Tolerance(job.case.rtol, job.case.atol)
+    case = read_case(job.folder)
+    tolerance = Tolerance(case.rtol, case.atol)
+    outcome = check(job.folder / "model.onnx", read_feeds(job.folder), tolerance, job.effort, case.name)
+    return Row(case, outcome, None)
+
+
+def time_all(folder: Path) -> Timing | str:
+    """Measure everything for a case; the reason if that fails."""
+    ort.set_default_logger_severity(4)
     try:
-        outcome = check(job.folder / "model.onnx", read_feeds(job.folder), tolerance, job.effort, job.case.name)
-    except Exception as error:  # noqa: BLE001 - of the checks themselves, or of files that are missing
-        return Row(job.case, None, None, f"not checked: {type(error).__name__}: {error}"[:200])
-    if not job.timing:
-        return Row(job.case, outcome, None)
-    try:
-        return Row(job.case, outcome, measure(job.folder))
+        return measure(folder)
     except (OSError, subprocess.SubprocessError, RuntimeError) as error:
-        return Row(job.case, outcome, None, f"not timed: {error}")
+        return f"not timed: {error}"
+
+
+def time_latency(folder: Path) -> Timing | str:
+    """Measure the steady state of a case with the cache at hand; the reason if that fails."""
+    ort.set_default_logger_severity(4)
+    try:
+        return Timing(None, None, None, None, latency(folder))
+    except (OSError, RuntimeError) as error:
+        return f"not timed: {error}"
 
 
 def brief(reason: str) -> str:
@@ -142,6 +153,17 @@ def run_checks(jobs: Sequence[Job], processes: int) -> list[Row]:
         for finding in [*(row.outcome.findings if row.outcome else ()), *filter(None, [row.failure])]:
             print(f"    {finding}", flush=True)
     return sorted(rows, key=lambda row: row.case.name)
+
+
+def run_timing(rows: Sequence[Row], folders: Mapping[str, Path], clock: Callable[[Path], Timing | str]) -> list[Row]:
+    """Measure all cases, one at a time, and print each as it ends."""
+    known = {folders[row.case.name]: row for row in rows}
+    for at, (folder, result) in enumerate(run_all(clock, list(known), 1, PATIENCE_S), start=1):
+        failure = result.how if isinstance(result, Lost) else result if isinstance(result, str) else ""
+        timing = result if isinstance(result, Timing) else None
+        known[folder] = replace(known[folder], timing=timing, failure=known[folder].failure or failure)
+        print(f"timed [{at}/{len(rows)}] {' | '.join(known[folder].cells())}", flush=True)
+    return [known[folders[row.case.name]] for row in rows]
 
 
 def report(rows: Sequence[Row]) -> str:
@@ -170,7 +192,10 @@ def check_all(arguments: argparse.Namespace) -> int:
     start = time.monotonic()
     print(" | ".join(HEAD))
     cases = chosen_cases(arguments.folder, arguments.only)
-    rows = run_checks([Job(case, folder, effort, arguments.timing) for case, folder in cases], arguments.processes)
+    rows = run_checks([Job(case, folder, effort) for case, folder in cases], arguments.processes)
+    if arguments.timing or arguments.latency:
+        folders = {case.name: folder for case, folder in cases}
+        rows = run_timing(rows, folders, time_all if arguments.timing else time_latency)
     content = report(rows)
     print(content)
     for path in arguments.output:
@@ -273,8 +298,9 @@ def parser() -> argparse.ArgumentParser:
     checks.add_argument("--only", default="", help="a regular expression over the names of models")
     checks.add_argument("--quick", action="store_true", help="fewer cuts and shapes")
     checks.add_argument("--random-cuts", type=int, help="random plans of each kind")
+    checks.add_argument("--latency", action="store_true", help="measure the steady state as well")
     checks.add_argument("--timing", action="store_true", help="measure latency, creation and memory as well")
-    checks.add_argument("--processes", type=int, default=1, help="models at a time; 1 for timing")
+    checks.add_argument("--processes", type=int, default=1, help="models to check at a time")
     checks.add_argument("-o", "--output", type=Path, nargs="*", default=[], help="pages whose markers to fill")
     checks.set_defaults(command=check_all)
     sample = commands.add_parser("sample", help="add models to the sample of the tests")

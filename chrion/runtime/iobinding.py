@@ -96,7 +96,7 @@ class HybridIOBinding:
         return list(self.results)
 
     def copy_outputs_to_cpu(self) -> list[Any]:
-        """Outputs of the last run as arrays of their own; sequences and maps as onnxruntime has them, of a plain run."""
+        """Outputs of the last run as arrays of their own; sequences and maps as onnxruntime copies them."""
         if self._plain is not None and not all(value.is_tensor() for value in self.results):
             return list(self._plain.copy_outputs_to_cpu())
         return [to_host(value).numpy().copy() for value in self.results]

@@ -14,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,13 +78,14 @@ def measure(folder: Path, repeats: int = 3) -> Timing:
             with tempfile.TemporaryDirectory() as empty:
                 found[COLD].append(_create_apart(folder, COLD, Path(empty)))
             found[WARM].append(_create_apart(folder, WARM, Path(kept)))
-        latency = _latency(folder, Path(kept))
+        with _cache(Path(kept)):
+            steady = latency(folder)
     return Timing(
         _ratio([c.created_s for c in found[COLD]], [c.created_s for c in found[PLAIN]]),
         _ratio([c.created_s for c in found[WARM]], [c.created_s for c in found[PLAIN]]),
         _ratio([s for c in found[COLD] for s in c.shapes_s], [s for c in found[PLAIN] for s in c.shapes_s]),
         _ratio([c.memory_mb for c in found[WARM]], [c.memory_mb for c in found[PLAIN]]),
-        latency,
+        steady,
     )
 
 
@@ -116,22 +118,28 @@ def _create_apart(folder: Path, kind: str, cache: Path) -> Creation:
     return Creation(*json.loads(done.stdout.splitlines()[-1]))
 
 
-def _latency(folder: Path, cache: Path) -> float:
-    """Steady-state latency: each session has the machine to itself, in alternating turns."""
+def latency(folder: Path) -> float:
+    """Return the steady-state ratio: each session has the machine to itself, in alternating turns."""
     feed, model = read_feeds(folder)[0], str(folder / "model.onnx")
 
     def hybrid() -> Any:
         session = HybridSession(model)
         return lambda: session.run(None, feed), session.close
 
+    rivals: Mapping[str, Maker] = {"hybrid": hybrid, PLAIN: plain_rival(model, feed, None)}
+    times = {timing.name: timing.median_ms for timing in race(rivals, cycles=6, turn_s=0.1)}
+    return times["hybrid"] / times[PLAIN]
+
+
+@contextmanager
+def _cache(folder: Path) -> Iterator[None]:
+    """Let sessions of this process use a cache."""
     kept = os.environ.get("CHRION_CACHE")
-    os.environ["CHRION_CACHE"] = str(cache)
+    os.environ["CHRION_CACHE"] = str(folder)
     try:
-        rivals: Mapping[str, Maker] = {"hybrid": hybrid, PLAIN: plain_rival(model, feed, None)}
-        times = {timing.name: timing.median_ms for timing in race(rivals, cycles=6, turn_s=0.1)}
+        yield
     finally:
         os.environ.pop("CHRION_CACHE") if kept is None else os.environ.update(CHRION_CACHE=kept)
-    return times["hybrid"] / times[PLAIN]
 
 
 def _shapes(feed: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -165,7 +165,7 @@ def test_the_script_fills_the_page_and_notices_what_is_wrong(
     page = tmp_path / "page.md"
     page.write_text("Text.\n\n<!-- begin: exporters -->\n<!-- end: exporters -->\n")
     arguments = ["exporters.py", "check", str(tmp_path / "corpus"), "--quick", "-o", str(page)]
-    monkeypatch.setattr("sys.argv", [*arguments, "--only", "good"])
+    monkeypatch.setattr("sys.argv", [*arguments, "--only", "good", "--latency"])
     assert exporters.main() == 0
     assert "| family/good | onnx.helper 1 | 4 | yes | " in page.read_text()
     work = exporters.work
