@@ -6,6 +6,7 @@ from pathlib import Path
 
 import onnx
 
+from chrion.allocator import trim
 from chrion.errors import InputError, UnsafeModelError
 from chrion.graph.loader import WEIGHT_PREFIX, load, read
 from chrion.graph.model import Graph
@@ -41,6 +42,8 @@ def admit(model: str | Path | bytes | onnx.ModelProto | Graph, wishes: Wishes) -
         if isinstance(error, UnsafeModelError) or (planned and isinstance(error, InputError)):
             raise
         return None, reason or why_plain(error)
+    finally:
+        trim()
     return (None, reason) if reason else (graph, "")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import onnxruntime as ort
 
+from chrion.allocator import trim
 from chrion.cores import physical_cores
 from chrion.devices import CPU_PROVIDER, usable_provider
 from chrion.errors import ChrionError, InputError, ModelError, ProviderError
@@ -29,6 +30,8 @@ from chrion.units import format_ms
 
 log = logging.getLogger(__name__)
 
+#: A plain session that is not the caller's own, beside which that one may have to stay, holds no more weights.
+_BESIDE_BYTES = 32e6
 #: Plans stay open while they are compared if all their weights together take no more.
 _LASTING_BYTES = 256e6
 _PLAIN = "plain"
@@ -97,6 +100,8 @@ class Chooser:
         self._profile: Profile | None = None
         #: How the accelerator has failed, after which it is not used any more; empty while it works.
         self._lost = ""
+        #: Plain sessions by name; one serves all shapes.
+        self._opened: dict[str, PlainEngine] = {}
 
     def engine(self, graph: Graph) -> Engine:
         """The engine for a graph of known shapes.
@@ -112,18 +117,23 @@ class Chooser:
         wishes = self._wishes
         plan = wishes.plan(graph) if callable(wishes.plan) and not self._lost else wishes.plan
         try:
-            if self._lost:
-                return self._chosen_on_cpu(graph)
-            if isinstance(plan, Plan):
-                return self._open(graph, plan)
-            require_tensors(graph)
-            return self._guarded(graph)
+            return self._engine(graph, plan if isinstance(plan, Plan) else None)
         except Exception as error:
             if self._concerns_caller(error):
                 raise
             if not isinstance(error, CannotCutError):
                 log.warning("model %s runs plain: %s", graph.name, why_plain(error))
             return self.plain(why_plain(error))
+        finally:
+            trim()
+
+    def _engine(self, graph: Graph, plan: Plan | None) -> Engine:
+        if self._lost:
+            return self._chosen_on_cpu(graph)
+        if plan is not None:
+            return self._open(graph, plan)
+        require_tensors(graph)
+        return self._guarded(graph)
 
     def _concerns_caller(self, error: Exception) -> bool:
         """Return whether an error is about what the caller asked for, so that a plain session would hide it."""
@@ -142,6 +152,7 @@ class Chooser:
         if self._lost:
             return False
         self._lost = f"the accelerator failed: {error}"
+        self._opened.clear()
         log.warning("the model runs on the CPU: %s", self._lost)
         return True
 
@@ -153,9 +164,9 @@ class Chooser:
         """
         wishes = self._wishes
         if self._lost:
-            return wishes.on_cpu(self._lost)
+            return self._shared(_PLAIN, wishes.on_cpu, self._lost)
         try:
-            return wishes.plain(reason)
+            return self._shared(_PLAIN if wishes.budget_mb is None else _PLAIN_CPU, wishes.plain, reason)
         except Exception as error:
             if wishes.strict or wishes.accelerator is None:
                 raise
@@ -166,6 +177,12 @@ class Chooser:
             self.lose(error)
             return engine
 
+    def _shared(self, name: str, make: Callable[[str], PlainEngine], reason: str) -> PlainEngine:
+        """Return the plain session of a name, opened once, with a reason of its own."""
+        if name not in self._opened:
+            self._opened[name] = make(reason)
+        return self._opened[name].because(reason)
+
     def _chosen_on_cpu(self, graph: Graph) -> Engine:
         """What runs without the accelerator.
 
@@ -173,11 +190,11 @@ class Chooser:
         are at hand, a plain session.
         """
         if self._profile is None:
-            return self._wishes.on_cpu(self._lost)
-        makers = self._plain_makers()
+            return self.plain(self._lost)
+        makers = self._plain_makers(graph)
         decision = self._decide(graph, makers)
         if decision.plan is None:
-            return makers[decision.winner](f"{self._lost}; {decision.why}")
+            return self._shared(decision.winner, makers[decision.winner], f"{self._lost}; {decision.why}")
         return self._cut(graph, replace(decision.plan, remarks=(*decision.plan.remarks, self._lost)))
 
     def _open(self, graph: Graph, plan: Plan) -> Engine:
@@ -206,7 +223,7 @@ class Chooser:
     def _guarded(self, graph: Graph) -> Engine:
         provider = self._wishes.accelerator[0] if self._wishes.accelerator else None
         memory = Memory(this_machine(provider).fingerprint, graph.digest, self._goal())
-        plain = self._plain_makers()
+        plain = self._plain_makers(graph)
         decision = memory.recall()
         if decision is not None:
             try:
@@ -218,7 +235,9 @@ class Chooser:
         return self._chosen(graph, plain, decision)
 
     def _chosen(self, graph: Graph, plain: Mapping[str, Callable[[str], PlainEngine]], decision: Decision) -> Engine:
-        return self._open(graph, decision.plan) if decision.plan else plain[decision.winner](decision.why)
+        if decision.plan:
+            return self._open(graph, decision.plan)
+        return self._shared(decision.winner, plain[decision.winner], decision.why)
 
     def _decide(self, graph: Graph, plain: Mapping[str, Callable[[str], PlainEngine]]) -> Decision:
         """Time the plans that look best against the plain sessions."""
@@ -258,11 +277,11 @@ class Chooser:
             log.warning("model %s runs without an accelerator: %s", graph.name, error)
             return None
 
-    def _plain_makers(self) -> dict[str, Callable[[str], PlainEngine]]:
+    def _plain_makers(self, graph: Graph) -> dict[str, Callable[[str], PlainEngine]]:
         """Plain sessions worth trying: as the caller made it, and on the CPU with other numbers of threads."""
         wishes = self._wishes
         makers: dict[str, Callable[[str], PlainEngine]] = {_PLAIN: wishes.on_cpu if self._lost else wishes.as_asked}
-        if wishes.options is None:
+        if wishes.options is None and sum(graph.dag.weight_bytes) <= _BESIDE_BYTES:
             cores = len(physical_cores())
             counts = [1] if cores < 8 else [1, cores // 2]
             makers |= {f"plain, threads: {count}": _with_threads(wishes.source, count) for count in counts}

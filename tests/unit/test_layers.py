@@ -12,7 +12,7 @@ import chrion
 
 ROOT = Path(chrion.__file__).parent
 FLOORS = {
-    **dict.fromkeys(["errors", "units", "files", "cores", "lanes", "native", "waiting"], 0),
+    **dict.fromkeys(["allocator", "errors", "units", "files", "cores", "lanes", "native", "waiting"], 0),
     **dict.fromkeys(["graph", "zoo"], 1),
     "devices": 2,
     "profiler": 3,
