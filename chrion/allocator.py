@@ -12,5 +12,5 @@ def trim() -> None:
     glibc keeps what loading, profiling and planning have freed, in pieces between what stays: 5 to 10 MB for a small
     model, as much again as its session holds.
     """
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+    with contextlib.suppress(AttributeError):
+        ctypes.pythonapi.malloc_trim(0)

@@ -401,6 +401,19 @@ def test_a_failure_names_its_operator_and_leaves_the_session_whole(lane: int) ->
             assert_same_as_plain(session, failing(), good)
 
 
+def test_one_plain_session_serves_all_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no plan wins, no shape opens a session of its own; their weights would add up."""
+    monkeypatch.setattr("chrion.runtime.choosing.decide", lambda candidates, _: (candidates[0].name, ()))
+    model = branches()
+    for info in (*model.graph.input, *model.graph.output):
+        info.type.tensor_type.shape.dim[0].dim_param = "batch"
+    with HybridSession(model) as session:
+        for batch in (2, 1, 3, 2, 5):
+            assert_same_as_plain(session, model, {"x": np.ones((batch, 4), np.float32)})
+        assert len(session._engines) == 4
+        assert len({id(engine.session) for engine in session._engines.values() if not session.plan}) == 1
+
+
 def test_a_request_at_fault_raises_what_inference_session_raises() -> None:
     """The same type and message, from each way to run; the session stays cut for the requests after it."""
     good, bad = {"x": X, "i": np.array([1, 0])}, {"x": X, "i": np.array([7, 0])}

@@ -47,7 +47,7 @@ def decided(monkeypatch: pytest.MonkeyPatch, budget_mb: float | None) -> list[st
     monkeypatch.setattr(Chooser, "_plans", made)
     monkeypatch.setattr(choosing, "decide", decide)
     chooser = Chooser(wishes(budget_mb))
-    chooser._decide(graph, chooser._plain_makers())
+    chooser._decide(graph, chooser._plain_makers(graph))
     return timed
 
 
