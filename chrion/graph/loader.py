@@ -74,7 +74,8 @@ def load(
     """
     proto, path = read(source)
     given = {name: tuple(shape) for name, shape in (shapes or {}).items()}
-    declared = {v.name: _declared_shape(v) for v in (*proto.graph.input, *proto.graph.output)}
+    values = (*proto.graph.input, *proto.graph.output) if given else proto.graph.input
+    declared = {v.name: _declared_shape(v) for v in values if v.type.HasField("tensor_type")}
     original = path or _serialised(proto, "model")
     _fix_shapes(proto, given)
     folder = WeightsFolder()

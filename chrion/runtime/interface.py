@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import onnxruntime as ort
 
+from chrion.graph.model import TensorInfo
 from chrion.runtime.values import MissingInputError, check_call, check_kinds
 
 _MANY = "a request runs in several onnxruntime sessions"
@@ -29,6 +31,24 @@ NOT_OFFERED: Mapping[str, str] = {
     "release_captured_graph": "CUDA graphs belong to the buffers of a request; they go with the session",
     "run_with_ortvaluevector": "run_with_ort_values and run_with_iobinding do the same with OrtValues",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class NodeArg:
+    """An input, output or weight, as onnxruntime's class of the same name describes it."""
+
+    name: str
+    type: str
+    #: Sizes; a name or None stands for a free dimension. Empty for a scalar and where the rank is unknown.
+    shape: list[int | str | None]
+
+    def __str__(self) -> str:
+        return f"NodeArg(name={self.name!r}, type={self.type!r}, shape={self.shape!r})"
+
+
+def node_args(infos: Sequence[TensorInfo]) -> list[NodeArg]:
+    """Return new descriptions, which their receiver may change."""
+    return [NodeArg(info.name, info.type, list(info.shape or ())) for info in infos]
 
 
 class InferenceInterface:

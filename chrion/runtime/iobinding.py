@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime as ort
 
 from chrion.devices.host import numpy_dtype, to_host
-from chrion.graph.model import TensorInfo
+from chrion.runtime.interface import NodeArg
 from chrion.runtime.values import check_ort_value
 
 
@@ -20,7 +20,7 @@ class HybridIOBinding:
     An output bound without a buffer gets a new one in each run, in the accelerator's memory if it was bound to that.
     """
 
-    def __init__(self, owner: object, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]) -> None:
+    def __init__(self, owner: object, inputs: Sequence[NodeArg], outputs: Sequence[NodeArg]) -> None:
         #: The session that it is for.
         self.owner = owner
         self._known = {"input": [i.name for i in inputs], "output": [o.name for o in outputs]}

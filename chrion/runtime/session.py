@@ -22,7 +22,7 @@ from chrion.runtime.admission import admit
 from chrion.runtime.choosing import Chooser, Wishes, why_plain
 from chrion.runtime.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
 from chrion.runtime.executor import AcceleratorFailure, Event
-from chrion.runtime.interface import InferenceInterface
+from chrion.runtime.interface import InferenceInterface, NodeArg, node_args
 from chrion.runtime.iobinding import HybridIOBinding
 from chrion.runtime.options import check_arguments, run_reason, wants_errors
 from chrion.runtime.values import (
@@ -242,19 +242,19 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         except (MissingInputError, InvalidArgument) as error:
             raise RuntimeError(str(error)) from error
 
-    def get_inputs(self) -> list[TensorInfo]:
+    def get_inputs(self) -> list[NodeArg]:
         """Name, type and shape of each input that a run must be given."""
-        return list(self._graph.declared_inputs if self._graph else self._plain_engine().session.get_inputs())
+        return node_args(self._graph.declared_inputs) if self._graph else self._plain_engine().session.get_inputs()
 
-    def get_outputs(self) -> list[TensorInfo]:
+    def get_outputs(self) -> list[NodeArg]:
         """Name, type and shape of each output."""
-        return list(self._graph.declared_outputs if self._graph else self._plain_engine().session.get_outputs())
+        return node_args(self._graph.declared_outputs) if self._graph else self._plain_engine().session.get_outputs()
 
-    def get_overridable_initializers(self) -> list[TensorInfo]:
+    def get_overridable_initializers(self) -> list[NodeArg]:
         """Weights that a run may be given other values for; it then runs plain."""
-        return list(
-            self._graph.overridable if self._graph else self._plain_engine().session.get_overridable_initializers()
-        )
+        if self._graph is None:
+            return list(self._plain_engine().session.get_overridable_initializers())
+        return node_args(self._graph.overridable)
 
     def get_modelmeta(self) -> ModelMetadata:
         """The model's own description of itself."""

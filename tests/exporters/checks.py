@@ -145,11 +145,21 @@ class _Checks:
             if session is None:
                 return
             self._compare(session, "default, run", by_run, [*self.served] * self.effort.rounds)
+            self._compare_signatures(session)
             # onnxruntime crashes on some bound outputs that are sequences of maps.
             tensors = all(output.type.startswith("tensor(") for output in session.get_outputs())
             for name, way in WAYS.items():
                 if way is not by_run and (tensors or way is not by_binding):
                     self._compare(session, f"default, {name}", way, self.served)
+
+    def _compare_signatures(self, session: HybridSession) -> None:
+        """Compare names, types and shapes of inputs, outputs and overridable weights."""
+        for method in ("get_inputs", "get_outputs", "get_overridable_initializers"):
+            ours, theirs = (
+                [(a.name, a.type, a.shape) for a in getattr(s, method)()] for s in (session, self.plain.session)
+            )
+            if ours != theirs:
+                self._find(f"default, {method}", f"{ours}, not {theirs}")
 
     def forced(self) -> None:
         """Serve requests by plans of every policy, and by random ones."""

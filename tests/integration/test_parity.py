@@ -6,9 +6,11 @@ import inspect
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
@@ -279,3 +281,49 @@ def test_a_terminated_run_raises_what_onnxruntime_raises(ours: HybridSession) ->
     """``Fail``, which is no RuntimeError."""
     with pytest.raises(Fail, match="terminate"):
         ours.run(None, {"x": X}, terminating())
+
+
+# Libraries that look at a session.
+
+
+#: Attributes that InferenceSession has by private names, and how to compare them.
+PRIVATE: dict[str, Callable[[Any], Any]] = {
+    "_model_path": lambda value: value,
+    "_model_bytes": lambda value: value,
+    "_providers": list,
+    "_provider_options": sorted,
+    "_inputs_meta": lambda value: [(i.name, i.type, i.shape) for i in value],
+    "_outputs_meta": lambda value: [(o.name, o.type, o.shape) for o in value],
+    "_overridable_initializers": lambda value: [w.name for w in value],
+    "_model_meta": lambda value: value.graph_name,
+    "_sess_options": type,
+    "_sess": lambda value: (type(value), [i.name for i in value.inputs_meta]),
+}
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+@pytest.mark.parametrize("kind", ["cut", "plain"])
+def test_private_attributes_are_those_of_inference_session(tmp_path: Path, name: str, kind: str) -> None:
+    """Of a model in a file and of one in memory."""
+    onnx.save(branches(), tmp_path / "model.onnx")
+    graph = load(branches())
+    plan = forced_plan(graph, alternating(graph) if kind == "cut" else [1] * len(graph.dag))
+    for source in (str(tmp_path / "model.onnx"), branches().SerializeToString()):
+        options = ort.SessionOptions()
+        plain_session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        with HybridSession(source, options, ["CPUExecutionProvider"], plan=plan) as session:
+            assert isinstance(session, ort.InferenceSession)
+            assert PRIVATE[name](getattr(session, name)) == PRIVATE[name](getattr(plain_session, name))
+            assert (session.plan is not None) == (kind == "cut")
+
+
+def test_a_binding_of_onnxruntime_itself(ours: HybridSession, theirs: ort.InferenceSession) -> None:
+    """What ``onnxruntime.IOBinding(session)`` binds is run; one of another session is refused."""
+    binding = ort.IOBinding(ours)
+    binding.bind_cpu_input("x", X)
+    binding.bind_output("y")
+    for _ in range(2):
+        ours.run_with_iobinding(binding)
+        assert_equal(binding.copy_outputs_to_cpu(), plain(branches(), {"x": X}, ["y"]))
+    with pytest.raises(ValueError, match="session that created it"):
+        ours.run_with_iobinding(ort.IOBinding(theirs))

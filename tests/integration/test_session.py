@@ -136,7 +136,7 @@ def test_a_request_may_bring_weights_of_its_own() -> None:
     with cut_session(model) as session:
         assert [i.name for i in session.get_inputs()] == ["x"]
         assert [(i.name, i.type, i.shape) for i in session.get_overridable_initializers()] == [
-            ("w", "tensor(float)", (4, 4))
+            ("w", "tensor(float)", [4, 4])
         ]
         assert_same_as_plain(session, model, other)
         assert_same_as_plain(session, model, {"x": X})
@@ -639,7 +639,7 @@ def free() -> onnx.ModelProto:
 def test_free_dimensions_are_fixed_by_the_feed() -> None:
     """Any shape is run, those used before and new ones, also an empty batch."""
     with HybridSession(free()) as session:
-        assert session.get_inputs()[0].shape == ("batch", 4)
+        assert session.get_inputs()[0].shape == ["batch", 4]
         for batch in (1, 3, 0, 1, *range(2, 12), 3):
             feed = {"x": np.random.default_rng(batch).standard_normal((batch, 4)).astype(np.float32)}
             assert_same_as_plain(session, free(), feed)

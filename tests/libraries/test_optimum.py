@@ -5,6 +5,7 @@ They want an environment of their own, with PyTorch, which ``.ci/run`` makes. El
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -161,3 +162,28 @@ def test_text_is_generated(decoder: Path, ours: Make) -> None:
         return model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=5, do_sample=False)
 
     assert generate(ours(decoder)).tolist() == generate(theirs(decoder)).tolist()
+
+
+def test_sentences_are_embedded(encoder: Path, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By sentence-transformers, whose sessions optimum opens: in the place of its InferenceSession, ours does."""
+    sentences = pytest.importorskip("sentence_transformers", reason="optimum: no sentence-transformers")
+    hf.BertConfig(**SIZES).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "onnx").mkdir()
+    shutil.copy(encoder, tmp_path / "onnx" / "model.onnx")
+    opened: list[HybridSession] = []
+
+    def embed() -> Any:
+        kwargs = {"provider": CPU[0], "file_name": "onnx/model.onnx", "export": False}
+        model = sentences.SentenceTransformer(str(tmp_path), backend="onnx", model_kwargs=kwargs)
+        return model.encode([*TEXTS, "three three two"])
+
+    def hybrid(*arguments: Any, **rest: Any) -> HybridSession:
+        opened.append(HybridSession(*arguments, **rest))
+        return opened[-1]
+
+    expected = embed()
+    monkeypatch.setattr("optimum.onnxruntime.modeling.InferenceSession", hybrid)
+    assert_close(embed(), expected)
+    assert len(opened) == 1
+    opened[0].close()
