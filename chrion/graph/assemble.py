@@ -126,7 +126,7 @@ def _quantised(model: onnx.ModelProto, reads: Sequence[tuple[str, ...]], produce
     restored = {name for name in own if nodes[producer[name]].op_type == "DequantizeLinear"}
     units = {i for i, names in enumerate(reads) if restored.intersection(names)}
     requantised = {name for node in nodes if node.op_type == "QuantizeLinear" for name in node.input[:1]}
-    return restored | {name for name in requantised & own if producer[name] in units}
+    return restored | {name for name in requantised & producer.keys() if producer[name] in units}
 
 
 def _dag(

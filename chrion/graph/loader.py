@@ -12,7 +12,9 @@ and what it knows is what will run.
 from __future__ import annotations
 
 import errno
+import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -40,7 +42,7 @@ _SHAPE_ELEMENTS = 1 << 16
 _WEIGHTS_FILE = "weights.bin"
 #: Begins the name of every weight of a loaded model, so that no fusion makes it again: MatMulAddFusion adds a constant
 #: ``gemm_input_shape`` to the whole model, then to a segment that already holds one, and onnxruntime refuses it.
-WEIGHT_PREFIX = "chrion/"
+_WEIGHT_PREFIX = "chrion{}/"
 #: Operators of com.microsoft whose second and third outputs are caches, of shape (batch, heads, length, size).
 _CACHING = frozenset(
     {"DecoderMaskedMultiHeadAttention", "GroupQueryAttention", "MultiHeadAttention", "SparseAttention"}
@@ -137,6 +139,16 @@ def reassemble(graph: Graph, model: onnx.ModelProto) -> Graph:
         shapes=graph.shapes,
         folder=graph.folder,
     )
+
+
+def element_type(kind: str) -> int:
+    """Return ONNX's number for a tensor type as onnxruntime writes it."""
+    return int(onnx.TensorProto.DataType.Value(kind.removeprefix("tensor(").removesuffix(")").upper()))
+
+
+def original_name(weight: str) -> str:
+    """Return the name that a weight of a loaded model had in the model's file."""
+    return re.sub(r"^chrion\d*/", "", weight)
 
 
 def weights_folder_option(folder: Path) -> dict[str, str]:
@@ -274,10 +286,18 @@ def _opened(
 ) -> tuple[onnx.ModelProto, dict[str, TensorInfo], ort.InferenceSession]:
     """The optimised model with named nodes, the types of its values, and the session that optimised it."""
     model, session = _optimise(proto, path, folder, level)
-    rename_weights(model, f"{WEIGHT_PREFIX}{{}}".format)
+    prefix = _unused_prefix(model)
+    rename_weights(model, prefix)
     _name_nodes(model)
-    _part_initial_states(model)
+    _part_initial_states(model, prefix)
     return model, _node_types(model, folder), session
+
+
+def _unused_prefix(model: onnx.ModelProto) -> str:
+    """Return a beginning that no name in the model has, nor in the bodies of its nodes."""
+    content = model.SerializeToString()
+    prefixes = (_WEIGHT_PREFIX.format(at or "") for at in itertools.count())
+    return next(prefix for prefix in prefixes if prefix.encode() not in content)
 
 
 def _optimise(
@@ -332,7 +352,7 @@ def _name_nodes(model: onnx.ModelProto) -> None:
         node.name = name
 
 
-def _part_initial_states(model: onnx.ModelProto) -> None:
+def _part_initial_states(model: onnx.ModelProto, prefix: str) -> None:
     """Give every recurrent node constant initial states of its own.
 
     Operators that begin with the same zeros share them, the more so once onnxruntime has merged equal constants. The
@@ -345,11 +365,35 @@ def _part_initial_states(model: onnx.ModelProto) -> None:
                 if node.input[slot] in constants:
                     own = model.graph.initializer.add()
                     own.CopyFrom(constants[node.input[slot]])
-                    own.name = node.input[slot] = f"{node.name}/initial_{'hc'[slot - 5]}"
+                    own.name = node.input[slot] = f"{prefix}{node.name}/initial_{'hc'[slot - 5]}"
 
 
 def _node_types(model: onnx.ModelProto, folder: Path) -> dict[str, TensorInfo]:
-    """Types of all node outputs: declare each of them a graph output, and see what onnxruntime makes of it."""
+    """Return the types of all values; the lengths of attention caches, and of what is made of them, are unknown.
+
+    How long a cache is depends on a request's values (``total_sequence_length``), while onnxruntime infers the shape of
+    the cache that comes in. So types are inferred once more, with the caches as inputs of unknown length.
+    """
+    types = _inferred_types(model, folder)
+    caches = _caches(model, types)
+    if not caches:
+        return types
+    fed = onnx.ModelProto()
+    fed.CopyFrom(model)
+    for node in fed.graph.node:
+        for at, name in enumerate(node.output):
+            node.output[at] = f"{name}/inferred" if name in caches else name
+    kept = [o for o in fed.graph.output if o.name not in caches]
+    del fed.graph.output[:]
+    fed.graph.output.extend(kept)
+    fed.graph.input.extend(
+        onnx.helper.make_tensor_value_info(c.name, element_type(c.type), c.shape) for c in caches.values()
+    )
+    return types | _inferred_types(fed, folder) | caches
+
+
+def _inferred_types(model: onnx.ModelProto, folder: Path) -> dict[str, TensorInfo]:
+    """Declare every value a graph output, and see what onnxruntime makes of it."""
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
     declared = {o.name for o in probe.graph.output}
@@ -366,15 +410,11 @@ def _node_types(model: onnx.ModelProto, folder: Path) -> dict[str, TensorInfo]:
         probe.graph.output.add().name = f"{name}/shape"
     ranks = _probe_types(probe, folder) if unclear else {}
     unknown = {name: replace(types[name], shape=None) for name in unclear if ranks[f"{name}/shape"].shape != (0,)}
-    return types | unknown | _caches(model, types)
+    return types | unknown
 
 
 def _caches(model: onnx.ModelProto, types: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
-    """Return the caches that attention operators hand out, with an unknown length.
-
-    How long they are depends on a request's values (``total_sequence_length``), while onnxruntime infers the shape of
-    the cache that comes in.
-    """
+    """Return the caches that attention operators hand out, with an unknown length."""
     found = {}
     for node in model.graph.node:
         if node.domain == "com.microsoft" and node.op_type in _CACHING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -46,17 +46,17 @@ def make_dense(model: onnx.ModelProto) -> None:
     del model.graph.sparse_initializer[:]
 
 
-def rename_weights(model: onnx.ModelProto, rename: Callable[[str], str]) -> None:
-    """Rename all initialisers of a model in place, also where the bodies of If, Loop and Scan read them.
+def rename_weights(model: onnx.ModelProto, prefix: str) -> None:
+    """Prefix the names of all initialisers of a model in place, also where the bodies of If, Loop and Scan read them.
 
     Those that the model returns keep their names, since callers ask for outputs by name.
 
     Args:
         model: The model.
-        rename: Returns the new name for an old one.
+        prefix: A beginning that no name in the model has.
     """
     returned = {o.name for o in model.graph.output}
-    names = {t.name: rename(t.name) for t in model.graph.initializer if t.name not in returned}
+    names = {t.name: prefix + t.name for t in model.graph.initializer if t.name not in returned}
     for tensor in model.graph.initializer:
         tensor.name = names.get(tensor.name, tensor.name)
     for value in (*model.graph.input, *model.graph.value_info):

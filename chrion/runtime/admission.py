@@ -1,4 +1,4 @@
-"""Admission: whether a model can be cut at all, given what it is and which options the caller set."""
+"""Admission of models: load one that may be cut, or find the reason why it runs plain."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import onnx
 
 from chrion.allocator import trim
 from chrion.errors import InputError, UnsafeModelError
-from chrion.graph.loader import WEIGHT_PREFIX, load, read
+from chrion.graph.loader import load, original_name, read
 from chrion.graph.model import Graph
 from chrion.runtime.choosing import Wishes, why_plain
 from chrion.runtime.options import hidden_reason, optimises, session_reason
@@ -35,7 +35,7 @@ def admit(model: str | Path | bytes | onnx.ModelProto | Graph, wishes: Wishes) -
             return None, reason
         graph = model if isinstance(model, Graph) else _load(model, wishes)
         if given is not None:
-            names = {name.removeprefix(WEIGHT_PREFIX) for name in graph.weight_names}
+            names = {original_name(weight) for weight in graph.weight_names}
             reason = hidden_reason(wishes.options, given, names, wishes.accelerator)
     except Exception as error:
         planned = isinstance(wishes.plan, Plan) and not reason

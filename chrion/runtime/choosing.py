@@ -106,8 +106,8 @@ class Chooser:
     def engine(self, graph: Graph) -> Engine:
         """The engine for a graph of known shapes.
 
-        A given plan is used as it is. Otherwise the plan made here has to beat the plain sessions. Where the
-        accelerator fails, and that is no error, what comes out does without it.
+        A given plan is used as it is; otherwise a plan has to beat the plain sessions. If the accelerator fails and
+        ``strict`` is false, return a CPU engine. If anything else fails, return a plain engine with the reason.
 
         Raises:
             InputError: The given plan does not fit, or an option cannot be met.
@@ -175,7 +175,12 @@ class Chooser:
             except Exception:  # noqa: BLE001 - the model is at fault
                 raise error from None
             self.lose(error)
+            self._opened[_PLAIN] = engine
             return engine
+
+    def forget(self) -> None:
+        """Drop the plain sessions; they end when no request uses them any more."""
+        self._opened.clear()
 
     def _shared(self, name: str, make: Callable[[str], PlainEngine], reason: str) -> PlainEngine:
         """Return the plain session of a name, opened once, with a reason of its own."""
@@ -229,7 +234,7 @@ class Chooser:
             try:
                 return self._chosen(graph, plain, decision)
             except (ChrionError, CannotCutError, KeyError) as error:  # of another release, perhaps
-                log.warning("model %s: what was chosen before is of no use now: %s", graph.name, error)
+                log.warning("model %s: ignoring cached decision: %s", graph.name, error)
         decision = self._decide(graph, plain)
         memory.keep(decision)
         return self._chosen(graph, plain, decision)

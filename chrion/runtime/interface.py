@@ -21,7 +21,7 @@ _MEMORY = "inputs are taken from either memory, and outputs given in either: bin
 
 #: Methods of InferenceSession that HybridSession has only while the model runs plain, and why.
 NOT_OFFERED: Mapping[str, str] = {
-    "get_provider_graph_assignment_info": f"{_MANY}; plan and explain() tell who runs what",
+    "get_provider_graph_assignment_info": f"{_MANY}; plan and explain() say what runs where",
     "get_input_memory_infos": _MEMORY,
     "get_output_memory_infos": _MEMORY,
     "get_input_epdevices": _MEMORY,
@@ -33,7 +33,7 @@ NOT_OFFERED: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class NodeArg:
     """An input, output or weight, as onnxruntime's class of the same name describes it."""
 
@@ -51,6 +51,15 @@ def node_args(infos: Sequence[TensorInfo]) -> list[NodeArg]:
     return [NodeArg(info.name, info.type, list(info.shape or ())) for info in infos]
 
 
+#: Rare private attributes of InferenceSession, which a plain session answers for.
+_OF_PLAIN = frozenset(
+    {
+        *("_enable_fallback", "_fallback_providers", "_read_config_from_model", "_captured_graph_bindings"),
+        *("_input_meminfos", "_output_meminfos", "_input_epdevices", "_profiling_start_time_ns"),
+    }
+)
+
+
 class InferenceInterface:
     """Methods of InferenceSession in terms of others."""
 
@@ -62,9 +71,10 @@ class InferenceInterface:
     get_providers: Callable[[], Sequence[str]]
     get_provider_options: Callable[[], Mapping[str, Mapping[str, str]]]
     get_session_options: Callable[[], ort.SessionOptions]
+    close: Callable[[], None]
     #: The one session that takes any request; opened if need be.
     _whole_session: Callable[[], ort.InferenceSession]
-    #: What the model is read from.
+    #: The model's file, or its bytes.
     _source: str | bytes
 
     def run_async(
@@ -140,6 +150,13 @@ class InferenceInterface:
         """Session object of onnxruntime; while the model is cut, that of a plain session which is opened for it."""
         return self._whole_session()._sess  # noqa: SLF001 - this is what is asked for
 
+    @_sess.setter
+    def _sess(self, value: None) -> None:
+        """Close the session, as dropping InferenceSession's object does."""
+        if value is not None:
+            raise AttributeError("_sess: expected None, which closes the session")
+        self.close()
+
     @property
     def _model_path(self) -> str | None:
         return self._source if isinstance(self._source, str) else None
@@ -178,19 +195,25 @@ class InferenceInterface:
     def _model_meta(self) -> Any:
         return self.get_modelmeta()
 
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_PLAIN:
+            return getattr(self._whole_session(), name)
+        reason = f": {NOT_OFFERED[name]}" if name in NOT_OFFERED else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{reason}")
+
 
 class _Delegated:
     """A method of InferenceSession that is there only while the model runs plain."""
 
-    def __init__(self, name: str, reason: str) -> None:
-        self._name, self._reason = name, reason
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     def __get__(self, session: InferenceInterface | None, kind: type) -> Any:
         whole = session and session._plain_session()  # noqa: SLF001 - this is a part of that class
         if not whole:
-            raise AttributeError(f"{kind.__name__!r} object has no attribute {self._name!r}: {self._reason}")
+            raise AttributeError(f"type object {kind.__name__!r} has no attribute {self._name!r}")
         return getattr(whole, self._name)
 
 
-for _name, _reason in NOT_OFFERED.items():
-    setattr(InferenceInterface, _name, _Delegated(_name, _reason))
+for _name in NOT_OFFERED:
+    setattr(InferenceInterface, _name, _Delegated(_name))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+from onnx import helper
 
 from chrion.devices.host import numpy_dtype, to_host
 from chrion.runtime.interface import NodeArg
@@ -134,7 +135,10 @@ def _at_address(  # noqa: PLR0913, PLR0917 - SessionIOBinding's own
 ) -> ort.OrtValue:
     if device_type != "cpu" or device_id:
         raise ValueError(f"{name}: memory of {device_type}:{device_id} cannot be bound by address; bind an OrtValue")
-    dtype = np.dtype(element_type) if not isinstance(element_type, str) else numpy_dtype(element_type)
+    if isinstance(element_type, int):  # ONNX's number of the type
+        dtype = helper.tensor_dtype_to_np_dtype(element_type)
+    else:
+        dtype = np.dtype(element_type) if not isinstance(element_type, str) else numpy_dtype(element_type)
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     memory = memoryview((ctypes.c_byte * size).from_address(buffer_ptr))
     return ort.OrtValue.ortvalue_from_numpy(np.frombuffer(memory, dtype).reshape(tuple(shape)))

@@ -41,14 +41,15 @@ _LOGGING = {"log_severity_level", "log_verbosity_level", "logid", "profile_file_
 _CONFIG_FROM_MODEL = "ORT_LOAD_CONFIG_FROM_MODEL"
 
 
-def check_arguments(rest: Mapping[str, Any]) -> None:
-    """Warn of arguments that InferenceSession takes and ignores.
+def known_arguments(rest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that InferenceSession looks at, and warn of those that it takes and ignores.
 
     Args:
         rest: The caller's arguments beyond the named ones.
     """
     for name in sorted(set(rest) - set(ARGUMENTS)):
         log.warning("the argument %r is ignored, as InferenceSession ignores it", name)
+    return {name: value for name, value in rest.items() if name in ARGUMENTS}
 
 
 def wants_errors(rest: Mapping[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from chrion.runtime.engine import CannotCutError, CutEngine, Engine, PlainEngine
 from chrion.runtime.executor import AcceleratorFailure, Event
 from chrion.runtime.interface import InferenceInterface, NodeArg, node_args
 from chrion.runtime.iobinding import HybridIOBinding
-from chrion.runtime.options import check_arguments, run_reason, wants_errors
+from chrion.runtime.options import known_arguments, run_reason, wants_errors
 from chrion.runtime.values import (
     MissingInputError,
     as_array,
@@ -76,8 +77,9 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         slo: Latency to stay within, ``60ms`` for example, for the plan that is made here.
         alpha: What a megabyte of accelerator memory is worth in ms, for the plan that is made here.
         cores: CPU cores to use at most, for the plan that is made here.
-        strict: Raise where the accelerator fails (it does not start, its memory is full, it is lost, it lacks a
-            kernel), while the session is made or later. Otherwise the session warns and goes on without it.
+        strict: Raise if the accelerator fails (it does not start, its memory is full, it is lost, it lacks a kernel),
+            if a given plan cannot be opened, or if a segment fails. Otherwise the session warns and falls back to the
+            CPU or to a plain session.
         gpu_budget: Accelerator memory that must not be exceeded, ``600MB`` for example, for the plan that is made here
             and for plain sessions in its place: what is not known to fit runs on the CPU.
         kwargs: Further arguments of InferenceSession: ``enable_fallback``, ``disabled_optimizers``,
@@ -106,7 +108,8 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         gpu_budget: str | float | None = None,
         **kwargs: Any,
     ) -> None:
-        check_arguments(kwargs)
+        if sess_options is not None and not isinstance(sess_options, ort.SessionOptions):
+            raise TypeError(f"sess_options: expected onnxruntime.SessionOptions or None, found {sess_options!r}")
         slo_ms = None if slo is None else parse_duration_ms(slo, "slo")
         budget_mb = None if gpu_budget is None else parse_size_mb(gpu_budget, "gpu budget")
         given = Plan.load(plan) if isinstance(plan, str | Path) else plan
@@ -121,8 +124,10 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
             cores,
             strict or wants_errors(kwargs),
             budget_mb,
-            kwargs,
+            known_arguments(kwargs),
         )
+        #: Raise what keeps a plan from being opened or carried out, wherever it runs.
+        self._strict = strict
         self._source = self._wishes.source
         self._chooser = Chooser(self._wishes)
         self._lock = threading.RLock()
@@ -130,10 +135,10 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         self._refusal = ""
         self._engines: OrderedDict[Shapes, Engine] = OrderedDict()
         self._plain: PlainEngine | None = None
-        #: None for a model that runs plain whatever its shapes.
-        self._graph, reason = admit(path_or_bytes, self._wishes)
-        if self._graph is None:
-            self._plain_engine(reason)  # where InferenceSession refuses the model too, its own error says so
+        #: None for a model that runs plain whatever its shapes, for that reason.
+        self._graph, self._reason = admit(path_or_bytes, self._wishes)
+        #: Whether callers may hold onnxruntime's object of the plain session.
+        self._lent = False
         #: Whether each set of input shapes has an engine of its own.
         self._by_shapes = False
         self._engine = self._first_engine()
@@ -179,7 +184,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
             try:
                 return engine.run_usual(input_feed)
             except RuntimeError as error:
-                if self._wishes.strict or self._refusal:
+                if self._strict or self._refusal:
                     raise
                 return self._served_plain(engine, serve, error)
         else:
@@ -227,6 +232,8 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         if getattr(iobinding, "owner", self) is not self or isinstance(iobinding, ort.IOBinding):
             raise ValueError("IOBinding must be used with the session that created it.")
         check_run_options(run_options, AttributeError)
+        if not iobinding.outputs and not self._refusal:
+            raise RuntimeError("Error in execution: At least one output should be requested.")
         targets = {name: value for name, value in iobinding.outputs.items() if value is not None}
 
         def serve(engine: Engine) -> list[ort.OrtValue]:
@@ -290,10 +297,16 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
             Exception: What InferenceSession raises for such providers.
         """
         with self._lock:
+            if self._refusal:
+                raise RuntimeError(self._refusal)
+            before = self._wishes, self._chooser, self._plain, self._engines
             self._wishes = replace(self._wishes, providers=providers, provider_options=provider_options)
-            self._chooser, self._plain = Chooser(self._wishes), None
-            self._engines.clear()
-            self._engine = self._first_engine()
+            self._chooser, self._plain, self._engines = Chooser(self._wishes), None, OrderedDict()
+            try:
+                self._engine = self._first_engine()
+            except BaseException:
+                self._wishes, self._chooser, self._plain, self._engines = before
+                raise
 
     def enable_fallback(self) -> None:
         """Go on without the accelerator where it fails."""
@@ -331,6 +344,9 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
             self._refusal = _CLOSED
             engines = [self._engine, *self._engines.values()]
             self._engines.clear()
+            if self._graph is not None:  # which describes inputs and outputs from now on
+                self._plain = None
+            self._chooser.forget()
         for engine in engines:
             engine.close()
 
@@ -356,7 +372,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # How it goes on without the accelerator.
+    # Fallbacks.
 
     def _served(self, feed: Mapping[str, Any], serve: Callable[[Engine], T], run_options: ort.RunOptions | None) -> T:
         """Serve a request; again and without the accelerator if that fails, unless the caller wants to be told."""
@@ -370,13 +386,11 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
                 raise failure.reason from failure.__cause__
             error = failure.reason
         except Exception as failure:
-            if self._wishes.strict:
-                raise
             if isinstance(engine, CutEngine):
-                if self._refusal or not _of_segments(failure, run_options):
+                if self._strict or self._refusal or not _of_segments(failure, run_options):
                     raise
                 return self._served_plain(engine, serve, failure)
-            if not engine.accelerated:
+            if self._wishes.strict or not engine.accelerated:
                 raise
             error = failure
         return self._served_on_cpu(feed, serve, error)
@@ -422,11 +436,11 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         else:
             self._engine_for(feed)
 
-    # How it comes about.
+    # Engines.
 
     def _first_engine(self) -> Engine:
-        if self._graph is None:
-            return self._plain_engine()
+        if self._graph is None:  # where InferenceSession refuses the model too, its own error says so
+            return self._plain_engine(self._reason)
         try:
             require_tensors(self._graph)
         except CannotCutError as reason:
@@ -455,11 +469,18 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         with self._lock:
             if shapes not in self._engines:
                 self._engines[shapes] = self._new_shapes(self._graph, shapes)
+                self._drop_plain()
             self._engines.move_to_end(shapes)
             self._engine = self._engines[shapes]
             if len(self._engines) > _SHAPES_KEPT:
                 self._engines.popitem(last=False)  # its lanes stop once no run uses it any more
             return self._engine
+
+    def _drop_plain(self) -> None:
+        """Drop the plain session that was there before the first request, if no shape uses it: it holds all weights."""
+        if not self._lent and all(isinstance(engine, CutEngine) for engine in self._engines.values()):
+            self._plain = None
+            self._chooser.forget()
 
     def _new_shapes(self, graph: Graph, shapes: Shapes) -> Engine:
         if isinstance(self._wishes.plan, Plan):
@@ -472,15 +493,25 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         return self._chooser.engine(fixed)
 
     def _whole_session(self) -> ort.InferenceSession:
-        """Return a plain session for what only one onnxruntime session does; opened if none is."""
+        """Return a plain session for what only one onnxruntime session does; opened if none is.
+
+        Raises:
+            RuntimeError: This session is closed, or its process was forked.
+        """
+        if self._refusal:
+            raise RuntimeError(self._refusal)
         engine = self._engine
         if isinstance(engine, CutEngine) or self._by_shapes:
-            engine = self._plain_engine()
+            engine, self._lent = self._plain_engine(), True
         return engine.session
 
     def _opened_session(self) -> Any:
-        """Return onnxruntime's object of that session; None if none is open."""
-        if self._plain is None and (isinstance(self._engine, CutEngine) or self._by_shapes):
+        """Return onnxruntime's object of that session; None if none is open.
+
+        Raises:
+            RuntimeError: This session is closed, or its process was forked.
+        """
+        if not self._refusal and self._plain is None and (isinstance(self._engine, CutEngine) or self._by_shapes):
             return None
         return self._sess
 
@@ -532,7 +563,11 @@ def _plain_source(model: str | Path | bytes | onnx.ModelProto | Graph) -> str | 
         model = model.source
     if isinstance(model, onnx.ModelProto):
         return bytes(model.SerializeToString())
-    return model if isinstance(model, bytes) else str(model)
+    if isinstance(model, bytes):
+        return model
+    if isinstance(model, str | os.PathLike):
+        return os.fspath(model)
+    raise TypeError(f"Unable to load from type '{type(model)}'")
 
 
 def _fixed(info: TensorInfo) -> tuple[int, ...]:

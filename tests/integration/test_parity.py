@@ -317,6 +317,72 @@ def test_private_attributes_are_those_of_inference_session(tmp_path: Path, name:
             assert (session.plan is not None) == (kind == "cut")
 
 
+def test_every_private_attribute_is_there(ours: HybridSession, theirs: ort.InferenceSession) -> None:
+    """Whatever InferenceSession's constructor sets can be read."""
+    assert [name for name in vars(theirs) if not hasattr(ours, name)] == []
+
+
+def test_descriptions_can_be_kept_in_sets_and_changed(ours: HybridSession) -> None:
+    """As those of onnxruntime; a change is the caller's own."""
+    (info,) = ours.get_inputs()
+    assert len({info, *ours.get_outputs()}) == 3
+    info.shape.append(7)
+    assert ours.get_inputs()[0].shape[-1] == 4
+
+
+def test_a_closed_session_opens_nothing(ours: HybridSession) -> None:
+    """Neither by its private attributes nor for other providers nor by a binding of onnxruntime's own."""
+    binding = ort.IOBinding(ours)
+    binding.bind_cpu_input("x", X)
+    binding.bind_output("y")
+    ours.close()
+    for refused in (
+        lambda: ours._sess,
+        lambda: ours.set_providers(["CPUExecutionProvider"]),
+        lambda: ours.run_with_iobinding(binding),
+    ):
+        with pytest.raises(RuntimeError, match="closed"):
+            refused()
+
+
+def test_arguments_that_inference_session_ignores(caplog: pytest.LogCaptureFixture) -> None:
+    """They are ignored here, even those that have the names of others inside; a warning says so."""
+    rest = {"options": None, "reason": "none", "source": b""}
+    with HybridSession(branches(), ort.SessionOptions(), **rest) as session:
+        assert_equal(session.run(None, {"x": X}), plain(branches(), {"x": X}))
+    assert all(repr(name) in caplog.text for name in rest)
+
+
+def test_no_fallback_to_other_providers_still_serves_what_a_segment_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``enable_fallback=0`` is about providers; only ``strict`` raises what a segment raises."""
+    graph = load(branches())
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no such luck")
+
+    with HybridSession(graph, plan=forced_plan(graph, alternating(graph)), enable_fallback=0) as session:
+        monkeypatch.setattr("chrion.runtime.engine.CutEngine.run", fails)
+        assert_equal(session.run(None, {"x": X}), plain(branches(), {"x": X}))
+
+
+def test_what_is_no_model_or_no_options_is_refused_alike() -> None:
+    """With a TypeError."""
+    wrong: list[tuple[Any, ...]] = [(bytearray(b"x"),), (None,), (3,), (branches().SerializeToString(), {"a": 1})]
+    for arguments in wrong:
+        for kind in (ort.InferenceSession, HybridSession):
+            with pytest.raises(TypeError):
+                kind(*arguments)
+
+
+def test_a_binding_without_outputs_is_refused(ours: HybridSession, theirs: ort.InferenceSession) -> None:
+    """By both."""
+    for session in (ours, theirs):
+        binding = session.io_binding()
+        binding.bind_cpu_input("x", X)
+        with pytest.raises(RuntimeError, match="At least one output should be requested"):
+            session.run_with_iobinding(binding)
+
+
 def test_a_binding_of_onnxruntime_itself(ours: HybridSession, theirs: ort.InferenceSession) -> None:
     """What ``onnxruntime.IOBinding(session)`` binds is run; one of another session is refused."""
     binding = ort.IOBinding(ours)
