@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import onnx
@@ -51,3 +52,20 @@ def _load(model: str | Path | bytes | onnx.ModelProto, wishes: Wishes) -> Graph:
     if isinstance(wishes.plan, Plan):
         return load(model, wishes.plan.shapes)
     return load(model, optimise=optimises(wishes.options))
+
+
+def plain_source(model: str | Path | bytes | onnx.ModelProto | Graph) -> str | bytes:
+    """Return what InferenceSession can be made of: a file's name, or a model's bytes.
+
+    Raises:
+        TypeError: It is neither a model nor a path.
+    """
+    if isinstance(model, Graph):
+        model = model.source
+    if isinstance(model, onnx.ModelProto):
+        return bytes(model.SerializeToString())
+    if isinstance(model, bytes):
+        return model
+    if isinstance(model, str | os.PathLike):
+        return os.fspath(model)
+    raise TypeError(f"Unable to load from type '{type(model)}'")

@@ -13,7 +13,7 @@ from typing import Any
 
 import onnxruntime as ort
 
-from chrion.graph.model import TensorInfo
+from chrion.graph.model import Graph, ModelMetadata, TensorInfo
 from chrion.runtime.values import MissingInputError, check_call, check_kinds
 
 _MANY = "a request runs in several onnxruntime sessions"
@@ -64,18 +64,35 @@ class InferenceInterface:
     """Methods of InferenceSession in terms of others."""
 
     run: Callable[..., list[Any]]
-    get_inputs: Callable[[], Sequence[Any]]
-    get_outputs: Callable[[], Sequence[Any]]
-    get_overridable_initializers: Callable[[], Sequence[Any]]
-    get_modelmeta: Callable[[], Any]
     get_providers: Callable[[], Sequence[str]]
     get_provider_options: Callable[[], Mapping[str, Mapping[str, str]]]
     get_session_options: Callable[[], ort.SessionOptions]
     close: Callable[[], None]
+    _plain_engine: Callable[..., Any]
     #: The one session that takes any request; opened if need be.
     _whole_session: Callable[[], ort.InferenceSession]
+    #: None for a model that runs plain whatever its shapes.
+    _graph: Graph | None
     #: The model's file, or its bytes.
     _source: str | bytes
+
+    def get_inputs(self) -> list[NodeArg]:
+        """Name, type and shape of each input that a run must be given."""
+        return node_args(self._graph.declared_inputs) if self._graph else self._plain_engine().session.get_inputs()
+
+    def get_outputs(self) -> list[NodeArg]:
+        """Name, type and shape of each output."""
+        return node_args(self._graph.declared_outputs) if self._graph else self._plain_engine().session.get_outputs()
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """Weights that a run may be given other values for; it then runs plain."""
+        if self._graph is None:
+            return list(self._plain_engine().session.get_overridable_initializers())
+        return node_args(self._graph.overridable)
+
+    def get_modelmeta(self) -> ModelMetadata:
+        """The model's own description of itself."""
+        return self._graph.metadata if self._graph else self._plain_engine().session.get_modelmeta()
 
     def run_async(
         self,

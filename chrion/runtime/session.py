@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -16,16 +15,17 @@ import onnxruntime as ort
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
 from chrion.devices import CPU_PROVIDER
-from chrion.graph.loader import first_line, load
-from chrion.graph.model import Graph, ModelMetadata, TensorInfo
+from chrion.graph.loader import load
+from chrion.graph.model import Graph, TensorInfo
 from chrion.runtime import process
-from chrion.runtime.admission import admit
+from chrion.runtime.admission import admit, plain_source
 from chrion.runtime.choosing import Chooser, Wishes, why_plain
 from chrion.runtime.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
-from chrion.runtime.executor import AcceleratorFailure, Event
-from chrion.runtime.interface import InferenceInterface, NodeArg, node_args
+from chrion.runtime.executor import Event
+from chrion.runtime.fallback import Fallbacks
+from chrion.runtime.interface import InferenceInterface
 from chrion.runtime.iobinding import HybridIOBinding
-from chrion.runtime.options import known_arguments, run_reason, wants_errors
+from chrion.runtime.options import known_arguments, wants_errors
 from chrion.runtime.values import (
     MissingInputError,
     as_array,
@@ -51,7 +51,7 @@ Shapes = tuple[tuple[int, ...], ...]
 T = TypeVar("T")
 
 
-class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[misc]
+class HybridSession(Fallbacks, InferenceInterface, ort.InferenceSession):  # type: ignore[misc]
     """Runs an ONNX model on an accelerator and CPU cores at once, behind the interface of InferenceSession.
 
     It is an InferenceSession to ``isinstance``, but holds one only where the model runs plain.
@@ -114,7 +114,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         budget_mb = None if gpu_budget is None else parse_size_mb(gpu_budget, "gpu budget")
         given = Plan.load(plan) if isinstance(plan, str | Path) else plan
         self._wishes = Wishes(
-            _plain_source(path_or_bytes),
+            plain_source(path_or_bytes),
             sess_options,
             providers,
             provider_options,
@@ -249,24 +249,6 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         except (MissingInputError, InvalidArgument) as error:
             raise RuntimeError(str(error)) from error
 
-    def get_inputs(self) -> list[NodeArg]:
-        """Name, type and shape of each input that a run must be given."""
-        return node_args(self._graph.declared_inputs) if self._graph else self._plain_engine().session.get_inputs()
-
-    def get_outputs(self) -> list[NodeArg]:
-        """Name, type and shape of each output."""
-        return node_args(self._graph.declared_outputs) if self._graph else self._plain_engine().session.get_outputs()
-
-    def get_overridable_initializers(self) -> list[NodeArg]:
-        """Weights that a run may be given other values for; it then runs plain."""
-        if self._graph is None:
-            return list(self._plain_engine().session.get_overridable_initializers())
-        return node_args(self._graph.overridable)
-
-    def get_modelmeta(self) -> ModelMetadata:
-        """The model's own description of itself."""
-        return self._graph.metadata if self._graph else self._plain_engine().session.get_modelmeta()
-
     def get_providers(self) -> list[str]:
         """Execution providers in use, the accelerator's first."""
         if isinstance(self._engine, PlainEngine):
@@ -371,70 +353,6 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # Fallbacks.
-
-    def _served(self, feed: Mapping[str, Any], serve: Callable[[Engine], T], run_options: ort.RunOptions | None) -> T:
-        """Serve a request; again and without the accelerator if that fails, unless the caller wants to be told."""
-        engine = self._engine_for(feed)
-        if isinstance(engine, CutEngine) and (reason := run_reason(run_options, accelerated=engine.accelerated)):
-            engine = self._plain_engine(reason)
-        try:
-            return serve(engine)
-        except AcceleratorFailure as failure:
-            if self._wishes.strict:
-                raise failure.reason from failure.__cause__
-            error = failure.reason
-        except Exception as failure:
-            if isinstance(engine, CutEngine):
-                if self._strict or self._refusal or not _of_segments(failure, run_options):
-                    raise
-                return self._served_plain(engine, serve, failure)
-            if self._wishes.strict or not engine.accelerated:
-                raise
-            error = failure
-        return self._served_on_cpu(feed, serve, error)
-
-    def _served_plain(self, engine: CutEngine, serve: Callable[[Engine], T], error: Exception) -> T:
-        """Serve a request in one piece after a segment failed; if that works, so are all later ones of its shapes.
-
-        Raises:
-            Exception: What InferenceSession raises for the request.
-        """
-        plain = self._plain_engine(f"a segment failed: {first_line(error)}")
-        result = serve(plain)
-        log.warning("the model runs plain from now on: %s", plain.reason)
-        with self._lock:
-            for shapes in [shapes for shapes, known in self._engines.items() if known is engine]:
-                self._engines[shapes] = plain
-            if self._engine is engine:
-                self._engine = plain
-        return result
-
-    def _served_on_cpu(self, feed: Mapping[str, Any], serve: Callable[[Engine], T], error: Exception) -> T:
-        """Serve a request on the CPU, and use the accelerator no more.
-
-        Raises:
-            Exception: ``error``, if the CPU cannot serve it either: the request is at fault, not the accelerator.
-        """
-        try:
-            result = serve(self._wishes.on_cpu(str(error)))
-        except Exception:  # noqa: BLE001 - the error of the engine in use says more
-            raise error from None
-        with self._lock:
-            if self._chooser.lose(error):
-                self._replace_engines(feed)
-        return result
-
-    def _replace_engines(self, feed: Mapping[str, Any]) -> None:
-        """Let go of the engines that use the accelerator; those of other shapes are made again when they come."""
-        self._plain = None
-        for shapes in [shapes for shapes, engine in self._engines.items() if engine.accelerated]:
-            del self._engines[shapes]
-        if self._graph is None or not self._graph.declared_free:
-            self._engine = self._first_engine()
-        else:
-            self._engine_for(feed)
 
     # Engines.
 
@@ -550,24 +468,6 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         infos = {i.name: i for i in engine.graph.inputs}
         arrays = {n: as_array(infos[n], value) if isinstance(value, list) else value for n, value in feed.items()}
         return outputs, {name: as_ort_value(name, value) for name, value in arrays.items()}
-
-
-def _of_segments(error: Exception, run_options: ort.RunOptions | None) -> bool:
-    """Return whether a segment raised an error of its own accord: not asked to terminate, nor for a wrong call."""
-    return isinstance(error, RuntimeError) and not (run_options is not None and run_options.terminate)
-
-
-def _plain_source(model: str | Path | bytes | onnx.ModelProto | Graph) -> str | bytes:
-    """What InferenceSession can be made of."""
-    if isinstance(model, Graph):
-        model = model.source
-    if isinstance(model, onnx.ModelProto):
-        return bytes(model.SerializeToString())
-    if isinstance(model, bytes):
-        return model
-    if isinstance(model, str | os.PathLike):
-        return os.fspath(model)
-    raise TypeError(f"Unable to load from type '{type(model)}'")
 
 
 def _fixed(info: TensorInfo) -> tuple[int, ...]:
