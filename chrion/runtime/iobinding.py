@@ -40,7 +40,7 @@ class HybridIOBinding:
         self._check("input", name)
         if not isinstance(arr_on_cpu, np.ndarray):
             raise RuntimeError(f"{name!r}: expected an array, found a {type(arr_on_cpu).__name__}")  # noqa: TRY004 - onnxruntime's
-        self.inputs[name] = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(arr_on_cpu))
+        self.inputs[name] = ort.OrtValue.ortvalue_from_numpy(np.asarray(arr_on_cpu, order="C"))
 
     def bind_input(  # noqa: PLR0913, PLR0917 - SessionIOBinding's own
         self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int

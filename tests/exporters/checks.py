@@ -108,7 +108,7 @@ def by_binding(session: Session, feed: Feed) -> list[Any]:
 
 def by_address(session: Session, feed: Feed) -> list[Any]:
     """Run on inputs and outputs at addresses, as callers bind the tensors of other libraries."""
-    arrays = {name: np.ascontiguousarray(v) for name, v in feed.items() if isinstance(v, np.ndarray) and _number(v)}
+    arrays = {name: np.asarray(v, order="C") for name, v in feed.items() if isinstance(v, np.ndarray) and _number(v)}
     binding = session.io_binding()
     for name, value in _ort_values({n: v for n, v in feed.items() if n not in arrays}).items():
         binding.bind_ortvalue_input(name, value)

@@ -43,7 +43,7 @@ EXPORTERS = (
     "float16",
 )
 #: Families of which every model can be cut.
-CUTTABLE = ("transformer", "vision", "ort_tools", "optimum_models", "genai_models")
+CUTTABLE = ("transformer", "vision", "ort_tools", "genai_models")
 #: Transformers that the sample has to have, since onnxruntime fuses a part of an attention otherwise than the whole.
 TRANSFORMERS = ("bert", "gpt2-past", "llama-past", "t5-", "vit", "whisper-", "swin")
 RIGHT = Tolerance()

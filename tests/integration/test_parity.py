@@ -18,7 +18,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from chrion import HybridSession, load
 from chrion.runtime.interface import NOT_OFFERED
 from chrion.runtime.iobinding import HybridIOBinding
-from helpers import alternating, assert_equal, branches, forced_plan, plain
+from helpers import FLOAT, alternating, assert_equal, branches, forced_plan, make_model, node, plain, value
 
 X = np.linspace(-2, 2, 8, dtype=np.float32).reshape(2, 4)
 Session = ort.InferenceSession | HybridSession
@@ -393,3 +393,23 @@ def test_a_binding_of_onnxruntime_itself(ours: HybridSession, theirs: ort.Infere
         assert_equal(binding.copy_outputs_to_cpu(), plain(branches(), {"x": X}, ["y"]))
     with pytest.raises(ValueError, match="session that created it"):
         ours.run_with_iobinding(ort.IOBinding(theirs))
+
+
+@pytest.mark.parametrize("kind", ["cut", "plain"])
+def test_scalars_are_bound_as_scalars(kind: str) -> None:
+    """An array without dimensions keeps its rank, from an array and from an address."""
+    nodes = [node("Mul", ["x", "t"], ["a"]), node("Exp", ["a"], ["y"])]
+    model = make_model(nodes, [value("x", FLOAT, [2]), value("t", FLOAT, [])], [value("y", FLOAT, [2])])
+    graph = load(model)
+    x, t = np.array([1, 2], np.float32), np.array(0.5, np.float32)
+    with HybridSession(graph, plan=forced_plan(graph, [1, 2] if kind == "cut" else [1, 1])) as session:
+        for by_address in (False, True):
+            binding = session.io_binding()
+            binding.bind_cpu_input("x", x)
+            if by_address:
+                binding.bind_input("t", "cpu", 0, np.float32, [], t.ctypes.data)
+            else:
+                binding.bind_cpu_input("t", t)
+            binding.bind_output("y")
+            session.run_with_iobinding(binding)
+            assert_equal(binding.copy_outputs_to_cpu(), plain(model, {"x": x, "t": t}))
