@@ -18,7 +18,7 @@ from chrion.devices.nvml import Watch
 from chrion.devices.providers import require_working
 from chrion.errors import PlanError
 from chrion.graph.extract import Extractor
-from chrion.graph.model import ELEMENT_BYTES, Graph
+from chrion.graph.model import ELEMENT_BYTES, Graph, TensorInfo
 from chrion.lanes import copies, in_reading_order, lane_name, on_accelerator
 from chrion.native import Failed
 from chrion.runtime.accelerator import Accelerator
@@ -211,6 +211,14 @@ class PlainEngine:
         #: Whether any of it may be on an accelerator.
         self.accelerated = list(self.session.get_providers()) != [CPU_PROVIDER]
         self.reason = reason
+        #: Recognises requests of the shapes that it was chosen for; None if it was not chosen for any.
+        self.usual: UsualFeed | None = None
+
+    def for_shapes(self, inputs: Sequence[TensorInfo]) -> PlainEngine:
+        """Return the same session, chosen for inputs of known shapes."""
+        twin = copy.copy(self)
+        twin.usual = UsualFeed(inputs)
+        return twin
 
     def because(self, reason: str) -> PlainEngine:
         """The same session, for another reason."""

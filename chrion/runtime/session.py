@@ -171,9 +171,9 @@ class HybridSession(Fallbacks, InferenceInterface, ort.InferenceSession):  # typ
             return self._run_cut(engine, output_names, input_feed, run_options, arrays=True)
 
         engine = self._engine
-        if isinstance(engine, PlainEngine) and not self._by_shapes:  # onnxruntime checks the call itself
+        if isinstance(engine, PlainEngine) and (not self._by_shapes or (engine.usual and engine.usual(input_feed))):
             if not engine.accelerated and not self._refusal:
-                outputs: list[Any] = engine.session.run(output_names, input_feed, run_options)
+                outputs: list[Any] = engine.session.run(output_names, input_feed, run_options)  # it checks the call
                 return outputs
         elif (  # nearly every request, and nothing of the below makes a difference to it
             isinstance(engine, CutEngine)
@@ -380,13 +380,17 @@ class HybridSession(Fallbacks, InferenceInterface, ort.InferenceSession):  # typ
         if self._graph is not None and any(weight.name in feed for weight in self._graph.overridable):
             return self._plain_engine("weights were given")
         engine = self._engine
-        if self._graph is None or not self._by_shapes or (isinstance(engine, CutEngine) and engine.usual(feed)):
+        if self._graph is None or not self._by_shapes or (engine.usual and engine.usual(feed)):
             return engine
         check_feed(self._graph.declared_inputs, feed)
         shapes = tuple(shape_of(feed[i.name]) for i in self._graph.inputs)
         with self._lock:
             if shapes not in self._engines:
-                self._engines[shapes] = self._new_shapes(self._graph, shapes)
+                engine = self._new_shapes(self._graph, shapes)
+                if isinstance(engine, PlainEngine):
+                    inputs = zip(self._graph.inputs, shapes, strict=True)
+                    engine = engine.for_shapes([replace(info, shape=shape) for info, shape in inputs])
+                self._engines[shapes] = engine
                 self._drop_plain()
             self._engines.move_to_end(shapes)
             self._engine = self._engines[shapes]
