@@ -92,7 +92,7 @@ class Fallbacks:
         return result
 
     def _replace_engines(self, feed: Mapping[str, Any]) -> None:
-        """Let go of the engines that use the accelerator; those of other shapes are made again when they come."""
+        """Drop the engines that use the accelerator; those of other shapes are made again when they come."""
         self._plain = None
         for shapes in [shapes for shapes, engine in self._engines.items() if engine.accelerated]:
             del self._engines[shapes]

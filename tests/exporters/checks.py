@@ -97,13 +97,7 @@ def by_ort_values(session: Session, feed: Feed) -> list[Any]:
 
 def by_binding(session: Session, feed: Feed) -> list[Any]:
     """Run with bound OrtValues, and outputs bound without a buffer."""
-    binding = session.io_binding()
-    for name, value in _ort_values(feed).items():
-        binding.bind_ortvalue_input(name, value)
-    for output in session.get_outputs():
-        binding.bind_output(output.name)
-    session.run_with_iobinding(binding, quiet_run())
-    return list(binding.copy_outputs_to_cpu())
+    return _bound(session, session.io_binding(), feed)
 
 
 def by_address(session: Session, feed: Feed) -> list[Any]:
@@ -128,7 +122,11 @@ def by_address(session: Session, feed: Feed) -> list[Any]:
 
 def by_foreign_binding(session: Session, feed: Feed) -> list[Any]:
     """Run with a binding that onnxruntime's own class makes, as optimum does."""
-    binding = ort.IOBinding(session)
+    return _bound(session, ort.IOBinding(session), feed)
+
+
+def _bound(session: Session, binding: Any, feed: Feed) -> list[Any]:
+    """Run with a binding of OrtValues."""
     for name, value in _ort_values(feed).items():
         binding.bind_ortvalue_input(name, value)
     for output in session.get_outputs():

@@ -34,5 +34,7 @@ def test_freed_pieces_are_returned() -> None:
 
 def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without ``malloc_trim`` nothing happens."""
-    monkeypatch.setattr("chrion.allocator.ctypes.pythonapi", object())
+    library = object()
+    monkeypatch.setattr("chrion.allocator.ctypes.pythonapi", library)
     trim()
+    assert not hasattr(library, "malloc_trim")
