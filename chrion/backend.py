@@ -28,7 +28,7 @@ from chrion.errors import ModelError, OptionError, ProviderError
 from chrion.graph.loader import load
 from chrion.graph.model import Graph
 from chrion.runtime.session import HybridSession
-from chrion.scheduler.placed import random_plan
+from chrion.scheduler.fixed_placement import random_plan
 from chrion.scheduler.plan import Plan
 
 #: What HybridSession takes by name; everything else that a caller hands on is for somebody else.

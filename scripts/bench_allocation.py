@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from chrion.graph import Dag
-from chrion.scheduler.streams import nimble, opara
+from chrion.scheduler.policies.streams import nimble, opara
 
 #: Opara's Table I: ms for Opara and for Nimble.
 PUBLISHED = {

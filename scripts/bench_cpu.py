@@ -34,12 +34,12 @@ from ratios import Turn, quiet, ratio
 
 import chrion
 from chrion import Graph, HybridSession, Profile, zoo
+from chrion.benchmark.latency import Feed, Maker, Run, plain_baselines, race
 from chrion.cores import physical_cores
 from chrion.files import write_atomically
 from chrion.profiler import this_machine
-from chrion.profiler.measure import made_up_feed
-from chrion.profiler.quiet import CoreWatch
-from chrion.runtime.bench import Feed, Maker, Run, plain_rivals, race
+from chrion.profiler.interference import CoreMonitor
+from chrion.profiler.measure import synthetic_inputs
 from chrion.scheduler.plan import Plan
 
 HYBRID = "hybrid"
@@ -182,7 +182,7 @@ def predicted_ms(graph: Graph, profile: Profile, cores: int) -> float:
     return chrion.partition(graph, wide, policy="chrion").predicted.latency_ms
 
 
-class Looks(CoreWatch):
+class Looks(CoreMonitor):
     """Waits for nothing, and notes how fast the cores are before and after each turn."""
 
     def __init__(self) -> None:
@@ -271,13 +271,13 @@ class Measured:
 def measure(case: Case, looks: Looks, patience_s: float) -> Measured:
     """Measure a model, and print its line."""
     source = case.build().SerializeToString()
-    feed = made_up_feed(chrion.load(source))
+    feed = synthetic_inputs(chrion.load(source))
     with TemporaryDirectory() as os.environ["CHRION_CACHE"]:  # what was chosen before is of no account
         with HybridSession(source) as session:
             plan = session.plan
         rivals = {
             HYBRID: hybrid(source, feed),
-            **plain_rivals(source, feed, "plain"),
+            **plain_baselines(source, feed, "plain"),
             "ORT_PARALLEL": parallel(source, feed),
         }
         taken, counted = timed(rivals, looks, patience_s)

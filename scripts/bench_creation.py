@@ -22,7 +22,7 @@ import psutil
 
 import chrion
 from chrion import zoo
-from chrion.profiler.measure import made_up_feed
+from chrion.profiler.measure import synthetic_inputs
 
 RUNS = 5
 
@@ -52,7 +52,7 @@ def row(width: int, folder: Path) -> str:
     made = chrion.partition(graph, chrion.profile(graph), policy="chrion")
     made.save(plan)
     feed = folder / "feed.npz"
-    np.savez(feed, allow_pickle=False, **made_up_feed(graph))
+    np.savez(feed, allow_pickle=False, **synthetic_inputs(graph))
     plain, hybrid = apart(model, feed, ""), apart(model, feed, str(plan))
     figures = [f"{r[what]:.3g}" for what in ("seconds", "mb") for r in (plain, hybrid)]
     return f"| {width} | {' | '.join(figures)} | {hybrid['mb'] / plain['mb']:.2f} |"

@@ -33,6 +33,7 @@ from derive_paper_profile import TABLE_6
 from reproduce_table6 import ALPHAS, FIGURE_10
 
 from chrion import Graph, HybridSession, Plan, Profile, load, partition, profile, zoo
+from chrion.benchmark.latency import Feed, Maker, hybrid_candidate, memory_held_mb, plain_baseline, race
 from chrion.cores import physical_cores
 from chrion.devices import CPU_PROVIDER, Device, usable_provider
 from chrion.devices.nvml import Watch
@@ -40,10 +41,9 @@ from chrion.files import write_atomically
 from chrion.graph.model import TensorInfo
 from chrion.profiler import this_machine
 from chrion.profiler.costs import FREE
-from chrion.profiler.measure import made_up_feed
+from chrion.profiler.measure import synthetic_inputs
 from chrion.report import measured_lanes, predicted_lanes, timeline_png
-from chrion.report.timeline import Lanes
-from chrion.runtime.bench import Feed, Maker, hybrid_rival, memory_held_mb, plain_rival, race
+from chrion.report.timeline_html import Lanes
 
 SCHEMA = "chrion.gpu-bench/1"
 WIDTHS, BATCHES = (64, 128, 256, 512, 1024), (1, 8, 32)
@@ -153,8 +153,8 @@ def _bound(session: ort.InferenceSession, device: Device, feed: Feed) -> tuple[A
 def planned(bench: Bench, graph: Graph, source: bytes, plan: Plan, feed: Feed) -> Maker:
     """A plan; one that is a single segment runs as the plain session it is."""
     if len(plan.segments) > 1:
-        return hybrid_rival(graph, plan, feed)
-    return accelerated(source, feed, bench.provider) if plan.accelerator else plain_rival(source, feed, 1)
+        return hybrid_candidate(graph, plan, feed)
+    return accelerated(source, feed, bench.provider) if plan.accelerator else plain_baseline(source, feed, 1)
 
 
 def taken_mb(bench: Bench, make: Maker) -> float | None:
@@ -182,7 +182,7 @@ def table6(bench: Bench, name: str) -> dict[str, Any]:
     """One column of Table 6: four patterns, predicted and measured."""
     source = bench.model(name)
     graph = load(source)
-    feed = made_up_feed(graph)
+    feed = synthetic_inputs(graph)
     measured = bench.profile(graph)
     fastest = partition(graph, measured, policy="chrion")
     assert fastest.accelerator_only is not None  # noqa: S101 - the profile has an accelerator
@@ -200,7 +200,7 @@ def table6(bench: Bench, name: str) -> dict[str, Any]:
         pattern: {
             "predicted": asdict(plan.predicted),
             "cores": plan.schedule.cores,
-            "on_accelerator": plan.on_accelerator,
+            "is_accelerator_lane": plan.is_accelerator_lane,
             "operators": len(plan.operators),
             "segments": len(plan.segments),
             "measured": timings[pattern],
@@ -214,7 +214,7 @@ def user(bench: Bench, width: int, batch: int) -> dict[str, Any]:
     """A folded stack: HybridSession as a user makes it, against the plain sessions a user would try."""
     steps = TOY["seq"] if bench.toy else 96
     source = bench.model("lstm-baseline", io=width, batch=batch, chunk=steps)
-    feed = made_up_feed(load(source))
+    feed = synthetic_inputs(load(source))
     providers = list(dict.fromkeys([bench.provider, CPU_PROVIDER]))
 
     def hybrid() -> tuple[Callable[[], Sequence[Any]], Callable[[], None]]:
@@ -226,7 +226,7 @@ def user(bench: Bench, width: int, batch: int) -> dict[str, Any]:
     if bench.provider == "CUDAExecutionProvider":
         rivals["accelerator, CUDA graph"] = accelerated(source, feed, bench.provider, graph=True)
     for threads in sorted({1, max(1, cores // 2), cores}):
-        rivals[f"CPU, {threads} threads"] = plain_rival(source, feed, threads)
+        rivals[f"CPU, {threads} threads"] = plain_baseline(source, feed, threads)
     held = {name: taken_mb(bench, rivals[name]) for name in ("hybrid", "accelerator")}
     with HybridSession(source, providers=providers) as session:
         explanation, plan = session.explain(), session.plan
@@ -244,7 +244,7 @@ def figure10(bench: Bench, name: str) -> list[dict[str, Any]]:
     """Plans for alpha from 0 to 1; each distinct one is measured once."""
     source = bench.model(name)
     graph = load(source)
-    feed = made_up_feed(graph)
+    feed = synthetic_inputs(graph)
     measured = bench.profile(graph)
     plans = {alpha: partition(graph, measured, alpha=alpha, policy="chrion") for alpha in ALPHAS}
     distinct = {plan.schedule: plan for plan in plans.values()}
@@ -266,12 +266,12 @@ def overlap(bench: Bench, png: Path | None) -> dict[str, Any]:
     """The traced run of median latency of the fastest plan that uses both sides; how long both compute at once."""
     source = bench.model("lstm-baseline")
     graph = load(source)
-    feed = made_up_feed(graph)
+    feed = synthetic_inputs(graph)
     measured = bench.profile(graph)
     if bench.toy:
         measured = level(measured)
     made = [partition(graph, measured, policy=policy) for policy in ("chrion", "chrion-paper", "heft")]
-    mixed = [plan for plan in made if plan.on_accelerator and plan.on_cpu]
+    mixed = [plan for plan in made if plan.is_accelerator_lane and plan.on_cpu]
     if not mixed:
         raise RuntimeError("no policy finds a plan that uses both sides")
     plan = min(mixed, key=lambda plan: plan.predicted.latency_ms)
@@ -285,7 +285,7 @@ def overlap(bench: Bench, png: Path | None) -> dict[str, Any]:
         "predicted_ms": plan.predicted.latency_ms,
         "lanes_busy": typical.overlap,
         "both_sides_ms": both_sides_ms(typical),
-        "on_accelerator": plan.on_accelerator,
+        "is_accelerator_lane": plan.is_accelerator_lane,
         "operators": len(plan.operators),
         "policy": plan.policy,
     }
@@ -345,7 +345,7 @@ def main() -> None:
     bench = Bench(provider, arguments.output, arguments.toy, arguments.minutes, arguments.cores)
     watch = Watch()
     tiny = bytes(zoo.build("lstm", TOY).SerializeToString())
-    accelerated(tiny, made_up_feed(load(tiny)), provider)()[0]()
+    accelerated(tiny, synthetic_inputs(load(tiny)), provider)()[0]()
     bench.context_mb = watch.grown_mb()
     bench.found = {
         "schema": SCHEMA,

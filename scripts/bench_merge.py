@@ -18,7 +18,7 @@ import chrion
 from chrion import Graph
 from chrion.graph.loader import weights_folder_option
 from chrion.graph.merge import merge_operators, mergeable_groups
-from chrion.profiler.measure import made_up_feed
+from chrion.profiler.measure import synthetic_inputs
 
 _TURNS, _RUNS = 40, 5
 
@@ -52,7 +52,7 @@ def ratio(model: onnx.ModelProto) -> float:
     """Time merged over time apart."""
     graph = chrion.load(model)
     merged = merge_operators(graph, mergeable_groups(graph))
-    feed = made_up_feed(graph)
+    feed = synthetic_inputs(graph)
     sessions = [session(graph), session(merged)]
     best = [float("inf")] * 2
     for _ in range(_TURNS):

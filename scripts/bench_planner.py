@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 from chrion.graph import Dag, load
 from chrion.profiler import CopyCost, Costs, OperatorMemory, uniform_costs
-from chrion.scheduler.greedy import select_devices
-from chrion.scheduler.order import hybrid_order
+from chrion.scheduler.policies.device_selection import select_devices
+from chrion.scheduler.policies.orders import hybrid_order
 from chrion.zoo import build
 
 CORES = 16

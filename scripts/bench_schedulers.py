@@ -19,12 +19,12 @@ from pages import markdown, replaced
 
 import chrion
 from chrion import zoo
+from chrion.benchmark.comparison import Comparison, Entry, measure_all, plan_all
 from chrion.files import write_atomically
 from chrion.profiler import this_machine
-from chrion.profiler.measure import made_up_feed
-from chrion.runtime.compare import Comparison, Entry, measure_all, plan_all
+from chrion.profiler.measure import synthetic_inputs
 from chrion.scheduler import POLICIES
-from chrion.scheduler.merging import merged_variants
+from chrion.scheduler.policies.ios_merging import merged_variants
 from chrion.units import format_ms
 
 MEASURED = "measured"
@@ -62,7 +62,7 @@ def compare(
         streams=streams,
         progress=lambda done, _, policy: print(f"  {done} {policy}", flush=True),
     )
-    return measure_all(planned, made_up_feed(graph), cycles=cycles, turn_s=0.25)
+    return measure_all(planned, synthetic_inputs(graph), cycles=cycles, turn_s=0.25)
 
 
 def ratio(entry: Entry, comparison: Comparison) -> float:

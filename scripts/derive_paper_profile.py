@@ -16,8 +16,8 @@ import numpy as np
 from chrion.graph import Graph, load
 from chrion.profiler import CopyCost, Machine, OperatorCost, Profile
 from chrion.profiler.roofline import operator_bytes
-from chrion.scheduler.policies import cpu_only
-from chrion.scheduler.timeline import evaluate
+from chrion.scheduler.evaluation.evaluate import evaluate
+from chrion.scheduler.policies.registry import cpu_only
 from chrion.zoo import build, names
 
 CORES = 12

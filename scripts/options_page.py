@@ -11,7 +11,7 @@ from pathlib import Path
 from pages import filled, markdown
 
 from chrion.files import write_atomically
-from chrion.runtime.option_table import (
+from chrion.runtime.options.table import (
     ARGUMENTS,
     RUN_KEYS,
     RUN_OPTIONS,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from chrion.profiler.quiet import TOLERANCE
+from chrion.profiler.interference import TOLERANCE
 
 _RESAMPLES = 1000
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 from chrion import Graph, HybridSession
 from chrion.devices import Device
-from chrion.devices.placement import left_to_the_cpu
+from chrion.devices.whole_sessions import left_to_the_cpu
 from chrion.graph.extract import Extractor
 from chrion.graph.loader import weights_folder_option
 from chrion.profiler.measure import OperatorBench
 from chrion.profiler.measure_graph import captured_inputs
-from chrion.runtime.engine import CutEngine
+from chrion.runtime.execution.engine import CutEngine
 from chrion.scheduler import Plan
 from helpers import forced_plan
 

@@ -13,9 +13,10 @@ from hypothesis import settings
 
 from chrion import HybridSession
 from chrion.profiler import measure_graph
-from chrion.runtime import guard, native
+from chrion.runtime.execution import native_executor as native
+from chrion.runtime.selection import guard
 from chrion.scheduler import planner
-from chrion.scheduler.validity import check_solution
+from chrion.scheduler.evaluation.validation import check_solution
 from helpers import lanes
 
 # The same examples in every CI run: a change is judged by what it changes. Elsewhere they are new each time.

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 
 from chrion import Graph, HybridSession, load
 from chrion.profiler import Machine
-from chrion.scheduler import placed_plan
+from chrion.scheduler import fixed_plan
 from chrion.zoo import build
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -59,7 +59,7 @@ def branches(*, size: int = 4) -> onnx.ModelProto:
 
 
 #: A plan of any placement; what it predicts is made up.
-forced_plan = placed_plan
+forced_plan = fixed_plan
 
 
 def alternating(graph: Graph) -> list[int]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from chrion import HybridSession, load
-from chrion.runtime import process
+from chrion.runtime import process_hooks
 from helpers import FLOAT, forced_plan, make_model, node, value
 
 _SIZE = 600
@@ -87,9 +87,9 @@ def late() -> None:
         except RuntimeError as error:
             tell(error)
 
-    atexit.unregister(process._tell_end)
+    atexit.unregister(process_hooks._tell_end)
     atexit.register(run)
-    atexit.register(process._tell_end)
+    atexit.register(process_hooks._tell_end)
     atexit.register(run)
 
 

@@ -13,8 +13,8 @@ import onnx
 import onnxruntime as ort
 
 from chrion import HybridSession
-from chrion.runtime.option_table import Treatment
-from chrion.scheduler.placed import random_plan
+from chrion.runtime.options.table import Treatment
+from chrion.scheduler.fixed_placement import random_plan
 from helpers import FLOAT, assert_equal, make_model, node, value
 
 CPU = "CPUExecutionProvider"

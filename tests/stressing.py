@@ -19,7 +19,7 @@ import psutil
 
 from chrion import HybridSession, load
 from chrion.native import NativeFrame, NativeLanes
-from chrion.runtime.executor import Executor
+from chrion.runtime.execution.executor import Executor
 from helpers import FLOAT, alternating, assert_equal, forced_plan, lanes_left, make_model, node, plain, value
 
 WIDTH = 16

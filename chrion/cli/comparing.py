@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from chrion.benchmark.comparison import measure_all, measured_here, plan_all
+from chrion.benchmark.latency import read_feed
 from chrion.cli.console import (
     AcceleratorOption,
     CoresOption,
@@ -25,7 +27,7 @@ from chrion.cli.console import (
 from chrion.cli.running import InputOption
 from chrion.errors import OptionError
 from chrion.files import write_atomically
-from chrion.profiler.measure import made_up_feed
+from chrion.profiler.measure import synthetic_inputs
 from chrion.report import (
     check_picture,
     comparison_json,
@@ -34,8 +36,6 @@ from chrion.report import (
     comparison_verdict,
     estimated_lines,
 )
-from chrion.runtime.bench import read_feed
-from chrion.runtime.compare import measure_all, measured_here, plan_all
 from chrion.scheduler import POLICIES
 from chrion.scheduler.planner import check_options
 
@@ -69,7 +69,7 @@ def compare(
         found = plan_all(graph, costs, chosen, cores=cores, streams=streams, progress=progress)
     if measured_here(costs):
         with progress_bar("compare") as progress:
-            request = arrays or made_up_feed(graph)
+            request = arrays or synthetic_inputs(graph)
             found = measure_all(found, request, cycles=cycles, progress=progress)
     else:
         stderr.print(f"not measured: the profile is of another machine ({costs.machine})", highlight=False)

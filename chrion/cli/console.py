@@ -19,8 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from chrion.errors import OptionError
 from chrion.graph import Graph, load
 from chrion.profiler import Profile, profile
-from chrion.scheduler.merging import merged_variants
-from chrion.scheduler.policies import MERGING_POLICY
+from chrion.scheduler.policies.ios_merging import merged_variants
+from chrion.scheduler.policies.registry import MERGING_POLICY
 from chrion.units import parse_shape
 
 stderr = Console(stderr=True, soft_wrap=True)

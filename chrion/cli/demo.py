@@ -9,12 +9,13 @@ import onnxruntime as ort
 import typer
 
 from chrion import zoo
+from chrion.benchmark.latency import hybrid_candidate, largest_difference, plain_baselines, race
 from chrion.cli.console import CoresOption, progress_bar, show, stored_or_measured
 from chrion.errors import ModelError
 from chrion.files import write_atomically
 from chrion.graph import load
 from chrion.profiler.machine import this_machine
-from chrion.profiler.measure import made_up_feed
+from chrion.profiler.measure import synthetic_inputs
 from chrion.report import (
     bench_table,
     bench_verdict,
@@ -25,7 +26,6 @@ from chrion.report import (
     verdict,
 )
 from chrion.runtime import HybridSession
-from chrion.runtime.bench import hybrid_rival, largest_difference, plain_rivals, race
 from chrion.scheduler import DEFAULT_POLICY, partition
 from chrion.units import format_ms
 
@@ -50,7 +50,7 @@ def demo(
     plan = partition(graph, measured, policy=DEFAULT_POLICY)
     show(plan_table(plan), f"   {verdict(plan)}")
     show("[bold]4. Run[/bold]")
-    feed = made_up_feed(graph)
+    feed = synthetic_inputs(graph)
     expected = ort.InferenceSession(unfolded.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feed)
     with HybridSession(graph, plan=plan) as session:
         difference = largest_difference(session.run(None, feed), expected)
@@ -64,9 +64,9 @@ def demo(
     )
     folded = zoo.build(_BASELINE, {"chunk": 96}).SerializeToString()
     rivals = {
-        _HYBRID: hybrid_rival(graph, plan, feed),
-        **plain_rivals(unfolded.SerializeToString(), feed, "unfolded"),
-        **plain_rivals(folded, feed, "folded"),
+        _HYBRID: hybrid_candidate(graph, plan, feed),
+        **plain_baselines(unfolded.SerializeToString(), feed, "unfolded"),
+        **plain_baselines(folded, feed, "folded"),
     }
     with progress_bar("compare") as progress:
         timings = race(rivals, cycles=4, progress=progress)

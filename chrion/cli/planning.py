@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from chrion.benchmark.comparison import measured_here
+from chrion.benchmark.stages import StageBench
 from chrion.cli.console import (
     AcceleratorOption,
     AlphaOption,
@@ -32,7 +34,7 @@ from chrion.devices.nvml import Watch as MemoryWatch
 from chrion.errors import OptionError
 from chrion.files import write_atomically
 from chrion.graph import load
-from chrion.profiler.measure import made_up_feed
+from chrion.profiler.measure import synthetic_inputs
 from chrion.report import (
     chrome_trace,
     curve_json,
@@ -48,10 +50,8 @@ from chrion.report import (
     timeline_png,
     verdict,
 )
-from chrion.report.timeline import Lanes
+from chrion.report.timeline_html import Lanes
 from chrion.runtime import HybridSession
-from chrion.runtime.compare import measured_here
-from chrion.runtime.stage_bench import StageBench
 from chrion.scheduler import DEFAULT_POLICY, Plan
 from chrion.scheduler import partition as make_plan
 from chrion.scheduler.explain import explain_placement
@@ -203,7 +203,7 @@ def _measured(plan: Plan, model: Path) -> tuple[Lanes, float | None]:
     """The run of median latency among some, and the most accelerator memory held until then, in MB."""
     watch = MemoryWatch()
     graph = load(model, plan.shapes)
-    feed = made_up_feed(graph)
+    feed = synthetic_inputs(graph)
     with HybridSession(graph, plan=plan, strict=True) as session:
         with watch.sampled():
             session.trace(feed)
@@ -228,7 +228,7 @@ def _summary(plan: Plan, path: Path) -> dict[str, Any]:
         "budget_mb": plan.budget_mb,
         "meets_budget": plan.meets_budget,
         **asdict(plan.predicted),
-        "on_accelerator": plan.on_accelerator,
+        "is_accelerator_lane": plan.is_accelerator_lane,
         "on_cpu": plan.on_cpu,
         "accelerator_only": {"latency_ms": only.latency_ms, "memory_mb": only.memory_mb} if only else None,
         "cpu_only": {"latency_ms": plan.cpu_only.latency_ms} if plan.cpu_only else None,

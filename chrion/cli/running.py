@@ -11,6 +11,15 @@ from typing import Annotated
 import onnxruntime as ort
 import typer
 
+from chrion.benchmark.comparison import TOLERANCE
+from chrion.benchmark.latency import (
+    hybrid_candidate,
+    largest_difference,
+    memory_held_mb,
+    plain_baselines,
+    race,
+    read_feed,
+)
 from chrion.cli.console import (
     AcceleratorOption,
     AlphaOption,
@@ -31,12 +40,10 @@ from chrion.cli.console import (
 from chrion.devices.nvml import Watch as MemoryWatch
 from chrion.errors import OptionError
 from chrion.graph import Graph
-from chrion.profiler.measure import made_up_feed
+from chrion.profiler.measure import synthetic_inputs
 from chrion.report import bench_table, bench_verdict, memory_line
-from chrion.report.tables import best_rival
+from chrion.report.tables import best_baseline
 from chrion.runtime import HybridSession
-from chrion.runtime.bench import hybrid_rival, largest_difference, memory_held_mb, plain_rivals, race, read_feed
-from chrion.runtime.compare import TOLERANCE
 from chrion.scheduler import DEFAULT_POLICY, Plan, partition
 from chrion.scheduler.planner import check_options
 from chrion.units import format_ms
@@ -67,7 +74,7 @@ def run(
     """Run a model by its plan and check the outputs against plain onnxruntime."""
     graph = load_graph(model, shape)
     chosen = _plan(graph, plan, slo, alpha, gpu_budget, policy, cores, accelerator, streams)
-    arrays = read_feed(feed, graph) if feed else made_up_feed(graph)
+    arrays = read_feed(feed, graph) if feed else synthetic_inputs(graph)
     plain = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"])
     expected = plain.run(None, arrays)
     del plain  # its threads would spin beside the lanes
@@ -114,13 +121,13 @@ def bench(
     watch = MemoryWatch()
     graph = load_graph(model, shape)
     chosen = _plan(graph, plan, slo, alpha, gpu_budget, policy, cores, accelerator, streams)
-    arrays = read_feed(feed, graph) if feed else made_up_feed(graph)
-    rivals = {HYBRID: hybrid_rival(graph, chosen, arrays), **plain_rivals(str(model), arrays)}
+    arrays = read_feed(feed, graph) if feed else synthetic_inputs(graph)
+    rivals = {HYBRID: hybrid_candidate(graph, chosen, arrays), **plain_baselines(str(model), arrays)}
     held_mb = memory_held_mb(rivals[HYBRID], watch) if chosen.accelerator else 0.0
     with progress_bar("bench") as progress:
         timings = race(rivals, cycles=cycles, progress=progress)
     if as_json:
-        best = best_rival(timings, HYBRID)
+        best = best_baseline(timings, HYBRID)
         own = next(t for t in timings if t.name == HYBRID)
         summary = {"model": graph.name, "ratio": own.median_ms / best.median_ms, "best_plain": best.name}
         predicted = chosen.predicted

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from chrion.graph.dag import Dag
-from chrion.lanes import on_accelerator
+from chrion.lane_numbers import is_accelerator_lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Costs:
     #: Starting a segment on a lane.
     dispatch_ms: float = 0.0
     #: What a core's own cache holds, and what it takes to bring a byte of weights there again (see
-    #: :mod:`chrion.scheduler.durations`); zero where not known.
+    #: :mod:`chrion.scheduler.evaluation.weight_cache`); zero where not known.
     cache_bytes: int = 0
     fetch_ms_per_byte: float = 0.0
     #: Share of the accelerator that an operator occupies while it runs there alone, 0 to 1; empty: each fills it.
@@ -78,7 +78,7 @@ class Costs:
 
     def lane_ms(self, lane: int, cores: int) -> Sequence[float]:
         """W of one lane when ``cores`` CPU lanes are in use; on the accelerator's lanes, of an operator by itself."""
-        if not on_accelerator(lane):
+        if not is_accelerator_lane(lane):
             return self.cpu_ms[cores - 1]
         return self.accelerator_ms if self.accelerator_ms is not None else (math.inf,) * len(self.memory)
 
@@ -87,9 +87,9 @@ class Costs:
 
         Lanes of one side share its memory: a handoff. Between the sides, a copy of ``size`` bytes.
         """
-        if on_accelerator(source) == on_accelerator(target):
+        if is_accelerator_lane(source) == is_accelerator_lane(target):
             return self.handoff_ms
-        return (self.upload if on_accelerator(target) else self.download).ms(size)
+        return (self.upload if is_accelerator_lane(target) else self.download).ms(size)
 
     def share(self, i: int) -> float:
         """Share of the accelerator that operator ``i`` occupies."""

@@ -19,7 +19,7 @@ import onnxruntime as ort
 
 from chrion.cores import on_cores, own_cache_bytes, physical_cores
 from chrion.devices import CPU_PROVIDER, Device
-from chrion.devices.placement import open_wholly
+from chrion.devices.whole_sessions import open_wholly
 from chrion.errors import ModelError
 from chrion.graph.extract import Extractor, SubModel
 from chrion.graph.model import ELEMENT_BYTES, Graph, TensorInfo
@@ -124,7 +124,7 @@ def random_array(info: TensorInfo, seed: int = 0) -> np.ndarray[Any, Any]:
     return np.zeros(shape, name)
 
 
-def made_up_feed(graph: Graph, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
+def synthetic_inputs(graph: Graph, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
     """Inputs of the right type and shape: normal for floating point types, zero for the others."""
     return {info.name: random_array(info, seed) for info in graph.inputs}
 

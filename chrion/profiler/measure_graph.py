@@ -13,22 +13,22 @@ import onnxruntime as ort
 
 from chrion.cores import own_cache_bytes, physical_cores
 from chrion.devices import Device, usable_provider
-from chrion.devices.placement import left_to_the_cpu
 from chrion.devices.probe import examine
+from chrion.devices.whole_sessions import left_to_the_cpu
 from chrion.errors import ModelError, OptionError, ShapeError
 from chrion.graph.extract import Extractor
 from chrion.graph.loader import first_line, weights_folder_option
 from chrion.graph.model import Graph
 from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.profiler.cache import Cache
-from chrion.profiler.fetching import measure_fetch_ms_per_byte
-from chrion.profiler.handing import measure_handing_ms
+from chrion.profiler.handoff import measure_handoff_ms
+from chrion.profiler.interference import CoreMonitor
 from chrion.profiler.machine import this_machine
 from chrion.profiler.measure import OperatorBench, Sample, random_array
 from chrion.profiler.profiles import OperatorCost, Profile
-from chrion.profiler.quiet import CoreWatch
 from chrion.profiler.roofline import operator_bytes
 from chrion.profiler.transfer import Copies, measure_copies
+from chrion.profiler.weight_reload import measure_reload_ms_per_byte
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def profile(  # noqa: PLR0913 - what may be left out is by name
         cache.put(signature, cost)
     if not known and len(graph.dag):
         raise ModelError(f"model {graph.name}: none of its operators could be measured")
-    handoff_ms, dispatch_ms = measure_handing_ms(lanes, interpreted=device is not None)
+    handoff_ms, dispatch_ms = measure_handoff_ms(lanes, interpreted=device is not None)
     cache_bytes = min(map(own_cache_bytes, lanes))
     copies = measure_copies(device, handoff_ms) if device else Copies()
     return Profile(
@@ -100,7 +100,7 @@ def profile(  # noqa: PLR0913 - what may be left out is by name
         handoff_ms=handoff_ms,
         dispatch_ms=dispatch_ms,
         cache_bytes=cache_bytes,
-        fetch_ms_per_byte=measure_fetch_ms_per_byte(lanes, cache_bytes),
+        fetch_ms_per_byte=measure_reload_ms_per_byte(lanes, cache_bytes),
         base_memory_mb=(examine(provider).memory_mb or 0.0) if provider else 0.0,
     )
 
@@ -141,7 +141,7 @@ def _representatives(graphs: Sequence[Graph]) -> dict[str, tuple[Graph, int]]:
 def _measure(
     todo: Mapping[str, tuple[Graph, int]], lanes: tuple[int, ...], device: Device | None, progress: Progress | None
 ) -> Iterator[tuple[str, OperatorCost]]:
-    watch = CoreWatch(lanes, _PATIENCE_S)
+    watch = CoreMonitor(lanes, _PATIENCE_S)
     by_graph: dict[Graph, list[int]] = {}
     for graph, i in todo.values():
         by_graph.setdefault(graph, []).append(i)
@@ -163,7 +163,7 @@ def measure_operator(
     extractor: Extractor,
     i: int,
     feeds: Mapping[str, np.ndarray[Any, Any]],
-    watch: CoreWatch,
+    watch: CoreMonitor,
     device: Device | None,
 ) -> OperatorCost:
     """Measure one operator for 1..k busy cores of those watched, and on the accelerator."""
@@ -188,7 +188,7 @@ def measure_operator(
     )
 
 
-def _quiet_time(bench: OperatorBench, watch: CoreWatch, busy: int) -> Sample:
+def _quiet_time(bench: OperatorBench, watch: CoreMonitor, busy: int) -> Sample:
     """Time an operator while the cores are ours alone; if they never are, the best there is."""
     samples = []
     for _ in range(_TRIES):

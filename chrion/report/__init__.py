@@ -1,9 +1,8 @@
 """Floor 5: plans and measurements for people to look at."""
 
+from chrion.report.alpha_sweep import curve_json, curve_png, curve_table
 from chrion.report.comparison import comparison_json, comparison_png, comparison_table, comparison_verdict
-from chrion.report.curve import curve_json, curve_png, curve_table
 from chrion.report.figures import check_picture
-from chrion.report.picture import timeline_png
 from chrion.report.tables import (
     bench_table,
     bench_verdict,
@@ -13,7 +12,8 @@ from chrion.report.tables import (
     plan_table,
     verdict,
 )
-from chrion.report.timeline import chrome_trace, lanes_summary, measured_lanes, predicted_lanes, timeline_html
+from chrion.report.timeline_html import chrome_trace, lanes_summary, measured_lanes, predicted_lanes, timeline_html
+from chrion.report.timeline_png import timeline_png
 
 __all__ = [
     "bench_table",

@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.table import Table
 
+from chrion.benchmark.comparison import Comparison, Entry
+from chrion.benchmark.latency import Timing
 from chrion.report.figures import new_figure, png_of
-from chrion.runtime.bench import Timing
-from chrion.runtime.compare import Comparison, Entry
 from chrion.units import format_mb, format_ms
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from chrion.lanes import lane_name
+from chrion.benchmark.latency import Timing
+from chrion.lane_numbers import lane_name
 from chrion.profiler.machine import Machine
-from chrion.runtime.bench import Timing
 from chrion.scheduler.plan import Plan, Prediction
 from chrion.units import format_mb, format_ms
 
@@ -27,7 +27,7 @@ def plan_table(plan: Plan) -> Table:
     rows: list[tuple[str, Prediction | None, Sequence[str]]] = [
         ("accelerator only", plan.accelerator_only, (str(len(plan.operators)), "0", "0")),
         ("CPU only", plan.cpu_only, ("0", str(len(plan.operators)), "")),
-        (plan.policy, plan.predicted, (str(plan.on_accelerator), str(plan.on_cpu), str(plan.schedule.cores))),
+        (plan.policy, plan.predicted, (str(plan.is_accelerator_lane), str(plan.on_cpu), str(plan.schedule.cores))),
     ]
     for name, prediction, counts in rows:
         if prediction is not None:
@@ -66,7 +66,7 @@ def memory_line(predicted: Prediction, measured_mb: float | None) -> str:
 
 def bench_table(timings: Sequence[Timing], hybrid: str, predicted_ms: float | None = None) -> Table:
     """Timings beside the best of the rivals of ``hybrid``."""
-    best = best_rival(timings, hybrid)
+    best = best_baseline(timings, hybrid)
     table = Table(title="latency, each with the machine to itself, in alternating turns")
     table.add_column("")
     for name in ("median", "quartiles", "runs", f"against {best.name}"):
@@ -81,14 +81,14 @@ def bench_table(timings: Sequence[Timing], hybrid: str, predicted_ms: float | No
     return table
 
 
-def best_rival(timings: Sequence[Timing], hybrid: str) -> Timing:
+def best_baseline(timings: Sequence[Timing], hybrid: str) -> Timing:
     """The fastest of the others."""
     return min((t for t in timings if t.name != hybrid), key=lambda t: t.median_ms)
 
 
 def bench_verdict(timings: Sequence[Timing], hybrid: str) -> str:
     """One honest line: does the hybrid win?"""
-    best = best_rival(timings, hybrid)
+    best = best_baseline(timings, hybrid)
     ratio = next(t for t in timings if t.name == hybrid).median_ms / best.median_ms
     if ratio < 0.97:
         return f"{hybrid} wins: {ratio:.2f} of the time of the best plain session ({best.name})"

@@ -12,10 +12,10 @@ import onnxruntime as ort
 
 from chrion.graph.loader import first_line
 from chrion.graph.model import Graph
-from chrion.runtime.choosing import Chooser, Wishes
-from chrion.runtime.engine import CutEngine, Engine, PlainEngine
-from chrion.runtime.executor import AcceleratorFailure
-from chrion.runtime.options import run_reason
+from chrion.runtime.execution.engine import CutEngine, Engine, PlainEngine
+from chrion.runtime.execution.executor import AcceleratorFailure
+from chrion.runtime.options.session_options import run_reason
+from chrion.runtime.selection.selector import EngineSelector, SessionConfig
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +26,8 @@ T = TypeVar("T")
 class Fallbacks:
     """The part of :class:`chrion.HybridSession` that serves requests whatever fails."""
 
-    _wishes: Wishes
-    _chooser: Chooser
+    _config: SessionConfig
+    _selector: EngineSelector
     _lock: AbstractContextManager[Any]
     _graph: Graph | None
     _engine: Engine
@@ -47,7 +47,7 @@ class Fallbacks:
         try:
             return serve(engine)
         except AcceleratorFailure as failure:
-            if self._wishes.strict:
+            if self._config.strict:
                 raise failure.reason from failure.__cause__
             error = failure.reason
         except Exception as failure:
@@ -55,7 +55,7 @@ class Fallbacks:
                 if self._strict or self._refusal or not _of_segments(failure, run_options):
                     raise
                 return self._served_plain(engine, serve, failure)
-            if self._wishes.strict or not engine.accelerated:
+            if self._config.strict or not engine.accelerated:
                 raise
             error = failure
         return self._served_on_cpu(feed, serve, error)
@@ -83,11 +83,11 @@ class Fallbacks:
             Exception: ``error``, if the CPU cannot serve it either: the request is at fault, not the accelerator.
         """
         try:
-            result = serve(self._wishes.on_cpu(str(error)))
+            result = serve(self._config.on_cpu(str(error)))
         except Exception:  # noqa: BLE001 - the error of the engine in use says more
             raise error from None
         with self._lock:
-            if self._chooser.lose(error):
+            if self._selector.lose(error):
                 self._replace_engines(feed)
         return result
 

@@ -14,7 +14,7 @@ from typing import Any
 import onnxruntime as ort
 
 from chrion.graph.model import Graph, ModelMetadata, TensorInfo
-from chrion.runtime.values import MissingInputError, check_call, check_kinds
+from chrion.runtime.requests import MissingInputError, check_call, check_kinds
 
 _MANY = "a request runs in several onnxruntime sessions"
 _MEMORY = "inputs are taken from either memory, and outputs given in either: bind them where they are"

@@ -12,7 +12,7 @@ from onnx import helper
 
 from chrion.devices.host import numpy_dtype, to_host
 from chrion.runtime.interface import NodeArg
-from chrion.runtime.values import check_ort_value
+from chrion.runtime.requests import check_ort_value
 
 
 class HybridIOBinding:

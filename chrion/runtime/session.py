@@ -17,16 +17,14 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 from chrion.devices import CPU_PROVIDER
 from chrion.graph.loader import load
 from chrion.graph.model import Graph, TensorInfo
-from chrion.runtime import process
-from chrion.runtime.admission import admit, plain_source
-from chrion.runtime.choosing import Chooser, Wishes, why_plain
-from chrion.runtime.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
-from chrion.runtime.executor import Event
+from chrion.runtime import process_hooks
+from chrion.runtime.execution.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
+from chrion.runtime.execution.executor import Event
 from chrion.runtime.fallback import Fallbacks
 from chrion.runtime.interface import InferenceInterface
 from chrion.runtime.iobinding import HybridIOBinding
-from chrion.runtime.options import known_arguments, wants_errors
-from chrion.runtime.values import (
+from chrion.runtime.options.session_options import known_arguments, wants_errors
+from chrion.runtime.requests import (
     MissingInputError,
     as_array,
     as_ort_value,
@@ -38,6 +36,8 @@ from chrion.runtime.values import (
     check_run_options,
     shape_of,
 )
+from chrion.runtime.selection.admission import admit, plain_source
+from chrion.runtime.selection.selector import EngineSelector, SessionConfig, why_plain
 from chrion.scheduler.plan import Plan
 from chrion.units import parse_duration_ms, parse_size_mb
 
@@ -113,7 +113,7 @@ class HybridSession(Fallbacks, InferenceInterface, ort.InferenceSession):  # typ
         slo_ms = None if slo is None else parse_duration_ms(slo, "slo")
         budget_mb = None if gpu_budget is None else parse_size_mb(gpu_budget, "gpu budget")
         given = Plan.load(plan) if isinstance(plan, str | Path) else plan
-        self._wishes = Wishes(
+        self._config = SessionConfig(
             plain_source(path_or_bytes),
             sess_options,
             providers,
@@ -128,21 +128,21 @@ class HybridSession(Fallbacks, InferenceInterface, ort.InferenceSession):  # typ
         )
         #: Raise what keeps a plan from being opened or carried out, wherever it runs.
         self._strict = strict
-        self._source = self._wishes.source
-        self._chooser = Chooser(self._wishes)
+        self._source = self._config.source
+        self._selector = EngineSelector(self._config)
         self._lock = threading.RLock()
         #: Why nothing can be run any more; empty while it can.
         self._refusal = ""
         self._engines: OrderedDict[Shapes, Engine] = OrderedDict()
         self._plain: PlainEngine | None = None
         #: None for a model that runs plain whatever its shapes, for that reason.
-        self._graph, self._reason = admit(path_or_bytes, self._wishes)
+        self._graph, self._reason = admit(path_or_bytes, self._config)
         #: Whether callers may hold onnxruntime's object of the plain session.
         self._lent = False
         #: Whether each set of input shapes has an engine of its own.
         self._by_shapes = False
         self._engine = self._first_engine()
-        process.settle(self)
+        process_hooks.register(self)
 
     # What InferenceSession has.
 
@@ -182,7 +182,7 @@ class HybridSession(Fallbacks, InferenceInterface, ort.InferenceSession):  # typ
             and engine.usual(input_feed)
         ):
             try:
-                return engine.run_usual(input_feed)
+                return engine.run_matched(input_feed)
             except RuntimeError as error:
                 if self._strict or self._refusal:
                     raise
@@ -260,13 +260,13 @@ class HybridSession(Fallbacks, InferenceInterface, ort.InferenceSession):  # typ
         """Options of each execution provider in use."""
         if isinstance(self._engine, PlainEngine):
             return dict(self._engine.session.get_provider_options())
-        given = self._wishes.accelerator
+        given = self._config.accelerator
         options = {name: str(value) for name, value in given[1].items()} if given else {}
         return {name: {} if name == CPU_PROVIDER else options for name in self.get_providers()}
 
     def get_session_options(self) -> ort.SessionOptions:
         """The options that the session was made with."""
-        return self._wishes.options or ort.SessionOptions()
+        return self._config.options or ort.SessionOptions()
 
     def set_providers(
         self,
@@ -281,22 +281,22 @@ class HybridSession(Fallbacks, InferenceInterface, ort.InferenceSession):  # typ
         with self._lock:
             if self._refusal:
                 raise RuntimeError(self._refusal)
-            before = self._wishes, self._chooser, self._plain, self._engines
-            self._wishes = replace(self._wishes, providers=providers, provider_options=provider_options)
-            self._chooser, self._plain, self._engines = Chooser(self._wishes), None, OrderedDict()
+            before = self._config, self._selector, self._plain, self._engines
+            self._config = replace(self._config, providers=providers, provider_options=provider_options)
+            self._selector, self._plain, self._engines = EngineSelector(self._config), None, OrderedDict()
             try:
                 self._engine = self._first_engine()
             except BaseException:
-                self._wishes, self._chooser, self._plain, self._engines = before
+                self._config, self._selector, self._plain, self._engines = before
                 raise
 
     def enable_fallback(self) -> None:
         """Go on without the accelerator where it fails."""
-        self._wishes = self._chooser.be_strict(strict=False)
+        self._config = self._selector.be_strict(strict=False)
 
     def disable_fallback(self) -> None:
         """Raise where the accelerator fails."""
-        self._wishes = self._chooser.be_strict(strict=True)
+        self._config = self._selector.be_strict(strict=True)
 
     # What it adds.
 
@@ -328,7 +328,7 @@ class HybridSession(Fallbacks, InferenceInterface, ort.InferenceSession):  # typ
             self._engines.clear()
             if self._graph is not None:  # which describes inputs and outputs from now on
                 self._plain = None
-            self._chooser.forget()
+            self._selector.forget()
         for engine in engines:
             engine.close()
 
@@ -366,7 +366,7 @@ class HybridSession(Fallbacks, InferenceInterface, ort.InferenceSession):  # typ
         self._by_shapes = self._graph.declared_free
         if self._graph.free_dimensions:
             return self._plain_engine("no request has come yet to fix the free dimensions")
-        engine = self._chooser.engine(self._graph)
+        engine = self._selector.engine(self._graph)
         self._engines[tuple(_fixed(i) for i in self._graph.inputs)] = engine
         return engine
 
@@ -402,17 +402,17 @@ class HybridSession(Fallbacks, InferenceInterface, ort.InferenceSession):  # typ
         """Drop the plain session that was there before the first request, if no shape uses it: it holds all weights."""
         if not self._lent and all(isinstance(engine, CutEngine) for engine in self._engines.values()):
             self._plain = None
-            self._chooser.forget()
+            self._selector.forget()
 
     def _new_shapes(self, graph: Graph, shapes: Shapes) -> Engine:
-        if isinstance(self._wishes.plan, Plan):
+        if isinstance(self._config.plan, Plan):
             return self._plain_engine("the plan is for other shapes")
         given = {i.name: shape for i, shape in zip(graph.inputs, shapes, strict=True)}
         try:
             fixed = load(graph.source, given, optimise=graph.optimised)
         except Exception as error:  # noqa: BLE001 - whatever keeps the model from being cut, it runs plain
             return self._plain_engine(why_plain(error))
-        return self._chooser.engine(fixed)
+        return self._selector.engine(fixed)
 
     def _whole_session(self) -> ort.InferenceSession:
         """Return a plain session for what only one onnxruntime session does; opened if none is.
@@ -441,7 +441,7 @@ class HybridSession(Fallbacks, InferenceInterface, ort.InferenceSession):  # typ
         """The plain session for whatever has no engine of its own; made once, whatever the reasons."""
         with self._lock:
             if self._plain is None:
-                self._plain = self._chooser.plain(reason)
+                self._plain = self._selector.plain(reason)
             return self._plain.because(reason) if reason else self._plain
 
     def _run_cut(

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from chrion.errors import OptionError
 from chrion.graph.model import Graph
-from chrion.lanes import all_lanes, lane_name
+from chrion.lane_numbers import all_lanes, lane_name
 from chrion.profiler.profiles import Profile
-from chrion.scheduler.groups import group
+from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.plan import Plan
-from chrion.scheduler.solution import Problem
+from chrion.scheduler.search.grouping import group
 from chrion.units import format_mb, format_ms
 
 

@@ -14,7 +14,7 @@ from chrion.files import read_json, write_atomically
 from chrion.graph.merge import merge_operators
 from chrion.graph.model import Graph
 from chrion.graph.recurrent import unroll
-from chrion.lanes import on_accelerator
+from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.machine import Machine, machine_from_json
 from chrion.scheduler.schedule import Schedule
 
@@ -64,7 +64,7 @@ class Plan:
     #: Predicted start and end of each segment, in ms.
     segment_ms: tuple[tuple[float, float], ...]
     predicted: Prediction
-    #: Time each lane is predicted to compute, by lane; see :mod:`chrion.lanes`.
+    #: Time each lane is predicted to compute, by lane; see :mod:`chrion.lane_numbers`.
     busy_ms: tuple[float, ...]
     #: No schedule of these operators is faster: the longest path at each operator's best, and all work shared evenly.
     lower_bound_ms: float
@@ -88,14 +88,14 @@ class Plan:
         return self.budget_mb is None or self.predicted.resident_mb <= self.budget_mb
 
     @property
-    def on_accelerator(self) -> int:
+    def is_accelerator_lane(self) -> int:
         """Number of operators on the accelerator."""
-        return sum(on_accelerator(lane) for lane in self.schedule.lanes)
+        return sum(is_accelerator_lane(lane) for lane in self.schedule.lanes)
 
     @property
     def on_cpu(self) -> int:
         """Number of operators on CPU lanes."""
-        return len(self.schedule.lanes) - self.on_accelerator
+        return len(self.schedule.lanes) - self.is_accelerator_lane
 
     def apply(self, graph: Graph) -> Graph:
         """The graph that the plan's operators stand in: this one, with operators cut into chunks or merged as planned.

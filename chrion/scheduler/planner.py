@@ -10,18 +10,18 @@ from chrion.errors import OptionError
 from chrion.graph.dag import Dag
 from chrion.graph.model import Graph
 from chrion.graph.recurrent import chunk_choices, unroll
-from chrion.lanes import on_accelerator
+from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
 from chrion.profiler.profiles import Profile
-from chrion.scheduler.default import Planner
-from chrion.scheduler.frontier import pareto, refined, spread, trade_offs
-from chrion.scheduler.merging import StageMeter, ios_candidate
+from chrion.scheduler.evaluation.evaluate import Timeline, lower_bound_ms
+from chrion.scheduler.evaluation.solution import Problem, Solution
 from chrion.scheduler.plan import Plan, Prediction
-from chrion.scheduler.policies import DEFAULT_POLICY, MERGING_POLICY, accelerator_only, cpu_only, policy_named
+from chrion.scheduler.policies.chrion import Planner
+from chrion.scheduler.policies.ios_merging import StageMeter, ios_candidate
+from chrion.scheduler.policies.registry import DEFAULT_POLICY, MERGING_POLICY, accelerator_only, cpu_only, policy_named
 from chrion.scheduler.schedule import Schedule
-from chrion.scheduler.search import Candidate, Limits, best_within, choose, raise_to_fit
-from chrion.scheduler.solution import Problem, Solution
-from chrion.scheduler.timeline import Timeline, lower_bound_ms
+from chrion.scheduler.search.alpha import Candidate, Limits, best_within, choose, raise_to_fit
+from chrion.scheduler.search.pareto import pareto, refined, spread, trade_offs
 from chrion.units import format_mb, format_ms, parse_duration_ms, parse_size_mb
 
 #: Chunks whose beginnings look best are worth refining.
@@ -55,7 +55,7 @@ def partition(  # noqa: PLR0913 - the knobs of the command of the same name
             are cut.
         cores: Use at most so many of the profile's CPU cores.
         streams: Use at most so many lanes of the accelerator (four if missing), where a policy uses several.
-        meter: Measures stages for IOS, :class:`chrion.runtime.stage_bench.StageBench` for example; their latencies are
+        meter: Measures stages for IOS, :class:`chrion.benchmark.stages.StageBench` for example; their latencies are
             predicted from the profile if missing.
         gpu_budget: Accelerator memory that must not be exceeded: ``600MB``, ``0.6GB``, or a number of megabytes. It
             is held against the resident memory (what an arena must hold: that is what a card runs out of), not against
@@ -259,7 +259,7 @@ class _Draft:
             alpha=chosen.alpha,
             slo_ms=self.limits.slo_ms,
             budget_mb=self.limits.budget_mb,
-            accelerator=self.profile.accelerator if any(map(on_accelerator, solution.schedule.lanes)) else None,
+            accelerator=self.profile.accelerator if any(map(is_accelerator_lane, solution.schedule.lanes)) else None,
             machine=self.profile.machine,
             estimated=len(self.profile.missing(chosen.graph.dag)),
             schedule=solution.schedule,

@@ -12,7 +12,7 @@ from chrion.profiler.costs import Costs
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Who runs what, and in which order; for the lanes' numbers see :mod:`chrion.lanes`."""
+    """Who runs what, and in which order; for the lanes' numbers see :mod:`chrion.lane_numbers`."""
 
     #: O: all operators, every predecessor before its successors. Each lane runs its share in this order.
     order: tuple[int, ...]

@@ -26,7 +26,7 @@ import psutil
 from cases import read_feeds
 
 from chrion import HybridSession
-from chrion.runtime.bench import Maker, plain_rival, race
+from chrion.benchmark.latency import Maker, plain_baseline, race
 
 PLAIN, COLD, WARM = "plain", "cold", "warm"
 _TIMEOUT_S = 300.0
@@ -126,7 +126,7 @@ def latency(folder: Path) -> float:
         session = HybridSession(model)
         return lambda: session.run(None, feed), session.close
 
-    rivals: Mapping[str, Maker] = {"hybrid": hybrid, PLAIN: plain_rival(model, feed, None)}
+    rivals: Mapping[str, Maker] = {"hybrid": hybrid, PLAIN: plain_baseline(model, feed, None)}
     times = {timing.name: timing.median_ms for timing in race(rivals, cycles=6, turn_s=0.1)}
     return times["hybrid"] / times[PLAIN]
 

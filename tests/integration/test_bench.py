@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from chrion import load
+from chrion.benchmark.latency import hybrid_candidate, largest_difference, plain_baselines, race, read_feed
 from chrion.errors import OptionError
-from chrion.profiler.measure import made_up_feed
-from chrion.runtime.bench import hybrid_rival, largest_difference, plain_rivals, race, read_feed
+from chrion.profiler.measure import synthetic_inputs
 from helpers import (
     BOOL,
     FLOAT,
@@ -117,11 +117,11 @@ def test_hybrid_and_plain_rivals_compute_the_same() -> None:
     """What is timed is the model."""
     model = branches()
     graph = load(model)
-    feed = made_up_feed(graph)
+    feed = synthetic_inputs(graph)
     expected = plain(model, feed)
     makers = {
-        "hybrid": hybrid_rival(graph, forced_plan(graph, alternating(graph)), feed),
-        **plain_rivals(model.SerializeToString(), feed),
+        "hybrid": hybrid_candidate(graph, forced_plan(graph, alternating(graph)), feed),
+        **plain_baselines(model.SerializeToString(), feed),
     }
     assert len(makers) == 4
     for make in makers.values():
@@ -135,14 +135,14 @@ def test_made_up_inputs_fit_the_model() -> None:
     inputs = [value("x", FLOAT, [2, 3]), value("i", INT64, [0]), value("b", BOOL, [])]
     nodes = [node("Identity", [i.name], ["o" + i.name]) for i in inputs]
     graph = load(make_model(nodes, inputs, [value("o" + i.name, i.type.tensor_type.elem_type, None) for i in inputs]))
-    feed = made_up_feed(graph)
+    feed = synthetic_inputs(graph)
     assert {n: (a.dtype.name, a.shape) for n, a in feed.items()} == {
         "x": ("float32", (2, 3)),
         "i": ("int64", (0,)),
         "b": ("bool", ()),
     }
-    np.testing.assert_array_equal(feed["x"], made_up_feed(graph)["x"])
-    assert not np.array_equal(feed["x"], made_up_feed(graph, 1)["x"])
+    np.testing.assert_array_equal(feed["x"], synthetic_inputs(graph)["x"])
+    assert not np.array_equal(feed["x"], synthetic_inputs(graph, 1)["x"])
 
 
 def test_inputs_are_read_by_name(tmp_path: Path) -> None:

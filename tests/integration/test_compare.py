@@ -15,14 +15,14 @@ import pytest
 
 import chrion
 from chrion import Graph, Profile
+from chrion.benchmark.comparison import Comparison, Entry, measure_all, plan_all
 from chrion.cli import main
 from chrion.errors import ScheduleError
 from chrion.files import shipped
-from chrion.profiler.measure import made_up_feed
+from chrion.profiler.measure import synthetic_inputs
 from chrion.report import comparison_json, comparison_png, comparison_table, comparison_verdict
-from chrion.runtime.compare import Comparison, Entry, measure_all, plan_all
 from chrion.scheduler import POLICIES
-from chrion.scheduler.merging import merged_variants
+from chrion.scheduler.policies.ios_merging import merged_variants
 from helpers import FLOAT, alternating, branches, forced_plan, make_model, node, value
 
 PAPER = str(shipped("profiles") / "gtx1080ti-paper.json")
@@ -164,7 +164,7 @@ def test_lanes_and_waits_are_those_of_the_program() -> None:
     for placement, expected in ((lanes, (2, 1)), ([1] * len(lanes), (1, 0))):
         plan = forced_plan(graph, placement)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("chrion.runtime.compare.partition", lambda *_, plan=plan, **__: plan)
+            patch.setattr("chrion.benchmark.comparison.partition", lambda *_, plan=plan, **__: plan)
             entry = plan_all(graph, found.profile, ["cpu"]).entries[0]
         assert (entry.lanes, entry.synchronisations) == expected
 
@@ -175,7 +175,7 @@ def test_plans_that_do_not_run_or_run_wrong_are_not_timed() -> None:
     other = chrion.load(branches(size=6))
     broken = Entry("broken", forced_plan(other, alternating(other)), 1.0)
     sound = Entry("sound", forced_plan(found.graph, alternating(found.graph)), 1.0)
-    feed = made_up_feed(found.graph)
+    feed = synthetic_inputs(found.graph)
     measured = measure_all(replace(found, entries=(broken, sound)), feed, cycles=1, turn_s=0.01)
     assert measured.entries[0].reason.startswith("does not run: ")
     assert measured.entries[0].timing is None

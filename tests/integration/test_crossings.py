@@ -7,8 +7,8 @@ from typing import cast
 from chrion import load
 from chrion.devices import Device
 from chrion.graph.extract import Extractor
-from chrion.runtime.crossings import find_crossings
-from chrion.runtime.program import Crossing
+from chrion.runtime.execution.program import Transfer
+from chrion.runtime.execution.transfers import find_transfers
 from helpers import FLOAT, INT64, make_model, node, value
 
 
@@ -38,18 +38,18 @@ def test_values_cross_once_for_each_side_that_wants_them() -> None:
     lanes = [0 if name in there else 1 for name in names]
     at = {name: i for i, name in enumerate(names)}
     device = cast("Device", Floats())
-    assert find_crossings(extractor, lanes, device) == (
-        Crossing("x", None, (at["relu"],), upload=True),
-        Crossing("a", at["relu"], (at["neg"],), upload=False),
-        Crossing("b", at["neg"], (at["gather"],), upload=True),
-        Crossing("g", at["gather"], (at["exp"],), upload=False),
+    assert find_transfers(extractor, lanes, device) == (
+        Transfer("x", None, (at["relu"],), upload=True),
+        Transfer("a", at["relu"], (at["neg"],), upload=False),
+        Transfer("b", at["neg"], (at["gather"],), upload=True),
+        Transfer("g", at["gather"], (at["exp"],), upload=False),
     )
     # The graph of operators knows the request's values of any type, so that their copies can be charged.
     assert dag.brought == ((2 * 2 * 4, (at["relu"],)),)
     sizes = {names[i]: dag.value_bytes[v] for i, v in dag.taken}
     assert sizes == {"exp": 2 * 2 * 4, "gather": 2 * 2 * 4, "argmax": 2 * 8}
-    assert find_crossings(extractor, lanes, None) == ()
-    assert find_crossings(extractor, [1] * len(names), device) == ()
+    assert find_transfers(extractor, lanes, None) == ()
+    assert find_transfers(extractor, [1] * len(names), device) == ()
 
 
 def test_an_output_made_there_comes_back_though_nobody_reads_it() -> None:
@@ -58,4 +58,4 @@ def test_an_output_made_there_comes_back_though_nobody_reads_it() -> None:
         load(make_model([node("Relu", ["x"], ["y"])], [value("x", FLOAT, [2])], [value("y", FLOAT, [2])]))
     )
     device = cast("Device", Floats())
-    assert [c.value for c in find_crossings(extractor, [0], device)] == ["x", "y"]
+    assert [c.value for c in find_transfers(extractor, [0], device)] == ["x", "y"]

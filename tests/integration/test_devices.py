@@ -10,8 +10,8 @@ import pytest
 
 from chrion.devices import Device, probe, provider_name, providers, usable_provider
 from chrion.devices.host import allocate, on_host, to_host, zeros
-from chrion.devices.placement import foreign_nodes, open_wholly
 from chrion.devices.probe import Trial, examine, smallest_session
+from chrion.devices.whole_sessions import foreign_nodes, open_wholly
 from chrion.errors import ProviderError
 from chrion.graph.model import TensorInfo
 from helpers import FLOAT, make_model, node, value

@@ -20,8 +20,8 @@ from sample import SAMPLE, read_sample, sample_case, sample_names
 import exporters
 from answers import Tolerance
 from chrion.profiler import measure
-from chrion.runtime import guard
-from chrion.scheduler.default import Planner
+from chrion.runtime.selection import guard
+from chrion.scheduler.policies.chrion import Planner
 from helpers import FLOAT, branches, make_model, node, value
 
 NAMES = sample_names()

@@ -19,11 +19,11 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, RuntimeException
 from chrion import Graph, HybridSession, load
 from chrion.devices import providers
 from chrion.errors import ProviderError
-from chrion.runtime import engine as engines
-from chrion.runtime.accelerator import Accelerator
-from chrion.runtime.choosing import Wishes
-from chrion.runtime.engine import CutEngine, PlainEngine
-from chrion.runtime.frame import Frame
+from chrion.runtime.execution import engine as engines
+from chrion.runtime.execution.accelerator import Accelerator
+from chrion.runtime.execution.engine import CutEngine, PlainEngine
+from chrion.runtime.execution.frame import Frame
+from chrion.runtime.selection.selector import SessionConfig
 from helpers import FLOAT, INT64, assert_same_as_plain, branches, forced_plan, make_model, node, value
 
 CPU = "CPUExecutionProvider"
@@ -42,9 +42,9 @@ def opened(graph: Graph) -> Iterator[Session]:
     """Makes sessions of a plan with one branch on the accelerator."""
     sessions: list[HybridSession] = []
 
-    def make(**wishes: Any) -> HybridSession:
+    def make(**config: Any) -> HybridSession:
         plan = forced_plan(graph, [0, 1, 0, 1], accelerator=CPU)
-        sessions.append(HybridSession(graph, plan=plan, **wishes))
+        sessions.append(HybridSession(graph, plan=plan, **config))
         return sessions[-1]
 
     yield make
@@ -181,9 +181,9 @@ def test_a_session_that_made_its_plan_plans_again_without(
 ) -> None:
     """From the costs it has measured, the guard chooses anew among what runs on the CPU."""
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
-    monkeypatch.setattr("chrion.runtime.choosing.decide", lambda contenders, _: (contenders[-1].name, ()))
-    monkeypatch.setattr("chrion.runtime.choosing.alternatives", planned)
-    monkeypatch.setattr(Wishes, "accelerator", property(lambda _: (CPU, {})))
+    monkeypatch.setattr("chrion.runtime.selection.selector.decide", lambda contenders, _: (contenders[-1].name, ()))
+    monkeypatch.setattr("chrion.runtime.selection.selector.alternatives", planned)
+    monkeypatch.setattr(SessionConfig, "accelerator", property(lambda _: (CPU, {})))
     with HybridSession(graph, providers=[CPU]) as session:
         assert session.plan is not None
         assert session.plan.accelerator == CPU

@@ -12,15 +12,15 @@ from test_light_models import FOLDER, MODELS
 
 from chrion import Graph, HybridSession, load, partition, zoo
 from chrion.errors import OptionError, PlanError
-from chrion.lanes import lane_name
+from chrion.lane_numbers import lane_name
 from chrion.profiler import CopyCost, OperatorCost, Profile
 from chrion.report import chrome_trace, predicted_lanes, timeline_html
 from chrion.scheduler import Plan
+from chrion.scheduler.evaluation.solution import Problem
+from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.explain import explain_placement
-from chrion.scheduler.merging import merged_variants
-from chrion.scheduler.solution import Problem
-from chrion.scheduler.streams import nimble, opara
-from chrion.scheduler.validity import check_solution
+from chrion.scheduler.policies.ios_merging import merged_variants
+from chrion.scheduler.policies.streams import nimble, opara
 from helpers import FLOAT, MACHINE, assert_equal, branches, make_model, node, plain, value
 from random_steps import random_model
 

@@ -16,13 +16,13 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 import chrion.native
 from chrion import HybridSession
 from chrion.errors import UnsafeModelError
-from chrion.runtime import option_probe
-from chrion.runtime.engine import PlainEngine
-from chrion.runtime.option_probe import replaces_weights
-from chrion.runtime.option_table import (
+from chrion.runtime.execution.engine import PlainEngine
+from chrion.runtime.options import probe as option_probe
+from chrion.runtime.options.probe import replaces_weights
+from chrion.runtime.options.table import (
     Treatment,
 )
-from chrion.scheduler.placed import random_plan
+from chrion.scheduler.fixed_placement import random_plan
 from helpers import FLOAT, assert_equal, node, value
 from option_support import (
     CPU,

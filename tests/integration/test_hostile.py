@@ -20,8 +20,8 @@ from chrion.errors import InputError, ModelError, PlanError, ProfileError, Scena
 from chrion.files import shipped
 from chrion.profiler.cache import Cache
 from chrion.profiler.profiles import OperatorCost
-from chrion.runtime.guard import Decision, Memory
-from chrion.scheduler.placed import placed_plan
+from chrion.runtime.selection.guard import Decision, Memory
+from chrion.scheduler.fixed_placement import fixed_plan
 from chrion.simulator.scenario import find_scenario
 from chrion.simulator.traces import read_trace
 from chrion.zoo import RecurrentSpec, build_recurrent
@@ -35,7 +35,7 @@ OFTEN = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 GRAPH = load(branches())
-PLAN = json.loads(json.dumps(placed_plan(GRAPH, alternating(GRAPH)).to_json()))
+PLAN = json.loads(json.dumps(fixed_plan(GRAPH, alternating(GRAPH)).to_json()))
 PROFILE = {
     **json.loads((shipped("profiles") / "gtx1080ti-paper.json").read_bytes()),
     "notes": ["short"],

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from chrion import Graph, HybridSession, load
-from chrion.runtime import accelerator, frame
-from chrion.runtime.engine import CutEngine
-from chrion.runtime.executor import Executor
-from chrion.runtime.frame import Frame
-from chrion.runtime.program import Copy, Instruction, Run, Signal, Wait
+from chrion.runtime.execution import accelerator, frame
+from chrion.runtime.execution.engine import CutEngine
+from chrion.runtime.execution.executor import Executor
+from chrion.runtime.execution.frame import Frame
+from chrion.runtime.execution.program import Copy, Instruction, Run, Signal, Wait
 from chrion.zoo import RecurrentSpec, build_recurrent
 from helpers import alternating, assert_equal, branches, forced_plan, plain
 from mirror import MirrorDevice

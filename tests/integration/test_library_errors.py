@@ -34,26 +34,26 @@ STEPS = {
     "infer types": "chrion.graph.loader._node_types",
     "read captures": "chrion.graph.assemble.node_reads",
     "build the graph": "chrion.graph.loader.assemble",
-    "read again": "chrion.runtime.admission.read",
-    "load": "chrion.runtime.admission.load",
-    "probe the options": "chrion.runtime.admission.hidden_reason",
+    "read again": "chrion.runtime.selection.admission.read",
+    "load": "chrion.runtime.selection.admission.load",
+    "probe the options": "chrion.runtime.selection.admission.hidden_reason",
     "unroll": "chrion.profiler.measure_graph.chunk_choices",
-    "look at the machine": "chrion.runtime.choosing.this_machine",
-    "profile": "chrion.runtime.choosing.profile",
-    "recall the decision": "chrion.runtime.choosing.Memory.recall",
-    "plan": "chrion.runtime.choosing.alternatives",
-    "synthesise inputs": "chrion.runtime.choosing.made_up_feed",
-    "tune": "chrion.runtime.choosing.decide",
-    "keep the decision": "chrion.runtime.choosing.Memory.keep",
+    "look at the machine": "chrion.runtime.selection.selector.this_machine",
+    "profile": "chrion.runtime.selection.selector.profile",
+    "recall the decision": "chrion.runtime.selection.selector.Memory.recall",
+    "plan": "chrion.runtime.selection.selector.alternatives",
+    "synthesise inputs": "chrion.runtime.selection.selector.synthetic_inputs",
+    "tune": "chrion.runtime.selection.selector.decide",
+    "keep the decision": "chrion.runtime.selection.selector.Memory.keep",
 }
 #: What only happens where a plan is opened.
 CUTS = {
     "extract": "chrion.graph.extract.Extractor.extract",
-    "find transfers": "chrion.runtime.engine.find_crossings",
-    "build the program": "chrion.runtime.engine.build_program",
-    "choose cores": "chrion.runtime.engine._cores_of",
-    "open segments": "chrion.runtime.engine.SegmentFactory.open",
-    "start the lanes": "chrion.runtime.engine.NativeExecutor",
+    "find transfers": "chrion.runtime.execution.engine.find_transfers",
+    "build the program": "chrion.runtime.execution.engine.build_program",
+    "choose cores": "chrion.runtime.execution.engine._cores_of",
+    "open segments": "chrion.runtime.execution.engine.SegmentFactory.open",
+    "start the lanes": "chrion.runtime.execution.engine.NativeExecutor",
 }
 
 
@@ -166,9 +166,12 @@ def test_scalar_inputs_are_measured_and_tried() -> None:
 
 def test_inputs_that_no_candidate_runs_with_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where synthetic inputs do not suit the model, the reason says so rather than naming a winner."""
-    monkeypatch.setattr("chrion.runtime.choosing.made_up_feed", lambda _: {"x": np.zeros((9, 9), np.float32)})
     monkeypatch.setattr(
-        "chrion.runtime.choosing.alternatives", lambda graph, *_, **__: (forced_plan(graph, alternating(graph)),)
+        "chrion.runtime.selection.selector.synthetic_inputs", lambda _: {"x": np.zeros((9, 9), np.float32)}
+    )
+    monkeypatch.setattr(
+        "chrion.runtime.selection.selector.alternatives",
+        lambda graph, *_, **__: (forced_plan(graph, alternating(graph)),),
     )
     with HybridSession(branches()) as session:
         assert_equal(session.run(None, {"x": X}), plain(branches(), {"x": X}))

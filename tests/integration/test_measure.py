@@ -15,9 +15,9 @@ from chrion.cores import physical_cores
 from chrion.devices import providers
 from chrion.errors import ModelError, OptionError, ProviderError, ShapeError
 from chrion.profiler import measure, measure_graph
-from chrion.profiler.fetching import measure_fetch_ms_per_byte
+from chrion.profiler.interference import CoreMonitor
 from chrion.profiler.measure import OperatorBench, Sample
-from chrion.profiler.quiet import CoreWatch
+from chrion.profiler.weight_reload import measure_reload_ms_per_byte
 from chrion.zoo import build
 from helpers import FLOAT, INT64, branches, make_model, node, value
 
@@ -100,7 +100,7 @@ def test_contention_is_measured_with_as_many_threads_as_cores(monkeypatch: pytes
         return Sample(float(len(cores)), 0.0)
 
     monkeypatch.setattr(OperatorBench, "time", time)
-    monkeypatch.setattr(CoreWatch, "disturbed", lambda _: False)  # or it would be measured again
+    monkeypatch.setattr(CoreMonitor, "disturbed", lambda _: False)  # or it would be measured again
     core = physical_cores()[0]
     monkeypatch.setattr(measure_graph, "physical_cores", lambda: (core, core, core))
     graph = load(branches())
@@ -124,8 +124,8 @@ def test_threads_on_all_cores_time_one_operator() -> None:
 def test_fetching_weights_takes_time() -> None:
     """About a byte a cycle or more; nothing is measured where the cache is not known."""
     cores = physical_cores()
-    assert 0 <= measure_fetch_ms_per_byte(cores, 1 << 20) < 1e-5
-    assert measure_fetch_ms_per_byte(cores, 0) == 0.0
+    assert 0 <= measure_reload_ms_per_byte(cores, 1 << 20) < 1e-5
+    assert measure_reload_ms_per_byte(cores, 0) == 0.0
 
 
 @pytest.mark.usefixtures("cache")

@@ -16,8 +16,8 @@ import pytest
 
 from chrion import HybridSession, load
 from chrion.native import Binding, Failed, NativeFrame, NativeLanes, NativeSession, available
-from chrion.native.library import RUN, SIGNAL, WAIT
-from chrion.runtime.engine import CutEngine
+from chrion.native.bindings import RUN, SIGNAL, WAIT
+from chrion.runtime.execution.engine import CutEngine
 from helpers import (
     FLOAT,
     INT64,

@@ -13,10 +13,10 @@ import options_page
 import pytest
 
 from chrion import HybridSession
-from chrion.runtime import choosing, segment
-from chrion.runtime.choosing import Chooser, Wishes
-from chrion.runtime.engine import CutEngine, PlainEngine
-from chrion.runtime.option_table import (
+from chrion.runtime.execution import segments as segment
+from chrion.runtime.execution.engine import CutEngine, PlainEngine
+from chrion.runtime.options.session_options import fingerprint, session_reason
+from chrion.runtime.options.table import (
     ARGUMENTS,
     RUN_KEYS,
     RUN_OPTIONS,
@@ -24,7 +24,8 @@ from chrion.runtime.option_table import (
     SESSION_OPTIONS,
     Treatment,
 )
-from chrion.runtime.options import fingerprint, session_reason
+from chrion.runtime.selection import selector as choosing
+from chrion.runtime.selection.selector import EngineSelector, SessionConfig
 from helpers import assert_equal, node
 from option_support import (
     CPU,
@@ -240,7 +241,7 @@ def test_decisions_are_kept_for_the_options() -> None:
 
     def goal(given: ort.SessionOptions | None, device: str) -> tuple[object, ...]:
         accelerator = [("CUDAExecutionProvider", {"device_id": device})]
-        return Chooser(Wishes("", given, accelerator, None, None, None, None, None))._goal()
+        return EngineSelector(SessionConfig("", given, accelerator, None, None, None, None, None))._goal()
 
     threads = options(lambda o: setattr(o, "intra_op_num_threads", 1))
     goals = [goal(None, "0"), goal(None, "1"), goal(options(), "0"), goal(threads, "0")]
@@ -306,9 +307,9 @@ def test_without_fallback_failures_are_raised() -> None:
     """``enable_fallback=0`` is ``strict=True``, and leaves the model cut."""
     with cut(chain(), enable_fallback=0) as session:
         assert session.plan is not None
-        assert session._wishes.strict
+        assert session._config.strict
     with cut(chain(), enable_fallback=1) as session:
-        assert not session._wishes.strict
+        assert not session._config.strict
 
 
 def test_arguments_that_onnxruntime_ignores_are_ignored(caplog: pytest.LogCaptureFixture) -> None:

@@ -271,10 +271,10 @@ def test_options_read_as_they_were_given(ours: HybridSession, theirs: ort.Infere
         [v.numpy() for v in ours.run_with_ort_values(["l"], {"x": memory})], plain(branches(), {"x": X}, ["l"])
     )
     ours.disable_fallback()
-    assert ours._wishes.strict
-    assert ours._chooser._wishes.strict
+    assert ours._config.strict
+    assert ours._selector._config.strict
     ours.enable_fallback()
-    assert not ours._wishes.strict
+    assert not ours._config.strict
 
 
 def test_a_terminated_run_raises_what_onnxruntime_raises(ours: HybridSession) -> None:
@@ -361,7 +361,7 @@ def test_no_fallback_to_other_providers_still_serves_what_a_segment_fails(monkey
         raise RuntimeError("no such luck")
 
     with HybridSession(graph, plan=forced_plan(graph, alternating(graph)), enable_fallback=0) as session:
-        monkeypatch.setattr("chrion.runtime.engine.CutEngine.run", fails)
+        monkeypatch.setattr("chrion.runtime.execution.engine.CutEngine.run", fails)
         assert_equal(session.run(None, {"x": X}), plain(branches(), {"x": X}))
 
 

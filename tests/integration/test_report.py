@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from chrion import Plan, load
+from chrion.benchmark.latency import Timing
 from chrion.report import (
     bench_table,
     bench_verdict,
@@ -23,7 +24,6 @@ from chrion.report import (
     verdict,
 )
 from chrion.runtime import Event
-from chrion.runtime.bench import Timing
 from chrion.scheduler import Prediction
 from helpers import alternating, branches, forced_plan
 

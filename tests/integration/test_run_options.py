@@ -13,13 +13,13 @@ import onnxruntime as ort
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
-from chrion.runtime.engine import CutEngine
-from chrion.runtime.option_table import (
+from chrion.runtime.execution.engine import CutEngine
+from chrion.runtime.options.session_options import run_reason
+from chrion.runtime.options.table import (
     RUN_KEYS,
     RUN_OPTIONS,
     Treatment,
 )
-from chrion.runtime.options import run_reason
 from helpers import FLOAT, assert_equal, make_model, node, value
 from option_support import (
     DOUBLED,

@@ -17,7 +17,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from chrion import Graph, HybridSession, Plan, load, partition, profile
 from chrion.errors import OptionError, PlanError, ProviderError
-from chrion.runtime.segment import SegmentFactory
+from chrion.runtime.execution.segments import SegmentFactory
 from chrion.zoo import RecurrentSpec, build_recurrent
 from helpers import (
     BOOL,
@@ -404,7 +404,7 @@ def test_a_failure_names_its_operator_and_leaves_the_session_whole(lane: int) ->
 def test_one_plain_session_serves_all_shapes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where no plan wins, no shape opens a session of its own; their weights would add up."""
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
-    monkeypatch.setattr("chrion.runtime.choosing.decide", lambda candidates, _: (candidates[0].name, ()))
+    monkeypatch.setattr("chrion.runtime.selection.selector.decide", lambda candidates, _: (candidates[0].name, ()))
     model = branches()
     for info in (*model.graph.input, *model.graph.output):
         info.type.tensor_type.shape.dim[0].dim_param = "batch"
@@ -452,7 +452,7 @@ def test_a_plan_that_fails_where_plain_onnxruntime_does_not_is_given_up(
     for strict in (False, True):
         graph = load(branches())
         with HybridSession(graph, plan=forced_plan(graph, alternating(graph)), strict=strict) as session:
-            monkeypatch.setattr("chrion.runtime.engine.CutEngine.run", fails)
+            monkeypatch.setattr("chrion.runtime.execution.engine.CutEngine.run", fails)
             if strict:
                 with pytest.raises(RuntimeError, match="no such luck"):
                     session.run(None, {"x": X})

@@ -10,19 +10,19 @@ import pytest
 
 from chrion import HybridSession, Plan, load
 from chrion.errors import OptionError
-from chrion.runtime import choosing
-from chrion.runtime.choosing import Chooser, Wishes
-from chrion.runtime.guard import Contender, Trial
+from chrion.runtime.selection import selector as choosing
+from chrion.runtime.selection.guard import Candidate, Trial
+from chrion.runtime.selection.selector import EngineSelector, SessionConfig
 from chrion.scheduler import Prediction
 from helpers import alternating, assert_same_as_plain, branches, forced_plan
 
 ACCELERATOR = "CUDAExecutionProvider"
 
 
-def wishes(budget_mb: float | None) -> Wishes:
+def config(budget_mb: float | None) -> SessionConfig:
     """A caller who names an accelerator."""
     source = branches().SerializeToString()
-    return Wishes(
+    return SessionConfig(
         source, None, [ACCELERATOR, "CPUExecutionProvider"], None, None, None, None, None, budget_mb=budget_mb
     )
 
@@ -40,14 +40,14 @@ def decided(monkeypatch: pytest.MonkeyPatch, budget_mb: float | None) -> list[st
     def made(*_: Any) -> list[Plan]:
         return [plan]
 
-    def decide(contenders: list[Contender], *_: Any) -> tuple[str, tuple[Trial, ...]]:
+    def decide(contenders: list[Candidate], *_: Any) -> tuple[str, tuple[Trial, ...]]:
         timed.extend(c.name for c in contenders)
         return contenders[0].name, ()
 
-    monkeypatch.setattr(Chooser, "_plans", made)
+    monkeypatch.setattr(EngineSelector, "_plans", made)
     monkeypatch.setattr(choosing, "decide", decide)
-    chooser = Chooser(wishes(budget_mb))
-    chooser._decide(graph, chooser._plain_makers(graph))
+    selector = EngineSelector(config(budget_mb))
+    selector._decide(graph, selector._plain_makers(graph))
     return timed
 
 
@@ -67,12 +67,12 @@ def test_only_what_fits_is_timed(
 
 def test_a_plain_session_in_place_of_a_plan_takes_nothing_of_a_budget() -> None:
     """Nobody knows what it would hold: it runs on the CPU."""
-    assert wishes(500.0).plain("no plan").session.get_providers() == ["CPUExecutionProvider"]
+    assert config(500.0).plain("no plan").session.get_providers() == ["CPUExecutionProvider"]
 
 
 def test_decisions_of_different_budgets_are_remembered_apart() -> None:
     """The budget is part of the goal."""
-    goals = [Chooser(wishes(mb))._goal() for mb in (None, 500.0, 600.0)]
+    goals = [EngineSelector(config(mb))._goal() for mb in (None, 500.0, 600.0)]
     assert len(set(goals)) == 3
 
 

@@ -10,11 +10,11 @@ import pytest
 from test_field import made_up_profile
 
 from chrion import Graph, HybridSession, load, partition
+from chrion.benchmark import stages as stage_bench
+from chrion.benchmark.stages import StageBench
 from chrion.errors import OptionError
-from chrion.runtime import stage_bench
-from chrion.runtime.stage_bench import StageBench
-from chrion.scheduler.ios import ios
-from chrion.scheduler.stages import Device
+from chrion.scheduler.policies.ios import ios
+from chrion.scheduler.policies.stages import Device
 from helpers import FLOAT, assert_same_as_plain, branches, make_model, node, value
 
 

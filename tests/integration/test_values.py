@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from chrion.graph.model import TensorInfo
-from chrion.runtime.values import UsualFeed
+from chrion.runtime.requests import FeedMatcher
 
 X, N = np.zeros((2, 3), np.float32), np.zeros((), np.int64)
 
@@ -38,7 +38,7 @@ X, N = np.zeros((2, 3), np.float32), np.zeros((), np.int64)
 def test_only_whole_arrays_of_the_right_kind_are_usual(feed: Any, *, usual: bool) -> None:
     """Everything else is looked at closely, and may be right for all that."""
     inputs = [TensorInfo("x", "tensor(float)", (2, 3)), TensorInfo("n", "tensor(int64)", ())]
-    assert UsualFeed(inputs)(feed) is usual
+    assert FeedMatcher(inputs)(feed) is usual
 
 
 @pytest.mark.parametrize(
@@ -51,4 +51,4 @@ def test_only_whole_arrays_of_the_right_kind_are_usual(feed: Any, *, usual: bool
 )
 def test_what_is_no_number_of_numpys_own_is_never_usual(kind: str, array: Any) -> None:
     """Texts have to be looked at one by one, and onnxruntime makes nothing of the smaller floats' arrays."""
-    assert not UsualFeed([TensorInfo("x", kind, (1,))])({"x": array})
+    assert not FeedMatcher([TensorInfo("x", kind, (1,))])({"x": array})

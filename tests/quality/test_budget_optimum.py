@@ -13,9 +13,9 @@ import pytest
 from chrion.graph import Dag
 from chrion.profiler import CopyCost, Costs, OperatorMemory
 from chrion.scheduler import Schedule, evaluate
-from chrion.scheduler.default import Planner
 from chrion.scheduler.planner import _Chunked
-from chrion.scheduler.search import Limits
+from chrion.scheduler.policies.chrion import Planner
+from chrion.scheduler.search.alpha import Limits
 from helpers import smallest_graph
 
 CASES = 40

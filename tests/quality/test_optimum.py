@@ -10,7 +10,7 @@ import pytest
 from chrion.graph import Dag
 from chrion.profiler import CopyCost, Costs, OperatorMemory
 from chrion.scheduler import POLICIES, evaluate
-from chrion.scheduler.exact import solve
+from chrion.scheduler.policies.exact import solve
 
 CASES = 200
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from chrion import load
 from chrion.graph import Dag
 from chrion.profiler import Costs, uniform_costs
-from chrion.scheduler.default import Planner
-from chrion.scheduler.frontier import pareto, refined, spread, trade_offs
+from chrion.scheduler.evaluation.solution import Problem, Solution
+from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.planner import _Chunked
-from chrion.scheduler.policies import POLICIES
-from chrion.scheduler.search import Candidate, Limits, best_within, raise_to_fit
-from chrion.scheduler.solution import Problem, Solution
-from chrion.scheduler.validity import check_solution
+from chrion.scheduler.policies.chrion import Planner
+from chrion.scheduler.policies.registry import POLICIES
+from chrion.scheduler.search.alpha import Candidate, Limits, best_within, raise_to_fit
+from chrion.scheduler.search.pareto import pareto, refined, spread, trade_offs
 from chrion.zoo import build
 from helpers import smallest_graph
 from strategies import costs_for, dags

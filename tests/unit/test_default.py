@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from chrion.graph import Dag
 from chrion.profiler import Costs, uniform_costs
 from chrion.scheduler import evaluate
-from chrion.scheduler.default import Planner
-from chrion.scheduler.groups import group, tile_order, unit_order
-from chrion.scheduler.refine import merge_segments, refine
-from chrion.scheduler.solution import Problem
-from chrion.scheduler.validity import check_solution
+from chrion.scheduler.evaluation.solution import Problem
+from chrion.scheduler.evaluation.validation import check_solution
+from chrion.scheduler.policies.chrion import Planner
+from chrion.scheduler.search.grouping import group, tile_order, unit_order
+from chrion.scheduler.search.local_search import merge_segments, refine
 from strategies import costs_for, dags
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from chrion.graph import Dag
 from chrion.profiler import uniform_costs
 from chrion.scheduler import Schedule, evaluate
-from chrion.scheduler.durations import durations_ms, fetched_bytes
+from chrion.scheduler.evaluation.weight_cache import durations_ms, fetched_bytes
 
 A, B = (0,), (1,)
 

@@ -13,7 +13,7 @@ from chrion.errors import OptionError
 from chrion.graph import Dag
 from chrion.profiler import uniform_costs
 from chrion.scheduler import Schedule, evaluate
-from chrion.scheduler.exact import exact, solve
+from chrion.scheduler.policies.exact import exact, solve
 from strategies import costs_for, dags
 
 

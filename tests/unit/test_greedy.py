@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from chrion.errors import ScheduleError
 from chrion.graph import Dag
 from chrion.profiler import CopyCost, Costs, OperatorMemory
-from chrion.scheduler.greedy import select_devices
-from chrion.scheduler.timeline import evaluate
+from chrion.scheduler.evaluation.evaluate import evaluate
+from chrion.scheduler.policies.device_selection import select_devices
 from strategies import costs_for, dags, topological_orders
 
 INFINITE = float("inf")

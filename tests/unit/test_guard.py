@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from chrion.runtime import guard
-from chrion.runtime.guard import Contender, Decision, Memory, Opener, decide
+from chrion.runtime.selection import guard
+from chrion.runtime.selection.guard import Candidate, Decision, Memory, Opener, decide
 from helpers import QuietCores
 
 
-def contender(name: str, ms: float, clock: list[float], *, resident_mb: float = 0.0, plain: bool = True) -> Contender:
+def contender(name: str, ms: float, clock: list[float], *, resident_mb: float = 0.0, plain: bool = True) -> Candidate:
     """A way to run that takes so long on a fake clock."""
 
     def run() -> None:
@@ -23,7 +23,7 @@ def contender(name: str, ms: float, clock: list[float], *, resident_mb: float = 
         return run, lambda: None
 
     opener: Opener = open_  # type: ignore[assignment]
-    return Contender(name, opener, resident_mb, plain)
+    return Candidate(name, opener, resident_mb, plain)
 
 
 @pytest.fixture
@@ -68,9 +68,9 @@ def test_a_close_race_goes_on(clock: list[float]) -> None:
 
     rivals = [
         contender("plain", 8.5, clock),
-        Contender("unlucky", unlucky, plain=False),  # type: ignore[arg-type]
-        Contender("far", far, plain=False),  # type: ignore[arg-type]
-        Contender("behind", behind, plain=False),  # type: ignore[arg-type]
+        Candidate("unlucky", unlucky, plain=False),  # type: ignore[arg-type]
+        Candidate("far", far, plain=False),  # type: ignore[arg-type]
+        Candidate("behind", behind, plain=False),  # type: ignore[arg-type]
     ]
     winner, trials = decide(rivals, None, QuietCores())
     assert winner == "unlucky"
@@ -85,7 +85,7 @@ def test_a_lucky_turn_is_not_enough(clock: list[float]) -> None:
     def lucky() -> tuple[object, object]:
         return contender("", next(luck, 9.0), clock).open()
 
-    rivals = [contender("plain", 8.5, clock), Contender("lucky", lucky, plain=False)]  # type: ignore[arg-type]
+    rivals = [contender("plain", 8.5, clock), Candidate("lucky", lucky, plain=False)]  # type: ignore[arg-type]
     winner, trials = decide(rivals, None, QuietCores())
     assert winner == "plain"
     assert [round(t.median_ms, 6) for t in trials] == [8.5, 5.0]
@@ -98,7 +98,7 @@ def test_the_best_plain_session_is_never_given_up(clock: list[float]) -> None:
     def lucky() -> tuple[object, object]:
         return contender("", next(luck, 9.0), clock).open()
 
-    rivals = [contender("plain", 8.5, clock), Contender("lucky", lucky, plain=False)]  # type: ignore[arg-type]
+    rivals = [contender("plain", 8.5, clock), Candidate("lucky", lucky, plain=False)]  # type: ignore[arg-type]
     assert decide(rivals, None, QuietCores())[0] == "plain"
 
 
@@ -109,18 +109,18 @@ def test_the_callers_own_session_is_not_given_up_for_one_bad_turn(clock: list[fl
     def own() -> tuple[object, object]:
         return contender("", next(first, 5.0), clock).open()
 
-    rivals = [Contender("own", own), contender("one thread", 9.0, clock)]  # type: ignore[arg-type]
+    rivals = [Candidate("own", own), contender("one thread", 9.0, clock)]  # type: ignore[arg-type]
     assert decide(rivals, None, QuietCores())[0] == "own"
 
 
-def changing(name: str, times_ms: Sequence[float], clock: list[float], *, plain: bool = True) -> Contender:
+def changing(name: str, times_ms: Sequence[float], clock: list[float], *, plain: bool = True) -> Candidate:
     """A way to run that takes these times in turn, again and again."""
     times = itertools.cycle(times_ms)
 
     def run() -> None:
         clock[0] += next(times) / 1e3
 
-    return Contender(name, lambda: (run, lambda: None), plain=plain)
+    return Candidate(name, lambda: (run, lambda: None), plain=plain)
 
 
 def test_a_lucky_run_does_not_make_a_plain_session_the_best(clock: list[float]) -> None:
@@ -148,7 +148,7 @@ def test_one_that_fails_only_at_times_has_lost(clock: list[float]) -> None:
         if next(runs) == 40:
             raise RuntimeError("now")
 
-    flaky = Contender("flaky", lambda: (fails_at_times, lambda: None), plain=False)
+    flaky = Candidate("flaky", lambda: (fails_at_times, lambda: None), plain=False)
     winner, trials = decide([contender("plain", 5.0, clock), flaky], None, QuietCores())
     assert (winner, trials[1].median_ms) == ("plain", float("inf"))
 
@@ -162,7 +162,7 @@ def test_a_plan_that_wins_by_little_is_timed_for_longer(clock: list[float], plan
         opened.append(1)
         return contender("", plan_ms, clock).open()
 
-    rivals = [contender("plain", 5.0, clock), Contender("plan", plan, plain=False)]  # type: ignore[arg-type]
+    rivals = [contender("plain", 5.0, clock), Candidate("plan", plan, plain=False)]  # type: ignore[arg-type]
     decide(rivals, None, QuietCores())
     assert len(opened) == rounds
 
@@ -180,8 +180,8 @@ def test_a_slow_model_is_not_judged_by_one_turn(clock: list[float]) -> None:
         return contender("", next(unlucky, 780.0), clock).open()
 
     rivals = [
-        Contender("plain", plain),  # type: ignore[arg-type]
-        Contender("plan", lucky, plain=False),  # type: ignore[arg-type]
+        Candidate("plain", plain),  # type: ignore[arg-type]
+        Candidate("plan", lucky, plain=False),  # type: ignore[arg-type]
     ]
     assert decide(rivals, None, QuietCores())[0] == "plain"
 
@@ -195,7 +195,7 @@ def test_who_may_stay_open_is_opened_once(clock: list[float], *, lasting: bool) 
         opened.append(1)
         return contender("", 1.0, clock).open()[0], lambda: closed.append(1)
 
-    plan = Contender("plan", open_, plain=False, lasting=lasting)  # type: ignore[arg-type]
+    plan = Candidate("plan", open_, plain=False, lasting=lasting)  # type: ignore[arg-type]
     assert decide([contender("plain", 1.1, clock), plan], None, QuietCores())[0] == "plan"
     assert len(opened) == len(closed)
     assert (len(opened) == 1) is lasting
@@ -207,7 +207,7 @@ def test_one_that_may_stay_open_but_does_not_open_has_lost(clock: list[float]) -
     def broken() -> tuple[object, object]:
         raise RuntimeError("no")
 
-    plan = Contender("plan", broken, plain=False, lasting=True)  # type: ignore[arg-type]
+    plan = Candidate("plan", broken, plain=False, lasting=True)  # type: ignore[arg-type]
     assert decide([contender("plain", 1.1, clock), plan], None, QuietCores())[0] == "plain"
 
 
@@ -232,7 +232,7 @@ def test_a_contender_that_fails_has_lost(clock: list[float]) -> None:
     def breaks() -> tuple[object, object]:
         return broken, lambda: None
 
-    rivals = [Contender("a", broken), Contender("b", breaks), contender("plain", 9.0, clock)]  # type: ignore[arg-type]
+    rivals = [Candidate("a", broken), Candidate("b", breaks), contender("plain", 9.0, clock)]  # type: ignore[arg-type]
     winner, trials = decide(rivals, None, QuietCores())
     assert winner == "plain"
     assert [t.median_ms for t in trials[:2]] == [float("inf")] * 2

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from chrion.graph import Dag
 from chrion.profiler import Costs, OperatorMemory, uniform_costs
 from chrion.scheduler import evaluate
-from chrion.scheduler.heft import heft, upward_ranks
-from chrion.scheduler.solution import Problem
-from chrion.scheduler.validity import check_solution
+from chrion.scheduler.evaluation.solution import Problem
+from chrion.scheduler.evaluation.validation import check_solution
+from chrion.scheduler.policies.heft import heft, upward_ranks
 from strategies import costs_for, dags
 
 

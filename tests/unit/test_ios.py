@@ -15,10 +15,10 @@ from architectures import fire, inception_e, nasnet_first_cell
 from chrion.errors import OptionError
 from chrion.graph import Dag
 from chrion.profiler import Costs, OperatorMemory, uniform_costs
-from chrion.scheduler import ios as module
-from chrion.scheduler.endings import GROUPS
-from chrion.scheduler.ios import blocks, ios, search_space
-from chrion.scheduler.stages import Device, Stage, greedy_stages
+from chrion.scheduler.policies import ios as module
+from chrion.scheduler.policies.endings import GROUPS
+from chrion.scheduler.policies.ios import blocks, ios, search_space
+from chrion.scheduler.policies.stages import Device, Stage, greedy_stages
 from strategies import costs_for, dags
 
 Groups = tuple[tuple[int, ...], ...]

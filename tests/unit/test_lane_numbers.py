@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chrion.lanes import all_lanes, in_reading_order, lane_name, on_accelerator
+from chrion.lane_numbers import all_lanes, display_order, is_accelerator_lane, lane_name
 
 
 def test_names() -> None:
     """Lanes of the accelerator count from 0 down, cores from 1 up."""
     assert [lane_name(lane) for lane in (0, -1, -2, 1, 2)] == ["gpu0", "gpu1", "gpu2", "cpu1", "cpu2"]
-    assert [on_accelerator(lane) for lane in (0, -1, 1)] == [True, True, False]
+    assert [is_accelerator_lane(lane) for lane in (0, -1, 1)] == [True, True, False]
 
 
 @given(cores=st.integers(0, 5), streams=st.integers(1, 5))
@@ -23,4 +23,4 @@ def test_a_list_with_an_entry_a_lane_is_indexed_by_the_lane(cores: int, streams:
         entries[lane] = lane_name(lane)
     assert sorted(entries) == sorted(map(lane_name, lanes))
     assert entries[: cores + 1] == ["gpu0", *(f"cpu{core}" for core in range(1, cores + 1))]
-    assert in_reading_order([*reversed(lanes), *lanes]) == lanes
+    assert display_order([*reversed(lanes), *lanes]) == lanes

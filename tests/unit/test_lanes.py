@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from chrion.runtime import lanes as module
-from chrion.runtime.lanes import Lanes
+from chrion.runtime.execution import lane_threads as module
+from chrion.runtime.execution.lane_threads import Lanes
 
 
 def test_parts_run_in_the_order_they_are_submitted() -> None:

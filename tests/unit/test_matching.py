@@ -6,7 +6,7 @@ import networkx as nx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chrion.scheduler.matching import maximum_matching
+from chrion.scheduler.policies.matching import maximum_matching
 
 
 @given(st.integers(0, 9).flatmap(lambda n: st.lists(st.lists(st.integers(0, 7), unique=True), min_size=n, max_size=n)))

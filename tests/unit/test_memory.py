@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from chrion.graph import Dag
 from chrion.profiler import Costs, OperatorMemory
-from chrion.scheduler.memory import paper_mb, resident_mb
+from chrion.scheduler.evaluation.memory import paper_mb, resident_mb
 from strategies import costs_for, dags, schedules
 
 

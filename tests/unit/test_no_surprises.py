@@ -21,7 +21,7 @@ PROGRAMS_REFUSED = {"system", "popen", "startfile", "execv", "spawnv", "posix_sp
 #: What is refused to all others, and why not to these.
 ALLOWED = {
     "chrion.devices.probe": {"subprocess"},  # this interpreter, and itself
-    "chrion.native.library": {"CDLL", "register_custom_ops_library"},  # Chrion's own, beside the module
+    "chrion.native.bindings": {"CDLL", "register_custom_ops_library"},  # Chrion's own, beside the module
     "chrion.simulator.sweep": {"socket"},  # whether the Ray cluster that the user names is there
 }
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from chrion.benchmark.latency import Run, memory_held_mb
 from chrion.devices import nvml
 from chrion.devices.nvml import Gpu
-from chrion.runtime.bench import Run, memory_held_mb
 
 
 class Driver:

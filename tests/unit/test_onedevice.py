@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chrion.scheduler import POLICIES
-from chrion.scheduler.stages import Device
-from chrion.scheduler.validity import check_solution
+from chrion.scheduler.evaluation.validation import check_solution
+from chrion.scheduler.policies.stages import Device
 from strategies import costs_for, dags
 
 FIELD = ("ios", "nimble", "opara", "wavefront", "greedy")

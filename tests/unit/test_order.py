@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from chrion.graph import Dag
 from chrion.profiler import CopyCost, Costs, OperatorMemory, uniform_costs
-from chrion.scheduler.order import bfs_order, dfs_order, hybrid_order
+from chrion.scheduler.policies.orders import bfs_order, dfs_order, hybrid_order
 from strategies import costs_for, dags
 
 A, B, C, D, E, F = range(6)

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chrion.scheduler.places import Place, Places
+from chrion.scheduler.policies.order_list import Place, Places
 
 
 def positions(places: Places) -> list[int]:

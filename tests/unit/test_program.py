@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from chrion.graph import Dag
 from chrion.graph.segments import cut
-from chrion.lanes import DOWNLOADS, UPLOADS, copies
-from chrion.runtime.program import Copy, Crossing, Program, Run, Signal, Wait, build_program
+from chrion.lane_numbers import DOWNLOADS, UPLOADS, copies
+from chrion.runtime.execution.program import Copy, Program, Run, Signal, Transfer, Wait, build_program
 from chrion.scheduler import Schedule
 from strategies import costs_for, dags, schedules
 
@@ -24,11 +24,11 @@ def drawn_program(data: st.DataObject) -> tuple[Dag, Schedule, tuple[tuple[int, 
     whole = data.draw(st.booleans())
     cuts = cut(dag, schedule.order, schedule.lanes, stages=schedule.stages)
     segments = cuts if whole else tuple((i,) for i in schedule.order)
-    crossings = drawn_crossings(data, dag, schedule)
-    return dag, schedule, segments, build_program(dag, schedule.lanes, segments, schedule.stages, crossings)
+    transfers = drawn_crossings(data, dag, schedule)
+    return dag, schedule, segments, build_program(dag, schedule.lanes, segments, schedule.stages, transfers)
 
 
-def drawn_crossings(data: st.DataObject, dag: Dag, schedule: Schedule) -> tuple[Crossing, ...]:
+def drawn_crossings(data: st.DataObject, dag: Dag, schedule: Schedule) -> tuple[Transfer, ...]:
     """Some or all values that cross between the sides, and an input that some accelerator operators read.
 
     The value of operator m is named m, the input is named input.
@@ -36,11 +36,11 @@ def drawn_crossings(data: st.DataObject, dag: Dag, schedule: Schedule) -> tuple[
     there = [lane <= 0 for lane in schedule.lanes]
     all_of_them = data.draw(st.booleans())
     first = tuple(i for i in range(len(dag)) if there[i] and data.draw(st.booleans()))
-    found = [Crossing("input", None, first, upload=True)] if first else []
+    found = [Transfer("input", None, first, upload=True)] if first else []
     for m in schedule.order:
         readers = tuple(s for s in dag.successors[m] if there[s] != there[m])
         if readers and (all_of_them or data.draw(st.booleans())):
-            found.append(Crossing(str(m), m, readers, upload=not there[m]))
+            found.append(Transfer(str(m), m, readers, upload=not there[m]))
     return tuple(found)
 
 
@@ -59,7 +59,7 @@ def test_any_interleaving_respects_all_dependencies_and_ends(data: st.DataObject
     signalled = dict.fromkeys(program.lanes, 0)
     done: set[int] = set()
     copied: set[str] = set()
-    crossings = {
+    transfers = {
         step.value: step.upload for steps in program.lanes.values() for step in steps if isinstance(step, Copy)
     }
 
@@ -85,12 +85,12 @@ def test_any_interleaving_respects_all_dependencies_and_ends(data: st.DataObject
             for i in segments[step.segment]:
                 assert lanes[i] == lane
                 crossed = {str(m) for m in dag.predecessors[i] if (lanes[m] <= 0) != (lane <= 0)}
-                assert crossed & set(crossings) <= copied
+                assert crossed & set(transfers) <= copied
                 assert set(dag.predecessors[i]) | earlier_stages(dag, schedule, i) <= done
                 done.add(i)
     assert done == set(range(len(dag)))
-    assert copied == set(crossings)
-    assert program.copies == len(crossings)
+    assert copied == set(transfers)
+    assert program.copies == len(transfers)
 
 
 @given(st.data())
@@ -99,8 +99,8 @@ def test_waits_are_the_transitive_reduction(data: st.DataObject) -> None:
     dag = data.draw(dags(12))
     schedule = data.draw(schedules(dag, data.draw(costs_for(dag)), most_streams=3, staged=None))
     segments = cut(dag, schedule.order, schedule.lanes, stages=schedule.stages)
-    crossings = drawn_crossings(data, dag, schedule)
-    program = build_program(dag, schedule.lanes, segments, schedule.stages, crossings)
+    transfers = drawn_crossings(data, dag, schedule)
+    program = build_program(dag, schedule.lanes, segments, schedule.stages, transfers)
     # What is done, by lane in order: segments by index, copies by the name of their value.
     own = {
         lane: [s.segment if isinstance(s, Run) else s.value for s in steps if isinstance(s, Run | Copy)]
@@ -108,12 +108,12 @@ def test_waits_are_the_transitive_reduction(data: st.DataObject) -> None:
     }
     lane_of = {step: lane for lane, steps in own.items() for step in steps}
     home = {i: at for at, s in enumerate(segments) for i in s}
-    copied = {(c.producer, reader): c.value for c in crossings for reader in c.readers}
+    copied = {(c.producer, reader): c.value for c in transfers for reader in c.readers}
     knows: nx.DiGraph = nx.DiGraph()
     knows.add_nodes_from(lane_of)
     knows.add_edges_from(pair for steps in own.values() for pair in itertools.pairwise(steps))
-    knows.add_edges_from((home[c.producer], c.value) for c in crossings if c.producer is not None)
-    knows.add_edges_from((c.value, home[r]) for c in crossings for r in c.readers)
+    knows.add_edges_from((home[c.producer], c.value) for c in transfers if c.producer is not None)
+    knows.add_edges_from((c.value, home[r]) for c in transfers for r in c.readers)
     knows.add_edges_from(
         (home[m], home[i])
         for i, before in enumerate(dag.predecessors)
@@ -204,8 +204,8 @@ def test_a_barrier_by_hand() -> None:
 def test_a_value_is_copied_once_for_all_its_readers_by_hand() -> None:
     """0 on a core makes what 1 and 2 read on two accelerator lanes; 3 on the core reads what 1 makes."""
     dag = Dag.from_edges(4, [(0, 1), (0, 2), (1, 3)])
-    crossings = (Crossing("a", 0, (1, 2), upload=True), Crossing("b", 1, (3,), upload=False))
-    program = build_program(dag, (1, 0, -1, 1), ((0,), (1,), (2,), (3,)), (), crossings)
+    transfers = (Transfer("a", 0, (1, 2), upload=True), Transfer("b", 1, (3,), upload=False))
+    program = build_program(dag, (1, 0, -1, 1), ((0,), (1,), (2,), (3,)), (), transfers)
     assert program.copies == 2
     assert program.lanes == {
         1: (Run(0), Signal(1), Wait(DOWNLOADS, 1), Run(3)),

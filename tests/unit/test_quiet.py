@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from chrion.cores import physical_cores
-from chrion.profiler import quiet
-from chrion.profiler.quiet import CoreWatch
+from chrion.profiler import interference as quiet
+from chrion.profiler.interference import CoreMonitor
 
 
 @pytest.fixture
@@ -19,21 +19,21 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_slow_arithmetic_is_a_disturbance(looks: list[float]) -> None:
     """Lanes that share a core with others take up to half as long again; clocks vary by less."""
-    watch = CoreWatch([0], patience_s=0.0)
+    watch = CoreMonitor([0], patience_s=0.0)
     looks += [1.5, 1.05, 1.0, 2.0]
     assert [watch.disturbed() for _ in range(4)] == [True, False, False, True]
 
 
 def test_a_faster_look_moves_the_mark(looks: list[float]) -> None:
     """What was taken for quiet at first was not."""
-    watch = CoreWatch([0], patience_s=0.0)
+    watch = CoreMonitor([0], patience_s=0.0)
     looks += [0.5, 1.0]
     assert [watch.disturbed() for _ in range(2)] == [False, True]
 
 
 def test_waiting_ends_with_the_disturbance(looks: list[float]) -> None:
     """And says that it is quiet now."""
-    watch = CoreWatch([0], patience_s=60.0)
+    watch = CoreMonitor([0], patience_s=60.0)
     looks += [2.0, 2.0, 1.0, 2.0]
     assert watch.wait()
     assert looks == [2.0]
@@ -41,7 +41,7 @@ def test_waiting_ends_with_the_disturbance(looks: list[float]) -> None:
 
 def test_patience_ends(looks: list[float]) -> None:
     """A machine that is never quiet is looked at once each time."""
-    watch = CoreWatch([0], patience_s=0.0)
+    watch = CoreMonitor([0], patience_s=0.0)
     looks += [2.0, 2.0, 2.0]
     assert not watch.wait()
     assert not watch.wait()
@@ -50,6 +50,6 @@ def test_patience_ends(looks: list[float]) -> None:
 
 def test_a_real_look_takes_time() -> None:
     """On all cores of this machine."""
-    watch = CoreWatch(physical_cores(), patience_s=0.0)
+    watch = CoreMonitor(physical_cores(), patience_s=0.0)
     assert watch.cores == physical_cores()
     assert watch.look() > 0.0

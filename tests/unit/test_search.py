@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.scheduler import Schedule, Timeline
-from chrion.scheduler.search import Candidate, choose
-from chrion.scheduler.solution import Solution
+from chrion.scheduler.evaluation.solution import Solution
+from chrion.scheduler.search.alpha import Candidate, choose
 from helpers import smallest_graph
 
 

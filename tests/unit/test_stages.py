@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from chrion.graph import Dag
 from chrion.profiler import Costs, OperatorMemory, uniform_costs
 from chrion.scheduler import evaluate
-from chrion.scheduler.ios import ios
-from chrion.scheduler.policies import POLICIES
-from chrion.scheduler.solution import Problem
-from chrion.scheduler.stages import Device, Stage, generations, greedy_stages, in_turn, staged
+from chrion.scheduler.evaluation.solution import Problem
+from chrion.scheduler.policies.ios import ios
+from chrion.scheduler.policies.registry import POLICIES
+from chrion.scheduler.policies.stages import Device, Stage, generations, greedy_stages, in_turn, staged
 from strategies import costs_for, dags
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from architectures import googlenet
 from chrion.graph import Dag
-from chrion.scheduler.streams import nimble, opara, opara_order, synchronisations
+from chrion.scheduler.policies.streams import nimble, opara, opara_order, synchronisations
 from strategies import dags
 
 Edge = tuple[int, int]

@@ -12,8 +12,8 @@ from chrion.errors import ScheduleError
 from chrion.graph import Dag
 from chrion.profiler import uniform_costs
 from chrion.scheduler import POLICIES, Schedule
-from chrion.scheduler.solution import Problem, Solution
-from chrion.scheduler.validity import check_solution
+from chrion.scheduler.evaluation.solution import Problem, Solution
+from chrion.scheduler.evaluation.validation import check_solution
 from strategies import costs_for, dags
 
 #: A diamond, and one operator beside it.

@@ -15,7 +15,7 @@ from chrion.devices import Device
 from chrion.devices.device import Download
 from chrion.devices.host import allocate, on_host, to_host
 from chrion.graph.model import TensorInfo
-from chrion.lanes import DOWNLOADS, UPLOADS
+from chrion.lane_numbers import DOWNLOADS, UPLOADS
 from helpers import BOOL, FLOAT, INT64, assert_same_as_plain, branches, make_model, node, plain, value
 
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)

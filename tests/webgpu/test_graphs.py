@@ -12,8 +12,8 @@ import pytest
 from accelerated import placed
 from chrion import HybridSession, load
 from chrion.devices import Device
-from chrion.runtime import accelerator as module
-from chrion.runtime.accelerator import Accelerator
+from chrion.runtime.execution import accelerator as module
+from chrion.runtime.execution.accelerator import Accelerator
 from helpers import FLOAT, INT64, assert_same_as_plain, branches, make_model, node, plain, value
 
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)

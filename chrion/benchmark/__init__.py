@@ -1,0 +1,3 @@
+"""Benchmarks: plans, schedulers and plain sessions timed side by side."""
+
+__all__: list[str] = []

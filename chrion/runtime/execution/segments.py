@@ -1,0 +1,122 @@
+"""Sessions for segments: one for each distinct sub-model, shared by all segments that compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+
+from chrion.devices import CPU_PROVIDER
+from chrion.graph.extract import Extractor
+from chrion.lane_numbers import is_accelerator_lane
+from chrion.native import NativeSession
+from chrion.runtime.execution.accelerator import Accelerator
+from chrion.runtime.options.session_options import inherit
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A segment that can run: its session, and which value of the graph each of the session's names stands for.
+
+    The session is an ``InferenceSession``, or a :class:`chrion.native.NativeSession`.
+    """
+
+    session: Any
+    #: (name in the session, name in the graph) of each input and output.
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+    #: Names of its operators, for messages.
+    operators: tuple[str, ...]
+    #: Whether it runs on the accelerator.
+    on_device: bool = False
+    #: Whether it is captured as a CUDA graph.
+    graph: bool = False
+
+    def __str__(self) -> str:
+        if len(self.operators) == 1:
+            return f"operator {self.operators[0]!r}"
+        return f"operators {self.operators[0]!r} to {self.operators[-1]!r}"
+
+
+class SegmentFactory:
+    """Opens segments of one graph.
+
+    Args:
+        extractor: Of the graph.
+        base: The caller's session options, or None.
+        accelerator: Runs segments that are on it.
+        native: Whether sessions are for lanes without the interpreter.
+    """
+
+    def __init__(
+        self,
+        extractor: Extractor,
+        base: ort.SessionOptions | None,
+        accelerator: Accelerator | None = None,
+        *,
+        native: bool = False,
+    ) -> None:
+        self._extractor = extractor
+        self._base = base
+        self._accelerator = accelerator
+        self._native = native
+        self._opened: dict[tuple[str, int | None], tuple[Any, tuple[str, ...], tuple[str, ...]]] = {}
+
+    @property
+    def sessions(self) -> int:
+        """How many sessions have been opened."""
+        return len(self._opened)
+
+    def open(self, operators: Sequence[int], lane: int) -> Segment:
+        """Open a segment for a lane, with the session of an equal one if there is one."""
+        sub = self._extractor.extract(operators)
+        there = self._accelerator if is_accelerator_lane(lane) else None
+        graph = there is not None and there.graphs and not _has_control_flow(sub.model)
+        key = (sub.key, there.place(lane) if there else None)
+        if key not in self._opened:
+            model, options = sub.model.SerializeToString(), self._options(sub.options)
+            if there:
+                session: Any = there.open(model, options, lane, graph=graph)
+            elif self._native:
+                session = NativeSession(model, options)
+            else:
+                session = ort.InferenceSession(model, options, [CPU_PROVIDER], enable_fallback=0)
+            self._opened[key] = (session, sub.inputs, sub.outputs)
+        session, inputs, outputs = self._opened[key]
+        names = self._extractor.graph.dag.names
+        return Segment(
+            session=session,
+            inputs=tuple(zip(inputs, sub.inputs, strict=True)),
+            outputs=tuple(zip(outputs, sub.outputs, strict=True)),
+            operators=tuple(names[i] for i in operators),
+            on_device=there is not None,
+            graph=graph,
+        )
+
+    def _options(self, entries: dict[str, str]) -> ort.SessionOptions:
+        options = ort.SessionOptions()
+        inherit(self._base, options)
+        options.intra_op_num_threads = 1
+        options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        for key, value in entries.items():
+            options.add_session_config_entry(key, value)
+        return options
+
+
+def _has_control_flow(model: onnx.ModelProto) -> bool:
+    kinds = {onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS}
+    return any(attribute.type in kinds for node in model.graph.node for attribute in node.attribute)
+
+
+def named(error: Exception, where: object) -> Exception:
+    """The same kind of error, saying in which operators it happened."""
+    message = f"{where}: {error}"
+    make: Callable[[str], Exception] = type(error)
+    try:
+        return make(message)
+    except Exception:  # noqa: BLE001 - a type that cannot be made from a message
+        return RuntimeError(message)

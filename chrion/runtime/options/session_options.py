@@ -1,0 +1,197 @@
+"""Apply the caller's options to a cut session: inherit them, or find the reason why the model has to run plain.
+
+:mod:`chrion.runtime.options.table` says how each option stands. Options that Python cannot read back are in
+:mod:`chrion.runtime.options.probe`. A configuration key that is not in the table cannot be noticed, since onnxruntime
+lists no keys: segments do not get it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+
+from chrion.graph.loader import first_line
+from chrion.runtime.options.probe import (
+    brings_adapters,
+    fixes_dimensions,
+    holds_files,
+    opens,
+    replaces_weights,
+    weight_files,
+    weight_names,
+)
+from chrion.runtime.options.table import (
+    ARGUMENTS,
+    RUN_KEYS,
+    RUN_OPTIONS,
+    SESSION_KEYS,
+    SESSION_OPTIONS,
+    Option,
+)
+
+log = logging.getLogger(__name__)
+
+#: Not part of what is computed, nor of how fast.
+_LOGGING = {"log_severity_level", "log_verbosity_level", "logid", "profile_file_prefix"}
+_CONFIG_FROM_MODEL = "ORT_LOAD_CONFIG_FROM_MODEL"
+
+
+def known_arguments(rest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that InferenceSession looks at, and warn of those that it takes and ignores.
+
+    Args:
+        rest: The caller's arguments beyond the named ones.
+    """
+    for name in sorted(set(rest) - set(ARGUMENTS)):
+        log.warning("the argument %r is ignored, as InferenceSession ignores it", name)
+    return {name: value for name, value in rest.items() if name in ARGUMENTS}
+
+
+def wants_errors(rest: Mapping[str, Any]) -> bool:
+    """Return whether the caller switched off InferenceSession's fallback to other providers."""
+    return int(rest.get("enable_fallback", 1)) != 1
+
+
+def session_reason(options: ort.SessionOptions | None, rest: Mapping[str, Any]) -> str:
+    """Find an option for which the model has to run plain, among those that can be read.
+
+    Args:
+        options: The caller's session options, or None.
+        rest: InferenceSession's further keyword arguments.
+
+    Returns:
+        The reason, which names the option; empty if there is none.
+    """
+    if rest.get("disabled_optimizers"):
+        return _reason("argument", ARGUMENTS["disabled_optimizers"])
+    if int(rest.get("read_config_from_model", 0)) == 1:
+        return _reason("argument", ARGUMENTS["read_config_from_model"])
+    if os.environ.get(_CONFIG_FROM_MODEL) == "1":  # also for the sessions that load and run segments
+        return f"environment variable {_CONFIG_FROM_MODEL!r}: {ARGUMENTS['read_config_from_model'].why}"
+    if options is None:
+        return ""
+    if options.has_providers():
+        return _reason("session option", SESSION_OPTIONS["has_providers"])
+    return _attribute_reason("session option", options, ort.SessionOptions(), SESSION_OPTIONS) or _entry_reason(
+        "session configuration", options.get_session_config_entry, SESSION_KEYS
+    )
+
+
+def hidden_reason(
+    options: ort.SessionOptions | None,
+    model: onnx.ModelProto,
+    weights: Iterable[str],
+    accelerator: tuple[str, Mapping[str, Any]] | None,
+) -> str:
+    """Find an option for which the model has to run plain, among those that cannot be read.
+
+    Args:
+        options: The caller's session options, or None; :func:`session_reason` has found nothing, so that sessions made
+            with them write no files.
+        model: The model as it was given.
+        weights: Names of the weights that it has once it is optimised.
+        accelerator: The caller's accelerator and its options, if there is one.
+
+    Returns:
+        The reason, which names the option; empty if there is none.
+    """
+    if options is None:
+        return ""
+    try:
+        opens(options)
+    except Exception as error:  # noqa: BLE001 - InferenceSession raises it for the model itself
+        return f"session options (add_external_initializers, or wrong ones): {first_line(error)}"
+    if fixes_dimensions(options, model):
+        return _reason("session option", SESSION_OPTIONS["add_free_dimension_override_by_name"])
+    if replaces_weights(options, sorted({*weight_names(model), *weights}), accelerator):
+        return _reason("session option", SESSION_OPTIONS["add_initializer"])
+    if holds_files(options, weight_files(model)):
+        return _reason("session option", SESSION_OPTIONS["add_external_initializers_from_files_in_memory"])
+    return ""
+
+
+def run_reason(options: ort.RunOptions | None, *, accelerated: bool) -> str:
+    """Find an option for which a request has to run plain.
+
+    Args:
+        options: The request's options, or None.
+        accelerated: Whether an accelerator is used.
+
+    Returns:
+        The reason, which names the option; empty if there is none.
+    """
+    if options is None:
+        return ""
+    keys = {key: option for key, option in RUN_KEYS.items() if accelerated or not option.for_accelerators}
+    found = _attribute_reason("run option", options, ort.RunOptions(), RUN_OPTIONS) or _entry_reason(
+        "run configuration", options.get_run_config_entry, keys
+    )
+    if not found and brings_adapters(options):
+        return _reason("run option", RUN_OPTIONS["add_active_adapter"])
+    return found
+
+
+def inherit(base: ort.SessionOptions | None, target: ort.SessionOptions) -> None:
+    """Give the caller's options to a segment's, as far as segments inherit them."""
+    if base is None:
+        return
+    for name, option in SESSION_OPTIONS.items():
+        if option.inherited and hasattr(base, name):
+            setattr(target, name, getattr(base, name))
+    for key, value in _entries(base.get_session_config_entry, SESSION_KEYS):
+        if SESSION_KEYS[key].inherited:
+            target.add_session_config_entry(key, value)
+
+
+def optimises(options: ort.SessionOptions | None) -> bool:
+    """Return whether the model is to be optimised before it is cut."""
+    return options is None or options.graph_optimization_level != ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+
+
+def fingerprint(options: ort.SessionOptions | None) -> tuple[tuple[str, str], ...] | None:
+    """Return everything readable of the options that a choice between plans and plain sessions depends on."""
+    if options is None:
+        return None
+    values = [(name, str(getattr(options, name))) for name in _attributes(options, SESSION_OPTIONS)]
+    entries = _entries(options.get_session_config_entry, SESSION_KEYS)
+    return tuple(sorted(pair for pair in (*values, *entries) if pair[0] not in _LOGGING))
+
+
+def _attributes(options: Any, table: Mapping[str, Option]) -> list[str]:
+    """List the table's options that are attributes, and that this release of onnxruntime has."""
+    return [name for name in table if hasattr(options, name) and not callable(getattr(options, name))]
+
+
+def _attribute_reason(kind: str, options: Any, defaults: Any, table: Mapping[str, Option]) -> str:
+    for name in _attributes(options, table):
+        if table[name].harmless is not None and getattr(options, name) != getattr(defaults, name):
+            return _reason(kind, table[name])
+    return ""
+
+
+def _entry_reason(kind: str, read: Callable[[str], str], table: Mapping[str, Option]) -> str:
+    for key, value in _entries(read, table):
+        harmless = table[key].harmless
+        if harmless is not None and value not in harmless:
+            return _reason(kind, table[key])
+    return ""
+
+
+def _entries(read: Callable[[str], str], keys: Iterable[str]) -> list[tuple[str, str]]:
+    """Read the entries that are set."""
+    found = []
+    for key in keys:
+        try:
+            found.append((key, read(key)))
+        except RuntimeError:  # onnxruntime's answer for a key that is not set
+            continue
+    return found
+
+
+def _reason(kind: str, option: Option) -> str:
+    return f"{kind} {option.name!r}: {option.why}"

@@ -1,0 +1,3 @@
+"""Selection: which engine runs a model: a plan or a plain session."""
+
+__all__: list[str] = []

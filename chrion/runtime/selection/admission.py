@@ -1,0 +1,71 @@
+"""Admission of models: load one that may be cut, or find the reason why it runs plain."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import onnx
+
+from chrion.allocator import trim
+from chrion.errors import InputError, UnsafeModelError
+from chrion.graph.loader import load, original_name, read
+from chrion.graph.model import Graph
+from chrion.runtime.options.session_options import hidden_reason, optimises, session_reason
+from chrion.runtime.selection.selector import SessionConfig, why_plain
+from chrion.scheduler.plan import Plan
+
+
+def admit(model: str | Path | bytes | onnx.ModelProto | Graph, config: SessionConfig) -> tuple[Graph | None, str]:
+    """Load a model that may be cut.
+
+    Options come first, since onnxruntime writes files for some of them whenever a session is made.
+
+    Returns:
+        The graph; or None and the reason for which the model runs plain.
+
+    Raises:
+        InputError: The caller's plan is for a model that cannot be cut.
+        UnsafeModelError: The model names files outside of its folder.
+    """
+    reason = session_reason(config.options, config.rest)
+    source = model.source if isinstance(model, Graph) else model
+    try:
+        given = read(source)[0] if config.options is not None or reason else None
+        if reason:
+            return None, reason
+        graph = model if isinstance(model, Graph) else _load(model, config)
+        if given is not None:
+            names = {original_name(weight) for weight in graph.weight_names}
+            reason = hidden_reason(config.options, given, names, config.accelerator)
+    except Exception as error:
+        planned = isinstance(config.plan, Plan) and not reason
+        if isinstance(error, UnsafeModelError) or (planned and isinstance(error, InputError)):
+            raise
+        return None, reason or why_plain(error)
+    finally:
+        trim()
+    return (None, reason) if reason else (graph, "")
+
+
+def _load(model: str | Path | bytes | onnx.ModelProto, config: SessionConfig) -> Graph:
+    if isinstance(config.plan, Plan):
+        return load(model, config.plan.shapes)
+    return load(model, optimise=optimises(config.options))
+
+
+def plain_source(model: str | Path | bytes | onnx.ModelProto | Graph) -> str | bytes:
+    """Return what InferenceSession can be made of: a file's name, or a model's bytes.
+
+    Raises:
+        TypeError: It is neither a model nor a path.
+    """
+    if isinstance(model, Graph):
+        model = model.source
+    if isinstance(model, onnx.ModelProto):
+        return bytes(model.SerializeToString())
+    if isinstance(model, bytes):
+        return model
+    if isinstance(model, str | os.PathLike):
+        return os.fspath(model)
+    raise TypeError(f"Unable to load from type '{type(model)}'")

@@ -1,0 +1,85 @@
+"""What every scheduler's result must be, checked apart from how it came about."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+
+from chrion.errors import ScheduleError
+from chrion.graph.dag import Dag
+from chrion.lane_numbers import is_accelerator_lane
+from chrion.profiler.costs import Costs
+from chrion.scheduler.evaluation.solution import Solution
+from chrion.scheduler.schedule import Schedule, validate
+
+
+def check_solution(dag: Dag, costs: Costs, solution: Solution) -> None:
+    """Check a solution of any scheduler.
+
+    - Each operator is there once, on a lane that has it, after all that it waits for (Constraints 6 to 10).
+    - Each is in one segment, on its lane and in its stage; segments come after those they wait for.
+    - Each lane runs its operators in the schedule's order, one at a time.
+    - Operators that overlap in time are independent, and so are those of a stage on different lanes of one side.
+    - No operator begins before all earlier stages have ended.
+
+    Raises:
+        ScheduleError: One of these does not hold; the message says which.
+    """
+    schedule = solution.schedule
+    validate(dag, costs, schedule)
+    _check_segments(dag, schedule, solution.segments)
+    _check_times(dag, schedule, solution)
+    if schedule.stages:
+        _check_stages(dag, schedule, solution)
+
+
+def _require(holds: object, message: str) -> None:
+    if not holds:
+        raise ScheduleError(f"schedule: {message}")
+
+
+def _check_segments(dag: Dag, schedule: Schedule, segments: Sequence[Sequence[int]]) -> None:
+    _require(sorted(itertools.chain(*segments)) == list(range(len(dag))), "each operator must be in one segment")
+    home = {i: at for at, segment in enumerate(segments) for i in segment}
+    for i, at in home.items():
+        _require(all(home[m] <= at for m in dag.predecessors[i]), "a segment comes before one that it waits for")
+    for segment in segments:
+        _require(len({schedule.lanes[i] for i in segment}) == 1, "a segment is on two lanes")
+        _require(not schedule.stages or len({schedule.stages[i] for i in segment}) == 1, "a segment is in two stages")
+    position = {i: at for at, i in enumerate(schedule.order)}
+    for lane in set(schedule.lanes):
+        own = [position[i] for segment in segments if schedule.lanes[segment[0]] == lane for i in segment]
+        _require(own == sorted(own), "a lane does not follow the order")
+
+
+def _check_times(dag: Dag, schedule: Schedule, solution: Solution) -> None:
+    start, finish = solution.timeline.start_ms, solution.timeline.finish_ms
+    rounding = 1e-9 * max(1.0, solution.timeline.latency_ms)
+    running: list[int] = []
+    for i in sorted(range(len(dag)), key=lambda v: (start[v], finish[v])):
+        running = [m for m in running if finish[m] > start[i] + rounding]
+        for m in running:
+            if finish[i] <= start[i]:
+                continue  # it takes no time, and overlaps with nothing
+            _require(schedule.lanes[m] != schedule.lanes[i], "a lane runs two operators at once")
+            path = (dag.descendants[m] >> i | dag.descendants[i] >> m) & 1
+            _require(not path, f"{dag.names[m]!r} and {dag.names[i]!r} overlap, and one waits for the other")
+        running.append(i)
+
+
+def _check_stages(dag: Dag, schedule: Schedule, solution: Solution) -> None:
+    by_stage: dict[int, list[int]] = defaultdict(list)
+    for i, stage in enumerate(schedule.stages):
+        by_stage[stage].append(i)
+    ended = 0.0
+    rounding = 1e-9 * max(1.0, solution.timeline.latency_ms)
+    for _, members in sorted(by_stage.items()):
+        begun = min(solution.timeline.start_ms[i] for i in members)
+        _require(begun >= ended - rounding, "a stage begins before the last one has ended")
+        ended = max(solution.timeline.finish_ms[i] for i in members)
+        for i, m in itertools.combinations(members, 2):
+            apart = schedule.lanes[i] != schedule.lanes[m]
+            same_side = is_accelerator_lane(schedule.lanes[i]) == is_accelerator_lane(schedule.lanes[m])
+            path = (dag.descendants[m] >> i | dag.descendants[i] >> m) & 1
+            _require(not (apart and same_side and path), "two lanes of a stage wait for each other")

@@ -1,0 +1,3 @@
+"""Policies: one module for each published scheduler, and a registry of them all."""
+
+__all__: list[str] = []
