@@ -1,10 +1,10 @@
-"""What becomes of sessions when their process forks or exits.
+"""Hooks that run when the process of a session forks or exits.
 
-A forked child has the memory of every session and none of its threads: a session that has lanes would wait for them
-forever. So the child tells each, once, and it refuses to run; that costs a run nothing.
+A forked child has the memory of every session but none of its threads: a request would wait for its lanes forever. So
+each session is marked once in the child and refuses requests from then on, which costs a request nothing.
 
-A process that exits kills daemon threads where they next ask for the interpreter lock; inside of onnxruntime that
-aborts the process. So what is in flight may end first, for a limited time, and nothing new begins.
+When the interpreter exits, a daemon thread is killed as soon as it asks for the GIL; inside onnxruntime that aborts the
+process. So requests in flight may finish first, for a limited time, and no new one starts.
 """
 
 from __future__ import annotations
@@ -13,41 +13,43 @@ import atexit
 import os
 import time
 import weakref
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-#: For so long an exiting process waits for requests in flight, all of them together.
+#: How long an exiting process waits for requests in flight, all sessions together.
 EXIT_LIMIT_S = 5.0
 
 
-class Resident(Protocol):
-    """Something that threads belong to."""
+T = TypeVar("T")
 
-    def after_fork(self) -> None:
-        """Called in a forked child, where those threads are gone and locks may be held for good."""
-
-    def at_exit(self, until: float) -> None:
-        """Called when the process exits: begin nothing more, and end by ``time.monotonic() == until``."""
+#: (after a fork, at exit) of each object; an object that is collected leaves it.
+_hooks: weakref.WeakKeyDictionary[Any, tuple[Callable[[Any], None], Callable[[Any, float], None]]]
+_hooks = weakref.WeakKeyDictionary()
 
 
-_residents: weakref.WeakSet[Resident] = weakref.WeakSet()
+def register(owner: T, after_fork: Callable[[T], None], at_exit: Callable[[T, float], None]) -> None:
+    """Register the hooks of an object that owns threads; the registry does not keep the object alive.
+
+    Args:
+        owner: The object, which is the first argument of its hooks.
+        after_fork: Called in a forked child, where those threads are missing and any lock may be held forever.
+        at_exit: Called when the interpreter exits: start nothing more, and finish by a time of ``time.monotonic()``,
+            its second argument.
+    """
+    _hooks[owner] = after_fork, at_exit
 
 
-def register(resident: Resident) -> None:
-    """Have a resident told of forks and of the end, as long as it lives."""
-    _residents.add(resident)
-
-
-def _tell_child() -> None:
-    for resident in tuple(_residents):
-        resident.after_fork()
+def _run_fork_hooks() -> None:
+    for owner, (after_fork, _) in tuple(_hooks.items()):
+        after_fork(owner)
 
 
 @atexit.register
-def _tell_end() -> None:
+def _run_exit_hooks() -> None:
     until = time.monotonic() + EXIT_LIMIT_S
-    for resident in tuple(_residents):
-        resident.at_exit(until)
+    for owner, (_, at_exit) in tuple(_hooks.items()):
+        at_exit(owner, until)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_tell_child)
+    os.register_at_fork(after_in_child=_run_fork_hooks)

@@ -142,7 +142,7 @@ class HybridSession(Fallbacks, InferenceInterface, ort.InferenceSession):  # typ
         #: Whether each set of input shapes has an engine of its own.
         self._by_shapes = False
         self._engine = self._first_engine()
-        process_hooks.register(self)
+        process_hooks.register(self, HybridSession._refuse_in_child, HybridSession._close_at_exit)
 
     # What InferenceSession has.
 
@@ -171,7 +171,9 @@ class HybridSession(Fallbacks, InferenceInterface, ort.InferenceSession):  # typ
             return self._run_cut(engine, output_names, input_feed, run_options, arrays=True)
 
         engine = self._engine
-        if isinstance(engine, PlainEngine) and (not self._by_shapes or (engine.usual and engine.usual(input_feed))):
+        if isinstance(engine, PlainEngine) and (
+            not self._by_shapes or (engine.fast_path and engine.fast_path.matches(input_feed))
+        ):
             if not engine.accelerated and not self._refusal:
                 outputs: list[Any] = engine.session.run(output_names, input_feed, run_options)  # it checks the call
                 return outputs
@@ -179,10 +181,10 @@ class HybridSession(Fallbacks, InferenceInterface, ort.InferenceSession):  # typ
             isinstance(engine, CutEngine)
             and engine.native
             and not (output_names or run_options or self._refusal)
-            and engine.usual(input_feed)
+            and engine.fast_path.matches(input_feed)
         ):
             try:
-                return engine.run_matched(input_feed)
+                return engine.run_fast_path(input_feed)
             except RuntimeError as error:
                 if self._strict or self._refusal:
                     raise
@@ -332,21 +334,21 @@ class HybridSession(Fallbacks, InferenceInterface, ort.InferenceSession):  # typ
         for engine in engines:
             engine.close()
 
-    def at_exit(self, until: float) -> None:
-        """Close, but wait for runs that have begun no longer than ``until``, of ``time.monotonic()``."""
-        if not self._refusal:
-            self._refusal = _CLOSED
-            for engine in (self._engine, *tuple(self._engines.values())):
-                engine.close(until)
-
-    def after_fork(self) -> None:
-        """Refuse to run in a forked child, where the lanes are gone; what runs plain is left to onnxruntime."""
+    def _refuse_in_child(self) -> None:
+        """Refuse to run in a forked child, where the lanes are missing; a plain session is left to onnxruntime."""
         self._lock = threading.RLock()
         if any(isinstance(engine, CutEngine) for engine in (self._engine, *self._engines.values())):
             self._refusal = (
                 "this session was made before the process was forked, and its lanes are not in the child: make one "
                 "there, or start processes with multiprocessing's 'spawn' or 'forkserver'"
             )
+
+    def _close_at_exit(self, until: float) -> None:
+        """Close, but wait for runs in flight no longer than ``until``, a time of ``time.monotonic()``."""
+        if not self._refusal:
+            self._refusal = _CLOSED
+            for engine in (self._engine, *tuple(self._engines.values())):
+                engine.close(until)
 
     def __enter__(self) -> Self:
         return self
@@ -380,7 +382,7 @@ class HybridSession(Fallbacks, InferenceInterface, ort.InferenceSession):  # typ
         if self._graph is not None and any(weight.name in feed for weight in self._graph.overridable):
             return self._plain_engine("weights were given")
         engine = self._engine
-        if self._graph is None or not self._by_shapes or (engine.usual and engine.usual(feed)):
+        if self._graph is None or not self._by_shapes or (engine.fast_path and engine.fast_path.matches(feed)):
             return engine
         check_feed(self._graph.declared_inputs, feed)
         shapes = tuple(shape_of(feed[i.name]) for i in self._graph.inputs)
@@ -466,7 +468,7 @@ class HybridSession(Fallbacks, InferenceInterface, ort.InferenceSession):  # typ
         self, engine: CutEngine, names: Sequence[str] | None, feed: Mapping[str, Any]
     ) -> tuple[list[str], Mapping[str, Any]]:
         outputs = check_outputs(engine.graph.outputs, names)
-        if engine.usual(feed):
+        if engine.fast_path.matches(feed):
             return outputs, feed
         check_feed(engine.graph.inputs, feed)
         infos = {i.name: i for i in engine.graph.inputs}

@@ -24,12 +24,12 @@ from chrion.native import Failed
 from chrion.runtime.execution.accelerator import Accelerator
 from chrion.runtime.execution.executor import Event, Executor
 from chrion.runtime.execution.frame import Array
-from chrion.runtime.execution.lane_threads import Lanes
+from chrion.runtime.execution.lane_threads import LaneThreads
 from chrion.runtime.execution.native_executor import NativeExecutor, fits
 from chrion.runtime.execution.program import build_program
 from chrion.runtime.execution.segments import Segment, SegmentFactory
 from chrion.runtime.execution.transfers import find_transfers
-from chrion.runtime.requests import FeedMatcher
+from chrion.runtime.requests import FastPathMatcher
 from chrion.scheduler.plan import Plan
 from chrion.units import format_mb, format_ms
 
@@ -69,7 +69,7 @@ class CutEngine:
         self._accelerator = accelerator = _accelerator(plan, provider_options)
         self._extractor = Extractor(graph)
         transfers = find_transfers(self._extractor, plan.schedule.lanes, accelerator.device if accelerator else None)
-        self.usual = FeedMatcher(graph.inputs)
+        self.fast_path = FastPathMatcher(graph.inputs)
         self.program = build_program(graph.dag, plan.schedule.lanes, plan.segments, plan.schedule.stages, transfers)
         self._cores = _cores_of(self.program.lanes, plan)
         self._lock = threading.Lock()
@@ -92,8 +92,8 @@ class CutEngine:
         """Whether requests are carried out without the interpreter."""
         return self._native is not None
 
-    def run_matched(self, feeds: Mapping[str, Array]) -> list[Any]:
-        """Run one request of the usual kind (see :class:`FeedMatcher`); all outputs, as arrays."""
+    def run_fast_path(self, feeds: Mapping[str, Array]) -> list[Any]:
+        """Run one request of the usual kind (see :class:`FastPathMatcher`); all outputs, as arrays."""
         values = self.run(feeds, self._outputs, arrays=True)
         return [values[name] for name in self._outputs]
 
@@ -185,7 +185,7 @@ class CutEngine:
         if self._native is None:
             self.segments, self.sessions = segments, sessions
         first = next(iter(self.program.lanes))
-        lanes = Lanes({lane: core for lane, core in self._cores.items() if lane != first})
+        lanes = LaneThreads({lane: core for lane, core in self._cores.items() if lane != first})
         return Executor(self.graph, self.program, segments, lanes, self._cores, self._accelerator)
 
     def _open_segments(self, *, native: bool) -> tuple[list[Segment], int]:
@@ -212,12 +212,12 @@ class PlainEngine:
         self.accelerated = list(self.session.get_providers()) != [CPU_PROVIDER]
         self.reason = reason
         #: Recognises requests of the shapes that it was chosen for; None if it was not chosen for any.
-        self.usual: FeedMatcher | None = None
+        self.fast_path: FastPathMatcher | None = None
 
     def for_shapes(self, inputs: Sequence[TensorInfo]) -> PlainEngine:
         """Return the same session, chosen for inputs of known shapes."""
         twin = copy.copy(self)
-        twin.usual = FeedMatcher(inputs)
+        twin.fast_path = FastPathMatcher(inputs)
         return twin
 
     def because(self, reason: str) -> PlainEngine:

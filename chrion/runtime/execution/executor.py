@@ -23,7 +23,7 @@ from chrion.graph.model import Graph
 from chrion.lane_numbers import lane_name
 from chrion.runtime.execution.accelerator import Accelerator
 from chrion.runtime.execution.frame import Array, Frame
-from chrion.runtime.execution.lane_threads import Lanes
+from chrion.runtime.execution.lane_threads import LaneThreads
 from chrion.runtime.execution.program import Copy, Program, Run, Signal, Wait
 from chrion.runtime.execution.segments import Segment, named
 from chrion.waiting import Counter, Gate
@@ -109,7 +109,7 @@ class Executor:
         graph: Graph,
         program: Program,
         segments: Sequence[Segment],
-        lanes: Lanes,
+        lanes: LaneThreads,
         cores: Mapping[int, int | None],
         accelerator: Accelerator | None = None,
     ) -> None:

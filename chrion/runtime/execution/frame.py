@@ -31,12 +31,12 @@ _COPIED_BYTES = 1 << 17
 Array = np.ndarray[Any, Any]
 
 
-class Place(NamedTuple):
+class BufferKey(NamedTuple):
     """A value in the memory of one side."""
 
     name: str
     #: In the accelerator's memory.
-    there: bool
+    on_device: bool
 
 
 class _Writer(NamedTuple):
@@ -84,28 +84,28 @@ class Frame:
         self._device = device
         self.bindings = [segment.session.io_binding() for segment in segments]
         #: Buffers that stay from request to request.
-        self._buffers: dict[Place, ort.OrtValue] = {}
+        self._buffers: dict[BufferKey, ort.OrtValue] = {}
         #: What the present request has in place of them.
-        self._present: dict[Place, ort.OrtValue] = {}
+        self._present: dict[BufferKey, ort.OrtValue] = {}
         #: For its small arrays, where all is in the host's memory.
         self._own: dict[str, Buffer] = {}
         #: What is bound of it.
-        self._bound: dict[Place, ort.OrtValue] = {}
+        self._bound: dict[BufferKey, ort.OrtValue] = {}
         self._staying: Collection[str] = ()
         self._requested = {info.name for info in (*graph.inputs, *graph.outputs)}
         #: Where a request's values are bound: (binding, name in its session).
-        self._readers: dict[Place, list[tuple[Any, str]]] = {}
-        self._writers: dict[Place, _Writer] = {}
+        self._readers: dict[BufferKey, list[tuple[Any, str]]] = {}
+        self._writers: dict[BufferKey, _Writer] = {}
         #: Results of sizes not known before that nobody reads: each run makes them anew.
         self._dropped: list[tuple[Any, str]] = []
         #: Where any of them is read.
-        self._wanted: set[Place] = set()
+        self._wanted: set[BufferKey] = set()
         #: Inputs that a segment on the accelerator takes from the host's memory: a session fetches them when they are
         #: bound, so they are bound when the segment runs.
-        self._late: list[list[tuple[str, Place]]] = [[] for _ in segments]
+        self._late: list[list[tuple[str, BufferKey]]] = [[] for _ in segments]
         self._downloads: dict[str, Download] = {}
         #: Where each segment reads and writes.
-        self._places: list[list[Place]] = [[] for _ in segments]
+        self._places: list[list[BufferKey]] = [[] for _ in segments]
         #: Numbers of the segments' CUDA graphs; None where a segment has none.
         self.graphs: list[int | None] = [None] * len(segments)
         with self._turn():
@@ -157,19 +157,19 @@ class Frame:
 
     def replayable(self, segment: int) -> bool:
         """Whether a segment works on the frame's own buffers there in this request, as a CUDA graph of it does."""
-        return all(place.there and place not in self._present for place in self._places[segment])
+        return all(place.on_device and place not in self._present for place in self._places[segment])
 
     def blank(self) -> None:
         """Fill the buffers there with zeros, constants apart."""
         for place, value in self._buffers.items():
-            if place.there and self._device is not None and self._graph.constant(place.name) is None:
+            if place.on_device and self._device is not None and self._graph.constant(place.name) is None:
                 self._device.upload(zeros(self._graph.values[place.name]), value)
 
     def copy(self, name: str, *, upload: bool) -> None:
         """Bring a value to the other side, unless this request has it there already, or does not want it there."""
-        if self._device is None or (upload and Place(name, there=True) in self._present):
+        if self._device is None or (upload and BufferKey(name, on_device=True) in self._present):
             return
-        source, target = (self._find(Place(name, side)) for side in (not upload, upload))
+        source, target = (self._find(BufferKey(name, side)) for side in (not upload, upload))
         if source is None or target is None:
             return
         if upload:
@@ -184,7 +184,7 @@ class Frame:
             name: Which one.
             target: Where the caller wants it, or None.
         """
-        there, here = Place(name, there=True), Place(name, there=False)
+        there, here = BufferKey(name, on_device=True), BufferKey(name, on_device=False)
         if target is None and name in self._staying and self._device and held(self._graph, name, self._device):
             target = self._present.get(there) or self._device.empty(self._graph.values[name])
         if target is not None:
@@ -216,7 +216,7 @@ class Frame:
             place = self._place(name, segment)
             self._wanted.add(place)
             self._places[at].append(place)
-            if segment.on_device and not place.there:
+            if segment.on_device and not place.on_device:
                 self._late[at].append((inner, place))
                 self._keep(place)
             elif name in self._requested:
@@ -235,7 +235,7 @@ class Frame:
                 sized = self._graph.values[name].bytes is not None
                 self._writers[place] = _Writer(binding, inner, slot, segment, sized)
                 binding.bind_output(inner)  # keeps its place: results come in the order of first binding
-                if place.there:
+                if place.on_device:
                     self._keep(place)
                 self._own_buffer(name)
             elif self._graph.values[name].bytes is None:  # read by no one
@@ -244,20 +244,20 @@ class Frame:
             else:
                 binding.bind_ortvalue_output(inner, self._keep(place))
 
-    def _place(self, name: str, segment: Segment) -> Place:
-        return Place(name, segment.on_device and held(self._graph, name, self._device))
+    def _place(self, name: str, segment: Segment) -> BufferKey:
+        return BufferKey(name, segment.on_device and held(self._graph, name, self._device))
 
-    def _keep(self, place: Place) -> ort.OrtValue | None:
+    def _keep(self, place: BufferKey) -> ort.OrtValue | None:
         """The buffer of a value on one side; made if it is to stay, None where each request brings its own."""
-        if place not in self._buffers and (place.there or place.name not in self._requested):
+        if place not in self._buffers and (place.on_device or place.name not in self._requested):
             self._buffers[place] = self._make(place)
         return self._buffers.get(place)
 
-    def _make(self, place: Place) -> ort.OrtValue:
+    def _make(self, place: BufferKey) -> ort.OrtValue:
         info = self._graph.values[place.name]
         known = self._graph.constant(place.name)
         device = self._device
-        if place.there and device is not None:
+        if place.on_device and device is not None:
             return device.empty(info) if known is None else device.value(info, known)
         if known is not None:
             return ort.OrtValue.ortvalue_from_numpy(known)
@@ -265,10 +265,10 @@ class Frame:
             device.host_buffer(info) if device is not None and held(self._graph, place.name, device) else allocate(info)
         )
 
-    def _find(self, place: Place) -> ort.OrtValue | None:
+    def _find(self, place: BufferKey) -> ort.OrtValue | None:
         return self._present.get(place) or self._buffers.get(place)
 
-    def _at(self, place: Place) -> ort.OrtValue:
+    def _at(self, place: BufferKey) -> ort.OrtValue:
         return self._present.get(place) or self._buffers[place]
 
     def _take(self, name: str, value: ort.OrtValue | Array) -> None:
@@ -277,21 +277,23 @@ class Frame:
             own = self._own.get(name)
             if own is not None:
                 np.copyto(own.array, value)
-            self._present[Place(name, there=False)] = own.value if own else ort.OrtValue.ortvalue_from_numpy(value)
+            self._present[BufferKey(name, on_device=False)] = (
+                own.value if own else ort.OrtValue.ortvalue_from_numpy(value)
+            )
             return
         there = not on_host(value)
-        self._present[Place(name, there)] = value
-        if there and Place(name, there=False) in self._wanted:
-            self._present[Place(name, there=False)] = to_host(value)
+        self._present[BufferKey(name, there)] = value
+        if there and BufferKey(name, on_device=False) in self._wanted:
+            self._present[BufferKey(name, on_device=False)] = to_host(value)
 
-    def _choose_target(self, place: Place, target: ort.OrtValue | None, *, sized: bool, arrays: bool) -> None:
+    def _choose_target(self, place: BufferKey, target: ort.OrtValue | None, *, sized: bool, arrays: bool) -> None:
         """Decide where an output goes in this request: nowhere yet, if only the run will know its size."""
         if target is None and not sized:
             return
         info = self._graph.values[place.name]
-        here = Place(place.name, there=False)
+        here = BufferKey(place.name, on_device=False)
         host_target = target if target is not None and on_host(target) else None
-        if place.there and self._device is not None:
+        if place.on_device and self._device is not None:
             stays = place.name in self._staying
             if target is not None and host_target is None:
                 self._present[place] = target
@@ -304,7 +306,7 @@ class Frame:
         else:
             self._present[here] = host_target or allocate(info)
 
-    def _bind(self, place: Place) -> None:
+    def _bind(self, place: BufferKey) -> None:
         """Bind what the request has in a place, unless it is bound already."""
         value = self._find(place)
         if value is None:

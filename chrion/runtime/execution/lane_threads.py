@@ -1,11 +1,11 @@
-"""Lanes: threads pinned to a core each, that carry out their part of a request.
+"""Lane threads: Python threads, each pinned to a core, that carry out their lane's part of every request.
 
-Guarantees. Every lane takes its parts in the order of :meth:`Lanes.submit`, the same for all lanes; so two requests
-never wait for each other crosswise. A request is given to all of its lanes or, where that is interrupted, to none.
-A part either ends or its request has failed, and then all of its parts end soon. A thread that dies loses its request
-and no other: whoever waits looks after the lanes (:meth:`Lanes.tend`), and a new thread goes on where the old one was.
+Guarantees. Every thread takes its parts in the order of :meth:`LaneThreads.submit`, which is the same for all lanes, so
+two requests never wait for each other crosswise. A request is given to all of its lanes or, if that is interrupted, to
+none. A part ends unless its request has failed, and then all parts of the request end soon. A thread that dies fails
+its request and no other: callers that wait look for dead threads (:meth:`LaneThreads.tend`) and start new ones.
 
-A lane that has nothing to do spins for a moment, since the next request often follows at once, then parks.
+An idle thread spins briefly, since the next request often follows at once, and then parks.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Part(Protocol):
 
 
 @dataclass(slots=True)
-class _Lane:
-    """A thread's work; the thread knows it, and it alone, so that ``Lanes`` can be collected."""
+class _LaneThread:
+    """A thread's work; the thread knows it, and it alone, so that ``LaneThreads`` can be collected."""
 
     name: str
     core: int | None
@@ -59,7 +59,7 @@ class _Lane:
         return not self.stopped and (self.thread is None or not self.thread.is_alive())
 
 
-class Lanes:
+class LaneThreads:
     """One thread for each of some lanes.
 
     Args:
@@ -67,7 +67,7 @@ class Lanes:
     """
 
     def __init__(self, cores: Mapping[int, int | None]) -> None:
-        self._lanes = {lane: _Lane(f"chrion-lane-{lane}", core) for lane, core in cores.items()}
+        self._lanes = {lane: _LaneThread(f"chrion-lane-{lane}", core) for lane, core in cores.items()}
         self._order = threading.Lock()
         # Stops them when this object is collected, and when the interpreter exits.
         self._stop = weakref.finalize(self, _stop, list(self._lanes.values()))
@@ -107,7 +107,7 @@ class Lanes:
                 lane.thread.join(None if until is None else max(0.0, until - time.monotonic()))
 
 
-def _revive(lane: _Lane) -> None:
+def _revive(lane: _LaneThread) -> None:
     if lane.dead:  # nobody else has done it meanwhile
         part, lane.part = lane.part, None
         if part is not None:
@@ -115,7 +115,7 @@ def _revive(lane: _Lane) -> None:
         lane.start()
 
 
-def _work(lane: _Lane) -> None:
+def _work(lane: _LaneThread) -> None:
     if lane.core is not None:
         pin(lane.core)
     parts = lane.parts
@@ -132,6 +132,6 @@ def _work(lane: _Lane) -> None:
         lane.part = None  # or its frame would live on until the next one comes
 
 
-def _stop(lanes: list[_Lane]) -> None:
+def _stop(lanes: list[_LaneThread]) -> None:
     for lane in lanes:
         lane.parts.put(None)

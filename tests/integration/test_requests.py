@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from chrion.graph.model import TensorInfo
-from chrion.runtime.requests import FeedMatcher
+from chrion.runtime.requests import FastPathMatcher
 
 X, N = np.zeros((2, 3), np.float32), np.zeros((), np.int64)
 
 
 @pytest.mark.parametrize(
-    ("feed", "usual"),
+    ("feed", "matches"),
     [
         ({"x": X, "n": N}, True),
         ({"n": N, "x": X}, True),
@@ -35,10 +35,10 @@ X, N = np.zeros((2, 3), np.float32), np.zeros((), np.int64)
         (None, False),
     ],
 )
-def test_only_whole_arrays_of_the_right_kind_are_usual(feed: Any, *, usual: bool) -> None:
+def test_only_contiguous_arrays_of_the_declared_type_match(feed: Any, *, matches: bool) -> None:
     """Everything else is looked at closely, and may be right for all that."""
     inputs = [TensorInfo("x", "tensor(float)", (2, 3)), TensorInfo("n", "tensor(int64)", ())]
-    assert FeedMatcher(inputs)(feed) is usual
+    assert FastPathMatcher(inputs).matches(feed) is matches
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,6 @@ def test_only_whole_arrays_of_the_right_kind_are_usual(feed: Any, *, usual: bool
         ("tensor(double)", np.array([None], object)),
     ],
 )
-def test_what_is_no_number_of_numpys_own_is_never_usual(kind: str, array: Any) -> None:
+def test_types_that_numpy_lacks_never_match(kind: str, array: Any) -> None:
     """Texts have to be looked at one by one, and onnxruntime makes nothing of the smaller floats' arrays."""
-    assert not FeedMatcher([TensorInfo("x", kind, (1,))])({"x": array})
+    assert not FastPathMatcher([TensorInfo("x", kind, (1,))]).matches({"x": array})

@@ -16,11 +16,11 @@ CLOSED, SHAPE = "this session is closed", "(600, 600)"
 def leave(how: str) -> tuple[int, list[str], str]:
     """Exit code, lines printed and what went to stderr."""
     done = subprocess.run(  # noqa: S603 - ourselves
-        [sys.executable, str(TESTS / "leaving.py"), how],
+        [sys.executable, str(TESTS / "process_exits.py"), how],
         capture_output=True,
         text=True,
         timeout=100,
-        env=os.environ | {"PYTHONPATH": str(TESTS)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))},
         check=False,
     )
     return done.returncode, done.stdout.splitlines(), done.stderr

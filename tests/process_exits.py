@@ -1,4 +1,4 @@
-"""A process that ends, or forks, with a session in use: ``python leaving.py HOW``."""
+"""A process that ends, or forks, with a session in use: ``python process_exits.py HOW``."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ def late() -> None:
         except RuntimeError as error:
             tell(error)
 
-    atexit.unregister(process_hooks._tell_end)
+    atexit.unregister(process_hooks._run_exit_hooks)
     atexit.register(run)
-    atexit.register(process_hooks._tell_end)
+    atexit.register(process_hooks._run_exit_hooks)
     atexit.register(run)
 
 
