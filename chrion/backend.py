@@ -7,7 +7,7 @@
     prepared = chrion.backend.prepare(model)
     outputs = prepared.run([x])
 
-:class:`ScatteredBackend` is for conformance: whatever can be cut is, at random, whether or not that pays.
+:class:`RandomCutBackend` is for conformance: whatever can be cut is, at random, whether or not that pays.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from onnx import helper
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from chrion.devices import CPU_PROVIDER, provider_name
-from chrion.devices.probe import why_unusable
+from chrion.devices.probe import failure_reason
 from chrion.errors import ModelError, OptionError, ProviderError
 from chrion.graph.loader import load
 from chrion.graph.model import Graph
@@ -69,7 +69,7 @@ class HybridBackend(Backend):
         """Whether the device works here."""
         try:
             provider, _ = _provider(device)
-            return provider == CPU_PROVIDER or why_unusable(provider_name(provider)) is None
+            return provider == CPU_PROVIDER or failure_reason(provider_name(provider)) is None
         except (OptionError, ProviderError):
             return False
 
@@ -107,7 +107,7 @@ class HybridBackend(Backend):
         return cls.run_model(_around(node, feed, kwargs.pop("opset_version", None)), feed, device, **kwargs)
 
 
-class ScatteredBackend(HybridBackend):
+class RandomCutBackend(HybridBackend):
     """Every operator a segment of its own, on a lane at random: cuts wherever they are legal.
 
     Attributes:

@@ -64,7 +64,7 @@ def pin(core: int) -> None:
             os.sched_setaffinity(0, {core})
 
 
-def on_cores(cores: Sequence[int], work: Callable[[], Result]) -> list[Result]:
+def run_on_cores(cores: Sequence[int], work: Callable[[], Result]) -> list[Result]:
     """Do the same on several cores at once, each in a thread of its own that is pinned to it.
 
     Returns:
@@ -95,7 +95,7 @@ def on_cores(cores: Sequence[int], work: Callable[[], Result]) -> list[Result]:
     return [results[at] for at in range(len(cores))]
 
 
-def own_cache_bytes(cpu: int) -> int:
+def private_cache_bytes(cpu: int) -> int:
     """The largest cache that a logical CPU's physical core shares with no other; zero where that cannot be told."""
     sizes = [0]
     for cache in (_TOPOLOGY / f"cpu{cpu}" / "cache").glob("index*"):

@@ -86,8 +86,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ValueError("nested too deep") from error
 
 
-def recall(path: Path) -> dict[str, Any] | None:
-    """What :func:`remember` has kept, or None; a file that cannot be read, for whatever reason, counts as not there."""
+def read_cached(path: Path) -> dict[str, Any] | None:
+    """Return what :func:`write_cached` stored, or None if the file is missing or cannot be read."""
     try:
         content = parse_json(read_bytes(path))
     except (OSError, ValueError):
@@ -95,7 +95,7 @@ def recall(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def remember(path: Path, content: Mapping[str, Any]) -> None:
+def write_cached(path: Path, content: Mapping[str, Any]) -> None:
     """Keep something in the cache, for its owner's eyes; a cache that cannot be written is left alone."""
     try:
         _make_private(path.parent)
@@ -123,11 +123,11 @@ def read_json(path: Path, schema: str, failure: type[InputError]) -> dict[str, A
         raise failure(f"{path}: not JSON: {error}") from error
     if not isinstance(content, dict) or content.get("schema") != schema:
         found = content.get("schema") if isinstance(content, dict) else type(content).__name__
-        raise failure(f"{path}: expected a file of schema {schema}, found {found!r}", hint=_way_forward(found, schema))
+        raise failure(f"{path}: expected a file of schema {schema}, found {found!r}", hint=_schema_hint(found, schema))
     return content
 
 
-def _way_forward(found: object, schema: str) -> str:
+def _schema_hint(found: object, schema: str) -> str:
     """What to do about a file of another schema, ``chrion.plan/2`` for example."""
     kind, _, version = schema.rpartition("/")
     theirs, _, number = str(found).rpartition("/")
@@ -150,7 +150,7 @@ def _make_private(folder: Path) -> None:
         made.mkdir(mode=0o700, exist_ok=True)
 
 
-def shipped(kind: str) -> Path:
+def bundled_folder(kind: str) -> Path:
     """The folder of files that come with Chrion: ``models``, ``profiles`` or ``scenarios``."""
     package = Path(__file__).parent
     inside = package / "_data" / kind

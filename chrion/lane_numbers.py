@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 #: The lanes that copy to the accelerator's memory and from it, beside those that compute. No schedule names them.
-UPLOADS = 1 << 20
-DOWNLOADS = UPLOADS + 1
+UPLOAD_LANE = 1 << 20
+DOWNLOAD_LANE = UPLOAD_LANE + 1
 
 
 def is_accelerator_lane(lane: int) -> bool:
@@ -19,15 +19,15 @@ def is_accelerator_lane(lane: int) -> bool:
     return lane <= 0
 
 
-def copies(lane: int) -> bool:
+def is_copy_lane(lane: int) -> bool:
     """Whether a lane copies instead of computing."""
-    return lane >= UPLOADS
+    return lane >= UPLOAD_LANE
 
 
 def lane_name(lane: int) -> str:
     """``gpu0``, ``gpu1``, ... for the accelerator's lanes, ``cpu1``, ... for the cores; ``h2d`` and ``d2h`` copy."""
-    if copies(lane):
-        return "h2d" if lane == UPLOADS else "d2h"
+    if is_copy_lane(lane):
+        return "h2d" if lane == UPLOAD_LANE else "d2h"
     return f"gpu{-lane}" if is_accelerator_lane(lane) else f"cpu{lane}"
 
 

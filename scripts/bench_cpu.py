@@ -191,12 +191,12 @@ class Looks(CoreMonitor):
 
     def wait(self) -> bool:
         """Before a turn."""
-        self.ms.append(self.look())
+        self.ms.append(self.measure_ms())
         return True
 
-    def disturbed(self) -> bool:
+    def has_interference(self) -> bool:
         """After it: it need not be taken again."""
-        self.ms.append(self.look())
+        self.ms.append(self.measure_ms())
         return False
 
 
@@ -205,7 +205,7 @@ def some_turns(rivals: Mapping[str, Maker], looks: Looks) -> list[Turn]:
     looks.ms.clear()
     order: list[str] = []
     timings = race(
-        rivals, cycles=CYCLES, turn_s=TURN_S, watch=looks, progress=lambda _at, _of, name: order.append(name)
+        rivals, cycles=CYCLES, turn_s=TURN_S, monitor=looks, progress=lambda _at, _of, name: order.append(name)
     )
     times = {timing.name: iter(timing.turns_ms) for timing in timings}
     around = zip(looks.ms[::2], looks.ms[1::2], strict=True)

@@ -36,7 +36,7 @@ from chrion import Graph, HybridSession, Plan, Profile, load, partition, profile
 from chrion.benchmark.latency import Feed, Maker, hybrid_candidate, memory_held_mb, plain_baseline, race
 from chrion.cores import physical_cores
 from chrion.devices import CPU_PROVIDER, Device, usable_provider
-from chrion.devices.nvml import Watch
+from chrion.devices.nvml import MemoryMonitor
 from chrion.files import write_atomically
 from chrion.graph.model import TensorInfo
 from chrion.profiler import this_machine
@@ -123,7 +123,7 @@ def accelerated(source: bytes, feed: Feed, provider: str, *, graph: bool = False
         def run() -> list[Any]:
             for name, buffer in inputs.items():
                 device.upload(hosts[name], buffer)
-            with device.turn():
+            with device.exclusive():
                 session.run_with_iobinding(binding)
             return list(binding.copy_outputs_to_cpu())
 
@@ -134,18 +134,18 @@ def accelerated(source: bytes, feed: Feed, provider: str, *, graph: bool = False
 
 def _bound(session: ort.InferenceSession, device: Device, feed: Feed) -> tuple[Any, dict[str, ort.OrtValue]]:
     """A binding to buffers of the device, or of the host for types it does not hold; and the inputs' buffers."""
-    with device.turn():
+    with device.exclusive():
         binding = session.io_binding()
         inputs: dict[str, ort.OrtValue] = {}
         for node in session.get_inputs():
             info = TensorInfo(node.name, node.type, tuple(node.shape))
-            value = device.value(info, feed[node.name])
+            value = device.to_device(info, feed[node.name])
             binding.bind_ortvalue_input(node.name, value)
-            if device.holds(node.type):
+            if device.supports(node.type):
                 inputs[node.name] = value
         for node in session.get_outputs():
             info = TensorInfo(node.name, node.type, tuple(node.shape))
-            value = device.empty(info) if device.holds(node.type) else device.host_buffer(info)
+            value = device.allocate(info) if device.supports(node.type) else device.host_buffer(info)
             binding.bind_ortvalue_output(node.name, value)
     return binding, inputs
 
@@ -159,7 +159,7 @@ def planned(bench: Bench, graph: Graph, source: bytes, plan: Plan, feed: Feed) -
 
 def taken_mb(bench: Bench, make: Maker) -> float | None:
     """The most GPU memory that a way takes until it has run, the context included."""
-    held_mb = memory_held_mb(make, Watch())
+    held_mb = memory_held_mb(make, MemoryMonitor())
     return None if held_mb is None else held_mb + (bench.context_mb or 0.0)
 
 
@@ -343,10 +343,10 @@ def main() -> None:
     if provider is None:
         parser.error("--accelerator: none is no accelerator")
     bench = Bench(provider, arguments.output, arguments.toy, arguments.minutes, arguments.cores)
-    watch = Watch()
+    monitor = MemoryMonitor()
     tiny = bytes(zoo.build("lstm", TOY).SerializeToString())
     accelerated(tiny, synthetic_inputs(load(tiny)), provider)()[0]()
-    bench.context_mb = watch.grown_mb()
+    bench.context_mb = monitor.growth_mb()
     bench.found = {
         "schema": SCHEMA,
         "machine": asdict(this_machine(provider)),

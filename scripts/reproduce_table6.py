@@ -21,7 +21,7 @@ from derive_paper_profile import BASE_MB, TABLE_6
 from pages import markdown, replaced
 
 from chrion import Graph, Plan, Profile, load, partition
-from chrion.files import shipped, write_atomically
+from chrion.files import bundled_folder, write_atomically
 from chrion.scheduler.plan import Prediction
 from chrion.zoo import build
 
@@ -206,7 +206,7 @@ def main() -> None:
     parser.add_argument("--policy", default="chrion-paper", help="the page is only written for the paper's own")
     parser.add_argument("--figure10", type=Path, help="where to draw Figure 10")
     arguments = parser.parse_args()
-    profile = Profile.load(shipped("profiles") / "gtx1080ti-paper.json")
+    profile = Profile.load(bundled_folder("profiles") / "gtx1080ti-paper.json")
     found = [patterns(name, profile, arguments.policy) for name in TABLE_6]
     curves = [sweep(name, profile) for name in FIGURE_10]
     tables = {

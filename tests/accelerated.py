@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from chrion import Graph, HybridSession
 from chrion.devices import Device
-from chrion.devices.whole_sessions import left_to_the_cpu
+from chrion.devices.single_provider import find_cpu_nodes
 from chrion.graph.extract import Extractor
 from chrion.graph.loader import weights_folder_option
 from chrion.profiler.measure import OperatorBench
@@ -23,7 +23,7 @@ WEBGPU = "WebGpuExecutionProvider"
 def able(graph: Graph, device: Device) -> set[int]:
     """Operators that the device runs by themselves, and that onnxruntime leaves there in the whole model."""
     extractor = Extractor(graph)
-    left = left_to_the_cpu(graph.model, weights_folder_option(graph.weights_folder), device)
+    left = find_cpu_nodes(graph.model, weights_folder_option(graph.weights_folder), device)
     kept = [i for i, nodes in enumerate(graph.nodes) if not {graph.model.graph.node[n].name for n in nodes} & left]
     feeds = captured_inputs(graph, extractor, kept)
     found = set()

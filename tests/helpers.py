@@ -110,7 +110,7 @@ class QuietCores:
         """There is nothing to wait for."""
         return True
 
-    def disturbed(self) -> bool:
+    def has_interference(self) -> bool:
         """As asked for."""
         self.looks += 1
         return self.looks - 1 in self._disturbed_at

@@ -15,17 +15,17 @@ from chrion.graph.model import ELEMENT_BYTES, TensorInfo
 class MirrorDevice(Device):
     """The CPU's provider with buffers of its own, so that programs for it have every kind of copy."""
 
-    def holds(self, kind: str) -> bool:
+    def supports(self, kind: str) -> bool:
         """All that has a size."""
         return kind in ELEMENT_BYTES
 
-    def empty(self, info: TensorInfo) -> ort.OrtValue:
+    def allocate(self, info: TensorInfo) -> ort.OrtValue:
         """Host memory that stands for the device's."""
         return allocate(info)
 
-    def value(self, info: TensorInfo, array: np.ndarray[Any, Any]) -> ort.OrtValue:
+    def to_device(self, info: TensorInfo, array: np.ndarray[Any, Any]) -> ort.OrtValue:
         """A copy."""
-        buffer = self.empty(info)
+        buffer = self.allocate(info)
         buffer.update_inplace(np.ascontiguousarray(array) if array.ndim else array)
         return buffer
 

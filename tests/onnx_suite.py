@@ -25,7 +25,7 @@ from onnx.backend.base import Backend, BackendRep
 from onnx.backend.test.runner import Runner
 
 from chrion import HybridSession
-from chrion.backend import HybridRep, ScatteredBackend
+from chrion.backend import HybridRep, RandomCutBackend
 
 #: The newest IR version and opset that onnxruntime 1.31 takes.
 _NEWEST_IR, _NEWEST_OPSET = 13, 27
@@ -117,7 +117,7 @@ class Scattered(_Recording):
 
     @classmethod
     def rep(cls, model: onnx.ModelProto) -> BackendRep:
-        maker = type("Maker", (ScatteredBackend,), {"optimise": cls.form != "surrounded"})
+        maker = type("Maker", (RandomCutBackend,), {"optimise": cls.form != "surrounded"})
         quiet = ort.SessionOptions()
         quiet.log_severity_level = 4
         rep: BackendRep = maker.prepare(model, sess_options=quiet)

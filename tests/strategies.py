@@ -30,8 +30,10 @@ def dags(draw: st.DrawFn, largest: int = 9, *, requests: bool = False) -> Dag:
     brought = draw(st.lists(st.tuples(st.integers(0, 4), operators), max_size=3))
     return replace(
         dag,
-        brought=tuple((size, tuple(sorted(readers))) for size, readers in brought),
-        taken=tuple((i, i) for i in sorted(draw(operators))),  # of such a graph, each operator makes one value
+        request_inputs=tuple((size, tuple(sorted(readers))) for size, readers in brought),
+        request_outputs=tuple(
+            (i, i) for i in sorted(draw(operators))
+        ),  # of such a graph, each operator makes one value
     )
 
 

@@ -23,10 +23,10 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from chrion.cores import physical_cores
 from chrion.devices import CPU_PROVIDER
-from chrion.devices.nvml import Watch as MemoryWatch
+from chrion.devices.nvml import MemoryMonitor
 from chrion.errors import OptionError
 from chrion.graph.model import Graph
-from chrion.profiler.interference import CoreMonitor, Watch
+from chrion.profiler.interference import CoreMonitor, InterferenceMonitor
 from chrion.runtime.requests import check_feed
 from chrion.runtime.session import HybridSession
 from chrion.scheduler.plan import Plan
@@ -63,7 +63,7 @@ def race(
     cycles: int = 5,
     turn_s: float = 0.4,
     progress: Callable[[int, int, str], None] | None = None,
-    watch: Watch | None = None,
+    monitor: InterferenceMonitor | None = None,
 ) -> list[Timing]:
     """Time rivals against each other.
 
@@ -72,7 +72,7 @@ def race(
         cycles: Turns of each rival.
         turn_s: How long a turn is timed; at least five runs.
         progress: Called after each turn with turns done, all turns, and the rival's name.
-        watch: Tells whether the cores are quiet; if missing, all physical cores are watched, and as
+        monitor: Tells whether the cores are quiet; if missing, all physical cores are watched, and as
             much time is spent waiting as timing, at most.
 
     Returns:
@@ -80,11 +80,11 @@ def race(
     """
     times: dict[str, list[list[float]]] = {name: [] for name in rivals}
     names = list(rivals)
-    watch = watch or CoreMonitor(physical_cores(), patience_s=cycles * len(names) * turn_s)
+    monitor = monitor or CoreMonitor(physical_cores(), patience_s=cycles * len(names) * turn_s)
     for cycle in range(cycles):
         start = cycle % len(names)
         for at, name in enumerate(names[start:] + names[:start]):
-            times[name].append(_quiet_turn(rivals[name], turn_s, watch))
+            times[name].append(_quiet_turn(rivals[name], turn_s, monitor))
             if progress:
                 progress(cycle * len(names) + at + 1, cycles * len(names), name)
     return [_timing(name, turns) for name, turns in times.items()]
@@ -124,13 +124,13 @@ def hybrid_candidate(graph: Graph, plan: Plan, feed: Feed) -> Maker:
     return make
 
 
-def memory_held_mb(make: Maker, watch: MemoryWatch) -> float | None:
+def memory_held_mb(make: Maker, monitor: MemoryMonitor) -> float | None:
     """The most accelerator memory that this process holds while a rival is made and run; None where not known."""
     run, close = make()
     try:
-        with watch.sampled():
+        with monitor.sampled():
             run()
-        return watch.peak_mb()
+        return monitor.peak_mb()
     finally:
         close()
 
@@ -175,15 +175,15 @@ def largest_difference(ours: Sequence[Any], theirs: Sequence[Any]) -> float:
     return largest
 
 
-def _quiet_turn(make: Maker, turn_s: float, watch: Watch) -> list[float]:
+def _quiet_turn(make: Maker, turn_s: float, monitor: InterferenceMonitor) -> list[float]:
     """A turn between two quiet moments; where none is to be had any more, a turn as it comes."""
     run, close = make()
     try:
         run()
         for _ in range(_TRIES):  # looked at last thing before, and first thing after: making a session takes a while
-            quiet = watch.wait()
+            quiet = monitor.wait()
             times = _times_ms(run, turn_s)
-            if not quiet or not watch.disturbed():
+            if not quiet or not monitor.has_interference():
                 break
         return times
     finally:

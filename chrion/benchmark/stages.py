@@ -21,7 +21,7 @@ from chrion.errors import OptionError
 from chrion.graph.extract import Extractor, SubModel
 from chrion.graph.model import Graph
 from chrion.lane_numbers import is_accelerator_lane
-from chrion.profiler.measure import random_array
+from chrion.profiler.measure import synthetic_array
 from chrion.scheduler.policies.stages import Device
 from chrion.waiting import Counter
 
@@ -106,7 +106,7 @@ class StageBench:
         names = [i.name for i in session.get_inputs()]
         for name, source in zip(names, part.inputs, strict=True):
             value = self._graph.constant(source)
-            array = random_array(self._graph.values[source]) if value is None else value
+            array = synthetic_array(self._graph.values[source]) if value is None else value
             binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
         for output in session.get_outputs():
             binding.bind_output(output.name)

@@ -10,7 +10,7 @@ import onnxruntime as ort
 from chrion.cli.console import JsonOption, show, show_json
 from chrion.cores import physical_cores
 from chrion.devices.nvml import gpus
-from chrion.devices.probe import examine
+from chrion.devices.probe import probe_provider
 from chrion.devices.providers import CPU_PROVIDER, detect, remedy
 from chrion.profiler.machine import this_machine
 from chrion.report import machine_table
@@ -37,7 +37,7 @@ def devices(as_json: JsonOption = False) -> None:
 
 
 def _described(provider: str) -> dict[str, Any]:
-    trial = examine(provider)
+    trial = probe_provider(provider)
     working = trial.reason is None
     return {
         "name": provider,

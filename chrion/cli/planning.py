@@ -30,7 +30,7 @@ from chrion.cli.console import (
     stderr,
     stored_or_measured,
 )
-from chrion.devices.nvml import Watch as MemoryWatch
+from chrion.devices.nvml import MemoryMonitor
 from chrion.errors import OptionError
 from chrion.files import write_atomically
 from chrion.graph import load
@@ -201,13 +201,13 @@ def report(
 
 def _measured(plan: Plan, model: Path) -> tuple[Lanes, float | None]:
     """The run of median latency among some, and the most accelerator memory held until then, in MB."""
-    watch = MemoryWatch()
+    monitor = MemoryMonitor()
     graph = load(model, plan.shapes)
     feed = synthetic_inputs(graph)
     with HybridSession(graph, plan=plan, strict=True) as session:
-        with watch.sampled():
+        with monitor.sampled():
             session.trace(feed)
-        held_mb = watch.peak_mb() if plan.accelerator else 0.0
+        held_mb = monitor.peak_mb() if plan.accelerator else 0.0
         runs = [session.trace(feed) for _ in range(_TRACES)]
     runs = sorted(runs[_TRACES // 3 :], key=lambda events: max((e.end_ms for e in events), default=0.0))
     if not runs[0]:

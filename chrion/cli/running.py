@@ -37,7 +37,7 @@ from chrion.cli.console import (
     show_json,
     stored_or_measured,
 )
-from chrion.devices.nvml import Watch as MemoryWatch
+from chrion.devices.nvml import MemoryMonitor
 from chrion.errors import OptionError
 from chrion.graph import Graph
 from chrion.profiler.measure import synthetic_inputs
@@ -118,12 +118,12 @@ def bench(
     as_json: JsonOption = False,
 ) -> None:
     """Time the hybrid session beside plain onnxruntime sessions."""
-    watch = MemoryWatch()
+    monitor = MemoryMonitor()
     graph = load_graph(model, shape)
     chosen = _plan(graph, plan, slo, alpha, gpu_budget, policy, cores, accelerator, streams)
     arrays = read_feed(feed, graph) if feed else synthetic_inputs(graph)
     rivals = {HYBRID: hybrid_candidate(graph, chosen, arrays), **plain_baselines(str(model), arrays)}
-    held_mb = memory_held_mb(rivals[HYBRID], watch) if chosen.accelerator else 0.0
+    held_mb = memory_held_mb(rivals[HYBRID], monitor) if chosen.accelerator else 0.0
     with progress_bar("bench") as progress:
         timings = race(rivals, cycles=cycles, progress=progress)
     if as_json:

@@ -64,14 +64,14 @@ class Device:
         self._pinned = pinned_memory(provider, self.index)
         self._uploader = _copy
 
-    def turn(self) -> contextlib.AbstractContextManager[Any]:
+    def exclusive(self) -> contextlib.AbstractContextManager[Any]:
         """Hold this while a session of the device is bound or run; one thread at a time where the provider needs that.
 
         Binding counts, since a session may copy what is bound to it there and then. A thread may take it repeatedly.
         """
         return _TURNS.get(self.name) or contextlib.nullcontext()
 
-    def holds(self, kind: str) -> bool:
+    def supports(self, kind: str) -> bool:
         """Whether buffers of an element type (``tensor(float)``) can be had there, and copied both ways."""
         if self.name == "cpu":
             return False
@@ -79,23 +79,27 @@ class Device:
             self._makers[kind] = self._find_maker(kind)
         return self._makers[kind] is not None
 
-    def empty(self, info: TensorInfo) -> ort.OrtValue:
+    def allocate(self, info: TensorInfo) -> ort.OrtValue:
         """A buffer on the device for a tensor of known size and of a type that it holds."""
-        maker = self._makers[info.type] if self.holds(info.type) else None
+        maker = self._makers[info.type] if self.supports(info.type) else None
         if maker is None:
             raise TypeError(f"{self.provider} holds no {info.type}")
         return maker(info)
 
     def host_buffer(self, info: TensorInfo) -> ort.OrtValue:
         """Host memory that is quick to copy from and to: pinned where that can be had."""
-        return allocate(info, self._pinned if self.pins else None)
+        return allocate(info, self._pinned if self.has_pinned_memory else None)
 
     @cached_property
-    def pins(self) -> bool:
+    def has_pinned_memory(self) -> bool:
         """Whether :meth:`host_buffer` gives pinned memory."""
-        return self._pinned is not None and self.holds(_FLOAT) and self.follows(lambda i: allocate(i, self._pinned))
+        return (
+            self._pinned is not None
+            and self.supports(_FLOAT)
+            and self.reads_updates(lambda i: allocate(i, self._pinned))
+        )
 
-    def follows(self, host_memory: Maker) -> bool:
+    def reads_updates(self, host_memory: Maker) -> bool:
         """Whether a session on the CPU sees what is copied into a kind of host memory after that was bound.
 
         It must not have copied the memory when it was bound; onnxruntime does that with memory it takes for a device's.
@@ -109,7 +113,7 @@ class Device:
             binding.bind_ortvalue_output("y", result)
             seen = []
             for number in (1.0, 2.0):
-                self.download(_FLOAT).copy(self.value(info, np.array([number], np.float32)), source)
+                self.download(_FLOAT).copy(self.to_device(info, np.array([number], np.float32)), source)
                 session.run_with_iobinding(binding)
                 seen.append(float(result.numpy()[0]))
         except Exception as error:  # noqa: BLE001 - plain memory does as well
@@ -117,18 +121,18 @@ class Device:
             return False
         return seen == [1.0, 2.0]
 
-    def value(self, info: TensorInfo, array: np.ndarray[Any, Any]) -> ort.OrtValue:
+    def to_device(self, info: TensorInfo, array: np.ndarray[Any, Any]) -> ort.OrtValue:
         """An array's values on the device, or in the host's memory where the device does not hold their type."""
         host = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array) if array.ndim else array)
-        if not (array.size and self.holds(info.type)):
+        if not (array.size and self.supports(info.type)):
             return host
-        buffer = self.empty(info)
+        buffer = self.allocate(info)
         self.upload(host, buffer)
         return buffer
 
     def upload(self, source: ort.OrtValue, target: ort.OrtValue) -> None:
         """Copy from the host's memory into a buffer of the device."""
-        with self.turn():
+        with self.exclusive():
             self._uploader(source, target)
 
     def download(self, kind: str) -> Download:
@@ -143,7 +147,7 @@ class Device:
             self._fence_session()
 
     def _fence_session(self) -> None:
-        with self.turn():
+        with self.exclusive():
             session = self._identity(_FLOAT)
             binding = session.io_binding()
             binding.bind_cpu_input("x", np.zeros(1, np.float32))
@@ -185,7 +189,7 @@ class Device:
         if info.type not in self._casts:
             node = helper.make_node("Cast", ["x"], ["y"], to=element_code(info.type))
             self._casts[info.type] = self._session(node, TensorProto.FLOAT, element_code(info.type))
-        with self.turn():
+        with self.exclusive():
             binding = self._casts[info.type].io_binding()
             binding.bind_cpu_input("x", np.zeros(fixed_shape(info), np.float32))
             binding.bind_output("y", self.name, self.index)
@@ -239,7 +243,7 @@ class Download:
 
     def copy(self, source: ort.OrtValue, target: ort.OrtValue) -> None:
         """Copy a buffer of the device into the host's memory, once what has been begun to fill it has ended."""
-        with self._device.turn():
+        with self._device.exclusive():
             if self._binding is None or self._session is None:
                 _copy(source, target)
                 return

@@ -61,14 +61,14 @@ def used_mb(pid: int | None = None) -> float | None:
     return 0.0 if _shows_processes() else sum(gpu.used_mb for gpu in gpus())
 
 
-class Watch:
+class MemoryMonitor:
     """How much more GPU memory this process holds than when the watch was made."""
 
     def __init__(self) -> None:
         self._before = used_mb()
         self._peak = self._before
 
-    def grown_mb(self) -> float | None:
+    def growth_mb(self) -> float | None:
         """Growth since then; None without NVML."""
         return self._beyond(self._read())
 

@@ -29,7 +29,7 @@ _FAILURE = re.compile(r"(?:Error|Exception|FAIL)\b[^\n]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class ProbeResult:
     """What trying a provider out came to."""
 
     #: Why it does not work; None where it does.
@@ -38,13 +38,13 @@ class Trial:
     memory_mb: float | None = None
 
 
-def why_unusable(provider: str) -> str | None:
+def failure_reason(provider: str) -> str | None:
     """None if a provider works, or else the reason it gives."""
-    return examine(provider).reason
+    return probe_provider(provider).reason
 
 
 @lru_cache
-def examine(provider: str) -> Trial:
+def probe_provider(provider: str) -> ProbeResult:
     """Try a provider on the smallest model there is; asked once in a process."""
     command = [sys.executable, "-m", "chrion.devices.probe", provider]
     try:
@@ -52,10 +52,10 @@ def examine(provider: str) -> Trial:
             command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False, env=os.environ
         )
     except subprocess.TimeoutExpired:
-        return Trial(f"no answer in {_TIMEOUT_S:.0f} s")
+        return ProbeResult(f"no answer in {_TIMEOUT_S:.0f} s")
     if done.returncode == 0:
-        return Trial(None, _told(done.stdout))
-    return Trial(_reason(done.stderr) or f"exit code {done.returncode}")
+        return ProbeResult(None, _told(done.stdout))
+    return ProbeResult(_reason(done.stderr) or f"exit code {done.returncode}")
 
 
 def load_libraries(provider: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from chrion.devices.probe import load_libraries, why_unusable
+from chrion.devices.probe import failure_reason, load_libraries
 from chrion.errors import ProviderError
 
 CPU_PROVIDER = "CPUExecutionProvider"
@@ -91,7 +91,7 @@ def require_working(provider: str, what: str) -> None:
     Raises:
         ProviderError: It does not work here; the message says why in one line.
     """
-    reason = why_unusable(provider)
+    reason = failure_reason(provider)
     if reason:
         raise ProviderError(f"{what}: {provider} does not work here: {reason}", hint=remedy(provider))
     load_libraries(provider)
@@ -107,7 +107,7 @@ def detect() -> str | None:
     available = set(ort.get_available_providers())
     for name, provider in PROVIDER_NAMES.items():
         eligible = name not in _ONLY_IF_ASKED and provider in available and _worth_trying(provider)
-        if eligible and why_unusable(provider) is None:
+        if eligible and failure_reason(provider) is None:
             load_libraries(provider)
             return provider
     return None

@@ -170,12 +170,12 @@ def _dag(
         weights=tuple(tuple(weight_index[n] for n in names if n in weights) for names in inputs),
         weight_bytes=tuple(weight_size(t) for t in model.graph.initializer),
         flops=tuple(sum(node_flops(nodes[node], values) for node in group) for group in operators),
-        brought=tuple(
+        request_inputs=tuple(
             (size, tuple(i for i, names in enumerate(inputs) if info.name in names))
             for info in model.graph.input
             if (size := values[info.name].bytes)
         ),
-        taken=tuple(
+        request_outputs=tuple(
             (producer[o.name], value_index[o.name])
             for o in model.graph.output
             if o.name in producer and values[o.name].bytes

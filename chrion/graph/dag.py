@@ -45,10 +45,10 @@ class Dag:
     flops: tuple[float, ...]
     #: Inputs of a request that are not empty, in the model's order: the bytes of each and the operators that read it,
     #: in ascending order.
-    brought: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    request_inputs: tuple[tuple[int, tuple[int, ...]], ...] = ()
     #: Outputs of a request that are not empty: the operator that makes each and the value, as an index into
     #: ``value_bytes``. None for outputs that are inputs or weights.
-    taken: tuple[tuple[int, int], ...] = ()
+    request_outputs: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def from_edges(cls, n: int, edges: Iterable[tuple[int, int]], edge_bytes: Sequence[int] | None = None) -> Dag:
@@ -168,7 +168,7 @@ class Dag:
         Each as (value, its readers in ascending order).
         """
         readers: list[dict[int, list[int]]] = [{} for _ in range(len(self))]
-        for i, value in self.taken:
+        for i, value in self.request_outputs:
             readers[i][value] = []
         for i, before in enumerate(self.predecessors):
             for m, values in zip(before, self.edge_values[i], strict=True):

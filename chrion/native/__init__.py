@@ -4,6 +4,6 @@ The library is made when Chrion is installed, where that can be done (Linux, a C
 threads of the interpreter, which takes longer to hand work over, and everything else is the same.
 """
 
-from chrion.native.bindings import Binding, Failed, NativeFrame, NativeLanes, NativeSession, available
+from chrion.native.bindings import NativeBinding, NativeError, NativeFrame, NativeLanes, NativeSession, available
 
-__all__ = ["Binding", "Failed", "NativeFrame", "NativeLanes", "NativeSession", "available"]
+__all__ = ["NativeBinding", "NativeError", "NativeFrame", "NativeLanes", "NativeSession", "available"]

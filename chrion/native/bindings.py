@@ -23,7 +23,7 @@ _EVER_S = 1e8
 WAIT, RUN, SIGNAL = range(3)
 
 
-class Failed(Exception):  # noqa: N818 - carries an error of onnxruntime's
+class NativeError(Exception):
     """Onnxruntime refused something, or a segment failed; ``segment`` is its index."""
 
     def __init__(self, message: str, segment: int) -> None:
@@ -34,8 +34,8 @@ class Failed(Exception):  # noqa: N818 - carries an error of onnxruntime's
 class _Failure(ctypes.Structure):
     _fields_ = (("code", ctypes.c_int32), ("segment", ctypes.c_int32), ("message", ctypes.c_char * 2048))
 
-    def error(self) -> Failed:
-        return Failed(self.message.decode(errors="replace"), self.segment)
+    def error(self) -> NativeError:
+        return NativeError(self.message.decode(errors="replace"), self.segment)
 
 
 class _Step(ctypes.Structure):
@@ -102,7 +102,7 @@ class NativeSession:
         options: Its options. They get to know the library, so they are best not used for anything else.
 
     Raises:
-        Failed: Onnxruntime does not make a session of it.
+        NativeError: Onnxruntime does not make a session of it.
     """
 
     def __init__(self, model: bytes, options: ort.SessionOptions) -> None:
@@ -114,7 +114,7 @@ class NativeSession:
         weakref.finalize(self, library.chrion_close, self.handle).atexit = False
 
 
-class Binding:
+class NativeBinding:
     """What is bound to a session's inputs and outputs."""
 
     def __init__(self, session: NativeSession) -> None:
@@ -134,7 +134,7 @@ class Binding:
             output: Whether it is an output.
 
         Raises:
-            Failed: Onnxruntime refuses it.
+            NativeError: Onnxruntime refuses it.
         """
         shape, failure = value.shape(), _Failure()
         if not self._library.chrion_bind(
@@ -185,7 +185,7 @@ class NativeLanes:
                 clock.
 
         Raises:
-            Failed: A segment failed.
+            NativeError: A segment failed.
         """
         failure = frame.failure
         pointer = None if times is None else times.ctypes.data
@@ -196,7 +196,9 @@ class NativeLanes:
 class NativeFrame:
     """What one request works on: a binding for each segment, in their order."""
 
-    def __init__(self, lanes: NativeLanes, sessions: Sequence[NativeSession], bindings: Sequence[Binding]) -> None:
+    def __init__(
+        self, lanes: NativeLanes, sessions: Sequence[NativeSession], bindings: Sequence[NativeBinding]
+    ) -> None:
         library = _loaded()
         self._kept = (lanes, tuple(sessions), tuple(bindings))
         self.failure = _Failure()

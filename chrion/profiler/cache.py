@@ -10,7 +10,7 @@ import hashlib
 from dataclasses import asdict
 from pathlib import Path
 
-from chrion.files import cache_folder, recall, remember
+from chrion.files import cache_folder, read_cached, write_cached
 from chrion.profiler.profiles import OperatorCost, operator_cost_from_json
 
 #: Changes when operators are measured in another way.
@@ -25,7 +25,7 @@ class Cache:
 
     def get(self, signature: str) -> OperatorCost | None:
         """The costs measured for a signature, or None."""
-        content = recall(self._path(signature))
+        content = read_cached(self._path(signature))
         if content is None or content.get("signature") != signature:
             return None
         try:
@@ -35,7 +35,7 @@ class Cache:
 
     def put(self, signature: str, cost: OperatorCost) -> None:
         """Keep the costs of a signature; a folder that cannot be written is left alone."""
-        remember(self._path(signature), {"signature": signature, "cost": asdict(cost)})
+        write_cached(self._path(signature), {"signature": signature, "cost": asdict(cost)})
 
     def _path(self, signature: str) -> Path:
         return self._folder / f"{hashlib.sha256(signature.encode()).hexdigest()[:32]}.json"

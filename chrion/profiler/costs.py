@@ -63,7 +63,7 @@ class Costs:
     #: What a core's own cache holds, and what it takes to bring a byte of weights there again (see
     #: :mod:`chrion.scheduler.evaluation.weight_cache`); zero where not known.
     cache_bytes: int = 0
-    fetch_ms_per_byte: float = 0.0
+    reload_ms_per_byte: float = 0.0
     #: Share of the accelerator that an operator occupies while it runs there alone, 0 to 1; empty: each fills it.
     accelerator_share: tuple[float, ...] = ()
     #: Lanes (streams) of the accelerator that a scheduler may use.

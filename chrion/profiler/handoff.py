@@ -17,7 +17,7 @@ from chrion.devices import CPU_PROVIDER
 from chrion.devices.host import allocate
 from chrion.devices.probe import smallest_model, smallest_session
 from chrion.graph.model import TensorInfo
-from chrion.native import Binding, NativeFrame, NativeLanes, NativeSession, available
+from chrion.native import NativeBinding, NativeFrame, NativeLanes, NativeSession, available
 from chrion.native.bindings import RUN, SIGNAL, WAIT
 from chrion.waiting import Counter
 
@@ -58,7 +58,7 @@ def _native_ms(cores: Sequence[int]) -> tuple[float, float]:
     session = NativeSession(smallest_model(), ort.SessionOptions())
     info = TensorInfo("x", "tensor(float)", (1,))
     values = [allocate(info) for _ in range(2 * lanes)]
-    bindings = [Binding(session) for _ in range(lanes)]
+    bindings = [NativeBinding(session) for _ in range(lanes)]
     for at, value in enumerate(values):
         bindings[at // 2].bind("xy"[at % 2], value, output=at % 2 == 1)
     running = NativeLanes(steps, cores[:lanes])

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from chrion.cores import on_cores
+from chrion.cores import run_on_cores
 from chrion.devices import CPU_PROVIDER
 from chrion.devices.probe import product_session
 
@@ -29,13 +29,13 @@ TOLERANCE = 1.1
 _PAUSE_S = 0.02
 
 
-class Watch(Protocol):
+class InterferenceMonitor(Protocol):
     """What a measurement asks of the cores."""
 
     def wait(self) -> bool:
         """Wait for a quiet moment; returns whether this is one."""
 
-    def disturbed(self) -> bool:
+    def has_interference(self) -> bool:
         """Whether somebody is using the cores."""
 
 
@@ -60,22 +60,22 @@ class CoreMonitor:
         self._feed = {"x": np.ones(_SIZE, np.float32)}
         self.fastest_ms = math.inf
         for _ in range(_FIRST_LOOKS):
-            self.look()
+            self.measure_ms()
 
-    def look(self) -> float:
+    def measure_ms(self) -> float:
         """What the arithmetic takes now on the slowest of the cores, in ms."""
-        now_ms = max(on_cores(self.cores, self._median_ms))
+        now_ms = max(run_on_cores(self.cores, self._median_ms))
         self.fastest_ms = min(self.fastest_ms, now_ms)
         return now_ms
 
-    def disturbed(self) -> bool:
+    def has_interference(self) -> bool:
         """Whether somebody is using the cores."""
-        return self.look() > TOLERANCE * self.fastest_ms
+        return self.measure_ms() > TOLERANCE * self.fastest_ms
 
     def wait(self) -> bool:
         """Wait for a quiet moment while there is patience left; returns whether this is one."""
         start = time.perf_counter()
-        while disturbed := self.disturbed():
+        while disturbed := self.has_interference():
             if time.perf_counter() - start > self.patience_s:
                 break
             time.sleep(_PAUSE_S)

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from chrion.cores import on_cores, own_cache_bytes, physical_cores
+from chrion.cores import physical_cores, private_cache_bytes, run_on_cores
 from chrion.devices import CPU_PROVIDER, Device
-from chrion.devices.whole_sessions import open_wholly
+from chrion.devices.single_provider import open_on_one_provider
 from chrion.errors import ModelError
 from chrion.graph.extract import Extractor, SubModel
 from chrion.graph.model import ELEMENT_BYTES, Graph, TensorInfo
@@ -74,7 +74,7 @@ class OperatorBench:
         dag = extractor.graph.dag
         room = _RESULT_BYTES / max(1, dag.output_bytes[operator])
         # Each copy packs weights of its own, and they should stay in the cache.
-        warm = (own_cache_bytes(physical_cores()[0]) or math.inf) / 2 / max(1, dag.weight_total(operator))
+        warm = (private_cache_bytes(physical_cores()[0]) or math.inf) / 2 / max(1, dag.weight_total(operator))
         self.copies = int(max(1, min(_CALL_S * 1e3 / max(once_ms, 1e-4), room, warm, _MOST_COPIES)))
         self._single = self._copies = single
         if self.copies > 1:
@@ -101,7 +101,7 @@ class OperatorBench:
         return self._copies.time_on(cores) if cores else self._copies.time(_LEAST_CALLS, _WINDOW_S)
 
 
-def random_array(info: TensorInfo, seed: int = 0) -> np.ndarray[Any, Any]:
+def synthetic_array(info: TensorInfo, seed: int = 0) -> np.ndarray[Any, Any]:
     """Values for a tensor of known shape: normal for floating point types, zero for the others.
 
     Raises:
@@ -126,7 +126,7 @@ def random_array(info: TensorInfo, seed: int = 0) -> np.ndarray[Any, Any]:
 
 def synthetic_inputs(graph: Graph, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
     """Inputs of the right type and shape: normal for floating point types, zero for the others."""
-    return {info.name: random_array(info, seed) for info in graph.inputs}
+    return {info.name: synthetic_array(info, seed) for info in graph.inputs}
 
 
 class _Copies:
@@ -143,7 +143,7 @@ class _Copies:
         self._device = device
         self._session = self._open(ort.SessionOptions())
         self._inputs = {
-            name: device.value(values[name], feeds.get(name, random_array(values[name]))) for name in sub.inputs
+            name: device.to_device(values[name], feeds.get(name, synthetic_array(values[name]))) for name in sub.inputs
         }
         self.time(1, 0.0)
 
@@ -154,11 +154,11 @@ class _Copies:
             options.add_session_config_entry(key, value)
         # Equal copies would be merged into one.
         rest = {"disabled_optimizers": ["CommonSubexpressionElimination"]}
-        return open_wholly(self._sub.model.SerializeToString(), options, self._device.provider, {}, **rest)
+        return open_on_one_provider(self._sub.model.SerializeToString(), options, self._device.provider, {}, **rest)
 
     def run_once(self, options: ort.SessionOptions) -> None:
         """Run once in a session of these options."""
-        with self._device.turn():
+        with self._device.exclusive():
             session = self._open(options)
             session.run_with_iobinding(self._bound(session))
 
@@ -176,7 +176,7 @@ class _Copies:
 
     def time_on(self, cores: Sequence[int]) -> Sample:
         """Call on several pinned threads at once."""
-        times = on_cores(cores, lambda: self._calls(self._bound(self._session), _LEAST_CALLS, _WINDOW_S))
+        times = run_on_cores(cores, lambda: self._calls(self._bound(self._session), _LEAST_CALLS, _WINDOW_S))
         return _sample([ms for own in times for ms in own])
 
     def _calls(self, binding: Any, least: int, window_s: float) -> list[float]:

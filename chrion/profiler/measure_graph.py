@@ -11,10 +11,10 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from chrion.cores import own_cache_bytes, physical_cores
+from chrion.cores import physical_cores, private_cache_bytes
 from chrion.devices import Device, usable_provider
-from chrion.devices.probe import examine
-from chrion.devices.whole_sessions import left_to_the_cpu
+from chrion.devices.probe import probe_provider
+from chrion.devices.single_provider import find_cpu_nodes
 from chrion.errors import ModelError, OptionError, ShapeError
 from chrion.graph.extract import Extractor
 from chrion.graph.loader import first_line, weights_folder_option
@@ -24,7 +24,7 @@ from chrion.profiler.cache import Cache
 from chrion.profiler.handoff import measure_handoff_ms
 from chrion.profiler.interference import CoreMonitor
 from chrion.profiler.machine import this_machine
-from chrion.profiler.measure import OperatorBench, Sample, random_array
+from chrion.profiler.measure import OperatorBench, Sample, synthetic_array
 from chrion.profiler.profiles import OperatorCost, Profile
 from chrion.profiler.roofline import operator_bytes
 from chrion.profiler.transfer import Copies, measure_copies
@@ -86,7 +86,7 @@ def profile(  # noqa: PLR0913 - what may be left out is by name
     if not known and len(graph.dag):
         raise ModelError(f"model {graph.name}: none of its operators could be measured")
     handoff_ms, dispatch_ms = measure_handoff_ms(lanes, interpreted=device is not None)
-    cache_bytes = min(map(own_cache_bytes, lanes))
+    cache_bytes = min(map(private_cache_bytes, lanes))
     copies = measure_copies(device, handoff_ms) if device else Copies()
     return Profile(
         machine=machine,
@@ -100,8 +100,8 @@ def profile(  # noqa: PLR0913 - what may be left out is by name
         handoff_ms=handoff_ms,
         dispatch_ms=dispatch_ms,
         cache_bytes=cache_bytes,
-        fetch_ms_per_byte=measure_reload_ms_per_byte(lanes, cache_bytes),
-        base_memory_mb=(examine(provider).memory_mb or 0.0) if provider else 0.0,
+        reload_ms_per_byte=measure_reload_ms_per_byte(lanes, cache_bytes),
+        base_memory_mb=(probe_provider(provider).memory_mb or 0.0) if provider else 0.0,
     )
 
 
@@ -110,7 +110,7 @@ def _pinned_to_cpu(graph: Graph, known: Mapping[str, OperatorCost], device: Devi
 
     Some run on the accelerator by themselves, yet onnxruntime prefers the CPU for them where they work on shapes.
     """
-    left = left_to_the_cpu(graph.model, weights_folder_option(graph.weights_folder), device)
+    left = find_cpu_nodes(graph.model, weights_folder_option(graph.weights_folder), device)
     names = {graph.model.graph.node[n].name: graph.dag.signatures[i] for i, ns in enumerate(graph.nodes) for n in ns}
     pinned = {names[name] for name in left if name in names}
     return {s: replace(cost, accelerator_ms=None) if s in pinned else cost for s, cost in known.items()}
@@ -141,7 +141,7 @@ def _representatives(graphs: Sequence[Graph]) -> dict[str, tuple[Graph, int]]:
 def _measure(
     todo: Mapping[str, tuple[Graph, int]], lanes: tuple[int, ...], device: Device | None, progress: Progress | None
 ) -> Iterator[tuple[str, OperatorCost]]:
-    watch = CoreMonitor(lanes, _PATIENCE_S)
+    monitor = CoreMonitor(lanes, _PATIENCE_S)
     by_graph: dict[Graph, list[int]] = {}
     for graph, i in todo.values():
         by_graph.setdefault(graph, []).append(i)
@@ -152,7 +152,7 @@ def _measure(
         for i in operators:
             count += 1
             try:
-                yield graph.dag.signatures[i], measure_operator(extractor, i, feeds, watch, device)
+                yield graph.dag.signatures[i], measure_operator(extractor, i, feeds, monitor, device)
             except Exception as error:  # noqa: BLE001 - whatever the kernel says, the profile goes on without it
                 log.warning("operator %s is not measured: %s", graph.dag.names[i], first_line(error))
             if progress:
@@ -163,13 +163,13 @@ def measure_operator(
     extractor: Extractor,
     i: int,
     feeds: Mapping[str, np.ndarray[Any, Any]],
-    watch: CoreMonitor,
+    monitor: CoreMonitor,
     device: Device | None,
 ) -> OperatorCost:
     """Measure one operator for 1..k busy cores of those watched, and on the accelerator."""
     dag = extractor.graph.dag
     bench = OperatorBench(extractor, i, feeds)
-    samples = [_quiet_time(bench, watch, busy) for busy in range(1, len(watch.cores) + 1)]
+    samples = [_quiet_time(bench, monitor, busy) for busy in range(1, len(monitor.cores) + 1)]
     accelerator_ms, scratch = None, 0
     if device:
         try:
@@ -188,13 +188,13 @@ def measure_operator(
     )
 
 
-def _quiet_time(bench: OperatorBench, watch: CoreMonitor, busy: int) -> Sample:
+def _quiet_time(bench: OperatorBench, monitor: CoreMonitor, busy: int) -> Sample:
     """Time an operator while the cores are ours alone; if they never are, the best there is."""
     samples = []
     for _ in range(_TRIES):
-        quiet = watch.wait()
-        samples.append(bench.time(watch.cores[:busy]))
-        if not quiet or not watch.disturbed():
+        quiet = monitor.wait()
+        samples.append(bench.time(monitor.cores[:busy]))
+        if not quiet or not monitor.has_interference():
             break
     return min(samples, key=lambda sample: sample.median_ms)
 
@@ -210,7 +210,7 @@ def captured_inputs(graph: Graph, extractor: Extractor, operators: list[int]) ->
         for name in extractor.extract([i]).inputs
         if "float" not in graph.values[name].type and "double" not in graph.values[name].type
     }
-    feeds = {info.name: random_array(info) for info in graph.inputs}
+    feeds = {info.name: synthetic_array(info) for info in graph.inputs}
     inner = sorted(wanted - set(feeds))
     if not inner:
         return {name: feeds[name] for name in wanted}

@@ -18,7 +18,7 @@ from chrion.profiler.machine import Machine, machine_from_json
 from chrion.profiler.roofline import Roofline, operator_bytes
 
 SCHEMA = "chrion.profile/1"
-_FIGURES = ("handoff_ms", "dispatch_ms", "base_memory_mb", "cache_bytes", "fetch_ms_per_byte")
+_FIGURES = ("handoff_ms", "dispatch_ms", "base_memory_mb", "cache_bytes", "reload_ms_per_byte")
 _COPIES = ("upload", "download", "pageable_upload", "pageable_download")
 
 
@@ -60,7 +60,7 @@ class Profile:
     dispatch_ms: float = 0.0
     base_memory_mb: float = 0.0
     cache_bytes: int = 0
-    fetch_ms_per_byte: float = 0.0
+    reload_ms_per_byte: float = 0.0
     #: Where the figures come from, and what they assume.
     notes: tuple[str, ...] = ()
     _estimators: dict[int, Estimator] = field(default_factory=dict, repr=False, compare=False)
@@ -109,7 +109,7 @@ class Profile:
             dispatch_ms=self.dispatch_ms,
             base_memory_mb=self.base_memory_mb,
             cache_bytes=self.cache_bytes,
-            fetch_ms_per_byte=self.fetch_ms_per_byte,
+            reload_ms_per_byte=self.reload_ms_per_byte,
             streams=STREAMS if streams is None else streams,
             accelerator_share=() if accelerator is None else Roofline.of(dag, accelerator).shares,
         )
@@ -201,7 +201,8 @@ def _from_json(content: Mapping[str, Any]) -> Profile:
         if len(cost.cpu_ms) != cores:
             raise ValueError(f"{signature} has {len(cost.cpu_ms)} CPU times for {cores} cores")
     copies = {name: _copy_cost(content[name]) for name in _COPIES if name in content}
-    content = {"cache_bytes": 0, "fetch_ms_per_byte": 0.0, **content}  # older files lack them
+    # Older files lack both, or have the second under its former name.
+    content = {"cache_bytes": 0, "reload_ms_per_byte": content.get("fetch_ms_per_byte", 0.0), **content}
     _require_figures("the machine", *(content[name] for name in _FIGURES), cores)
     return Profile(
         machine=machine_from_json(content["machine"]),
@@ -216,7 +217,7 @@ def _from_json(content: Mapping[str, Any]) -> Profile:
         dispatch_ms=float(content["dispatch_ms"]),
         base_memory_mb=float(content["base_memory_mb"]),
         cache_bytes=int(content["cache_bytes"]),
-        fetch_ms_per_byte=float(content["fetch_ms_per_byte"]),
+        reload_ms_per_byte=float(content["reload_ms_per_byte"]),
         notes=tuple(content["notes"]),
     )
 

@@ -36,10 +36,10 @@ def measure_copies(device: Device, handoff_ms: float) -> Copies:
     The latency includes two handoffs: to the lane that copies, and from there to the one that waits. Where the
     provider works in the host's memory, one handoff is all that remains.
     """
-    if not device.holds("tensor(float)"):
+    if not device.supports("tensor(float)"):
         return Copies(CopyCost(handoff_ms), CopyCost(handoff_ms))
     upload, download = _timed_copies(device, handoff_ms, device.host_buffer)
-    if not device.pins:
+    if not device.has_pinned_memory:
         return Copies(upload, download)
     return Copies(upload, download, *_timed_copies(device, handoff_ms, allocate))
 
@@ -51,7 +51,7 @@ def _timed_copies(
     transfer = device.download("tensor(float)")
     for size in _COPY_BYTES:
         info = TensorInfo("x", "tensor(float)", (size // 4,))
-        host, there = host_memory(info), device.empty(info)
+        host, there = host_memory(info), device.allocate(info)
 
         def upload(host: ort.OrtValue = host, there: ort.OrtValue = there) -> None:
             device.upload(host, there)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from chrion.cores import on_cores
+from chrion.cores import run_on_cores
 from chrion.devices import CPU_PROVIDER
 from chrion.devices.probe import product_session
 
@@ -46,5 +46,5 @@ def measure_reload_ms_per_byte(cores: Sequence[int], cache_bytes: int) -> float:
                 found.append((times[1] - times[0]) - (times[2] - times[1]))
         return [s * 1e3 for s in found[_PRODUCTS:]]
 
-    found = [ms for core in on_cores(cores, differences_ms) for ms in core]
+    found = [ms for core in run_on_cores(cores, differences_ms) for ms in core]
     return max(0.0, statistics.median(found)) / (4 * side * side)

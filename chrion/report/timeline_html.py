@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chrion.lane_numbers import copies, display_order, lane_name
+from chrion.lane_numbers import display_order, is_copy_lane, lane_name
 from chrion.runtime.execution.executor import Event
 from chrion.scheduler.plan import Plan
 from chrion.units import format_ms
@@ -50,7 +50,7 @@ class Lanes:
     @property
     def overlap(self) -> float:
         """Busy time of all lanes that compute over latency: 1 is one lane at a time."""
-        busy = sum(bar.end_ms - bar.start_ms for bar in self.bars if not copies(bar.lane))
+        busy = sum(bar.end_ms - bar.start_ms for bar in self.bars if not is_copy_lane(bar.lane))
         return busy / self.latency_ms if self.latency_ms else 0.0
 
 

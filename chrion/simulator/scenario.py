@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chrion.errors import PlanError, ScenarioError
-from chrion.files import read_toml, shipped
+from chrion.files import bundled_folder, read_toml
 from chrion.simulator.engine import Setting, eligible_servers, oracle
 from chrion.simulator.overrides import MEASURED_KEYS, PLAN_KEYS, TOP_KEYS, VARIANT_KEYS, WORD_KEYS, apply_sets
 from chrion.simulator.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
@@ -130,7 +130,7 @@ def find_scenario(name: str) -> Source:
     """
     path = Path(name)
     if not path.is_file() and not name.endswith(".toml"):
-        path = shipped("scenarios") / f"{name}.toml"
+        path = bundled_folder("scenarios") / f"{name}.toml"
     if not path.is_file():
         known = ", ".join(scenario_names())
         raise ScenarioError(f"scenario: there is no file {name}", hint=f"these come with Chrion: {known}")
@@ -139,7 +139,7 @@ def find_scenario(name: str) -> Source:
 
 def scenario_names() -> list[str]:
     """The scenarios that come with Chrion."""
-    return sorted(path.stem for path in shipped("scenarios").glob("*.toml"))
+    return sorted(path.stem for path in bundled_folder("scenarios").glob("*.toml"))
 
 
 def with_catalogue(content: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def with_catalogue(content: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _catalogue(name: str, folder: Path) -> list[dict[str, Any]]:
-    path = folder / name if name.endswith(".toml") else shipped("scenarios") / "catalogues" / f"{name}.toml"
+    path = folder / name if name.endswith(".toml") else bundled_folder("scenarios") / "catalogues" / f"{name}.toml"
     if not path.is_file():
         raise ScenarioError(f"catalogue = {name!r}: there is no file {path.name}")
     entries = _read_toml(path).get("models", [])

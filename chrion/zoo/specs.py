@@ -20,7 +20,7 @@ from typing import Any
 import onnx
 
 from chrion.errors import ModelError, OptionError
-from chrion.files import read_toml, shipped
+from chrion.files import bundled_folder, read_toml
 from chrion.zoo.bert import BertSpec, build_bert
 from chrion.zoo.darts import DartsSpec, build_darts
 from chrion.zoo.deepfm import DeepFmSpec, build_deepfm
@@ -67,7 +67,7 @@ BUILDERS = {
 
 def names() -> list[str]:
     """Builders, then the specifications in ``models/``, each in alphabetical order."""
-    return [*sorted(BUILDERS), *sorted(p.stem for p in shipped("models").glob("*.toml"))]
+    return [*sorted(BUILDERS), *sorted(p.stem for p in bundled_folder("models").glob("*.toml"))]
 
 
 def specification(name: str, parameters: Mapping[str, Parameter] | None = None) -> Any:
@@ -107,7 +107,7 @@ def _looked_up(name: str, parameters: Mapping[str, Parameter]) -> tuple[Builder,
 
 
 def _find(name: str) -> Path:
-    path = Path(name) if name.endswith(".toml") else shipped("models") / f"{name}.toml"
+    path = Path(name) if name.endswith(".toml") else bundled_folder("models") / f"{name}.toml"
     if not path.is_file():
         raise OptionError(f"model: there is none named {name!r}", hint="chrion model --list shows them")
     return path

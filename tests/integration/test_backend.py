@@ -13,7 +13,7 @@ from onnx.backend.base import Backend, BackendRep
 
 import chrion.backend
 from chrion import load
-from chrion.backend import HybridBackend, ScatteredBackend
+from chrion.backend import HybridBackend, RandomCutBackend
 from chrion.errors import OptionError
 from chrion.scheduler import random_plan
 from helpers import FLOAT, assert_equal, branches, make_model, node, plain, value
@@ -24,7 +24,7 @@ X = np.linspace(-2, 2, 8, dtype=np.float32).reshape(2, 4)
 def test_it_is_a_backend() -> None:
     """Both classes are subclasses of ONNX's own, and the module has their functions."""
     assert issubclass(HybridBackend, Backend)
-    assert issubclass(ScatteredBackend, HybridBackend)
+    assert issubclass(RandomCutBackend, HybridBackend)
     assert chrion.backend.is_compatible(branches())
     for name in ("prepare", "run_model", "run_node", "supports_device"):
         assert getattr(chrion.backend, name).__self__ is HybridBackend
@@ -47,7 +47,7 @@ def test_an_unknown_device_is_refused() -> None:
 def test_inputs_come_in_order_by_name_or_alone(inputs: Any) -> None:
     """Outputs come in the model's order, and by name."""
     model = branches()
-    prepared = ScatteredBackend.prepare(model)
+    prepared = RandomCutBackend.prepare(model)
     assert isinstance(prepared, BackendRep)
     found = prepared.run(inputs)
     assert_equal(list(found), plain(model, {"x": X}))
@@ -59,7 +59,7 @@ def test_inputs_come_in_order_by_name_or_alone(inputs: Any) -> None:
 def test_surplus_inputs_are_refused() -> None:
     """With the names of those there are."""
     with pytest.raises(ValueError, match="2 inputs are given, the model takes 1: x"):
-        ScatteredBackend.run_model(branches(), [X, X])
+        RandomCutBackend.run_model(branches(), [X, X])
 
 
 @pytest.mark.parametrize("kind", ["proto", "bytes", "path"])
@@ -79,7 +79,7 @@ def test_free_dimensions_are_cut_for_each_shape() -> None:
         [value("y", FLOAT, ["n", 4])],
     )
     for optimise in (True, False):
-        maker: Any = type("Maker", (ScatteredBackend,), {"optimise": optimise})
+        maker: Any = type("Maker", (RandomCutBackend,), {"optimise": optimise})
         prepared = maker.prepare(model)
         for x in (X, X[:1], np.repeat(X, 3, axis=0)):
             assert_equal(list(prepared.run([x])), plain(model, {"x": x}))

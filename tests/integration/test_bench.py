@@ -50,7 +50,7 @@ def test_each_rival_has_the_machine_to_itself_in_alternating_turns() -> None:
         cycles=3,
         turn_s=0.0,
         progress=lambda *step: steps.append(step),
-        watch=QuietCores(),
+        monitor=QuietCores(),
     )
     turns = [(name, what) for name, what in log if what != "run"]
     order = "abc" + "bca" + "cab"
@@ -67,7 +67,9 @@ def test_each_rival_has_the_machine_to_itself_in_alternating_turns() -> None:
 def test_a_disturbed_turn_is_timed_again() -> None:
     """Its times are thrown away, and its rival is timed anew at once."""
     log: Log = []
-    timings = race({name: rival(name, log) for name in "ab"}, cycles=1, turn_s=0.0, watch=QuietCores(disturbed_at=[0]))
+    timings = race(
+        {name: rival(name, log) for name in "ab"}, cycles=1, turn_s=0.0, monitor=QuietCores(disturbed_at=[0])
+    )
     assert [name for name, what in log if what == "made"] == ["a", "b"]
     runs = {name: log.count((name, "run")) for name in "ab"}
     assert timings[0].runs < runs["a"] / 2 + 1
@@ -76,29 +78,29 @@ def test_a_disturbed_turn_is_timed_again() -> None:
 
 def test_a_machine_that_is_never_quiet_is_timed_all_the_same() -> None:
     """After some tries the last times stand."""
-    watch = QuietCores(disturbed_at=range(99))
-    (timing,) = race({"a": rival("a", [])}, cycles=2, turn_s=0.0, watch=watch)
+    monitor = QuietCores(disturbed_at=range(99))
+    (timing,) = race({"a": rival("a", [])}, cycles=2, turn_s=0.0, monitor=monitor)
     assert timing.runs >= 10
-    assert watch.looks == 2 * 8
+    assert monitor.looks == 2 * 8
 
 
 def test_the_cores_are_looked_at_when_the_rival_is_ready() -> None:
     """Making a session takes a while, in which much may change; so looks are next to what is timed."""
     log: Log = []
-    watch = QuietCores()
-    watch.wait = lambda: not log.append(("", "before"))  # type: ignore[method-assign, func-returns-value]
-    watch.disturbed = lambda: bool(log.append(("", "after")))  # type: ignore[method-assign, func-returns-value]
-    race({"a": rival("a", log)}, cycles=1, turn_s=0.0, watch=watch)
+    monitor = QuietCores()
+    monitor.wait = lambda: not log.append(("", "before"))  # type: ignore[method-assign, func-returns-value]
+    monitor.has_interference = lambda: bool(log.append(("", "after")))  # type: ignore[method-assign, func-returns-value]
+    race({"a": rival("a", log)}, cycles=1, turn_s=0.0, monitor=monitor)
     steps = [what for what, _ in itertools.groupby(what for _, what in log)]
     assert steps == ["made", "run", "before", "run", "after", "closed"]
 
 
 def test_without_patience_turns_are_taken_as_they_come() -> None:
     """Once each, however disturbed."""
-    watch = QuietCores(disturbed_at=range(99))
-    watch.wait = lambda: False  # type: ignore[method-assign]
-    race({"a": rival("a", [])}, cycles=2, turn_s=0.0, watch=watch)
-    assert watch.looks == 0
+    monitor = QuietCores(disturbed_at=range(99))
+    monitor.wait = lambda: False  # type: ignore[method-assign]
+    race({"a": rival("a", [])}, cycles=2, turn_s=0.0, monitor=monitor)
+    assert monitor.looks == 0
 
 
 def test_a_rival_that_fails_is_taken_down() -> None:

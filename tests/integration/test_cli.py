@@ -17,11 +17,11 @@ import pytest
 import chrion
 from chrion import Plan, Profile
 from chrion.cli import main
-from chrion.files import shipped
+from chrion.files import bundled_folder
 from chrion.zoo import build
 from helpers import MACHINE, branches
 
-PAPER = str(shipped("profiles") / "gtx1080ti-paper.json")
+PAPER = str(bundled_folder("profiles") / "gtx1080ti-paper.json")
 Chrion = Callable[..., tuple[int, str, str]]
 
 

@@ -18,14 +18,14 @@ from chrion import Graph, Profile
 from chrion.benchmark.comparison import Comparison, Entry, measure_all, plan_all
 from chrion.cli import main
 from chrion.errors import ScheduleError
-from chrion.files import shipped
+from chrion.files import bundled_folder
 from chrion.profiler.measure import synthetic_inputs
 from chrion.report import comparison_json, comparison_png, comparison_table, comparison_verdict
 from chrion.scheduler import POLICIES
 from chrion.scheduler.policies.ios_merging import merged_variants
 from helpers import FLOAT, alternating, branches, forced_plan, make_model, node, value
 
-PAPER = str(shipped("profiles") / "gtx1080ti-paper.json")
+PAPER = str(bundled_folder("profiles") / "gtx1080ti-paper.json")
 Chrion = Callable[..., tuple[int, str, str]]
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from chrion.devices import Device, probe, provider_name, providers, usable_provider
 from chrion.devices.host import allocate, on_host, to_host, zeros
-from chrion.devices.probe import Trial, examine, smallest_session
-from chrion.devices.whole_sessions import foreign_nodes, open_wholly
+from chrion.devices.probe import ProbeResult, probe_provider, smallest_session
+from chrion.devices.single_provider import find_foreign_nodes, open_on_one_provider
 from chrion.errors import ProviderError
 from chrion.graph.model import TensorInfo
 from helpers import FLOAT, make_model, node, value
@@ -24,7 +24,7 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
     """Providers that this onnxruntime is made to offer, each with the reason why it does not work."""
     offers: dict[str, str | None] = {CPU: None}
     monkeypatch.setattr(ort, "get_available_providers", lambda: list(offers))
-    monkeypatch.setattr(providers, "why_unusable", lambda name: offers[name])
+    monkeypatch.setattr(providers, "failure_reason", lambda name: offers[name])
     monkeypatch.setattr(providers, "load_libraries", lambda _: None)
     monkeypatch.setattr(Path, "exists", lambda path: path.name == "nvidiactl")
     return offers
@@ -75,8 +75,8 @@ def test_a_machine_without_a_driver_is_not_tried(
 
 def test_trying_a_provider() -> None:
     """The CPU's works; one that is not there says so."""
-    assert examine(CPU).reason is None
-    assert "NoSuch" in (examine("NoSuchExecutionProvider").reason or "")
+    assert probe_provider(CPU).reason is None
+    assert "NoSuch" in (probe_provider("NoSuchExecutionProvider").reason or "")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_the_line_that_says_most(errors: str, reason: str, monkeypatch: pytest.M
     """Of whatever a provider writes when it fails."""
     done = type("Done", (), {"returncode": 3, "stdout": "", "stderr": errors})
     monkeypatch.setattr(probe.subprocess, "run", lambda *_, **__: done)
-    assert examine.__wrapped__("X") == Trial(reason)
+    assert probe_provider.__wrapped__("X") == ProbeResult(reason)
 
 
 @pytest.mark.parametrize(
@@ -103,21 +103,21 @@ def test_what_a_provider_holds_at_once(output: str, memory_mb: float | None, mon
     """The process that tries it says so, where NVML tells."""
     done = type("Done", (), {"returncode": 0, "stdout": output, "stderr": ""})
     monkeypatch.setattr(probe.subprocess, "run", lambda *_, **__: done)
-    assert examine.__wrapped__("X") == Trial(None, memory_mb)
+    assert probe_provider.__wrapped__("X") == ProbeResult(None, memory_mb)
 
 
 def test_the_cpus_provider_has_no_memory_of_its_own() -> None:
     """Nothing is held there; values stay where they are, and there is nothing to wait for."""
     device = Device(CPU)
     info = TensorInfo("x", "tensor(float)", (2, 3))
-    assert not device.holds("tensor(float)")
+    assert not device.supports("tensor(float)")
     with pytest.raises(TypeError, match="holds no"):
-        device.empty(info)
-    held = device.value(info, np.ones((2, 3), np.float32))
+        device.allocate(info)
+    held = device.to_device(info, np.ones((2, 3), np.float32))
     assert on_host(held)
     assert to_host(held) is held
     device.fence()
-    assert not device.pins
+    assert not device.has_pinned_memory
     assert on_host(device.host_buffer(info))
 
 
@@ -134,9 +134,9 @@ def test_host_memory_of_every_type(kind: str) -> None:
 def test_sessions_of_the_cpus_provider_are_wholly_there() -> None:
     """Also recorded as such; a session that was not told to record is asked in vain."""
     model = smallest_session_bytes()
-    session = open_wholly(model, ort.SessionOptions(), CPU, {})
-    assert foreign_nodes(session, CPU) == {}
-    assert set(foreign_nodes(session, "AnotherExecutionProvider").values()) == {CPU}
+    session = open_on_one_provider(model, ort.SessionOptions(), CPU, {})
+    assert find_foreign_nodes(session, CPU) == {}
+    assert set(find_foreign_nodes(session, "AnotherExecutionProvider").values()) == {CPU}
 
 
 def smallest_session_bytes() -> bytes:

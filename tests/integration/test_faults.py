@@ -92,7 +92,7 @@ def test_a_provider_that_does_not_start(
     graph: Graph, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its own reason, and what to install; the given plan is not carried out."""
-    monkeypatch.setattr(providers, "why_unusable", lambda _: "libcudart.so.13: cannot open shared object file")
+    monkeypatch.setattr(providers, "failure_reason", lambda _: "libcudart.so.13: cannot open shared object file")
     plan = forced_plan(graph, [0, 1, 0, 1], accelerator="CUDAExecutionProvider")
     with pytest.raises(ProviderError, match=r"libcudart.*chrion\[cuda\]"):
         HybridSession(graph, plan=plan, strict=True)

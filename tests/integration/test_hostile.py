@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 
 from chrion import HybridSession, Plan, Profile, load
 from chrion.errors import InputError, ModelError, PlanError, ProfileError, ScenarioError, UnsafeModelError
-from chrion.files import shipped
+from chrion.files import bundled_folder
 from chrion.profiler.cache import Cache
 from chrion.profiler.profiles import OperatorCost
 from chrion.runtime.selection.guard import Decision, Memory
@@ -37,7 +37,7 @@ OFTEN = settings(
 GRAPH = load(branches())
 PLAN = json.loads(json.dumps(fixed_plan(GRAPH, alternating(GRAPH)).to_json()))
 PROFILE = {
-    **json.loads((shipped("profiles") / "gtx1080ti-paper.json").read_bytes()),
+    **json.loads((bundled_folder("profiles") / "gtx1080ti-paper.json").read_bytes()),
     "notes": ["short"],
 }
 TRACES = {

@@ -226,7 +226,7 @@ def test_an_allocation_that_fails(opened: Callable[[], Subject], monkeypatch: py
 
         with monkeypatch.context() as patch:
             patch.setattr(frame, "allocate", failing)
-            patch.setattr(MirrorDevice, "empty", lambda _, info: failing(info))
+            patch.setattr(MirrorDevice, "allocate", lambda _, info: failing(info))
             raised = one.storm()
         reached = bool(raised)
         if reached:

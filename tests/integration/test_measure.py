@@ -100,7 +100,7 @@ def test_contention_is_measured_with_as_many_threads_as_cores(monkeypatch: pytes
         return Sample(float(len(cores)), 0.0)
 
     monkeypatch.setattr(OperatorBench, "time", time)
-    monkeypatch.setattr(CoreMonitor, "disturbed", lambda _: False)  # or it would be measured again
+    monkeypatch.setattr(CoreMonitor, "has_interference", lambda _: False)  # or it would be measured again
     core = physical_cores()[0]
     monkeypatch.setattr(measure_graph, "physical_cores", lambda: (core, core, core))
     graph = load(branches())
@@ -138,7 +138,7 @@ def test_copies_leave_their_weights_in_the_cache(monkeypatch: pytest.MonkeyPatch
     )
     copies = {}
     for size in (1 << 30, 1 << 17, 1 << 12, 0):
-        monkeypatch.setattr(measure, "own_cache_bytes", lambda _, size=size: size)
+        monkeypatch.setattr(measure, "private_cache_bytes", lambda _, size=size: size)
         copies[size] = OperatorBench(measure_graph.Extractor(load(product)), 0, {}).copies
     assert copies[1 << 17] == 4  # of 16 KiB each
     assert copies[1 << 12] == 1
@@ -179,7 +179,7 @@ def test_what_the_machine_does_not_have_is_refused(
 def test_an_accelerator_that_does_not_work_says_why(stack: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own reason, and for CUDA where the libraries come from."""
     monkeypatch.setattr(providers, "provider_name", lambda _: "CUDAExecutionProvider")
-    monkeypatch.setattr(providers, "why_unusable", lambda _: "no driver")
+    monkeypatch.setattr(providers, "failure_reason", lambda _: "no driver")
     with pytest.raises(ProviderError, match="does not work here: no driver") as caught:
         profile(stack, 1, "cuda")
     assert "chrion[cuda]" in caught.value.hint

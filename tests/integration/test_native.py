@@ -15,7 +15,7 @@ import onnxruntime as ort
 import pytest
 
 from chrion import HybridSession, load
-from chrion.native import Binding, Failed, NativeFrame, NativeLanes, NativeSession, available
+from chrion.native import NativeBinding, NativeError, NativeFrame, NativeLanes, NativeSession, available
 from chrion.native.bindings import RUN, SIGNAL, WAIT
 from chrion.runtime.execution.engine import CutEngine
 from helpers import (
@@ -202,7 +202,7 @@ def relay(rounds: int) -> tuple[NativeLanes, NativeFrame, list[ort.OrtValue]]:
     model = make_model([add], [value("x", FLOAT, [1])], [value("y", FLOAT, [1])], {"one": np.ones(1, np.float32)})
     session = NativeSession(model.SerializeToString(), ort.SessionOptions())
     values = [ort.OrtValue.ortvalue_from_numpy(np.zeros(1, np.float32)) for _ in range(rounds + 1)]
-    bindings = [Binding(session) for _ in range(rounds)]
+    bindings = [NativeBinding(session) for _ in range(rounds)]
     steps: list[list[tuple[int, int, int]]] = [[], []]
     for turn, binding in enumerate(bindings):
         binding.bind("x", values[turn], output=False)
@@ -231,17 +231,17 @@ def test_lanes_take_turns() -> None:
 @compiled
 def test_what_onnxruntime_refuses() -> None:
     """A model, a name, a shape: its message."""
-    with pytest.raises(Failed, match=r"(?i)protobuf|model"):
+    with pytest.raises(NativeError, match=r"(?i)protobuf|model"):
         NativeSession(b"no model", ort.SessionOptions())
     lanes, frame, numbers = relay(rounds=1)
     session = frame._kept[1][0]
-    with pytest.raises(Failed, match="z"):
-        Binding(session).bind("z", numbers[1], output=False)
-    binding = Binding(session)
+    with pytest.raises(NativeError, match="z"):
+        NativeBinding(session).bind("z", numbers[1], output=False)
+    binding = NativeBinding(session)
     binding.bind("x", ort.OrtValue.ortvalue_from_numpy(np.zeros((2, 2), np.float32)), output=False)
     binding.bind("y", numbers[1], output=True)
     wrong = NativeFrame(lanes, [session], [binding])
-    with pytest.raises(Failed, match="x"):
+    with pytest.raises(NativeError, match="x"):
         lanes.run(wrong)
     lanes.run(frame)
 

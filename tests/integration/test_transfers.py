@@ -15,7 +15,7 @@ from helpers import FLOAT, INT64, make_model, node, value
 class Floats:
     """A device that holds floating point numbers alone."""
 
-    def holds(self, kind: str) -> bool:
+    def supports(self, kind: str) -> bool:
         return kind == "tensor(float)"
 
 
@@ -45,8 +45,8 @@ def test_values_cross_once_for_each_side_that_wants_them() -> None:
         Transfer("g", at["gather"], (at["exp"],), upload=False),
     )
     # The graph of operators knows the request's values of any type, so that their copies can be charged.
-    assert dag.brought == ((2 * 2 * 4, (at["relu"],)),)
-    sizes = {names[i]: dag.value_bytes[v] for i, v in dag.taken}
+    assert dag.request_inputs == ((2 * 2 * 4, (at["relu"],)),)
+    sizes = {names[i]: dag.value_bytes[v] for i, v in dag.request_outputs}
     assert sizes == {"exp": 2 * 2 * 4, "gather": 2 * 2 * 4, "argmax": 2 * 8}
     assert find_transfers(extractor, lanes, None) == ()
     assert find_transfers(extractor, [1] * len(names), device) == ()

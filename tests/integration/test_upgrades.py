@@ -61,7 +61,7 @@ def test_a_profile_is_read_and_planned_from(name: str) -> None:
         (None, "write it again"),
     ],
 )
-def test_other_schemas_are_refused_with_the_way_forward(
+def test_other_schemas_are_refused_with_the_schema_hint(
     tmp_path: Path, kind: str, error: type[InputError], schema: str | None, way: str
 ) -> None:
     """Newer files, older ones, and those of something else."""
@@ -74,7 +74,7 @@ def test_other_schemas_are_refused_with_the_way_forward(
         read(path)
 
 
-def test_a_plan_whose_model_has_changed_is_refused_with_the_way_forward() -> None:
+def test_a_plan_whose_model_has_changed_is_refused_with_the_schema_hint() -> None:
     """It says what differs, and how to make another one."""
     with pytest.raises(PlanError, match=r"does not fit.*chrion partition"):
         HybridSession(FIRST / "branches.onnx", plan=FIRST / "lstm.plan.json")

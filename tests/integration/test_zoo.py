@@ -14,7 +14,7 @@ import chrion
 from chrion import HybridSession
 from chrion.cli.models import HELP
 from chrion.errors import OptionError
-from chrion.files import shipped
+from chrion.files import bundled_folder
 from chrion.graph import Dag
 from chrion.zoo import BUILDERS, build, names, specification
 from chrion.zoo.randwire import wiring
@@ -129,7 +129,7 @@ def test_parameters_that_do_not_fit_each_other_are_refused(name: str, parameters
 
 def test_every_specification_is_one_and_every_parameter_an_option() -> None:
     """Files in models/ name builders and parameters; the command has an option for each parameter."""
-    for path in shipped("models").glob("*.toml"):
+    for path in bundled_folder("models").glob("*.toml"):
         specification(path.stem)
         assert path.stem in names()
     offered = {name for texts in HELP.values() for name in texts}

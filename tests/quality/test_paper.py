@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chrion import Graph, Profile, load, partition
-from chrion.files import shipped
+from chrion.files import bundled_folder
 from chrion.scheduler import evaluate
 from chrion.scheduler.policies.registry import POLICIES
 from chrion.zoo import build
@@ -31,7 +31,7 @@ TABLE_6 = {
 @pytest.fixture(scope="module")
 def paper() -> Profile:
     """The profile that is shipped."""
-    return Profile.load(shipped("profiles") / "gtx1080ti-paper.json")
+    return Profile.load(bundled_folder("profiles") / "gtx1080ti-paper.json")
 
 
 @pytest.fixture(scope="module")

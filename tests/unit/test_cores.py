@@ -88,14 +88,14 @@ def test_pinning_is_undone() -> None:
 def test_the_same_work_on_several_cores_at_once() -> None:
     """Each in a thread that may use its core only; results in the order asked for."""
     allowed = sorted(os.sched_getaffinity(0))
-    assert cores.on_cores(allowed, lambda: os.sched_getaffinity(0)) == [{cpu} for cpu in allowed]
+    assert cores.run_on_cores(allowed, lambda: os.sched_getaffinity(0)) == [{cpu} for cpu in allowed]
     assert sorted(os.sched_getaffinity(0)) == allowed
 
 
 def test_what_one_core_raises_reaches_the_caller() -> None:
     """After all have ended."""
     with pytest.raises(ZeroDivisionError):
-        cores.on_cores(sorted(os.sched_getaffinity(0)), lambda: 1 // 0)
+        cores.run_on_cores(sorted(os.sched_getaffinity(0)), lambda: 1 // 0)
 
 
 @pytest.mark.parametrize(
@@ -120,4 +120,4 @@ def test_a_cores_own_cache_is_the_largest_it_shares_with_no_other(
         folder.mkdir(parents=True)
         (folder / "shared_cpu_list").write_text(shared + "\n")
         (folder / "size").write_text(text + "\n")
-    assert cores.own_cache_bytes(0) == size
+    assert cores.private_cache_bytes(0) == size

@@ -88,9 +88,9 @@ def test_a_weight_is_lost_when_too_much_else_was_used(sizes: list[int], weights:
 def test_fetching_takes_time_on_the_timeline() -> None:
     """A layer at a time takes less than step by step in turn; nothing changes where fetching costs nothing."""
     dag = reading([A, B, A, B], [600, 600])
-    costs = uniform_costs(dag, cpu_ms=[1.0], fetch_ms_per_byte=0.01, cache_bytes=1000)
+    costs = uniform_costs(dag, cpu_ms=[1.0], reload_ms_per_byte=0.01, cache_bytes=1000)
     by_layer, in_turn = Schedule((0, 2, 1, 3), (1,) * 4, 1), on_one_lane(4)
     assert durations_ms(dag, costs, by_layer) == [7.0, 7.0, 1.0, 1.0]
     assert evaluate(dag, costs, by_layer).latency_ms == 16.0
     assert evaluate(dag, costs, in_turn).latency_ms == 28.0
-    assert evaluate(dag, replace(costs, fetch_ms_per_byte=0.0), in_turn).latency_ms == 4.0
+    assert evaluate(dag, replace(costs, reload_ms_per_byte=0.0), in_turn).latency_ms == 4.0

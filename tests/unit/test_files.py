@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from chrion.errors import OptionError, PlanError
-from chrion.files import cache_folder, read_json, shipped, write_atomically
+from chrion.files import bundled_folder, cache_folder, read_json, write_atomically
 
 
 def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:
@@ -70,5 +70,5 @@ def test_the_cache_is_where_the_environment_says(tmp_path: Path, monkeypatch: py
 
 def test_models_and_profiles_are_shipped() -> None:
     """Table 6's thirteen specifications and the paper's profile."""
-    assert len(list(shipped("models").glob("*.toml"))) >= 13
-    assert (shipped("profiles") / "gtx1080ti-paper.json").is_file()
+    assert len(list(bundled_folder("models").glob("*.toml"))) >= 13
+    assert (bundled_folder("profiles") / "gtx1080ti-paper.json").is_file()

@@ -70,7 +70,7 @@ def test_without_a_driver_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(nvml, "_library", lambda: None)
     assert nvml.gpus() == ()
     assert nvml.used_mb() is None
-    assert nvml.Watch().grown_mb() is None
+    assert nvml.MemoryMonitor().growth_mb() is None
 
 
 def test_a_process_is_summed_over_gpus(install: Install) -> None:
@@ -87,46 +87,46 @@ def test_in_a_container_all_processes_together_count(install: Install) -> None:
     """The driver numbers them differently there, so that differences are what can be had."""
     driver = install([{999: 500_000_000}], shown=False)
     assert nvml.used_mb() == 500.0
-    watch = nvml.Watch()
+    monitor = nvml.MemoryMonitor()
     driver.held[0][999] = 740_000_000
-    assert watch.grown_mb() == 240.0
+    assert monitor.growth_mb() == 240.0
 
 
 def test_growth_of_the_process(install: Install) -> None:
     """Between two readings, from nothing."""
     driver = install([{}])
-    watch = nvml.Watch()
+    monitor = nvml.MemoryMonitor()
     driver.held[0][os.getpid()] = 345_000_000
-    assert watch.grown_mb() == 345.0
+    assert monitor.growth_mb() == 345.0
 
 
 def test_a_peak_inside_a_run_is_seen(install: Install) -> None:
     """What a run gives back before it ends counts towards the peak, and not towards what is held afterwards."""
     me = os.getpid()
     driver = install([{me: 100_000_000}])
-    watch = nvml.Watch()
-    with watch.sampled():
+    monitor = nvml.MemoryMonitor()
+    with monitor.sampled():
         driver.held[0] = {me: 700_000_000}
         driver.await_readings(2)  # the first may have begun before
         driver.held[0] = {me: 300_000_000}
-    assert watch.grown_mb() == 200.0
-    assert watch.peak_mb() == 600.0
+    assert monitor.growth_mb() == 200.0
+    assert monitor.peak_mb() == 600.0
 
 
 def test_nothing_is_sampled_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """No thread is started, and the peak is not known."""
     monkeypatch.setattr(nvml, "_library", lambda: None)
-    watch = nvml.Watch()
+    monitor = nvml.MemoryMonitor()
     before = threading.active_count()
-    with watch.sampled():
+    with monitor.sampled():
         assert threading.active_count() == before
-    assert watch.peak_mb() is None
+    assert monitor.peak_mb() is None
 
 
 def test_sampling_ends_with_a_run_that_fails(install: Install) -> None:
     """The error passes, and the thread is gone."""
     install([{}])
-    with pytest.raises(ValueError, match="broken"), nvml.Watch().sampled():
+    with pytest.raises(ValueError, match="broken"), nvml.MemoryMonitor().sampled():
         raise ValueError("broken")
     assert not [t for t in threading.enumerate() if t.name == "chrion-nvml"]
 
@@ -147,4 +147,4 @@ def test_a_rival_is_charged_its_peak(install: Install) -> None:
 
         return run, driver.held[0].clear
 
-    assert memory_held_mb(make, nvml.Watch()) == 500.0
+    assert memory_held_mb(make, nvml.MemoryMonitor()) == 500.0

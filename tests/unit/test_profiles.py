@@ -32,7 +32,7 @@ PROFILE = Profile(
     dispatch_ms=0.02,
     base_memory_mb=345.0,
     cache_bytes=1 << 20,
-    fetch_ms_per_byte=5e-8,
+    reload_ms_per_byte=5e-8,
     notes=("a note",),
 )
 DAG = Dag.from_edges(2, [(0, 1)], [4_000_000])
@@ -129,7 +129,7 @@ def test_missing_signatures_are_estimated_from_their_type() -> None:
 
 
 #: The fingerprint follows from the machine; files of the first release say nothing of caches.
-NOT_NEEDED = {"fingerprint", "cache_bytes", "fetch_ms_per_byte"}
+NOT_NEEDED = {"fingerprint", "cache_bytes", "reload_ms_per_byte"}
 
 
 @pytest.mark.parametrize("key", [k for k in json.loads(PROFILE.to_json()) if k not in NOT_NEEDED])
@@ -162,7 +162,7 @@ def test_a_missing_key_is_refused(tmp_path: Path, key: str) -> None:
         ("base_memory_mb", -1),
         ("cache_bytes", -1),
         ("cache_bytes", "1M"),
-        ("fetch_ms_per_byte", NAN),
+        ("reload_ms_per_byte", NAN),
         ("notes", 7),
     ],
 )

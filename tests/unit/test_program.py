@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from chrion.graph import Dag
 from chrion.graph.segments import cut
-from chrion.lane_numbers import DOWNLOADS, UPLOADS, copies
+from chrion.lane_numbers import DOWNLOAD_LANE, UPLOAD_LANE, is_copy_lane
 from chrion.runtime.execution.program import Copy, Program, Run, Signal, Transfer, Wait, build_program
 from chrion.scheduler import Schedule
 from strategies import costs_for, dags, schedules
@@ -78,7 +78,7 @@ def test_any_interleaving_respects_all_dependencies_and_ends(data: st.DataObject
         if isinstance(step, Signal):
             signalled[lane] = step.count
         elif isinstance(step, Copy):
-            assert lane == (UPLOADS if step.upload else DOWNLOADS)
+            assert lane == (UPLOAD_LANE if step.upload else DOWNLOAD_LANE)
             assert step.value == "input" or int(step.value) in done
             copied.add(step.value)
         elif isinstance(step, Run):
@@ -159,7 +159,7 @@ def test_the_first_lane_has_the_first_segment(data: st.DataObject) -> None:
     _, schedule, segments, program = drawn_program(data)
     lanes = schedule.lanes
     assert next(iter(program.lanes)) == lanes[segments[0][0]]
-    assert {lane for lane in program.lanes if not copies(lane)} == set(lanes)
+    assert {lane for lane in program.lanes if not is_copy_lane(lane)} == set(lanes)
 
 
 @given(st.data())
@@ -208,9 +208,9 @@ def test_a_value_is_copied_once_for_all_its_readers_by_hand() -> None:
     program = build_program(dag, (1, 0, -1, 1), ((0,), (1,), (2,), (3,)), (), transfers)
     assert program.copies == 2
     assert program.lanes == {
-        1: (Run(0), Signal(1), Wait(DOWNLOADS, 1), Run(3)),
-        0: (Wait(UPLOADS, 1), Run(1), Signal(1)),
-        -1: (Wait(UPLOADS, 1), Run(2)),
-        UPLOADS: (Wait(1, 1), Copy("a", upload=True), Signal(1)),
-        DOWNLOADS: (Wait(0, 1), Copy("b", upload=False), Signal(1)),
+        1: (Run(0), Signal(1), Wait(DOWNLOAD_LANE, 1), Run(3)),
+        0: (Wait(UPLOAD_LANE, 1), Run(1), Signal(1)),
+        -1: (Wait(UPLOAD_LANE, 1), Run(2)),
+        UPLOAD_LANE: (Wait(1, 1), Copy("a", upload=True), Signal(1)),
+        DOWNLOAD_LANE: (Wait(0, 1), Copy("b", upload=False), Signal(1)),
     }

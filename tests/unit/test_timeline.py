@@ -22,7 +22,7 @@ from strategies import costs_for, dags, schedules
 def uploaded_inputs(dag: Dag, costs: Costs, there: Sequence[bool]) -> dict[int, float]:
     """When the accelerator's operators have the request's inputs: those that any of them reads go up in turn."""
     clock, found = 0.0, {}
-    for size, readers in dag.brought:
+    for size, readers in dag.request_inputs:
         if any(there[i] for i in readers):
             clock += costs.upload.latency_ms + size * costs.upload.ms_per_byte
             found |= {i: clock for i in readers if there[i]}
@@ -45,7 +45,7 @@ def simulate(
     finish: dict[int, float] = {}
     seen: dict[int, float] = {}
     there = [lane <= 0 for lane in schedule.lanes]
-    taken = {m for m, _ in dag.taken if there[m]}
+    taken = {m for m, _ in dag.request_outputs if there[m]}
     crossing = [m for s in segments for m in s if m in taken or any(there[t] != there[m] for t in dag.successors[m])]
     queues = {side: [m for m in crossing if there[m] == side] for side in (True, False)}
     copier_free = {True: 0.0, False: 0.0}
@@ -136,7 +136,7 @@ def test_the_timeline_is_the_simulated_one(data: st.DataObject, how: str) -> Non
     assert timeline.busy_ms == tuple(busy)
     exits = [i for i in range(len(dag)) if not any(i in before for before in dag.predecessors)]
     assert timeline.latency_ms == latency
-    assert dag.taken or latency == max(finish[i] for i in exits)  # Equation 1
+    assert dag.request_outputs or latency == max(finish[i] for i in exits)  # Equation 1
 
 
 @given(st.data())

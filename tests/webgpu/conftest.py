@@ -12,7 +12,7 @@ import onnxruntime as ort
 import pytest
 
 from chrion.devices import Device
-from chrion.devices.probe import why_unusable
+from chrion.devices.probe import failure_reason
 
 PROVIDER = "WebGpuExecutionProvider"
 
@@ -29,7 +29,7 @@ def device() -> Device:
     """WebGPU's device; without one the tests are skipped."""
     if PROVIDER not in ort.get_available_providers():
         pytest.skip("webgpu: this environment's onnxruntime has no WebGPU")
-    reason = why_unusable(PROVIDER)
+    reason = failure_reason(PROVIDER)
     if reason:
         pytest.skip(f"webgpu: {reason}")
     return Device(PROVIDER)

@@ -15,7 +15,7 @@ from chrion.devices import Device
 from chrion.devices.device import Download
 from chrion.devices.host import allocate, on_host, to_host
 from chrion.graph.model import TensorInfo
-from chrion.lane_numbers import DOWNLOADS, UPLOADS
+from chrion.lane_numbers import DOWNLOAD_LANE, UPLOAD_LANE
 from helpers import BOOL, FLOAT, INT64, assert_same_as_plain, branches, make_model, node, plain, value
 
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
@@ -45,7 +45,7 @@ def through(name: str) -> onnx.ModelProto:
 def test_every_type_that_the_device_holds_crosses_both_ways(device: Device, name: str, counted: Counter[str]) -> None:
     """Made on the CPU and read on the device, and the other way round."""
     kind = f"tensor({name})"
-    assert device.holds(kind)
+    assert device.supports(kind)
     model = through(name)
     graph = load(model)
     x = {"x": np.abs(X) * 3}
@@ -60,11 +60,11 @@ def test_every_type_that_the_device_holds_crosses_both_ways(device: Device, name
 @pytest.mark.parametrize("name", ["int64", "double", "int8", "uint8", "int16", "float16"])
 def test_what_the_device_does_not_hold_stays_with_the_host(device: Device, name: str) -> None:
     """Types without a kernel there (16 bit floats without the hardware) are no buffers; asking for one is an error."""
-    if name == "float16" and device.holds("tensor(float16)"):
+    if name == "float16" and device.supports("tensor(float16)"):
         pytest.skip("this device has 16 bit floats")
-    assert not device.holds(f"tensor({name})")
+    assert not device.supports(f"tensor({name})")
     with pytest.raises(TypeError, match=name):
-        device.empty(TensorInfo("x", f"tensor({name})", (2,)))
+        device.allocate(TensorInfo("x", f"tensor({name})", (2,)))
 
 
 def test_values_that_the_device_does_not_hold_are_fetched_by_its_sessions(
@@ -103,7 +103,7 @@ def test_a_value_is_copied_once_to_each_side(device: Device, counted: Counter[st
             assert_same_as_plain(session, model, {"x": X})
             assert counted == {"up": 1, "down": 1}
         lanes_used = set(engine_of(session).program.lanes)
-    assert lanes_used == {0, 1, UPLOADS, DOWNLOADS}
+    assert lanes_used == {0, 1, UPLOAD_LANE, DOWNLOAD_LANE}
 
 
 def test_outputs_and_inputs_may_stay_on_the_device(device: Device, counted: Counter[str]) -> None:
@@ -132,7 +132,7 @@ def test_outputs_and_inputs_may_stay_on_the_device(device: Device, counted: Coun
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
         # After that, an array of the host's again.
         assert_same_as_plain(session, branches(), {"x": X})
-        target = device.empty(graph.values["y"])
+        target = device.allocate(graph.values["y"])
         binding.bind_ortvalue_output("y", target)
         session.run_with_iobinding(binding)
         assert binding.get_outputs()[0] is target
@@ -152,7 +152,7 @@ def test_an_output_of_either_side_can_be_had_on_the_device(device: Device, lanes
         assert not any(on_host(v) for v in binding.get_outputs())
         for ours, theirs in zip(binding.copy_outputs_to_cpu(), plain(branches(), {"x": X}), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5)
-        target = device.empty(graph.values["l"])
+        target = device.allocate(graph.values["l"])
         binding.bind_ortvalue_output("l", target)
         session.run_with_iobinding(binding)
         np.testing.assert_allclose(to_host(target).numpy(), plain(branches(), {"x": X})[1], rtol=1e-5)
@@ -162,7 +162,7 @@ def test_buffers_copy_what_they_hold(device: Device) -> None:
     """Up and down again, whatever the shape; the fence waits for what came before it."""
     for shape in ((1,), (3, 5), (), (2, 1, 7)):
         info = TensorInfo("x", "tensor(float)", shape)
-        there = device.value(info, np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape))
+        there = device.to_device(info, np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape))
         device.fence()
         host = allocate(info)
         device.download(info.type).copy(there, host)
@@ -171,9 +171,9 @@ def test_buffers_copy_what_they_hold(device: Device) -> None:
 
 def test_host_memory_that_is_copied_when_it_is_bound_is_noticed(device: Device) -> None:
     """Plain host memory follows; memory of a device does not, since a session on the CPU takes a copy of it."""
-    assert device.follows(allocate)
-    assert not device.follows(device.empty)
-    assert not device.pins
+    assert device.reads_updates(allocate)
+    assert not device.reads_updates(device.allocate)
+    assert not device.has_pinned_memory
 
 
 def test_booleans_keep_their_values(device: Device) -> None:
@@ -186,7 +186,7 @@ def test_booleans_keep_their_values(device: Device) -> None:
         [value("y", FLOAT, shape), value("m", BOOL, shape)],
     )
     graph = load(model)
-    assert device.holds("tensor(bool)")
+    assert device.supports("tensor(bool)")
     for lanes in ([0, 1], [1, 0]):
         with HybridSession(graph, plan=placed(graph, lanes), strict=True) as session:
             assert_same_as_plain(session, model, {"x": X, "x2": -X})

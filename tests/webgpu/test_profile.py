@@ -15,7 +15,7 @@ import pytest
 from accelerated import WEBGPU, placed
 from chrion import Graph, HybridSession, load, partition, profile
 from chrion.devices import Device, usable_provider
-from chrion.devices.whole_sessions import left_to_the_cpu
+from chrion.devices.single_provider import find_cpu_nodes
 from chrion.errors import ProviderError
 from chrion.graph.loader import weights_folder_option
 from chrion.profiler import Profile
@@ -67,8 +67,8 @@ def test_operators_that_the_device_lacks_stay_on_the_cpu(graph: Graph, measured:
 def test_what_is_left_to_the_cpu_is_known_by_name(device: Device, graph: Graph) -> None:
     """In the whole model; a model that does not open leaves nothing."""
     entries = weights_folder_option(graph.weights_folder)
-    assert left_to_the_cpu(graph.model, entries, device) == {"determinant"}
-    assert left_to_the_cpu(onnx.ModelProto(), entries, device) == set()
+    assert find_cpu_nodes(graph.model, entries, device) == {"determinant"}
+    assert find_cpu_nodes(onnx.ModelProto(), entries, device) == set()
 
 
 def test_plans_of_the_profile_run(graph: Graph, measured: Profile) -> None:

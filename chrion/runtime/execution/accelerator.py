@@ -10,7 +10,7 @@ import onnxruntime as ort
 
 from chrion.devices import Device
 from chrion.devices.cuda import Stream, provider_options, run_entries, session_entries, wants_graphs
-from chrion.devices.whole_sessions import open_wholly
+from chrion.devices.single_provider import open_on_one_provider
 
 
 class Accelerator:
@@ -53,8 +53,8 @@ class Accelerator:
         for key, value in session_entries(provider).items():
             options.add_session_config_entry(key, value)
         chosen = provider_options(provider, self._options, self._stream(lane).handle, graph=graph)
-        with self.device.turn():
-            return open_wholly(model, options, provider, chosen)
+        with self.device.exclusive():
+            return open_on_one_provider(model, options, provider, chosen)
 
     def new_graph(self) -> int:
         """A number for the CUDA graph of a segment with one set of buffers."""
@@ -85,7 +85,7 @@ class Accelerator:
         wait = complete or self._stream(lane).handle is None
         if run_options is None or graph is not None:
             run_options = self._own_options(wait, graph, replayed)
-        with self.device.turn():
+        with self.device.exclusive():
             session.run_with_iobinding(binding, run_options)
         if complete:
             self.device.fence()

@@ -14,13 +14,13 @@ import onnxruntime as ort
 from chrion.cores import physical_cores
 from chrion.devices import CPU_PROVIDER
 from chrion.devices.host import allocate, to_host
-from chrion.devices.nvml import Watch
+from chrion.devices.nvml import MemoryMonitor
 from chrion.devices.providers import require_working
 from chrion.errors import PlanError
 from chrion.graph.extract import Extractor
 from chrion.graph.model import ELEMENT_BYTES, Graph, TensorInfo
-from chrion.lane_numbers import copies, display_order, is_accelerator_lane, lane_name
-from chrion.native import Failed
+from chrion.lane_numbers import display_order, is_accelerator_lane, is_copy_lane, lane_name
+from chrion.native import NativeError
 from chrion.runtime.execution.accelerator import Accelerator
 from chrion.runtime.execution.executor import Event, Executor
 from chrion.runtime.execution.frame import Array
@@ -74,12 +74,12 @@ class CutEngine:
         self._cores = _cores_of(self.program.lanes, plan)
         self._lock = threading.Lock()
         self._closed = False
-        watch = Watch()
+        monitor = MemoryMonitor()
         self._native = self._open_native() if accelerator is None and fits(graph, self.program) else None
         #: Threads of the interpreter; None until something has to run by them.
         self._executor = None if self._native else self._open()
         #: GPU memory that opening the sessions took, in MB; None where nothing tells.
-        self.loaded_mb = watch.grown_mb() if accelerator else None
+        self.loaded_mb = monitor.growth_mb() if accelerator else None
         self._outputs = [info.name for info in graph.outputs]
         self._constants = {
             o.name: ort.OrtValue.ortvalue_from_numpy(value)
@@ -137,7 +137,7 @@ class CutEngine:
 
     def explain(self) -> str:
         """What runs where, in a few lines."""
-        plan, lanes = self.plan, [lane for lane in self.program.lanes if not copies(lane)]
+        plan, lanes = self.plan, [lane for lane in self.program.lanes if not is_copy_lane(lane)]
         counts = f"{self.sessions} sessions, {self.program.waits} waits, {self.program.copies} copies"
         counts += f", lanes in {'C' if self._native else 'Python'}"
         lines = [
@@ -168,7 +168,7 @@ class CutEngine:
         try:
             self.segments, self.sessions = self._open_segments(native=True)
             return NativeExecutor(self.graph, self.program, self.segments, self._cores)
-        except (Failed, RuntimeError):
+        except (NativeError, RuntimeError):
             return None
 
     def _interpreted(self) -> Executor:
@@ -270,6 +270,6 @@ def _cores_of(lanes: Mapping[int, object], plan: Plan) -> dict[int, int | None]:
             hint="make one with: chrion partition",
         )
     spare = available[plan.schedule.cores :]
-    others = [lane for lane in lanes if is_accelerator_lane(lane) or copies(lane)]
+    others = [lane for lane in lanes if is_accelerator_lane(lane) or is_copy_lane(lane)]
     owned = dict(zip(others, spare, strict=False))
     return {lane: owned.get(lane) if lane in others else available[lane - 1] for lane in lanes}

@@ -186,7 +186,7 @@ class Frame:
         """
         there, here = BufferKey(name, on_device=True), BufferKey(name, on_device=False)
         if target is None and name in self._staying and self._device and held(self._graph, name, self._device):
-            target = self._present.get(there) or self._device.empty(self._graph.values[name])
+            target = self._present.get(there) or self._device.allocate(self._graph.values[name])
         if target is not None:
             if not on_host(target) and there not in self._present:
                 self._bring(self._present[here], target)
@@ -209,7 +209,7 @@ class Frame:
 
     def _turn(self) -> contextlib.AbstractContextManager[Any]:
         """Held while something is bound; see :meth:`chrion.devices.Device.turn`."""
-        return contextlib.nullcontext() if self._device is None else self._device.turn()
+        return contextlib.nullcontext() if self._device is None else self._device.exclusive()
 
     def _bind_inputs(self, at: int, segment: Segment) -> None:
         for inner, name in segment.inputs:
@@ -258,7 +258,7 @@ class Frame:
         known = self._graph.constant(place.name)
         device = self._device
         if place.on_device and device is not None:
-            return device.empty(info) if known is None else device.value(info, known)
+            return device.allocate(info) if known is None else device.to_device(info, known)
         if known is not None:
             return ort.OrtValue.ortvalue_from_numpy(known)
         return (
@@ -298,7 +298,7 @@ class Frame:
             if target is not None and host_target is None:
                 self._present[place] = target
             elif target is None and stays:
-                self._present[place] = self._device.empty(info)
+                self._present[place] = self._device.allocate(info)
             if place not in self._present or here in self._wanted:
                 self._present[here] = host_target or allocate(info)
         elif arrays and target is None and place.name in self._own:

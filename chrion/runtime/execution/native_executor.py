@@ -17,7 +17,7 @@ import onnxruntime as ort
 
 from chrion.devices.host import allocate, on_host, to_host
 from chrion.graph.model import ELEMENT_BYTES, Graph
-from chrion.native import Binding, Failed, NativeFrame, NativeLanes, available
+from chrion.native import NativeBinding, NativeError, NativeFrame, NativeLanes, available
 from chrion.native.bindings import RUN, SIGNAL, WAIT
 from chrion.runtime.execution.executor import Event
 from chrion.runtime.execution.frame import Array, Buffer, small_buffer
@@ -84,7 +84,7 @@ class NativeExecutor:
             start = time.perf_counter()
             try:
                 self._lanes.run(frame.native, times)
-            except Failed as error:
+            except NativeError as error:
                 raise RuntimeError(f"{self._segments[error.segment]}: Error in execution: {error}") from error
             result = {name: frame.result(name, (targets or {}).get(name), array=arrays) for name in outputs}
         finally:
@@ -112,13 +112,13 @@ class _Frame:
         #: For small arrays of the request.
         self._own: dict[str, Buffer] = {}
         #: Where the request's values are bound: binding, and name in its session.
-        self._readers: dict[str, list[tuple[Binding, str]]] = {}
-        self._writers: dict[str, tuple[Binding, str]] = {}
+        self._readers: dict[str, list[tuple[NativeBinding, str]]] = {}
+        self._writers: dict[str, tuple[NativeBinding, str]] = {}
         #: What is bound of the request.
         self._present: dict[str, ort.OrtValue] = {}
         requested = {info.name for info in (*graph.inputs, *graph.outputs)}
         sessions = [segment.session for segment in segments]
-        bindings = [Binding(session) for session in sessions]
+        bindings = [NativeBinding(session) for session in sessions]
         for segment, binding in zip(segments, bindings, strict=True):
             for inner, name in segment.inputs:
                 if name in requested:

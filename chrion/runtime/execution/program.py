@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from chrion.graph.dag import Dag
-from chrion.lane_numbers import DOWNLOADS, UPLOADS, copies, is_accelerator_lane
+from chrion.lane_numbers import DOWNLOAD_LANE, UPLOAD_LANE, is_accelerator_lane, is_copy_lane
 
 Clock = dict[int, int]
 
@@ -36,7 +36,7 @@ class Transfer:
     @property
     def lane(self) -> int:
         """The lane that copies it."""
-        return UPLOADS if self.upload else DOWNLOADS
+        return UPLOAD_LANE if self.upload else DOWNLOAD_LANE
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class _Draft:
 
     def end_stage(self) -> None:
         """What follows waits for all that computes before it."""
-        self._barrier = {lane: count for lane, count in self._done.items() if not copies(lane)}
+        self._barrier = {lane: count for lane, count in self._done.items() if not is_copy_lane(lane)}
 
     def add(self, index: int, segment: Sequence[int]) -> None:
         """The next segment, and the copies of what it makes."""
@@ -161,7 +161,7 @@ class _Draft:
     def program(self) -> Program:
         """All of it, with signals where others wait."""
         awaited = {(i.lane, i.count) for steps in self._steps.values() for i in steps if isinstance(i, Wait)}
-        order = sorted(self._steps, key=copies)
+        order = sorted(self._steps, key=is_copy_lane)
         return Program({lane: _with_signals(lane, self._steps[lane], awaited) for lane in order})
 
     def _copy(self, crossing: Transfer) -> None:

@@ -43,4 +43,4 @@ def find_transfers(extractor: Extractor, lanes: Sequence[int], device: Device | 
 def held(graph: Graph, name: str, device: Device | None) -> bool:
     """Whether a value can be in the accelerator's memory: of known size, not empty, and of a type that it holds."""
     info = graph.values[name]
-    return device is not None and bool(info.bytes) and device.holds(info.type)
+    return device is not None and bool(info.bytes) and device.supports(info.type)

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 from chrion.cores import physical_cores
 from chrion.errors import PlanError
-from chrion.files import cache_folder, recall, remember
+from chrion.files import cache_folder, read_cached, write_cached
 from chrion.graph.loader import first_line
-from chrion.profiler.interference import CoreMonitor, Watch
+from chrion.profiler.interference import CoreMonitor, InterferenceMonitor
 from chrion.scheduler.plan import Plan
 
 #: How long a candidate is timed in one turn, after a run to warm up; and how often at least.
@@ -108,7 +108,7 @@ class _Record:
 
 
 def decide(
-    contenders: Sequence[Candidate], slo_ms: float | None, watch: Watch | None = None
+    contenders: Sequence[Candidate], slo_ms: float | None, monitor: InterferenceMonitor | None = None
 ) -> tuple[str, tuple[Trial, ...]]:
     """Time all contenders and choose.
 
@@ -116,14 +116,14 @@ def decide(
         contenders: Plain ones first: they win ties.
         slo_ms: Among those that meet it in their best turn, the one with the least accelerator memory is chosen;
             without it, or if none does, the fastest.
-        watch: Tells whether the cores are quiet; if missing, all physical cores are watched.
+        monitor: Tells whether the cores are quiet; if missing, all physical cores are watched.
 
     Returns:
         The winner's name, and all trials. A lone contender wins without being timed.
     """
-    watch = watch or CoreMonitor(physical_cores(), _PATIENCE_S)
+    monitor = monitor or CoreMonitor(physical_cores(), _PATIENCE_S)
     records = [_Record(c) for c in contenders]
-    _race(records, watch)
+    _race(records, monitor)
     trials = tuple(Trial(r.contender.name, r.best_ms, r.contender.resident_mb, r.failure) for r in records)
     fitting = [r for r in records if slo_ms is not None and r.best_ms <= slo_ms]
     least_mb = min((r.contender.resident_mb for r in fitting), default=0.0)
@@ -151,7 +151,7 @@ class Memory:
 
     def recall(self) -> Decision | None:
         """What was decided, if anything was."""
-        content = recall(self._path)
+        content = read_cached(self._path)
         if content is None:
             return None
         try:
@@ -163,10 +163,10 @@ class Memory:
     def keep(self, decision: Decision) -> None:
         """Remember a decision."""
         plan = decision.plan.to_json() if decision.plan else None
-        remember(self._path, {"winner": decision.winner, "plan": plan, "why": decision.why})
+        write_cached(self._path, {"winner": decision.winner, "plan": plan, "why": decision.why})
 
 
-def _race(records: Sequence[_Record], watch: Watch) -> None:
+def _race(records: Sequence[_Record], monitor: InterferenceMonitor) -> None:
     """Turns for everyone, alternating, and further ones for who may still win, until that is clear."""
     racing, ran_s = list(records), 0.0
     with contextlib.ExitStack() as opened:
@@ -179,7 +179,7 @@ def _race(records: Sequence[_Record], watch: Watch) -> None:
                 break
             for record in racing:
                 try:
-                    times_ms, took_s = _timed(openers[record], watch)
+                    times_ms, took_s = _timed(openers[record], monitor)
                 except Exception as error:  # noqa: BLE001 - whatever a contender raises, it has lost
                     record.fail(error)
                     continue
@@ -222,7 +222,7 @@ def _kept_open(contender: Candidate, opened: contextlib.ExitStack) -> Opener:
     return lambda: (run(), lambda: None)
 
 
-def _timed(opener: Opener, watch: Watch) -> tuple[list[float], float]:
+def _timed(opener: Opener, monitor: InterferenceMonitor) -> tuple[list[float], float]:
     """Return the latencies of one turn in ms, and how many seconds they took all together.
 
     Raises:
@@ -231,7 +231,7 @@ def _timed(opener: Opener, watch: Watch) -> tuple[list[float], float]:
     run, close = opener()
     try:
         run()
-        watch.wait()  # only now: opening takes a while
+        monitor.wait()  # only now: opening takes a while
         start = time.perf_counter()
         times: list[float] = []
         run()  # to warm up

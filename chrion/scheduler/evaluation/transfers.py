@@ -31,7 +31,7 @@ class Copying:
 
     def __init__(self, dag: Dag, costs: Costs, lanes: Sequence[int], segments: Sequence[Sequence[int]]) -> None:
         self._dag = dag
-        self._taken = set(dag.taken)
+        self._taken = set(dag.request_outputs)
         self._there = [is_accelerator_lane(lane) for lane in lanes]
         self._cost = {True: costs.upload, False: costs.download}
         self._free = {True: 0.0, False: 0.0}
@@ -81,7 +81,7 @@ class Copying:
 
     def _bring(self) -> None:
         """Copy the request's inputs up."""
-        for size, readers in self._dag.brought:
+        for size, readers in self._dag.request_inputs:
             wanting = [reader for reader in readers if self._there[reader]]
             if wanting:
                 self._free[True] += self._cost[True].ms(size)

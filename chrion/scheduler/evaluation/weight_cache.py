@@ -25,9 +25,9 @@ def durations_ms(dag: Dag, costs: Costs, schedule: Schedule) -> list[float]:
     with stages, those of the operator's stage; and what it takes to fetch its weights.
     """
     durations = _undisturbed_ms(costs, schedule)
-    if costs.cache_bytes and costs.fetch_ms_per_byte:
+    if costs.cache_bytes and costs.reload_ms_per_byte:
         for i, fetched in fetched_bytes(dag, costs.cache_bytes, schedule).items():
-            durations[i] += fetched * costs.fetch_ms_per_byte
+            durations[i] += fetched * costs.reload_ms_per_byte
     return durations
 
 

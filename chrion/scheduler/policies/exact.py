@@ -102,7 +102,7 @@ class _Model:
         ]
         serial = sum(min(ms for ms in row if ms is not None) for row in self.length)
         moves = sum(costs.upload.ms(size) + costs.download.ms(size) for size in dag.value_bytes)
-        moves += sum(costs.upload.ms(size) for size, _ in dag.brought)
+        moves += sum(costs.upload.ms(size) for size, _ in dag.request_inputs)
         horizon_ms = serial + moves + costs.handoff_ms * len(dag) + 1e-9
         self.tick_ms = horizon_ms / _TICKS
         self.start = [self.model.new_int_var(0, 2 * _TICKS, f"s{i}") for i in range(len(dag))]
@@ -139,7 +139,9 @@ class _Model:
         self.makespan = self.model.new_int_var(0, 2 * _TICKS, "makespan")
         for end in self.end:
             self.model.add(self.makespan >= end)
-        if self.costs.accelerator_ms is not None and (self.cores or self.dag.brought or self.dag.taken):
+        if self.costs.accelerator_ms is not None and (
+            self.cores or self.dag.request_inputs or self.dag.request_outputs
+        ):
             self._constrain_copies()
         self.model.minimize(self.makespan)
         if self.cores > 1:  # CPU lanes are alike: the first operator on one of them is on the first
@@ -178,7 +180,7 @@ class _Model:
     def _bring(self) -> Any:
         """The request's inputs, copied up one after another; when the last has been."""
         end: Any = 0
-        for at, (size, readers) in enumerate(self.dag.brought):
+        for at, (size, readers) in enumerate(self.dag.request_inputs):
             made = self.model.new_bool_var(f"b{at}")
             end += round(self.costs.upload.ms(size) / self.tick_ms) * made
             for reader in readers:
@@ -215,7 +217,7 @@ class _Model:
                 other = there[reader] if upload else there[reader].negated()
                 self.model.add_bool_or([own.negated(), other.negated(), copy.made])
                 self.model.add(self.start[reader] >= copy.end).only_enforce_if([own, other])
-            if not upload and (i, value) in self.dag.taken:
+            if not upload and (i, value) in self.dag.request_outputs:
                 self.model.add_implication(own, copy.made)
                 self.model.add(self.makespan >= copy.end).only_enforce_if(copy.made)
             made.append(copy)

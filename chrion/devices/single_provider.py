@@ -25,7 +25,7 @@ _STRICT = "session.disable_cpu_ep_fallback"
 log = logging.getLogger(__name__)
 
 
-def open_wholly(
+def open_on_one_provider(
     model: bytes, options: ort.SessionOptions, provider: str, provider_options: Mapping[str, Any], **rest: Any
 ) -> ort.InferenceSession:
     """A session of which every node is on the provider.
@@ -54,13 +54,13 @@ def open_wholly(
     except Exception as error:
         if "fallback to CPU EP" not in str(error):
             raise
-        raise _refusal(provider, foreign_nodes(opened(strict=False), provider)) from error
-    if nodes := foreign_nodes(session, provider):
+        raise _refusal(provider, find_foreign_nodes(opened(strict=False), provider)) from error
+    if nodes := find_foreign_nodes(session, provider):
         raise _refusal(provider, nodes)
     return session
 
 
-def foreign_nodes(session: ort.InferenceSession, provider: str) -> dict[str, str]:
+def find_foreign_nodes(session: ort.InferenceSession, provider: str) -> dict[str, str]:
     """Nodes that are not on the provider, by name, each with where it is; needs the placement recorded.
 
     An onnxruntime that cannot tell lists none.
@@ -75,7 +75,7 @@ def foreign_nodes(session: ort.InferenceSession, provider: str) -> dict[str, str
     }
 
 
-def left_to_the_cpu(model: onnx.ModelProto, entries: Mapping[str, str], device: Device) -> set[str]:
+def find_cpu_nodes(model: onnx.ModelProto, entries: Mapping[str, str], device: Device) -> set[str]:
     """Nodes that onnxruntime leaves to the CPU in a whole model; none where the device cannot open it.
 
     Args:
@@ -93,7 +93,7 @@ def left_to_the_cpu(model: onnx.ModelProto, entries: Mapping[str, str], device: 
     except Exception as error:  # noqa: BLE001 - too large for the device, for one; segments of it may not be
         log.info("where %s leaves nodes to the CPU is not known: %s", device.provider, error)
         return set()
-    return set(foreign_nodes(session, device.provider))
+    return set(find_foreign_nodes(session, device.provider))
 
 
 def _refusal(provider: str, nodes: Mapping[str, str]) -> ProviderError:
