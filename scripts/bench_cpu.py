@@ -34,7 +34,7 @@ from ratios import Turn, quiet, ratio
 
 import chrion
 from chrion import Graph, HybridSession, Profile, zoo
-from chrion.benchmark.latency import Feed, Maker, Run, plain_baselines, race
+from chrion.benchmark.latency import Feed, RunRequest, SessionFactory, plain_baselines, time_candidates
 from chrion.cores import physical_cores
 from chrion.files import write_atomically
 from chrion.profiler import this_machine
@@ -152,20 +152,20 @@ CASES = [
 ]
 
 
-def hybrid(source: bytes, feed: Feed) -> Maker:
+def hybrid(source: bytes, feed: Feed) -> SessionFactory:
     """HybridSession on its own."""
 
-    def make() -> tuple[Run, Callable[[], None]]:
+    def make() -> tuple[RunRequest, Callable[[], None]]:
         session = HybridSession(source)
         return lambda: session.run(None, feed), session.close
 
     return make
 
 
-def parallel(source: bytes, feed: Feed) -> Maker:
+def parallel(source: bytes, feed: Feed) -> SessionFactory:
     """Onnxruntime's parallel executor."""
 
-    def make() -> tuple[Run, Callable[[], None]]:
+    def make() -> tuple[RunRequest, Callable[[], None]]:
         options = ort.SessionOptions()
         options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
         options.log_severity_level = 3
@@ -200,19 +200,19 @@ class Looks(CoreMonitor):
         return False
 
 
-def some_turns(rivals: Mapping[str, Maker], looks: Looks) -> list[Turn]:
+def some_turns(rivals: Mapping[str, SessionFactory], looks: Looks) -> list[Turn]:
     """Some turns of each rival."""
     looks.ms.clear()
     order: list[str] = []
-    timings = race(
-        rivals, cycles=CYCLES, turn_s=TURN_S, monitor=looks, progress=lambda _at, _of, name: order.append(name)
+    timings = time_candidates(
+        rivals, rounds=CYCLES, trial_s=TURN_S, monitor=looks, progress=lambda _at, _of, name: order.append(name)
     )
-    times = {timing.name: iter(timing.turns_ms) for timing in timings}
+    times = {timing.name: iter(timing.trials_ms) for timing in timings}
     around = zip(looks.ms[::2], looks.ms[1::2], strict=True)
     return [Turn(name, next(times[name]), max(both)) for name, both in zip(order, around, strict=True)]
 
 
-def timed(rivals: Mapping[str, Maker], looks: Looks, patience_s: float) -> tuple[int, dict[str, list[float]]]:
+def timed(rivals: Mapping[str, SessionFactory], looks: Looks, patience_s: float) -> tuple[int, dict[str, list[float]]]:
     """As many turns as it takes: how many there were of each rival left in the end, and medians of those that count."""
     turns: list[Turn] = []
     racing, end = dict(rivals), time.monotonic() + patience_s

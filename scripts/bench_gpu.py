@@ -33,7 +33,14 @@ from derive_paper_profile import TABLE_6
 from reproduce_table6 import ALPHAS, FIGURE_10
 
 from chrion import Graph, HybridSession, Plan, Profile, load, partition, profile, zoo
-from chrion.benchmark.latency import Feed, Maker, hybrid_candidate, memory_held_mb, plain_baseline, race
+from chrion.benchmark.latency import (
+    Feed,
+    SessionFactory,
+    hybrid_candidate,
+    memory_held_mb,
+    plain_baseline,
+    time_candidates,
+)
 from chrion.cores import physical_cores
 from chrion.devices import CPU_PROVIDER, Device, usable_provider
 from chrion.devices.nvml import MemoryMonitor
@@ -70,7 +77,7 @@ class Bench:
     @property
     def turns(self) -> dict[str, Any]:
         """How long to race."""
-        return {"cycles": 1, "turn_s": 0.01} if self.toy else {"cycles": 3, "turn_s": 0.15}
+        return {"rounds": 1, "trial_s": 0.01} if self.toy else {"rounds": 3, "trial_s": 0.15}
 
     def model(self, name: str, **changes: int) -> bytes:
         """A model of Table 6, or its toy."""
@@ -105,7 +112,7 @@ class Bench:
         write_atomically(self.output, json.dumps(self.found, indent=1) + "\n")
 
 
-def accelerated(source: bytes, feed: Feed, provider: str, *, graph: bool = False) -> Maker:
+def accelerated(source: bytes, feed: Feed, provider: str, *, graph: bool = False) -> SessionFactory:
     """A plain session on a provider, with buffers bound on its device; inputs are copied in and outputs out."""
 
     def make() -> tuple[Callable[[], Sequence[Any]], Callable[[], None]]:
@@ -150,22 +157,22 @@ def _bound(session: ort.InferenceSession, device: Device, feed: Feed) -> tuple[A
     return binding, inputs
 
 
-def planned(bench: Bench, graph: Graph, source: bytes, plan: Plan, feed: Feed) -> Maker:
+def planned(bench: Bench, graph: Graph, source: bytes, plan: Plan, feed: Feed) -> SessionFactory:
     """A plan; one that is a single segment runs as the plain session it is."""
     if len(plan.segments) > 1:
         return hybrid_candidate(graph, plan, feed)
     return accelerated(source, feed, bench.provider) if plan.accelerator else plain_baseline(source, feed, 1)
 
 
-def taken_mb(bench: Bench, make: Maker) -> float | None:
+def taken_mb(bench: Bench, make: SessionFactory) -> float | None:
     """The most GPU memory that a way takes until it has run, the context included."""
     held_mb = memory_held_mb(make, MemoryMonitor())
     return None if held_mb is None else held_mb + (bench.context_mb or 0.0)
 
 
-def timed(bench: Bench, rivals: Mapping[str, Maker]) -> dict[str, dict[str, Any]]:
+def timed(bench: Bench, rivals: Mapping[str, SessionFactory]) -> dict[str, dict[str, Any]]:
     """Race, by name. A way that cannot start here is left out, with its reason."""
-    working: dict[str, Maker] = {}
+    working: dict[str, SessionFactory] = {}
     failed: dict[str, dict[str, Any]] = {}
     for name, make in rivals.items():
         try:
@@ -175,7 +182,7 @@ def timed(bench: Bench, rivals: Mapping[str, Maker]) -> dict[str, dict[str, Any]
             working[name] = make
         except Exception as error:  # noqa: BLE001 - a rival that does not run is no rival
             failed[name] = {"error": str(error).splitlines()[0] if str(error) else type(error).__name__}
-    return {t.name: asdict(t) for t in race(working, **bench.turns)} | failed
+    return {t.name: asdict(t) for t in time_candidates(working, **bench.turns)} | failed
 
 
 def table6(bench: Bench, name: str) -> dict[str, Any]:

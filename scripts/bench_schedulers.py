@@ -19,7 +19,7 @@ from pages import markdown, replaced
 
 import chrion
 from chrion import zoo
-from chrion.benchmark.comparison import Comparison, Entry, measure_all, plan_all
+from chrion.benchmark.comparison import Comparison, PolicyResult, plan_policies, time_plans
 from chrion.files import write_atomically
 from chrion.profiler import this_machine
 from chrion.profiler.measure import synthetic_inputs
@@ -55,17 +55,17 @@ def compare(
     """Plan and measure one model by all policies."""
     graph = chrion.load(zoo.build(case.builder, case.parameters))
     costs = chrion.profile(graph, accelerator=accelerator, variants=merged_variants(graph))
-    planned = plan_all(
+    planned = plan_policies(
         graph,
         costs,
         policies,
         streams=streams,
         progress=lambda done, _, policy: print(f"  {done} {policy}", flush=True),
     )
-    return measure_all(planned, synthetic_inputs(graph), cycles=cycles, turn_s=0.25)
+    return time_plans(planned, synthetic_inputs(graph), rounds=cycles, trial_s=0.25)
 
 
-def ratio(entry: Entry, comparison: Comparison) -> float:
+def ratio(entry: PolicyResult, comparison: Comparison) -> float:
     """Measured time over the best plain session's; not a number where it was not measured."""
     best = comparison.best_plain
     return entry.timing.median_ms / best.median_ms if entry.timing and best else math.nan
@@ -80,11 +80,11 @@ def shown_ratio(value: float) -> str:
 
 def overview(results: Mapping[str, Comparison], policies: Sequence[str]) -> str:
     """Models down, policies across; those that no model could be planned by are left out."""
-    usable = [p for p in policies if any(e.plan for c in results.values() for e in c.entries if e.policy == p)]
+    usable = [p for p in policies if any(e.plan for c in results.values() for e in c.results if e.policy == p)]
     rows = [["model", "best plain, ms", *usable]]
     for name, comparison in results.items():
         best = comparison.best_plain
-        ratios = {e.policy: shown_ratio(ratio(e, comparison)) for e in comparison.entries}
+        ratios = {e.policy: shown_ratio(ratio(e, comparison)) for e in comparison.results}
         rows.append([name, f"{best.median_ms:.3g}" if best else "", *(ratios[p] for p in usable)])
     return markdown(rows)
 
@@ -92,7 +92,7 @@ def overview(results: Mapping[str, Comparison], policies: Sequence[str]) -> str:
 def detail(comparison: Comparison) -> str:
     """One model: what each policy planned, what that was to take, and what it took."""
     rows = [["policy", "predicted", "measured", "error", "ratio", "lanes", "waits", "segments", "planning"]]
-    for entry in comparison.entries:
+    for entry in comparison.results:
         if entry.plan is None or entry.timing is None:
             continue
         predicted, measured = entry.plan.predicted.latency_ms, entry.timing.median_ms
@@ -103,7 +103,7 @@ def detail(comparison: Comparison) -> str:
         times = [format_ms(predicted), format_ms(measured), error, shown_ratio(ratio(entry, comparison))]
         rows.append([entry.policy, *times, *map(str, counts), format_ms(entry.planning_ms)])
     rows += [[t.name, "", format_ms(t.median_ms), *[""] * 6] for t in comparison.plain]
-    missing = "".join(f"\n- {e.reason}" for e in comparison.entries if e.reason)
+    missing = "".join(f"\n- {e.reason}" for e in comparison.results if e.reason)
     return markdown(rows) + (f"\n\nNot measured:\n{missing}" if missing else "")
 
 

@@ -1,25 +1,25 @@
-"""Schedulers beside each other on one model: what each plans, what that is predicted to take, and what it takes.
+"""Comparison of schedulers on one model: the plan of each, its predicted latency and its measured latency.
 
-A policy that finds no plan (the graph is too large for it, it needs an accelerator, ...) or whose plan does not run is
-kept with the reason, so that one failure does not spoil the comparison.
+If a policy finds no plan (the graph is too large for it, it needs an accelerator, ...) or if its plan does not run, the
+result holds the reason, and the other policies are compared as usual.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from chrion.benchmark.accuracy import TOLERANCE, largest_difference
 from chrion.benchmark.latency import (
     Feed,
-    Maker,
+    SessionFactory,
     Timing,
     hybrid_candidate,
-    largest_difference,
     plain_baseline,
     plain_baselines,
-    race,
+    time_candidates,
 )
 from chrion.errors import ChrionError
 from chrion.graph.model import Graph
@@ -29,27 +29,25 @@ from chrion.runtime.execution.program import build_program
 from chrion.scheduler.plan import Plan
 from chrion.scheduler.planner import partition
 
-#: Outputs that differ from plain onnxruntime's by more than this are wrong.
-TOLERANCE = 1e-3
-#: Before the names of plain sessions.
+#: Prefix of the names of plain sessions.
 PLAIN = "onnxruntime"
 
 Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """What one policy came to."""
+class PolicyResult:
+    """The plan of one policy and its latency, or the reason why there is none."""
 
     policy: str
-    #: None if it found none.
+    #: None if the policy found none.
     plan: Plan | None
     planning_ms: float
     #: Lanes that the plan uses.
     lanes: int = 0
-    #: Waits of one lane for another in a request.
+    #: Waits of one lane for another per request.
     synchronisations: int = 0
-    #: None where it was not measured.
+    #: None if the plan was not measured.
     timing: Timing | None = None
     #: Why there is no plan or no measurement; empty if there is.
     reason: str = ""
@@ -57,17 +55,17 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Policies beside each other and beside plain onnxruntime."""
+    """Results of several policies and of plain onnxruntime on one model."""
 
     graph: Graph
     profile: Profile
-    entries: tuple[Entry, ...]
-    #: Plain sessions; none where the profile is of another machine.
+    results: tuple[PolicyResult, ...]
+    #: Plain sessions; empty if the profile is of another machine.
     plain: tuple[Timing, ...] = ()
 
     @property
     def estimated(self) -> int:
-        """Operators whose costs the profile does not hold."""
+        """Number of operators whose costs are not in the profile."""
         return len(self.profile.missing(self.graph.dag))
 
     @property
@@ -76,7 +74,7 @@ class Comparison:
         return min(self.plain, key=lambda t: t.median_ms, default=None)
 
 
-def plan_all(  # noqa: PLR0913 - what may be left out is by name
+def plan_policies(  # noqa: PLR0913 - optional arguments are keyword-only
     graph: Graph,
     profile: Profile,
     policies: Sequence[str],
@@ -85,99 +83,101 @@ def plan_all(  # noqa: PLR0913 - what may be left out is by name
     streams: int | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Let each policy plan.
+    """Plan a graph with each policy.
 
     Args:
         graph: The graph.
-        profile: Costs, of whatever machine.
+        profile: Costs, of this or another machine.
         policies: Names of schedulers.
-        cores: Use at most so many of the profile's CPU cores.
-        streams: Use at most so many lanes of the accelerator, where a policy uses several.
-        progress: Called before each policy with those done, all, and its name.
+        cores: CPU cores of the profile to use at most.
+        streams: Accelerator lanes to use at most, for policies that use several.
+        progress: Called before each policy with the number done, the number of all, and the policy's name.
+
+    Returns:
+        A comparison without timings.
     """
-    entries = []
+    results = []
     for at, policy in enumerate(policies):
         if progress:
             progress(at, len(policies), policy)
-        entries.append(_planned(graph, profile, policy, cores, streams))
-    return Comparison(graph, profile, tuple(entries))
+        results.append(_plan(graph, profile, policy, cores, streams))
+    return Comparison(graph, profile, tuple(results))
 
 
-def measure_all(
+def time_plans(
     comparison: Comparison,
     feed: Feed,
     *,
-    cycles: int = 5,
-    turn_s: float = 0.4,
+    rounds: int = 5,
+    trial_s: float = 0.4,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Run every plan and plain sessions in turns, if the profile is of this machine.
+    """Time all plans and plain sessions side by side, if the profile is of this machine.
 
     Args:
         comparison: Plans.
         feed: The request.
-        cycles: Turns of each.
-        turn_s: How long a turn is timed.
-        progress: Called after each turn.
+        rounds: Trials of each candidate.
+        trial_s: Seconds that a trial is timed.
+        progress: Called after each trial.
 
     Returns:
-        The comparison with timings; of a plan that does not run, or gives other outputs than a plain session, with
-        the reason.
+        The comparison with timings. A plan that does not run, or whose outputs differ from those of a plain session,
+        has a reason instead.
     """
-    if not measured_here(comparison.profile):
+    if not is_this_machine(comparison.profile):
         return comparison
-    plain = _plain(comparison, feed)
-    expected = _outputs(next(iter(plain.values())))
-    checked = [_checked(comparison.graph, entry, feed, expected) for entry in comparison.entries]
-    rivals: Mapping[str, Maker] = {
-        e.policy: hybrid_candidate(comparison.graph, e.plan, feed) for e in checked if e.plan and not e.reason
-    }
-    timings = {t.name: t for t in race({**rivals, **plain}, cycles=cycles, turn_s=turn_s, progress=progress)}
-    entries = tuple(replace(e, timing=timings.get(e.policy)) for e in checked)
-    return replace(comparison, entries=entries, plain=tuple(timings[name] for name in plain))
+    plain = _plain_sessions(comparison, feed)
+    expected = _run_once(next(iter(plain.values())))
+    checked = [_check(comparison.graph, result, feed, expected) for result in comparison.results]
+    hybrid = {r.policy: hybrid_candidate(comparison.graph, r.plan, feed) for r in checked if r.plan and not r.reason}
+    timed = time_candidates({**hybrid, **plain}, rounds=rounds, trial_s=trial_s, progress=progress)
+    timings = {t.name: t for t in timed}
+    results = tuple(replace(r, timing=timings.get(r.policy)) for r in checked)
+    return replace(comparison, results=results, plain=tuple(timings[name] for name in plain))
 
 
-def measured_here(profile: Profile) -> bool:
-    """Whether a profile is of the machine this runs on, so that its plans can be run."""
+def is_this_machine(profile: Profile) -> bool:
+    """Return whether a profile is of this machine, so that its plans can be run and timed on it."""
     return profile.machine.fingerprint == this_machine(profile.machine.accelerator).fingerprint
 
 
-def _planned(graph: Graph, profile: Profile, policy: str, cores: int | None, streams: int | None) -> Entry:
+def _plan(graph: Graph, profile: Profile, policy: str, cores: int | None, streams: int | None) -> PolicyResult:
     before = time.perf_counter()
     try:
         plan = partition(graph, profile, policy=policy, cores=cores, streams=streams)
     except ChrionError as error:
-        return Entry(policy, None, (time.perf_counter() - before) * 1e3, reason=str(error))
+        return PolicyResult(policy, None, (time.perf_counter() - before) * 1e3, reason=str(error))
     planning_ms = (time.perf_counter() - before) * 1e3
     schedule = plan.schedule
     program = build_program(plan.apply(graph).dag, schedule.lanes, plan.segments, schedule.stages)
-    return Entry(policy, plan, planning_ms, len(program.lanes), program.waits)
+    return PolicyResult(policy, plan, planning_ms, len(program.lanes), program.waits)
 
 
-def _plain(comparison: Comparison, feed: Feed) -> dict[str, Maker]:
+def _plain_sessions(comparison: Comparison, feed: Feed) -> dict[str, SessionFactory]:
     source, accelerator = comparison.graph.source, comparison.profile.accelerator
-    rivals = plain_baselines(source, feed, PLAIN)
+    factories = plain_baselines(source, feed, PLAIN)
     if accelerator:
-        rivals[f"{PLAIN}, {accelerator}"] = plain_baseline(source, feed, None, accelerator)
-    return rivals
+        factories[f"{PLAIN}, {accelerator}"] = plain_baseline(source, feed, None, accelerator)
+    return factories
 
 
-def _outputs(make: Maker) -> Sequence[Any]:
-    """What a rival gives; it is taken down again."""
-    run, close = make()
+def _run_once(factory: SessionFactory) -> Sequence[Any]:
+    """Return the outputs of a candidate, which is opened and closed for that."""
+    run, close = factory()
     try:
         return run()
     finally:
         close()
 
 
-def _checked(graph: Graph, entry: Entry, feed: Feed, expected: Sequence[Any]) -> Entry:
-    """The entry; with a reason if its plan does not run or does not give what is expected."""
-    if entry.plan is None:
-        return entry
+def _check(graph: Graph, result: PolicyResult, feed: Feed, expected: Sequence[Any]) -> PolicyResult:
+    """Return a result, with a reason if its plan does not run or gives other outputs than expected."""
+    if result.plan is None:
+        return result
     try:
-        difference = largest_difference(_outputs(hybrid_candidate(graph, entry.plan, feed)), expected)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the others are to be measured
-        return replace(entry, reason=" ".join(f"does not run: {error}".split()))
+        difference = largest_difference(_run_once(hybrid_candidate(graph, result.plan, feed)), expected)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other policies are still measured
+        return replace(result, reason=" ".join(f"does not run: {error}".split()))
     wrong = f"outputs differ from plain onnxruntime's by {difference:.2g}"
-    return entry if difference <= TOLERANCE else replace(entry, reason=wrong)
+    return result if difference <= TOLERANCE else replace(result, reason=wrong)

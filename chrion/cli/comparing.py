@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from chrion.benchmark.comparison import measure_all, measured_here, plan_all
-from chrion.benchmark.latency import read_feed
+from chrion.benchmark.comparison import is_this_machine, plan_policies, time_plans
+from chrion.benchmark.feeds import read_feed
 from chrion.cli.console import (
     AcceleratorOption,
     CoresOption,
@@ -66,11 +66,11 @@ def compare(
     arrays = read_feed(feed, graph) if feed else None
     costs = stored_or_measured(graph, profile, cores, accelerator, policies=chosen)
     with progress_bar("plan") as progress:
-        found = plan_all(graph, costs, chosen, cores=cores, streams=streams, progress=progress)
-    if measured_here(costs):
+        found = plan_policies(graph, costs, chosen, cores=cores, streams=streams, progress=progress)
+    if is_this_machine(costs):
         with progress_bar("compare") as progress:
             request = arrays or synthetic_inputs(graph)
-            found = measure_all(found, request, cycles=cycles, progress=progress)
+            found = time_plans(found, request, rounds=cycles, progress=progress)
     else:
         stderr.print(f"not measured: the profile is of another machine ({costs.machine})", highlight=False)
     if plot:

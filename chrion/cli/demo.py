@@ -9,7 +9,8 @@ import onnxruntime as ort
 import typer
 
 from chrion import zoo
-from chrion.benchmark.latency import hybrid_candidate, largest_difference, plain_baselines, race
+from chrion.benchmark.accuracy import largest_difference
+from chrion.benchmark.latency import hybrid_candidate, plain_baselines, time_candidates
 from chrion.cli.console import CoresOption, progress_bar, show, stored_or_measured
 from chrion.errors import ModelError
 from chrion.files import write_atomically
@@ -69,7 +70,7 @@ def demo(
         **plain_baselines(folded, feed, "folded"),
     }
     with progress_bar("compare") as progress:
-        timings = race(rivals, cycles=4, progress=progress)
+        timings = time_candidates(rivals, rounds=4, progress=progress)
     same_graph = [t for t in timings if not t.name.startswith("folded")]
     show(bench_table(timings, _HYBRID, plan.predicted.latency_ms))
     remarks = [

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from chrion.benchmark.comparison import measured_here
-from chrion.benchmark.stages import StageBench
+from chrion.benchmark.comparison import is_this_machine
+from chrion.benchmark.stage_timer import StageTimer
 from chrion.cli.console import (
     AcceleratorOption,
     AlphaOption,
@@ -111,11 +111,11 @@ def partition(
     as_json: JsonOption = False,
 ) -> None:
     """Plan which operator runs where, and write the plan."""
-    meter = StageBench if measure_stages else None
+    meter = StageTimer if measure_stages else None
     check_options(slo, alpha, policy, gpu_budget, streams=streams, meter=meter)
     graph = load_graph(model, shape)
     measured = stored_or_measured(graph, profile, cores, accelerator, policies=[policy])
-    if meter and not measured_here(measured):
+    if meter and not is_this_machine(measured):
         raise OptionError(
             f"--measure-stages: the profile is of another machine ({measured.machine})", hint="leave out --profile"
         )

@@ -11,14 +11,13 @@ from typing import Annotated
 import onnxruntime as ort
 import typer
 
-from chrion.benchmark.comparison import TOLERANCE
+from chrion.benchmark.accuracy import TOLERANCE, largest_difference
+from chrion.benchmark.feeds import read_feed
 from chrion.benchmark.latency import (
     hybrid_candidate,
-    largest_difference,
     memory_held_mb,
     plain_baselines,
-    race,
-    read_feed,
+    time_candidates,
 )
 from chrion.cli.console import (
     AcceleratorOption,
@@ -125,7 +124,7 @@ def bench(
     rivals = {HYBRID: hybrid_candidate(graph, chosen, arrays), **plain_baselines(str(model), arrays)}
     held_mb = memory_held_mb(rivals[HYBRID], monitor) if chosen.accelerator else 0.0
     with progress_bar("bench") as progress:
-        timings = race(rivals, cycles=cycles, progress=progress)
+        timings = time_candidates(rivals, rounds=cycles, progress=progress)
     if as_json:
         best = best_baseline(timings, HYBRID)
         own = next(t for t in timings if t.name == HYBRID)

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from chrion.benchmark.comparison import Comparison, Entry
+from chrion.benchmark.comparison import Comparison, PolicyResult
 from chrion.benchmark.latency import Timing
 from chrion.report.figures import new_figure, png_of
 from chrion.units import format_mb, format_ms
@@ -27,7 +27,7 @@ def comparison_table(comparison: Comparison) -> Table:
     for name in ("predicted", "measured", "ratio", "memory", "resident", "lanes", "waits", "planning"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("remark")
-    for entry in comparison.entries:
+    for entry in comparison.results:
         table.add_row(entry.policy, *_figures(entry, best), entry.reason)
     for timing in comparison.plain:
         remark = "best plain" if timing is best else ""
@@ -37,8 +37,8 @@ def comparison_table(comparison: Comparison) -> Table:
 
 def comparison_verdict(comparison: Comparison) -> str:
     """One line: which policy serves best, and whether it beats a plain session."""
-    measured = {e.policy: e.timing.median_ms for e in comparison.entries if e.timing}
-    predicted = {e.policy: e.plan.predicted.latency_ms for e in comparison.entries if e.plan}
+    measured = {e.policy: e.timing.median_ms for e in comparison.results if e.timing}
+    predicted = {e.policy: e.plan.predicted.latency_ms for e in comparison.results if e.plan}
     best = comparison.best_plain
     if measured and best:
         policy, ms = min(measured.items(), key=lambda item: item[1])
@@ -58,7 +58,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
         "operators": len(comparison.graph.dag),
         "estimated": comparison.estimated,
         "machine": str(comparison.profile.machine),
-        "policies": [_entry_json(entry) for entry in comparison.entries],
+        "policies": [_entry_json(entry) for entry in comparison.results],
         "plain": [asdict(timing) for timing in comparison.plain],
         "best_plain": best.name if best else None,
     }
@@ -70,7 +70,7 @@ def comparison_png(comparison: Comparison) -> bytes:
     Raises:
         OptionError: matplotlib is missing.
     """
-    shown = [e for e in comparison.entries if e.plan]
+    shown = [e for e in comparison.results if e.plan]
     figure = new_figure("--plot", 8, 1.2 + 0.45 * max(1, len(shown)))
     axes = figure.add_subplot()
     predicted = [e.plan.predicted.latency_ms for e in shown if e.plan]
@@ -92,7 +92,7 @@ def comparison_png(comparison: Comparison) -> bytes:
     return png_of(figure)
 
 
-def _figures(entry: Entry, best: Timing | None) -> list[str]:
+def _figures(entry: PolicyResult, best: Timing | None) -> list[str]:
     if entry.plan is None:
         return [""] * 8
     found = entry.plan.predicted
@@ -108,7 +108,7 @@ def _measured(timing: Timing | None, best: Timing | None) -> list[str]:
     return [format_ms(timing.median_ms), ratio]
 
 
-def _entry_json(entry: Entry) -> dict[str, Any]:
+def _entry_json(entry: PolicyResult) -> dict[str, Any]:
     plan, timing = entry.plan, entry.timing
     return {
         "policy": entry.policy,

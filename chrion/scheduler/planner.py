@@ -55,8 +55,8 @@ def partition(  # noqa: PLR0913 - the knobs of the command of the same name
             are cut.
         cores: Use at most so many of the profile's CPU cores.
         streams: Use at most so many lanes of the accelerator (four if missing), where a policy uses several.
-        meter: Measures stages for IOS, :class:`chrion.benchmark.stages.StageBench` for example; their latencies are
-            predicted from the profile if missing.
+        meter: Measures stages for IOS, :class:`chrion.benchmark.stage_timer.StageTimer` for example; their latencies
+            are predicted from the profile if missing.
         gpu_budget: Accelerator memory that must not be exceeded: ``600MB``, ``0.6GB``, or a number of megabytes. It
             is held against the resident memory (what an arena must hold: that is what a card runs out of), not against
             Equation 4's sum, and goes before the SLO where both cannot be had.

@@ -26,7 +26,7 @@ import psutil
 from cases import read_feeds
 
 from chrion import HybridSession
-from chrion.benchmark.latency import Maker, plain_baseline, race
+from chrion.benchmark.latency import SessionFactory, plain_baseline, time_candidates
 
 PLAIN, COLD, WARM = "plain", "cold", "warm"
 _TIMEOUT_S = 300.0
@@ -126,8 +126,8 @@ def latency(folder: Path) -> float:
         session = HybridSession(model)
         return lambda: session.run(None, feed), session.close
 
-    rivals: Mapping[str, Maker] = {"hybrid": hybrid, PLAIN: plain_baseline(model, feed, None)}
-    times = {timing.name: timing.median_ms for timing in race(rivals, cycles=6, turn_s=0.1)}
+    rivals: Mapping[str, SessionFactory] = {"hybrid": hybrid, PLAIN: plain_baseline(model, feed, None)}
+    times = {timing.name: timing.median_ms for timing in time_candidates(rivals, rounds=6, trial_s=0.1)}
     return times["hybrid"] / times[PLAIN]
 
 

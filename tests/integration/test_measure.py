@@ -16,10 +16,10 @@ from chrion.devices import providers
 from chrion.errors import ModelError, OptionError, ProviderError, ShapeError
 from chrion.profiler import measure, measure_graph
 from chrion.profiler.interference import CoreMonitor
-from chrion.profiler.measure import OperatorBench, Sample
+from chrion.profiler.measure import OperatorBench, Sample, synthetic_inputs
 from chrion.profiler.weight_reload import measure_reload_ms_per_byte
 from chrion.zoo import build
-from helpers import FLOAT, INT64, branches, make_model, node, value
+from helpers import BOOL, FLOAT, INT64, branches, make_model, node, value
 
 
 @pytest.fixture
@@ -212,3 +212,18 @@ def test_inputs_that_cannot_be_made_up_are_a_model_error() -> None:
     graph = load(make_model(nodes, [info, value("i", INT64, [])], [value("y", FLOAT, None)]))
     with pytest.raises(ModelError):
         profile(graph, 1)
+
+
+def test_synthetic_inputs_fit_the_model() -> None:
+    """They have each input's type and shape; equal seeds give equal values."""
+    inputs = [value("x", FLOAT, [2, 3]), value("i", INT64, [0]), value("b", BOOL, [])]
+    nodes = [node("Identity", [i.name], ["o" + i.name]) for i in inputs]
+    graph = load(make_model(nodes, inputs, [value("o" + i.name, i.type.tensor_type.elem_type, None) for i in inputs]))
+    feed = synthetic_inputs(graph)
+    assert {n: (a.dtype.name, a.shape) for n, a in feed.items()} == {
+        "x": ("float32", (2, 3)),
+        "i": ("int64", (0,)),
+        "b": ("bool", ()),
+    }
+    np.testing.assert_array_equal(feed["x"], synthetic_inputs(graph)["x"])
+    assert not np.array_equal(feed["x"], synthetic_inputs(graph, 1)["x"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from chrion.benchmark.latency import Run, memory_held_mb
+from chrion.benchmark.latency import RunRequest, memory_held_mb
 from chrion.devices import nvml
 from chrion.devices.nvml import Gpu
 
@@ -136,7 +136,7 @@ def test_a_rival_is_charged_its_peak(install: Install) -> None:
     me = os.getpid()
     driver = install([{}])
 
-    def make() -> tuple[Run, Callable[[], None]]:
+    def make() -> tuple[RunRequest, Callable[[], None]]:
         driver.held[0] = {me: 200_000_000}
 
         def run() -> list[Any]:

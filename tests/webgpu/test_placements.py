@@ -11,7 +11,7 @@ import pytest
 
 from accelerated import able, engine_of, mixed_plan, placed
 from chrion import Graph, HybridSession, load
-from chrion.benchmark.latency import largest_difference
+from chrion.benchmark.accuracy import largest_difference
 from chrion.devices import Device
 from chrion.zoo.recurrent import RecurrentSpec, build_recurrent
 from helpers import FLOAT, assert_same_as_plain, branches, make_model, node, plain, value

@@ -10,8 +10,8 @@ import pytest
 from test_field import made_up_profile
 
 from chrion import Graph, HybridSession, load, partition
-from chrion.benchmark import stages as stage_bench
-from chrion.benchmark.stages import StageBench
+from chrion.benchmark import stage_timer as stage_bench
+from chrion.benchmark.stage_timer import StageTimer
 from chrion.errors import OptionError
 from chrion.scheduler.policies.ios import ios
 from chrion.scheduler.policies.stages import Device
@@ -26,9 +26,9 @@ def twins(*, size: int = 8) -> Graph:
     return load(make_model(nodes, [value(x, FLOAT, [size]) for x in "ab"], [value("y", FLOAT, [size])]))
 
 
-def bench_of(graph: Graph, *, accelerator: bool = False) -> tuple[StageBench, Device]:
+def bench_of(graph: Graph, *, accelerator: bool = False) -> tuple[StageTimer, Device]:
     device = Device(graph.dag, made_up_profile([graph], accelerator=accelerator).costs(graph.dag))
-    return StageBench(graph, device), device
+    return StageTimer(graph, device), device
 
 
 def test_equal_stages_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +36,7 @@ def test_equal_stages_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None
     graph = twins()
     bench, _ = bench_of(graph)
     measured = []
-    monkeypatch.setattr(StageBench, "_measured", lambda _, parts: measured.append(len(parts)) or 1.0)
+    monkeypatch.setattr(StageTimer, "_measure", lambda _, parts: measured.append(len(parts)) or 1.0)
     index = {name: i for i, name in enumerate(graph.dag.names)}
     assert bench([(index["ar"],)]) == bench([(index["br"],)]) == 1.0
     assert bench([(index["ar"],), (index["br"],)]) == bench([(index["br"],), (index["ar"],)]) == 1.0
@@ -64,9 +64,9 @@ def test_a_stage_that_fails_costs_what_is_predicted(lane: int, monkeypatch: pyte
 
     graph = twins()
     bench, device = bench_of(graph)
-    real = bench._binding
+    real = bench._bind
     calls = iter(range(2))
-    monkeypatch.setattr(bench, "_binding", lambda part: (Broken(), None) if next(calls) == lane else real(part))
+    monkeypatch.setattr(bench, "_bind", lambda part: (Broken(), None) if next(calls) == lane else real(part))
     before = threading.active_count()
     assert bench([(0,), (1,)]) == device.stage_ms([(0,), (1,)])
     assert threading.active_count() == before
@@ -85,8 +85,8 @@ def test_a_plan_of_measured_stages_runs() -> None:
     profile = made_up_profile([graph], accelerator=False)
     bench, _ = bench_of(graph)
     assert ios(graph.dag, bench)
-    plan = partition(graph, profile, policy="ios", meter=StageBench)
+    plan = partition(graph, profile, policy="ios", meter=StageTimer)
     with HybridSession(graph, plan=plan) as session:
         assert_same_as_plain(session, model, {"x": np.ones((2, 16), np.float32)})
     with pytest.raises(OptionError, match="no stages to measure"):
-        partition(graph, profile, policy="nimble", meter=StageBench)
+        partition(graph, profile, policy="nimble", meter=StageTimer)

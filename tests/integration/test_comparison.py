@@ -15,7 +15,7 @@ import pytest
 
 import chrion
 from chrion import Graph, Profile
-from chrion.benchmark.comparison import Comparison, Entry, measure_all, plan_all
+from chrion.benchmark.comparison import Comparison, PolicyResult, plan_policies, time_plans
 from chrion.cli import main
 from chrion.errors import ScheduleError
 from chrion.files import bundled_folder
@@ -48,7 +48,7 @@ def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_
 def compared(source: onnx.ModelProto, *policies: str) -> Comparison:
     """Plans of some policies for this machine."""
     graph = chrion.load(source)
-    return plan_all(graph, chrion.profile(graph), policies)
+    return plan_policies(graph, chrion.profile(graph), policies)
 
 
 def test_every_policy_has_a_row(cli: Chrion) -> None:
@@ -118,9 +118,9 @@ def test_what_ios_may_merge_is_measured_too(cli: Chrion, monkeypatch: pytest.Mon
 
     def kept(graph: Graph, profile: Profile, *arguments: Any, **options: Any) -> Comparison:
         profiles.append(profile)
-        return plan_all(graph, profile, *arguments, **options)
+        return plan_policies(graph, profile, *arguments, **options)
 
-    monkeypatch.setattr("chrion.cli.comparing.plan_all", kept)
+    monkeypatch.setattr("chrion.cli.comparing.plan_policies", kept)
     for policies in ("heft", "heft,ios"):
         assert cli("m.onnx", "--policies", policies, "--cycles", "1", "--json")[0] == 0
     (variant,) = merged_variants(chrion.load("m.onnx"))
@@ -147,12 +147,12 @@ def test_a_policy_that_finds_no_plan_is_kept_with_the_reason(monkeypatch: pytest
 
     monkeypatch.setitem(POLICIES, "odd", failing)
     found = compared(branches(), "odd", "cpu")
-    assert found.entries[0].plan is None
-    assert "odd number" in found.entries[0].reason
-    assert found.entries[1].plan is not None
+    assert found.results[0].plan is None
+    assert "odd number" in found.results[0].reason
+    assert found.results[1].plan is not None
     assert comparison_json(found)["policies"][0]["reason"].startswith("policy odd")
-    assert "no policy found a plan" in comparison_verdict(replace(found, entries=found.entries[:1]))
-    assert comparison_png(replace(found, entries=found.entries[:1])).startswith(b"\x89PNG")
+    assert "no policy found a plan" in comparison_verdict(replace(found, results=found.results[:1]))
+    assert comparison_png(replace(found, results=found.results[:1])).startswith(b"\x89PNG")
 
 
 def test_lanes_and_waits_are_those_of_the_program() -> None:
@@ -165,7 +165,7 @@ def test_lanes_and_waits_are_those_of_the_program() -> None:
         plan = forced_plan(graph, placement)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("chrion.benchmark.comparison.partition", lambda *_, plan=plan, **__: plan)
-            entry = plan_all(graph, found.profile, ["cpu"]).entries[0]
+            entry = plan_policies(graph, found.profile, ["cpu"]).results[0]
         assert (entry.lanes, entry.synchronisations) == expected
 
 
@@ -173,18 +173,18 @@ def test_plans_that_do_not_run_or_run_wrong_are_not_timed() -> None:
     """A plan of another model, and a model whose plain session gives something else."""
     found = compared(branches(), "cpu")
     other = chrion.load(branches(size=6))
-    broken = Entry("broken", forced_plan(other, alternating(other)), 1.0)
-    sound = Entry("sound", forced_plan(found.graph, alternating(found.graph)), 1.0)
+    broken = PolicyResult("broken", forced_plan(other, alternating(other)), 1.0)
+    sound = PolicyResult("sound", forced_plan(found.graph, alternating(found.graph)), 1.0)
     feed = synthetic_inputs(found.graph)
-    measured = measure_all(replace(found, entries=(broken, sound)), feed, cycles=1, turn_s=0.01)
-    assert measured.entries[0].reason.startswith("does not run: ")
-    assert measured.entries[0].timing is None
-    assert measured.entries[1].timing is not None
+    measured = time_plans(replace(found, results=(broken, sound)), feed, rounds=1, trial_s=0.01)
+    assert measured.results[0].reason.startswith("does not run: ")
+    assert measured.results[0].timing is None
+    assert measured.results[1].timing is not None
     assert comparison_table(measured).row_count == 2 + 3
     negated = branches()
     next(n for n in negated.graph.node if n.op_type == "Neg").op_type = "Abs"
     graph = replace(found.graph, source=negated.SerializeToString())
-    measured = measure_all(replace(found, graph=graph, entries=(sound,)), feed, cycles=1, turn_s=0.01)
-    assert "differ from plain onnxruntime's" in measured.entries[0].reason
-    assert measured.entries[0].timing is None
+    measured = time_plans(replace(found, graph=graph, results=(sound,)), feed, rounds=1, trial_s=0.01)
+    assert "differ from plain onnxruntime's" in measured.results[0].reason
+    assert measured.results[0].timing is None
     assert all(t.runs >= 5 for t in measured.plain)

@@ -1,7 +1,7 @@
-"""Stages measured on this machine's cores, as IOS measures them: two runs to warm up, then six times six.
+"""Measurement of stages on this machine's cores, as IOS does it: two warm-up runs, then six times six runs.
 
-A stage runs as it would in a plan: the operators of each lane as one session, each lane a thread pinned to its core,
-all begun at once by the first, which also waits for the others.
+A stage runs as in a plan: the operators of each lane are one session, and each lane is a thread pinned to its core. The
+thread of the first lane starts each run and waits for the others.
 """
 
 from __future__ import annotations
@@ -29,19 +29,18 @@ _WARM_UPS = 2
 _REPEATS = _CALLS = 6
 log = logging.getLogger(__name__)
 
-#: The count of a lane that has ended, well or not.
+#: The count of a lane that has ended, with or without an error.
 _ENDED = 1 << 60
 
 
-class StageBench:
+class StageTimer:
     """Measures stages of one graph; a stage cost for :func:`chrion.scheduler.policies.ios.ios`.
 
-    Stages that compute the same are measured once. One that does not run by itself, on values that are made up, costs
-    what the device predicts.
+    Equal stages are measured once. A stage that fails on synthetic inputs has the latency that the device predicts.
 
     Args:
-        graph: The graph, with all its shapes known.
-        device: How groups are packed into lanes.
+        graph: The graph, with known shapes.
+        device: Packs groups of operators into lanes.
 
     Raises:
         OptionError: The lanes are an accelerator's.
@@ -49,7 +48,10 @@ class StageBench:
 
     def __init__(self, graph: Graph, device: Device) -> None:
         if is_accelerator_lane(device.lanes[0]):
-            raise OptionError("stages: they can be measured on CPU cores only", hint="plan for --accelerator none")
+            raise OptionError(
+                "--measure-stages: stages can be measured on CPU cores only, the profile has an accelerator",
+                hint="add --accelerator none",
+            )
         self._graph = graph
         self._device = device
         self._extractor = Extractor(graph)
@@ -58,41 +60,41 @@ class StageBench:
         self._known: dict[tuple[str, ...], float] = {}
 
     def __call__(self, groups: Sequence[Sequence[int]]) -> float:
-        """Latency of a stage in ms: the median of six means."""
+        """Return the latency of a stage in ms: the median of six means of six runs."""
         parts = [self._extractor.extract(own) for own in self._device.pack(groups)]
         key = tuple(sorted(part.key for part in parts))
         if key not in self._known:
             try:
-                self._known[key] = self._measured(parts)
-            except Exception as error:  # noqa: BLE001 - onnxruntime's are of many kinds
+                self._known[key] = self._measure(parts)
+            except Exception as error:  # noqa: BLE001 - onnxruntime raises many kinds
                 log.info("stage of %s not measured: %s", [self._graph.dag.names[g[0]] for g in groups], error)
                 self._known[key] = self._device.stage_ms(groups)
         return self._known[key]
 
-    def _measured(self, parts: Sequence[SubModel]) -> float:
-        rounds = [self._binding(part) for part in parts]
-        go, done = Counter(), [Counter() for _ in parts]
+    def _measure(self, parts: Sequence[SubModel]) -> float:
+        lanes = [self._bind(part) for part in parts]
+        start, done = Counter(), [Counter() for _ in parts]
         failures: list[BaseException] = []
-        others = [
-            threading.Thread(target=_follow, args=(go, done[at], rounds[at], self._cores[at], failures), daemon=True)
+        followers = [
+            threading.Thread(target=_follow, args=(start, done[at], lanes[at], self._cores[at], failures), daemon=True)
             for at in range(1, len(parts))
         ]
-        for thread in others:
+        for thread in followers:
             thread.start()
         try:
             with pinned(self._cores[0]):
-                times = _lead(go, done[1:], rounds[0])
+                times = _lead(start, done[1:], lanes[0])
         finally:
-            go.advance(_ENDED)
-            for thread in others:
+            start.advance(_ENDED)
+            for thread in followers:
                 thread.join()
         if failures:
             raise failures[0]
         means = [statistics.mean(times[at : at + _CALLS]) for at in range(_WARM_UPS, len(times), _CALLS)]
         return statistics.median(means)
 
-    def _binding(self, part: SubModel) -> tuple[ort.InferenceSession, Any]:
-        """A session for a lane's part of a stage, and a binding with values of the right shapes of its own."""
+    def _bind(self, part: SubModel) -> tuple[ort.InferenceSession, Any]:
+        """Return a session for one lane's part of a stage, and a binding of its own with synthetic inputs."""
         if part.key not in self._sessions:
             options = ort.SessionOptions()
             options.intra_op_num_threads = 1
@@ -113,34 +115,34 @@ class StageBench:
         return session, binding
 
 
-def _lead(go: Counter, others: Sequence[Counter], own: tuple[ort.InferenceSession, Any]) -> list[float]:
-    """Begin every round, run the first lane's part, and wait for the others; the time of each round in ms."""
+def _lead(start: Counter, followers: Sequence[Counter], own: tuple[ort.InferenceSession, Any]) -> list[float]:
+    """Start each run, run the first lane's part and wait for the other lanes; return the time of each run in ms."""
     session, binding = own
     times = []
-    for turn in range(1, _WARM_UPS + _REPEATS * _CALLS + 1):
+    for run in range(1, _WARM_UPS + _REPEATS * _CALLS + 1):
         before = time.perf_counter()
-        go.advance(turn)
+        start.advance(run)
         session.run_with_iobinding(binding)
-        for counter in others:
-            counter.wait(turn)
+        for counter in followers:
+            counter.wait(run)
         times.append((time.perf_counter() - before) * 1e3)
     return times
 
 
 def _follow(
-    go: Counter, done: Counter, own: tuple[ort.InferenceSession, Any], core: int, failures: list[BaseException]
+    start: Counter, done: Counter, own: tuple[ort.InferenceSession, Any], core: int, failures: list[BaseException]
 ) -> None:
-    """Run another lane's part in every round."""
+    """Run another lane's part in each run, until the count of ``start`` is ``_ENDED``."""
     session, binding = own
     try:
         with pinned(core):
-            turn = 1
-            go.wait(turn)
-            while go.count < _ENDED:
+            run = 1
+            start.wait(run)
+            while start.count < _ENDED:
                 session.run_with_iobinding(binding)
-                done.advance(turn)
-                turn += 1
-                go.wait(turn)
+                done.advance(run)
+                run += 1
+                start.wait(run)
     except BaseException as error:  # noqa: BLE001 - raised again by the caller
         failures.append(error)
     finally:

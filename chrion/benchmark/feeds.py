@@ -1,0 +1,65 @@
+"""Input arrays read from ``.npz`` files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+
+from chrion.errors import OptionError
+from chrion.graph.model import Graph
+from chrion.runtime.requests import check_feed
+
+_HINT = "write one with numpy.savez('inputs.npz', NAME=array)"
+
+
+def read_feed(path: Path, graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
+    """Read the inputs of a graph from an ``.npz`` file that holds one array for each.
+
+    Args:
+        path: The file. Arrays that are no inputs of the graph are ignored.
+        graph: The graph, with known input shapes.
+
+    Returns:
+        Arrays by input name, in the graph's order.
+
+    Raises:
+        OptionError: The file cannot be read, lacks an input, or holds an array of another type or shape.
+    """
+    arrays = _read_arrays(path)
+    missing = [info.name for info in graph.inputs if info.name not in arrays]
+    if missing:
+        found = ", ".join(map(repr, arrays)) or "no arrays"
+        raise OptionError(f"{path}: no array named {missing[0]!r}, an input of the model; found {found}", hint=_HINT)
+    feed = {info.name: arrays[info.name] for info in graph.inputs}
+    try:
+        check_feed(graph.inputs, feed)
+    except InvalidArgument as error:
+        raise OptionError(f"{path}: {error}") from error
+    return feed
+
+
+def _read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    try:
+        with path.open("rb") as file:
+            _check_format(path, file.read(6))
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as arrays:
+                return dict(arrays)
+    except OSError as error:
+        raise OptionError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise OptionError(f"{path}: cannot be read: {error}", hint="arrays of Python objects are refused") from error
+    except (EOFError, KeyError, TypeError, BadZipFile) as error:
+        raise OptionError(f"{path}: damaged .npz file: {error}", hint=_HINT) from error
+
+
+def _check_format(path: Path, head: bytes) -> None:
+    """Raise OptionError unless a file begins as an ``.npz`` file does, which is a ZIP archive."""
+    if head.startswith(b"PK"):
+        return
+    found = "a single array (.npy)" if head.startswith(b"\x93NUMPY") else "a file of another kind"
+    raise OptionError(f"{path}: expected an .npz file with one array per input, found {found}", hint=_HINT)

@@ -1,0 +1,120 @@
+"""Timing of candidates side by side."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+
+from chrion import load
+from chrion.benchmark.latency import SessionFactory, hybrid_candidate, plain_baselines, time_candidates
+from chrion.profiler.measure import synthetic_inputs
+from helpers import QuietCores, alternating, assert_equal, branches, forced_plan, plain
+
+Log = list[tuple[str, str]]
+
+
+def candidate(name: str, log: Log) -> SessionFactory:
+    """Return a factory that logs when its session is opened, run and closed."""
+
+    def run() -> Sequence[object]:
+        log.append((name, "run"))
+        return ()
+
+    def open_session() -> tuple[object, object]:
+        log.append((name, "opened"))
+        return run, lambda: log.append((name, "closed"))
+
+    return open_session  # type: ignore[return-value]
+
+
+def test_one_candidate_is_open_at_a_time_and_rounds_start_with_different_ones() -> None:
+    """No session is opened before the one before it is closed; timings keep the order of the candidates."""
+    log: Log = []
+    steps: list[tuple[int, int, str]] = []
+    timings = time_candidates(
+        {name: candidate(name, log) for name in "abc"},
+        rounds=3,
+        trial_s=0.0,
+        progress=lambda *step: steps.append(step),
+        monitor=QuietCores(),
+    )
+    order = "abc" + "bca" + "cab"
+    opened_and_closed = [(name, what) for name, what in log if what != "run"]
+    assert opened_and_closed == [(name, what) for name in order for what in ("opened", "closed")]
+    alive = ""
+    for name, what in log:
+        alive = {"opened": name, "closed": ""}.get(what, alive)
+        assert what != "run" or alive == name
+    assert [t.name for t in timings] == ["a", "b", "c"]
+    assert all(t.runs >= 15 and t.low_ms <= t.median_ms <= t.high_ms for t in timings)
+    assert all(len(t.trials_ms) == 3 for t in timings)
+    assert steps == [(at + 1, 9, name) for at, name in enumerate(order)]
+
+
+def test_a_trial_with_interference_is_repeated() -> None:
+    """Its times are discarded, and the same session is timed again at once."""
+    log: Log = []
+    monitor = QuietCores(disturbed_at=[0])
+    timings = time_candidates({name: candidate(name, log) for name in "ab"}, rounds=1, trial_s=0.0, monitor=monitor)
+    assert [name for name, what in log if what == "opened"] == ["a", "b"]
+    runs = {name: log.count((name, "run")) for name in "ab"}
+    assert timings[0].runs < runs["a"] / 2 + 1
+    assert timings[1].runs < runs["b"]
+
+
+def test_constant_interference_does_not_prevent_timing() -> None:
+    """After eight attempts the last times are kept."""
+    monitor = QuietCores(disturbed_at=range(99))
+    (timing,) = time_candidates({"a": candidate("a", [])}, rounds=2, trial_s=0.0, monitor=monitor)
+    assert timing.runs >= 10
+    assert monitor.looks == 2 * 8
+
+
+def test_interference_is_checked_right_before_and_after_the_timed_runs() -> None:
+    """Opening a session takes a while, during which interference may begin or end."""
+    log: Log = []
+    monitor = QuietCores()
+    monitor.wait = lambda: not log.append(("", "before"))  # type: ignore[method-assign, func-returns-value]
+    monitor.has_interference = lambda: bool(log.append(("", "after")))  # type: ignore[method-assign, func-returns-value]
+    time_candidates({"a": candidate("a", log)}, rounds=1, trial_s=0.0, monitor=monitor)
+    steps = [what for what, _ in itertools.groupby(what for _, what in log)]
+    assert steps == ["opened", "run", "before", "run", "after", "closed"]
+
+
+def test_without_patience_a_trial_is_not_repeated() -> None:
+    """If no quiet moment was found before a trial, interference after it is not checked."""
+    monitor = QuietCores(disturbed_at=range(99))
+    monitor.wait = lambda: False  # type: ignore[method-assign]
+    time_candidates({"a": candidate("a", [])}, rounds=2, trial_s=0.0, monitor=monitor)
+    assert monitor.looks == 0
+
+
+def test_a_candidate_that_fails_is_closed() -> None:
+    """Its error reaches the caller."""
+    closed: list[int] = []
+
+    def fail() -> Sequence[object]:
+        raise KeyError("broken")
+
+    with pytest.raises(KeyError):
+        time_candidates({"a": lambda: (fail, lambda: closed.append(1))}, rounds=1)
+    assert closed == [1]
+
+
+def test_hybrid_and_plain_candidates_compute_the_same() -> None:
+    """All of them run the model that they are given."""
+    model = branches()
+    graph = load(model)
+    feed = synthetic_inputs(graph)
+    expected = plain(model, feed)
+    factories = {
+        "hybrid": hybrid_candidate(graph, forced_plan(graph, alternating(graph)), feed),
+        **plain_baselines(model.SerializeToString(), feed),
+    }
+    assert len(factories) == 4
+    for factory in factories.values():
+        run, close = factory()
+        assert_equal(run(), expected)
+        close()
