@@ -29,7 +29,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
-from pages import filled, markdown
+from page_markers import fill_sections, markdown_table
 from ratios import Turn, quiet, ratio
 
 import chrion
@@ -318,11 +318,11 @@ def sections(found: Sequence[Measured]) -> dict[str, str]:
         machine=this_machine(),
         version=ort.get_version_string(),
         least=LEAST,
-        table=markdown([HEAD + MORE, *wide]),
+        table=markdown_table([HEAD + MORE, *wide]),
         median=float(np.median(errors)),
         p90=float(np.quantile(errors, 0.9)),
     )
-    return {MEASURED: whole, RATIOS: markdown([HEAD, *rows])}
+    return {MEASURED: whole, RATIOS: markdown_table([HEAD, *rows])}
 
 
 def main() -> None:
@@ -333,7 +333,9 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=120.0, help="seconds of turns a model")
     arguments = parser.parse_args()
     for path in arguments.output:
-        filled(path.read_text(encoding="utf-8"), {MEASURED: "", RATIOS: ""})  # refuses it before anything is measured
+        fill_sections(
+            path.read_text(encoding="utf-8"), {MEASURED: "", RATIOS: ""}
+        )  # refuses it before anything is measured
     ort.set_default_logger_severity(3)  # some models have unused weights
     cases = [case for case in CASES if re.search(arguments.only, case.name)]
     if not cases:
@@ -350,7 +352,7 @@ def main() -> None:
         return
     contents = sections(found)
     for path in arguments.output:
-        write_atomically(path, filled(path.read_text(encoding="utf-8"), contents))
+        write_atomically(path, fill_sections(path.read_text(encoding="utf-8"), contents))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnxruntime as ort
-from pages import markdown, replaced
+from page_markers import markdown_table, replace_section
 
 import chrion
 from chrion import zoo
@@ -86,7 +86,7 @@ def overview(results: Mapping[str, Comparison], policies: Sequence[str]) -> str:
         best = comparison.best_plain
         ratios = {e.policy: shown_ratio(ratio(e, comparison)) for e in comparison.results}
         rows.append([name, f"{best.median_ms:.3g}" if best else "", *(ratios[p] for p in usable)])
-    return markdown(rows)
+    return markdown_table(rows)
 
 
 def detail(comparison: Comparison) -> str:
@@ -104,7 +104,7 @@ def detail(comparison: Comparison) -> str:
         rows.append([entry.policy, *times, *map(str, counts), format_ms(entry.planning_ms)])
     rows += [[t.name, "", format_ms(t.median_ms), *[""] * 6] for t in comparison.plain]
     missing = "".join(f"\n- {e.reason}" for e in comparison.results if e.reason)
-    return markdown(rows) + (f"\n\nNot measured:\n{missing}" if missing else "")
+    return markdown_table(rows) + (f"\n\nNot measured:\n{missing}" if missing else "")
 
 
 def section(results: Mapping[str, Comparison], policies: Sequence[str]) -> str:
@@ -137,7 +137,7 @@ def main() -> None:
     arguments = parser.parse_args()
     page = arguments.output.read_text(encoding="utf-8") if arguments.output else ""
     if page:
-        replaced(page, MEASURED, "")  # refuses the page before anything is measured
+        replace_section(page, MEASURED, "")  # refuses the page before anything is measured
     policies = arguments.policies.split(",")
     results = {}
     for case in CASES:
@@ -146,7 +146,7 @@ def main() -> None:
             results[case.name] = compare(case, policies, arguments.accelerator, arguments.streams, arguments.cycles)
             print(detail(results[case.name]), flush=True)
     if arguments.output:
-        write_atomically(arguments.output, replaced(page, MEASURED, section(results, policies)))
+        write_atomically(arguments.output, replace_section(page, MEASURED, section(results, policies)))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import onnx
 import onnxruntime as ort
 
 from onnx_suite import FORMS, Verdict, judge, names, prepare
-from processes import Lost, run_all
+from worker_processes import Lost, run_all
 
 
 def work(test: tuple[str, str]) -> Verdict:

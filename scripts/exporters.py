@@ -35,14 +35,14 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "exporters"))
 import onnxruntime as ort
 from cases import Case, find_cases, read_case, read_feeds
 from checks import QUICK, Effort, Outcome, check
-from pages import filled, markdown
+from page_markers import fill_sections, markdown_table
 from sample import SAMPLE, write_sample
 from timing import Timing, latency, measure
 
-from answers import Tolerance
 from chrion.files import write_atomically
 from chrion.profiler import this_machine
-from processes import Lost, run_all
+from output_comparison import Tolerance
+from worker_processes import Lost, run_all
 
 FAMILIES = Path(__file__).parent.parent / "tests" / "exporters"
 MARKER = "exporters"
@@ -180,14 +180,14 @@ def report(rows: Sequence[Row]) -> str:
         equal=sum(not row.wrong for row in rows),
         settled=runs - sum(o.unsettled for o in outcomes),
         runs=runs,
-        table=markdown([HEAD, *(row.cells() for row in rows)]),
+        table=markdown_table([HEAD, *(row.cells() for row in rows)]),
     )
 
 
 def check_all(arguments: argparse.Namespace) -> int:
     """Check the cases of a folder; 1 if HybridSession did worse in any."""
     for path in arguments.output:
-        filled(path.read_text(encoding="utf-8"), {MARKER: ""})  # refuses a page before anything is run
+        fill_sections(path.read_text(encoding="utf-8"), {MARKER: ""})  # refuses a page before anything is run
     effort = QUICK if arguments.quick else Effort()
     if arguments.random_cuts is not None:
         effort = replace(effort, random_cuts=arguments.random_cuts)
@@ -201,7 +201,7 @@ def check_all(arguments: argparse.Namespace) -> int:
     content = report(rows)
     print(content)
     for path in arguments.output:
-        write_atomically(path, filled(path.read_text(encoding="utf-8"), {MARKER: content}))
+        write_atomically(path, fill_sections(path.read_text(encoding="utf-8"), {MARKER: content}))
     wrong = sum(row.wrong for row in rows)
     print(f"{len(rows)} models in {time.monotonic() - start:.0f} s, {wrong} with differences")
     missed = missed_aims(rows)

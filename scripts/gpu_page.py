@@ -9,7 +9,7 @@ from typing import Any
 
 from bench_gpu import SCHEMA
 from derive_paper_profile import TABLE_6
-from pages import markdown
+from page_markers import markdown_table
 from reproduce_table6 import PAPER, less
 
 from chrion.errors import OptionError
@@ -148,7 +148,7 @@ def rendered(result: Mapping[str, Any]) -> str:
     for part, sections in tables.items():
         cases = parts.get(part, {}).get("cases")
         for title, rows in sections if cases else ():
-            lines += ["", f"## {title}", "", markdown(rows(cases))]
+            lines += ["", f"## {title}", "", markdown_table(rows(cases))]
     for case, row in parts.get("overlap", {}).get("cases", {}).items():
         share = row["both_sides_ms"] / row["latency_ms"] if row["latency_ms"] else 0.0
         told = f"{case}: {number(row['latency_ms'])} ms (predicted {number(row['predicted_ms'])} ms); accelerator and "

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pages import filled, markdown
+from page_markers import fill_sections, markdown_table
 
 from chrion.files import write_atomically
 from chrion.runtime.options.table import (
@@ -41,12 +41,12 @@ def table(options: Mapping[str, Option]) -> str:
     order = ["honoured", "runs plain", "no effect"]
     rows = sorted(options.values(), key=lambda o: (order.index(o.treatment.value), o.name))
     cells = [(f"`{o.name}`", o.treatment.value, o.why + values(o)) for o in rows]
-    return markdown([("option", "in a cut session", "how, or why"), *cells]).replace("---:", "---")
+    return markdown_table([("option", "in a cut session", "how, or why"), *cells]).replace("---:", "---")
 
 
 def page() -> str:
     """Return the page as it should be."""
-    return filled(PAGE.read_text(encoding="utf-8"), {name: table(options) for name, options in TABLES.items()})
+    return fill_sections(PAGE.read_text(encoding="utf-8"), {name: table(options) for name, options in TABLES.items()})
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import mean
 
 from derive_paper_profile import BASE_MB, TABLE_6
-from pages import markdown, replaced
+from page_markers import markdown_table, replace_section
 
 from chrion import Graph, Plan, Profile, load, partition
 from chrion.files import bundled_folder, write_atomically
@@ -210,17 +210,17 @@ def main() -> None:
     found = [patterns(name, profile, arguments.policy) for name in TABLE_6]
     curves = [sweep(name, profile) for name in FIGURE_10]
     tables = {
-        "plain patterns": markdown(plain_rows(found)),
-        "latency-optimal": markdown(hybrid_rows(found, "fastest")),
-        "memory-optimal": markdown(hybrid_rows(found, "smallest")),
-        "shares": markdown(share_rows(found)),
-        "slower devices": markdown(slower_rows(profile)),
-        "figure 10": markdown(figure10_rows(curves)),
+        "plain patterns": markdown_table(plain_rows(found)),
+        "latency-optimal": markdown_table(hybrid_rows(found, "fastest")),
+        "memory-optimal": markdown_table(hybrid_rows(found, "smallest")),
+        "shares": markdown_table(share_rows(found)),
+        "slower devices": markdown_table(slower_rows(profile)),
+        "figure 10": markdown_table(figure10_rows(curves)),
     }
     page = PAGE.read_text(encoding="utf-8") if arguments.policy == "chrion-paper" else ""
     for name, table in tables.items():
         print(f"\n{name}, ours / the paper's\n\n{table}")
-        page = replaced(page, name, table) if page else page
+        page = replace_section(page, name, table) if page else page
     if page:
         write_atomically(PAGE, page)
     if arguments.figure10:

@@ -28,9 +28,9 @@ import onnx
 import onnxruntime as ort
 
 from chrion.scheduler import POLICIES
-from differential import Tally, examine
-from processes import Lost, run_all
-from random_steps import random_model
+from differential_testing import Tally, examine
+from random_operators import random_model
+from worker_processes import Lost, run_all
 
 #: One model in so many is planned by every policy too.
 _PLANNED = 3

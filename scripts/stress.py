@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from stressing import cycles, hammer, interrupts
+from stress_scenarios import cycles, hammer, interrupts
 
 #: So much longer than asked for a part may take, in seconds.
 _PATIENCE_S = 120

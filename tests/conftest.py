@@ -17,7 +17,7 @@ from chrion.runtime.execution import native_executor as native
 from chrion.runtime.selection import guard
 from chrion.scheduler import planner
 from chrion.scheduler.evaluation.validation import check_solution
-from helpers import lanes
+from helpers import lane_threads
 
 # The same examples in every CI run: a change is judged by what it changes. Elsewhere they are new each time.
 settings.register_profile("ci", derandomize=True, deadline=None)
@@ -78,9 +78,9 @@ def _nothing_left() -> Iterator[None]:
     yield
     assert os.sched_getaffinity(0) == before, "the main thread's affinity was not restored"
     end = time.monotonic() + 10
-    while lanes():
+    while lane_threads():
         gc.collect()
         if any(isinstance(thing, HybridSession) for thing in gc.get_objects()):
             return  # a fixture of a wider scope still holds one
-        assert time.monotonic() < end, f"left behind: {lanes()}"
+        assert time.monotonic() < end, f"left behind: {lane_threads()}"
         time.sleep(0.01)

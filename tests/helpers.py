@@ -17,7 +17,6 @@ from onnx import TensorProto, helper
 
 from chrion import Graph, HybridSession, load
 from chrion.profiler import Machine
-from chrion.scheduler import fixed_plan
 from chrion.zoo import build
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -58,11 +57,7 @@ def branches(*, size: int = 4) -> onnx.ModelProto:
     return make_model(nodes, [value("x", FLOAT, shape)], [value("y", FLOAT, shape), value("l", FLOAT, shape)], {"w": w})
 
 
-#: A plan of any placement; what it predicts is made up.
-forced_plan = fixed_plan
-
-
-def alternating(graph: Graph) -> list[int]:
+def alternating_lanes(graph: Graph) -> list[int]:
     """Lanes 1 and 2 in turn, along a topological order."""
     lanes = [0] * len(graph.dag)
     for at, i in enumerate(graph.dag.topological_order):
@@ -70,7 +65,7 @@ def alternating(graph: Graph) -> list[int]:
     return lanes
 
 
-def plain(model: onnx.ModelProto | str, feed: Feed, names: Sequence[str] | None = None) -> list[Any]:
+def run_plain(model: onnx.ModelProto | str, feed: Feed, names: Sequence[str] | None = None) -> list[Any]:
     """What plain onnxruntime makes of it."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
@@ -96,7 +91,7 @@ def assert_equal(ours: Sequence[Any], theirs: Sequence[Any]) -> None:
 
 def assert_same_as_plain(session: HybridSession, model: onnx.ModelProto | str, feed: Feed) -> None:
     """A session gives what plain onnxruntime gives."""
-    assert_equal(session.run(None, feed), plain(model, feed))
+    assert_equal(session.run(None, feed), run_plain(model, feed))
 
 
 class QuietCores:
@@ -122,7 +117,7 @@ def smallest_graph() -> Graph:
     return load(build("lstm", {"layers": 1, "seq": 1, "batch": 1, "io": 2}))
 
 
-def lanes() -> list[str]:
+def lane_threads() -> list[str]:
     """Names of the lanes' threads that are alive, the interpreter's and others."""
     found = [t.name for t in threading.enumerate()]
     for task in Path("/proc/self/task").glob("*/comm"):
@@ -131,9 +126,9 @@ def lanes() -> list[str]:
     return [name for name in found if name.startswith("chrion-lane-")]
 
 
-def lanes_left() -> list[str]:
+def remaining_lane_threads() -> list[str]:
     """The same once those that stop have stopped."""
     end = time.monotonic() + 10
-    while (found := lanes()) and time.monotonic() < end:
+    while (found := lane_threads()) and time.monotonic() < end:
         time.sleep(0.01)
     return found

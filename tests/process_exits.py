@@ -13,7 +13,8 @@ import numpy as np
 
 from chrion import HybridSession, load
 from chrion.runtime import process_hooks
-from helpers import FLOAT, forced_plan, make_model, node, value
+from chrion.scheduler import fixed_plan
+from helpers import FLOAT, make_model, node, value
 
 _SIZE = 600
 
@@ -29,7 +30,7 @@ def busy_session() -> tuple[HybridSession, dict[str, np.ndarray]]:
     nodes.append(node("Add", ["a5", "b5"], ["y"], name="sum"))
     shape = [_SIZE, _SIZE]
     graph = load(make_model(nodes, [value("x", FLOAT, shape)], [value("y", FLOAT, shape)], {"w": w}))
-    plan = forced_plan(graph, [1 + name.startswith("b") for name in graph.dag.names])
+    plan = fixed_plan(graph, [1 + name.startswith("b") for name in graph.dag.names])
     return HybridSession(graph, plan=plan), {"x": np.ones((_SIZE, _SIZE), np.float32)}
 
 

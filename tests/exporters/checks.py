@@ -19,11 +19,11 @@ from zlib import crc32
 import numpy as np
 import onnxruntime as ort
 
-from answers import Feed, Reference, Tolerance, quiet_options, quiet_run
 from chrion import HybridSession, load
 from chrion.graph import Graph
 from chrion.scheduler import POLICIES, Plan, random_plan
-from differential import MOST_EXACT, planned
+from differential_testing import MOST_EXACT, planned
+from output_comparison import Feed, Reference, Tolerance, quiet_options, quiet_run
 
 Session = HybridSession | ort.InferenceSession
 Way = Callable[[Any, Feed], list[Any]]

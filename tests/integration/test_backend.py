@@ -16,7 +16,7 @@ from chrion import load
 from chrion.backend import HybridBackend, RandomCutBackend
 from chrion.errors import OptionError
 from chrion.scheduler import random_plan
-from helpers import FLOAT, assert_equal, branches, make_model, node, plain, value
+from helpers import FLOAT, assert_equal, branches, make_model, node, run_plain, value
 
 X = np.linspace(-2, 2, 8, dtype=np.float32).reshape(2, 4)
 
@@ -50,8 +50,8 @@ def test_inputs_come_in_order_by_name_or_alone(inputs: Any) -> None:
     prepared = RandomCutBackend.prepare(model)
     assert isinstance(prepared, BackendRep)
     found = prepared.run(inputs)
-    assert_equal(list(found), plain(model, {"x": X}))
-    assert_equal([found["l"], found["y"]], plain(model, {"x": X}, ["l", "y"]))
+    assert_equal(list(found), run_plain(model, {"x": X}))
+    assert_equal([found["l"], found["y"]], run_plain(model, {"x": X}, ["l", "y"]))
     assert prepared.session.plan is not None
     prepared.session.close()
 
@@ -68,7 +68,7 @@ def test_models_are_prepared_from_protos_bytes_and_files(tmp_path: Path, kind: s
     model, path = branches(), tmp_path / "m.onnx"
     onnx.save(model, path)
     source: Any = {"proto": model, "bytes": model.SerializeToString(), "path": str(path)}[kind]
-    assert_equal(list(chrion.backend.run_model(source, [X], cores=1, rtol=1e-3)), plain(model, {"x": X}))
+    assert_equal(list(chrion.backend.run_model(source, [X], cores=1, rtol=1e-3)), run_plain(model, {"x": X}))
 
 
 def test_free_dimensions_are_cut_for_each_shape() -> None:
@@ -82,7 +82,7 @@ def test_free_dimensions_are_cut_for_each_shape() -> None:
         maker: Any = type("Maker", (RandomCutBackend,), {"optimise": optimise})
         prepared = maker.prepare(model)
         for x in (X, X[:1], np.repeat(X, 3, axis=0)):
-            assert_equal(list(prepared.run([x])), plain(model, {"x": x}))
+            assert_equal(list(prepared.run([x])), run_plain(model, {"x": x}))
             assert len(prepared.session.plan.segments) == 3
         prepared.session.close()
 

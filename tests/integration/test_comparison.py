@@ -21,9 +21,9 @@ from chrion.errors import ScheduleError
 from chrion.files import bundled_folder
 from chrion.profiler.measure import synthetic_inputs
 from chrion.report import comparison_json, comparison_png, comparison_table, comparison_verdict
-from chrion.scheduler import POLICIES
+from chrion.scheduler import POLICIES, fixed_plan
 from chrion.scheduler.policies.ios_merging import merged_variants
-from helpers import FLOAT, alternating, branches, forced_plan, make_model, node, value
+from helpers import FLOAT, alternating_lanes, branches, make_model, node, value
 
 PAPER = str(bundled_folder("profiles") / "gtx1080ti-paper.json")
 Chrion = Callable[..., tuple[int, str, str]]
@@ -162,7 +162,7 @@ def test_lanes_and_waits_are_those_of_the_program() -> None:
     names = {name: i for i, name in enumerate(graph.dag.names)}
     lanes = [2 if graph.dag.names[i].startswith("right") else 1 for i in range(len(names))]
     for placement, expected in ((lanes, (2, 1)), ([1] * len(lanes), (1, 0))):
-        plan = forced_plan(graph, placement)
+        plan = fixed_plan(graph, placement)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("chrion.benchmark.comparison.partition", lambda *_, plan=plan, **__: plan)
             entry = plan_policies(graph, found.profile, ["cpu"]).results[0]
@@ -173,8 +173,8 @@ def test_plans_that_do_not_run_or_run_wrong_are_not_timed() -> None:
     """A plan of another model, and a model whose plain session gives something else."""
     found = compared(branches(), "cpu")
     other = chrion.load(branches(size=6))
-    broken = PolicyResult("broken", forced_plan(other, alternating(other)), 1.0)
-    sound = PolicyResult("sound", forced_plan(found.graph, alternating(found.graph)), 1.0)
+    broken = PolicyResult("broken", fixed_plan(other, alternating_lanes(other)), 1.0)
+    sound = PolicyResult("sound", fixed_plan(found.graph, alternating_lanes(found.graph)), 1.0)
     feed = synthetic_inputs(found.graph)
     measured = time_plans(replace(found, results=(broken, sound)), feed, rounds=1, trial_s=0.01)
     assert measured.results[0].reason.startswith("does not run: ")

@@ -18,11 +18,11 @@ from checks import QUICK, check
 from sample import SAMPLE, read_sample, sample_case, sample_names
 
 import exporters
-from answers import Tolerance
 from chrion.profiler import measure
 from chrion.runtime.selection import guard
 from chrion.scheduler.policies.chrion import Planner
 from helpers import FLOAT, branches, make_model, node, value
+from output_comparison import Tolerance
 
 NAMES = sample_names()
 #: Exporters that the sample has to have models of.

@@ -24,7 +24,8 @@ from chrion.runtime.execution.accelerator import Accelerator
 from chrion.runtime.execution.engine import CutEngine, PlainEngine
 from chrion.runtime.execution.frame import Frame
 from chrion.runtime.selection.selector import SessionConfig
-from helpers import FLOAT, INT64, assert_same_as_plain, branches, forced_plan, make_model, node, value
+from chrion.scheduler import fixed_plan
+from helpers import FLOAT, INT64, assert_same_as_plain, branches, make_model, node, value
 
 CPU = "CPUExecutionProvider"
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
@@ -43,7 +44,7 @@ def opened(graph: Graph) -> Iterator[Session]:
     sessions: list[HybridSession] = []
 
     def make(**config: Any) -> HybridSession:
-        plan = forced_plan(graph, [0, 1, 0, 1], accelerator=CPU)
+        plan = fixed_plan(graph, [0, 1, 0, 1], accelerator=CPU)
         sessions.append(HybridSession(graph, plan=plan, **config))
         return sessions[-1]
 
@@ -93,7 +94,7 @@ def test_a_provider_that_does_not_start(
 ) -> None:
     """Its own reason, and what to install; the given plan is not carried out."""
     monkeypatch.setattr(providers, "failure_reason", lambda _: "libcudart.so.13: cannot open shared object file")
-    plan = forced_plan(graph, [0, 1, 0, 1], accelerator="CUDAExecutionProvider")
+    plan = fixed_plan(graph, [0, 1, 0, 1], accelerator="CUDAExecutionProvider")
     with pytest.raises(ProviderError, match=r"libcudart.*chrion\[cuda\]"):
         HybridSession(graph, plan=plan, strict=True)
     with caplog.at_level(logging.WARNING), HybridSession(graph, plan=plan) as session:
@@ -167,7 +168,7 @@ def gather() -> onnx.ModelProto:
 def test_a_request_at_fault_is_not_held_against_the_accelerator(caplog: pytest.LogCaptureFixture) -> None:
     """An index out of range raises, as in plain onnxruntime; the next request is served as planned."""
     graph = load(gather())
-    with HybridSession(graph, plan=forced_plan(graph, [1, 0], accelerator=CPU)) as session:
+    with HybridSession(graph, plan=fixed_plan(graph, [1, 0], accelerator=CPU)) as session:
         with pytest.raises(RuntimeError, match="indices element out of data bounds"):
             session.run(None, {"x": X, "i": np.array([0, 9])})
         assert isinstance(session._engine, CutEngine)
@@ -198,12 +199,12 @@ def test_a_session_that_made_its_plan_plans_again_without(
 def planned(graph: Graph, profile: Any, *_: object, **__: object) -> list[Any]:
     """A plan on the accelerator where the profile has one."""
     lanes = [2, 1, 2, 1] if profile.accelerator is None else [0, 1, 0, 1]
-    return [forced_plan(graph, lanes, accelerator=profile.accelerator)]
+    return [fixed_plan(graph, lanes, accelerator=profile.accelerator)]
 
 
 def test_plain_sessions_on_an_accelerator_fall_back_too(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that runs in one piece there, and fails, is served by the CPU from then on."""
-    with HybridSession(graph, plan=forced_plan(graph, [1, 1, 1, 1])) as session:
+    with HybridSession(graph, plan=fixed_plan(graph, [1, 1, 1, 1])) as session:
         plain = session._engine
         assert isinstance(plain, PlainEngine)
         monkeypatch.setattr(plain, "accelerated", True)
@@ -223,4 +224,4 @@ def test_a_strict_session_raises_where_its_plan_cannot_be_opened(graph: Graph, m
     """Without ``strict`` the model runs plain; see ``test_library_errors.py``."""
     monkeypatch.setattr(engines, "SegmentFactory", raising(Fail("no")))
     with pytest.raises(Fail, match="no"):
-        HybridSession(graph, plan=forced_plan(graph, [1, 2, 1, 2]), strict=True)
+        HybridSession(graph, plan=fixed_plan(graph, [1, 2, 1, 2]), strict=True)

@@ -21,8 +21,8 @@ from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.explain import explain_placement
 from chrion.scheduler.policies.ios_merging import merged_variants
 from chrion.scheduler.policies.streams import nimble, opara
-from helpers import FLOAT, MACHINE, assert_equal, branches, make_model, node, plain, value
-from random_steps import random_model
+from helpers import FLOAT, MACHINE, assert_equal, branches, make_model, node, run_plain, value
+from random_operators import random_model
 
 FIELD = ("ios", "nimble", "opara", "wavefront", "greedy")
 
@@ -55,7 +55,7 @@ def test_random_models_give_what_onnxruntime_gives(seed: int, *, accelerator: bo
     model, feed = made.model(), made.feed()
     graph = load(model, {name: array.shape for name, array in feed.items()})
     profile = made_up_profile([graph], accelerator=accelerator, seed=seed)
-    expected = plain(model, feed)
+    expected = run_plain(model, feed)
     for policy in FIELD:
         plan = partition(graph, profile, policy=policy, streams=3)
         check(graph, profile, plan)
@@ -80,7 +80,7 @@ def test_real_architectures_give_what_onnxruntime_gives(name: str, policy: str) 
     }
     with HybridSession(graph, plan=plan) as session:
         assert (session.plan is None) == (len(plan.segments) == 1)  # one segment runs plain
-        assert_equal(session.run(None, feed), plain(path, feed))
+        assert_equal(session.run(None, feed), run_plain(path, feed))
 
 
 def siblings() -> Graph:
@@ -114,7 +114,7 @@ def test_siblings_are_merged_where_that_is_faster() -> None:
     feed = {"x": np.random.default_rng(1).standard_normal((2, 8)).astype(np.float32)}
     with HybridSession(graph, plan=Plan.from_json(plan.to_json())) as session:
         assert session.plan is not None
-        assert_equal(session.run(None, feed), plain(onnx.load_from_string(bytes(graph.source)), feed))
+        assert_equal(session.run(None, feed), run_plain(onnx.load_from_string(bytes(graph.source)), feed))
 
 
 def test_siblings_are_left_apart_where_that_is_slower() -> None:

@@ -20,7 +20,7 @@ sys.path.insert(0, str(SCRIPTS))
 
 import bench_gpu  # noqa: E402 - a script, found by the line above
 import gpu_page  # noqa: E402
-import pages  # noqa: E402
+import page_markers  # noqa: E402
 import reproduce_table6  # noqa: E402
 
 PARTS = {"overlap": 1, "table6": 2, "user": 1, "figure10": 1}
@@ -125,12 +125,12 @@ def test_the_aim_is_held_against_the_best_plain_session(hybrid: float, told: str
 def test_tables_are_put_between_their_markers() -> None:
     """What stands there is replaced, the rest is kept; a page without markers is refused."""
     begin, end = "<!-- begin: t -->", "<!-- end: t -->"
-    page = pages.replaced(f"a\n{begin}\nold\n{end}\nb", "t", "| new |")
+    page = page_markers.replace_section(f"a\n{begin}\nold\n{end}\nb", "t", "| new |")
     assert page == f"a\n{begin}\n\n| new |\n\n{end}\nb"
-    assert pages.replaced(page, "t", "| new |") == page
+    assert page_markers.replace_section(page, "t", "| new |") == page
     for bad in ("a", begin, f"{begin}{begin}{end}"):
         with pytest.raises(OptionError, match="once each"):
-            pages.replaced(bad, "t", "")
+            page_markers.replace_section(bad, "t", "")
 
 
 @pytest.mark.parametrize("page", ["cpu", "reproduction", "schedulers"])
@@ -140,7 +140,7 @@ def test_pages_have_the_markers_that_scripts_look_for(page: str) -> None:
     names = re.findall(r"<!-- begin: (.*) -->", text)
     assert names
     for name in names:
-        pages.replaced(text, name, "")
+        page_markers.replace_section(text, name, "")
 
 
 def test_printed_reductions_follow_from_printed_figures() -> None:

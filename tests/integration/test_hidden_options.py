@@ -24,7 +24,7 @@ from chrion.runtime.options.table import (
 )
 from chrion.scheduler.fixed_placement import random_plan
 from helpers import FLOAT, assert_equal, node, value
-from option_support import (
+from option_cases import (
     CPU,
     DOUBLED,
     FEED,

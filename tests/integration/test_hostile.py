@@ -25,9 +25,9 @@ from chrion.scheduler.fixed_placement import fixed_plan
 from chrion.simulator.scenario import find_scenario
 from chrion.simulator.traces import read_trace
 from chrion.zoo import RecurrentSpec, build_recurrent
-from helpers import FLOAT, alternating, assert_equal, branches, make_model, node, plain, value
-from mutations import damaged_bytes, damaged_json
-from processes import Lost, run_all
+from damaged_files import damaged_bytes, damaged_json
+from helpers import FLOAT, alternating_lanes, assert_equal, branches, make_model, node, run_plain, value
+from worker_processes import Lost, run_all
 
 OFTEN = settings(
     deadline=None,
@@ -35,7 +35,7 @@ OFTEN = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 GRAPH = load(branches())
-PLAN = json.loads(json.dumps(fixed_plan(GRAPH, alternating(GRAPH)).to_json()))
+PLAN = json.loads(json.dumps(fixed_plan(GRAPH, alternating_lanes(GRAPH)).to_json()))
 PROFILE = {
     **json.loads((bundled_folder("profiles") / "gtx1080ti-paper.json").read_bytes()),
     "notes": ["short"],
@@ -202,7 +202,7 @@ def test_a_model_whose_name_is_no_text() -> None:
     model, x = branches(), np.ones((2, 4), np.float32)
     damaged = model.SerializeToString().replace(b"tiny", b"t\xffny")
     with HybridSession(damaged) as session:
-        assert_equal(session.run(None, {"x": x}), plain(model, {"x": x}))
+        assert_equal(session.run(None, {"x": x}), run_plain(model, {"x": x}))
         assert not session.get_modelmeta().graph_name
 
 
@@ -282,7 +282,7 @@ def test_weights_in_the_folder_are_read(folder: Path, location: str) -> None:
     onnx.save(weights_elsewhere(location), path)
     x = np.arange(1000, dtype=np.float32)
     with HybridSession(path) as session:
-        assert_equal(session.run(None, {"x": x}), plain(str(path), {"x": x}))
+        assert_equal(session.run(None, {"x": x}), run_plain(str(path), {"x": x}))
 
 
 # The cache.
@@ -320,7 +320,7 @@ def test_a_choice_that_fits_no_more_is_made_again(monkeypatch: pytest.MonkeyPatc
     for damage in ({"digest": "0" * 32}, {"cores": 10**6}, {"accelerator": "NoSuchProvider"}):
         choice.write_text(json.dumps({"winner": "plan 1", "plan": {**PLAN, **damage}, "why": "it says so"}))
         with HybridSession(model, cores=1) as session:
-            assert_equal(session.run(None, {"x": x}), plain(model, {"x": x}))
+            assert_equal(session.run(None, {"x": x}), run_plain(model, {"x": x}))
         assert json.loads(choice.read_text())["why"] != "it says so"
 
 

@@ -21,9 +21,10 @@ from chrion.runtime.execution.engine import CutEngine
 from chrion.runtime.execution.executor import Executor
 from chrion.runtime.execution.frame import Frame
 from chrion.runtime.execution.program import Copy, Instruction, Run, Signal, Wait
+from chrion.scheduler import fixed_plan
 from chrion.zoo import RecurrentSpec, build_recurrent
-from helpers import alternating, assert_equal, branches, forced_plan, plain
-from mirror import MirrorDevice
+from helpers import alternating_lanes, assert_equal, branches, run_plain
+from mirror_device import MirrorDevice
 
 # A fault that nobody notices would hang.
 pytestmark = [pytest.mark.timeout(120, method="thread"), pytest.mark.usefixtures("interpreted")]
@@ -114,9 +115,9 @@ def subject(graph: Graph, lanes: list[int], model: Any, **options: Any) -> Subje
     rng = np.random.default_rng(0)
     (info,) = graph.inputs
     feeds = [{info.name: rng.standard_normal(info.shape).astype(np.float32)} for _ in range(CALLERS)]
-    plan = forced_plan(graph, lanes, accelerator="CPUExecutionProvider" if 0 in lanes else None)
+    plan = fixed_plan(graph, lanes, accelerator="CPUExecutionProvider" if 0 in lanes else None)
     session = HybridSession(graph, plan=plan, strict=True, **options)
-    return Subject(session, feeds, [plain(model, feed) for feed in feeds])
+    return Subject(session, feeds, [run_plain(model, feed) for feed in feeds])
 
 
 @pytest.fixture(params=["branches", "stack", "accelerator", "copies"])
@@ -125,7 +126,7 @@ def opened(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     model = build_recurrent(STACK) if request.param == "stack" else branches()
     graph = load(model)
     lanes = {
-        "branches": alternating(graph),
+        "branches": alternating_lanes(graph),
         "stack": [1 + ("l1" in name) for name in graph.dag.names],
         "accelerator": [0, 1, 2, 1],
         "copies": [0, 1, 1, 0],

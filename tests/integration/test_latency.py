@@ -10,7 +10,8 @@ import pytest
 from chrion import load
 from chrion.benchmark.latency import SessionFactory, hybrid_candidate, plain_baselines, time_candidates
 from chrion.profiler.measure import synthetic_inputs
-from helpers import QuietCores, alternating, assert_equal, branches, forced_plan, plain
+from chrion.scheduler import fixed_plan
+from helpers import QuietCores, alternating_lanes, assert_equal, branches, run_plain
 
 Log = list[tuple[str, str]]
 
@@ -108,9 +109,9 @@ def test_hybrid_and_plain_candidates_compute_the_same() -> None:
     model = branches()
     graph = load(model)
     feed = synthetic_inputs(graph)
-    expected = plain(model, feed)
+    expected = run_plain(model, feed)
     factories = {
-        "hybrid": hybrid_candidate(graph, forced_plan(graph, alternating(graph)), feed),
+        "hybrid": hybrid_candidate(graph, fixed_plan(graph, alternating_lanes(graph)), feed),
         **plain_baselines(model.SerializeToString(), feed),
     }
     assert len(factories) == 4

@@ -16,7 +16,8 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 import chrion
 from chrion import HybridSession, load
 from chrion.errors import ModelError, PlanError
-from helpers import FLOAT, INT64, alternating, assert_equal, branches, forced_plan, make_model, node, plain, value
+from chrion.scheduler import fixed_plan
+from helpers import FLOAT, INT64, alternating_lanes, assert_equal, branches, make_model, node, run_plain, value
 
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
 ERRORS = [
@@ -91,7 +92,7 @@ def test_a_session_that_plans_runs_plain(
     model = free_branches() if free else branches()
     monkeypatch.setattr(STEPS[step], raising(error))
     with caplog.at_level(logging.CRITICAL), HybridSession(model, ort.SessionOptions()) as session:
-        assert_equal(session.run(None, {"x": X}), plain(model, {"x": X}))
+        assert_equal(session.run(None, {"x": X}), run_plain(model, {"x": X}))
         assert session.plan is None
         assert type(error).__name__ in session.explain()
 
@@ -104,7 +105,7 @@ def test_a_model_that_cannot_be_loaded_again_for_its_shapes_runs_plain(
     model = free_branches() if free else branches()
     with HybridSession(model) as session:
         monkeypatch.setattr("chrion.runtime.session.load", raising(IndexError("unexpected")))
-        assert_equal(session.run(None, {"x": X}), plain(model, {"x": X}))
+        assert_equal(session.run(None, {"x": X}), run_plain(model, {"x": X}))
         assert ("IndexError: unexpected" in session.explain()) == free
 
 
@@ -115,11 +116,11 @@ def test_a_session_whose_plan_cannot_be_opened_runs_plain(
 ) -> None:
     """A given plan included; a strict session raises instead."""
     graph = load(branches())
-    plan = forced_plan(graph, alternating(graph))
+    plan = fixed_plan(graph, alternating_lanes(graph))
     calls: list[int] = []
     monkeypatch.setattr(CUTS[step], raising(error, calls))
     with HybridSession(branches(), plan=plan) as session:
-        assert_equal(session.run(None, {"x": X}), plain(branches(), {"x": X}))
+        assert_equal(session.run(None, {"x": X}), run_plain(branches(), {"x": X}))
         assert calls
         # Lanes in Python take the place of lanes in C that onnxruntime refuses.
         stays = step == "start the lanes" and isinstance(error, RuntimeError)
@@ -134,7 +135,7 @@ def test_what_the_caller_got_wrong_is_raised(tmp_path: Path) -> None:
     """A plan that is not for the model, and whatever the caller's own planning function raises."""
     other = load(make_model([node("Relu", ["x"], ["y"])], [value("x", FLOAT, [2])], [value("y", FLOAT, [2])]))
     with pytest.raises(PlanError):
-        HybridSession(branches(), plan=forced_plan(other, [1]))
+        HybridSession(branches(), plan=fixed_plan(other, [1]))
     with pytest.raises(ZeroDivisionError):
         HybridSession(branches(), plan=raising(ZeroDivisionError("mine")))
     (tmp_path / "plan.json").write_text("{}")
@@ -148,7 +149,7 @@ def test_default_session_options_on_a_model_of_one_operator(shape: list[int]) ->
     model = make_model([node("Exp", ["x"], ["y"])], [value("x", FLOAT, shape)], [value("y", FLOAT, shape)])
     x = np.full(shape, 0.5, np.float32)
     with HybridSession(model, ort.SessionOptions(), providers=["CPUExecutionProvider"]) as session:
-        assert_equal(session.run(None, {"x": x}), plain(model, {"x": x}))
+        assert_equal(session.run(None, {"x": x}), run_plain(model, {"x": x}))
         assert "one segment" in session.explain()
 
 
@@ -160,7 +161,7 @@ def test_scalar_inputs_are_measured_and_tried() -> None:
     assert set(chrion.profile(graph).operators) >= set(graph.dag.signatures)
     feed = {"x": X, "t": np.array(0.5, np.float32)}
     with HybridSession(model) as session:
-        assert_equal(session.run(None, feed), plain(model, feed))
+        assert_equal(session.run(None, feed), run_plain(model, feed))
         assert "could be timed" not in session.explain()
 
 
@@ -171,10 +172,10 @@ def test_inputs_that_no_candidate_runs_with_are_told(monkeypatch: pytest.MonkeyP
     )
     monkeypatch.setattr(
         "chrion.runtime.selection.selector.alternatives",
-        lambda graph, *_, **__: (forced_plan(graph, alternating(graph)),),
+        lambda graph, *_, **__: (fixed_plan(graph, alternating_lanes(graph)),),
     )
     with HybridSession(branches()) as session:
-        assert_equal(session.run(None, {"x": X}), plain(branches(), {"x": X}))
+        assert_equal(session.run(None, {"x": X}), run_plain(branches(), {"x": X}))
         assert "no candidate could be timed on synthetic inputs (InvalidArgument" in session.explain()
 
 
@@ -194,7 +195,7 @@ def zip_map() -> onnx.ModelProto:
 
 def test_sequences_of_maps_run_plain() -> None:
     """Graphs of operators do not hold them, which is no error of the session's; loading says what is at fault."""
-    (expected,) = plain(zip_map(), {"x": X})
+    (expected,) = run_plain(zip_map(), {"x": X})
     with HybridSession(zip_map()) as session:
         assert session.run(None, {"x": X}) == [expected]
         assert "value 'p' is a seq(map(int64,tensor(float)))" in session.explain()
@@ -204,7 +205,7 @@ def test_sequences_of_maps_run_plain() -> None:
 
 def test_sequences_of_maps_are_copied_from_a_binding() -> None:
     """As a plain session's binding does."""
-    (expected,) = plain(zip_map(), {"x": X})
+    (expected,) = run_plain(zip_map(), {"x": X})
     with HybridSession(zip_map()) as session:
         binding = session.io_binding()
         binding.bind_cpu_input("x", X)

@@ -10,7 +10,8 @@ import pytest
 from onnx.backend.test.data import __path__ as data_path
 
 from chrion import HybridSession, load
-from helpers import assert_equal, forced_plan, plain
+from chrion.scheduler import fixed_plan
+from helpers import assert_equal, run_plain
 
 FOLDER = Path(next(iter(data_path))) / "light"
 MODELS = sorted(p.stem for p in FOLDER.glob("*.onnx"))
@@ -34,8 +35,8 @@ def test_real_architectures_give_what_onnxruntime_gives(name: str) -> None:
     lanes = [0] * len(graph.dag)
     for at, i in enumerate(graph.dag.topological_order):
         lanes[i] = 1 + (at // 3) % 2
-    with HybridSession(graph, plan=forced_plan(graph, lanes)) as session:
+    with HybridSession(graph, plan=fixed_plan(graph, lanes)) as session:
         assert session.plan is not None
         found = session.run(None, feed)
-    assert_equal(found, plain(path, feed))
+    assert_equal(found, run_plain(path, feed))
     assert len(onnx.load(path).graph.output) == len(found)

@@ -13,17 +13,17 @@ from google.protobuf.message import EncodeError
 
 from chrion import HybridSession, load
 from chrion.errors import ModelError, ShapeError
+from chrion.scheduler import fixed_plan
 from helpers import (
     BOOL,
     FLOAT,
     INT64,
-    alternating,
+    alternating_lanes,
     assert_same_as_plain,
     branches,
-    forced_plan,
     make_model,
     node,
-    plain,
+    run_plain,
     value,
 )
 
@@ -34,7 +34,7 @@ ONE = [value("x", FLOAT, [2, 4])], [value("y", FLOAT, [2, 4])]
 def run_cut(model: onnx.ModelProto | str, feed: dict[str, Any]) -> None:
     """Spread a model over two lanes and compare with plain onnxruntime."""
     graph = load(model)
-    with HybridSession(graph, plan=forced_plan(graph, alternating(graph))) as session:
+    with HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph))) as session:
         assert_same_as_plain(session, model, feed)
 
 
@@ -91,7 +91,7 @@ def test_repeated_names_are_refused_as_onnxruntime_refuses_them() -> None:
     """The error says which name it is."""
     model = make_model([node("Relu", ["x"], ["a"], name="same"), node("Neg", ["a"], ["y"], name="same")], *ONE)
     with pytest.raises(Exception, match="same"):
-        plain(model, {"x": X})
+        run_plain(model, {"x": X})
     with pytest.raises(ModelError, match=r"same node name \(same\)"):
         load(model)
 
@@ -107,7 +107,7 @@ def test_external_data_is_found_beside_the_file(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     graph = load("m.onnx")
     Path("w.bin").unlink()
-    with HybridSession(graph, plan=forced_plan(graph, alternating(graph))) as session:
+    with HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph))) as session:
         assert_same_as_plain(session, reference, feed)
 
 

@@ -14,7 +14,8 @@ import chrion
 from chrion import Graph, HybridSession
 from chrion.errors import ModelError
 from chrion.graph.merge import merge_operators, mergeable_groups
-from helpers import FLOAT, alternating, assert_equal, forced_plan, make_model, node, plain, value
+from chrion.scheduler import fixed_plan
+from helpers import FLOAT, alternating_lanes, assert_equal, make_model, node, run_plain, value
 
 CASES = 150
 
@@ -33,7 +34,7 @@ def check(model: onnx.ModelProto, feed: dict[str, Any], names: list[tuple[str, .
     # onnxruntime orders independent operators as it likes
     assert sorted(tuple(sorted(graph.dag.names[i] for i in group)) for group in groups) == names
     merged = merge_operators(graph, groups)
-    for ours, theirs in zip(run_graph(merged, feed), plain(model, feed), strict=True):
+    for ours, theirs in zip(run_graph(merged, feed), run_plain(model, feed), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
     return merged
 
@@ -112,7 +113,7 @@ def test_random_convolutions_give_the_same_merged() -> None:
             continue
         merged += 1
         assert all(integer_attribute(graph, i, "group") == 1 for group in groups for i in group)
-        for ours, theirs in zip(run_graph(merge_operators(graph, groups), feed), plain(model, feed), strict=True):
+        for ours, theirs in zip(run_graph(merge_operators(graph, groups), feed), run_plain(model, feed), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4, err_msg=f"seed {seed}")
     assert merged > CASES // 5
 
@@ -313,5 +314,5 @@ def test_a_merged_graph_runs_on_lanes() -> None:
     graph = chrion.load(model)
     merged = merge_operators(graph, mergeable_groups(graph))
     assert len(merged.dag) > 2
-    with HybridSession(merged, plan=forced_plan(merged, alternating(merged))) as session:
-        assert_equal(session.run(None, feed), plain(model, feed))
+    with HybridSession(merged, plan=fixed_plan(merged, alternating_lanes(merged))) as session:
+        assert_equal(session.run(None, feed), run_plain(model, feed))

@@ -18,17 +18,17 @@ from chrion import HybridSession, load
 from chrion.native import NativeBinding, NativeError, NativeFrame, NativeLanes, NativeSession, available
 from chrion.native.bindings import RUN, SIGNAL, WAIT
 from chrion.runtime.execution.engine import CutEngine
+from chrion.scheduler import fixed_plan
 from helpers import (
     FLOAT,
     INT64,
-    alternating,
+    alternating_lanes,
     assert_equal,
     branches,
-    forced_plan,
-    lanes_left,
     make_model,
     node,
-    plain,
+    remaining_lane_threads,
+    run_plain,
     value,
 )
 
@@ -67,7 +67,7 @@ def feed_of(caller: int, wrong: int | None = None) -> dict[str, Any]:
 def cut(model: onnx.ModelProto, **shapes: tuple[int, ...]) -> HybridSession:
     """A session whose operators take turns on two lanes."""
     graph = load(model, shapes)
-    return HybridSession(graph, plan=forced_plan(graph, alternating(graph)))
+    return HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph)))
 
 
 def first_beside(session: HybridSession, operator: str) -> str:
@@ -89,11 +89,11 @@ def test_a_step_that_fails_among_other_requests(wrong: int) -> None:
     """Its request gets the error with the operator's name, and onnxruntime's own words; all others are served."""
     model = picks()
     with pytest.raises(Exception, match="indices element out of data bounds"):
-        plain(model, feed_of(0, wrong))
-    expected = [plain(model, feed_of(caller)) for caller in range(4)]
+        run_plain(model, feed_of(0, wrong))
+    expected = [run_plain(model, feed_of(caller)) for caller in range(4)]
     raised: list[str] = []
     graph = load(model)
-    with HybridSession(graph, plan=forced_plan(graph, alternating(graph)), strict=True) as session:
+    with HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph)), strict=True) as session:
         first = first_beside(session, f"pick{wrong}")
 
         def call(caller: int) -> None:
@@ -122,16 +122,16 @@ def test_what_is_left_to_the_interpreter() -> None:
     model = make_model(nodes, [value("x", FLOAT, [2, 4])], [value("y", INT64, [2, "n"]), value("b", FLOAT, [2, 4])])
     with cut(model) as session:
         assert not runs_native(session)
-        assert_equal(session.run(None, {"x": x}), plain(model, {"x": x}))
+        assert_equal(session.run(None, {"x": x}), run_plain(model, {"x": x}))
     model, options = branches(), ort.RunOptions()
     with cut(model) as session:
         assert runs_native(session)
-        assert_equal(session.run(None, {"x": x}, options), plain(model, {"x": x}))
+        assert_equal(session.run(None, {"x": x}, options), run_plain(model, {"x": x}))
         options.terminate = True
         with pytest.raises(Exception, match="terminate"):
             session.run(None, {"x": x}, options)
-        assert_equal(session.run(None, {"x": x}), plain(model, {"x": x}))
-    assert not lanes_left()
+        assert_equal(session.run(None, {"x": x}), run_plain(model, {"x": x}))
+    assert not remaining_lane_threads()
 
 
 @compiled
@@ -141,7 +141,7 @@ def test_values_in_and_out(size: int) -> None:
     model = branches(size=size)
     rng = np.random.default_rng(0)
     feeds = [{"x": rng.standard_normal((2, size)).astype(np.float32)} for _ in range(3)]
-    expected = [plain(model, feed) for feed in feeds]
+    expected = [run_plain(model, feed) for feed in feeds]
     with cut(model) as session:
         assert runs_native(session)
         results = [session.run(None, feed) for feed in feeds]
@@ -171,14 +171,14 @@ def test_empty_tensors() -> None:
     feed = {"x": np.zeros((0, 4), np.float32)}
     with cut(model) as session:
         assert runs_native(session)
-        assert_equal(session.run(None, feed), plain(model, feed))
+        assert_equal(session.run(None, feed), run_plain(model, feed))
 
 
 @compiled
 def test_a_trace_tells_when_each_segment_ran() -> None:
     """In the order of the lanes' waits: what reads a result begins when what makes it has ended."""
     graph = load(branches())
-    session = HybridSession(graph, plan=forced_plan(graph, alternating(graph)))
+    session = HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph)))
     with session:
         assert runs_native(session)
         events = {e.segment: e for e in session.trace({"x": np.ones((2, 4), np.float32)})}
@@ -225,7 +225,7 @@ def test_lanes_take_turns() -> None:
         assert [float(number.numpy()[0]) for number in numbers] == list(range(502))
     lanes.close()
     lanes.close()
-    assert not lanes_left()
+    assert not remaining_lane_threads()
 
 
 @compiled
@@ -252,7 +252,7 @@ def test_lanes_that_nobody_holds_stop() -> None:
     lanes, frame, _ = relay(rounds=3)
     lanes.run(frame)
     del lanes, frame
-    assert not lanes_left()
+    assert not remaining_lane_threads()
 
 
 @compiled
@@ -260,9 +260,9 @@ def test_many_sessions_from_many_threads() -> None:
     """Options that are handed over on one thread are not taken by another."""
     model = branches()
     feeds: list[Mapping[str, Any]] = [{"x": np.full((2, 4), at, np.float32)} for at in range(8)]
-    expected = [plain(model, feed) for feed in feeds]
+    expected = [run_plain(model, feed) for feed in feeds]
     graph = load(model)
-    plan = forced_plan(graph, alternating(graph))
+    plan = fixed_plan(graph, alternating_lanes(graph))
     start = threading.Barrier(8)
 
     def make(at: int) -> None:

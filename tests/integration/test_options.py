@@ -27,7 +27,7 @@ from chrion.runtime.options.table import (
 from chrion.runtime.selection import selector as choosing
 from chrion.runtime.selection.selector import EngineSelector, SessionConfig
 from helpers import assert_equal, node
-from option_support import (
+from option_cases import (
     CPU,
     FEED,
     Change,

@@ -18,7 +18,8 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from chrion import HybridSession, load
 from chrion.runtime.interface import NOT_OFFERED
 from chrion.runtime.iobinding import HybridIOBinding
-from helpers import FLOAT, alternating, assert_equal, branches, forced_plan, make_model, node, plain, value
+from chrion.scheduler import fixed_plan
+from helpers import FLOAT, alternating_lanes, assert_equal, branches, make_model, node, run_plain, value
 
 X = np.linspace(-2, 2, 8, dtype=np.float32).reshape(2, 4)
 Session = ort.InferenceSession | HybridSession
@@ -49,7 +50,7 @@ def test_every_method_is_there_or_has_a_reason(name: str) -> None:
     assert not hasattr(HybridSession, name), "it is offered after all"
     graph = load(branches())
     with (
-        HybridSession(graph, plan=forced_plan(graph, alternating(graph))) as session,
+        HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph))) as session,
         pytest.raises(AttributeError, match=re.escape(NOT_OFFERED[name])),
     ):
         getattr(session, name)
@@ -100,15 +101,15 @@ def ours(request: pytest.FixtureRequest) -> Iterator[HybridSession]:
     """Cut over two lanes; in one piece; and with dimensions that the feed fixes."""
     graph = load(branches())
     if request.param == "cut":
-        session = HybridSession(graph, plan=forced_plan(graph, alternating(graph)))
+        session = HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph)))
     elif request.param == "plain":
-        session = HybridSession(graph, plan=forced_plan(graph, [1] * len(graph.dag)))
+        session = HybridSession(graph, plan=fixed_plan(graph, [1] * len(graph.dag)))
     else:
         model = branches()
         for info in (*model.graph.input, *model.graph.output):
             info.type.tensor_type.shape.dim[0].dim_param = "batch"
         free = load(model)
-        session = HybridSession(free, plan=forced_plan(load(model, {"batch": (2,)}), alternating(graph)))
+        session = HybridSession(free, plan=fixed_plan(load(model, {"batch": (2,)}), alternating_lanes(graph)))
     with session:
         assert (session.plan is not None) == (request.param == "cut")
         yield session
@@ -206,7 +207,7 @@ def test_wrong_calls_raise_the_same(
         way(theirs, names, feed, options)
     with pytest.raises(type(expected.value), match=f"(?s){named}"):
         way(ours, names, feed, options)
-    assert_equal(ours.run(None, {"x": X}), plain(branches(), {"x": X}))
+    assert_equal(ours.run(None, {"x": X}), run_plain(branches(), {"x": X}))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -220,7 +221,7 @@ def test_right_calls_are_taken(ours: HybridSession, way: Callable[..., None]) ->
 def test_a_closed_session_refuses_every_call(way: Callable[..., None]) -> None:
     """However it is called."""
     graph = load(branches())
-    session = HybridSession(graph, plan=forced_plan(graph, alternating(graph)))
+    session = HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph)))
     session.close()
     with pytest.raises((RuntimeError, AsyncError), match="closed"):
         way(session, None, {"x": X}, None)
@@ -229,7 +230,7 @@ def test_a_closed_session_refuses_every_call(way: Callable[..., None]) -> None:
 def test_a_binding_of_another_session_is_refused(theirs: ort.InferenceSession, ours: HybridSession) -> None:
     """Ours of another session, and onnxruntime's own."""
     graph = load(branches())
-    with HybridSession(graph, plan=forced_plan(graph, alternating(graph))) as other:
+    with HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph))) as other:
         with pytest.raises(ValueError, match="session that created it"):
             ours.run_with_iobinding(other.io_binding())
         with pytest.raises(ValueError, match="session that created it"):
@@ -250,7 +251,7 @@ def test_a_callback_that_cannot_be_called_is_refused(theirs: ort.InferenceSessio
 
 def test_outputs_of_the_other_ways_to_run(ours: HybridSession) -> None:
     """OrtValues, and what a callback is given."""
-    y, left = plain(branches(), {"x": X})
+    y, left = run_plain(branches(), {"x": X})
     found = ours.run_with_ort_values(["l", "y"], {"x": ort.OrtValue.ortvalue_from_numpy(X)})
     assert_equal([v.numpy() for v in found], [left, y])
     done = threading.Event()
@@ -268,7 +269,7 @@ def test_options_read_as_they_were_given(ours: HybridSession, theirs: ort.Infere
     memory = ours.create_ortvalue_from_shape_and_type([2, 4], np.float32, "cpu")
     memory.update_inplace(X)
     assert_equal(
-        [v.numpy() for v in ours.run_with_ort_values(["l"], {"x": memory})], plain(branches(), {"x": X}, ["l"])
+        [v.numpy() for v in ours.run_with_ort_values(["l"], {"x": memory})], run_plain(branches(), {"x": X}, ["l"])
     )
     ours.disable_fallback()
     assert ours._config.strict
@@ -307,7 +308,7 @@ def test_private_attributes_are_those_of_inference_session(tmp_path: Path, name:
     """Of a model in a file and of one in memory."""
     onnx.save(branches(), tmp_path / "model.onnx")
     graph = load(branches())
-    plan = forced_plan(graph, alternating(graph) if kind == "cut" else [1] * len(graph.dag))
+    plan = fixed_plan(graph, alternating_lanes(graph) if kind == "cut" else [1] * len(graph.dag))
     for source in (str(tmp_path / "model.onnx"), branches().SerializeToString()):
         options = ort.SessionOptions()
         plain_session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
@@ -349,7 +350,7 @@ def test_arguments_that_inference_session_ignores(caplog: pytest.LogCaptureFixtu
     """They are ignored here, even those that have the names of others inside; a warning says so."""
     rest = {"options": None, "reason": "none", "source": b""}
     with HybridSession(branches(), ort.SessionOptions(), **rest) as session:
-        assert_equal(session.run(None, {"x": X}), plain(branches(), {"x": X}))
+        assert_equal(session.run(None, {"x": X}), run_plain(branches(), {"x": X}))
     assert all(repr(name) in caplog.text for name in rest)
 
 
@@ -360,9 +361,9 @@ def test_no_fallback_to_other_providers_still_serves_what_a_segment_fails(monkey
     def fails(*_: Any, **__: Any) -> None:
         raise RuntimeError("no such luck")
 
-    with HybridSession(graph, plan=forced_plan(graph, alternating(graph)), enable_fallback=0) as session:
+    with HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph)), enable_fallback=0) as session:
         monkeypatch.setattr("chrion.runtime.execution.engine.CutEngine.run", fails)
-        assert_equal(session.run(None, {"x": X}), plain(branches(), {"x": X}))
+        assert_equal(session.run(None, {"x": X}), run_plain(branches(), {"x": X}))
 
 
 def test_what_is_no_model_or_no_options_is_refused_alike() -> None:
@@ -390,7 +391,7 @@ def test_a_binding_of_onnxruntime_itself(ours: HybridSession, theirs: ort.Infere
     binding.bind_output("y")
     for _ in range(2):
         ours.run_with_iobinding(binding)
-        assert_equal(binding.copy_outputs_to_cpu(), plain(branches(), {"x": X}, ["y"]))
+        assert_equal(binding.copy_outputs_to_cpu(), run_plain(branches(), {"x": X}, ["y"]))
     with pytest.raises(ValueError, match="session that created it"):
         ours.run_with_iobinding(ort.IOBinding(theirs))
 
@@ -402,7 +403,7 @@ def test_scalars_are_bound_as_scalars(kind: str) -> None:
     model = make_model(nodes, [value("x", FLOAT, [2]), value("t", FLOAT, [])], [value("y", FLOAT, [2])])
     graph = load(model)
     x, t = np.array([1, 2], np.float32), np.array(0.5, np.float32)
-    with HybridSession(graph, plan=forced_plan(graph, [1, 2] if kind == "cut" else [1, 1])) as session:
+    with HybridSession(graph, plan=fixed_plan(graph, [1, 2] if kind == "cut" else [1, 1])) as session:
         for by_address in (False, True):
             binding = session.io_binding()
             binding.bind_cpu_input("x", x)
@@ -412,4 +413,4 @@ def test_scalars_are_bound_as_scalars(kind: str) -> None:
                 binding.bind_cpu_input("t", t)
             binding.bind_output("y")
             session.run_with_iobinding(binding)
-            assert_equal(binding.copy_outputs_to_cpu(), plain(model, {"x": x, "t": t}))
+            assert_equal(binding.copy_outputs_to_cpu(), run_plain(model, {"x": x, "t": t}))

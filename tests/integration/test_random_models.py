@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from answers import difference
 from chrion.scheduler import POLICIES
-from differential import MismatchError, Tally, examine
+from differential_testing import MismatchError, Tally, examine
+from output_comparison import difference
 
 LONG = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 

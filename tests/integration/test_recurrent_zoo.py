@@ -10,8 +10,9 @@ import pytest
 
 from chrion import HybridSession, load
 from chrion.errors import ModelError, OptionError
+from chrion.scheduler import fixed_plan
 from chrion.zoo import RecurrentSpec, build, build_recurrent, names, specification
-from helpers import FLOAT, alternating, assert_equal, forced_plan, make_model, node, plain, value
+from helpers import FLOAT, alternating_lanes, assert_equal, make_model, node, run_plain, value
 
 CELLS = ["LSTM", "GRU", "RNN"]
 
@@ -22,13 +23,13 @@ def test_the_chunk_does_not_change_the_result(cell: str, bidirectional: bool) ->
     """Unfolded, chunked (also unevenly) and folded stacks give the same, in plain onnxruntime and on lanes."""
     x = np.random.default_rng(1).standard_normal((7, 2, 6)).astype(np.float32)
     spec: dict[str, Any] = {"cell": cell, "layers": 3, "batch": 2, "io": 6, "seq": 7, "bidirectional": bidirectional}
-    folded = plain(build_recurrent(RecurrentSpec(**spec, chunk=7)), {"X": x})
+    folded = run_plain(build_recurrent(RecurrentSpec(**spec, chunk=7)), {"X": x})
     assert folded[0].shape == (7, 2, 12 if bidirectional else 6)
     for chunk in (1, 2, 3):
         model = build_recurrent(RecurrentSpec(**spec, chunk=chunk))
-        assert_equal(plain(model, {"X": x}), folded)
+        assert_equal(run_plain(model, {"X": x}), folded)
         graph = load(model)
-        with HybridSession(graph, plan=forced_plan(graph, alternating(graph))) as session:
+        with HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph))) as session:
             assert_equal(session.run(None, {"X": x}), folded)
 
 
@@ -44,7 +45,7 @@ def test_the_unfolded_stack_is_the_recurrence() -> None:
         h = np.zeros((2, 3), np.float32)
         for t in range(4):
             rows[t] = h = np.tanh(rows[t] @ w.T + h @ r.T + b[:3] + b[3:])
-    assert_equal(plain(model, {"X": x}), [np.stack(rows)])
+    assert_equal(run_plain(model, {"X": x}), [np.stack(rows)])
 
 
 def test_the_baseline_is_the_papers() -> None:
@@ -180,9 +181,9 @@ def test_variants_of_recurrent_operators(cells: list[str], options: dict[str, An
     """Each on two lanes equals plain onnxruntime."""
     for cell in cells:
         model, feed = variant(cell, options)
-        expected = plain(model, feed)
+        expected = run_plain(model, feed)
         graph = load(model)
-        with HybridSession(graph, plan=forced_plan(graph, alternating(graph))) as session:
+        with HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph))) as session:
             for _ in range(2):
                 assert_equal(session.run(None, feed), expected)
 
@@ -192,7 +193,7 @@ def test_batch_major_layout_is_served_or_refused_as_onnxruntime_does(cell: str) 
     """Where the CPU provider lacks layout 1, the session raises what InferenceSession raises."""
     model, feed = variant(cell, {"layout": 1})
     try:
-        expected = plain(model, feed)
+        expected = run_plain(model, feed)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is to be the same
         with pytest.raises(type(error)):
             HybridSession(model).run(None, feed)

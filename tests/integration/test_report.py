@@ -24,15 +24,15 @@ from chrion.report import (
     verdict,
 )
 from chrion.runtime import Event
-from chrion.scheduler import Prediction
-from helpers import alternating, branches, forced_plan
+from chrion.scheduler import Prediction, fixed_plan
+from helpers import alternating_lanes, branches
 
 
 @pytest.fixture
 def plan() -> Plan:
     """Two lanes in turn; segment s runs from s to s + 1 ms."""
     graph = load(branches())
-    return forced_plan(graph, alternating(graph))
+    return fixed_plan(graph, alternating_lanes(graph))
 
 
 def test_predicted_bars_are_the_plans_segments(plan: Plan) -> None:

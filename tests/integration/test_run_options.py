@@ -21,7 +21,7 @@ from chrion.runtime.options.table import (
     Treatment,
 )
 from helpers import FLOAT, assert_equal, make_model, node, value
-from option_support import (
+from option_cases import (
     DOUBLED,
     FEED,
     assert_same_outcome,

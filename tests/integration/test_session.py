@@ -18,21 +18,21 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from chrion import Graph, HybridSession, Plan, load, partition, profile
 from chrion.errors import OptionError, PlanError, ProviderError
 from chrion.runtime.execution.segments import SegmentFactory
+from chrion.scheduler import fixed_plan
 from chrion.zoo import RecurrentSpec, build_recurrent
 from helpers import (
     BOOL,
     FLOAT,
     INT64,
-    alternating,
+    alternating_lanes,
     assert_equal,
     assert_same_as_plain,
     branches,
-    forced_plan,
-    lanes,
-    lanes_left,
+    lane_threads,
     make_model,
     node,
-    plain,
+    remaining_lane_threads,
+    run_plain,
     value,
 )
 
@@ -44,7 +44,7 @@ X = np.linspace(-2, 2, 8, dtype=np.float32).reshape(2, 4)
 def cut_session(model: onnx.ModelProto | Graph | str, **shapes: tuple[int, ...]) -> HybridSession:
     """A session whose operators take turns on two lanes."""
     graph = model if isinstance(model, Graph) else load(model, shapes)
-    return HybridSession(graph, plan=forced_plan(graph, alternating(graph)))
+    return HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph)))
 
 
 # What it has in common with InferenceSession.
@@ -53,7 +53,7 @@ def cut_session(model: onnx.ModelProto | Graph | str, **shapes: tuple[int, ...])
 def test_outputs_are_those_asked_for_in_that_order() -> None:
     """All by default, or by name, also repeated."""
     model = branches()
-    y, left = plain(model, {"x": X})
+    y, left = run_plain(model, {"x": X})
     with cut_session(model) as session:
         assert_equal(session.run(None, {"x": X}), [y, left])
         assert_equal(session.run([], {"x": X}), [y, left])
@@ -100,7 +100,7 @@ def test_bad_feeds_are_refused_as_onnxruntime_refuses_them(feed: dict[str, Any])
     """The same kind of exception, and the session works afterwards."""
     model = branches()
     with pytest.raises((ValueError, InvalidArgument)) as theirs:
-        plain(model, feed)
+        run_plain(model, feed)
     with cut_session(model) as session:
         with pytest.raises(type(theirs.value)):
             session.run(None, feed)
@@ -111,7 +111,7 @@ def test_an_unknown_output_is_refused_as_onnxruntime_refuses_it() -> None:
     """The same kind of exception."""
     model = branches()
     with pytest.raises(InvalidArgument):
-        plain(model, {"x": X}, ["none"])
+        run_plain(model, {"x": X}, ["none"])
     with cut_session(model) as session, pytest.raises(InvalidArgument, match="none"):
         session.run(["none"], {"x": X})
 
@@ -121,11 +121,11 @@ def test_lists_scalars_and_strided_arrays_are_taken() -> None:
     model = branches()
     wide = np.arange(32, dtype=np.float32).reshape(4, 8)[::2, ::2]
     with cut_session(model) as session:
-        assert_equal(session.run(None, {"x": X.tolist()}), plain(model, {"x": X.tolist()}))
+        assert_equal(session.run(None, {"x": X.tolist()}), run_plain(model, {"x": X.tolist()}))
         assert_same_as_plain(session, model, {"x": wide})
         assert_same_as_plain(session, model, {"x": np.asfortranarray(X)})
         as_value = session.run(None, {"x": ort.OrtValue.ortvalue_from_numpy(X)})
-        assert_equal(as_value, plain(model, {"x": X}))
+        assert_equal(as_value, run_plain(model, {"x": X}))
 
 
 def test_a_request_may_bring_weights_of_its_own() -> None:
@@ -145,7 +145,7 @@ def test_a_request_may_bring_weights_of_its_own() -> None:
             binding.bind_cpu_input(name, array)
         binding.bind_output("y")
         session.run_with_iobinding(binding)
-        assert_equal(binding.copy_outputs_to_cpu(), plain(model, other, ["y"]))
+        assert_equal(binding.copy_outputs_to_cpu(), run_plain(model, other, ["y"]))
         with pytest.raises(InvalidArgument):
             session.run(None, {"x": X, "w": np.eye(3, dtype=np.float32)})
         assert session.plan is not None
@@ -213,7 +213,7 @@ def test_outputs_belong_to_the_caller() -> None:
     """Neither a later run, nor the end of the session, nor memory allocated meanwhile changes what was returned."""
     model = branches()
     feeds = [{"x": X * factor} for factor in range(1, 6)]
-    expected = [plain(model, feed) for feed in feeds]
+    expected = [run_plain(model, feed) for feed in feeds]
     session = cut_session(model)
     found = [session.run(None, feed) for feed in feeds]
     session.close()
@@ -259,7 +259,7 @@ def test_all_ways_to_call_one_session_in_turn(size: int) -> None:
             for call in (first, second, second):
                 given.append({"x": random.normal(size=size).astype(np.float32)})
                 kept.append(call(session, given[-1]))
-                expected.append(plain(model, {"x": given[-1]["x"].copy()}))
+                expected.append(run_plain(model, {"x": given[-1]["x"].copy()}))
                 given[-1]["x"][:] = np.nan  # the caller's to write to once the call has returned
     for ours, theirs in zip(kept, expected, strict=True):
         assert_equal(ours, theirs)
@@ -277,7 +277,7 @@ def test_an_output_that_is_an_input_or_a_weight_is_a_copy() -> None:
     with cut_session(model) as session:
         for _ in range(2):
             found = session.run(None, {"x": x})
-            assert_equal(found, plain(model, {"x": X}))
+            assert_equal(found, run_plain(model, {"x": X}))
             found[0][:] = 99
             found[1][:] = 99
 
@@ -298,7 +298,7 @@ def test_a_result_of_unknown_size_that_nobody_reads() -> None:
         [value("y", FLOAT, [2, 4])],
     )
     graph = load(model, optimise=False)
-    with HybridSession(graph, plan=forced_plan(graph, alternating(graph))) as session:
+    with HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph))) as session:
         for x in (X, -np.abs(X), np.abs(X), X):
             assert_same_as_plain(session, model, {"x": x})
 
@@ -326,7 +326,7 @@ def test_a_result_of_unknown_size_beside_one_of_known_size() -> None:
 def test_bound_outputs_are_written_in_place() -> None:
     """To an OrtValue and to an address; an output without a buffer gets a new one every run."""
     model = branches()
-    y, left = plain(model, {"x": X})
+    y, left = run_plain(model, {"x": X})
     with cut_session(model) as session:
         binding = session.io_binding()
         binding.bind_cpu_input("x", X)
@@ -342,7 +342,7 @@ def test_bound_outputs_are_written_in_place() -> None:
         binding.bind_input("x", "cpu", 0, np.float32, X.shape, source.ctypes.data)
         binding.bind_output("y", "cpu", 0, np.float32, memory.shape, memory.ctypes.data)
         session.run_with_iobinding(binding)
-        y2, left2 = plain(model, {"x": source})
+        y2, left2 = run_plain(model, {"x": source})
         assert_equal([memory, binding.get_outputs()[1].numpy()], [y2, left2])
         assert_equal([target.numpy(), first], [y, left])
 
@@ -371,7 +371,7 @@ def test_bindings_work_on_a_model_that_runs_plain() -> None:
         binding.bind_cpu_input("x", X)
         binding.bind_output("y")
         session.run_with_iobinding(binding)
-        assert_equal(binding.copy_outputs_to_cpu(), plain(model, {"x": X}))
+        assert_equal(binding.copy_outputs_to_cpu(), run_plain(model, {"x": X}))
 
 
 # Failures.
@@ -394,7 +394,7 @@ def test_a_failure_names_its_operator_and_leaves_the_session_whole(lane: int) ->
     graph = load(failing())
     placed = [lane if name == "picky" else 3 - lane for name in graph.dag.names]
     good, bad = {"x": X, "i": np.array([1, 0])}, {"x": X, "i": np.array([7, 0])}
-    with HybridSession(graph, plan=forced_plan(graph, placed), strict=True) as session:
+    with HybridSession(graph, plan=fixed_plan(graph, placed), strict=True) as session:
         for _ in range(5):
             with pytest.raises(Exception, match=r"operator.*picky.*out of data bounds"):
                 session.run(None, bad)
@@ -451,7 +451,7 @@ def test_a_plan_that_fails_where_plain_onnxruntime_does_not_is_given_up(
 
     for strict in (False, True):
         graph = load(branches())
-        with HybridSession(graph, plan=forced_plan(graph, alternating(graph)), strict=strict) as session:
+        with HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph)), strict=strict) as session:
             monkeypatch.setattr("chrion.runtime.execution.engine.CutEngine.run", fails)
             if strict:
                 with pytest.raises(RuntimeError, match="no such luck"):
@@ -467,7 +467,7 @@ def test_a_plan_that_fails_where_plain_onnxruntime_does_not_is_given_up(
 def test_failures_of_some_callers_do_not_touch_the_others() -> None:
     """Good and bad requests at once, many times."""
     with cut_session(failing()) as session:
-        expected = plain(failing(), {"x": X, "i": np.array([1, 0])})
+        expected = run_plain(failing(), {"x": X, "i": np.array([1, 0])})
 
         def call(at: int) -> None:
             for _ in range(20):
@@ -485,7 +485,7 @@ def test_many_threads_may_call_one_session() -> None:
     """Each gets the outputs of its own inputs."""
     model = branches(size=16)
     feeds = [{"x": np.random.default_rng(seed).standard_normal((2, 16)).astype(np.float32)} for seed in range(8)]
-    expected = [plain(model, feed) for feed in feeds]
+    expected = [run_plain(model, feed) for feed in feeds]
     with cut_session(model) as session:
 
         def call(at: int) -> None:
@@ -502,11 +502,11 @@ def test_many_threads_may_call_one_session() -> None:
 def test_a_closed_session_refuses_and_stops_its_lanes() -> None:
     """Closing twice does no harm; runs and bindings are refused."""
     session = cut_session(branches())
-    assert lanes()
+    assert lane_threads()
     session.run(None, {"x": X})
     session.close()
     session.close()
-    assert not lanes_left()
+    assert not remaining_lane_threads()
     with pytest.raises(RuntimeError, match="closed"):
         session.run(None, {"x": X})
     with pytest.raises(RuntimeError, match="closed"):
@@ -526,7 +526,7 @@ def test_closing_while_others_run() -> None:
     """Runs that have begun end well, later ones are refused; nothing hangs."""
     model = branches(size=64)
     feed = {"x": np.ones((2, 64), np.float32)}
-    expected = plain(model, feed)
+    expected = run_plain(model, feed)
     session = cut_session(model)
     started = threading.Barrier(5)
     outcomes: list[str] = []
@@ -550,17 +550,17 @@ def test_closing_while_others_run() -> None:
     for thread in threads:
         thread.join(60)
     assert outcomes == ["this session is closed"] * 4
-    assert not lanes_left()
+    assert not remaining_lane_threads()
 
 
 def test_a_session_that_nobody_holds_stops_its_lanes() -> None:
     """Collecting it is enough, also right after a run."""
     session = cut_session(branches())
     session.run(None, {"x": X})
-    assert lanes()
+    assert lane_threads()
     del session
     gc.collect()
-    assert not lanes_left()
+    assert not remaining_lane_threads()
 
 
 # Plans, shapes, providers.
@@ -569,7 +569,7 @@ def test_a_session_that_nobody_holds_stops_its_lanes() -> None:
 def test_a_plan_may_be_a_file(tmp_path: Path) -> None:
     """By path, as text or Path."""
     graph = load(branches())
-    forced_plan(graph, alternating(graph)).save(tmp_path / "p.json")
+    fixed_plan(graph, alternating_lanes(graph)).save(tmp_path / "p.json")
     for path in (tmp_path / "p.json", str(tmp_path / "p.json")):
         with HybridSession(graph, plan=path) as session:
             assert session.plan == Plan.load(path)
@@ -580,15 +580,15 @@ def test_a_plan_of_another_model_is_refused() -> None:
     """The error says what differs."""
     graph, other = load(branches()), load(branches(size=5))
     with pytest.raises(PlanError, match="other shapes"):
-        HybridSession(other, plan=forced_plan(graph, alternating(graph)))
+        HybridSession(other, plan=fixed_plan(graph, alternating_lanes(graph)))
     with pytest.raises(PlanError, match="in the model"):
-        HybridSession(failing(), plan=forced_plan(graph, alternating(graph)))
+        HybridSession(failing(), plan=fixed_plan(graph, alternating_lanes(graph)))
 
 
 def test_a_plan_whose_segments_wait_backwards_is_refused() -> None:
     """Such lanes would wait for each other forever."""
     graph = load(branches())
-    plan = forced_plan(graph, alternating(graph))
+    plan = fixed_plan(graph, alternating_lanes(graph))
     object.__setattr__(plan, "segments", plan.segments[::-1])
     with pytest.raises(PlanError, match="waits for"):
         HybridSession(graph, plan=plan)
@@ -598,13 +598,13 @@ def test_a_plan_for_more_cores_than_there_are_is_refused() -> None:
     """It is not run on fewer."""
     graph = load(branches())
     with pytest.raises(PlanError, match="999 cores"):
-        HybridSession(graph, plan=forced_plan(graph, [1, 2, 1, 999]))
+        HybridSession(graph, plan=fixed_plan(graph, [1, 2, 1, 999]))
 
 
 def test_a_plan_for_a_missing_accelerator_is_refused_by_strict_sessions() -> None:
     """A given plan is a promise; without its provider it cannot be kept."""
     graph = load(branches())
-    plan = forced_plan(graph, [0, 1, 0, 1], accelerator="NoSuchExecutionProvider")
+    plan = fixed_plan(graph, [0, 1, 0, 1], accelerator="NoSuchExecutionProvider")
     with pytest.raises(ProviderError, match="NoSuchExecutionProvider"):
         HybridSession(graph, plan=plan, strict=True)
     with HybridSession(graph, plan=plan) as session:
@@ -623,7 +623,7 @@ def test_the_cpus_provider_may_be_the_accelerator() -> None:
     model = branches()
     graph = load(model)
     for placed in ([0, 1, 0, 1], [1, 0, 1, 0], [0, 0, 1, 1]):
-        plan = forced_plan(graph, placed, accelerator="CPUExecutionProvider")
+        plan = fixed_plan(graph, placed, accelerator="CPUExecutionProvider")
         with HybridSession(graph, plan=plan) as session:
             assert_same_as_plain(session, model, {"x": X})
     plan = partition(graph, profile(graph, 1, "cpu"), alpha=0.0)
@@ -765,7 +765,7 @@ def test_equal_segments_share_a_session() -> None:
     graph = load(build_recurrent(spec))
     placed = [1 + ("l1" in name) for name in graph.dag.names]
     order = graph.dag.topological_order
-    plan = forced_plan(graph, placed, order)
+    plan = fixed_plan(graph, placed, order)
     opened: list[tuple[int, ...]] = []
     original = SegmentFactory.open
 
@@ -797,7 +797,7 @@ def test_explain_tells_who_runs_what() -> None:
 def test_a_trace_has_every_segment_once_and_in_order() -> None:
     """Segments of one lane do not overlap, and none starts before what it waits for has ended."""
     graph = load(branches())
-    plan = forced_plan(graph, alternating(graph))
+    plan = fixed_plan(graph, alternating_lanes(graph))
     with HybridSession(graph, plan=plan) as session:
         events = session.trace({"x": X})
     assert sorted(e.segment for e in events) == list(range(len(plan.segments)))

@@ -13,8 +13,8 @@ from chrion.errors import OptionError
 from chrion.runtime.selection import selector as choosing
 from chrion.runtime.selection.guard import Candidate, Trial
 from chrion.runtime.selection.selector import EngineSelector, SessionConfig
-from chrion.scheduler import Prediction
-from helpers import alternating, assert_same_as_plain, branches, forced_plan
+from chrion.scheduler import Prediction, fixed_plan
+from helpers import alternating_lanes, assert_same_as_plain, branches
 
 ACCELERATOR = "CUDAExecutionProvider"
 
@@ -31,7 +31,7 @@ def decided(monkeypatch: pytest.MonkeyPatch, budget_mb: float | None) -> list[st
     """Names of those that the guard would time: the plain session takes 800 MB, the plan 300."""
     graph = load(branches())
     plan = replace(
-        forced_plan(graph, alternating(graph)),
+        fixed_plan(graph, alternating_lanes(graph)),
         predicted=Prediction(1.0, 400.0, 300.0),
         accelerator_only=Prediction(1.0, 900.0, 800.0),
     )

@@ -16,10 +16,11 @@ from chrion.cli.models import HELP
 from chrion.errors import OptionError
 from chrion.files import bundled_folder
 from chrion.graph import Dag
+from chrion.scheduler import fixed_plan
 from chrion.zoo import BUILDERS, build, names, specification
 from chrion.zoo.randwire import wiring
 from chrion.zoo.t5 import relative_buckets
-from helpers import alternating, assert_equal, forced_plan, plain
+from helpers import alternating_lanes, assert_equal, run_plain
 
 #: Parameters that make a network small, and the shape of its output.
 SMALL: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
@@ -71,11 +72,11 @@ def test_networks_run_and_give_the_same_on_lanes(name: str) -> None:
     assert [d.dim_value for d in model.graph.output[0].type.tensor_type.shape.dim] == list(shape)
     graph = chrion.load(model)
     feed = request(model, 1)
-    expected = plain(model, feed)
+    expected = run_plain(model, feed)
     assert expected[0].shape == shape
     assert np.abs(expected[0]).max() < 1e2
     assert np.std(expected[0]) > 1e-3
-    with HybridSession(graph, plan=forced_plan(graph, alternating(graph))) as session:
+    with HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph))) as session:
         assert_equal(session.run(None, feed), expected)
 
 
@@ -86,7 +87,7 @@ def test_the_requests_of_a_batch_do_not_mix(name: str) -> None:
     feed, other = request(model, 1), request(model, 2)
     axis = 1 if name == "seq2seq" else 0
     mixed = {i: np.concatenate([np.take(other[i], [0], axis), np.take(feed[i], [1], axis)], axis) for i in feed}
-    before, after = plain(model, feed)[0], plain(model, mixed)[0]
+    before, after = run_plain(model, feed)[0], run_plain(model, mixed)[0]
     assert not np.allclose(before[0], after[0], rtol=1e-3)
     np.testing.assert_allclose(before[1], after[1], rtol=1e-4, atol=1e-6)
 
@@ -271,7 +272,7 @@ def test_a_masked_word_changes_nothing_in_bert() -> None:
     feed["mask"][:, 4] = 0
     other = {**feed, "ids": feed["ids"].copy()}
     other["ids"][:, 4] = (other["ids"][:, 4] + 1) % 20
-    first, second = plain(model, feed)[0], plain(model, other)[0]
+    first, second = run_plain(model, feed)[0], run_plain(model, other)[0]
     keep = [0, 1, 2, 3, 5]
     np.testing.assert_array_equal(first[:, keep], second[:, keep])
     assert not np.array_equal(first[:, 4], second[:, 4])
@@ -281,11 +282,11 @@ def test_t5_does_not_look_ahead() -> None:
     """A later target word changes no earlier output; a source word changes all."""
     model = build("t5", SMALL["t5"][0])
     feed = request(model, 1)
-    first = plain(model, feed)[0]
+    first = run_plain(model, feed)[0]
     for name, at, same in (("target", 3, 3), ("ids", 5, 0)):
         changed = {**feed, name: feed[name].copy()}
         changed[name][:, at] = (changed[name][:, at] + 1) % 20
-        other = plain(model, changed)[0]
+        other = run_plain(model, changed)[0]
         np.testing.assert_allclose(first[:, :same], other[:, :same], rtol=1e-5)
         assert not np.allclose(first[:, same:], other[:, same:])
 
@@ -303,4 +304,4 @@ def test_deepfm_is_a_factorisation_machine_and_a_deep_network() -> None:
         second = sum(vectors[i] @ vectors[j] for i in range(3) for j in range(i))
         hidden = np.maximum(np.concatenate([*vectors, numbers]) @ w["deep0/W"] + w["deep0/b"], 0)
         expected.append(1 / (1 + np.exp(-(first + second + hidden @ w["last/W"][:, 0] + w["last/b"][0]))))
-    np.testing.assert_allclose(plain(model, feed)[0][:, 0], expected, rtol=1e-4)
+    np.testing.assert_allclose(run_plain(model, feed)[0][:, 0], expected, rtol=1e-4)

@@ -9,14 +9,14 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from accelerated import engine_of, placed
+from accelerator_plans import engine_of, placed
 from chrion import HybridSession, load
 from chrion.devices import Device
 from chrion.devices.device import Download
 from chrion.devices.host import allocate, on_host, to_host
 from chrion.graph.model import TensorInfo
 from chrion.lane_numbers import DOWNLOAD_LANE, UPLOAD_LANE
-from helpers import BOOL, FLOAT, INT64, assert_same_as_plain, branches, make_model, node, plain, value
+from helpers import BOOL, FLOAT, INT64, assert_same_as_plain, branches, make_model, node, run_plain, value
 
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
 CODES = {n: getattr(TensorProto, n.upper()) for n in ("float", "int32", "uint32", "bool")}
@@ -109,7 +109,7 @@ def test_a_value_is_copied_once_to_each_side(device: Device, counted: Counter[st
 def test_outputs_and_inputs_may_stay_on_the_device(device: Device, counted: Counter[str]) -> None:
     """Bound there, an output is not copied, and feeds the next request as it is; a fresh one is made in each run."""
     graph = load(branches())
-    expected = dict(zip(("y", "l"), plain(branches(), {"x": X}), strict=True))
+    expected = dict(zip(("y", "l"), run_plain(branches(), {"x": X}), strict=True))
     lanes = [0 if name != "right" else 1 for name in graph.dag.names]
     with HybridSession(graph, plan=placed(graph, lanes), strict=True) as session:
         binding = session.io_binding()
@@ -128,7 +128,7 @@ def test_outputs_and_inputs_may_stay_on_the_device(device: Device, counted: Coun
         counted.clear()
         again = session.run(None, {"x": y})  # it has x's shape
         assert counted["up"] <= 1  # what the CPU makes of it
-        for ours, theirs in zip(again, plain(branches(), {"x": expected["y"]}), strict=True):
+        for ours, theirs in zip(again, run_plain(branches(), {"x": expected["y"]}), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
         # After that, an array of the host's again.
         assert_same_as_plain(session, branches(), {"x": X})
@@ -150,12 +150,12 @@ def test_an_output_of_either_side_can_be_had_on_the_device(device: Device, lanes
             binding.bind_output(name, "webgpu")
         session.run_with_iobinding(binding)
         assert not any(on_host(v) for v in binding.get_outputs())
-        for ours, theirs in zip(binding.copy_outputs_to_cpu(), plain(branches(), {"x": X}), strict=True):
+        for ours, theirs in zip(binding.copy_outputs_to_cpu(), run_plain(branches(), {"x": X}), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5)
         target = device.allocate(graph.values["l"])
         binding.bind_ortvalue_output("l", target)
         session.run_with_iobinding(binding)
-        np.testing.assert_allclose(to_host(target).numpy(), plain(branches(), {"x": X})[1], rtol=1e-5)
+        np.testing.assert_allclose(to_host(target).numpy(), run_plain(branches(), {"x": X})[1], rtol=1e-5)
 
 
 def test_buffers_copy_what_they_hold(device: Device) -> None:

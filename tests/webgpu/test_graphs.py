@@ -9,12 +9,12 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from accelerated import placed
+from accelerator_plans import placed
 from chrion import HybridSession, load
 from chrion.devices import Device
 from chrion.runtime.execution import accelerator as module
 from chrion.runtime.execution.accelerator import Accelerator
-from helpers import FLOAT, INT64, assert_same_as_plain, branches, make_model, node, plain, value
+from helpers import FLOAT, INT64, assert_same_as_plain, branches, make_model, node, run_plain, value
 
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
 
@@ -66,7 +66,7 @@ def test_buffers_of_the_caller_are_not_replayed(calls: list[Call]) -> None:
         calls.clear()
         session.run_with_iobinding(binding)
         np.testing.assert_allclose(
-            binding.copy_outputs_to_cpu()[0], plain(branches(), {"x": X}, ["l"])[0], rtol=1e-5, atol=1e-6
+            binding.copy_outputs_to_cpu()[0], run_plain(branches(), {"x": X}, ["l"])[0], rtol=1e-5, atol=1e-6
         )
         assert sorted(call.replayed for call in calls) == [False, True]
         assert all(call.graph is not None for call in calls)

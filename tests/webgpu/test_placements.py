@@ -9,13 +9,13 @@ import numpy as np
 import onnx
 import pytest
 
-from accelerated import able, engine_of, mixed_plan, placed
+from accelerator_plans import able, engine_of, mixed_plan, placed
 from chrion import Graph, HybridSession, load
 from chrion.benchmark.accuracy import largest_difference
 from chrion.devices import Device
 from chrion.zoo.recurrent import RecurrentSpec, build_recurrent
-from helpers import FLOAT, assert_same_as_plain, branches, make_model, node, plain, value
-from random_steps import random_model
+from helpers import FLOAT, assert_same_as_plain, branches, make_model, node, run_plain, value
+from random_operators import random_model
 
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
 
@@ -87,7 +87,7 @@ def test_random_graphs_over_both_sides(device: Device, seed: int) -> None:
     draft = random_model(Random(seed), 4 + seed % 12)
     model, feed = draft.model(), draft.feed()
     try:
-        expected = plain(model, feed)
+        expected = run_plain(model, feed)
     except Exception:  # noqa: BLE001 - the generator knows less than onnxruntime
         pytest.skip("onnxruntime refuses this one")
     graph = load(model, {name: array.shape for name, array in feed.items()})
@@ -110,7 +110,7 @@ def test_requests_at_once(device: Device) -> None:
 
         def ask(at: int) -> None:
             x = np.full((2, 4), at, np.float32)
-            expected = plain(branches(), {"x": x})
+            expected = run_plain(branches(), {"x": x})
             found = [session.run(None, {"x": x}) for _ in range(10)]
             equal = [np.allclose(a, b, atol=1e-5) for ours in found for a, b in zip(ours, expected, strict=True)]
             wrong.extend([f"request {at}"] * equal.count(False))

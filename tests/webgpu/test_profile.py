@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-from accelerated import WEBGPU, placed
+from accelerator_plans import WEBGPU, placed
 from chrion import Graph, HybridSession, load, partition, profile
 from chrion.devices import Device, usable_provider
 from chrion.devices.single_provider import find_cpu_nodes

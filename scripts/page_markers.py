@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from chrion.errors import OptionError
 
 
-def markdown(rows: Iterable[Sequence[str]]) -> str:
+def markdown_table(rows: Iterable[Sequence[str]]) -> str:
     """A table; the first row is its head."""
     head, *body = rows
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *body]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def filled(page: str, contents: Mapping[str, str]) -> str:
+def fill_sections(page: str, contents: Mapping[str, str]) -> str:
     """The page with each of the contents that it has markers for put between them.
 
     Raises:
@@ -24,11 +24,11 @@ def filled(page: str, contents: Mapping[str, str]) -> str:
     if not wanted:
         raise OptionError(f"page: it must hold the markers of {' or '.join(contents)}")
     for name in wanted:
-        page = replaced(page, name, contents[name])
+        page = replace_section(page, name, contents[name])
     return page
 
 
-def replaced(page: str, name: str, content: str) -> str:
+def replace_section(page: str, name: str, content: str) -> str:
     """The page with what stands between the markers of ``name`` replaced.
 
     Raises:

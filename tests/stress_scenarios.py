@@ -20,7 +20,8 @@ import psutil
 from chrion import HybridSession, load
 from chrion.native import NativeFrame, NativeLanes
 from chrion.runtime.execution.executor import Executor
-from helpers import FLOAT, alternating, assert_equal, forced_plan, lanes_left, make_model, node, plain, value
+from chrion.scheduler import fixed_plan
+from helpers import FLOAT, alternating_lanes, assert_equal, make_model, node, remaining_lane_threads, run_plain, value
 
 WIDTH = 16
 #: More than a session keeps engines for, so that some are made and let go of all the time.
@@ -61,7 +62,7 @@ def free_batch() -> onnx.ModelProto:
 
 def cut_for_every_shape(model: onnx.ModelProto) -> HybridSession:
     """A session that is cut whatever the shape of a request."""
-    return HybridSession(model, plan=lambda graph: forced_plan(graph, alternating(graph)))
+    return HybridSession(model, plan=lambda graph: fixed_plan(graph, alternating_lanes(graph)))
 
 
 def hammer(seconds: float, threads: int, seed: int) -> Strain:
@@ -73,7 +74,7 @@ def hammer(seconds: float, threads: int, seed: int) -> Strain:
     model = free_batch()
     rng = np.random.default_rng(seed)
     feeds = [{"x": rng.standard_normal((b, WIDTH)).astype(np.float32)} for b in BATCHES for _ in range(VARIANTS)]
-    cases = [(feed, plain(model, feed)) for feed in feeds]
+    cases = [(feed, run_plain(model, feed)) for feed in feeds]
     common = len(cases) - VARIANTS
     failures: list[BaseException] = []
     calls = [0] * threads
@@ -143,9 +144,9 @@ def cycles(count: int, *, close: bool) -> Strain:
     """Make a session, run it and let go of it, closed or not, again and again."""
     model = free_batch()
     graph = load(model, {"batch": (2,)})
-    plan = forced_plan(graph, alternating(graph))
+    plan = fixed_plan(graph, alternating_lanes(graph))
     feed = {"x": np.ones((2, WIDTH), np.float32)}
-    expected = plain(model, feed)
+    expected = run_plain(model, feed)
     before = 0.0
     for cycle in range(count):
         session = HybridSession(graph, plan=plan)
@@ -155,7 +156,7 @@ def cycles(count: int, *, close: bool) -> Strain:
         del session
         if cycle == count // 4:
             before = settled_mb()
-    return Strain(count, settled_mb() - before, len(lanes_left()))
+    return Strain(count, settled_mb() - before, len(remaining_lane_threads()))
 
 
 def interrupts(seconds: float, seed: int) -> Strain:
@@ -166,7 +167,7 @@ def interrupts(seconds: float, seed: int) -> Strain:
     """
     model, pick = free_batch(), random.Random(seed)
     feed = {"x": np.ones((2, WIDTH), np.float32)}
-    expected, affinity = plain(model, feed), os.sched_getaffinity(0)
+    expected, affinity = run_plain(model, feed), os.sched_getaffinity(0)
     calls = interrupted = 0
     end = time.monotonic() + seconds
     with cut_for_every_shape(model) as session, interruptions() as interrupt_in:
@@ -215,5 +216,5 @@ def resident_mb() -> float:
 def settled_mb() -> float:
     """The same once garbage has been collected."""
     gc.collect()
-    lanes_left()
+    remaining_lane_threads()
     return resident_mb()

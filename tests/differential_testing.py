@@ -1,4 +1,4 @@
-"""One random model through HybridSession and through plain onnxruntime; ``answers.py`` says when answers are equal."""
+"""Differential tests: a random model run by HybridSession and by plain onnxruntime, and their outputs compared."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any, Self
 import numpy as np
 import onnx
 
-from answers import Reference, quiet_options, quiet_run
 from chrion import HybridSession, Profile, load, partition
 from chrion.graph import Graph
 from chrion.profiler import CopyCost
 from chrion.profiler.profiles import OperatorCost
 from chrion.scheduler import Plan, random_plan, validate
 from helpers import MACHINE
+from output_comparison import Reference, quiet_options, quiet_run
 from random_models import Draft
-from random_steps import random_model
+from random_operators import random_model
 
 #: Sizes of the free dimension that a session is fed in turn.
 _SIZES = (3, 1, 5, 3)

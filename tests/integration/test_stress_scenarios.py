@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from chrion.waiting import Counter
-from stressing import WIDTH, cut_for_every_shape, cycles, free_batch, hammer, interrupts
+from stress_scenarios import WIDTH, cut_for_every_shape, cycles, free_batch, hammer, interrupts
 
 # What hangs is a failure.
 pytestmark = pytest.mark.timeout(300, method="thread")

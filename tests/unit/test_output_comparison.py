@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from answers import Reference, Tolerance, difference
 from helpers import FLOAT, INT64, branches, make_model, node, value
+from output_comparison import Reference, Tolerance, difference
 
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
 

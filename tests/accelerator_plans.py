@@ -14,8 +14,7 @@ from chrion.graph.loader import weights_folder_option
 from chrion.profiler.measure import OperatorBench
 from chrion.profiler.measure_graph import captured_inputs
 from chrion.runtime.execution.engine import CutEngine
-from chrion.scheduler import Plan
-from helpers import forced_plan
+from chrion.scheduler import Plan, fixed_plan
 
 WEBGPU = "WebGpuExecutionProvider"
 
@@ -46,7 +45,7 @@ def mixed_plan(graph: Graph, there: set[int], seed: int, streams: int = 1) -> Pl
 
 def placed(graph: Graph, lanes: Sequence[int]) -> Plan:
     """A plan with these lanes; those of the accelerator are WebGPU's."""
-    return forced_plan(graph, lanes, accelerator=WEBGPU if any(lane <= 0 for lane in lanes) else None)
+    return fixed_plan(graph, lanes, accelerator=WEBGPU if any(lane <= 0 for lane in lanes) else None)
 
 
 def engine_of(session: HybridSession) -> CutEngine:

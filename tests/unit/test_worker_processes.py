@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from processes import Lost, run_all
+from worker_processes import Lost, run_all
 
 
 def job(number: int) -> int:
