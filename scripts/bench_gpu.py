@@ -49,8 +49,8 @@ from chrion.graph.model import TensorInfo
 from chrion.profiler import this_machine
 from chrion.profiler.costs import FREE
 from chrion.profiler.measure import synthetic_inputs
-from chrion.report import measured_lanes, predicted_lanes, timeline_png
-from chrion.report.timeline_html import Lanes
+from chrion.report import measured_chart, plot_timelines, predicted_chart
+from chrion.report.lane_chart import LaneChart
 
 SCHEMA = "chrion.gpu-bench/1"
 WIDTHS, BATCHES = (64, 128, 256, 512, 1024), (1, 8, 32)
@@ -207,7 +207,7 @@ def table6(bench: Bench, name: str) -> dict[str, Any]:
         pattern: {
             "predicted": asdict(plan.predicted),
             "cores": plan.schedule.cores,
-            "is_accelerator_lane": plan.is_accelerator_lane,
+            "on_accelerator": plan.on_accelerator,
             "operators": len(plan.operators),
             "segments": len(plan.segments),
             "measured": timings[pattern],
@@ -278,21 +278,21 @@ def overlap(bench: Bench, png: Path | None) -> dict[str, Any]:
     if bench.toy:
         measured = level(measured)
     made = [partition(graph, measured, policy=policy) for policy in ("chrion", "chrion-paper", "heft")]
-    mixed = [plan for plan in made if plan.is_accelerator_lane and plan.on_cpu]
+    mixed = [plan for plan in made if plan.on_accelerator and plan.on_cpu]
     if not mixed:
         raise RuntimeError("no policy finds a plan that uses both sides")
     plan = min(mixed, key=lambda plan: plan.predicted.latency_ms)
     with HybridSession(graph, plan=plan) as session:
-        runs = [measured_lanes(plan, session.trace(feed)) for _ in range(TRACES)][TRACES // 3 :]
-    typical = sorted(runs, key=lambda lanes: lanes.latency_ms)[len(runs) // 2]
+        runs = [measured_chart(plan, session.trace(feed)) for _ in range(TRACES)][TRACES // 3 :]
+    typical = sorted(runs, key=lambda chart: chart.latency_ms)[len(runs) // 2]
     if png:
-        write_atomically(png, timeline_png(f"{plan.model} on {plan.machine}", [predicted_lanes(plan), typical]))
+        plot_timelines(f"{plan.model} on {plan.machine}", [predicted_chart(plan), typical], png)
     return {
         "latency_ms": typical.latency_ms,
         "predicted_ms": plan.predicted.latency_ms,
         "lanes_busy": typical.overlap,
         "both_sides_ms": both_sides_ms(typical),
-        "is_accelerator_lane": plan.is_accelerator_lane,
+        "on_accelerator": plan.on_accelerator,
         "operators": len(plan.operators),
         "policy": plan.policy,
     }
@@ -307,12 +307,12 @@ def level(found: Profile) -> Profile:
     return replace(machine, operators=operators, _estimators={})
 
 
-def both_sides_ms(lanes: Lanes) -> float:
+def both_sides_ms(chart: LaneChart) -> float:
     """Time in which some accelerator lane and some core compute at once."""
-    edges = sorted({t for bar in lanes.bars for t in (bar.start_ms, bar.end_ms)})
+    edges = sorted({t for bar in chart.spans for t in (bar.start_ms, bar.end_ms)})
     total = 0.0
     for start, end in itertools.pairwise(edges):
-        sides = {bar.lane > 0 for bar in lanes.bars if bar.start_ms <= start and end <= bar.end_ms}
+        sides = {bar.lane > 0 for bar in chart.spans if bar.start_ms <= start and end <= bar.end_ms}
         total += (end - start) * (len(sides) == 2)
     return total
 

@@ -53,7 +53,7 @@ def figures_rows(cases: Mapping[str, Row]) -> Iterator[list[str]]:
             predicted = row["predicted"]
             ms = f"{number(predicted['latency_ms'])} / {number(median(row['measured']))}"
             memory = (predicted["memory_mb"], predicted["resident_mb"], row["measured_mb"])
-            share = f"{row['is_accelerator_lane']} of {row['operators']}"
+            share = f"{row['on_accelerator']} of {row['operators']}"
             yield [name, pattern, ms, *(number(mb) for mb in memory), share]
 
 
@@ -111,7 +111,7 @@ def aims(parts: Mapping[str, Row]) -> list[str]:
         gpu, small = case["gpu"], case["memory-optimal"]
         ours_ms, gpu_ms = (median(row["measured"]) for row in (small, gpu))
         if ours_ms is not None and gpu_ms is not None and ours_ms <= gpu_ms and memory_of(gpu):
-            where = "" if small["is_accelerator_lane"] else ", nothing on the accelerator"
+            where = "" if small["on_accelerator"] else ", nothing on the accelerator"
             saved[name + where] = less(memory_of(small), memory_of(gpu))
     what = "latency below the best plain session"
     lines = [_aim(what, gains, AIM_LATENCY), _aim("memory within the GPU's latency", saved, AIM_MEMORY)]

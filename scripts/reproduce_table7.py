@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from chrion.simulator.plots import plot_histograms
+from chrion.report.simulation_plots import plot_histograms
 from chrion.simulator.run import simulate
 from chrion.simulator.scenario import find_scenario
 

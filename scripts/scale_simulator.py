@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from chrion.simulator.run import simulate
-from chrion.simulator.scenario import Source
+from chrion.simulator.scenario import ScenarioSource
 
 SIZES = (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
 
@@ -44,7 +44,7 @@ def content(requests: int) -> dict[str, Any]:
 
 def measure(requests: int, pattern: str) -> tuple[float, float, float]:
     """Seconds, peak memory of the process in MB, swapping rate."""
-    source = Source("scale", {**content(requests), "patterns": [pattern], "slo": {"of": "gpu"}}, Path())
+    source = ScenarioSource("scale", {**content(requests), "patterns": [pattern], "slo": {"of": "gpu"}}, Path())
     scenario = source.build()
     begin = time.perf_counter()
     (result,) = simulate(scenario)

@@ -26,15 +26,14 @@ from chrion.cli.console import (
 )
 from chrion.cli.running import InputOption
 from chrion.errors import OptionError
-from chrion.files import write_atomically
 from chrion.profiler.measure import synthetic_inputs
 from chrion.report import (
     check_picture,
     comparison_json,
-    comparison_png,
     comparison_table,
     comparison_verdict,
     estimated_lines,
+    plot_comparison,
 )
 from chrion.scheduler import POLICIES
 from chrion.scheduler.planner import check_options
@@ -74,7 +73,7 @@ def compare(
     else:
         stderr.print(f"not measured: the profile is of another machine ({costs.machine})", highlight=False)
     if plot:
-        write_atomically(plot, comparison_png(found))
+        plot_comparison(found, plot)
     if as_json:
         show_json(comparison_json(found))
     else:

@@ -20,9 +20,9 @@ from chrion.profiler.measure import synthetic_inputs
 from chrion.report import (
     bench_table,
     bench_verdict,
-    measured_lanes,
+    measured_chart,
     plan_table,
-    predicted_lanes,
+    predicted_chart,
     timeline_html,
     verdict,
 )
@@ -81,6 +81,6 @@ def demo(
     show(*remarks)
     traces.sort(key=lambda events: max((e.end_ms for e in events), default=0.0))
     typical = traces[len(traces) // 2]
-    sections = [predicted_lanes(plan), measured_lanes(plan, typical)]
-    write_atomically(output, timeline_html(f"{_BASELINE} on {plan.machine}", sections, remarks))
+    charts = [predicted_chart(plan), measured_chart(plan, typical)]
+    write_atomically(output, timeline_html(plan, charts, remarks, graph=graph, profile=measured))
     show(f"[bold]6. Look[/bold] at both timelines, predicted and measured: {output.resolve()}")

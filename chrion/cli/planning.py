@@ -36,21 +36,21 @@ from chrion.files import write_atomically
 from chrion.graph import load
 from chrion.profiler.measure import synthetic_inputs
 from chrion.report import (
+    alpha_sweep_json,
+    alpha_sweep_table,
+    chart_summary,
     chrome_trace,
-    curve_json,
-    curve_png,
-    curve_table,
     estimated_lines,
-    lanes_summary,
-    measured_lanes,
+    measured_chart,
     memory_line,
     plan_table,
-    predicted_lanes,
+    plot_alpha_sweep,
+    plot_timelines,
+    predicted_chart,
     timeline_html,
-    timeline_png,
     verdict,
 )
-from chrion.report.timeline_html import Lanes
+from chrion.report.lane_chart import LaneChart
 from chrion.runtime import HybridSession
 from chrion.scheduler import DEFAULT_POLICY, Plan
 from chrion.scheduler import partition as make_plan
@@ -160,13 +160,13 @@ def sweep(
             points.append((value, plan))
             progress(count, len(alphas), f"alpha {value:g}")
     if png:
-        write_atomically(png, curve_png(points))
+        plot_alpha_sweep(points, png)
     if output:
-        write_atomically(output, json.dumps(curve_json(points), indent=1))
+        write_atomically(output, json.dumps(alpha_sweep_json(points), indent=1))
     if as_json:
-        show_json(curve_json(points))
+        show_json(alpha_sweep_json(points))
     else:
-        show(curve_table(points), *(f"written: {path}" for path in (output, png) if path))
+        show(alpha_sweep_table(points), *(f"written: {path}" for path in (output, png) if path))
 
 
 def report(
@@ -180,26 +180,26 @@ def report(
     """Show a plan: its figures, its timeline, and how near the prediction comes."""
     found = Plan.load(plan)
     show(plan_table(found), verdict(found), *found.remarks, *estimated_lines(found.estimated, len(found.operators)))
-    sections = [predicted_lanes(found)]
+    charts = [predicted_chart(found)]
     if measured:
         if model is None:
             raise OptionError("--measured: the model is missing", hint="give it with --model MODEL")
         lanes, held_mb = _measured(found, model)
-        sections.append(lanes)
+        charts.append(lanes)
         show(memory_line(found.predicted, held_mb))
-    show(*lanes_summary(found, sections))
+    show(*chart_summary(found, charts))
     if html:
-        write_atomically(html, timeline_html(f"{found.model}, {found.policy}", sections, found.remarks))
+        write_atomically(html, timeline_html(found, charts, found.remarks))
         show(f"written: {html}")
     if png:
-        write_atomically(png, timeline_png(f"{found.model} on {found.machine}, policy {found.policy}", sections))
+        plot_timelines(f"{found.model} on {found.machine}, policy {found.policy}", charts, png)
         show(f"written: {png}")
     if trace:
-        write_atomically(trace, chrome_trace(sections))
+        write_atomically(trace, chrome_trace(charts))
         show(f"written: {trace}")
 
 
-def _measured(plan: Plan, model: Path) -> tuple[Lanes, float | None]:
+def _measured(plan: Plan, model: Path) -> tuple[LaneChart, float | None]:
     """The run of median latency among some, and the most accelerator memory held until then, in MB."""
     monitor = MemoryMonitor()
     graph = load(model, plan.shapes)
@@ -212,7 +212,7 @@ def _measured(plan: Plan, model: Path) -> tuple[Lanes, float | None]:
     runs = sorted(runs[_TRACES // 3 :], key=lambda events: max((e.end_ms for e in events), default=0.0))
     if not runs[0]:
         raise OptionError("--measured: the plan is one segment and runs plain", hint="there are no lanes to show")
-    return measured_lanes(plan, runs[len(runs) // 2]), held_mb
+    return measured_chart(plan, runs[len(runs) // 2]), held_mb
 
 
 def _summary(plan: Plan, path: Path) -> dict[str, Any]:
@@ -228,7 +228,7 @@ def _summary(plan: Plan, path: Path) -> dict[str, Any]:
         "budget_mb": plan.budget_mb,
         "meets_budget": plan.meets_budget,
         **asdict(plan.predicted),
-        "is_accelerator_lane": plan.is_accelerator_lane,
+        "on_accelerator": plan.on_accelerator,
         "on_cpu": plan.on_cpu,
         "accelerator_only": {"latency_ms": only.latency_ms, "memory_mb": only.memory_mb} if only else None,
         "cpu_only": {"latency_ms": plan.cpu_only.latency_ms} if plan.cpu_only else None,

@@ -12,8 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from chrion.cli.console import show_json
 from chrion.errors import OptionError
-from chrion.simulator import overrides, plots, results, run, sweep, tables
-from chrion.simulator.scenario import Source, find_scenario
+from chrion.report import check_picture, simulation_plots, simulation_tables
+from chrion.simulator import overrides, results, run, sweep
+from chrion.simulator.scenario import ScenarioSource, find_scenario
 
 #: Columns of the tables where stdout is no terminal.
 _WIDTH = 160
@@ -36,33 +37,33 @@ def simulate(
     if ray is not None and not sweep_:
         raise OptionError("--ray: only a sweep runs on a cluster", hint="add --sweep KEY=A,B,C")
     if plot:
-        plots.check_target(plot)
+        check_picture("--plot", plot)
     source = find_scenario(scenario).changed(dict(map(overrides.parse_set, set_ or [])))
     if sweep_:
         swept = [overrides.parse_sweep(text) for text in sweep_]
         if plot:
-            plots.check_axis(*swept[0])
+            simulation_plots.check_axis(*swept[0])
         points = overrides.grid(swept)
         _sweep(source, points, plot, workers=workers or os.cpu_count() or 1, ray=ray, as_json=json_)
     else:
         _single(source, plot, as_json=json_)
 
 
-def _single(source: Source, plot: Path | None, *, as_json: bool) -> None:
+def _single(source: ScenarioSource, plot: Path | None, *, as_json: bool) -> None:
     scenario = source.build()
     with _progress() as progress:
         task = progress.add_task("requests", total=scenario.workload.requests * len(scenario.patterns))
         found = run.simulate(scenario, lambda done: progress.update(task, completed=done))
     if plot:
-        plots.plot_results(found, plot)
+        simulation_plots.plot_results(found, plot)
     if as_json:
         show_json(results.to_json(scenario, found))
     else:
-        _print_tables(tables.report(scenario, found))
+        _print_tables(simulation_tables.simulation_tables(scenario, found))
 
 
 def _sweep(
-    source: Source,
+    source: ScenarioSource,
     points: list[dict[str, Any]],
     plot: Path | None,
     *,
@@ -72,7 +73,7 @@ def _sweep(
 ) -> None:
     with _progress() as progress:
         task = progress.add_task("points", total=len(points))
-        found = sweep.run_grid(
+        found = sweep.run_sweep(
             source,
             points,
             workers=workers,
@@ -80,12 +81,12 @@ def _sweep(
             progress=lambda done: progress.update(task, completed=done),
         )
     if plot:
-        plots.plot_sweep(found, plot)
+        simulation_plots.plot_sweep(found, plot)
     if as_json:
         body = {"schema": results.SWEEP_SCHEMA, "scenario": source.name, "points": [p.to_json() for p in found]}
         show_json(body)
     else:
-        _print_tables(tables.sweep_table(found))
+        _print_tables(simulation_tables.sweep_table(found))
 
 
 def _progress() -> Progress:

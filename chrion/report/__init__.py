@@ -1,8 +1,10 @@
-"""Floor 5: plans and measurements for people to look at."""
+"""Tables, pictures and pages of plans, measurements and simulations."""
 
-from chrion.report.alpha_sweep import curve_json, curve_png, curve_table
-from chrion.report.comparison import comparison_json, comparison_png, comparison_table, comparison_verdict
+from chrion.report.alpha_sweep import alpha_sweep_json, alpha_sweep_table, plot_alpha_sweep
+from chrion.report.chrome_trace import chrome_trace
+from chrion.report.comparison import comparison_json, comparison_table, comparison_verdict, plot_comparison
 from chrion.report.figures import check_picture
+from chrion.report.lane_chart import chart_summary, measured_chart, predicted_chart
 from chrion.report.tables import (
     bench_table,
     bench_verdict,
@@ -12,29 +14,29 @@ from chrion.report.tables import (
     plan_table,
     verdict,
 )
-from chrion.report.timeline_html import chrome_trace, lanes_summary, measured_lanes, predicted_lanes, timeline_html
-from chrion.report.timeline_png import timeline_png
+from chrion.report.timeline_html import timeline_html
+from chrion.report.timeline_picture import plot_timelines
 
 __all__ = [
+    "alpha_sweep_json",
+    "alpha_sweep_table",
     "bench_table",
     "bench_verdict",
+    "chart_summary",
     "check_picture",
     "chrome_trace",
     "comparison_json",
-    "comparison_png",
     "comparison_table",
     "comparison_verdict",
-    "curve_json",
-    "curve_png",
-    "curve_table",
     "estimated_lines",
-    "lanes_summary",
     "machine_table",
-    "measured_lanes",
+    "measured_chart",
     "memory_line",
     "plan_table",
-    "predicted_lanes",
+    "plot_alpha_sweep",
+    "plot_comparison",
+    "plot_timelines",
+    "predicted_chart",
     "timeline_html",
-    "timeline_png",
     "verdict",
 ]

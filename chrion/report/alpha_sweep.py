@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from chrion.report.figures import new_figure, png_of
+from chrion.report.figures import new_figure, save_figure
 from chrion.scheduler.plan import Plan
 from chrion.units import format_mb, format_ms
 
 
-def curve_table(points: Sequence[tuple[float, Plan]]) -> Table:
+def alpha_sweep_table(points: Sequence[tuple[float, Plan]]) -> Table:
     """One row an alpha."""
     table = Table(title=f"{points[0][1].model} on {points[0][1].machine}, policy {points[0][1].policy}")
     for name in ("alpha, ms/MB", "latency", "memory (Eq. 4)", "resident memory", "on accelerator", "on CPU", "cores"):
         table.add_column(name, justify="right")
     for alpha, plan in points:
         found = plan.predicted
-        counts = (str(plan.is_accelerator_lane), str(plan.on_cpu), str(plan.schedule.cores))
+        counts = (str(plan.on_accelerator), str(plan.on_cpu), str(plan.schedule.cores))
         memory = (format_mb(found.memory_mb), format_mb(found.resident_mb))
         table.add_row(f"{alpha:g}", format_ms(found.latency_ms), *memory, *counts)
     return table
 
 
-def curve_json(points: Sequence[tuple[float, Plan]]) -> dict[str, Any]:
+def alpha_sweep_json(points: Sequence[tuple[float, Plan]]) -> dict[str, Any]:
     """The same as plain data, with the plain ways beside it."""
     first = points[0][1]
     only = first.accelerator_only
@@ -40,7 +41,7 @@ def curve_json(points: Sequence[tuple[float, Plan]]) -> dict[str, Any]:
                 "latency_ms": plan.predicted.latency_ms,
                 "memory_mb": plan.predicted.memory_mb,
                 "resident_mb": plan.predicted.resident_mb,
-                "is_accelerator_lane": plan.is_accelerator_lane,
+                "on_accelerator": plan.on_accelerator,
                 "cores": plan.schedule.cores,
             }
             for alpha, plan in points
@@ -48,7 +49,7 @@ def curve_json(points: Sequence[tuple[float, Plan]]) -> dict[str, Any]:
     }
 
 
-def curve_png(points: Sequence[tuple[float, Plan]]) -> bytes:
+def plot_alpha_sweep(points: Sequence[tuple[float, Plan]], path: Path) -> None:
     """The curve as a picture: latency left, memory right, the plain ways as dashed lines.
 
     Raises:
@@ -56,7 +57,7 @@ def curve_png(points: Sequence[tuple[float, Plan]]) -> bytes:
     """
     first = points[0][1]
     alphas = [alpha for alpha, _ in points]
-    figure = new_figure("--png", 7, 4)
+    figure = new_figure(7, 4)
     latency = figure.add_subplot()
     memory = latency.twinx()
     blue, orange = "tab:blue", "tab:orange"
@@ -74,4 +75,4 @@ def curve_png(points: Sequence[tuple[float, Plan]]) -> bytes:
     memory.set_ylim(bottom=0)
     latency.set_title(f"{first.model} on {first.machine}", fontsize=10)
     latency.legend(lines, names, fontsize=8, loc="lower right")
-    return png_of(figure)
+    save_figure(figure, path)

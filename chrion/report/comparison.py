@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from chrion.benchmark.comparison import Comparison, PolicyResult
 from chrion.benchmark.latency import Timing
-from chrion.report.figures import new_figure, png_of
+from chrion.report.figures import new_figure, save_figure
 from chrion.units import format_mb, format_ms
 
 
@@ -64,14 +65,14 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def comparison_png(comparison: Comparison) -> bytes:
+def plot_comparison(comparison: Comparison, path: Path) -> None:
     """Predicted and measured latency of each policy as bars, and the best plain session as a line.
 
     Raises:
         OptionError: matplotlib is missing.
     """
     shown = [e for e in comparison.results if e.plan]
-    figure = new_figure("--plot", 8, 1.2 + 0.45 * max(1, len(shown)))
+    figure = new_figure(8, 1.2 + 0.45 * max(1, len(shown)))
     axes = figure.add_subplot()
     predicted = [e.plan.predicted.latency_ms for e in shown if e.plan]
     axes.barh([-at - 0.2 for at in range(len(shown))], predicted, 0.38, color="#bbbbbb", label="predicted")
@@ -89,7 +90,7 @@ def comparison_png(comparison: Comparison) -> bytes:
     axes.set_title(f"{comparison.graph.name} on {comparison.profile.machine}", fontsize=10)
     if shown:
         axes.legend(fontsize=8)
-    return png_of(figure)
+    save_figure(figure, path)
 
 
 def _figures(entry: PolicyResult, best: Timing | None) -> list[str]:

@@ -1,43 +1,67 @@
-"""Pictures by matplotlib, which is an extra."""
+"""Pictures drawn by matplotlib, an optional dependency: sizes, colours, file formats."""
 
 from __future__ import annotations
 
+import importlib
 import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chrion.errors import OptionError
+from chrion.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
-def new_figure(option: str, width: float, height: float) -> Figure:
-    """An empty figure of so many inches.
-
-    Raises:
-        OptionError: matplotlib is missing; the message names the option that asked for a picture.
-    """
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise OptionError(f"{option}: matplotlib is missing", hint="pip install 'chrion[plot]'") from error
-    return Figure(figsize=(width, height), layout="constrained")
+#: Suffixes of picture files that can be written.
+PICTURE_FORMATS = (".png", ".svg", ".pdf")
+_DPI = 110
 
 
 def check_picture(option: str, path: Path) -> None:
-    """Make sure, before long work is done for it, that a picture can be drawn and written.
+    """Check, before long work starts, that a picture can be drawn and written to a path.
+
+    Args:
+        option: The command-line option that names the path, for the message; may be empty.
+        path: The picture's file.
 
     Raises:
-        OptionError: matplotlib is missing, or the folder is.
+        OptionError: matplotlib is not installed, the suffix is not one of :data:`PICTURE_FORMATS`, or the folder does
+            not exist.
     """
-    new_figure(option, 1, 1)
-    if not path.parent.is_dir():
-        raise OptionError(f"{option}: {path} cannot be written: there is no folder {path.parent}")
+    where = f"{option}: {path}" if option else str(path)
+    try:
+        importlib.import_module("matplotlib")
+    except ImportError as error:
+        hint = "pip install 'chrion[plot]'"
+        raise OptionError(f"{where}: a picture needs the package matplotlib", hint=hint) from error
+    if path.suffix.lower() not in PICTURE_FORMATS:
+        found = path.suffix or "no suffix"
+        raise OptionError(f"{where}: unsupported picture format: expected {', '.join(PICTURE_FORMATS)}, found {found}")
+    if not path.absolute().parent.is_dir():
+        raise OptionError(f"{where}: cannot be written: there is no folder {path.parent}")
 
 
-def png_of(figure: Figure) -> bytes:
-    """A figure as a file's content."""
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure; width and height are in inches.
+
+    Raises:
+        OptionError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure  # noqa: PLC0415 - an optional dependency
+    except ImportError as error:
+        raise OptionError("a picture needs the package matplotlib", hint="pip install 'chrion[plot]'") from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure in the format that the file's suffix names, completely or not at all.
+
+    Raises:
+        OptionError: The format is not supported, or the file cannot be written.
+    """
+    check_picture("", path)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    return buffer.getvalue()
+    figure.savefig(buffer, format=path.suffix.lower().lstrip("."), dpi=_DPI)
+    write_atomically(path, buffer.getvalue())

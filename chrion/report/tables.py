@@ -27,7 +27,7 @@ def plan_table(plan: Plan) -> Table:
     rows: list[tuple[str, Prediction | None, Sequence[str]]] = [
         ("accelerator only", plan.accelerator_only, (str(len(plan.operators)), "0", "0")),
         ("CPU only", plan.cpu_only, ("0", str(len(plan.operators)), "")),
-        (plan.policy, plan.predicted, (str(plan.is_accelerator_lane), str(plan.on_cpu), str(plan.schedule.cores))),
+        (plan.policy, plan.predicted, (str(plan.on_accelerator), str(plan.on_cpu), str(plan.schedule.cores))),
     ]
     for name, prediction, counts in rows:
         if prediction is not None:

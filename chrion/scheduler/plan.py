@@ -88,14 +88,14 @@ class Plan:
         return self.budget_mb is None or self.predicted.resident_mb <= self.budget_mb
 
     @property
-    def is_accelerator_lane(self) -> int:
+    def on_accelerator(self) -> int:
         """Number of operators on the accelerator."""
         return sum(is_accelerator_lane(lane) for lane in self.schedule.lanes)
 
     @property
     def on_cpu(self) -> int:
         """Number of operators on CPU lanes."""
-        return len(self.schedule.lanes) - self.is_accelerator_lane
+        return len(self.schedule.lanes) - self.on_accelerator
 
     def apply(self, graph: Graph) -> Graph:
         """The graph that the plan's operators stand in: this one, with operators cut into chunks or merged as planned.

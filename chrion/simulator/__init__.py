@@ -1,8 +1,19 @@
-"""Floor 5: what a cluster of GPU servers does with many models and too little memory."""
+"""Simulation of GPU servers that serve more models than their memory holds."""
 
+from chrion.simulator.bundled_scenarios import ScenarioDescription, scenario_descriptions
 from chrion.simulator.results import PatternResult
 from chrion.simulator.run import simulate
-from chrion.simulator.scenario import Scenario, Source, find_scenario
-from chrion.simulator.sweep import Point, run_grid
+from chrion.simulator.scenario import Scenario, ScenarioSource, find_scenario
+from chrion.simulator.sweep import SweepPoint, run_sweep
 
-__all__ = ["PatternResult", "Point", "Scenario", "Source", "find_scenario", "run_grid", "simulate"]
+__all__ = [
+    "PatternResult",
+    "Scenario",
+    "ScenarioDescription",
+    "ScenarioSource",
+    "SweepPoint",
+    "find_scenario",
+    "run_sweep",
+    "scenario_descriptions",
+    "simulate",
+]

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from chrion.simulator.metrics import RequestMetrics
 from chrion.simulator.policies import Route
-from chrion.simulator.server import Action, Board, Rules, Server
+from chrion.simulator.server import Action, ClusterState, Server, ServerPolicies
 from chrion.simulator.settings import ServerSpec
-from chrion.simulator.statistics import Tally
 from chrion.simulator.variants import Jitter, Variant
 
 #: Requests in order of arrival: times in ms, models. Both of shape [n].
@@ -31,7 +31,7 @@ Chunk = tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]
 _DRAIN = 1 << 16
 
 
-class Future:
+class NextUseOracle:
     """When each model is asked for next: the oracle of Belady's policy. Needs the whole trace in memory."""
 
     def __init__(self, models: npt.NDArray[np.int64]) -> None:
@@ -46,20 +46,20 @@ class Future:
         return float(positions[index]) if index < len(positions) else float("inf")
 
 
-def oracle(chunks: Iterable[Chunk]) -> Future:
+def read_ahead(chunks: Iterable[Chunk]) -> NextUseOracle:
     """Read all requests ahead."""
-    return Future(np.concatenate([np.zeros(0, np.int64), *(models for _, models in chunks)]))
+    return NextUseOracle(np.concatenate([np.zeros(0, np.int64), *(models for _, models in chunks)]))
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class EngineConfig:
     """All that a run needs apart from its requests."""
 
     #: One entry a server.
     servers: Sequence[ServerSpec]
     #: One entry a model.
     variants: Sequence[Variant]
-    rules: Rules
+    policies: ServerPolicies
     route: Route
     seed: int
     #: Late is told by the time since arrival; else by the execution time alone.
@@ -67,33 +67,35 @@ class Setting:
     #: Fill the memory with the first models that fit before the first request.
     preload: bool = False
     #: What will be asked for; only Belady's policy looks.
-    future: Future | None = None
+    oracle: NextUseOracle | None = None
 
 
 class Engine:
     """One run over one cluster."""
 
-    def __init__(self, setting: Setting, journal: Callable[[float, str, int, int], None] | None = None) -> None:
-        models, servers = len(setting.variants), len(setting.servers)
-        jitter, routing = np.random.SeedSequence([setting.seed, 1]).spawn(2)
-        self.setting = setting
-        self.tally = Tally(models, servers, setting.rules.slo_ms, from_arrival=setting.from_arrival)
+    def __init__(self, config: EngineConfig, journal: Callable[[float, str, int, int], None] | None = None) -> None:
+        models, servers = len(config.variants), len(config.servers)
+        jitter, routing = np.random.SeedSequence([config.seed, 1]).spawn(2)
+        self.config = config
+        self.metrics = RequestMetrics(models, servers, config.policies.slo_ms, from_arrival=config.from_arrival)
         self._events: list[tuple[float, int, Action, Any]] = []
         self._sequence = count()
-        self._jitter = Jitter(tuple(setting.variants), jitter)
+        self._jitter = Jitter(tuple(config.variants), jitter)
         self._draws = np.random.default_rng(routing)
         self._number = 0
-        self.board = Board(
+        self.cluster = ClusterState(
             push=self._push,
             outstanding=[0] * servers,
             homes=[[] for _ in range(models)],
             loads=[0] * models,
-            record=self.tally.record,
+            record=self.metrics.record,
             journal=journal,
         )
-        rules = replace(setting.rules, next_use=self._next_use) if setting.future else setting.rules
-        self.servers = [Server(i, spec, setting.variants, rules, self.board) for i, spec in enumerate(setting.servers)]
-        self._eligible = [eligible_servers(variant, setting.servers) for variant in setting.variants]
+        policies = replace(config.policies, next_use=self._next_use) if config.oracle else config.policies
+        self.servers = [
+            Server(i, spec, config.variants, policies, self.cluster) for i, spec in enumerate(config.servers)
+        ]
+        self._eligible = [eligible_servers(variant, config.servers) for variant in config.variants]
         self._preload()
 
     def run(
@@ -101,14 +103,14 @@ class Engine:
         chunks: Iterable[Chunk],
         progress: Callable[[int], None] = lambda _: None,
         keep: Callable[[npt.NDArray[np.float64]], None] = lambda _: None,
-    ) -> Tally:
+    ) -> RequestMetrics:
         """Serve all requests until the last has ended.
 
         Args:
             chunks: The requests.
             progress: Hears after each chunk how many requests have arrived.
             keep: Gets the records of ended requests, shape [n, 7], in the order in which they started; see
-                :data:`chrion.simulator.statistics.COLUMNS`.
+                :data:`chrion.simulator.metrics.COLUMNS`.
         """
         for times, models in chunks:
             factors, draws = self._jitter.draw(models), self._draws.random(len(models))
@@ -119,15 +121,15 @@ class Engine:
             self._drain()
             self._flush(keep)
         self._flush(keep, force=True)
-        return self.tally
+        return self.metrics
 
     def _replay(self, times: list[float], models: list[int], factors: list[float], draws: list[float]) -> None:
         events, pop, servers = self._events, heapq.heappop, self.servers
         route, outstanding, eligible, homes = (
-            self.setting.route,
-            self.board.outstanding,
+            self.config.route,
+            self.cluster.outstanding,
             self._eligible,
-            self.board.homes,
+            self.cluster.homes,
         )
         number = self._number
         for now, model, factor, draw in zip(times, models, factors, draws, strict=True):
@@ -147,22 +149,22 @@ class Engine:
         heapq.heappush(self._events, (at, next(self._sequence), action, payload))
 
     def _next_use(self, model: int) -> float:
-        assert self.setting.future  # noqa: S101 # given to servers only where there is one
-        return self.setting.future.next_use(model, self._number - 1)
+        assert self.config.oracle  # noqa: S101 # given to servers only where there is one
+        return self.config.oracle.next_use(model, self._number - 1)
 
     def _flush(self, keep: Callable[[npt.NDArray[np.float64]], None], *, force: bool = False) -> None:
-        rows = self.tally.flush(force=force)
+        rows = self.metrics.flush(force=force)
         if rows is not None:
             keep(rows)
 
     def _preload(self) -> None:
         """Pinned models first, on every server that can hold them; then, if asked, the others while they fit."""
-        pinned = self.setting.rules.pinned
+        pinned = self.config.policies.pinned
         for server in self.servers:
             for model in range(len(pinned)):
                 if pinned[model]:
                     server.preload(model)
-        if self.setting.preload:
+        if self.config.preload:
             for model, eligible in enumerate(self._eligible):
                 max((self.servers[i] for i in eligible), key=lambda server: server.free_bytes).preload(model)
 

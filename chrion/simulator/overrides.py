@@ -18,7 +18,7 @@ from chrion.errors import OptionError
 from chrion.simulator.settings import SECTIONS
 
 #: Keys at the top of a scenario.
-TOP_KEYS = ("name", "seed", "preload", "patterns", "catalogue", "use")
+TOP_KEYS = ("name", "description", "seed", "preload", "patterns", "catalogue", "use")
 #: Keys of a variant's table: what a plan file says as well, and what it does not.
 MEASURED_KEYS = ("memory_mb", "latency_ms", "gpu_busy_ms", "cpu_busy_ms", "cores")
 #: Keys whose values are words, and those that only a plan file gives a meaning.

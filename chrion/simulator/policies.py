@@ -21,7 +21,7 @@ SPILL = 4
 
 
 @dataclass(slots=True, eq=False)
-class Resident:
+class ResidentModel:
     """A model in the memory of one server; kept up to date by whoever runs the server."""
 
     key: int
@@ -54,7 +54,7 @@ class Waiting:
 
 
 #: ``rank(resident, now_ms)``: the least leaves first.
-Rank = Callable[[Resident, float], float]
+Rank = Callable[[ResidentModel, float], float]
 #: ``route(outstanding, eligible, homes, draw)``: the server's index; see :func:`route_random`.
 Route = Callable[[Sequence[int], Sequence[int], Sequence[int], float], int]
 #: ``order(waiting)``: the least is loaded first.
@@ -63,30 +63,32 @@ Order = Callable[[Waiting], float]
 Admit = Callable[[float, float, float, float], bool]
 
 
-def rank_lru(resident: Resident, now_ms: float) -> float:
+def rank_lru(resident: ResidentModel, now_ms: float) -> float:
     """Least recently used first."""
     del now_ms
     return resident.idle_since_ms
 
 
-def rank_lfu(resident: Resident, now_ms: float) -> float:
+def rank_lfu(resident: ResidentModel, now_ms: float) -> float:
     """Least frequently used first; uses are counted over the whole run, so a return does not start from nothing."""
     del now_ms
     return resident.uses
 
 
-def rank_cost(resident: Resident, now_ms: float) -> float:
+def rank_cost(resident: ResidentModel, now_ms: float) -> float:
     """Longest idle time over (load time x weight) first: what is cheap to bring back leaves sooner."""
     return -(now_ms - resident.idle_since_ms) / (resident.load_ms * resident.weight + 1e-9)
 
 
-def rank_belady(resident: Resident, now_ms: float) -> float:
+def rank_belady(resident: ResidentModel, now_ms: float) -> float:
     """Furthest next use first (Belady 1966): a bound that needs the future, for models of equal size."""
     del now_ms
     return -resident.next_use
 
 
-def choose_victims(residents: Iterable[Resident], needed: int, rank: Rank, now_ms: float) -> list[Resident] | None:
+def choose_victims(
+    residents: Iterable[ResidentModel], needed: int, rank: Rank, now_ms: float
+) -> list[ResidentModel] | None:
     """Choose who leaves so that ``needed`` bytes become free.
 
     Pinned models and those in use stay.
@@ -102,7 +104,7 @@ def choose_victims(residents: Iterable[Resident], needed: int, rank: Rank, now_m
     """
     free_to_go = [(rank(r, now_ms), i, r) for i, r in enumerate(residents) if not r.in_use and not r.pinned]
     free_to_go.sort()
-    victims: list[Resident] = []
+    victims: list[ResidentModel] = []
     for _, _, victim in free_to_go:
         victims.append(victim)
         needed -= victim.bytes

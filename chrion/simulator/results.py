@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from chrion.simulator.engine import Engine
+from chrion.simulator.metrics import Counts, RequestMetrics, bin_edges, quantile
 from chrion.simulator.scenario import Scenario
-from chrion.simulator.statistics import Counts, Tally, bin_edges, quantile
 
 SCHEMA = "chrion.simulation/1"
 #: The part of a model's requests that may violate before it counts as missing its objective.
@@ -24,7 +24,7 @@ SWEEP_SCHEMA = "chrion.simulation-sweep/1"
 
 
 @dataclass(frozen=True, slots=True)
-class Latency:
+class LatencySummary:
     """A distribution in ms; NaN throughout where nothing was measured."""
 
     mean_ms: float
@@ -34,7 +34,7 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class RequestSummary:
     """What is counted of a model, or of all of them."""
 
     name: str
@@ -47,9 +47,9 @@ class Counted:
     cold: int
     loads: int
     #: From arrival to end.
-    response: Latency
+    response: LatencySummary
     #: From start to end, on resident weights.
-    execution: Latency
+    execution: LatencySummary
     mean_wait_ms: float
 
     @property
@@ -91,13 +91,13 @@ class PatternResult:
     pattern: str
     #: From time 0 to the last end.
     duration_ms: float
-    total: Counted
-    models: tuple[Counted, ...]
+    total: RequestSummary
+    models: tuple[RequestSummary, ...]
     servers: tuple[ServerResult, ...]
     #: Responses of requests that had waited for a load.
-    cold_response: Latency
+    cold_response: LatencySummary
     #: Histograms of execution time by family of models, and of all response times; see
-    #: :func:`chrion.simulator.statistics.bin_edges`.
+    #: :func:`chrion.simulator.metrics.bin_edges`.
     executions: Mapping[str, Counts] = field(repr=False)
     responses: Counts = field(repr=False)
 
@@ -119,20 +119,20 @@ class PatternResult:
 
 def collect(scenario: Scenario, pattern: str, engine: Engine) -> PatternResult:
     """Turn what an engine holds after its run into a result."""
-    tally = engine.tally
-    models = tuple(_model(scenario, tally, engine.board.loads[i], i) for i in range(len(scenario.models)))
+    metrics = engine.metrics
+    models = tuple(_model(scenario, metrics, engine.cluster.loads[i], i) for i in range(len(scenario.models)))
     families: dict[str, Counts] = {}
     for i, model in enumerate(scenario.models):
-        families[model.family] = families.get(model.family, 0) + tally.executions[i]
+        families[model.family] = families.get(model.family, 0) + metrics.executions[i]
     return PatternResult(
         pattern=pattern,
-        duration_ms=tally.end_ms,
-        total=_total(tally, sum(engine.board.loads)),
+        duration_ms=metrics.end_ms,
+        total=_total(metrics, sum(engine.cluster.loads)),
         models=models,
         servers=tuple(_server(scenario, pattern, engine, i) for i in range(len(scenario.servers))),
-        cold_response=_latency(tally.cold_responses, math.nan),
+        cold_response=_latency(metrics.cold_responses, math.nan),
         executions=families,
-        responses=tally.responses.sum(axis=0),
+        responses=metrics.responses.sum(axis=0),
     )
 
 
@@ -180,7 +180,7 @@ def histogram_rows(counts: Counts) -> list[list[float]]:
     return [[float(edges[i]), float(edges[i + 1]), int(counts[i])] for i in np.flatnonzero(counts)]
 
 
-def _counted_json(counted: Counted) -> dict[str, Any]:
+def _counted_json(counted: RequestSummary) -> dict[str, Any]:
     rates = {"violation_rate": counted.violation_rate, "swapping_rate": counted.swapping_rate}
     return {**_plain(counted), **rates}
 
@@ -196,49 +196,49 @@ def _plain(record: Any) -> Any:
     return record
 
 
-def _total(tally: Tally, loads: int) -> Counted:
-    arrivals, dropped = int(tally.arrivals.sum()), int(tally.dropped.sum())
+def _total(metrics: RequestMetrics, loads: int) -> RequestSummary:
+    arrivals, dropped = int(metrics.arrivals.sum()), int(metrics.dropped.sum())
     completed = arrivals - dropped
-    return Counted(
+    return RequestSummary(
         name="all",
         arrivals=arrivals,
         completed=completed,
         dropped=dropped,
-        late=int(tally.late.sum()),
-        cold=int(tally.cold.sum()),
+        late=int(metrics.late.sum()),
+        cold=int(metrics.cold.sum()),
         loads=loads,
-        response=_latency(tally.responses.sum(axis=0), _mean(tally.response_ms.sum(), completed)),
-        execution=_latency(tally.executions.sum(axis=0), _mean(tally.execution_ms.sum(), completed)),
-        mean_wait_ms=_mean(tally.wait_ms.sum(), completed),
+        response=_latency(metrics.responses.sum(axis=0), _mean(metrics.response_ms.sum(), completed)),
+        execution=_latency(metrics.executions.sum(axis=0), _mean(metrics.execution_ms.sum(), completed)),
+        mean_wait_ms=_mean(metrics.wait_ms.sum(), completed),
     )
 
 
-def _model(scenario: Scenario, tally: Tally, loads: int, i: int) -> Counted:
-    completed = int(tally.arrivals[i] - tally.dropped[i])
-    return Counted(
+def _model(scenario: Scenario, metrics: RequestMetrics, loads: int, i: int) -> RequestSummary:
+    completed = int(metrics.arrivals[i] - metrics.dropped[i])
+    return RequestSummary(
         name=scenario.models[i].name,
-        arrivals=int(tally.arrivals[i]),
+        arrivals=int(metrics.arrivals[i]),
         completed=completed,
-        dropped=int(tally.dropped[i]),
-        late=int(tally.late[i]),
-        cold=int(tally.cold[i]),
+        dropped=int(metrics.dropped[i]),
+        late=int(metrics.late[i]),
+        cold=int(metrics.cold[i]),
         loads=loads,
-        response=_latency(tally.responses[i], _mean(tally.response_ms[i], completed)),
-        execution=_latency(tally.executions[i], _mean(tally.execution_ms[i], completed)),
-        mean_wait_ms=_mean(tally.wait_ms[i], completed),
+        response=_latency(metrics.responses[i], _mean(metrics.response_ms[i], completed)),
+        execution=_latency(metrics.executions[i], _mean(metrics.execution_ms[i], completed)),
+        mean_wait_ms=_mean(metrics.wait_ms[i], completed),
     )
 
 
 def _server(scenario: Scenario, pattern: str, engine: Engine, i: int) -> ServerResult:
-    server, spec, end_ms = engine.servers[i], scenario.servers[i], engine.tally.end_ms
+    server, spec, end_ms = engine.servers[i], scenario.servers[i], engine.metrics.end_ms
     variants = [model.variants[pattern] for model in scenario.models]
-    served_ms = engine.tally.served_ms[i]
+    served_ms = engine.metrics.served_ms[i]
     on_gpu = sum(t * v.gpu_busy_ms / v.latency_ms for t, v in zip(served_ms, variants, strict=True))
     on_cores = sum(t * sum(v.core_busy_ms) / v.latency_ms for t, v in zip(served_ms, variants, strict=True))
     width_ms, memory = server.memory.means(end_ms)
     return ServerResult(
         index=i,
-        arrivals=int(engine.tally.server_arrivals[i]),
+        arrivals=int(engine.metrics.server_arrivals[i]),
         loads=server.loads,
         loaded_mb=server.loaded_mb,
         evictions=server.evictions,
@@ -253,8 +253,8 @@ def _server(scenario: Scenario, pattern: str, engine: Engine, i: int) -> ServerR
     )
 
 
-def _latency(counts: Counts, mean_ms: float) -> Latency:
-    return Latency(mean_ms, quantile(counts, 0.5), quantile(counts, 0.95), quantile(counts, 0.99))
+def _latency(counts: Counts, mean_ms: float) -> LatencySummary:
+    return LatencySummary(mean_ms, quantile(counts, 0.5), quantile(counts, 0.95), quantile(counts, 0.99))
 
 
 def _mean(total: float, number: int) -> float:

@@ -22,7 +22,7 @@ def simulate(scenario: Scenario, progress: Callable[[int], None] = lambda _: Non
     results = []
     done = 0
     for pattern in scenario.patterns:
-        engine = Engine(scenario.setting(pattern))
+        engine = Engine(scenario.engine_config(pattern))
         engine.run(scenario.workload.chunks(), lambda number, before=done: progress(before + number))  # type: ignore[misc]
         results.append(collect(scenario, pattern, engine))
         done += results[-1].total.arrivals

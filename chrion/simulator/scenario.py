@@ -13,10 +13,10 @@ from typing import Any
 
 from chrion.errors import PlanError, ScenarioError
 from chrion.files import bundled_folder, read_toml
-from chrion.simulator.engine import Setting, eligible_servers, oracle
+from chrion.simulator.engine import EngineConfig, eligible_servers, read_ahead
 from chrion.simulator.overrides import MEASURED_KEYS, PLAN_KEYS, TOP_KEYS, VARIANT_KEYS, WORD_KEYS, apply_sets
 from chrion.simulator.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
-from chrion.simulator.server import Rules
+from chrion.simulator.server import ServerPolicies
 from chrion.simulator.settings import (
     LARGEST,
     SECTIONS,
@@ -67,32 +67,32 @@ class Scenario:
     models: tuple[Model, ...]
     workload: Workload
 
-    def setting(self, pattern: str) -> Setting:
+    def engine_config(self, pattern: str) -> EngineConfig:
         """What the engine needs to run one pattern."""
-        policies = self.policies
-        rules = Rules(
-            rank=EVICTION[policies.eviction],
-            order=LOAD_ORDER[policies.load_order],
-            admit=ADMISSION[policies.admission],
-            deadlines=policies.admission == "deadline",
+        names = self.policies
+        policies = ServerPolicies(
+            rank=EVICTION[names.eviction],
+            order=LOAD_ORDER[names.load_order],
+            admit=ADMISSION[names.admission],
+            deadlines=names.admission == "deadline",
             slo_ms=[model.slo_ms for model in self.models],
             weights=[model.spec.weight for model in self.models],
             pinned=[model.spec.pinned for model in self.models],
         )
-        return Setting(
+        return EngineConfig(
             servers=self.servers,
             variants=[model.variants[pattern] for model in self.models],
-            rules=rules,
-            route=ROUTING[policies.routing],
+            policies=policies,
+            route=ROUTING[names.routing],
             seed=self.seed,
             from_arrival=self.measure == "response",
             preload=self.preload,
-            future=oracle(self.workload.chunks()) if policies.eviction == "belady" else None,
+            oracle=read_ahead(self.workload.chunks()) if names.eviction == "belady" else None,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ScenarioSource:
     """A scenario's content as it stands in its file, to be changed and built."""
 
     name: str
@@ -102,7 +102,7 @@ class Source:
     #: Values by key that replace the file's, as ``--set`` takes them.
     sets: Mapping[str, Any] = field(default_factory=dict)
 
-    def changed(self, sets: Mapping[str, Any]) -> Source:
+    def changed(self, sets: Mapping[str, Any]) -> ScenarioSource:
         """The same with some values set; a file named here is relative to the current folder."""
         files = {k: str(Path(v).absolute()) for k, v in sets.items() if k.rsplit(".", 1)[-1] in _FILES and v}
         return replace(self, sets={**self.sets, **sets, **files})
@@ -122,7 +122,7 @@ class Source:
         return _build(content, self.name, self.folder)
 
 
-def find_scenario(name: str) -> Source:
+def find_scenario(name: str) -> ScenarioSource:
     """Look a scenario up: a file, or the name of one that comes with Chrion.
 
     Raises:
@@ -134,7 +134,7 @@ def find_scenario(name: str) -> Source:
     if not path.is_file():
         known = ", ".join(scenario_names())
         raise ScenarioError(f"scenario: there is no file {name}", hint=f"these come with Chrion: {known}")
-    return Source(path.stem, _read_toml(path), path.parent)
+    return ScenarioSource(path.stem, _read_toml(path), path.parent)
 
 
 def scenario_names() -> list[str]:

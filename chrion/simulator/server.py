@@ -21,9 +21,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chrion.simulator.policies import Admit, Order, Rank, Resident, Waiting, choose_victims
+from chrion.simulator.metrics import BinnedAverage
+from chrion.simulator.policies import Admit, Order, Rank, ResidentModel, Waiting, choose_victims
 from chrion.simulator.settings import ServerSpec
-from chrion.simulator.statistics import Timeline
 from chrion.simulator.variants import Variant
 
 #: A request: its number, model, arrival, random factor, and whether it waited for a load.
@@ -34,7 +34,7 @@ _NAN = float("nan")
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class ServerPolicies:
     """The policies a server follows, and the figures they need."""
 
     rank: Rank
@@ -53,7 +53,7 @@ class Rules:
 
 
 @dataclass(slots=True)
-class Board:
+class ClusterState:
     """What the servers share: the queue of events, and what routing and statistics look at."""
 
     #: ``push(time_ms, action, payload)`` puts an event into the engine's queue.
@@ -73,15 +73,17 @@ class Board:
 class Server:
     """The state of one server and its reactions; the module says by which rules."""
 
-    def __init__(self, index: int, spec: ServerSpec, variants: Sequence[Variant], rules: Rules, board: Board) -> None:
+    def __init__(
+        self, index: int, spec: ServerSpec, variants: Sequence[Variant], policies: ServerPolicies, cluster: ClusterState
+    ) -> None:
         self.index = index
         self.budget_bytes = spec.budget_bytes
-        self.rules = rules
-        self.board = board
+        self.policies = policies
+        self.cluster = cluster
         self.free_bytes = self.budget_bytes
         self.gpu_slots = self.free_slots = spec.gpu_slots
         self.cpu_cores = self.free_cores = spec.cpu_cores
-        self.residents: dict[int, Resident] = {}
+        self.residents: dict[int, ResidentModel] = {}
         #: Models that wait for their load to start.
         self.cold: dict[int, Waiting] = {}
         self.loading: int | None = None
@@ -90,7 +92,7 @@ class Server:
         self.link_busy_ms = 0.0
         self.loads = 0
         self.evictions = 0
-        self.memory = Timeline()
+        self.memory = BinnedAverage()
         self._variants = variants
         self._bytes = [v.memory_bytes for v in variants]
         self._load_ms = [v.load_ms(spec.pcie_gb_per_s, spec.load_fixed_ms) for v in variants]
@@ -112,16 +114,16 @@ class Server:
         """Put a model into memory before time begins, if it fits; this counts as no load."""
         if model in self.residents or self._bytes[model] > self.free_bytes:
             return model in self.residents
-        self.board.homes[model].append(self.index)
+        self.cluster.homes[model].append(self.index)
         self._take(0.0, self._bytes[model])
         self._settle(0.0, model)
         return True
 
     def offer(self, now: float, number: int, model: int, factor: float) -> None:
         """Take a request that arrives now."""
-        self.board.outstanding[self.index] += 1
+        self.cluster.outstanding[self.index] += 1
         resident = self.residents.get(model)
-        dropped = self.rules.deadlines and not self._worth_taking(now, model)
+        dropped = self.policies.deadlines and not self._worth_taking(now, model)
         if dropped:
             self._drop(number, model, now, cold=resident is None)
         if resident is None:
@@ -138,14 +140,14 @@ class Server:
         if model not in self.residents:
             link_ms = self.loading_until_ms - now if self.loading is not None else 0.0
             wait_ms = max(wait_ms, link_ms if model == self.loading else link_ms + self._load_ms[model])
-        return self.rules.admit(now, now + self.rules.slo_ms[model], wait_ms, self._latency_ms[model])
+        return self.policies.admit(now, now + self.policies.slo_ms[model], wait_ms, self._latency_ms[model])
 
     def _want(self, now: float, model: int) -> list[Job]:
         """See that the model gets loaded, for a dropped request as well: the next may be in time."""
         waiters = self._waiters.get(model)
         if waiters is None:
             waiters = self._waiters[model] = []
-            self.board.homes[model].append(self.index)
+            self.cluster.homes[model].append(self.index)
             self.cold[model] = Waiting(model, now)
         if model in self.cold:
             self.cold[model].demand_ms += self._latency_ms[model]
@@ -156,7 +158,7 @@ class Server:
         """Start the next load if the link is free and there is, or can be, room."""
         if self.loading is not None or not self.cold:
             return
-        model = min(self.cold.values(), key=self.rules.order).key
+        model = min(self.cold.values(), key=self.policies.order).key
         if not self._make_room(now, self._bytes[model] - self.free_bytes):
             return
         del self.cold[model]
@@ -166,21 +168,21 @@ class Server:
         self.link_busy_ms += self._load_ms[model]
         self.loaded_mb += self._variants[model].load_mb
         self.loads += 1
-        self.board.loads[model] += 1
+        self.cluster.loads[model] += 1
         self._note(now, "load", model)
-        self.board.push(self.loading_until_ms, self._loaded, model)
+        self.cluster.push(self.loading_until_ms, self._loaded, model)
 
     def _make_room(self, now: float, short: int) -> bool:
         if short <= 0:
             return True
-        if self.rules.next_use:
+        if self.policies.next_use:
             for resident in self.residents.values():
-                resident.next_use = self.rules.next_use(resident.key)
-        victims = choose_victims(self.residents.values(), short, self.rules.rank, now)
+                resident.next_use = self.policies.next_use(resident.key)
+        victims = choose_victims(self.residents.values(), short, self.policies.rank, now)
         for victim in victims or ():
             del self.residents[victim.key]
             self._uses[victim.key] = victim.uses
-            self.board.homes[victim.key].remove(self.index)
+            self.cluster.homes[victim.key].remove(self.index)
             self._take(now, -victim.bytes)
             self.evictions += 1
             self._note(now, "evict", victim.key)
@@ -199,7 +201,7 @@ class Server:
 
     def _ready_up(self, job: Job) -> None:
         self._ready.append(job)
-        if self.rules.deadlines:
+        if self.policies.deadlines:
             self._ready_ms += self._work_ms[job[1]]
 
     def _start_ready(self, now: float) -> None:
@@ -209,14 +211,14 @@ class Server:
             if slots > self.free_slots or cores > self.free_cores:
                 return
             job = ready.popleft()
-            if not self.rules.deadlines or self._still_worth(now, job):
+            if not self.policies.deadlines or self._still_worth(now, job):
                 self._start(now, job, slots, cores)
 
     def _still_worth(self, now: float, job: Job) -> bool:
         """Drop a ready request whose deadline has come too near."""
         number, model, arrival, _, cold = job
         self._ready_ms = self._ready_ms - self._work_ms[model] if self._ready else 0.0
-        worth = self.rules.admit(now, arrival + self.rules.slo_ms[model], 0.0, self._latency_ms[model])
+        worth = self.policies.admit(now, arrival + self.policies.slo_ms[model], 0.0, self._latency_ms[model])
         if not worth:
             self._drop(number, model, arrival, cold=cold)
             self._leave(now, model)
@@ -227,12 +229,12 @@ class Server:
         self.free_slots -= slots
         self.free_cores -= cores
         self.residents[model].uses += 1
-        push = self.board.push
+        push = self.cluster.push
         for at_ms, freed in self._early[model]:
             push(now + at_ms * factor, self._release, freed)
         end = now + self._latency_ms[model] * factor
         push(end, self._end, model)
-        self.board.record((number, model, self.index, arrival, now, end, cold))
+        self.cluster.record((number, model, self.index, arrival, now, end, cold))
 
     def _release(self, now: float, freed: tuple[int, int]) -> None:
         self.free_slots += freed[0]
@@ -243,7 +245,7 @@ class Server:
         slots, cores = self._last[model]
         self.free_slots += slots
         self.free_cores += cores
-        self.board.outstanding[self.index] -= 1
+        self.cluster.outstanding[self.index] -= 1
         self._leave(now, model)
         self._start_ready(now)
 
@@ -257,16 +259,16 @@ class Server:
                 self._load_next(now)
 
     def _drop(self, number: int, model: int, arrival: float, *, cold: bool) -> None:
-        self.board.outstanding[self.index] -= 1
-        self.board.record((number, model, self.index, arrival, _NAN, _NAN, cold))
+        self.cluster.outstanding[self.index] -= 1
+        self.cluster.record((number, model, self.index, arrival, _NAN, _NAN, cold))
 
-    def _settle(self, now: float, model: int) -> Resident:
-        resident = self.residents[model] = Resident(
+    def _settle(self, now: float, model: int) -> ResidentModel:
+        resident = self.residents[model] = ResidentModel(
             key=model,
             bytes=self._bytes[model],
             load_ms=self._load_ms[model],
-            weight=self.rules.weights[model],
-            pinned=self.rules.pinned[model] or self._bytes[model] == 0,
+            weight=self.policies.weights[model],
+            pinned=self.policies.pinned[model] or self._bytes[model] == 0,
             uses=self._uses[model],
             idle_since_ms=now,
         )
@@ -277,8 +279,8 @@ class Server:
         self.memory.step(now, self.budget_bytes - self.free_bytes)
 
     def _note(self, now: float, what: str, model: int) -> None:
-        if self.board.journal:
-            self.board.journal(now, what, self.index, model)
+        if self.cluster.journal:
+            self.cluster.journal(now, what, self.index, model)
 
 
 def releases(variant: Variant) -> tuple[tuple[tuple[float, tuple[int, int]], ...], tuple[int, int]]:

@@ -13,14 +13,14 @@ from typing import Any
 from chrion.errors import OptionError
 from chrion.simulator.results import PatternResult, summary
 from chrion.simulator.run import simulate
-from chrion.simulator.scenario import Source
+from chrion.simulator.scenario import ScenarioSource
 
 #: How long the machine of a Ray address may take to answer.
-_KNOCK_S = 5.0
+_CONNECT_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Point:
+class SweepPoint:
     """One point of the grid."""
 
     #: The swept values, by key.
@@ -37,14 +37,14 @@ class Point:
         }
 
 
-def run_grid(
-    source: Source,
+def run_sweep(
+    source: ScenarioSource,
     points: Sequence[Mapping[str, Any]],
     *,
     workers: int = 1,
     ray_address: str | None = None,
     progress: Callable[[int], None] = lambda _: None,
-) -> list[Point]:
+) -> list[SweepPoint]:
     """Simulate a scenario at every point; all are checked before the first runs.
 
     Args:
@@ -74,14 +74,14 @@ def run_grid(
     for i, results in found:
         done[i] = results
         progress(len(done))
-    return [Point(values, sizes[i], done[i]) for i, values in enumerate(points)]
+    return [SweepPoint(values, sizes[i], done[i]) for i, values in enumerate(points)]
 
 
-def _run(task: Source) -> tuple[PatternResult, ...]:
+def _run(task: ScenarioSource) -> tuple[PatternResult, ...]:
     return simulate(task.build())
 
 
-def _in_processes(tasks: Sequence[Source], workers: int) -> Iterator[tuple[int, tuple[PatternResult, ...]]]:
+def _in_processes(tasks: Sequence[ScenarioSource], workers: int) -> Iterator[tuple[int, tuple[PatternResult, ...]]]:
     # A fresh interpreter each: threads of the parent, if there are any, make a fork unsafe.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         futures = {pool.submit(_run, task): i for i, task in enumerate(tasks)}
@@ -89,7 +89,7 @@ def _in_processes(tasks: Sequence[Source], workers: int) -> Iterator[tuple[int, 
             yield futures[future], future.result()
 
 
-def _on_ray(tasks: Sequence[Source], address: str) -> Iterator[tuple[int, tuple[PatternResult, ...]]]:
+def _on_ray(tasks: Sequence[ScenarioSource], address: str) -> Iterator[tuple[int, tuple[PatternResult, ...]]]:
     """Leave the cluster as it was found: a connection made here is closed here, nothing else is stopped."""
     try:
         import ray  # noqa: PLC0415 # an extra
@@ -98,7 +98,7 @@ def _on_ray(tasks: Sequence[Source], address: str) -> Iterator[tuple[int, tuple[
     mine = not ray.is_initialized()
     if mine:
         try:
-            _knock(address)
+            _check_reachable(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (OSError, ValueError) as error:
             raise OptionError(f"--ray {address}: {error}") from error
@@ -114,8 +114,8 @@ def _on_ray(tasks: Sequence[Source], address: str) -> Iterator[tuple[int, tuple[
             ray.shutdown()
 
 
-def _knock(address: str) -> None:
+def _check_reachable(address: str) -> None:
     """Fail at once where nobody listens at ``host:port``; Ray itself would try for minutes."""
     host, colon, port = address.rpartition(":")
     if colon and "/" not in address:
-        socket.create_connection((host, int(port)), _KNOCK_S).close()
+        socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()

@@ -70,7 +70,7 @@ KEYS = {
     "latency_ms",
     "memory_mb",
     "resident_mb",
-    "is_accelerator_lane",
+    "on_accelerator",
     "on_cpu",
     "accelerator_only",
     "cpu_only",
@@ -101,7 +101,7 @@ def test_the_paper_plan_beats_the_accelerator(cli: Chrion, lstm: Path) -> None:
     assert found["slo_ms"] == 60.0
     assert found["latency_ms"] < found["accelerator_only"]["latency_ms"]
     assert found["memory_mb"] < found["accelerator_only"]["memory_mb"]
-    assert found["is_accelerator_lane"] + found["on_cpu"] == found["operators"] == 1154
+    assert found["on_accelerator"] + found["on_cpu"] == found["operators"] == 1154
     plan = Plan.load(lstm.with_suffix(".plan.json"))
     assert Path(found["plan"]).resolve() == lstm.with_suffix(".plan.json")
     assert plan.predicted.latency_ms == found["latency_ms"]

@@ -14,7 +14,7 @@ from chrion import Graph, HybridSession, load, partition, zoo
 from chrion.errors import OptionError, PlanError
 from chrion.lane_numbers import lane_name
 from chrion.profiler import CopyCost, OperatorCost, Profile
-from chrion.report import chrome_trace, predicted_lanes, timeline_html
+from chrion.report import chrome_trace, predicted_chart, timeline_html
 from chrion.scheduler import Plan
 from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.evaluation.validation import check_solution
@@ -153,13 +153,13 @@ def test_reports_show_every_lane_of_the_accelerator() -> None:
     graph = siblings()
     profile = made_up_profile([graph], accelerator=True)
     plan = partition(graph, profile, policy="greedy", streams=3)
-    lanes = predicted_lanes(plan)
+    lanes = predicted_chart(plan)
     names = [f"gpu{at}" for at in range(3)]
     threads = [
         e["args"]["name"] for e in json.loads(chrome_trace([lanes]))["traceEvents"] if e["name"] == "thread_name"
     ]
     assert threads == names
-    assert all(f">{name}<" in timeline_html("x", [lanes]) for name in names)
+    assert all(f">{name}<" in timeline_html(plan, [lanes]) for name in names)
     reasons = explain_placement(graph, profile, plan, "product0")
     own = lane_name(plan.schedule.lanes[graph.dag.names.index("product0")])
     assert f"is on {own}:" in reasons[0]

@@ -13,7 +13,7 @@ import pytest
 
 from chrion import Profile
 from chrion.errors import OptionError
-from chrion.report.timeline_html import Bar, Lanes
+from chrion.report.lane_chart import LaneChart, LaneSpan
 
 SCRIPTS = Path(__file__).parent.parent.parent / "scripts"
 sys.path.insert(0, str(SCRIPTS))
@@ -54,14 +54,14 @@ def test_patterns_are_predicted_and_measured(result: dict[str, Any]) -> None:
     for case in result["parts"]["table6"]["cases"].values():
         assert set(case) == set(gpu_page.PATTERNS)
         assert all(row["predicted"]["latency_ms"] > 0 and row["measured"]["median_ms"] > 0 for row in case.values())
-        assert case["gpu"]["is_accelerator_lane"] == case["gpu"]["operators"]
-        assert (case["cpu"]["is_accelerator_lane"], case["cpu"]["measured_mb"]) == (0, 0.0)
+        assert case["gpu"]["on_accelerator"] == case["gpu"]["operators"]
+        assert (case["cpu"]["on_accelerator"], case["cpu"]["measured_mb"]) == (0, 0.0)
 
 
 def test_the_trace_has_both_sides(result: dict[str, Any], folder: Path) -> None:
     """Operators on either side, and a picture."""
     row = result["parts"]["overlap"]["cases"]["lstm-baseline"]
-    assert 0 < row["is_accelerator_lane"] < row["operators"]
+    assert 0 < row["on_accelerator"] < row["operators"]
     assert 0 <= row["both_sides_ms"] <= row["latency_ms"]
     assert (folder / "o.png").read_bytes().startswith(b"\x89PNG")
 
@@ -104,7 +104,7 @@ def test_cases_beyond_the_time_and_failures_are_told(tmp_path: Path) -> None:
 def test_both_sides_are_busy_where_bars_of_both_overlap() -> None:
     """Two cores beside each other do not count; a core beside the accelerator does."""
     bars = [(0, 0.0, 4.0), (1, 3.0, 6.0), (2, 3.5, 5.0), (0, 5.5, 5.75)]
-    lanes = Lanes("measured", tuple(Bar(lane, start, end, "", "") for lane, start, end in bars))
+    lanes = LaneChart("measured", tuple(LaneSpan(lane, start, end, "", "") for lane, start, end in bars))
     assert bench_gpu.both_sides_ms(lanes) == pytest.approx(1.25)
 
 

@@ -16,10 +16,10 @@ from chrion.report import (
     bench_table,
     bench_verdict,
     chrome_trace,
-    measured_lanes,
+    measured_chart,
     memory_line,
     plan_table,
-    predicted_lanes,
+    predicted_chart,
     timeline_html,
     verdict,
 )
@@ -37,8 +37,8 @@ def plan() -> Plan:
 
 def test_predicted_bars_are_the_plans_segments(plan: Plan) -> None:
     """Lane, start and end of each."""
-    lanes = predicted_lanes(plan)
-    assert [(b.lane, b.start_ms, b.end_ms) for b in lanes.bars] == [
+    lanes = predicted_chart(plan)
+    assert [(b.lane, b.start_ms, b.end_ms) for b in lanes.spans] == [
         (plan.schedule.lanes[s[0]], float(at), float(at + 1)) for at, s in enumerate(plan.segments)
     ]
     assert lanes.latency_ms == len(plan.segments)
@@ -47,21 +47,21 @@ def test_predicted_bars_are_the_plans_segments(plan: Plan) -> None:
 
 def test_predicted_latency_counts_copies_after_the_last_bar(plan: Plan) -> None:
     """Outputs are copied back when the last segment has ended; measured lanes have bars for that."""
-    lanes = predicted_lanes(replace(plan, predicted=Prediction(1000.0, 0.0, 0.0)))
+    lanes = predicted_chart(replace(plan, predicted=Prediction(1000.0, 0.0, 0.0)))
     assert lanes.latency_ms == 1000.0
 
 
 def test_measured_bars_are_the_events(plan: Plan) -> None:
     """Two lanes busy at once for half of the time overlap by a half."""
-    lanes = measured_lanes(plan, [Event(1, 0, 0.0, 2.0), Event(2, 1, 1.0, 2.0)])
-    assert [(b.lane, b.start_ms, b.end_ms) for b in lanes.bars] == [(1, 0.0, 2.0), (2, 1.0, 2.0)]
-    assert lanes.bars[0].label == plan.operators[plan.segments[0][0]]
+    lanes = measured_chart(plan, [Event(1, 0, 0.0, 2.0), Event(2, 1, 1.0, 2.0)])
+    assert [(b.lane, b.start_ms, b.end_ms) for b in lanes.spans] == [(1, 0.0, 2.0), (2, 1.0, 2.0)]
+    assert lanes.spans[0].label == plan.operators[plan.segments[0][0]]
     assert lanes.overlap == 1.5
 
 
 def test_the_trace_is_chromes_format(plan: Plan) -> None:
     """A process a section, a thread a lane, times in microseconds."""
-    events = json.loads(chrome_trace([predicted_lanes(plan), measured_lanes(plan, [Event(2, 1, 0.5, 2.0)])]))[
+    events = json.loads(chrome_trace([predicted_chart(plan), measured_chart(plan, [Event(2, 1, 0.5, 2.0)])]))[
         "traceEvents"
     ]
     bars = [e for e in events if e["ph"] == "X"]
@@ -92,8 +92,8 @@ class _Balance(HTMLParser):
 
 def test_the_page_needs_nothing_else_and_shows_every_bar(plan: Plan) -> None:
     """No address in it; names are escaped; both sections share one axis."""
-    measured = measured_lanes(plan, [Event(1, 0, 0.0, 2.0 * len(plan.segments))])
-    page = timeline_html("<model> & co", [predicted_lanes(plan), measured], ["a <remark>"])
+    measured = measured_chart(plan, [Event(1, 0, 0.0, 2.0 * len(plan.segments))])
+    page = timeline_html(replace(plan, model="<model> & co"), [predicted_chart(plan), measured], ["a <remark>"])
     assert "<model>" not in page
     assert "a &lt;remark&gt;" in page
     assert not re.search(r"https?://|src=|@import|<link", page)

@@ -100,6 +100,6 @@ def test_every_policy_plans_what_the_timeline_confirms(paper: Profile, baseline:
     timeline = evaluate(baseline.dag, paper.costs(baseline.dag), plan.schedule, plan.segments)
     assert (plan.predicted.latency_ms, plan.predicted.memory_mb) == (timeline.latency_ms, timeline.memory_mb)
     if policy == "cpu":
-        assert plan.is_accelerator_lane == 0
+        assert plan.on_accelerator == 0
     if policy == "accelerator":
         assert plan.on_cpu == 0

@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from chrion.simulator.engine import Engine, Setting
+from chrion.simulator.engine import Engine, EngineConfig
 from chrion.simulator.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
-from chrion.simulator.server import Rules
+from chrion.simulator.server import ServerPolicies
 from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Variant
 
@@ -23,7 +23,7 @@ def engine_of(  # every test changes another one
 ) -> Engine:
     """One server under plain rules."""
     size = len(variants)
-    rules = Rules(
+    policies = ServerPolicies(
         rank=EVICTION[eviction],
         order=LOAD_ORDER["fifo"],
         admit=ADMISSION[admission],
@@ -33,4 +33,4 @@ def engine_of(  # every test changes another one
         pinned=[False] * size,
     )
     servers = [spec or ServerSpec()]
-    return Engine(Setting(servers, variants, rules, ROUTING["least-loaded"], seed, **setting))
+    return Engine(EngineConfig(servers, variants, policies, ROUTING["least-loaded"], seed, **setting))

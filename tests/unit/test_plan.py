@@ -83,7 +83,7 @@ def test_any_plan_survives_its_file(tmp_path_factory: pytest.TempPathFactory, da
 def test_counts_and_verdict() -> None:
     """Operators on either side are counted by lane; an SLO is met up to the last microsecond."""
     plan = plan_of(DAG, Schedule((0, 1, 2, 3), (0, 0, 1, 0), 1))
-    assert (plan.is_accelerator_lane, plan.on_cpu) == (3, 1)
+    assert (plan.on_accelerator, plan.on_cpu) == (3, 1)
     assert replace(plan, slo_ms=1.5).meets_slo
     assert not replace(plan, slo_ms=1.4999).meets_slo
     assert replace(plan, slo_ms=None).meets_slo

@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chrion.simulator.engine import Engine, Future, Setting
+from chrion.simulator.engine import Engine, EngineConfig, NextUseOracle
 from chrion.simulator.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
-from chrion.simulator.server import Rules
+from chrion.simulator.server import ServerPolicies
 from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Variant
 
@@ -22,7 +22,7 @@ LARGEST_MB, CORES = 900, 3
 class Run:
     """A run that hypothesis chose, and what it left behind."""
 
-    setting: Setting
+    config: EngineConfig
     engine: Engine
     #: One row a request; see ``COLUMNS``.
     rows: Any
@@ -60,7 +60,7 @@ def runs(draw: st.DrawFn) -> Run:
     # Whole numbers of ms, so that many things happen at the same time.
     times = np.cumsum(draw(st.lists(st.integers(0, 30), min_size=size, max_size=size))).astype(float)
     admission = draw(st.sampled_from(sorted(ADMISSION)))
-    rules = Rules(
+    policies = ServerPolicies(
         rank=EVICTION[draw(st.sampled_from(sorted(EVICTION)))],
         order=LOAD_ORDER[draw(st.sampled_from(sorted(LOAD_ORDER)))],
         admit=ADMISSION[admission],
@@ -70,13 +70,13 @@ def runs(draw: st.DrawFn) -> Run:
         pinned=pinned,
     )
     route = ROUTING[draw(st.sampled_from(sorted(ROUTING)))]
-    setting = Setting(servers, models, rules, route, 1, preload=draw(st.booleans()), future=Future(picks))
+    config = EngineConfig(servers, models, policies, route, 1, preload=draw(st.booleans()), oracle=NextUseOracle(picks))
     journal: list[tuple[float, str, int, int]] = []
-    engine = Engine(setting, lambda *note: journal.append(note))
+    engine = Engine(config, lambda *note: journal.append(note))
     before = [set(server.residents) for server in engine.servers]
     rows: list[Any] = []
     engine.run([(times, picks)], keep=rows.append)
-    return Run(setting, engine, np.concatenate(rows), journal, before, size)
+    return Run(config, engine, np.concatenate(rows), journal, before, size)
 
 
 def most_at_once(intervals: Sequence[tuple[float, float]]) -> int:
@@ -93,11 +93,11 @@ def test_every_arrival_ends_exactly_once(run: Run) -> None:
     dropped = np.isnan(run.rows[:, 4])
     assert (run.rows[~dropped, 3] <= run.rows[~dropped, 4]).all()
     assert (run.rows[~dropped, 4] < run.rows[~dropped, 5]).all()
-    assert run.setting.rules.deadlines or not dropped.any()
-    tally = run.engine.tally
-    assert tally.arrivals.sum() == run.requests
-    assert tally.dropped.sum() == dropped.sum()
-    assert run.engine.board.outstanding == [0] * len(run.engine.servers)
+    assert run.config.policies.deadlines or not dropped.any()
+    metrics = run.engine.metrics
+    assert metrics.arrivals.sum() == run.requests
+    assert metrics.dropped.sum() == dropped.sum()
+    assert run.engine.cluster.outstanding == [0] * len(run.engine.servers)
     for server in run.engine.servers:
         assert (server.free_slots, server.free_cores) == (server.gpu_slots, server.cpu_cores)
         assert not server.cold
@@ -108,17 +108,17 @@ def test_every_arrival_ends_exactly_once(run: Run) -> None:
 @given(runs())
 def test_memory_never_exceeds_the_budget(run: Run) -> None:
     """Memory rebuilt from the journal stays within each server's budget, and no pinned model leaves."""
-    held = [{m: run.setting.variants[m].memory_bytes for m in models} for models in run.before]
+    held = [{m: run.config.variants[m].memory_bytes for m in models} for models in run.before]
     for _, what, server, model in run.journal:
         if what == "load":
             assert model not in held[server]
-            held[server][model] = run.setting.variants[model].memory_bytes
+            held[server][model] = run.config.variants[model].memory_bytes
         elif what == "evict":
-            assert not run.setting.rules.pinned[model]
+            assert not run.config.policies.pinned[model]
             del held[server][model]
-        assert sum(held[server].values()) <= run.setting.servers[server].budget_bytes
+        assert sum(held[server].values()) <= run.config.servers[server].budget_bytes
     for server, models in enumerate(held):
-        used = run.setting.servers[server].budget_bytes - run.engine.servers[server].free_bytes
+        used = run.config.servers[server].budget_bytes - run.engine.servers[server].free_bytes
         assert used == sum(models.values())
 
 
@@ -143,11 +143,11 @@ def test_requests_run_on_resident_weights_only(run: Run) -> None:
 @given(runs())
 def test_no_resource_is_given_twice(run: Run) -> None:
     """GPU slots, cores and the link never serve more at once than there are of them."""
-    for index, spec in enumerate(run.setting.servers):
+    for index, spec in enumerate(run.config.servers):
         slots: list[tuple[float, float]] = []
         cores: list[tuple[float, float]] = []
         for _, model, server, _, start, end, _ in run.rows[~np.isnan(run.rows[:, 4])]:
-            variant = run.setting.variants[int(model)]
+            variant = run.config.variants[int(model)]
             if server != index:
                 continue
             # A little shorter than computed, so that rounding does not make neighbours overlap.
@@ -165,8 +165,8 @@ def test_no_resource_is_given_twice(run: Run) -> None:
 @given(runs())
 def test_admitted_requests_without_jitter_are_in_time(run: Run) -> None:
     """With deadlines kept at the start and constant latencies, no request that is served ends late."""
-    if run.setting.rules.deadlines and all(v.jitter_cv == 0 for v in run.setting.variants):
-        assert run.engine.tally.late.sum() == 0
+    if run.config.policies.deadlines and all(v.jitter_cv == 0 for v in run.config.variants):
+        assert run.engine.metrics.late.sum() == 0
 
 
 @settings(max_examples=100, deadline=None)

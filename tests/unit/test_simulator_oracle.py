@@ -135,5 +135,5 @@ def test_same_trace_same_results(*, slots: int, hybrid: bool, rate_per_s: float)
     assert found[:, 0].tolist() == list(range(4000))
     assert found[:, 4] == pytest.approx([model.started[i] for i in range(4000)], rel=1e-9)
     assert found[:, 5] == pytest.approx([model.ended[i] for i in range(4000)], rel=1e-9)
-    assert sum(engine.board.loads) == model.loads
+    assert sum(engine.cluster.loads) == model.loads
     assert model.loads > 400

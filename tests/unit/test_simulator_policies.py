@@ -7,7 +7,7 @@ from chrion.simulator.policies import (
     LOAD_ORDER,
     ROUTING,
     SPILL,
-    Resident,
+    ResidentModel,
     Waiting,
     admit_all,
     admit_by_deadline,
@@ -15,13 +15,13 @@ from chrion.simulator.policies import (
 )
 
 
-def residents() -> list[Resident]:
+def residents() -> list[ResidentModel]:
     """Three idle models; each policy has another favourite to leave."""
     return [
-        Resident(key=0, bytes=10, load_ms=100.0, uses=9, idle_since_ms=1.0, next_use=5),
-        Resident(key=1, bytes=10, load_ms=5.0, uses=5, idle_since_ms=3.0, next_use=6),
-        Resident(key=2, bytes=10, load_ms=50.0, uses=2, idle_since_ms=4.0, next_use=7),
-        Resident(key=3, bytes=10, load_ms=50.0, uses=3, idle_since_ms=5.0),
+        ResidentModel(key=0, bytes=10, load_ms=100.0, uses=9, idle_since_ms=1.0, next_use=5),
+        ResidentModel(key=1, bytes=10, load_ms=5.0, uses=5, idle_since_ms=3.0, next_use=6),
+        ResidentModel(key=2, bytes=10, load_ms=50.0, uses=2, idle_since_ms=4.0, next_use=7),
+        ResidentModel(key=3, bytes=10, load_ms=50.0, uses=3, idle_since_ms=5.0),
     ]
 
 
@@ -52,15 +52,15 @@ def test_pinned_and_busy_models_stay() -> None:
 
 def test_weight_protects_under_the_cost_policy() -> None:
     """A model of high weight outstays one of equal idle time and load time."""
-    light = Resident(key=0, bytes=1, load_ms=10.0)
-    heavy = Resident(key=1, bytes=1, load_ms=10.0, weight=3.0)
+    light = ResidentModel(key=0, bytes=1, load_ms=10.0)
+    heavy = ResidentModel(key=1, bytes=1, load_ms=10.0, weight=3.0)
     victims = choose_victims([heavy, light], 1, EVICTION["cost"], 5.0)
     assert victims == [light]
 
 
 def test_ties_go_to_the_first() -> None:
     """Equal ranks evict the model loaded first, and route to the server of the lowest index."""
-    held = [Resident(key=key, bytes=1, load_ms=1.0) for key in (4, 2)]
+    held = [ResidentModel(key=key, bytes=1, load_ms=1.0) for key in (4, 2)]
     assert choose_victims(held, 1, EVICTION["lru"], 0.0) == [held[0]]
     assert ROUTING["least-loaded"]([3, 1, 1], [0, 1, 2], [], 0.0) == 1
 

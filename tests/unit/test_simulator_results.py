@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from chrion.report.simulation_tables import simulation_tables
 from chrion.simulator.results import PatternResult, to_json
 from chrion.simulator.run import simulate
 from chrion.simulator.scenario import Scenario, find_scenario
-from chrion.simulator.tables import report
 
 #: Two models of 600 MB on one server of 1 GB, asked for in turn: every request loads, 3 + 600 / 6 = 103 ms.
 IN_TURN = """
@@ -108,7 +108,7 @@ def test_the_report_shows_each_level(tmp_path: Path) -> None:
     built, result = in_turn(tmp_path)
     console = Console(width=160)
     with console.capture() as capture:
-        console.print(report(built, (result,)))
+        console.print(simulation_tables(built, (result,)))
     text = capture.get()
     for word in ("2 models on 1 server", "By model", "By server", "100.00%", "50.00%"):
         assert word in text

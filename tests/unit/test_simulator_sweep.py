@@ -9,23 +9,24 @@ from typing import Any
 import pytest
 
 from chrion.errors import OptionError, ScenarioError
-from chrion.simulator import plots
+from chrion.report import check_picture
+from chrion.report import simulation_plots as plots
 from chrion.simulator.overrides import grid
 from chrion.simulator.run import simulate
-from chrion.simulator.scenario import Source, find_scenario
-from chrion.simulator.sweep import Point, run_grid
+from chrion.simulator.scenario import ScenarioSource, find_scenario
+from chrion.simulator.sweep import SweepPoint, run_sweep
 
 POINTS = grid([("gpu_memory_gb", (8, 10, 12)), ("eviction", ("lru", "lfu"))])
 SETS = {"requests": 400}
 
 
-def figures(points: list[Point]) -> list[Any]:
+def figures(points: list[SweepPoint]) -> list[Any]:
     """What of a sweep can be compared: every value, as JSON has it."""
     return [point.to_json() for point in points]
 
 
 @pytest.fixture
-def source() -> Source:
+def source() -> ScenarioSource:
     return find_scenario("table7").changed(SETS)
 
 
@@ -44,79 +45,81 @@ def ray_address() -> Iterator[str]:
         cluster.shutdown()
 
 
-def test_a_point_is_the_scenario_with_its_values_set(source: Source) -> None:
+def test_a_point_is_the_scenario_with_its_values_set(source: ScenarioSource) -> None:
     """Each point gives what its scenario gives alone, and progress counts the points."""
     heard: list[int] = []
-    points = run_grid(source, POINTS, progress=heard.append)
+    points = run_sweep(source, POINTS, progress=heard.append)
     assert heard == [1, 2, 3, 4, 5, 6]
     alone = simulate(source.changed(POINTS[3]).build())
-    assert figures(points)[3]["patterns"] == Point({}, 9, alone).to_json()["patterns"]
+    assert figures(points)[3]["patterns"] == SweepPoint({}, 9, alone).to_json()["patterns"]
 
 
-def test_processes_change_nothing(source: Source) -> None:
+def test_processes_change_nothing(source: ScenarioSource) -> None:
     """Two processes give what one gives, in the same order."""
-    assert figures(run_grid(source, POINTS, workers=2)) == figures(run_grid(source, POINTS))
+    assert figures(run_sweep(source, POINTS, workers=2)) == figures(run_sweep(source, POINTS))
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_ray_cluster_of_two_nodes_changes_nothing(source: Source, ray_address: str) -> None:
+def test_a_ray_cluster_of_two_nodes_changes_nothing(source: ScenarioSource, ray_address: str) -> None:
     """A Ray cluster gives what one process gives, in the same order, and is left as it was."""
-    found = figures(run_grid(source, POINTS, ray_address=ray_address))
+    found = figures(run_sweep(source, POINTS, ray_address=ray_address))
     import ray  # noqa: PLC0415 # an extra
 
     assert not ray.is_initialized()
-    assert found == figures(run_grid(source, POINTS))
+    assert found == figures(run_sweep(source, POINTS))
 
 
-def test_ray_is_an_extra(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_is_an_extra(source: ScenarioSource, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without ray one line names the extra."""
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(OptionError, match=r"pip install 'chrion\[ray\]'"):
-        run_grid(source, POINTS, ray_address="auto")
+        run_sweep(source, POINTS, ray_address="auto")
 
 
-def test_ray_must_be_there(source: Source) -> None:
+def test_ray_must_be_there(source: ScenarioSource) -> None:
     """An address at which nothing listens is refused at once."""
     pytest.importorskip("ray")
     with pytest.raises(OptionError, match=r"--ray 127.0.0.1:1: .*refused"):
-        run_grid(source, POINTS, ray_address="127.0.0.1:1")
+        run_sweep(source, POINTS, ray_address="127.0.0.1:1")
 
 
-def test_a_bad_point_stops_all(source: Source) -> None:
+def test_a_bad_point_stops_all(source: ScenarioSource) -> None:
     """No point runs if one cannot."""
     heard: list[int] = []
     with pytest.raises(ScenarioError, match="the largest server has"):
-        run_grid(source, grid([("gpu_memory_gb", (12, 5))]), progress=heard.append)
+        run_sweep(source, grid([("gpu_memory_gb", (12, 5))]), progress=heard.append)
     assert heard == []
 
 
-def test_pictures(source: Source, tmp_path: Path) -> None:
+def test_pictures(source: ScenarioSource, tmp_path: Path) -> None:
     """A run and a sweep are drawn as PNG files."""
     pytest.importorskip("matplotlib")
     plots.plot_results(simulate(source.build()), tmp_path / "run.png")
-    plots.plot_sweep(run_grid(source, POINTS), tmp_path / "sweep.png")
+    plots.plot_sweep(run_sweep(source, POINTS), tmp_path / "sweep.png")
     for name in ("run.png", "sweep.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_copies_are_drawn_as_models(source: Source, tmp_path: Path) -> None:
+def test_copies_are_drawn_as_models(source: ScenarioSource, tmp_path: Path) -> None:
     """A sweep over copies has the number of models on its axis: nine for one copy."""
     pytest.importorskip("matplotlib")
-    points = run_grid(source, grid([("copies", (1, 2))]))
+    points = run_sweep(source, grid([("copies", (1, 2))]))
     assert [point.models for point in points] == [9, 18]
     plots.plot_sweep(points, tmp_path / "sweep.svg")
     assert "<!-- models -->" in (tmp_path / "sweep.svg").read_text()
 
 
-def test_a_plot_needs_numbers_and_a_known_format(source: Source, tmp_path: Path) -> None:
+def test_a_plot_needs_numbers_and_a_known_format(source: ScenarioSource, tmp_path: Path) -> None:
     """Words cannot be an axis, and an unknown suffix is refused in one line."""
     pytest.importorskip("matplotlib")
-    points = run_grid(source, grid([("eviction", ("lru", "lfu"))]))
+    points = run_sweep(source, grid([("eviction", ("lru", "lfu"))]))
     with pytest.raises(OptionError, match="is not a number"):
         plots.plot_sweep(points, tmp_path / "sweep.png")
-    with pytest.raises(OptionError, match=r"run.xyz: not a picture's name \(it may end with .*png"):
+    with pytest.raises(
+        OptionError, match=r"run.xyz: unsupported picture format: expected .png, .svg, .pdf, found .xyz"
+    ):
         plots.plot_results(points[0].results, tmp_path / "run.xyz")
-    with pytest.raises(OptionError, match="no such folder"):
+    with pytest.raises(OptionError, match="there is no folder"):
         plots.plot_results(points[0].results, tmp_path / "none" / "run.png")
 
 
@@ -124,4 +127,4 @@ def test_matplotlib_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """Without matplotlib one line names the extra."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(OptionError, match=r"pip install 'chrion\[plot\]'"):
-        plots.check_target(tmp_path / "run.png")
+        check_picture("--plot", tmp_path / "run.png")

@@ -5,9 +5,9 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
+from chrion.simulator.metrics import bin_edges
 from chrion.simulator.run import simulate
 from chrion.simulator.scenario import find_scenario
-from chrion.simulator.statistics import bin_edges
 
 SEEDS = 20
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from simulator_support import engine_of
 
-from chrion.simulator.engine import Engine, Future
+from chrion.simulator.engine import Engine, NextUseOracle
+from chrion.simulator.metrics import RequestMetrics
 from chrion.simulator.policies import EVICTION
 from chrion.simulator.settings import ServerSpec
-from chrion.simulator.statistics import Tally
 from chrion.simulator.variants import Variant
 from chrion.simulator.workload import Synthetic
 
@@ -25,8 +25,8 @@ def poisson(rate_per_s: float, requests: int, seed: int = 3) -> Synthetic:
     return Synthetic("poisson", requests, rate_per_s, 1.0, np.ones(1), seed)
 
 
-def mean_wait_ms(tally: Tally) -> float:
-    return float(tally.wait_ms.sum() / tally.arrivals.sum())
+def mean_wait_ms(metrics: RequestMetrics) -> float:
+    return float(metrics.wait_ms.sum() / metrics.arrivals.sum())
 
 
 def erlang_c(servers: int, offered: float) -> float:
@@ -38,23 +38,23 @@ def erlang_c(servers: int, offered: float) -> float:
 def test_mm1_mean_wait() -> None:
     """A million exponential requests wait rho / (mu - lambda) on one slot, within 2 %."""
     variant = Variant("gpu", 100.0, 10.0, 10.0, distribution="exponential")
-    tally = engine_of([variant], preload=True).run(poisson(60.0, 1_000_000).chunks())
-    assert mean_wait_ms(tally) == pytest.approx(1000 * 0.6 / (100 - 60), rel=0.02)
+    metrics = engine_of([variant], preload=True).run(poisson(60.0, 1_000_000).chunks())
+    assert mean_wait_ms(metrics) == pytest.approx(1000 * 0.6 / (100 - 60), rel=0.02)
 
 
 def test_mmc_mean_wait() -> None:
     """A million exponential requests wait as Erlang C says on four slots, within 2 %."""
     variant = Variant("gpu", 100.0, 10.0, 10.0, distribution="exponential")
     engine = engine_of([variant], spec=ServerSpec(gpu_slots=4), preload=True)
-    tally = engine.run(poisson(280.0, 1_000_000).chunks())
-    assert mean_wait_ms(tally) == pytest.approx(1000 * erlang_c(4, 2.8) / (400 - 280), rel=0.02)
+    metrics = engine.run(poisson(280.0, 1_000_000).chunks())
+    assert mean_wait_ms(metrics) == pytest.approx(1000 * erlang_c(4, 2.8) / (400 - 280), rel=0.02)
 
 
 def test_cpu_only_mmc_mean_wait() -> None:
     """A variant that needs one core and no GPU queues for the cores as M/M/c, within 4 % at 200 000 requests."""
     variant = Variant("cpu", 0.0, 10.0, 0.0, (10.0,), distribution="exponential")
-    tally = engine_of([variant], spec=ServerSpec(cpu_cores=3)).run(poisson(200.0, 200_000).chunks())
-    assert mean_wait_ms(tally) == pytest.approx(1000 * erlang_c(3, 2.0) / (300 - 200), rel=0.04)
+    metrics = engine_of([variant], spec=ServerSpec(cpu_cores=3)).run(poisson(200.0, 200_000).chunks())
+    assert mean_wait_ms(metrics) == pytest.approx(1000 * erlang_c(3, 2.0) / (300 - 200), rel=0.04)
 
 
 @pytest.mark.parametrize(("latency_ms", "gpu_busy_ms"), [(10.0, 10.0), (25.0, 10.0)])
@@ -63,8 +63,8 @@ def test_md1_mean_wait(latency_ms: float, gpu_busy_ms: float) -> None:
     cores = (latency_ms,) if latency_ms > gpu_busy_ms else ()
     variant = Variant("v", 100.0, latency_ms, gpu_busy_ms, cores)
     engine = engine_of([variant], spec=ServerSpec(cpu_cores=1000), preload=True)
-    tally = engine.run(poisson(70.0, 300_000).chunks())
-    assert mean_wait_ms(tally) == pytest.approx(1000 * 0.7 / (2 * (100 - 70)), rel=0.03)
+    metrics = engine.run(poisson(70.0, 300_000).chunks())
+    assert mean_wait_ms(metrics) == pytest.approx(1000 * 0.7 / (2 * (100 - 70)), rel=0.03)
 
 
 def test_lognormal_moments() -> None:
@@ -97,7 +97,7 @@ def test_lru_loads_are_mattsons_misses(capacity: int) -> None:
     models = np.random.default_rng(capacity).zipf(1.3, 600).clip(max=10) - 1
     engine = engine_of([GPU_MODEL] * 10, spec=ServerSpec(gpu_memory_gb=0.1 * capacity + 0.05))
     engine.run(serial(models.tolist()))
-    assert sum(engine.board.loads) == lru_misses_by_reuse_distance(models.tolist(), capacity)
+    assert sum(engine.cluster.loads) == lru_misses_by_reuse_distance(models.tolist(), capacity)
 
 
 def test_cyclic_requests_defeat_lru() -> None:
@@ -106,10 +106,10 @@ def test_cyclic_requests_defeat_lru() -> None:
     spec = ServerSpec(gpu_memory_gb=0.45)
     lru = engine_of([GPU_MODEL] * 5, spec=spec)
     lru.run(serial(models))
-    belady = engine_of([GPU_MODEL] * 5, spec=spec, eviction="belady", future=Future(np.array(models)))
+    belady = engine_of([GPU_MODEL] * 5, spec=spec, eviction="belady", oracle=NextUseOracle(np.array(models)))
     belady.run(serial(models))
-    assert sum(lru.board.loads) == 200
-    assert sum(belady.board.loads) == pytest.approx(200 / 4, abs=5)
+    assert sum(lru.cluster.loads) == 200
+    assert sum(belady.cluster.loads) == pytest.approx(200 / 4, abs=5)
 
 
 def fewest_misses(models: Sequence[int], capacity: int) -> int:
@@ -136,9 +136,9 @@ def test_belady_is_the_bound(seed: int) -> None:
     spec = ServerSpec(gpu_memory_gb=0.35)
     loads = {}
     for eviction in EVICTION:
-        engine = engine_of([GPU_MODEL] * 6, spec=spec, eviction=eviction, future=Future(np.array(models)))
+        engine = engine_of([GPU_MODEL] * 6, spec=spec, eviction=eviction, oracle=NextUseOracle(np.array(models)))
         engine.run(serial(models))
-        loads[eviction] = sum(engine.board.loads)
+        loads[eviction] = sum(engine.cluster.loads)
     assert loads["belady"] == fewest_misses(models, 3)
     assert min(loads.values()) == loads["belady"]
 
@@ -179,14 +179,14 @@ def test_a_request_that_cannot_be_in_time_is_dropped_on_arrival() -> None:
     engine = engine_of([GPU_MODEL] * 2, spec=ServerSpec(pcie_gb_per_s=10.0), admission="deadline", slo_ms=25.0)
     for model in (0, 1):
         engine.servers[0].offer(0.0, model, model, 1.0)
-    assert engine.board.outstanding == [1]
+    assert engine.cluster.outstanding == [1]
 
 
 def test_an_end_comes_before_an_arrival_at_the_same_time() -> None:
     """A request that ends when another arrives leaves its server empty for it."""
     rows: list[Any] = []
-    setting = replace(engine_of([GPU_MODEL], preload=True).setting, servers=[ServerSpec()] * 2)
-    Engine(setting).run([(np.array([0.0, 10.0]), np.array([0, 0]))], keep=rows.append)
+    config = replace(engine_of([GPU_MODEL], preload=True).config, servers=[ServerSpec()] * 2)
+    Engine(config).run([(np.array([0.0, 10.0]), np.array([0, 0]))], keep=rows.append)
     assert rows[0][:, 2].tolist() == [0, 0]
 
 
@@ -219,7 +219,7 @@ def test_memory_does_not_grow_with_requests() -> None:
     sizes = []
     for requests in (20_000, 200_000):
         engine = engine_of([GPU_MODEL] * 3, preload=True)
-        tally = engine.run(Synthetic("poisson", requests, 50.0, 1.0, np.ones(3) / 3, 1).chunks())
-        held = itertools.chain(vars(tally).values(), vars(engine).values())
-        sizes.append(sum(len(v) for v in held if hasattr(v, "__len__")) + tally.responses.nbytes)
+        metrics = engine.run(Synthetic("poisson", requests, 50.0, 1.0, np.ones(3) / 3, 1).chunks())
+        held = itertools.chain(vars(metrics).values(), vars(engine).values())
+        sizes.append(sum(len(v) for v in held if hasattr(v, "__len__")) + metrics.responses.nbytes)
     assert sizes[0] == sizes[1]

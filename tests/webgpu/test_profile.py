@@ -74,7 +74,7 @@ def test_what_is_left_to_the_cpu_is_known_by_name(device: Device, graph: Graph) 
 def test_plans_of_the_profile_run(graph: Graph, measured: Profile) -> None:
     """All that can be on the device is there, and the outputs are the CPU's."""
     plan = partition(graph, measured, policy="accelerator")
-    assert plan.is_accelerator_lane == 2
+    assert plan.on_accelerator == 2
     with HybridSession(graph, plan=plan, strict=True) as session:
         assert_same_as_plain(session, with_a_determinant(), {"x": X})
         assert session.get_providers() == [WEBGPU, "CPUExecutionProvider"]

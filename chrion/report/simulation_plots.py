@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from chrion.errors import OptionError
-from chrion.files import write_atomically
+from chrion.report.figures import new_figure, save_figure
+from chrion.simulator.metrics import Counts, bin_edges
 from chrion.simulator.results import PatternResult
-from chrion.simulator.statistics import Counts, bin_edges
-from chrion.simulator.sweep import Point
+from chrion.simulator.sweep import SweepPoint
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +33,7 @@ def plot_results(results: Sequence[PatternResult], path: Path) -> None:
     Raises:
         OptionError: matplotlib is missing, or the file cannot be written.
     """
-    figure = _figure(10, 6.4)
+    figure = new_figure(10, 6.4)
     families = _busiest(results)
     grid = figure.add_gridspec(2, 6)
     span = 6 // len(families)
@@ -48,7 +46,7 @@ def plot_results(results: Sequence[PatternResult], path: Path) -> None:
     _label(axes, "all models: response", "ms", "share of requests")
     _memory(figure.add_subplot(grid[1, 3:]), results)
     _legend(figure, axes)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_histograms(panels: Mapping[str, Sequence[tuple[str, Counts]]], path: Path) -> None:
@@ -57,17 +55,17 @@ def plot_histograms(panels: Mapping[str, Sequence[tuple[str, Counts]]], path: Pa
     Raises:
         OptionError: matplotlib is missing, or the file cannot be written.
     """
-    figure = _figure(3.4 * len(panels), 3.2)
+    figure = new_figure(3.4 * len(panels), 3.2)
     for i, (axes, (title, named)) in enumerate(
         zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True)
     ):
         _histograms(axes, named)
         _label(axes, title, "ms", "share of requests" if i == 0 else "")
     _legend(figure, axes)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
-def plot_sweep(points: Sequence[Point], path: Path) -> None:
+def plot_sweep(points: Sequence[SweepPoint], path: Path) -> None:
     """Draw violations and swapping against the first swept key, one line for each pattern and each other value.
 
     Copies of models stand as the number of models.
@@ -84,7 +82,7 @@ def plot_sweep(points: Sequence[Point], path: Path) -> None:
         for result in point.results:
             name = (result.pattern, *(f"{other} = {point.values[other]}" for other in others))
             lines.setdefault(name, []).append((at, result.total.violation_rate, result.total.swapping_rate))
-    figure = _figure(9, 3.8)
+    figure = new_figure(9, 3.8)
     left, right = figure.subplots(1, 2)
     for i, (name, rows) in enumerate(lines.items()):
         x, violations, swapping = zip(*sorted(rows), strict=True)
@@ -97,20 +95,7 @@ def plot_sweep(points: Sequence[Point], path: Path) -> None:
     for axes in (left, right):
         axes.set_ylim(bottom=0)
     _legend(figure, left)
-    _save(figure, path)
-
-
-def check_target(path: Path) -> None:
-    """See before a long run that a picture can be drawn into this file.
-
-    Raises:
-        OptionError: matplotlib is missing, there is no such folder, or the file's suffix is no format.
-    """
-    formats = _figure(1, 1).canvas.get_supported_filetypes()
-    if not path.absolute().parent.is_dir():
-        raise OptionError(f"{path}: cannot be written: there is no such folder")
-    if path.suffix.lstrip(".") not in formats:
-        raise OptionError(f"{path}: not a picture's name", hint=f"it may end with {', '.join(sorted(formats))}")
+    save_figure(figure, path)
 
 
 def check_axis(key: str, values: Sequence[Any]) -> None:
@@ -122,27 +107,6 @@ def check_axis(key: str, values: Sequence[Any]) -> None:
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise OptionError(f"--plot: {key} = {value!r} is not a number", hint="name a key of numbers first")
-
-
-def _require_matplotlib() -> None:
-    try:
-        importlib.import_module("matplotlib")
-    except ImportError as error:
-        raise OptionError("a plot needs the package matplotlib", hint="pip install 'chrion[plot]'") from error
-
-
-def _figure(width: float, height: float) -> Figure:
-    _require_matplotlib()
-    from matplotlib.figure import Figure  # noqa: PLC0415 # an extra
-
-    return Figure((width, height), dpi=110, layout="constrained")
-
-
-def _save(figure: Figure, path: Path) -> None:
-    check_target(path)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=path.suffix.lstrip("."))
-    write_atomically(path, buffer.getvalue())
 
 
 def _histograms(axes: Axes, named: Sequence[tuple[str, Counts]], *, log: bool = False) -> None:

@@ -49,7 +49,7 @@ def quantile(counts: Counts, share: float) -> float:
     return float(_FIRST_MS * _GROWTH ** (index + 0.5))
 
 
-class Timeline:
+class BinnedAverage:
     """The mean of a step function over equal bins of time, at most ``bins`` of them, and its peak."""
 
     def __init__(self, bins: int = 512, width_ms: float = 1000.0) -> None:
@@ -94,7 +94,7 @@ class Timeline:
             index += 1
 
 
-class Tally:
+class RequestMetrics:
     """Counts, sums and histograms over the ended requests, by model and by server."""
 
     def __init__(self, models: int, servers: int, slo_ms: Sequence[float], *, from_arrival: bool) -> None:

@@ -1,4 +1,4 @@
-"""Results as tables for people."""
+"""Tables of simulation results."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from chrion.simulator.results import Counted, PatternResult
+from chrion.simulator.results import PatternResult, RequestSummary
 from chrion.simulator.scenario import Scenario
-from chrion.simulator.sweep import Point
+from chrion.simulator.sweep import SweepPoint
 
 #: Models and servers shown; the JSON has them all.
 _ROWS = 12
@@ -21,12 +21,12 @@ _MISSING = "models over 1 %"
 _TEXT = ("pattern", "model", "server")
 
 
-def report(scenario: Scenario, results: Sequence[PatternResult]) -> RenderableType:
+def simulation_tables(scenario: Scenario, results: Sequence[PatternResult]) -> RenderableType:
     """Tables by pattern, by model and by server."""
     return Group(_patterns(scenario, results), _models(results), _servers(results))
 
 
-def sweep_table(points: Sequence[Point]) -> RenderableType:
+def sweep_table(points: Sequence[SweepPoint]) -> RenderableType:
     """One row for each point and pattern."""
     keys = list(points[0].values) if points else []
     table = _table("", [*keys, "models", "pattern", *_RATES, _MISSING])
@@ -80,7 +80,7 @@ def _title(what: str, shown: int, known: int) -> str:
     return f"By {what}" if shown == known else f"By {what}, {shown} of {known}"
 
 
-def _rates(counted: Counted) -> list[str]:
+def _rates(counted: RequestSummary) -> list[str]:
     response = counted.response
     quantiles = (response.mean_ms, response.p50_ms, response.p95_ms, response.p99_ms)
     return [f"{counted.violation_rate:.2%}", f"{counted.swapping_rate:.2%}", *map(_ms, quantiles)]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from chrion.simulator.statistics import COLUMNS, Tally, Timeline, bin_edges, bin_index, quantile
+from chrion.simulator.metrics import COLUMNS, BinnedAverage, RequestMetrics, bin_edges, bin_index, quantile
 
 
 def test_quantiles_within_half_a_percent() -> None:
@@ -30,7 +30,7 @@ def test_quantile_of_nothing() -> None:
 
 def test_timeline_is_the_mean_of_a_step_function() -> None:
     """Bins hold the exact means, before and after pairs of them have merged."""
-    line = Timeline(bins=4, width_ms=10.0)
+    line = BinnedAverage(bins=4, width_ms=10.0)
     for now, value in [(0.0, 2.0), (5.0, 4.0), (25.0, 0.0), (35.0, 8.0)]:
         line.step(now, value)
     assert line.means(40.0 - 1e-9) == (10.0, pytest.approx([3.0, 4.0, 2.0, 4.0]))
@@ -42,7 +42,7 @@ def test_timeline_is_the_mean_of_a_step_function() -> None:
 
 def test_timeline_stays_small() -> None:
     """However long the time, there are no more bins, and the integral is kept."""
-    line = Timeline(bins=8, width_ms=1.0)
+    line = BinnedAverage(bins=8, width_ms=1.0)
     for now in range(100_000):
         line.step(float(now), now % 2)
     width, means = line.means(100_000.0)
@@ -50,33 +50,33 @@ def test_timeline_stays_small() -> None:
     assert width * sum(means[:-1]) + (100_000 - width * (len(means) - 1)) * means[-1] == pytest.approx(50_000)
 
 
-def record(tally: Tally, **row: float) -> None:
+def record(metrics: RequestMetrics, **row: float) -> None:
     names = ("number", "model", "server", "arrival", "start", "end", "cold")
-    tally.record(tuple(row.get(name, 0.0) for name in names))
+    metrics.record(tuple(row.get(name, 0.0) for name in names))
 
 
 @pytest.mark.parametrize(("from_arrival", "late"), [(True, [1, 1]), (False, [0, 1])])
 def test_late_by_response_or_by_execution(*, from_arrival: bool, late: list[int]) -> None:
     """The objective is held against the time since arrival, or against the execution alone."""
-    tally = Tally(2, 1, [50.0, 10.0], from_arrival=from_arrival)
-    record(tally, model=0, arrival=0.0, start=20.0, end=60.0, cold=1.0)
-    record(tally, model=1, arrival=0.0, start=0.0, end=11.0)
-    record(tally, model=1, arrival=0.0, start=float("nan"), end=float("nan"))
-    rows = tally.flush(force=True)
+    metrics = RequestMetrics(2, 1, [50.0, 10.0], from_arrival=from_arrival)
+    record(metrics, model=0, arrival=0.0, start=20.0, end=60.0, cold=1.0)
+    record(metrics, model=1, arrival=0.0, start=0.0, end=11.0)
+    record(metrics, model=1, arrival=0.0, start=float("nan"), end=float("nan"))
+    rows = metrics.flush(force=True)
     assert rows is not None
     assert rows.shape == (3, COLUMNS)
-    assert tally.late.tolist() == late
-    assert tally.dropped.tolist() == [0, 1]
-    assert tally.cold.tolist() == [1, 0]
-    assert tally.wait_ms.tolist() == [20.0, 0.0]
-    assert tally.served_ms.tolist() == [[40.0, 11.0]]
+    assert metrics.late.tolist() == late
+    assert metrics.dropped.tolist() == [0, 1]
+    assert metrics.cold.tolist() == [1, 0]
+    assert metrics.wait_ms.tolist() == [20.0, 0.0]
+    assert metrics.served_ms.tolist() == [[40.0, 11.0]]
 
 
 def test_few_records_wait_unless_forced() -> None:
     """The tables are visited for many records at once; nothing is counted twice."""
-    tally = Tally(1, 1, [1.0], from_arrival=True)
-    record(tally, end=1.0)
-    assert tally.flush() is None
-    assert tally.flush(force=True) is not None
-    assert tally.flush(force=True) is None
-    assert tally.arrivals.tolist() == [1]
+    metrics = RequestMetrics(1, 1, [1.0], from_arrival=True)
+    record(metrics, end=1.0)
+    assert metrics.flush() is None
+    assert metrics.flush(force=True) is not None
+    assert metrics.flush(force=True) is None
+    assert metrics.arrivals.tolist() == [1]
