@@ -1,10 +1,21 @@
-"""Run one ONNX model on an accelerator and the CPU cores of a machine at once."""
+"""Run one ONNX model on an accelerator and the CPU cores of a machine at once.
 
-from chrion.errors import ChrionError
-from chrion.graph import Dag, Graph, load
-from chrion.profiler import Profile, profile
-from chrion.runtime import HybridSession
-from chrion.scheduler import Plan, partition
+The names below are imported from their modules when they are first used: onnxruntime and onnx take about a second to
+import, and a command has to start, and to handle Ctrl-C, before that.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from chrion.errors import ChrionError
+    from chrion.graph import Dag, Graph, load
+    from chrion.profiler import Profile, profile
+    from chrion.runtime import HybridSession
+    from chrion.scheduler import Plan, partition
 
 __version__ = "0.1.0"
 
@@ -20,3 +31,32 @@ __all__ = [
     "partition",
     "profile",
 ]
+
+_MODULES = {
+    "ChrionError": "chrion.errors",
+    "Dag": "chrion.graph",
+    "Graph": "chrion.graph",
+    "HybridSession": "chrion.runtime",
+    "Plan": "chrion.scheduler",
+    "Profile": "chrion.profiler",
+    "load": "chrion.graph",
+    "partition": "chrion.scheduler",
+    "profile": "chrion.profiler",
+}
+
+
+if not TYPE_CHECKING:  # type checkers would take any name for an attribute
+
+    def __getattr__(name: str) -> Any:
+        """Import one of the names above, or a module of the package, on first use."""
+        if name in _MODULES:
+            value = getattr(importlib.import_module(_MODULES[name]), name)
+            globals()[name] = value  # the next use finds it without this function
+            return value
+        if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):
+            return importlib.import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,15 +68,21 @@ def test_the_scheduler_knows_nothing_of_what_runs_its_plans() -> None:
 
 @pytest.mark.parametrize("path", [p for p in MODULES if p.name == "__init__.py"], ids=module_name)
 def test_packages_list_all_they_import_in_order(path: Path) -> None:
-    """``__all__`` is sorted and holds every public name that the package's first file binds."""
+    """``__all__`` is sorted and holds every public name of the project that the package's first file binds."""
     package = importlib.import_module(module_name(path))
     bound = set()
-    for part in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(part, ast.ImportFrom) and part.module != "__future__":
+    for part in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(part, ast.ImportFrom) and (part.module or "").startswith("chrion"):
             bound |= {alias.asname or alias.name for alias in part.names}
-        elif isinstance(part, ast.Assign):
-            bound |= {t.id for t in part.targets if isinstance(t, ast.Name)}
-    bound -= {"__all__"}
-    assert set(package.__all__) == bound
+    assert {name for name in package.__all__ if not name.startswith("__")} == bound
     assert list(package.__all__) == sorted(package.__all__)
     assert all(hasattr(package, name) for name in package.__all__)
+
+
+def test_importing_the_package_imports_no_library() -> None:
+    """Commands start at once; names of the package are imported on first use, sub-packages too."""
+    code = "import sys, chrion; assert not {'numpy', 'onnx', 'onnxruntime'} & {*sys.modules}; "
+    code += "chrion.units.format_ms(1.0); chrion.load; from chrion import *; Plan; assert 'load' in dir(chrion)"
+    subprocess.run([sys.executable, "-c", code], check=True)  # noqa: S603 - our own interpreter
+    with pytest.raises(AttributeError, match="module 'chrion' has no attribute 'nothing'"):
+        _ = chrion.nothing
