@@ -1,4 +1,4 @@
-"""Floor 6: the command line."""
+"""The command line."""
 
 from chrion.cli.app import main
 

@@ -1,4 +1,4 @@
-"""Floor 1: models as graphs of operators, and how they are cut."""
+"""Models as graphs of operators, and how they are cut."""
 
 from chrion.graph.dag import Dag
 from chrion.graph.loader import load

@@ -1,4 +1,4 @@
-"""Floor 0: lanes in C, for programs that are all on the CPU; see ``lanes.c``.
+"""Lanes in C, for programs that are all on the CPU; see ``lanes.c``.
 
 The library is made when Chrion is installed, where that can be done (Linux, a C compiler). Without it lanes are
 threads of the interpreter, which takes longer to hand work over, and everything else is the same.

@@ -1,4 +1,4 @@
-"""Floor 2: what operators, copies and handoffs cost on a machine."""
+"""Costs of operators, copies and handoffs, measured on a machine."""
 
 from chrion.profiler.costs import CopyCost, Costs, OperatorMemory, uniform_costs
 from chrion.profiler.machine import Machine, this_machine

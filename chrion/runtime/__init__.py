@@ -1,4 +1,4 @@
-"""Floor 4: plans become programs, and lanes carry them out."""
+"""Running of plans: sessions, programs and the lanes that execute them."""
 
 from chrion.runtime.execution.executor import Event
 from chrion.runtime.session import HybridSession

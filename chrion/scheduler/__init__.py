@@ -1,4 +1,4 @@
-"""Floor 3: from a graph and its costs to a plan. Knows nothing of onnxruntime, threads or the command line."""
+"""Planning: from a graph and its costs to a plan, without onnxruntime, threads or the command line."""
 
 from chrion.scheduler.evaluation.evaluate import Timeline, evaluate
 from chrion.scheduler.fixed_placement import fixed_plan, random_plan

@@ -1,4 +1,4 @@
-"""Floor 1: models to try things on, built from specifications with seeded weights."""
+"""Example models, built from specifications with seeded weights."""
 
 from chrion.zoo.recurrent import RecurrentSpec, build_recurrent
 from chrion.zoo.specs import BUILDERS, build, names, specification
