@@ -1,0 +1,39 @@
+"""Libraries that importing Chrion, and loading a model, leave alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chrion.zoo import build
+
+#: Libraries that take long to import and that most programs never need.
+HEAVY = ["matplotlib", "networkx", "onnx_ir", "rich", "sympy", "typer"]
+
+
+def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a process of its own."""
+    return subprocess.run(  # noqa: S603 - this interpreter
+        [sys.executable, "-c", code, *arguments], check=True, capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize("statement", ["import chrion", "from chrion import *"])
+def test_importing_chrion_imports_no_heavy_library(statement: str) -> None:
+    """Neither the package nor all of its public names import a library from the list."""
+    code = f"import sys\n{statement}\nprint(*sorted(set({HEAVY}) & sys.modules.keys()))"
+    found = run(code)
+    assert found.stdout.split() == []
+
+
+def test_loading_a_model_logs_nothing_of_other_libraries(tmp_path: Path) -> None:
+    """With all loggers at DEBUG, a loaded model adds lines of Chrion's own loggers only."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(build("lstm", {"layers": 2, "seq": 3, "batch": 1, "io": 4}).SerializeToString())
+    code = "import logging, sys\nlogging.basicConfig(level=logging.DEBUG, format='%(name)s')\n"
+    code += "import chrion\nchrion.load(sys.argv[1])"
+    loggers = set(run(code, str(path)).stderr.split())
+    assert all(name.split(".")[0] == "chrion" for name in loggers), loggers
