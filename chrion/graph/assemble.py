@@ -9,17 +9,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import networkx as nx
 import onnx
-import onnx_ir as ir
-from onnx_ir.analysis import analyze_implicit_usage
 
 from chrion.graph.dag import Dag, invert
 from chrion.graph.flops import node_flops
 from chrion.graph.model import Graph, ModelMetadata, TensorInfo, WeightsFolder
+from chrion.graph.rewrite import bodies_of, defined_names
 
 #: Integer constants up to this many elements (shapes, axes, indices) are part of a signature.
 _SHOWN_ELEMENTS = 64
+#: Bits of an element of the types that are stored several to a byte.
+_PACKED_BITS = {"UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "UINT2": 2, "INT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
 
 
 def assemble(  # noqa: PLR0913 - the stages of `load` meet here
@@ -67,25 +67,21 @@ def weight_info(tensor: onnx.TensorProto) -> TensorInfo:
 
 
 def node_reads(model: onnx.ModelProto) -> list[tuple[str, ...]]:
-    """Names each node reads, in input order; then what its subgraphs capture from outside, by name."""
-    graph = ir.from_proto(model).graph
-    captured = analyze_implicit_usage(graph)
-    reads = []
-    for node in graph:
-        names = [v.name for v in node.inputs if v is not None and v.name]
-        outer = {v.name for sub in _subgraphs(node) for v in captured.get(sub, ()) if v.name}
-        reads.append(tuple(dict.fromkeys([*names, *sorted(outer)])))
-    return reads
+    """Return the names that each node reads: its inputs in order, then what its bodies capture from outside, sorted."""
+    return [
+        tuple(dict.fromkeys([*filter(None, node.input), *sorted(captured_names(node))])) for node in model.graph.node
+    ]
 
 
-def _subgraphs(node: ir.Node) -> list[ir.Graph]:
-    found: list[ir.Graph] = []
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            found.append(attribute.as_graph())
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            found.extend(attribute.as_graphs())
-    return found
+def captured_names(node: onnx.NodeProto) -> set[str]:
+    """Return the names of outer values that the bodies of a node (If, Loop, Scan) read."""
+    return set().union(*(_outer_names(body) for body in bodies_of(node)))
+
+
+def _outer_names(body: onnx.GraphProto) -> set[str]:
+    """Return the names that a body reads and does not define; a name is defined once in a body and its outer graphs."""
+    read = {name for node in body.node for name in (*node.input, *captured_names(node)) if name}
+    return read.union(o.name for o in body.output) - defined_names(body)
 
 
 def _operators(
@@ -100,6 +96,8 @@ def _operators(
     components of the graph in which every uncuttable edge also runs backwards.
     """
     producer = {name: i for i, node in enumerate(model.graph.node) for name in node.output if name}
+    import networkx as nx  # noqa: PLC0415 - takes a tenth of a second to import
+
     kept = _quantised(model, reads, producer)
     links: nx.DiGraph[int] = nx.DiGraph()
     links.add_nodes_from(range(len(model.graph.node)))
@@ -185,8 +183,9 @@ def _dag(
 
 def weight_size(tensor: onnx.TensorProto) -> int:
     """Bytes an initialiser takes; strings count as pointers, their characters are not known here."""
-    bits = 64 if tensor.data_type == onnx.TensorProto.STRING else ir.DataType(tensor.data_type).bitwidth
-    return int(math.prod(tensor.dims) * bits + 7) // 8
+    packed = _PACKED_BITS.get(onnx.TensorProto.DataType.Name(tensor.data_type))
+    bits = packed or 8 * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    return (math.prod(tensor.dims) * bits + 7) // 8
 
 
 def _signature(

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-import onnx_ir as ir
 import onnxruntime as ort
 from google.protobuf.message import DecodeError, EncodeError
 from onnx.external_data_helper import load_external_data_for_tensor
@@ -88,24 +87,19 @@ def load(
         # Some models onnxruntime optimises into what it then refuses itself; as they are it takes them.
         model, types, session = _opened(proto, path, folder.path, plain)
     _refuse_maps(types, str(path or "model"))
-    try:
-        return assemble(
-            name=path.stem if path else proto.graph.name or "model",
-            model=model,
-            types=types,
-            declared_inputs=_declared(session.get_inputs(), declared),
-            declared_outputs=_declared(session.get_outputs(), declared),
-            overridable=_declared(session.get_overridable_initializers(), declared),
-            metadata=_metadata(session),
-            source=original,
-            optimised=optimise,
-            shapes=given,
-            folder=folder,
-        )
-    except ir.serde.SerdeError as error:  # values of types that onnx-ir does not represent, such as maps
-        raise ModelError(
-            f"{path or 'model'}: not supported by onnx-ir: {first_line(error.__cause__ or error)}"
-        ) from error
+    return assemble(
+        name=path.stem if path else proto.graph.name or "model",
+        model=model,
+        types=types,
+        declared_inputs=_declared(session.get_inputs(), declared),
+        declared_outputs=_declared(session.get_outputs(), declared),
+        overridable=_declared(session.get_overridable_initializers(), declared),
+        metadata=_metadata(session),
+        source=original,
+        optimised=optimise,
+        shapes=given,
+        folder=folder,
+    )
 
 
 def read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, Path | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -69,17 +69,22 @@ def _rename_reads(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> 
         for at, name in enumerate(node.input):
             if name in names:
                 node.input[at] = names[name]
-        for attribute in node.attribute:
-            for body in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-                own = _defined(body)
-                outer = {name: new for name, new in names.items() if name not in own}
-                _rename_reads(body.node, outer)
-                for result in body.output:
-                    result.name = outer.get(result.name, result.name)
+        for body in bodies_of(node):
+            own = defined_names(body)
+            outer = {name: new for name, new in names.items() if name not in own}
+            _rename_reads(body.node, outer)
+            for result in body.output:
+                result.name = outer.get(result.name, result.name)
 
 
-def _defined(graph: onnx.GraphProto) -> set[str]:
-    """Names that a body gives to values of its own."""
+def bodies_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Yield the graphs that a node has as attributes: the bodies of If, Loop and Scan."""
+    for attribute in node.attribute:
+        yield from [attribute.g] if attribute.HasField("g") else attribute.graphs
+
+
+def defined_names(graph: onnx.GraphProto) -> set[str]:
+    """Return the names of the values that a graph defines itself: inputs, weights and node outputs."""
     given = {v.name for v in graph.input} | {t.name for t in graph.initializer}
     given |= {t.values.name for t in graph.sparse_initializer}
     return given.union(*(node.output for node in graph.node))

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import networkx as nx
 import numpy as np
 import onnx
 
@@ -49,6 +48,8 @@ class RandWireSpec:
 
 def wiring(nodes: int, neighbours: int, probability: float, seed: int) -> list[list[int]]:
     """Who sends to each node of a stage: nodes of lower index; none means that it reads the stage's input."""
+    import networkx as nx  # noqa: PLC0415 - takes a tenth of a second to import
+
     graph = nx.connected_watts_strogatz_graph(nodes, neighbours, probability, tries=200, seed=seed)
     return [sorted(other for other in graph[i] if other < i) for i in range(nodes)]
 

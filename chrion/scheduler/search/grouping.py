@@ -13,8 +13,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import networkx as nx
-
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
 
@@ -159,6 +157,8 @@ def _binding_weight(dag: Dag, i: int) -> int | None:
 
 
 def _numbered(dag: Dag, labels: Sequence[int], step: Sequence[int]) -> Groups:
+    import networkx as nx  # noqa: PLC0415 - takes a tenth of a second to import
+
     links: nx.DiGraph[int] = nx.DiGraph()
     links.add_nodes_from(dict.fromkeys(labels))
     links.add_edges_from((labels[m], labels[i]) for i in range(len(dag)) for m in dag.predecessors[i])
