@@ -1,0 +1,54 @@
+"""Configuration of the documentation site: ``sphinx-build -W --keep-going docs build/docs``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import typer
+from sphinx.application import Sphinx
+from typer.cli import get_docs_for_click
+
+DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS.parent))
+
+import chrion  # noqa: E402 - of this checkout
+from chrion.cli.app import app as command_line  # noqa: E402
+
+project = "Chrion"
+author = "Chrion's developers"
+version = release = chrion.__version__
+html_title = f"Chrion {release}"
+html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["wide_tables.css"]
+exclude_patterns = ["_build", "_generated"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+
+myst_enable_extensions = ["deflist", "colon_fence"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "groupwise"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+suppress_warnings = ["ref.python"]  # the type ``bytes`` is also the name of attributes
+python_use_unqualified_type_names = True
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+
+
+def write_command_reference(_: Sphinx) -> None:
+    """Write the reference of all commands from Typer's own definitions; ``reference/cli.md`` includes it."""
+    command = typer.main.get_command(command_line)
+    context = typer.Context(command, info_name="chrion")
+    context.obj = {"TYPER_RICH_MARKUP_MODE": "rich"}
+    text = get_docs_for_click(obj=command, ctx=context, name="chrion")
+    generated = DOCS / "_generated"
+    generated.mkdir(exist_ok=True)
+    (generated / "cli.md").write_text(text.split("\n", 2)[2], encoding="utf-8")  # without its title
+
+
+def setup(app: Sphinx) -> None:
+    """Connect what this file adds to Sphinx."""
+    app.connect("builder-inited", write_command_reference)

@@ -1,0 +1,220 @@
+"""The documentation: every command and every piece of code in it is run, or at least parsed."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import onnx
+import pytest
+
+import chrion
+from chrion.cli import main
+from chrion.zoo import build
+from code_blocks import Block, blocks, check_chrion, check_python, commands, matches
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    p
+    for p in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    if not {"_generated", "_build"} & set(p.relative_to(ROOT).parts)
+)
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+RUN = sorted({block.page for block in BLOCKS if block.mark == "run"})
+#: Programs that are not part of Chrion.
+TOOLS = {"pytest", "ruff", "mypy", "sphinx-build", ".ci/run"}
+#: Languages that are neither run nor parsed: output, diagrams, and what Sphinx reads.
+SHOWN = {"", "text", "json"}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the models that pages assume."""
+    folder = tmp_path_factory.mktemp("models")
+    onnx.save(build("lstm", {"layers": 4, "seq": 8}), folder / "small.onnx")
+    onnx.save(build("lstm-baseline"), folder / "lstm.onnx")
+    return folder
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_a_block_is_valid(block: Block) -> None:
+    """Commands have the options they are given, Python code compiles and uses names that exist, TOML can be read."""
+    if block.language in {"console", "sh"}:
+        found = commands(block)
+        assert found, "no command"
+        for command in found:
+            _check_command(command.words)
+    elif block.language == "python":
+        check_python(block.body)
+    elif block.language == "toml":
+        tomllib.loads(block.body)
+    else:
+        assert block.language in SHOWN or block.language.startswith("{"), f"unknown language {block.language!r}"
+
+
+@pytest.mark.parametrize("page", RUN, ids=lambda p: p.name)
+def test_a_page_runs(
+    page: Path, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The marked blocks of a page, run in order in one folder, do and print what the page says."""
+    for model in models.iterdir():
+        (tmp_path / model.name).symlink_to(model)
+    (tmp_path / "profiles").symlink_to(ROOT / "profiles")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for block in blocks(page):
+        if block.mark.startswith("file: "):
+            Path(block.mark.removeprefix("file: ")).write_text(block.body, encoding="utf-8")
+        elif block.mark == "run" and block.language == "python":
+            exec(compile(block.body, str(block), "exec"), names)  # noqa: S102 - the page's own code
+        elif block.mark == "run":
+            for command in commands(block):
+                program, *arguments = command.words
+                assert program == "chrion"
+                _unlink_outputs(arguments)
+                monkeypatch.setattr(sys, "argv", [program, *arguments])
+                capfd.readouterr()
+                with pytest.raises(SystemExit) as exit_:
+                    main()
+                printed = "".join(capfd.readouterr())
+                assert int(exit_.value.code or 0) == command.exit_code, printed
+                assert matches(command.expected, printed), f"{block}: {command.text}\n{printed}"
+
+
+def test_blocks_are_found() -> None:
+    """The search for blocks finds commands, their output, comments before them, and Python code."""
+    page = ROOT / "docs" / "reference" / "errors.md"
+    found = next(b for b in blocks(page) if b.mark == "run")
+    assert found.language == "console"
+    first, *_ = commands(found)
+    assert first.words[:3] == ["chrion", "model", "lstm"]
+    assert first.expected.startswith("small.onnx")
+    assert [c.exit_code for c in commands(found)] == [0, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("expected", "printed", "equal"),
+    [
+        ("a  b", "a b\n", True),
+        ("a ... d", "a b\nc d", True),
+        ("a ... d", "a b c", False),
+        ("took 3 ms", "took 4 ms", False),
+        ("...", "", True),
+        ("a.b", "axb", False),
+    ],
+)
+def test_output_is_compared(expected: str, printed: str, *, equal: bool) -> None:
+    """Output is compared word by word, and an ellipsis stands for any text."""
+    assert matches(expected, printed) is equal
+
+
+@pytest.mark.parametrize(
+    "source", ["import chrion\nchrion.lode('x')", "from chrion import Plam", "import chrion\nchrion.load(shape=1)", "a b"]
+)
+def test_wrong_code_is_noticed(source: str) -> None:
+    """Code with a name or an argument that does not exist is refused."""
+    with pytest.raises((AssertionError, AttributeError, TypeError, SyntaxError)):
+        check_python(source)
+
+
+@pytest.mark.parametrize("words", [["plan"], ["partition", "m.onnx", "--budget", "1"], ["partition"]])
+def test_wrong_commands_are_noticed(words: list[str]) -> None:
+    """A command line with an unknown command or option, or without a model, is refused."""
+    with pytest.raises(Exception, match=r"(?i)no such|missing|assert"):
+        check_chrion(words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Relative links of a page name files that exist."""
+    for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_results_of_the_readme_stand_in_the_pages_it_links_to() -> None:
+    """Every figure in the README's table of results is also in the page of its row."""
+    rows = re.findall(r"^\| .*? \| (.*) \| \[.*?\]\((docs/.*?)\) \|$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
+    assert len(rows) == 3
+    for result, page in rows:
+        figures = re.findall(r"\d+\.\d+", result)
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert figures
+        assert all(figure in text for figure in figures), page
+
+
+def test_the_readme_names_the_test_command_of_ci() -> None:
+    """The command that the README gives for the tests is the one that .ci/run calls."""
+    readme, ci = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", ".ci/run"))
+    assert "pip install -e '.[test]' && pytest " in readme
+    assert "pytest -m slow" in readme
+    assert re.search(r"^pytest$", ci, re.MULTILINE)
+    assert re.search(r"^pytest -m slow$", ci, re.MULTILINE)
+
+
+def test_the_reference_documents_what_is_exported() -> None:
+    """The API reference names everything that the public modules export, once, and nothing else."""
+    text = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
+    documented = re.findall(r"^\.\. (?:auto)?(?:class|function|data|exception):: (\S+)", text, re.MULTILINE)
+    assert len(documented) == len(set(documented))
+    modules = re.findall(r"^\.\. module:: (\S+)", text, re.MULTILINE)
+    assert modules[0] == "chrion"
+    expected = {f"chrion.{name}" for name in chrion.__all__ if name != "__version__"}
+    for module in modules[1:]:
+        expected |= {f"{module}.{name}" for name in _exported(module) if name not in chrion.__all__}
+    # The base of all errors stands among the errors.
+    expected = expected - {"chrion.ChrionError"} | {"chrion.errors.ChrionError"}
+    assert set(documented) == expected
+
+
+def test_stability_lists_the_public_modules() -> None:
+    """The page on stability names the modules of the API reference."""
+    reference = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
+    stability = (ROOT / "docs" / "reference" / "stability.md").read_text(encoding="utf-8")
+    modules = re.findall(r"^\.\. module:: (chrion\.\S+)", reference, re.MULTILINE)
+    section = stability.split("## Public API")[1].split("##")[0]
+    assert set(re.findall(r"`(chrion\.[a-z]+)`", section)) == set(modules)
+
+
+def _exported(name: str) -> set[str]:
+    """Return the public names of a module: ``__all__``, or else those that it defines itself."""
+    module = importlib.import_module(name)
+    if hasattr(module, "__all__"):
+        return set(module.__all__)
+    homes = {n: getattr(getattr(v, "__self__", v), "__module__", None) for n, v in vars(module).items()}
+    return {n for n, home in homes.items() if home == name and not n.startswith("_")}
+
+
+def _check_command(words: list[str]) -> None:
+    program, *arguments = [w for w in words if "=" not in w or w.startswith("-")] if "=" in words[0] else words
+    if ">" in arguments:
+        arguments = arguments[: arguments.index(">")]
+    if program == "chrion":
+        check_chrion(arguments)
+    elif program == "pip":
+        _check_extras(arguments)
+    elif program == "python" and arguments[0] != "-m":
+        script = ROOT / arguments[0]
+        assert script.is_file(), script
+        known = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "scripts").glob("*.py"))
+        for option in (a for a in arguments if a.startswith("--")):
+            assert f'"{option.split("=")[0]}"' in known, option
+    else:
+        assert program in {*TOOLS, "python"}, f"unknown program {program!r}"
+
+
+def _check_extras(arguments: list[str]) -> None:
+    """Check that pip is asked for extras that exist."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for named in re.findall(r"(?:chrion|\.)\[([\w,]+)\]", " ".join(arguments)):
+        assert set(named.split(",")) <= set(extras)
+
+
+def _unlink_outputs(arguments: list[str]) -> None:
+    """Remove links to shared models that a command is about to write."""
+    for argument in arguments:
+        if argument.endswith(".onnx") and arguments[0] == "model" and Path(argument).is_symlink():
+            Path(argument).unlink()
+
