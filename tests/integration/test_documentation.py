@@ -112,7 +112,8 @@ def test_output_is_compared(expected: str, printed: str, *, equal: bool) -> None
 
 
 @pytest.mark.parametrize(
-    "source", ["import chrion\nchrion.lode('x')", "from chrion import Plam", "import chrion\nchrion.load(shape=1)", "a b"]
+    "source",
+    ["import chrion\nchrion.lode('x')", "from chrion import Plam", "import chrion\nchrion.load(shape=1)", "a b"],
 )
 def test_wrong_code_is_noticed(source: str) -> None:
     """Code with a name or an argument that does not exist is refused."""
@@ -136,7 +137,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_the_results_of_the_readme_stand_in_the_pages_it_links_to() -> None:
     """Every figure in the README's table of results is also in the page of its row."""
-    rows = re.findall(r"^\| .*? \| (.*) \| \[.*?\]\((docs/.*?)\) \|$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .*? \| (.*) \| \[.*?\]\((docs/.*?)\) \|$", readme, re.MULTILINE)
     assert len(rows) == 3
     for result, page in rows:
         figures = re.findall(r"\d+\.\d+", result)
@@ -217,4 +219,3 @@ def _unlink_outputs(arguments: list[str]) -> None:
     for argument in arguments:
         if argument.endswith(".onnx") and arguments[0] == "model" and Path(argument).is_symlink():
             Path(argument).unlink()
-
