@@ -24,7 +24,7 @@ import onnx
 import onnxruntime as ort
 
 from onnx_suite import FORMS, Verdict, judge, names, prepare
-from worker_processes import Lost, run_all
+from worker_processes import FailedJob, run_all
 
 
 def work(test: tuple[str, str]) -> Verdict:
@@ -32,11 +32,11 @@ def work(test: tuple[str, str]) -> Verdict:
     return judge(*test)
 
 
-def verdict(test: tuple[str, str], result: Verdict | Lost) -> Verdict:
+def verdict(test: tuple[str, str], result: Verdict | FailedJob) -> Verdict:
     """What is to be said of a test, also of one that gave no result."""
     if isinstance(result, Verdict):
         return result
-    return Verdict(*test, plain="unknown", hybrid=result.how, segments=0, reason="", differs="")
+    return Verdict(*test, plain="unknown", hybrid=result.reason, segments=0, reason="", differs="")
 
 
 def main() -> int:

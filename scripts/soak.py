@@ -30,7 +30,7 @@ import onnxruntime as ort
 from chrion.scheduler import POLICIES
 from differential_testing import Tally, examine
 from random_operators import random_model
-from worker_processes import Lost, run_all
+from worker_processes import FailedJob, run_all
 
 #: One model in so many is planned by every policy too.
 _PLANNED = 3
@@ -91,8 +91,8 @@ def soak(seed: int, minutes: float, processes: int, folder: Path) -> int:
         if isinstance(result, Tally):
             total += result
             continue
-        text = result.how if isinstance(result, Lost) else result.text
-        if isinstance(result, Lost) and isinstance(next(iter(run_all(alone, [number], 1)))[1], Lost):
+        text = result.reason if isinstance(result, FailedJob) else result.text
+        if isinstance(result, FailedJob) and isinstance(next(iter(run_all(alone, [number], 1)))[1], FailedJob):
             crashed += 1
             print(f"model {number}: plain onnxruntime {text} as well")
             continue

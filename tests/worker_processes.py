@@ -1,4 +1,4 @@
-"""Jobs that may take their process with them, run in processes of their own."""
+"""Worker processes for jobs that may crash or hang."""
 
 from __future__ import annotations
 
@@ -11,64 +11,65 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-#: How often jobs that take too long are looked for.
+#: Interval in seconds at which jobs are checked for a timeout.
 _TICK_S = 1.0
 
 
 @dataclass(frozen=True)
-class Lost:
-    """What becomes of a job that gave no result."""
+class FailedJob:
+    """The result of a job whose process crashed or timed out."""
 
-    how: str
+    reason: str
 
 
 class _Worker:
-    """A process that does one job at a time, and is made anew when one has killed it."""
+    """A process that runs one job at a time and is restarted after a job has ended it."""
 
-    def __init__(self, work: Callable[[Any], Any]) -> None:
-        self._work = work
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
         self._process: BaseProcess | None = None
         self.pipe: Connection
         self.job: Any
-        #: Seconds that the job has taken while this process was awake too.
-        self._waited_s = 0.0
+        #: Seconds that the job has run while the parent process was running, too.
+        self._elapsed_s = 0.0
 
-    def begin(self, job: Any) -> None:
+    def start(self, job: Any) -> None:
         if self._process is None:
             self.pipe, other = multiprocessing.Pipe()
-            self._process = multiprocessing.Process(target=_serve, args=(self._work, other), daemon=True)
+            self._process = multiprocessing.Process(target=_serve, args=(self._function, other), daemon=True)
             self._process.start()
             other.close()
-        self.job, self._waited_s = job, 0.0
+        self.job, self._elapsed_s = job, 0.0
         self.pipe.send(job)
 
     def result(self) -> Any:
         try:
             return self.pipe.recv()
         except (EOFError, ConnectionError):
-            return self.stop("crashed")
+            self.stop()
+            return FailedJob("crashed")
 
-    def hung(self, since_s: float, patience_s: float) -> bool:
-        self._waited_s += min(since_s, 2 * _TICK_S)  # more: the machine slept, or all processes were stopped
-        return self._waited_s > patience_s
+    def timed_out(self, since_s: float, timeout_s: float) -> bool:
+        # A longer interval means that the machine slept or that all processes were stopped.
+        self._elapsed_s += min(since_s, 2 * _TICK_S)
+        return self._elapsed_s > timeout_s
 
-    def stop(self, how: str = "") -> Lost:
+    def stop(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.join()
             self._process = None
-        return Lost(how)
 
 
 def run_all(
-    work: Callable[[Any], Any], jobs: Iterable[Any], processes: int, patience_s: float = 120.0
+    function: Callable[[Any], Any], jobs: Iterable[Any], processes: int, timeout_s: float = 120.0
 ) -> Iterator[tuple[Any, Any]]:
-    """Do jobs in several processes; yields each with its result, or with a :class:`Lost`, as they end."""
-    waiting = iter(jobs)
+    """Run jobs in several processes and yield each with its result, or with a :class:`FailedJob`, as they end."""
+    pending = iter(jobs)
     busy: list[_Worker] = []
     try:
-        for worker in [_Worker(work) for _ in range(processes)]:
-            _next(worker, waiting, busy)
+        for worker in [_Worker(function) for _ in range(processes)]:
+            _start_next(worker, pending, busy)
         last = time.monotonic()
         while busy:
             ready = wait([w.pipe for w in busy], timeout=_TICK_S)
@@ -76,30 +77,31 @@ def run_all(
             for worker in tuple(busy):
                 if worker.pipe in ready:
                     result = worker.result()
-                elif worker.hung(last - before, patience_s):
-                    result = worker.stop(f"no answer in {patience_s:.0f} s")
+                elif worker.timed_out(last - before, timeout_s):
+                    worker.stop()
+                    result = FailedJob(f"no result within {timeout_s:.0f} s")
                 else:
                     continue
                 job = worker.job
                 busy.remove(worker)
-                _next(worker, waiting, busy)
+                _start_next(worker, pending, busy)
                 yield job, result
     finally:
         for worker in busy:
             worker.stop()
 
 
-def _next(worker: _Worker, jobs: Iterator[Any], busy: list[_Worker]) -> None:
+def _start_next(worker: _Worker, jobs: Iterator[Any], busy: list[_Worker]) -> None:
     for job in jobs:
-        worker.begin(job)
+        worker.start(job)
         busy.append(worker)
         return
     worker.stop()
 
 
-def _serve(work: Callable[[Any], Any], pipe: Connection) -> None:
-    silence = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silence, 1)
-    os.dup2(silence, 2)
+def _serve(function: Callable[[Any], Any], pipe: Connection) -> None:
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 1)
+    os.dup2(devnull, 2)
     while True:
-        pipe.send(work(pipe.recv()))
+        pipe.send(function(pipe.recv()))

@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -114,11 +113,6 @@ def main(family: str, arguments: Sequence[str] | None = None) -> int:
             print(f"{family}/{name}: failed", flush=True)
             traceback.print_exc()
     return 1 if failed else 0
-
-
-def requirements(family: ModuleType) -> list[str]:
-    """What has to be installed for a family."""
-    return list(family.REQUIREMENTS)
 
 
 def write_feeds(folder: Path, feeds: Sequence[Feed]) -> None:

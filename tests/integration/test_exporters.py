@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import checks
+import memory_check
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -15,6 +16,8 @@ import pytest
 import timing
 from cases import Feed, write_feeds
 from checks import QUICK, check
+from families import read_requirements
+from memory_check import Comparison, Footprint, above_aim, summarise
 from sample import SAMPLE, read_sample, sample_case, sample_names
 
 import exporters
@@ -175,9 +178,9 @@ def test_the_script_fills_the_page_and_notices_what_is_wrong(
     monkeypatch.setattr("sys.argv", [*arguments, "--only", "good", "--latency"])
     assert exporters.main() == 0
     assert "| family/good | onnx.helper 1 | 4 | yes | " in page.read_text()
-    work = exporters.work
+    check_case = exporters.check_case
     monkeypatch.setattr(
-        exporters, "work", lambda job: work(job) if job.folder.name == "good" else os.kill(os.getpid(), 9)
+        exporters, "check_case", lambda job: check_case(job) if job.folder.name == "good" else os.kill(os.getpid(), 9)
     )
     monkeypatch.setattr("sys.argv", arguments)
     assert exporters.main() == 1
@@ -190,8 +193,30 @@ def test_requirements_are_read_without_importing_a_family(tmp_path: Path) -> Non
     """A family's environment has what this one may lack; modules without requirements are no families."""
     (tmp_path / "family.py").write_text('import no_such_module\nREQUIREMENTS = ["numpy", "--index-url https://x"]\n')
     (tmp_path / "helper.py").write_text("X = 1\n")
-    assert exporters.requirements(tmp_path / "family.py") == ["numpy", "--index-url https://x"]
-    assert exporters.requirements(tmp_path / "helper.py") is None
+    assert read_requirements(tmp_path / "family.py") == ["numpy", "--index-url https://x"]
+    assert read_requirements(tmp_path / "helper.py") is None
+
+
+def test_memory_is_compared_in_separate_processes(tmp_path: Path) -> None:
+    """Both processes hold more after serving than after their imports, and Chrion's holds onnx as well."""
+    _write(tmp_path / "family" / "model", branches(), {"x": X})
+    found = memory_check.compare_memory(tmp_path / "family" / "model")
+    for process in (found.plain, found.hybrid):
+        assert 0 < process.imports_mb < process.steady_mb <= process.peak_mb + 1
+        assert process.served == 3
+    assert found.hybrid.imports_mb > found.plain.imports_mb + 5
+
+
+def test_models_above_the_memory_aim_are_listed() -> None:
+    """The imports are subtracted: 20 MB beyond 100 MB of imports is twice 10 MB beyond 50 MB."""
+    plain = Footprint(imports_mb=50, peak_mb=60, steady_mb=60, steady_pss_mb=40, served=3, segments=0)
+    heavy = Footprint(imports_mb=100, peak_mb=125, steady_mb=120, steady_pss_mb=90, served=3, segments=0)
+    light = Footprint(imports_mb=50, peak_mb=60, steady_mb=60, steady_pss_mb=40, served=3, segments=0)
+    comparisons = [Comparison("light", plain, light), Comparison("heavy", plain, heavy)]
+    assert [comparison.name for comparison in above_aim(comparisons)] == ["heavy"]
+    summary = summarise(comparisons)
+    assert "steady memory beyond the imports: 1 of 2 models above 1.3: heavy 2.00\n" in summary
+    assert "peak memory beyond the imports: 1 of 2 models above 1.3: heavy 2.50\n" in summary
 
 
 def test_figures_are_measured_in_processes_of_their_own(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from chrion.simulator.traces import read_trace
 from chrion.zoo import RecurrentSpec, build_recurrent
 from damaged_files import damaged_bytes, damaged_json
 from helpers import FLOAT, alternating_lanes, assert_equal, branches, make_model, node, run_plain, value
-from worker_processes import Lost, run_all
+from worker_processes import FailedJob, run_all
 
 OFTEN = settings(
     deadline=None,
@@ -193,7 +193,7 @@ def read_model(content: bytes) -> str:
 @given(st.lists(st.one_of(damaged_bytes(recurrent()), damaged_bytes(branches().SerializeToString())), min_size=25))
 def test_damaged_models(contents: list[bytes]) -> None:
     """A model is refused in a line, or loaded; no process crashes or hangs over one."""
-    wrong = {how.how if isinstance(how, Lost) else how for _, how in run_all(read_model, contents, 2, patience_s=60.0)}
+    wrong = {r.reason if isinstance(r, FailedJob) else r for _, r in run_all(read_model, contents, 2, timeout_s=60.0)}
     assert wrong <= {""}
 
 

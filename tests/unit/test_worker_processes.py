@@ -1,4 +1,4 @@
-"""Jobs in processes of their own."""
+"""Tests of the worker processes for jobs that may crash or hang."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from worker_processes import Lost, run_all
+from worker_processes import FailedJob, run_all
 
 
-def job(number: int) -> int:
-    """Some crash, one hangs, the others square their number."""
+def square(number: int) -> int:
+    """Square a number; crash on 3 and 8, and hang on 4."""
     if number % 5 == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     if number == 4:
@@ -21,13 +21,13 @@ def job(number: int) -> int:
 
 
 @pytest.mark.parametrize("processes", [1, 3])
-def test_a_job_that_takes_its_process_with_it_costs_no_other(processes: int) -> None:
-    """Every job has a result, or says what became of it."""
-    found = dict(run_all(job, range(10), processes, patience_s=1.5))
-    crashed, hung = Lost("crashed"), Lost("no answer in 2 s")
-    assert found == {0: 0, 1: 1, 2: 4, 3: crashed, 4: hung, 5: 25, 6: 36, 7: 49, 8: crashed, 9: 81}
+def test_a_crash_or_timeout_affects_one_job_only(processes: int) -> None:
+    """Every job has a result or the reason for its failure."""
+    found = dict(run_all(square, range(10), processes, timeout_s=1.5))
+    crashed, timed_out = FailedJob("crashed"), FailedJob("no result within 2 s")
+    assert found == {0: 0, 1: 1, 2: 4, 3: crashed, 4: timed_out, 5: 25, 6: 36, 7: 49, 8: crashed, 9: 81}
 
 
-def test_no_jobs_take_no_process() -> None:
-    """Nothing comes of nothing."""
-    assert list(run_all(job, [], 2)) == []
+def test_no_jobs_give_no_results() -> None:
+    """Without jobs, the iterator is empty."""
+    assert list(run_all(square, [], 2)) == []
