@@ -198,13 +198,12 @@ def test_requirements_are_read_without_importing_a_family(tmp_path: Path) -> Non
 
 
 def test_memory_is_compared_in_separate_processes(tmp_path: Path) -> None:
-    """Both processes hold more after serving than after their imports, and Chrion's holds onnx as well."""
+    """Both processes hold more after serving than after their imports."""
     _write(tmp_path / "family" / "model", branches(), {"x": X})
     found = memory_check.compare_memory(tmp_path / "family" / "model")
     for process in (found.plain, found.hybrid):
         assert 0 < process.imports_mb < process.steady_mb <= process.peak_mb + 1
         assert process.served == 3
-    assert found.hybrid.imports_mb > found.plain.imports_mb + 5
 
 
 def test_models_above_the_memory_aim_are_listed() -> None:
