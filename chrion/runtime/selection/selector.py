@@ -68,6 +68,15 @@ class SessionConfig:
                 return name, options
         return None
 
+    def without_accelerator(self) -> SessionConfig:
+        """Return the configuration without the first provider that is not the CPU's."""
+        providers = list(self.providers or ())
+        names = [provider[0] if isinstance(provider, tuple) else provider for provider in providers]
+        first = next(at for at, name in enumerate(names) if name != CPU_PROVIDER)
+        options = self.provider_options and [o for at, o in enumerate(self.provider_options) if at != first]
+        left = providers[:first] + providers[first + 1 :]
+        return replace(self, providers=left or [CPU_PROVIDER], provider_options=options if left else None)
+
     @property
     def lanes(self) -> int | None:
         """CPU cores to use at most: ``cores``, or else the threads that the session options allow; None for all."""
@@ -228,8 +237,10 @@ class EngineSelector:
     def _guarded(self, graph: Graph) -> Engine:
         provider = self._config.accelerator[0] if self._config.accelerator else None
         memory = Memory(this_machine(provider).fingerprint, graph.digest, self._goal())
-        plain = self._plain_makers(graph)
         decision = memory.recall()
+        if decision is None and self._drop_broken_accelerator(graph):
+            return self._guarded(graph)
+        plain = self._plain_makers(graph)
         if decision is not None:
             try:
                 return self._chosen(graph, plain, decision)
@@ -270,6 +281,21 @@ class EngineSelector:
             self._profile = profile(graph, config.lanes, self._usable_accelerator(graph))
         usable = replace(self._profile, accelerator=None) if self._lost else self._profile
         return alternatives(graph, usable, config.slo_ms, config.alpha, gpu_budget=config.budget_mb)
+
+    def _drop_broken_accelerator(self, graph: Graph) -> bool:
+        """Drop an accelerator that onnxruntime offers and that does not work; return whether there was one.
+
+        Each session that named it would try it again and print onnxruntime's error. Decisions made without it are
+        stored as such, so that the model is compared anew once the accelerator works.
+        """
+        accelerator = self._config.accelerator
+        if accelerator is None or accelerator[0] not in ort.get_available_providers():
+            return False
+        if self._usable_accelerator(graph) is not None:
+            return False
+        self._config = self._config.without_accelerator()
+        self._provider_options = self._config.accelerator[1] if self._config.accelerator else {}
+        return True
 
     def _usable_accelerator(self, graph: Graph) -> str | None:
         if self._config.accelerator is None:

@@ -1,0 +1,67 @@
+"""Sessions for an execution provider that onnxruntime offers and that does not work on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+import pytest
+
+from chrion.devices.probe import failure_reason
+from chrion.runtime.selection.selector import SessionConfig
+from chrion.zoo import build
+
+CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
+
+SESSION = f"""
+import logging, sys
+logging.basicConfig()
+from chrion import HybridSession
+session = HybridSession(sys.argv[1], providers=["{CUDA}", "{CPU}"])
+assert session.get_providers() == ["{CPU}"]
+"""
+
+
+@pytest.mark.skipif(
+    CUDA not in ort.get_available_providers() or failure_reason(CUDA) is None,
+    reason="needs an onnxruntime with CUDA on a machine without it",
+)
+def test_a_broken_provider_is_reported_once(tmp_path: Path) -> None:
+    """The first session of a machine and later ones print one line each, with the provider, the reason and a hint."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(build("lstm", {"layers": 2, "seq": 8, "batch": 1, "io": 8}).SerializeToString())
+    for _ in range(2):
+        done = subprocess.run(  # noqa: S603 - this interpreter
+            [sys.executable, "-c", SESSION, str(path)],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "CHRION_CACHE": str(tmp_path / "cache")},
+        )
+        (line,) = done.stderr.splitlines()
+        assert CUDA in line
+        assert "pip install 'chrion[cuda]'" in line
+
+
+@pytest.mark.parametrize(
+    ("providers", "options", "left", "left_options"),
+    [
+        ([CUDA, CPU], None, [CPU], None),
+        ([CUDA], None, [CPU], None),
+        ([CPU, CUDA], [{}, {"device_id": 1}], [CPU], [{}]),
+        ([TENSORRT, (CUDA, {"device_id": 1}), CPU], None, [(CUDA, {"device_id": 1}), CPU], None),
+        ([TENSORRT, CUDA], [{"a": 1}, {"b": 2}], [CUDA], [{"b": 2}]),
+    ],
+)
+def test_the_first_accelerator_is_dropped_with_its_options(
+    providers: list[Any], options: list[dict[str, Any]] | None, left: list[Any], left_options: Any
+) -> None:
+    """All other providers stay, in their order; the CPU remains if there is no other."""
+    config = SessionConfig("", None, providers, options, None, None, None, None)
+    reduced = config.without_accelerator()
+    assert reduced.providers == left
+    assert reduced.provider_options == left_options
