@@ -4,6 +4,8 @@ Each session has a fresh process (``memory_worker.py``). The HybridSession finds
 earlier one in its cache, as from the second start of a program on. Two ratios are reported: that of the whole
 processes, and that of the memory beyond the imports: what each process held before its session was created, that is the
 interpreter and the libraries, is subtracted. The aim is on the latter, since the former is dominated by the libraries.
+Modules that a HybridSession imports only when it is used count as imports: one process finds them, and the process that
+is measured imports them before its session is created.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ class Footprint:
         steady_pss_mb: The same with shared pages divided among the processes that map them.
         served: Requests without an exception.
         segments: Segments of the session's plan; 0 without one.
+        later_modules: Modules that were imported after that.
     """
 
     imports_mb: float
@@ -48,6 +51,7 @@ class Footprint:
     steady_pss_mb: float
     served: int
     segments: int
+    later_modules: Sequence[str] = ()
 
     @property
     def beyond_mb(self) -> float:
@@ -107,7 +111,8 @@ def compare_memory(folder: Path, cache: Path | None = None) -> Comparison:
     with tempfile.TemporaryDirectory() as temporary:
         kept = cache or Path(temporary)
         _measure_apart(folder, HYBRID, kept)  # fills the cache
-        plain, hybrid = (_measure_apart(folder, kind, kept) for kind in (PLAIN, HYBRID))
+        later = _measure_apart(folder, HYBRID, kept).later_modules
+        plain, hybrid = _measure_apart(folder, PLAIN, kept), _measure_apart(folder, HYBRID, kept, later)
     if plain.served != hybrid.served:
         raise RuntimeError(f"served requests: {hybrid.served} by HybridSession, {plain.served} by InferenceSession")
     return Comparison(read_case(folder).name, plain, hybrid)
@@ -137,12 +142,12 @@ def summarise(comparisons: Sequence[Comparison]) -> str:
     return "\n".join(lines)
 
 
-def _measure_apart(folder: Path, kind: str, cache: Path) -> Footprint:
-    """Run the worker in a process of its own."""
+def _measure_apart(folder: Path, kind: str, cache: Path, modules: Sequence[str] = ()) -> Footprint:
+    """Run the worker in a separate process."""
     here = Path(__file__).parent
     path = os.pathsep.join(filter(None, [str(here.parent.parent), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "CHRION_CACHE": str(cache), "PYTHONPATH": path}
-    command = [sys.executable, str(here / "memory_worker.py"), str(folder.resolve()), kind]
+    command = [sys.executable, str(here / "memory_worker.py"), str(folder.resolve()), kind, *modules]
     done = subprocess.run(  # noqa: S603 - a module of the repository
         command, check=False, capture_output=True, text=True, env=environment, timeout=_TIMEOUT_S
     )

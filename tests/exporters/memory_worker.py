@@ -1,8 +1,9 @@
-"""One session's resident memory, measured in a process of its own: ``python memory_worker.py FOLDER plain|hybrid``.
+"""One session's resident memory, measured in a separate process.
 
-The process imports its library, creates a session for the model of a case, serves every request three times, collects
-garbage, has the C library return freed memory, and prints its memory as one line of JSON. With ``plain`` it imports
-onnxruntime alone, so that the baseline after the imports is that of a program without Chrion.
+Usage: ``python memory_worker.py FOLDER plain|hybrid [MODULE ...]``. The process imports its library and the given
+modules, creates a session for the model of a case, serves every request three times, collects garbage, has the C
+library return freed memory, and prints its memory as one line of JSON. With ``plain`` it imports onnxruntime alone, so
+that the baseline after the imports is that of a program without Chrion.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import gc
 import importlib
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +27,26 @@ _STATUS, _ROLLUP, _CLEAR = Path("/proc/self/status"), Path("/proc/self/smaps_rol
 _RESET_PEAK = "5"
 
 
-def measure_session(folder: Path, kind: str) -> dict[str, Any]:
-    """Serve the requests of a case and return what the process held before, at most, and afterwards.
+def measure_session(folder: Path, kind: str, modules: Sequence[str] = ()) -> dict[str, Any]:
+    """Serve the requests of a case and measure the process before, during and after.
+
+    Args:
+        folder: The case.
+        kind: ``plain`` or ``hybrid``.
+        modules: Modules to import beforehand: those that a session of this kind imports when it is used.
 
     Returns:
-        ``imports_mb``, ``peak_mb``, ``steady_mb`` (resident memory), ``steady_pss_mb`` (the same with shared pages
-        divided among the processes that map them), ``served`` (requests without an exception), and ``segments``.
+        The fields of :class:`memory_check.Footprint`.
     """
     import onnxruntime as ort  # noqa: PLC0415 - part of the baseline, after which the peak is reset
 
     ort.set_default_logger_severity(4)
     make = importlib.import_module("chrion").HybridSession if kind == HYBRID else ort.InferenceSession
+    for name in modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     feeds = read_feeds(folder)
+    imported = set(sys.modules)
     _return_freed_memory()
     imports_mb = _read_mb(_STATUS, "VmRSS")
     with contextlib.suppress(OSError):  # not permitted: the peak then includes the imports
@@ -56,6 +66,7 @@ def measure_session(folder: Path, kind: str) -> dict[str, Any]:
         "steady_pss_mb": _read_mb(_ROLLUP, "Pss"),
         "served": served,
         "segments": len(plan.segments) if plan is not None else 0,
+        "later_modules": sorted(set(sys.modules) - imported),
     }
 
 
@@ -75,4 +86,4 @@ def _read_mb(path: Path, name: str) -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure_session(Path(sys.argv[1]), sys.argv[2])))
+    print(json.dumps(measure_session(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])))
