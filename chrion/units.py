@@ -1,7 +1,7 @@
-"""Quantities as people write them: durations, shapes, sizes.
+"""Parsing and formatting of quantities: durations, sizes, shapes and ranges.
 
-Inside Chrion a latency is a float in milliseconds, a memory figure a float in megabytes (1 MB = 10^6 bytes),
-and the unit stands in the name: ``latency_ms``, ``memory_mb``, ``bytes``, ``_us``.
+Inside Chrion a latency is a float in milliseconds, a memory figure is a float in megabytes (1 MB = 10^6 bytes), and
+names carry the unit: ``latency_ms``, ``memory_mb``, ``bytes``, ``_us``.
 """
 
 from __future__ import annotations
@@ -9,61 +9,73 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from decimal import ROUND_FLOOR, Decimal
 
 from chrion.errors import OptionError
 
-_QUANTITY = re.compile(r"\s*(?P<number>[-+]?\d+(\.\d*)?([eE][-+]?\d+)?|[-+]?\.\d+)\s*(?P<unit>[a-zA-Z]*)\s*")
-_MS_PER_UNIT = {"us": 1e-3, "ms": 1.0, "s": 1e3, "": 1.0}
-_MB_PER_UNIT = {"kB": 1e-3, "MB": 1.0, "GB": 1e3, "": 1.0}
+_QUANTITY = re.compile(r"\s*(?P<number>[-+]?\d+(\.\d*)?([eE][-+]?\d+)?|[-+]?\.\d+)\s*(?P<unit>[^\W\d_]*)\s*")
+#: Nanoseconds and bytes of each unit, in lower case. Microseconds may be written with either of Unicode's two mus.
+_NS_PER_UNIT = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9, "": 10**6}
+_BYTES_PER_UNIT = {
+    "b": 1,
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", start=1)},
+    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", start=1)},
+    "": 10**6,
+}
 _SHAPE = re.compile(r"(?P<name>.+?)=(?P<dims>\d+(x\d+)*|scalar)")
+#: The most values that a range may have.
+MAX_RANGE_VALUES = 1000
 
 
 def parse_duration_ms(text: str | float, what: str = "duration") -> float:
-    """Read ``60ms``, ``0.06s``, ``500us`` or a plain number of milliseconds.
+    """Parse a duration such as ``60ms``, ``0.06 s``, ``500us`` or ``500µs``; a plain number is in milliseconds.
 
     Args:
-        text: The duration.
-        what: Its name in the error message.
+        text: The duration. Upper and lower case are the same, and a space may precede the unit.
+        what: The name of the option, for the error message.
 
     Returns:
         Milliseconds, finite and above zero.
 
     Raises:
-        OptionError: It is not a duration, or not above zero.
+        OptionError: The text is not a duration, or not above zero.
     """
-    value = _quantity(text, _MS_PER_UNIT)
+    value = _quantity(text, _NS_PER_UNIT) / 1e6
     if not (math.isfinite(value) and value > 0):
         raise OptionError(f"{what}: {text!r} is not a duration above zero", hint="write it as 60ms, 0.06s or 500us")
     return value
 
 
 def parse_size_mb(text: str | float, what: str = "size") -> float:
-    """Read ``600MB``, ``0.6GB``, ``500kB`` or a plain number of megabytes.
+    """Parse a size such as ``600MB``, ``1.5 gb``, ``800kB`` or ``512MiB``; a plain number is in megabytes.
+
+    Decimal units are powers of 1000 bytes (1 MB = 10^6 bytes), binary units powers of 1024 (1 MiB = 2^20 bytes).
 
     Args:
-        text: The size.
-        what: Its name in the error message.
+        text: The size. Upper and lower case are the same, and a space may precede the unit.
+        what: The name of the option, for the error message.
 
     Returns:
         Megabytes (10^6 bytes), finite and not negative.
 
     Raises:
-        OptionError: It is not a size, or negative.
+        OptionError: The text is not a size, or negative.
     """
-    value = _quantity(text, _MB_PER_UNIT)
+    value = _quantity(text, _BYTES_PER_UNIT) / 1e6
     if not (math.isfinite(value) and value >= 0):
-        raise OptionError(f"{what}: {text!r} is not a size from zero up", hint="write it as 600MB, 0.6GB or 500kB")
+        hint = "write it as 600MB, 0.6GB, 500kB or 512MiB"
+        raise OptionError(f"{what}: {text!r} is not a size of zero or more", hint=hint)
     return value
 
 
 def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """Read ``NAME=1x3x224x224``, or ``NAME=scalar``.
+    """Parse ``NAME=1x3x224x224`` or ``NAME=scalar``.
 
     Returns:
         The name and its dimensions. A single number may stand for a named dimension (``batch=8``).
 
     Raises:
-        OptionError: It is not of that form.
+        OptionError: The text does not have that form.
     """
     match = _SHAPE.fullmatch(text.strip())
     if not match:
@@ -73,49 +85,67 @@ def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def parse_range(text: str, what: str = "range") -> tuple[float, ...]:
-    """Read ``0:1:0.1`` (first, last, step; the last is included), or a list as ``0,0.1,0.5``.
+    """Parse ``0:1:0.1`` (first, last, step; the last value is included) or a list such as ``0,0.1,0.5``.
+
+    The values of a range are computed in decimal, so that they equal those of the corresponding list.
 
     Raises:
-        OptionError: It is neither, or more than a thousand values.
+        OptionError: The text is neither, or has no values or more than ``MAX_RANGE_VALUES``.
     """
+    separator = ":" if ":" in text else ","
     try:
-        numbers = [float(part) for part in text.split(":" if ":" in text else ",")]
-        if ":" not in text:
-            values = numbers
-        else:
-            first, last, step = numbers
-            values = [first + step * i for i in range(math.floor((last - first) / step + 1e-9) + 1)]
-    except (ValueError, ZeroDivisionError, OverflowError):
-        values = []
-    if not 0 < len(values) <= 1000 or not all(math.isfinite(value) for value in values):
+        numbers = [_finite(part) for part in text.split(separator)]
+        count = _range_count(*numbers) if separator == ":" else Decimal(len(numbers))
+    except (ArithmeticError, TypeError, ValueError):  # not a number, not three numbers, or a step of zero
+        numbers, count = [], Decimal(0)
+    if count < 1:
         raise OptionError(f"{what}: {text!r} is not a range of numbers", hint="write it as 0:1:0.1 or 0,0.2,0.5")
-    return tuple(round(value, 12) for value in values)
+    if count > MAX_RANGE_VALUES:
+        number = f"{count:.0f}" if count < 10**15 else f"{count:.1g}"
+        raise OptionError(f"{what}: {text!r} has {number} values, at most {MAX_RANGE_VALUES} are allowed")
+    if separator == ":":
+        first, _, step = numbers
+        numbers = [first + step * i for i in range(int(count))]
+    return tuple(float(number) for number in numbers)
+
+
+def _finite(text: str) -> Decimal:
+    """Return a number that is finite as a float, too."""
+    number = Decimal(text.strip())
+    if not math.isfinite(float(number)):
+        raise ValueError(text)
+    return number
+
+
+def _range_count(first: Decimal, last: Decimal, step: Decimal) -> Decimal:
+    """Return how many values a range has; zero or less if it has none."""
+    return ((last - first) / step).to_integral_value(ROUND_FLOOR) + 1
 
 
 def format_ms(ms: float) -> str:
-    """Three significant digits with the unit that suits: ``59.3 ms``, ``4.71 ms``, ``830 us``, ``1.2 s``."""
+    """Format a duration with three significant digits and the unit that suits: ``59.3 ms``, ``830 us``, ``1.2 s``."""
     if ms >= 1000:
         return f"{ms / 1000:.3g} s"
     if ms >= 1 or ms == 0:
-        return f"{ms:.{max(0, 2 - _digits(ms))}f} ms"
+        return f"{ms:.{max(0, 2 - _magnitude(ms))}f} ms"
     return f"{ms * 1000:.3g} us"
 
 
 def format_mb(mb: float) -> str:
-    """Megabytes with one decimal, kilobytes below one: ``1643.0 MB``, ``12.4 kB``."""
+    """Format a size in megabytes with one decimal, or in kilobytes if below one: ``1643.0 MB``, ``12.4 kB``."""
     return f"{mb:.1f} MB" if mb >= 1 or mb == 0 else f"{mb * 1000:.1f} kB"
 
 
 def format_shape(shape: tuple[int | str | None, ...]) -> str:
-    """``1x3x224x224``; an unknown dimension prints as ``?``, no dimension as ``scalar``."""
+    """Format a shape as ``1x3x224x224``, with ``?`` for an unknown dimension and ``scalar`` for no dimension."""
     return "x".join("?" if d is None else str(d) for d in shape) or "scalar"
 
 
-def _quantity(text: str | float, per_unit: Mapping[str, float]) -> float:
-    """A number with one of some units; NaN if it is none."""
+def _quantity(text: str | float, per_unit: Mapping[str, int]) -> float:
+    """Return a number times its unit, or NaN if the text is not a number with one of the units."""
     match = _QUANTITY.fullmatch(str(text))
-    return float(match["number"]) * per_unit.get(match["unit"], math.nan) if match else math.nan
+    return float(match["number"]) * per_unit.get(match["unit"].lower(), math.nan) if match else math.nan
 
 
-def _digits(value: float) -> int:
+def _magnitude(value: float) -> int:
     return math.floor(math.log10(value)) if value > 0 else 0

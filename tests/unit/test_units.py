@@ -1,11 +1,17 @@
-"""Durations, shapes and sizes as people write them."""
+"""Parsing and formatting of durations, sizes, shapes and ranges."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chrion.errors import OptionError
-from chrion.units import format_mb, format_ms, format_shape, parse_duration_ms, parse_shape, parse_size_mb
+from chrion.units import format_mb, format_ms, format_shape, parse_duration_ms, parse_range, parse_shape, parse_size_mb
 
 
 @pytest.mark.parametrize(
@@ -21,6 +27,11 @@ from chrion.units import format_mb, format_ms, format_shape, parse_duration_ms, 
         ("1e2ms", 100.0),
         (".5ms", 0.5),
         ("2.s", 2000.0),
+        ("60 ms", 60.0),
+        ("60MS", 60.0),
+        ("500µs", 0.5),
+        ("500 \N{GREEK SMALL LETTER MU}s", 0.5),
+        ("250ns", 0.00025),
     ],
 )
 def test_durations(text: str | float, ms: float) -> None:
@@ -40,20 +51,113 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "mb"), [("600MB", 600.0), ("0.6GB", 600.0), ("500 kB", 0.5), ("600", 600.0), (348.2, 348.2), (0, 0.0)]
+    ("text", "mb"),
+    [
+        ("600MB", 600.0),
+        ("600mb", 600.0),
+        ("600 MB", 600.0),
+        ("0.6GB", 600.0),
+        ("1.5gb", 1500.0),
+        ("500 kB", 0.5),
+        ("800kB", 0.8),
+        ("1GiB", 1073.741824),
+        ("512MiB", 536.870912),
+        ("1.5 kib", 0.001536),
+        ("2TB", 2e6),
+        ("4096B", 0.004096),
+        ("600", 600.0),
+        (348.2, 348.2),
+        (0, 0.0),
+    ],
 )
 def test_sizes(text: str | float, mb: float) -> None:
     """A number with its unit; megabytes of a million bytes where it has none; zero is a size."""
-    assert parse_size_mb(text) == pytest.approx(mb)
+    assert parse_size_mb(text) == mb
 
 
-@pytest.mark.parametrize("text", ["much", "", "MB", "600mb", "600MiB", "-1MB", "1e999GB", "nan", "inf", "1,5GB", "6ms"])
+@pytest.mark.parametrize("text", ["much", "", "MB", "600M", "600MiBs", "-1MB", "1e999GB", "nan", "inf", "1,5GB", "6ms"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     """The error names the option and the text, and shows what to write."""
     with pytest.raises(OptionError) as caught:
         parse_size_mb(text, "gpu budget")
     assert str(caught.value).startswith(f"gpu budget: {text!r}")
     assert "600MB" in caught.value.hint
+
+
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from(
+        [("B", 1), ("kB", 10**3), ("MB", 10**6), ("GB", 10**9), ("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30)]
+    ),
+    st.sampled_from([str, str.lower, str.upper, str.swapcase]),
+    st.sampled_from(["", " ", "  "]),
+)
+def test_sizes_are_exact_in_any_case(count: int, unit: tuple[str, int], case: Callable[[str], str], gap: str) -> None:
+    """A whole number of any unit is the megabyte figure nearest to its bytes, as exact arithmetic finds it."""
+    name, size = unit
+    assert parse_size_mb(f"{count}{gap}{case(name)}") == float(Fraction(count * size, 10**6))
+
+
+@given(
+    st.integers(1, 10**6),
+    st.sampled_from([("ns", 1), ("us", 10**3), ("µs", 10**3), ("ms", 10**6), ("s", 10**9)]),
+    st.sampled_from([str, str.upper]),
+    st.sampled_from(["", " "]),
+)
+def test_durations_are_exact_in_any_case(
+    count: int, unit: tuple[str, int], case: Callable[[str], str], gap: str
+) -> None:
+    """A whole number of any unit is the millisecond figure nearest to it, as exact arithmetic finds it."""
+    name, ns = unit
+    assert parse_duration_ms(f"{count}{gap}{case(name)}") == float(Fraction(count * ns, 10**6))
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("0:1:0.25", (0.0, 0.25, 0.5, 0.75, 1.0)),
+        ("0:1:0.4", (0.0, 0.4, 0.8)),
+        ("-0.3:0.3:0.1", (-0.3, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3)),
+        ("1:0:-0.5", (1.0, 0.5, 0.0)),
+        ("2:2:1", (2.0,)),
+        ("0, 0.2,1e-13", (0.0, 0.2, 1e-13)),
+        ("0:3e-13:1e-13", (0.0, 1e-13, 2e-13, 3e-13)),
+        ("0.5", (0.5,)),
+    ],
+)
+def test_ranges(text: str, values: tuple[float, ...]) -> None:
+    """First, last and step, with the last value included; or the values themselves."""
+    assert parse_range(text) == values
+
+
+@given(st.integers(-1000, 1000), st.integers(1, 500), st.integers(1, 200), st.integers(0, 6))
+def test_ranges_equal_the_list_of_their_values(first: int, step: int, count: int, digits: int) -> None:
+    """Every value of a range is the float that its decimal number reads as."""
+    numbers = [f"{Decimal(first + i * step).scaleb(-digits):f}" for i in range(count)]
+    gap = f"{Decimal(step).scaleb(-digits):f}"
+    assert parse_range(f"{numbers[0]}:{numbers[-1]}:{gap}") == tuple(map(float, numbers))
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("0:1e9:1e-9", "1e+18"), ("0:1000:1", "1001"), ("0:1e300:1e-300", "1e+600"), (",".join("1" * 1001), "1001")],
+)
+def test_ranges_of_too_many_values_are_refused(text: str, count: str) -> None:
+    """The values are counted before they are made, and the message has the count and the limit."""
+    with pytest.raises(OptionError) as caught:
+        parse_range(text, "alpha")
+    assert caught.value.message == f"alpha: {text!r} has {count} values, at most 1000 are allowed"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "0:1", "0:1:0", "1:0:0.1", "0:nan:1", "0:inf:1", "1e400", "0:1:x", "1,,2", "0:1:1:1", "snan"]
+)
+def test_what_is_no_range_is_refused(text: str) -> None:
+    """The message names the option and the text, and the hint shows both forms."""
+    with pytest.raises(OptionError) as caught:
+        parse_range(text, "alpha")
+    assert caught.value.message == f"alpha: {text!r} is not a range of numbers"
+    assert "0:1:0.1" in caught.value.hint
 
 
 @pytest.mark.parametrize(
