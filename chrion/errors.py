@@ -1,28 +1,36 @@
-"""Every exception that Chrion raises on purpose.
+"""Exceptions that Chrion raises on purpose.
 
 ::
 
     ChrionError
-     +- InputError            something given to Chrion is wrong; the command line exits with 2
-     |   +- ModelError        a model cannot be read, or holds what cannot be planned
-     |   |   +- ShapeError    an input's shape is missing, or does not fit the model
-     |   |   +- UnsafeModelError  a model names files that are none of its business
-     |   +- ProfileError      a profile file is damaged, or lacks what is asked of it
-     |   +- PlanError         a plan file is damaged, or belongs to another model or machine
-     |   +- ScheduleError     an order or a placement breaks a rule of the graph
-     |   +- OptionError       an option's value is not one of those it takes
-     |   +- ScenarioError     a simulation scenario is damaged, or asks for what cannot be
-     |   +- TraceError        a request trace has a malformed row
-     +- ProviderError         an execution provider cannot be used on this machine
+     +- InputError
+     |   +- ModelError
+     |   |   +- ShapeError
+     |   |   +- UnsafeModelError
+     |   +- ProfileError
+     |   +- PlanError
+     |   +- ScheduleError
+     |   +- OptionError
+     |   +- ScenarioError
+     |   +- TraceError
+     +- ProviderError
 
-An error says what is wrong, where, what was expected instead, and where one is known, a way out.
+The command line prints any of them as one line on stderr and exits with code 2. Wrong input is also a ``ValueError``, and
+an execution provider that does not work is also a ``RuntimeError``.
+
+A message says where the error is, what is wrong, and what was expected; the hint, if there is one, says what to do.
 """
 
 from __future__ import annotations
 
 
 class ChrionError(Exception):
-    """Base of all: ``message`` says what, where and what was expected; ``hint`` is a way out, or empty."""
+    """The base class of all exceptions of Chrion (exit code 2).
+
+    Attributes:
+        message: What is wrong, where, and what was expected.
+        hint: What to do about it; may be empty.
+    """
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -34,44 +42,44 @@ class ChrionError(Exception):
 
 
 class InputError(ChrionError, ValueError):
-    """Something given to Chrion is wrong."""
+    """A file, a value or an argument given to Chrion is wrong (exit code 2)."""
 
 
 class ModelError(InputError):
-    """A model cannot be read, or holds what cannot be planned."""
+    """A model cannot be read, or it has operators or values that Chrion cannot plan (exit code 2)."""
 
 
 class ShapeError(ModelError):
-    """An input's shape is missing, or does not fit the model."""
+    """The shape of an input is missing or does not fit the model (exit code 2)."""
 
 
 class UnsafeModelError(ModelError):
-    """A model names files outside of its own folder."""
+    """A model refers to files outside its own folder (exit code 2)."""
 
 
 class ProfileError(InputError):
-    """A profile file is damaged, or lacks what is asked of it."""
+    """A profile is damaged, or it lacks measurements that are needed (exit code 2)."""
 
 
 class PlanError(InputError):
-    """A plan file is damaged, or belongs to another model or machine."""
+    """A plan is damaged, or it was made for another model or machine (exit code 2)."""
 
 
 class ScheduleError(InputError):
-    """An order or a placement breaks a rule of the graph."""
+    """An order or a placement violates a constraint of the graph (exit code 2)."""
 
 
 class OptionError(InputError):
-    """An option's value is not one of those it takes."""
+    """The value of an option is not allowed (exit code 2)."""
 
 
 class ScenarioError(InputError):
-    """A simulation scenario is damaged, or asks for what cannot be."""
+    """A simulation scenario is damaged, or its values contradict each other (exit code 2)."""
 
 
 class TraceError(InputError):
-    """A request trace has a malformed row."""
+    """A request trace has a malformed row (exit code 2)."""
 
 
 class ProviderError(ChrionError, RuntimeError):
-    """An execution provider cannot be used on this machine."""
+    """An execution provider does not exist or does not work on this machine (exit code 2)."""

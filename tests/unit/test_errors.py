@@ -1,31 +1,45 @@
-"""The tree of exceptions."""
+"""The exceptions of Chrion and their tree."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 
 from chrion import errors
+from chrion.errors import ChrionError
+
+CLASSES = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
 
 
-def test_a_hint_follows_the_message() -> None:
-    """Message and hint are fields of their own and one text together."""
+def test_the_text_of_an_error_is_its_message_and_its_hint() -> None:
+    """Message and hint are also attributes; an empty hint leaves the message alone."""
     error = errors.PlanError("it is damaged", hint="make another")
     assert (error.message, error.hint, str(error)) == ("it is damaged", "make another", "it is damaged (make another)")
     assert str(errors.PlanError("it is damaged")) == "it is damaged"
 
 
+def test_the_docstring_draws_the_tree() -> None:
+    """Each class stands once in the drawing, below its first base class."""
+    parents: dict[str, str] = {}
+    path: list[str] = []
+    for indent, name in re.findall(r"^    ((?: [ |+][ -] )*)(\w+Error)$", errors.__doc__ or "", re.MULTILINE):
+        path[len(indent) // 4 :] = [name]
+        parents[name] = path[-2] if indent else "Exception"
+    assert parents == {name: kind.__bases__[0].__name__ for name, kind in CLASSES.items()}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_class_documents_its_exit_code(name: str) -> None:
+    """The command line exits with 2 for each of them."""
+    assert (CLASSES[name].__doc__ or "").splitlines()[0].endswith("(exit code 2).")
+
+
 @pytest.mark.parametrize(
-    "name", ["ModelError", "ShapeError", "ProfileError", "PlanError", "ScheduleError", "OptionError"]
+    ("name", "builtin"),
+    [(name, RuntimeError if name == "ProviderError" else ValueError) for name in CLASSES if name != "ChrionError"],
 )
-def test_bad_input_is_one_family(name: str) -> None:
-    """All of them are InputErrors, and ValueErrors for those who do not know Chrion's."""
-    kind = getattr(errors, name)
-    assert issubclass(kind, errors.InputError)
-    assert issubclass(kind, errors.ChrionError)
-    assert issubclass(kind, ValueError)
-
-
-def test_a_provider_that_does_not_work_is_no_bad_input() -> None:
-    """It is the machine's doing."""
-    assert issubclass(errors.ProviderError, errors.ChrionError)
-    assert not issubclass(errors.ProviderError, errors.InputError)
+def test_errors_are_also_builtin_errors(name: str, builtin: type[Exception]) -> None:
+    """Wrong input is a ValueError, a broken provider a RuntimeError."""
+    assert issubclass(CLASSES[name], builtin)
+    assert issubclass(CLASSES[name], ChrionError)
