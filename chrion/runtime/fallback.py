@@ -15,7 +15,8 @@ from chrion.graph.model import Graph
 from chrion.runtime.execution.engine import CutEngine, Engine, PlainEngine
 from chrion.runtime.execution.executor import AcceleratorFailure
 from chrion.runtime.options.session_options import run_reason
-from chrion.runtime.selection.selector import EngineSelector, SessionConfig
+from chrion.runtime.selection.configuration import SessionConfig
+from chrion.runtime.selection.selector import EngineSelector
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class Fallbacks:
         except Exception:  # noqa: BLE001 - the error of the engine in use says more
             raise error from None
         with self._lock:
-            if self._selector.lose(error):
+            if self._selector.lose_accelerator(error):
                 self._replace_engines(feed)
         return result
 

@@ -37,7 +37,8 @@ from chrion.runtime.requests import (
     shape_of,
 )
 from chrion.runtime.selection.admission import admit, plain_source
-from chrion.runtime.selection.selector import EngineSelector, SessionConfig, why_plain
+from chrion.runtime.selection.configuration import SessionConfig
+from chrion.runtime.selection.selector import EngineSelector, why_plain
 from chrion.scheduler.plan import Plan
 from chrion.units import parse_duration_ms, parse_size_mb
 
@@ -294,11 +295,11 @@ class HybridSession(Fallbacks, InferenceInterface, ort.InferenceSession):  # typ
 
     def enable_fallback(self) -> None:
         """Go on without the accelerator where it fails."""
-        self._config = self._selector.be_strict(strict=False)
+        self._config = self._selector.set_strict(strict=False)
 
     def disable_fallback(self) -> None:
         """Raise where the accelerator fails."""
-        self._config = self._selector.be_strict(strict=True)
+        self._config = self._selector.set_strict(strict=True)
 
     # What it adds.
 

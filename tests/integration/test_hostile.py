@@ -20,7 +20,7 @@ from chrion.errors import InputError, ModelError, PlanError, ProfileError, Scena
 from chrion.files import bundled_folder
 from chrion.profiler.cache import Cache
 from chrion.profiler.profiles import OperatorCost
-from chrion.runtime.selection.guard import Decision, Memory
+from chrion.runtime.selection.decisions import Decision, DecisionCache
 from chrion.scheduler.fixed_placement import fixed_plan
 from chrion.simulator.scenario import find_scenario
 from chrion.simulator.traces import read_trace
@@ -304,7 +304,7 @@ def test_damaged_measurements_count_as_not_there(content: bytes) -> None:
 @given(content=damaged_json({"winner": "plan 1", "plan": PLAN, "why": "fastest"}))
 def test_damaged_choices_count_as_not_there(content: bytes) -> None:
     """Whatever stands in the file."""
-    memory = Memory("damaged")
+    memory = DecisionCache("damaged")
     memory.keep(Decision("plain", None, "why"))
     memory._path.write_bytes(content)
     found = memory.recall()
@@ -330,7 +330,7 @@ def test_cached_files_are_private(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     before = os.umask(0)
     try:
         Cache("private", 1).put("s", OperatorCost("Relu", (1.0,)))
-        Memory("private").keep(Decision("plain", None, "why"))
+        DecisionCache("private").keep(Decision("plain", None, "why"))
     finally:
         os.umask(before)
     made = list((tmp_path / "cache").rglob("*"))

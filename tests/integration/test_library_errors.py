@@ -41,11 +41,11 @@ STEPS = {
     "unroll": "chrion.profiler.measure_graph.chunk_choices",
     "look at the machine": "chrion.runtime.selection.selector.this_machine",
     "profile": "chrion.runtime.selection.selector.profile",
-    "recall the decision": "chrion.runtime.selection.selector.Memory.recall",
+    "recall the decision": "chrion.runtime.selection.selector.DecisionCache.recall",
     "plan": "chrion.runtime.selection.selector.alternatives",
     "synthesise inputs": "chrion.runtime.selection.selector.synthetic_inputs",
     "tune": "chrion.runtime.selection.selector.decide",
-    "keep the decision": "chrion.runtime.selection.selector.Memory.keep",
+    "keep the decision": "chrion.runtime.selection.selector.DecisionCache.keep",
 }
 #: What only happens where a plan is opened.
 CUTS = {

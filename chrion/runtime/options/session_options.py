@@ -157,9 +157,18 @@ def fingerprint(options: ort.SessionOptions | None) -> tuple[tuple[str, str], ..
     """Return everything readable of the options that a choice between plans and plain sessions depends on."""
     if options is None:
         return None
-    values = [(name, str(getattr(options, name))) for name in _attributes(options, SESSION_OPTIONS)]
-    entries = _entries(options.get_session_config_entry, SESSION_KEYS)
-    return tuple(sorted(pair for pair in (*values, *entries) if pair[0] not in _LOGGING))
+    values = [(name, str(getattr(options, name))) for name in readable_attributes(options)]
+    return tuple(sorted(pair for pair in (*values, *readable_entries(options)) if pair[0] not in _LOGGING))
+
+
+def readable_attributes(options: ort.SessionOptions) -> list[str]:
+    """List the names of the options that are attributes."""
+    return _attributes(options, SESSION_OPTIONS)
+
+
+def readable_entries(options: ort.SessionOptions) -> list[tuple[str, str]]:
+    """List the configuration entries that are set, with their values."""
+    return _entries(options.get_session_config_entry, SESSION_KEYS)
 
 
 def _attributes(options: Any, table: Mapping[str, Option]) -> list[str]:

@@ -12,7 +12,8 @@ from chrion.errors import InputError, UnsafeModelError
 from chrion.graph.loader import load, original_name, read
 from chrion.graph.model import Graph
 from chrion.runtime.options.session_options import hidden_reason, optimises, session_reason
-from chrion.runtime.selection.selector import SessionConfig, why_plain
+from chrion.runtime.selection.configuration import SessionConfig
+from chrion.runtime.selection.selector import why_plain
 from chrion.scheduler.plan import Plan
 
 

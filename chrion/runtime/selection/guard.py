@@ -1,17 +1,15 @@
-"""The guard: is the plan really better than a plain session? Timed on the spot, and remembered.
+"""The guard: plans timed against plain sessions, so that no plan replaces a faster session.
 
-A plan that is slower than what the user had before is worse than none, however good predictions are. So a session that
-makes its own plan first times its candidates: the plain session as the caller would have it, plain ones on the CPU with
-other numbers of threads, and the plan. Each has the machine to itself, for a fraction of a second. A plan that seems to
-win has to go on doing so for longer than a plain session: where others use the cores, a few turns tell little. The
-winner is kept, here and in the cache: per machine, model, shapes and goal.
+Predictions err, so a session that makes its own plans times all candidates: the plain session the caller would have
+created, plain sessions with other numbers of threads, and the plans. Candidates take part in rounds, one after another
+for a fraction of a second each. A plan needs more rounds to be selected than a plain session does, since a few rounds
+say little while other processes use the cores.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import math
 import statistics
 import time
@@ -19,29 +17,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from chrion.cores import physical_cores
-from chrion.errors import PlanError
-from chrion.files import cache_folder, read_cached, write_cached
 from chrion.graph.loader import first_line
 from chrion.profiler.interference import CoreMonitor, InterferenceMonitor
-from chrion.scheduler.plan import Plan
 
-#: How long a candidate is timed in one turn, after a run to warm up; and how often at least.
-_WINDOW_S = 0.025
-_LEAST_RUNS = 3
-#: Rounds of turns at least; from then on none is begun once candidates have run for so many seconds.
-_LEAST_ROUNDS, _BUDGET_S = 3, 3.0
-#: Rounds that it takes to settle for a plain session that is ahead, or a plan that is so far ahead; and for any.
-_ENOUGH_ROUNDS, _SURE, _ROUNDS = 6, 0.8, 12
-#: Who is so far behind the best after one round goes on no more; after the least rounds, only who is close to it does,
-#: and the best plain sessions, which every plan has to beat.
-_FAR, _CLOSE = 1.5, 1.15
-#: A plan must beat a plain session by so much, fastest run against fastest run: less is noise, and a plain session is
-#: simpler. Nor may it be the slower one in most turns, as a lucky one would be.
+#: Duration of a trial in seconds, after a warm-up run, and its least number of runs.
+_TRIAL_S = 0.025
+_MIN_RUNS = 3
+#: Least number of rounds; after them, no round begins once candidates have run for this many seconds.
+_MIN_ROUNDS, _BUDGET_S = 3, 3.0
+#: Rounds after which a plain session that leads, or a plan that leads by ``_CLEAR_LEAD``, is selected; most rounds.
+_CLEAR_ROUNDS, _CLEAR_LEAD, _MAX_ROUNDS = 6, 0.8, 12
+#: Elimination thresholds relative to the fastest candidate: after the first round, and after the least rounds. The best
+#: plain sessions are never eliminated, since every plan has to beat them.
+_FIRST_THRESHOLD, _THRESHOLD = 1.5, 1.15
+#: A plan is selected if its fastest run takes at most this share of a plain session's: smaller gains are noise. Its
+#: median over rounds must not be larger either, which guards against selection bias.
 _MARGIN = 0.95
-#: How long to wait for moments in which nobody else uses the cores.
+#: How long the guard waits for moments without interference, in seconds.
 _PATIENCE_S = 2.0
 
-#: Makes a candidate: what runs one request, and what takes it down.
+#: Opens a candidate; returns a function that runs one request, and a function that closes the candidate.
 Opener = Callable[[], tuple[Callable[[], object], Callable[[], None]]]
 
 
@@ -51,191 +46,159 @@ class Candidate:
 
     name: str
     open: Opener
-    #: Accelerator memory it is predicted to hold.
+    #: Accelerator memory that it is predicted to hold, in MB.
     resident_mb: float = 0.0
     plain: bool = True
-    #: It may stay open between its turns: it is idle then, and takes little memory. Threads of plain sessions are not.
-    lasting: bool = False
+    #: Whether it stays open between its trials. Plain sessions do not: their threads spin after a run.
+    kept_open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How a contender did in its best turn; one that failed or was not timed has an infinite latency."""
+    """Result of a candidate."""
 
     name: str
+    #: Median latency of its best round in ms; infinite if it failed or was not timed.
     median_ms: float
     resident_mb: float
-    #: Why it failed; empty if it did not.
+    #: Reason of its failure; empty if it did not fail.
     failure: str = ""
 
 
 class _Record:
-    """A contender's turns so far; one that has failed once has lost."""
+    """Measurements of a candidate."""
 
-    def __init__(self, contender: Candidate) -> None:
-        self.contender = contender
+    def __init__(self, candidate: Candidate) -> None:
+        self.candidate = candidate
+        #: Median latency of each round.
         self.medians_ms: list[float] = []
-        #: The fastest run of all: what others take from the cores can only be added to it.
+        #: Latency of the fastest run; interference can only add to it.
         self.fastest_ms = math.inf
         self.failure = ""
 
     @property
     def best_ms(self) -> float:
-        """The median of its best turn; infinite if it had none."""
+        """Median latency of the best round; infinite without one."""
         return min(self.medians_ms, default=math.inf)
 
     @property
-    def usual_ms(self) -> float:
-        """The median over its turns."""
+    def typical_ms(self) -> float:
+        """Median over the rounds."""
         return statistics.median(self.medians_ms)
 
     def add(self, times_ms: Sequence[float]) -> None:
-        """Add a turn."""
+        """Add the latencies of a round."""
         self.medians_ms.append(statistics.median(times_ms))
         self.fastest_ms = min(self.fastest_ms, *times_ms)
 
     def fail(self, error: Exception) -> None:
-        """Discard all turns: a contender that fails once cannot be chosen."""
+        """Discard all rounds: a candidate that fails once cannot be selected."""
         self.medians_ms, self.fastest_ms = [math.inf], math.inf
         self.failure = f"{type(error).__name__}: {first_line(error)}"
 
     def beats(self, plain: Sequence[_Record]) -> bool:
-        """Whether this is a plan worth having in place of any of some plain sessions."""
+        """Return whether this plan is to be preferred to all of the plain sessions."""
         fastest_ms = min((r.fastest_ms for r in plain), default=math.inf)
-        as_long = [r for r in plain if len(r.medians_ms) >= len(self.medians_ms)]
-        usual_ms = min((r.usual_ms for r in as_long), default=math.inf)
-        return self.fastest_ms <= _MARGIN * fastest_ms and self.usual_ms <= usual_ms
+        comparable = [r for r in plain if len(r.medians_ms) >= len(self.medians_ms)]
+        typical_ms = min((r.typical_ms for r in comparable), default=math.inf)
+        return self.fastest_ms <= _MARGIN * fastest_ms and self.typical_ms <= typical_ms
 
 
-def decide(
-    contenders: Sequence[Candidate], slo_ms: float | None, monitor: InterferenceMonitor | None = None
+def compare(
+    candidates: Sequence[Candidate], slo_ms: float | None, monitor: InterferenceMonitor | None = None
 ) -> tuple[str, tuple[Trial, ...]]:
-    """Time all contenders and choose.
+    """Time all candidates and select one.
 
     Args:
-        contenders: Plain ones first: they win ties.
-        slo_ms: Among those that meet it in their best turn, the one with the least accelerator memory is chosen;
-            without it, or if none does, the fastest.
-        monitor: Tells whether the cores are quiet; if missing, all physical cores are watched.
+        candidates: Candidates, plain ones first: they win ties.
+        slo_ms: Select the candidate with the least accelerator memory among those whose best round meets this latency;
+            without it, or if none meets it, the fastest.
+        monitor: Detects interference; all physical cores are monitored if missing.
 
     Returns:
-        The winner's name, and all trials. A lone contender wins without being timed.
+        The name of the selected candidate, and the trials of all. A single candidate is selected without being timed.
     """
     monitor = monitor or CoreMonitor(physical_cores(), _PATIENCE_S)
-    records = [_Record(c) for c in contenders]
-    _race(records, monitor)
-    trials = tuple(Trial(r.contender.name, r.best_ms, r.contender.resident_mb, r.failure) for r in records)
+    records = [_Record(c) for c in candidates]
+    _run_rounds(records, monitor)
+    trials = tuple(Trial(r.candidate.name, r.best_ms, r.candidate.resident_mb, r.failure) for r in records)
     fitting = [r for r in records if slo_ms is not None and r.best_ms <= slo_ms]
-    least_mb = min((r.contender.resident_mb for r in fitting), default=0.0)
-    plain, plans = _parted([r for r in fitting if r.contender.resident_mb == least_mb] or records)
-    worthy = [r for r in plans if r.beats(plain)]
-    return min([*plain, *worthy], key=lambda r: r.best_ms).contender.name, trials
+    least_mb = min((r.candidate.resident_mb for r in fitting), default=0.0)
+    plain, plans = _split([r for r in fitting if r.candidate.resident_mb == least_mb] or records)
+    better = [r for r in plans if r.beats(plain)]
+    return min([*plain, *better], key=lambda r: r.best_ms).candidate.name, trials
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What a session settled for: a plain contender by name, or a plan."""
-
-    winner: str
-    plan: Plan | None
-    #: In words.
-    why: str
-
-
-class Memory:
-    """Decisions of earlier sessions, one small file each; one that cannot be read counts as not there."""
-
-    def __init__(self, *key: object) -> None:
-        name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
-        self._path = cache_folder() / "choices" / f"{name}.json"
-
-    def recall(self) -> Decision | None:
-        """What was decided, if anything was."""
-        content = read_cached(self._path)
-        if content is None:
-            return None
-        try:
-            plan = None if content["plan"] is None else Plan.from_json(content["plan"])
-            return Decision(str(content["winner"]), plan, str(content["why"]))
-        except (KeyError, PlanError):
-            return None
-
-    def keep(self, decision: Decision) -> None:
-        """Remember a decision."""
-        plan = decision.plan.to_json() if decision.plan else None
-        write_cached(self._path, {"winner": decision.winner, "plan": plan, "why": decision.why})
-
-
-def _race(records: Sequence[_Record], monitor: InterferenceMonitor) -> None:
-    """Turns for everyone, alternating, and further ones for who may still win, until that is clear."""
-    racing, ran_s = list(records), 0.0
-    with contextlib.ExitStack() as opened:
-        openers = {r: _kept_open(r.contender, opened) if r.contender.lasting else r.contender.open for r in records}
-        for done in range(_ROUNDS):
+def _run_rounds(records: Sequence[_Record], monitor: InterferenceMonitor) -> None:
+    """Time the candidates in rounds, without those that are eliminated, until the result is clear."""
+    remaining, ran_s = list(records), 0.0
+    with contextlib.ExitStack() as kept:
+        openers = {r: _open_once(r.candidate, kept) if r.candidate.kept_open else r.candidate.open for r in records}
+        for done in range(_MAX_ROUNDS):
             if done:
-                racing = _still_racing(racing, _CLOSE if done >= _LEAST_ROUNDS else _FAR)
-            spent = done >= _LEAST_ROUNDS and ran_s > _BUDGET_S
-            if len(racing) < 2 or spent or (done >= _ENOUGH_ROUNDS and _clear(racing)):
+                remaining = _eliminate(remaining, _THRESHOLD if done >= _MIN_ROUNDS else _FIRST_THRESHOLD)
+            spent = done >= _MIN_ROUNDS and ran_s > _BUDGET_S
+            if len(remaining) < 2 or spent or (done >= _CLEAR_ROUNDS and _is_clear(remaining)):
                 break
-            for record in racing:
+            for record in remaining:
                 try:
-                    times_ms, took_s = _timed(openers[record], monitor)
-                except Exception as error:  # noqa: BLE001 - whatever a contender raises, it has lost
+                    times_ms, took_s = _run_trial(openers[record], monitor)
+                except Exception as error:  # noqa: BLE001 - a candidate that raises anything is not selected
                     record.fail(error)
                     continue
                 record.add(times_ms)
                 ran_s += took_s
 
 
-def _still_racing(racing: Sequence[_Record], close: float) -> list[_Record]:
-    """Those close to the best, and plain sessions: the caller's own, the fastest in a run, and the usually fastest."""
-    running = [r for r in racing if r.fastest_ms < math.inf]
-    close_ms = close * min((r.fastest_ms for r in running), default=0.0)
-    plain = _parted(running)[0]
-    kept = [plain[0], min(plain, key=lambda r: r.fastest_ms), min(plain, key=lambda r: r.usual_ms)] if plain else []
-    return [r for r in running if r.fastest_ms <= close_ms or r in kept]
+def _eliminate(records: Sequence[_Record], threshold: float) -> list[_Record]:
+    """Keep candidates within the threshold, and plain ones: the caller's, the fastest in a run and in the median."""
+    timed = [r for r in records if r.fastest_ms < math.inf]
+    limit_ms = threshold * min((r.fastest_ms for r in timed), default=0.0)
+    plain = _split(timed)[0]
+    kept = [plain[0], min(plain, key=lambda r: r.fastest_ms), min(plain, key=lambda r: r.typical_ms)] if plain else []
+    return [r for r in timed if r.fastest_ms <= limit_ms or r in kept]
 
 
-def _clear(racing: Sequence[_Record]) -> bool:
-    """Whether plain sessions are ahead of the plans, or a plan far ahead of them."""
-    plain, plans = _parted(racing)
+def _is_clear(records: Sequence[_Record]) -> bool:
+    """Return whether a plain session leads, or a plan leads by far."""
+    plain, plans = _split(records)
     if not plain or not plans:
         return True
     plain_ms, plan = min(r.fastest_ms for r in plain), min(plans, key=lambda r: r.fastest_ms)
-    return plan.fastest_ms > plain_ms or (plan.fastest_ms <= _SURE * plain_ms and plan.beats(plain))
+    return plan.fastest_ms > plain_ms or (plan.fastest_ms <= _CLEAR_LEAD * plain_ms and plan.beats(plain))
 
 
-def _parted(records: Sequence[_Record]) -> tuple[list[_Record], list[_Record]]:
-    """Plain sessions and plans."""
-    return [r for r in records if r.contender.plain], [r for r in records if not r.contender.plain]
+def _split(records: Sequence[_Record]) -> tuple[list[_Record], list[_Record]]:
+    """Return the records of plain sessions and those of plans."""
+    return [r for r in records if r.candidate.plain], [r for r in records if not r.candidate.plain]
 
 
-def _kept_open(contender: Candidate, opened: contextlib.ExitStack) -> Opener:
-    """Opens a contender once, and takes it down in the end."""
+def _open_once(candidate: Candidate, kept: contextlib.ExitStack) -> Opener:
+    """Return an opener that opens the candidate at its first call, and leaves closing it to the stack."""
 
     @functools.cache
     def run() -> Callable[[], object]:
-        made, close = contender.open()
-        opened.callback(close)
-        return made
+        opened, close = candidate.open()
+        kept.callback(close)
+        return opened
 
     return lambda: (run(), lambda: None)
 
 
-def _timed(opener: Opener, monitor: InterferenceMonitor) -> tuple[list[float], float]:
-    """Return the latencies of one turn in ms, and how many seconds they took all together.
+def _run_trial(opener: Opener, monitor: InterferenceMonitor) -> tuple[list[float], float]:
+    """Return the latencies of a trial in ms, and its duration in seconds.
 
     Raises:
-        Exception: What the contender raises when it is opened or run.
+        Exception: Raised by the candidate when it is opened or run.
     """
     run, close = opener()
     try:
         run()
-        monitor.wait()  # only now: opening takes a while
+        monitor.wait()  # right before timing, since opening takes a while
         start = time.perf_counter()
         times: list[float] = []
-        run()  # to warm up
-        while len(times) < _LEAST_RUNS or time.perf_counter() < start + _WINDOW_S:
+        run()  # warm-up
+        while len(times) < _MIN_RUNS or time.perf_counter() < start + _TRIAL_S:
             before = time.perf_counter()
             run()
             times.append((time.perf_counter() - before) * 1e3)

@@ -1,0 +1,38 @@
+"""Session options as plain data, to make equal ones in another process.
+
+Options that Python cannot read back (registered libraries of operators, added initialisers) are not part of the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnxruntime as ort
+
+from chrion.runtime.options.session_options import readable_attributes, readable_entries
+
+Data = Mapping[str, Mapping[str, Any]]
+
+
+def options_to_data(options: ort.SessionOptions | None) -> Data | None:
+    """Return the readable options as data for JSON."""
+    if options is None:
+        return None
+    values = {name: getattr(options, name) for name in readable_attributes(options)}
+    plain = {name: v if isinstance(v, bool | int | float | str) else int(v) for name, v in values.items()}
+    return {"attributes": plain, "entries": dict(readable_entries(options))}
+
+
+def options_from_data(data: Data | None) -> ort.SessionOptions | None:
+    """Return session options made from :func:`options_to_data`."""
+    if data is None:
+        return None
+    options = ort.SessionOptions()
+    for name, value in data["attributes"].items():
+        kind = type(getattr(options, name))  # enumerations are stored as numbers
+        if getattr(options, name) != kind(value):
+            setattr(options, name, kind(value))
+    for key, value in data["entries"].items():
+        options.add_session_config_entry(key, value)
+    return options

@@ -1,0 +1,75 @@
+"""Configuration of a session: the model, and the arguments of HybridSession."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnxruntime as ort
+
+from chrion.cores import physical_cores
+from chrion.devices import CPU_PROVIDER
+from chrion.graph.model import Graph
+from chrion.runtime.execution.engine import PlainEngine
+from chrion.runtime.options.session_options import fingerprint
+from chrion.scheduler.plan import Plan
+
+
+@dataclass(frozen=True)
+class SessionConfig:
+    """Session configuration: what HybridSession was created with."""
+
+    #: The model's file or bytes, as InferenceSession takes them.
+    source: str | bytes
+    options: ort.SessionOptions | None
+    providers: Sequence[Any] | None
+    provider_options: Sequence[Mapping[Any, Any]] | None
+    plan: Plan | Callable[[Graph], Plan] | None
+    slo_ms: float | None
+    alpha: float | None
+    cores: int | None
+    #: Raise if the accelerator fails, instead of falling back to the CPU.
+    strict: bool = False
+    #: Limit of resident accelerator memory in MB, or None.
+    budget_mb: float | None = None
+    #: Further keyword arguments of InferenceSession.
+    rest: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def accelerator(self) -> tuple[str, Mapping[str, Any]] | None:
+        """First provider other than the CPU's, with its options; None without one."""
+        for at, provider in enumerate(self.providers or ()):
+            beside = self.provider_options[at] if self.provider_options else {}
+            name, options = provider if isinstance(provider, tuple) else (provider, beside)
+            if name != CPU_PROVIDER:
+                return name, options
+        return None
+
+    @property
+    def lanes(self) -> int | None:
+        """Maximum number of CPU lanes: ``cores``, or else the session options' number of threads; None for all cores."""
+        threads = self.options.intra_op_num_threads if self.options and self.cores is None else 0
+        return min(threads, len(physical_cores())) if threads > 0 else self.cores
+
+    def plain(self, reason: str) -> PlainEngine:
+        """Open the plain session that replaces a plan: the caller's, or under a memory budget, one on the CPU."""
+        return self.as_asked(reason) if self.budget_mb is None else self.on_cpu(reason)
+
+    def as_asked(self, reason: str) -> PlainEngine:
+        """Open the plain session the caller would have created; without providers, on the given plan's accelerator."""
+        providers = self.providers
+        if providers is None and isinstance(self.plan, Plan) and self.plan.accelerator not in {None, CPU_PROVIDER}:
+            providers = [self.plan.accelerator, CPU_PROVIDER]
+        return PlainEngine(self.source, self.options, providers, self.provider_options, reason, **self.rest)
+
+    def on_cpu(self, reason: str) -> PlainEngine:
+        """Open a plain session on the CPU, with the caller's options."""
+        return PlainEngine(self.source, self.options, [CPU_PROVIDER], None, reason, **self.rest)
+
+    @property
+    def goal(self) -> tuple[object, ...]:
+        """Everything of the configuration that the choice between plans and plain sessions depends on."""
+        name, options = self.accelerator or (None, {})
+        accelerator = name, tuple(sorted((str(key), str(value)) for key, value in options.items()))
+        return self.slo_ms, self.alpha, self.cores, self.budget_mb, accelerator, fingerprint(self.options)

@@ -1,0 +1,147 @@
+"""The tuning process: compares candidates for another process, at low priority.
+
+Timing and planning hold the GIL and the cores for seconds, so they do not take place in the process that serves. The
+protocol is one JSON object a line. The first line on stdin is a configuration, followed by the model's bytes if it has
+no file; each further line asks for the decision on one set of shapes, and is answered by a line on stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, BinaryIO
+
+import psutil
+
+from chrion.graph.external import tensors_of
+from chrion.graph.loader import load, read
+from chrion.graph.model import Graph
+from chrion.runtime.execution.engine import CannotCutError
+from chrion.runtime.options.transport import options_from_data, options_to_data
+from chrion.runtime.selection.admission import admit
+from chrion.runtime.selection.configuration import SessionConfig
+from chrion.runtime.selection.decisions import Decision, FileState, model_files
+from chrion.runtime.selection.selector import PLAIN, EngineSelector, why_plain
+
+#: How often the process checks that the process it works for still exists, in seconds.
+_CHECK_S = 1.0
+
+
+class Decider:
+    """Decisions for one model, for any number of shapes.
+
+    Args:
+        config: The session's configuration.
+    """
+
+    def __init__(self, config: SessionConfig) -> None:
+        self._config = config
+        self._selector = EngineSelector(config)
+        self._graph, self._reason = admit(config.source, config)
+        self._files = _files(config.source)
+
+    def decide(self, shapes: Mapping[str, Sequence[int]]) -> Decision:
+        """Compare the candidates.
+
+        Args:
+            shapes: Shapes of the inputs by name, for a model with free dimensions; empty for another.
+
+        Returns:
+            The decision; for a plain session with the reason, if the model cannot be cut.
+        """
+        if self._graph is None:
+            return Decision(PLAIN, None, self._reason, self._files)
+        try:
+            decision = self._selector.decide(self._with_shapes(self._graph, shapes))
+        except CannotCutError as reason:
+            return Decision(PLAIN, None, str(reason), self._files)
+        return Decision(decision.winner, decision.plan, decision.why, self._files)
+
+    def _with_shapes(self, graph: Graph, shapes: Mapping[str, Sequence[int]]) -> Graph:
+        if not shapes:
+            return graph
+        return load(graph.source, {name: tuple(shape) for name, shape in shapes.items()}, optimise=graph.optimised)
+
+
+def config_to_data(config: SessionConfig) -> bytes:
+    """Return the first lines of the protocol.
+
+    Raises:
+        TypeError: An argument of the session cannot be passed to another process.
+    """
+    source = config.source
+    header = {
+        "path": source if isinstance(source, str) else None,
+        "bytes": len(source) if isinstance(source, bytes) else 0,
+        "options": options_to_data(config.options),
+        "providers": config.providers,
+        "provider_options": config.provider_options,
+        "slo_ms": config.slo_ms,
+        "alpha": config.alpha,
+        "cores": config.cores,
+        "budget_mb": config.budget_mb,
+        "rest": dict(config.rest),
+    }
+    return json.dumps(header).encode() + b"\n" + (source if isinstance(source, bytes) else b"")
+
+
+def config_from_data(stream: BinaryIO) -> SessionConfig:
+    """Read the first lines of the protocol."""
+    header = json.loads(stream.readline())
+    providers = header["providers"] and [tuple(p) if isinstance(p, list) else p for p in header["providers"]]
+    return SessionConfig(
+        source=header["path"] or stream.read(header["bytes"]),
+        options=options_from_data(header["options"]),
+        providers=providers,
+        provider_options=header["provider_options"],
+        plan=None,
+        slo_ms=header["slo_ms"],
+        alpha=header["alpha"],
+        cores=header["cores"],
+        budget_mb=header["budget_mb"],
+        rest=header["rest"],
+    )
+
+
+def answers(stream: BinaryIO) -> Iterator[dict[str, Any]]:
+    """Answer requests until the stream ends; an answer holds a decision, or the reason why there is none."""
+    config = config_from_data(stream)
+    decider: Decider | None = None
+    for line in stream:
+        try:
+            decider = decider or Decider(config)
+            yield {"decision": decider.decide(json.loads(line)["shapes"]).to_json()}
+        except Exception as error:  # noqa: BLE001 - whatever fails, the model runs plain
+            yield {"failure": why_plain(error)}
+
+
+def main() -> None:
+    """Serve the process at the other end of stdin."""
+    psutil.Process().nice(19 if os.name == "posix" else psutil.IDLE_PRIORITY_CLASS)
+    threading.Thread(target=_exit_with, args=(os.getppid(),), daemon=True).start()
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # libraries may print
+    for answer in answers(sys.stdin.buffer):
+        print(json.dumps(answer), file=replies, flush=True)
+
+
+def _exit_with(parent: int) -> None:
+    """Exit when the process with this identifier has ended, which makes the system assign another parent."""
+    while os.getppid() == parent:
+        time.sleep(_CHECK_S)
+    os._exit(1)
+
+
+def _files(source: str | bytes) -> tuple[FileState, ...]:
+    if isinstance(source, bytes):
+        return ()
+    entries = (entry for tensor in tensors_of(read(source)[0]) for entry in tensor.external_data)
+    return model_files(source, [entry.value for entry in entries if entry.key == "location"])
+
+
+if __name__ == "__main__":
+    main()
