@@ -30,6 +30,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep measurements in a folder that goes away; tests share it, so that each signature is measured once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CHRION_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("CHRION_TUNE", "now")  # tests of tuning in the background ask for it
         yield
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import onnxruntime as ort
 
-from chrion.graph.model import Graph, ModelMetadata, TensorInfo
+from chrion.graph.model import ModelMetadata, TensorInfo
+from chrion.runtime.engines import Engines
 from chrion.runtime.requests import MissingInputError, check_call, check_kinds
 
 _MANY = "a request runs in several onnxruntime sessions"
@@ -68,31 +69,31 @@ class InferenceInterface:
     get_provider_options: Callable[[], Mapping[str, Mapping[str, str]]]
     get_session_options: Callable[[], ort.SessionOptions]
     close: Callable[[], None]
-    _plain_engine: Callable[..., Any]
-    #: The one session that takes any request; opened if need be.
-    _whole_session: Callable[[], ort.InferenceSession]
-    #: None for a model that runs plain whatever its shapes.
-    _graph: Graph | None
+    _engines: Engines
     #: The model's file, or its bytes.
     _source: str | bytes
 
     def get_inputs(self) -> list[NodeArg]:
-        """Name, type and shape of each input that a run must be given."""
-        return node_args(self._graph.declared_inputs) if self._graph else self._plain_engine().session.get_inputs()
+        """Return name, type and shape of each input that a run requires."""
+        described = self._engines.description
+        return node_args(described.inputs) if described else self._engines.plain().session.get_inputs()
 
     def get_outputs(self) -> list[NodeArg]:
-        """Name, type and shape of each output."""
-        return node_args(self._graph.declared_outputs) if self._graph else self._plain_engine().session.get_outputs()
+        """Return name, type and shape of each output."""
+        described = self._engines.description
+        return node_args(described.outputs) if described else self._engines.plain().session.get_outputs()
 
     def get_overridable_initializers(self) -> list[NodeArg]:
-        """Weights that a run may be given other values for; it then runs plain."""
-        if self._graph is None:
-            return list(self._plain_engine().session.get_overridable_initializers())
-        return node_args(self._graph.overridable)
+        """Return the weights that a request may replace; such a request runs plain."""
+        described = self._engines.description
+        if described is None:
+            return list(self._engines.plain().session.get_overridable_initializers())
+        return node_args(described.overridable)
 
     def get_modelmeta(self) -> ModelMetadata:
-        """The model's own description of itself."""
-        return self._graph.metadata if self._graph else self._plain_engine().session.get_modelmeta()
+        """Return the metadata of the model."""
+        described = self._engines.description
+        return described.metadata if described else self._engines.plain().session.get_modelmeta()
 
     def run_async(
         self,
@@ -158,14 +159,15 @@ class InferenceInterface:
 
     def _plain_session(self) -> ort.InferenceSession | None:
         """Return the one session that the model runs in, or None while it is cut."""
-        return getattr(self.__dict__.get("_engine"), "session", None)
+        engines = self.__dict__.get("_engines")
+        return engines and getattr(engines.current, "session", None)
 
     # Attributes of InferenceSession that other libraries read, though their names are private.
 
     @property
     def _sess(self) -> Any:
         """Session object of onnxruntime; while the model is cut, that of a plain session which is opened for it."""
-        return self._whole_session()._sess  # noqa: SLF001 - this is what is asked for
+        return self._engines.whole_session()._sess  # noqa: SLF001 - this is what is asked for
 
     @_sess.setter
     def _sess(self, value: None) -> None:
@@ -214,7 +216,7 @@ class InferenceInterface:
 
     def __getattr__(self, name: str) -> Any:
         if name in _OF_PLAIN:
-            return getattr(self._whole_session(), name)
+            return getattr(self._engines.whole_session(), name)
         reason = f": {NOT_OFFERED[name]}" if name in NOT_OFFERED else ""
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{reason}")
 

@@ -44,7 +44,7 @@ STEPS = {
     "recall the decision": "chrion.runtime.selection.selector.DecisionCache.recall",
     "plan": "chrion.runtime.selection.selector.alternatives",
     "synthesise inputs": "chrion.runtime.selection.selector.synthetic_inputs",
-    "tune": "chrion.runtime.selection.selector.decide",
+    "tune": "chrion.runtime.selection.selector.compare",
     "keep the decision": "chrion.runtime.selection.selector.DecisionCache.keep",
 }
 #: What only happens where a plan is opened.
@@ -104,7 +104,7 @@ def test_a_model_that_cannot_be_loaded_again_for_its_shapes_runs_plain(
     """Loading for the shapes of a request may fail although loading the model did not."""
     model = free_branches() if free else branches()
     with HybridSession(model) as session:
-        monkeypatch.setattr("chrion.runtime.session.load", raising(IndexError("unexpected")))
+        monkeypatch.setattr("chrion.runtime.engines.load", raising(IndexError("unexpected")))
         assert_equal(session.run(None, {"x": X}), run_plain(model, {"x": X}))
         assert ("IndexError: unexpected" in session.explain()) == free
 

@@ -241,7 +241,7 @@ def test_decisions_are_kept_for_the_options() -> None:
 
     def goal(given: ort.SessionOptions | None, device: str) -> tuple[object, ...]:
         accelerator = [("CUDAExecutionProvider", {"device_id": device})]
-        return EngineSelector(SessionConfig("", given, accelerator, None, None, None, None, None))._goal()
+        return SessionConfig("", given, accelerator, None, None, None, None, None).goal
 
     threads = options(lambda o: setattr(o, "intra_op_num_threads", 1))
     goals = [goal(None, "0"), goal(None, "1"), goal(options(), "0"), goal(threads, "0")]
@@ -253,11 +253,11 @@ def test_the_baseline_has_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a plan has to beat is the session that the caller would have had, and nothing else is tried."""
     seen: list[str] = []
 
-    def decide(contenders: list[Any], *_: Any) -> tuple[str, tuple[()]]:
+    def compare(contenders: list[Any], *_: Any) -> Comparison:
         seen.extend(c.name for c in contenders if c.plain)
-        return "plain", ()
+        return Comparison("plain", ())
 
-    monkeypatch.setattr(choosing, "decide", decide)
+    monkeypatch.setattr(choosing, "compare", compare)
     given = options(lambda o: setattr(o, "intra_op_num_threads", 2))
     with HybridSession(chain(), given, [CPU]) as session:
         assert seen == ["plain"]
@@ -307,9 +307,9 @@ def test_without_fallback_failures_are_raised() -> None:
     """``enable_fallback=0`` is ``strict=True``, and leaves the model cut."""
     with cut(chain(), enable_fallback=0) as session:
         assert session.plan is not None
-        assert session._config.strict
+        assert session._engines.config.strict
     with cut(chain(), enable_fallback=1) as session:
-        assert not session._config.strict
+        assert not session._engines.config.strict
 
 
 def test_arguments_that_onnxruntime_ignores_are_ignored(caplog: pytest.LogCaptureFixture) -> None:

@@ -272,10 +272,10 @@ def test_options_read_as_they_were_given(ours: HybridSession, theirs: ort.Infere
         [v.numpy() for v in ours.run_with_ort_values(["l"], {"x": memory})], run_plain(branches(), {"x": X}, ["l"])
     )
     ours.disable_fallback()
-    assert ours._config.strict
-    assert ours._selector._config.strict
+    assert ours._engines.config.strict
+    assert ours._engines._selector._config.strict
     ours.enable_fallback()
-    assert not ours._config.strict
+    assert not ours._engines.config.strict
 
 
 def test_a_terminated_run_raises_what_onnxruntime_raises(ours: HybridSession) -> None:

@@ -18,6 +18,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from chrion import Graph, HybridSession, Plan, load, partition, profile
 from chrion.errors import OptionError, PlanError, ProviderError
 from chrion.runtime.execution.segments import SegmentFactory
+from chrion.runtime.selection.guard import Comparison
 from chrion.scheduler import fixed_plan
 from chrion.zoo import RecurrentSpec, build_recurrent
 from helpers import (
@@ -404,15 +405,15 @@ def test_a_failure_names_its_operator_and_leaves_the_session_whole(lane: int) ->
 def test_one_plain_session_serves_all_shapes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where no plan wins, no shape opens a session of its own; their weights would add up."""
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
-    monkeypatch.setattr("chrion.runtime.selection.selector.decide", lambda candidates, _: (candidates[0].name, ()))
+    monkeypatch.setattr("chrion.runtime.selection.selector.compare", lambda candidates, _: Comparison(candidates[0].name, ()))
     model = branches()
     for info in (*model.graph.input, *model.graph.output):
         info.type.tensor_type.shape.dim[0].dim_param = "batch"
     with HybridSession(model) as session:
         for batch in (2, 1, 3, 2, 5):
             assert_same_as_plain(session, model, {"x": np.ones((batch, 4), np.float32)})
-        assert len(session._engines) == 4
-        assert len({id(engine.session) for engine in session._engines.values() if not session.plan}) == 1
+        assert len(session._engines._by_shape) == 4
+        assert len({id(engine.session) for engine in session._engines._by_shape.values() if not session.plan}) == 1
 
 
 def test_a_request_at_fault_raises_what_inference_session_raises() -> None:

@@ -11,8 +11,9 @@ import pytest
 from chrion import HybridSession, Plan, load
 from chrion.errors import OptionError
 from chrion.runtime.selection import selector as choosing
-from chrion.runtime.selection.guard import Candidate, Trial
+from chrion.runtime.selection.guard import Candidate
 from chrion.runtime.selection.selector import EngineSelector, SessionConfig
+from chrion.runtime.selection.guard import Comparison
 from chrion.scheduler import Prediction, fixed_plan
 from helpers import alternating_lanes, assert_same_as_plain, branches
 
@@ -40,14 +41,14 @@ def decided(monkeypatch: pytest.MonkeyPatch, budget_mb: float | None) -> list[st
     def made(*_: Any) -> list[Plan]:
         return [plan]
 
-    def decide(contenders: list[Candidate], *_: Any) -> tuple[str, tuple[Trial, ...]]:
-        timed.extend(c.name for c in contenders)
-        return contenders[0].name, ()
+    def compare(candidates: list[Candidate], *_: Any) -> Comparison:
+        timed.extend(c.name for c in candidates)
+        return Comparison(candidates[0].name, ())
 
     monkeypatch.setattr(EngineSelector, "_plans", made)
-    monkeypatch.setattr(choosing, "decide", decide)
+    monkeypatch.setattr(choosing, "compare", compare)
     selector = EngineSelector(config(budget_mb))
-    selector._decide(graph, selector._plain_makers(graph))
+    selector._compare(graph)
     return timed
 
 
@@ -72,7 +73,7 @@ def test_a_plain_session_in_place_of_a_plan_takes_nothing_of_a_budget() -> None:
 
 def test_decisions_of_different_budgets_are_remembered_apart() -> None:
     """The budget is part of the goal."""
-    goals = [EngineSelector(config(mb))._goal() for mb in (None, 500.0, 600.0)]
+    goals = [config(mb).goal for mb in (None, 500.0, 600.0)]
     assert len(set(goals)) == 3
 
 

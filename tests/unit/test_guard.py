@@ -38,7 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_the_fastest_wins(clock: list[float]) -> None:
     """Whoever it is."""
     rivals = [contender("plain", 5.0, clock), contender("plan", 3.0, clock, plain=False)]
-    winner, trials = compare(rivals, None, QuietCores())
+    winner, trials, _ = compare(rivals, None, QuietCores())
     assert winner == "plan"
     assert [round(t.median_ms, 6) for t in trials] == [5.0, 3.0]
 
@@ -73,7 +73,7 @@ def test_a_close_race_goes_on(clock: list[float]) -> None:
         Candidate("far", far, plain=False),  # type: ignore[arg-type]
         Candidate("behind", behind, plain=False),  # type: ignore[arg-type]
     ]
-    winner, trials = compare(rivals, None, QuietCores())
+    winner, trials, _ = compare(rivals, None, QuietCores())
     assert winner == "unlucky"
     assert [round(t.median_ms, 6) for t in trials] == [8.5, 7.0, 20.0, 10.5]
     assert (opened.count("far"), opened.count("behind")) == (1, 3)
@@ -87,7 +87,7 @@ def test_a_lucky_turn_is_not_enough(clock: list[float]) -> None:
         return contender("", next(luck, 9.0), clock).open()
 
     rivals = [contender("plain", 8.5, clock), Candidate("lucky", lucky, plain=False)]  # type: ignore[arg-type]
-    winner, trials = compare(rivals, None, QuietCores())
+    winner, trials, _ = compare(rivals, None, QuietCores())
     assert winner == "plain"
     assert [round(t.median_ms, 6) for t in trials] == [8.5, 5.0]
 
@@ -150,7 +150,7 @@ def test_one_that_fails_only_at_times_has_lost(clock: list[float]) -> None:
             raise RuntimeError("now")
 
     flaky = Candidate("flaky", lambda: (fails_at_times, lambda: None), plain=False)
-    winner, trials = compare([contender("plain", 5.0, clock), flaky], None, QuietCores())
+    winner, trials, _ = compare([contender("plain", 5.0, clock), flaky], None, QuietCores())
     assert (winner, trials[1].median_ms) == ("plain", float("inf"))
 
 
@@ -234,7 +234,7 @@ def test_a_contender_that_fails_has_lost(clock: list[float]) -> None:
         return broken, lambda: None
 
     rivals = [Candidate("a", broken), Candidate("b", breaks), contender("plain", 9.0, clock)]  # type: ignore[arg-type]
-    winner, trials = compare(rivals, None, QuietCores())
+    winner, trials, _ = compare(rivals, None, QuietCores())
     assert winner == "plain"
     assert [t.median_ms for t in trials[:2]] == [float("inf")] * 2
 

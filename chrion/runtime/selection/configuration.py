@@ -48,7 +48,7 @@ class SessionConfig:
 
     @property
     def lanes(self) -> int | None:
-        """Maximum number of CPU lanes: ``cores``, or else the session options' number of threads; None for all cores."""
+        """Most CPU lanes: ``cores``, or else the number of threads in the session options; None for all cores."""
         threads = self.options.intra_op_num_threads if self.options and self.cores is None else 0
         return min(threads, len(physical_cores())) if threads > 0 else self.cores
 

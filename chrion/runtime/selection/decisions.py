@@ -7,15 +7,20 @@ file or bytes, which costs a few system calls. The second finds it again without
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from chrion.errors import PlanError
 from chrion.files import cache_folder, read_cached, write_cached
 from chrion.scheduler.plan import Plan
+
+#: An uncertain decision is valid for this many seconds, and each further one in a row for four times as long.
+_FIRST_RETRY_S, _RETRY_GROWTH = 60.0, 4.0
 
 #: One file that a decision depends on: its absolute path, size in bytes and modification time in ns.
 FileState = tuple[str, int, int]
@@ -33,11 +38,26 @@ class Decision:
     why: str
     #: State of the model's files when the decision was made; empty for a model given as bytes.
     files: tuple[FileState, ...] = ()
+    #: Whether it rests on timings with interference, so that it is made again some time later.
+    uncertain: bool = False
+    #: How often an uncertain decision was made in a row, this one included.
+    attempts: int = 1
+
+    @property
+    def valid_s(self) -> float:
+        """Number of seconds for which the decision is valid."""
+        return _FIRST_RETRY_S * _RETRY_GROWTH ** (self.attempts - 1) if self.uncertain else math.inf
 
     def to_json(self) -> dict[str, Any]:
         """Return the decision as data for JSON."""
-        plan = self.plan.to_json() if self.plan else None
-        return {"winner": self.winner, "plan": plan, "why": self.why, "files": self.files}
+        return {
+            "winner": self.winner,
+            "plan": self.plan.to_json() if self.plan else None,
+            "why": self.why,
+            "files": self.files,
+            "uncertain": self.uncertain,
+            "attempts": self.attempts,
+        }
 
 
 def decision_from_json(content: Mapping[str, Any]) -> Decision:
@@ -49,7 +69,8 @@ def decision_from_json(content: Mapping[str, Any]) -> Decision:
     """
     plan = None if content["plan"] is None else Plan.from_json(content["plan"])
     files = tuple((str(path), int(size), int(changed)) for path, size, changed in content["files"])
-    return Decision(str(content["winner"]), plan, str(content["why"]), files)
+    attempts = int(content["attempts"])
+    return Decision(str(content["winner"]), plan, str(content["why"]), files, bool(content["uncertain"]), attempts)
 
 
 class DecisionCache:
@@ -64,25 +85,39 @@ class DecisionCache:
         self._path = cache_folder() / "choices" / f"{name}.json"
 
     def recall(self) -> Decision | None:
-        """Return the stored decision; None if there is none, it is damaged, or the model's files have changed."""
-        content = read_cached(self._path)
-        if content is None:
-            return None
-        try:
-            decision = decision_from_json(content)
-        except (KeyError, TypeError, ValueError, PlanError):
+        """Return the stored decision.
+
+        Returns:
+            None if there is none, it is damaged, it is no longer valid, or the model's files have changed since.
+        """
+        decision, age_s = self._stored()
+        if decision is None or not 0 <= age_s < decision.valid_s:
             return None
         return decision if all(file_state(path) == (path, *state) for path, *state in decision.files) else None
 
-    def keep(self, decision: Decision) -> None:
-        """Store a decision; a cache that cannot be written is left as it is."""
-        write_cached(self._path, decision.to_json())
+    def keep(self, decision: Decision) -> Decision:
+        """Store a decision, with the number of its attempts; a cache that cannot be written is left as it is."""
+        before, _ = self._stored()
+        if decision.uncertain and before and before.uncertain:
+            decision = replace(decision, attempts=before.attempts + 1)
+        write_cached(self._path, decision.to_json() | {"made_s": time.time()})
+        return decision
+
+    def _stored(self) -> tuple[Decision | None, float]:
+        """Return the decision in the file, valid or not, and its age in seconds."""
+        content = read_cached(self._path)
+        if content is None:
+            return None, 0.0
+        try:
+            return decision_from_json(content), time.time() - float(content["made_s"])
+        except (KeyError, TypeError, ValueError, OverflowError, PlanError):
+            return None, 0.0
 
 
 def file_state(path: str | Path) -> FileState | None:
     """Return a file's absolute path, size and modification time; None if it cannot be read."""
     try:
-        found = os.stat(path)
+        found = Path(path).stat()
     except OSError:
         return None
     return os.path.abspath(path), found.st_size, found.st_mtime_ns  # noqa: PTH100 - links stay as they are

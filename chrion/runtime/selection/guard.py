@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from chrion.cores import physical_cores
 from chrion.graph.loader import first_line
@@ -65,11 +66,24 @@ class Trial:
     failure: str = ""
 
 
+class Comparison(NamedTuple):
+    """Result of a comparison."""
+
+    #: Name of the selected candidate.
+    winner: str
+    #: Results of all candidates.
+    trials: tuple[Trial, ...]
+    #: Whether most trials began while other processes used the cores, so that the result is uncertain.
+    interference: bool = False
+
+
 class _Record:
     """Measurements of a candidate."""
 
     def __init__(self, candidate: Candidate) -> None:
         self.candidate = candidate
+        #: Number of rounds that began without interference.
+        self.quiet = 0
         #: Median latency of each round.
         self.medians_ms: list[float] = []
         #: Latency of the fastest run; interference can only add to it.
@@ -106,7 +120,7 @@ class _Record:
 
 def compare(
     candidates: Sequence[Candidate], slo_ms: float | None, monitor: InterferenceMonitor | None = None
-) -> tuple[str, tuple[Trial, ...]]:
+) -> Comparison:
     """Time all candidates and select one.
 
     Args:
@@ -116,7 +130,7 @@ def compare(
         monitor: Detects interference; all physical cores are monitored if missing.
 
     Returns:
-        The name of the selected candidate, and the trials of all. A single candidate is selected without being timed.
+        The result. A single candidate is selected without being timed.
     """
     monitor = monitor or CoreMonitor(physical_cores(), _PATIENCE_S)
     records = [_Record(c) for c in candidates]
@@ -126,7 +140,8 @@ def compare(
     least_mb = min((r.candidate.resident_mb for r in fitting), default=0.0)
     plain, plans = _split([r for r in fitting if r.candidate.resident_mb == least_mb] or records)
     better = [r for r in plans if r.beats(plain)]
-    return min([*plain, *better], key=lambda r: r.best_ms).candidate.name, trials
+    winner = min([*plain, *better], key=lambda r: r.best_ms).candidate.name
+    return Comparison(winner, trials, 2 * sum(r.quiet for r in records) < sum(len(r.medians_ms) for r in records))
 
 
 def _run_rounds(records: Sequence[_Record], monitor: InterferenceMonitor) -> None:
@@ -142,11 +157,12 @@ def _run_rounds(records: Sequence[_Record], monitor: InterferenceMonitor) -> Non
                 break
             for record in remaining:
                 try:
-                    times_ms, took_s = _run_trial(openers[record], monitor)
+                    times_ms, took_s, quiet = _run_trial(openers[record], monitor)
                 except Exception as error:  # noqa: BLE001 - a candidate that raises anything is not selected
                     record.fail(error)
                     continue
                 record.add(times_ms)
+                record.quiet += quiet
                 ran_s += took_s
 
 
@@ -185,8 +201,8 @@ def _open_once(candidate: Candidate, kept: contextlib.ExitStack) -> Opener:
     return lambda: (run(), lambda: None)
 
 
-def _run_trial(opener: Opener, monitor: InterferenceMonitor) -> tuple[list[float], float]:
-    """Return the latencies of a trial in ms, and its duration in seconds.
+def _run_trial(opener: Opener, monitor: InterferenceMonitor) -> tuple[list[float], float, bool]:
+    """Return the latencies of a trial in ms, its duration in seconds, and whether it began without interference.
 
     Raises:
         Exception: Raised by the candidate when it is opened or run.
@@ -194,7 +210,7 @@ def _run_trial(opener: Opener, monitor: InterferenceMonitor) -> tuple[list[float
     run, close = opener()
     try:
         run()
-        monitor.wait()  # right before timing, since opening takes a while
+        quiet = monitor.wait()  # right before timing, since opening takes a while
         start = time.perf_counter()
         times: list[float] = []
         run()  # warm-up
@@ -202,6 +218,6 @@ def _run_trial(opener: Opener, monitor: InterferenceMonitor) -> tuple[list[float
             before = time.perf_counter()
             run()
             times.append((time.perf_counter() - before) * 1e3)
-        return times, time.perf_counter() - start
+        return times, time.perf_counter() - start, quiet
     finally:
         close()

@@ -238,10 +238,14 @@ class EngineSelector:
         budget_mb = self._config.budget_mb
         candidates = self._candidates(graph, plans, reference.resident_mb if reference else 0.0)
         fitting = [c for c in candidates if budget_mb is None or c.resident_mb <= budget_mb]
-        winner, trials = compare(fitting, self._config.slo_ms)
+        winner, trials, interference = compare(fitting, self._config.slo_ms)
         why = _evidence(trials) if plans else "the plan runs the whole model as one segment"
+        if interference and plans:
+            why += ", while other processes used the cores"
+            if winner not in plans:
+                winner = fitting[0].name  # another number of threads would be selected by chance
         log.info("model %s: selected %s (%s)", graph.name, winner, why)
-        return Decision(winner, plans.get(winner), why)
+        return Decision(winner, plans.get(winner), why, uncertain=interference and bool(plans))
 
     def _plans(self, graph: Graph) -> list[Plan]:
         config = self._config

@@ -6,6 +6,8 @@ A thread of the session looks for a cached decision on the model's file, or else
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import json
 import logging
 import os
@@ -28,9 +30,13 @@ from chrion.runtime.selection.worker import Decider, config_to_data
 log = logging.getLogger(__name__)
 
 #: Shapes of the inputs by name, for a model with free dimensions; empty for another.
-Shapes = Mapping[str, tuple[int, ...]]
+NamedShapes = Mapping[str, tuple[int, ...]]
 #: Opens the engine of a decision and gives it to the session.
-Install = Callable[[Shapes, Decision], None]
+Install = Callable[[NamedShapes, Decision], None]
+
+#: Reasons for which a model runs plain.
+NOT_TUNED = "tuning has not finished"
+_NOT_CACHED = "tuning is switched off, and no decision is cached"
 
 #: Tuning begins this many seconds after it is asked for, so that it does not slow down the first requests.
 _DELAY_S = 0.3
@@ -45,24 +51,36 @@ class Tuner:
         config: The session's configuration.
         selector: The session's selector, for cached decisions; also makes decisions, where no process can be started.
         install: Called in the thread with each decision.
+        cached_only: Use cached decisions only, or else a plain session.
     """
 
-    def __init__(self, config: SessionConfig, selector: EngineSelector, install: Install) -> None:
+    def __init__(
+        self, config: SessionConfig, selector: EngineSelector, install: Install, *, cached_only: bool = False
+    ) -> None:
         self._config = config
+        self._delay_s = 0.0 if cached_only else _DELAY_S
+        self._cached_only = cached_only
         self._selector = selector
         self._install = install
-        self._queue: deque[Shapes] = deque()
+        self._queue: deque[NamedShapes] = deque()
+        #: Shapes with an uncertain decision: when to decide again, in ``time.monotonic()``; a number that breaks ties.
+        self._later: list[tuple[float, int, NamedShapes]] = []
+        self._ties = itertools.count()
         self._state = threading.Condition()
         self._thread: threading.Thread | None = None
+        #: Whether a decision that was asked for is not made yet.
+        self._pending = False
         self._worker: _Worker | None = None
         self._closed = threading.Event()
 
-    def submit(self, shapes: Shapes) -> None:
+    def submit(self, shapes: NamedShapes) -> None:
         """Ask for a decision; return at once."""
         with self._state:
             if self._closed.is_set():
                 return
             self._queue.append(shapes)
+            self._pending = True
+            self._state.notify_all()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="chrion-tuner", daemon=True)
                 self._thread.start()
@@ -70,10 +88,10 @@ class Tuner:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until all decisions asked for are made; return false if the time is over before."""
         with self._state:
-            return self._state.wait_for(lambda: self._thread is None or self._closed.is_set(), timeout_s)
+            return self._state.wait_for(lambda: not self._pending or self._closed.is_set(), timeout_s)
 
     def close(self, until: float | None = None) -> None:
-        """Stop. May be called from any thread, and twice.
+        """Stop. May be called from any thread, and more than once.
 
         Args:
             until: Wait for the thread to end until this value of ``time.monotonic()``; do not wait if missing.
@@ -82,6 +100,8 @@ class Tuner:
         worker, thread = self._worker, self._thread
         if worker:
             worker.kill()
+        with self._state:
+            self._state.notify_all()
         if until is not None and thread and thread is not threading.current_thread():
             thread.join(max(0.0, until - time.monotonic()))
 
@@ -92,33 +112,53 @@ class Tuner:
         self._state = threading.Condition()
 
     def _work(self) -> None:
-        self._closed.wait(_DELAY_S)
-        while True:
-            with self._state:
-                if self._closed.is_set() or not self._queue:
-                    self._thread = None
-                    self._state.notify_all()
-                    worker, self._worker = self._worker, None
-                    break
-                shapes = self._queue.popleft()
+        self._closed.wait(self._delay_s)
+        while (shapes := self._take()) is not None:
             try:
-                self._install(shapes, self._decision(shapes))
+                decision = self._decision(shapes)
+                self._install(shapes, decision)
             except Exception as error:  # noqa: BLE001 - the session goes on serving
                 if not self._closed.is_set():
                     log.warning("tuning failed: %s", why_plain(error))
+                continue
+            if decision.uncertain and not self._cached_only:
+                heapq.heappush(self._later, (time.monotonic() + decision.valid_s, next(self._ties), shapes))
+
+    def _take(self) -> NamedShapes | None:
+        """Return the next shapes to decide on, when it is time; None to end the thread."""
+        with self._state:
+            while not self._closed.is_set():
+                if self._queue:
+                    return self._queue.popleft()
+                if self._later and self._later[0][0] <= time.monotonic():
+                    return heapq.heappop(self._later)[-1]
+                self._pending = False
+                self._state.notify_all()
+                self._stop_worker()
+                if not self._later:
+                    break
+                self._state.wait(self._later[0][0] - time.monotonic())
+            self._stop_worker()
+            self._thread = None
+            self._state.notify_all()
+            return None
+
+    def _stop_worker(self) -> None:
+        worker, self._worker = self._worker, None
         if worker:
             worker.kill()
 
-    def _decision(self, shapes: Shapes) -> Decision:
+    def _decision(self, shapes: NamedShapes) -> Decision:
         cache = self._selector.cache("source", model_identity(self._config.source), sorted(shapes.items()))
         decision = cache.recall()
         if decision is not None:
             return decision
+        if self._cached_only:
+            return Decision(PLAIN, None, _NOT_CACHED)
         with self._exclusive():
             decision = cache.recall()  # another process may have made it meanwhile
             if decision is None:
-                decision = self._ask(shapes)
-                cache.keep(decision)
+                decision = cache.keep(self._ask(shapes))
         return decision
 
     @contextmanager
@@ -145,7 +185,7 @@ class Tuner:
         finally:
             lock.release()
 
-    def _ask(self, shapes: Shapes) -> Decision:
+    def _ask(self, shapes: NamedShapes) -> Decision:
         """Have the decision made by the tuning process; in this one if none can be started, or knows the model.
 
         Raises:
@@ -185,7 +225,7 @@ class _Worker:
             raise OSError("there is no Python interpreter to start")
         header = config_to_data(config)
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        self._process = subprocess.Popen(  # noqa: S603 - this interpreter, a module of this package
+        self._process = subprocess.Popen(
             [sys.executable, "-c", "from chrion.runtime.selection.worker import main; main()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -194,7 +234,7 @@ class _Worker:
         )
         self._send(header)
 
-    def ask(self, shapes: Shapes) -> dict[str, Any]:
+    def ask(self, shapes: NamedShapes) -> dict[str, Any]:
         """Return the answer for one set of shapes.
 
         Raises:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, BinaryIO
 
 import psutil
@@ -29,6 +30,8 @@ from chrion.runtime.selection.selector import PLAIN, EngineSelector, why_plain
 
 #: How often the process checks that the process it works for still exists, in seconds.
 _CHECK_S = 1.0
+#: Niceness of POSIX: cores that are idle are used fully, busy ones by a tenth. Or a priority class of Windows.
+_LOW_PRIORITY = getattr(psutil, "BELOW_NORMAL_PRIORITY_CLASS", 10)
 
 
 class Decider:
@@ -59,7 +62,7 @@ class Decider:
             decision = self._selector.decide(self._with_shapes(self._graph, shapes))
         except CannotCutError as reason:
             return Decision(PLAIN, None, str(reason), self._files)
-        return Decision(decision.winner, decision.plan, decision.why, self._files)
+        return replace(decision, files=self._files)
 
     def _with_shapes(self, graph: Graph, shapes: Mapping[str, Sequence[int]]) -> Graph:
         if not shapes:
@@ -121,7 +124,7 @@ def answers(stream: BinaryIO) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Serve the process at the other end of stdin."""
-    psutil.Process().nice(19 if os.name == "posix" else psutil.IDLE_PRIORITY_CLASS)
+    psutil.Process().nice(_LOW_PRIORITY)
     threading.Thread(target=_exit_with, args=(os.getppid(),), daemon=True).start()
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # libraries may print

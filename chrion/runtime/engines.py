@@ -1,0 +1,484 @@
+"""The engines of a session: one for each set of input shapes, created, replaced when they fail, and closed.
+
+A session tunes in one of three ways. ``now``: an engine is selected before the first request of its shapes is served.
+``background``: a plain session serves until tuning, in another process, has selected an engine, which is swapped in
+between two requests. ``never``: nothing is timed; cached decisions are used.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import onnx
+import onnxruntime as ort
+
+from chrion.allocator import trim
+from chrion.devices import usable_provider
+from chrion.errors import OptionError
+from chrion.graph.loader import first_line, load, original_name, read
+from chrion.graph.model import Graph, ModelMetadata, TensorInfo
+from chrion.runtime.execution.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
+from chrion.runtime.execution.executor import AcceleratorFailure
+from chrion.runtime.options.session_options import hidden_reason, optimises, run_reason, session_reason
+from chrion.runtime.requests import check_feed, shape_of
+from chrion.runtime.selection.admission import admit
+from chrion.runtime.selection.configuration import SessionConfig
+from chrion.runtime.selection.decisions import Decision
+from chrion.runtime.selection.selector import PLAIN, EngineSelector, why_plain
+from chrion.runtime.selection.shapes import ShapeCounter
+from chrion.runtime.selection.tuning import NOT_TUNED, NamedShapes, Tuner
+from chrion.scheduler.plan import Plan
+
+log = logging.getLogger(__name__)
+
+#: Most shapes with a plan in use at once, and most shapes known at once; the least recently used are evicted.
+_MAX_PLANS, _MAX_SHAPES = 8, 256
+_CLOSED = "this session is closed"
+_FORKED = (
+    "this session was made before the process was forked, and its lanes are not in the child: make one there, or start "
+    "processes with multiprocessing's 'spawn' or 'forkserver'"
+)
+
+TUNING_MODES = ("background", "now", "never")
+#: Names the way to tune for sessions created without the argument ``tune``.
+TUNE_VARIABLE = "CHRION_TUNE"
+
+Shapes = tuple[tuple[int, ...], ...]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """Interface of a model."""
+
+    inputs: Sequence[TensorInfo]
+    outputs: Sequence[TensorInfo]
+    #: Weights that a request may replace.
+    overridable: Sequence[TensorInfo]
+    metadata: ModelMetadata
+
+
+class Engines:
+    """The engines of one session.
+
+    Args:
+        model: The model as the caller gave it.
+        config: The session's configuration.
+        strict: Raise errors of plans and segments instead of falling back to a plain session.
+        tune: One of ``TUNING_MODES``.
+
+    Attributes:
+        current: The engine of the last request's shapes.
+        refusal: Why no request is served any more; empty while requests are served.
+        by_shapes: Whether each set of input shapes has an engine of its own.
+    """
+
+    def __init__(
+        self, model: str | Path | bytes | onnx.ModelProto | Graph, config: SessionConfig, *, strict: bool, tune: str
+    ) -> None:
+        self._config = config
+        self._strict = strict
+        self._selector = EngineSelector(config)
+        self._lock = threading.RLock()
+        self.refusal = ""
+        self.by_shapes = False
+        self._by_shape: OrderedDict[Shapes, Engine] = OrderedDict()
+        self._plain: PlainEngine | None = None
+        #: Whether callers may hold onnxruntime's object of the plain session.
+        self._lent = False
+        self._counter = ShapeCounter()
+        self._tuner: Tuner | None = None
+        #: The loaded model; None if the model runs plain whatever its shapes, for the reason, or is not loaded here.
+        self._graph: Graph | None = None
+        self._reason = ""
+        self._description: Description | None = None
+        self._inputs: Sequence[TensorInfo] = ()
+        self._overridable: frozenset[str] = frozenset()
+        # A given plan needs no tuning, and a graph is loaded already.
+        self._tune = "now" if config.plan is not None or isinstance(model, Graph) else tune
+        if self._tune == "now":
+            self._graph, self._reason = admit(model, config)
+        self.current = self._first()
+
+    @property
+    def config(self) -> SessionConfig:
+        """Configuration in use."""
+        return self._config
+
+    @property
+    def description(self) -> Description | None:
+        """Interface of the model; None if the plain session is open, which has it as well."""
+        return self._description if self._graph or isinstance(self.current, CutEngine) else None
+
+    def for_feed(self, feed: Mapping[str, Any]) -> Engine:
+        """Return the engine for a request's shapes.
+
+        A request that brings weights of its own runs plain: every other engine holds them as constants.
+
+        Raises:
+            RuntimeError: The session is closed, or its process was forked.
+            Exception: The request does not fit the model, as InferenceSession raises it.
+        """
+        if self.refusal:
+            raise RuntimeError(self.refusal)
+        if self._overridable and not self._overridable.isdisjoint(feed):
+            return self.plain("weights were given")
+        engine = self.current
+        if not self.by_shapes or (engine.fast_path and engine.fast_path.matches(feed)):
+            return engine
+        if self._tune == "now":
+            return self._tuned_now(feed)
+        try:
+            shapes = tuple(shape_of(feed[info.name]) for info in self._inputs)
+        except (KeyError, AttributeError, TypeError, ValueError, RuntimeError):  # onnxruntime raises its own error
+            return self.plain()
+        with self._lock:
+            engine = self._by_shape.get(shapes) or self._put(shapes, self.plain(NOT_TUNED))
+            if not isinstance(engine, CutEngine) and self._tuner and self._counter.count(shapes):
+                self._tuner.submit({info.name: shape for info, shape in zip(self._inputs, shapes, strict=True)})
+            self._by_shape.move_to_end(shapes)
+            self.current = engine
+            return engine
+
+    def serve(self, feed: Mapping[str, Any], run: Callable[[Engine], T], run_options: ort.RunOptions | None) -> T:
+        """Serve a request; if its engine fails and ``strict`` is false, once more by a fallback.
+
+        Args:
+            feed: Inputs by name.
+            run: Runs the request on an engine.
+            run_options: The request's options.
+        """
+        engine = self.for_feed(feed)
+        if isinstance(engine, CutEngine) and (reason := run_reason(run_options, accelerated=engine.accelerated)):
+            engine = self.plain(reason)
+        try:
+            return run(engine)
+        except AcceleratorFailure as failure:
+            if self._config.strict:
+                raise failure.reason from failure.__cause__
+            error = failure.reason
+        except Exception as failure:
+            if isinstance(engine, CutEngine):
+                if self._strict or self.refusal or not _of_segment(failure, run_options):
+                    raise
+                return self.serve_plain(engine, run, failure)
+            if self._config.strict or not engine.accelerated:
+                raise
+            error = failure
+        return self._serve_on_cpu(feed, run, error)
+
+    def serve_plain(self, engine: CutEngine, run: Callable[[Engine], T], error: Exception) -> T:
+        """Serve a request by the plain session after a segment failed; if that works, later requests as well.
+
+        Raises:
+            Exception: Raised by InferenceSession for the request, or ``error`` if the session is strict.
+        """
+        if self._strict or self.refusal:
+            raise error
+        plain = self.plain(f"a segment failed: {first_line(error)}")
+        result = run(plain)
+        log.warning("the model runs plain from now on: %s", plain.reason)
+        with self._lock:
+            self._replace(engine, plain)
+        return result
+
+    def plain(self, reason: str = "") -> PlainEngine:
+        """Return the plain session, which serves whatever has no engine of its own; opened once for all reasons."""
+        with self._lock:
+            if self._plain is None:
+                self._plain = self._selector.plain(reason)
+            return self._plain.because(reason) if reason else self._plain
+
+    def whole_session(self) -> ort.InferenceSession:
+        """Return a plain session for what only a single onnxruntime session does; opened if none is.
+
+        Raises:
+            RuntimeError: The session is closed, or its process was forked.
+        """
+        if self.refusal:
+            raise RuntimeError(self.refusal)
+        with self._lock:
+            self._lent = True
+            engine = self.current
+            if isinstance(engine, PlainEngine) and not self.by_shapes and self._tuner is None:
+                return engine.session
+            return self.plain().session
+
+    def has_whole_session(self) -> bool:
+        """Return whether that session is open."""
+        closed = self._plain is None and (isinstance(self.current, CutEngine) or self.by_shapes)
+        return not closed or bool(self.refusal)
+
+    def set_strict(self, *, strict: bool) -> None:
+        """Set whether failures of the accelerator are raised."""
+        self._config = self._selector.set_strict(strict=strict)
+
+    def set_providers(self, providers: Sequence[Any] | None, options: Sequence[Mapping[Any, Any]] | None) -> None:
+        """Use other providers: select engines again, unless a plan was given.
+
+        Raises:
+            RuntimeError: The session is closed, or its process was forked.
+            Exception: Raised by InferenceSession for such providers.
+        """
+        with self._lock:
+            if self.refusal:
+                raise RuntimeError(self.refusal)
+            before = self._config, self._selector, self._plain, self._by_shape, self._tuner
+            self._config = replace(self._config, providers=providers, provider_options=options)
+            self._selector, self._plain, self._by_shape = EngineSelector(self._config), None, OrderedDict()
+            self._tuner = None
+            try:
+                self.current = self._first()
+            except BaseException:
+                self._config, self._selector, self._plain, self._by_shape, self._tuner = before
+                raise
+            if before[-1]:
+                before[-1].close()
+
+    def wait_until_tuned(self, timeout_s: float | None = None) -> bool:
+        """Wait until all tuning that was asked for is done; return false if the time is over before."""
+        return self._tuner is None or self._tuner.wait(timeout_s)
+
+    def stop_tuning(self) -> None:
+        """Stop the tuning process, if there is one; engines stay as they are."""
+        if self._tuner:
+            self._tuner.close()
+
+    def close(self) -> None:
+        """Serve the requests in flight, and no others. May be called twice."""
+        if self.refusal:
+            return
+        with self._lock:
+            self.refusal = _CLOSED
+            engines = [self.current, *self._by_shape.values()]
+            self._by_shape.clear()
+            if self._graph is not None:  # it describes the model from now on
+                self._plain = None
+            self._selector.forget()
+        self.stop_tuning()
+        for engine in engines:
+            engine.close()
+
+    def close_at_exit(self, until: float) -> None:
+        """Close, but wait for requests in flight no longer than ``until``, a time of ``time.monotonic()``."""
+        if self._tuner:
+            self._tuner.close(until)
+        if not self.refusal:
+            self.refusal = _CLOSED
+            for engine in (self.current, *tuple(self._by_shape.values())):
+                engine.close(until)
+
+    def refuse_in_child(self) -> None:
+        """Refuse requests in a forked child, where the lanes are missing; a plain session is left to onnxruntime."""
+        self._lock = threading.RLock()
+        if self._tuner:
+            self._tuner.after_fork()
+        if any(isinstance(engine, CutEngine) for engine in (self.current, *self._by_shape.values())):
+            self.refusal = _FORKED
+
+    # Tuning now.
+
+    def _first(self) -> Engine:
+        """Return the engine for requests until their shapes are known, or for all if the model has fixed ones."""
+        if self._tune != "now":
+            return self._start_plain()
+        if self._graph is None:  # if InferenceSession refuses the model as well, its own error is raised
+            return self.plain(self._reason)
+        graph = self._graph
+        self._describe(graph.declared_inputs, graph.declared_outputs, graph.overridable, graph.metadata)
+        try:
+            require_tensors(self._graph)
+        except CannotCutError as reason:
+            return self.plain(str(reason))
+        self.by_shapes = self._graph.declared_free
+        if self._graph.free_dimensions:
+            return self.plain("no request has come yet to fix the free dimensions")
+        engine = self._selector.engine(self._graph)
+        self._by_shape[tuple(_fixed(i) for i in self._graph.inputs)] = engine
+        return engine
+
+    def _tuned_now(self, feed: Mapping[str, Any]) -> Engine:
+        """Return the engine for a request's shapes, tuned first if they are new."""
+        graph = self._graph
+        if graph is None:
+            return self.current
+        check_feed(graph.declared_inputs, feed)
+        shapes = tuple(shape_of(feed[i.name]) for i in graph.inputs)
+        with self._lock:
+            if shapes not in self._by_shape:
+                self._put(shapes, self._select(graph, shapes))
+                self._drop_plain()
+            self._by_shape.move_to_end(shapes)
+            self.current = self._by_shape[shapes]
+            return self.current
+
+    def _select(self, graph: Graph, shapes: Shapes) -> Engine:
+        if isinstance(self._config.plan, Plan):
+            return self.plain("the plan is for other shapes")
+        given = {i.name: shape for i, shape in zip(graph.inputs, shapes, strict=True)}
+        try:
+            fixed = load(graph.source, given, optimise=graph.optimised)
+        except Exception as error:  # noqa: BLE001 - whatever keeps the model from being cut, it runs plain
+            return self.plain(why_plain(error))
+        return self._selector.engine(fixed)
+
+    # Tuning in the background.
+
+    def _start_plain(self) -> Engine:
+        """Return a plain session, and ask for tuning if the model may be cut."""
+        config = self._config
+        if config.strict and config.accelerator:
+            usable_provider(config.accelerator[0])
+        reason = session_reason(config.options, config.rest)
+        try:
+            engine = self.plain(reason or NOT_TUNED)
+        except Exception:
+            read(config.source)  # raises if the model names files outside of its folder
+            raise
+        session = engine.session
+        self._describe(
+            _infos(session.get_inputs()),
+            _infos(session.get_outputs()),
+            _infos(session.get_overridable_initializers()),
+            _metadata(session.get_modelmeta()),
+        )
+        if not reason and all(info.type.startswith("tensor(") for info in self._inputs):
+            self.by_shapes = any(info.free for info in self._inputs)
+            self._tuner = Tuner(config, self._selector, self._install, cached_only=self._tune == "never")
+            if not self.by_shapes:
+                self._tuner.submit({})
+        return engine
+
+    def _install(self, named: NamedShapes, decision: Decision) -> None:
+        """Use the engine of a decision from the next request on. Called by the tuner's thread."""
+        try:
+            engine = self._open(named, decision)
+        except Exception as error:  # noqa: BLE001 - the plain session goes on serving
+            log.warning("the model runs plain: %s", why_plain(error))
+            engine = self.plain(why_plain(error))
+        shapes = tuple(named[info.name] for info in self._inputs) if named else ()
+        with self._lock:
+            if self.refusal:
+                engine.close()
+                return
+            before = self._by_shape.get(shapes)
+            swapped = before is None or before is self.current
+            engine = self._put(shapes, engine)
+            if swapped or not self.by_shapes:
+                self.current = engine
+            if not self.by_shapes:
+                self._drop_plain()
+        del before
+        trim()
+
+    def _open(self, named: NamedShapes, decision: Decision) -> Engine:
+        if decision.plan is None:
+            return self.plain(decision.why) if decision.winner == PLAIN else self._selector.open_plain(decision)
+        config = self._config
+        graph = load(config.source, named, optimise=optimises(config.options))
+        if config.options is not None:
+            weights = {original_name(weight) for weight in graph.weight_names}
+            if reason := hidden_reason(config.options, read(config.source)[0], weights, config.accelerator):
+                return self.plain(reason)
+        return self._selector.open(graph, decision)
+
+    # Both.
+
+    def _describe(
+        self,
+        inputs: Sequence[TensorInfo],
+        outputs: Sequence[TensorInfo],
+        overridable: Sequence[TensorInfo],
+        metadata: ModelMetadata,
+    ) -> None:
+        self._inputs = inputs
+        self._overridable = frozenset(weight.name for weight in overridable)
+        self._description = Description(inputs, outputs, overridable, metadata)
+
+    def _put(self, shapes: Shapes, engine: Engine) -> Engine:
+        """Keep an engine for some shapes, and evict the least recently used; return it as kept."""
+        if isinstance(engine, PlainEngine) and self.by_shapes:
+            infos = zip(self._inputs, shapes, strict=True)
+            engine = engine.for_shapes([replace(info, shape=shape) for info, shape in infos])
+        self._by_shape[shapes] = engine
+        plans = [known for known, kept in self._by_shape.items() if isinstance(kept, CutEngine)]
+        if len(plans) > _MAX_PLANS:
+            del self._by_shape[plans[0]]  # its lanes stop once no request uses it any more
+        if len(self._by_shape) > _MAX_SHAPES:
+            self._by_shape.popitem(last=False)
+        return engine
+
+    def _drop_plain(self) -> None:
+        """Drop the plain session if no shape uses it: it holds all weights."""
+        if not self._lent and all(isinstance(engine, CutEngine) for engine in self._by_shape.values()):
+            self._plain = None
+            self._selector.forget()
+
+    def _replace(self, engine: Engine, other: Engine) -> None:
+        for shapes in [shapes for shapes, known in self._by_shape.items() if known is engine]:
+            self._by_shape[shapes] = other
+        if self.current is engine:
+            self.current = other
+
+    def _serve_on_cpu(self, feed: Mapping[str, Any], run: Callable[[Engine], T], error: Exception) -> T:
+        """Serve a request on the CPU, and stop using the accelerator.
+
+        Raises:
+            Exception: ``error``, if the CPU cannot serve it either: the request is at fault, not the accelerator.
+        """
+        try:
+            result = run(self._config.on_cpu(str(error)))
+        except Exception:  # noqa: BLE001 - the error of the engine in use says more
+            raise error from None
+        with self._lock:
+            if self._selector.lose_accelerator(error):
+                self._drop_accelerated(feed)
+        return result
+
+    def _drop_accelerated(self, feed: Mapping[str, Any]) -> None:
+        """Drop the engines that use the accelerator; those of other shapes are selected again when requested."""
+        self._plain = None
+        for shapes in [shapes for shapes, engine in self._by_shape.items() if engine.accelerated]:
+            del self._by_shape[shapes]
+        if not self.by_shapes:
+            self.current = self._first()
+        else:
+            self.for_feed(feed)
+
+
+def tuning_mode(tune: str | None) -> str:
+    """Return how to tune: the argument, or else the environment's choice, or else in the background.
+
+    Raises:
+        OptionError: It is none of ``TUNING_MODES``.
+    """
+    chosen = tune if tune is not None else os.environ.get(TUNE_VARIABLE) or TUNING_MODES[0]
+    if chosen not in TUNING_MODES:
+        where = "tune" if tune is not None else f"environment variable {TUNE_VARIABLE}"
+        raise OptionError(f"{where}: expected one of {', '.join(TUNING_MODES)}, found {chosen!r}")
+    return chosen
+
+
+def _infos(nodes: Sequence[Any]) -> list[TensorInfo]:
+    """Copy descriptions by onnxruntime, which keep the session that they are of alive."""
+    return [TensorInfo(node.name, node.type, tuple(node.shape)) for node in nodes]
+
+
+def _metadata(found: Any) -> ModelMetadata:
+    return ModelMetadata(**{field.name: getattr(found, field.name) for field in fields(ModelMetadata)})
+
+
+def _of_segment(error: Exception, run_options: ort.RunOptions | None) -> bool:
+    """Return whether a segment raised an error by itself: not because of a request to terminate, or a wrong call."""
+    return isinstance(error, RuntimeError) and not (run_options is not None and run_options.terminate)
+
+
+def _fixed(info: TensorInfo) -> tuple[int, ...]:
+    return tuple(d for d in info.shape or () if isinstance(d, int))
