@@ -23,8 +23,8 @@ from chrion.runtime.execution import engine as engines
 from chrion.runtime.execution.accelerator import Accelerator
 from chrion.runtime.execution.engine import CutEngine, PlainEngine
 from chrion.runtime.execution.frame import Frame
-from chrion.runtime.selection.selector import SessionConfig
 from chrion.runtime.selection.guard import Comparison
+from chrion.runtime.selection.selector import SessionConfig
 from chrion.scheduler import fixed_plan
 from helpers import FLOAT, INT64, assert_same_as_plain, branches, make_model, node, value
 
@@ -183,7 +183,9 @@ def test_a_session_that_made_its_plan_plans_again_without(
 ) -> None:
     """From the costs it has measured, the guard chooses anew among what runs on the CPU."""
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
-    monkeypatch.setattr("chrion.runtime.selection.selector.compare", lambda candidates, _: Comparison(candidates[-1].name, ()))
+    monkeypatch.setattr(
+        "chrion.runtime.selection.selector.compare", lambda candidates, _: Comparison(candidates[-1].name, ())
+    )
     monkeypatch.setattr("chrion.runtime.selection.selector.alternatives", planned)
     monkeypatch.setattr(SessionConfig, "accelerator", property(lambda _: (CPU, {})))
     with HybridSession(graph, providers=[CPU]) as session:

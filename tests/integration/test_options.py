@@ -25,7 +25,8 @@ from chrion.runtime.options.table import (
     Treatment,
 )
 from chrion.runtime.selection import selector as choosing
-from chrion.runtime.selection.selector import EngineSelector, SessionConfig
+from chrion.runtime.selection.guard import Comparison
+from chrion.runtime.selection.selector import SessionConfig
 from helpers import assert_equal, node
 from option_cases import (
     CPU,

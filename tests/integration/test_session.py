@@ -405,7 +405,9 @@ def test_a_failure_names_its_operator_and_leaves_the_session_whole(lane: int) ->
 def test_one_plain_session_serves_all_shapes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where no plan wins, no shape opens a session of its own; their weights would add up."""
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
-    monkeypatch.setattr("chrion.runtime.selection.selector.compare", lambda candidates, _: Comparison(candidates[0].name, ()))
+    monkeypatch.setattr(
+        "chrion.runtime.selection.selector.compare", lambda candidates, _: Comparison(candidates[0].name, ())
+    )
     model = branches()
     for info in (*model.graph.input, *model.graph.output):
         info.type.tensor_type.shape.dim[0].dim_param = "batch"

@@ -11,9 +11,8 @@ import pytest
 from chrion import HybridSession, Plan, load
 from chrion.errors import OptionError
 from chrion.runtime.selection import selector as choosing
-from chrion.runtime.selection.guard import Candidate
+from chrion.runtime.selection.guard import Candidate, Comparison
 from chrion.runtime.selection.selector import EngineSelector, SessionConfig
-from chrion.runtime.selection.guard import Comparison
 from chrion.scheduler import Prediction, fixed_plan
 from helpers import alternating_lanes, assert_same_as_plain, branches
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import onnxruntime as ort
@@ -45,6 +45,15 @@ class SessionConfig:
             if name != CPU_PROVIDER:
                 return name, options
         return None
+
+    def without_accelerator(self) -> SessionConfig:
+        """Return the configuration without the first provider other than the CPU's."""
+        providers = list(self.providers or ())
+        names = [provider[0] if isinstance(provider, tuple) else provider for provider in providers]
+        first = next(at for at, name in enumerate(names) if name != CPU_PROVIDER)
+        options = self.provider_options and [o for at, o in enumerate(self.provider_options) if at != first]
+        left = providers[:first] + providers[first + 1 :]
+        return replace(self, providers=left or [CPU_PROVIDER], provider_options=options if left else None)
 
     @property
     def lanes(self) -> int | None:

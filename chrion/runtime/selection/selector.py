@@ -93,12 +93,7 @@ class EngineSelector:
             ChrionError: The model cannot be profiled or planned.
         """
         require_tensors(graph)
-        cache = self.cache(graph.digest)
-        decision = cache.recall()
-        if decision is None:
-            decision = self._compare(graph)
-            cache.keep(decision)
-        return decision
+        return self.cache(graph.digest).recall() or self._decide_anew(graph)
 
     def open(self, graph: Graph, decision: Decision) -> Engine:
         """Open the engine that a decision selects.
@@ -174,16 +169,19 @@ class EngineSelector:
         if plan is not None:
             return self._open(graph, plan)
         require_tensors(graph)
-        cache = self.cache(graph.digest)
-        decision = cache.recall()
+        decision = self.cache(graph.digest).recall()
         if decision is not None:
             try:
                 return self.open(graph, decision)
             except (ChrionError, CannotCutError) as error:
                 log.warning("model %s: ignoring cached decision: %s", graph.name, error)
-        decision = self._compare(graph)
-        cache.keep(decision)
-        return self.open(graph, decision)
+        return self.open(graph, self._decide_anew(graph))
+
+    def _decide_anew(self, graph: Graph) -> Decision:
+        """Compare the candidates and cache the decision."""
+        if self._drop_broken_accelerator(graph) and (decision := self.cache(graph.digest).recall()):
+            return decision
+        return self.cache(graph.digest).keep(self._compare(graph))
 
     def _concerns_caller(self, error: Exception) -> bool:
         """Return whether an error is about an argument of the session, so that a plain session would hide it."""
@@ -253,6 +251,21 @@ class EngineSelector:
             self._profile = profile(graph, config.lanes, self._usable_accelerator(graph))
         usable = replace(self._profile, accelerator=None) if self._lost else self._profile
         return alternatives(graph, usable, config.slo_ms, config.alpha, gpu_budget=config.budget_mb)
+
+    def _drop_broken_accelerator(self, graph: Graph) -> bool:
+        """Drop an accelerator that onnxruntime offers and that does not work; return whether there was one.
+
+        Each session that named it would try it again and print onnxruntime's error. Decisions made without it are
+        cached as such, so that candidates are compared again once the accelerator works.
+        """
+        accelerator = self._config.accelerator
+        if accelerator is None or accelerator[0] not in ort.get_available_providers():
+            return False
+        if self._usable_accelerator(graph) is not None:
+            return False
+        self._config = self._config.without_accelerator()
+        self._provider_options = self._config.accelerator[1] if self._config.accelerator else {}
+        return True
 
     def _usable_accelerator(self, graph: Graph) -> str | None:
         if self._config.accelerator is None:
