@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
 import psutil
 
 from chrion import HybridSession, load
-from chrion.native import NativeFrame, NativeLanes
-from chrion.runtime.execution.executor import Executor
+from chrion.runtime.execution.native_executor import NativeExecutor
+from chrion.runtime.execution.python_executor import PythonExecutor
 from chrion.scheduler import fixed_plan
 from helpers import FLOAT, alternating_lanes, assert_equal, make_model, node, remaining_lane_threads, run_plain, value
 
@@ -109,7 +110,7 @@ def hammer(seconds: float, threads: int, seed: int) -> Strain:
 @contextmanager
 def exclusive_frames() -> Iterator[list[int]]:
     """Watch which frames are in use; the list gets those that are used twice at once."""
-    serve, run, lock = Executor._serve, NativeLanes.run, threading.Lock()
+    lock = threading.Lock()
     inside: set[int] = set()
     shared: list[int] = []
 
@@ -123,21 +124,18 @@ def exclusive_frames() -> Iterator[list[int]]:
             with lock:
                 inside.discard(frame)
 
-    def watched_serve(self: Executor, request: Any, *rest: Any, **named: Any) -> Any:
-        with using(id(request.frame)):
-            return serve(self, request, *rest, **named)
+    def watched(perform: Callable[..., None]) -> Callable[..., None]:
+        def watched_perform(self: Any, frame: Any, *rest: Any) -> None:
+            with using(id(frame)):
+                perform(self, frame, *rest)
 
-    def watched_run(self: NativeLanes, frame: NativeFrame, *rest: Any) -> None:
-        with using(id(frame)):
-            run(self, frame, *rest)
+        return watched_perform
 
-    Executor._serve = watched_serve  # type: ignore[method-assign]
-    NativeLanes.run = watched_run  # type: ignore[method-assign]
-    try:
+    with (
+        mock.patch.object(NativeExecutor, "_perform", watched(NativeExecutor._perform)),
+        mock.patch.object(PythonExecutor, "_perform", watched(PythonExecutor._perform)),
+    ):
         yield shared
-    finally:
-        Executor._serve = serve  # type: ignore[method-assign]
-        NativeLanes.run = run  # type: ignore[method-assign]
 
 
 def cycles(count: int, *, close: bool) -> Strain:

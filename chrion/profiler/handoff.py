@@ -60,7 +60,9 @@ def _native_ms(cores: Sequence[int]) -> tuple[float, float]:
     values = [allocate(info) for _ in range(2 * lanes)]
     bindings = [NativeBinding(session) for _ in range(lanes)]
     for at, value in enumerate(values):
-        bindings[at // 2].bind("xy"[at % 2], value, output=at % 2 == 1)
+        binding = bindings[at // 2]
+        bind = binding.bind_ortvalue_output if at % 2 else binding.bind_ortvalue_input
+        bind("xy"[at % 2], value)
     running = NativeLanes(steps, cores[:lanes])
     try:
         frame = NativeFrame(running, [session] * _ROUNDS, [bindings[turn % lanes] for turn in range(_ROUNDS)])

@@ -221,8 +221,8 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
             if isinstance(engine, PlainEngine):
                 return iobinding.run_plain(engine.session, run_options)
             names, feeds = _checked(engine, list(iobinding.outputs), iobinding.inputs)
-            staying = set(iobinding.devices)
-            values = engine.run(feeds, names, targets=targets, staying=staying, run_options=run_options)
+            on_device = set(iobinding.devices)
+            values = engine.run(feeds, names, targets=targets, on_device=on_device, run_options=run_options)
             return [values[name] for name in names]
 
         try:

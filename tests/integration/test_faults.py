@@ -21,8 +21,8 @@ from chrion.devices import providers
 from chrion.errors import ProviderError
 from chrion.runtime.execution import engine as engines
 from chrion.runtime.execution.accelerator import Accelerator
+from chrion.runtime.execution.device_frame import DeviceFrame
 from chrion.runtime.execution.engine import CutEngine, PlainEngine
-from chrion.runtime.execution.frame import Frame
 from chrion.runtime.selection.guard import Comparison
 from chrion.runtime.selection.selector import SessionConfig
 from chrion.scheduler import fixed_plan
@@ -140,7 +140,7 @@ def test_a_fault_in_a_run(
 def test_a_fault_while_buffers_are_made(opened: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that is full when a request comes is a fault of the accelerator as well."""
     session, strict = opened(), opened(strict=True)
-    monkeypatch.setattr(Frame, "_keep", raising(RuntimeException("out of memory")))
+    monkeypatch.setattr(DeviceFrame, "_keep", raising(RuntimeException("out of memory")))
     with pytest.raises(RuntimeException, match="out of memory"):
         strict.run(None, {"x": X})
     assert_same_as_plain(session, branches(), {"x": X})

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from chrion import Graph, HybridSession, load
-from chrion.runtime.execution import accelerator, frame
+from chrion.runtime.execution import accelerator, device_frame, host_frame
+from chrion.runtime.execution.device_frame import DeviceFrame
 from chrion.runtime.execution.engine import CutEngine
-from chrion.runtime.execution.executor import Executor
-from chrion.runtime.execution.frame import Frame
 from chrion.runtime.execution.program import Copy, Instruction, Run, Signal, Wait
+from chrion.runtime.execution.python_executor import PythonExecutor
 from chrion.scheduler import fixed_plan
 from chrion.zoo import RecurrentSpec, build_recurrent
 from helpers import alternating_lanes, assert_equal, branches, run_plain
@@ -159,7 +159,7 @@ def test_a_step_that_fails(
     one = opened()
     steps = [step for _, _, step in one.instructions if isinstance(step, Run | Copy)]
     assert len(steps) >= len(one.engine.segments)
-    copy, executor = Frame.copy, one.engine._executor
+    copy, executor = DeviceFrame.copy, one.engine._python
     for step in steps:
         fault = Fault(make)
         with monkeypatch.context() as patch:
@@ -170,12 +170,14 @@ def test_a_step_that_fails(
                 patch.setattr(executor, "_segments", segments)
             else:
 
-                def failing(self: Frame, name: str, *, upload: bool, step: Copy = step, fault: Fault = fault) -> None:
+                def failing(
+                    self: DeviceFrame, name: str, *, upload: bool, step: Copy = step, fault: Fault = fault
+                ) -> None:
                     if (name, upload) == (step.value, step.upload):
                         fault.strike()
                     copy(self, name, upload=upload)
 
-                patch.setattr(Frame, "copy", failing)
+                patch.setattr(DeviceFrame, "copy", failing)
             one.assert_struck_once(type(make()), names_of(one, step), "injected")
 
 
@@ -183,31 +185,31 @@ def test_a_step_that_fails(
 def test_a_lane_that_dies(opened: Callable[[], Subject], monkeypatch: pytest.MonkeyPatch) -> None:
     """Before each instruction of every lane that has a thread of its own: a new thread goes on in its place."""
     one = opened()
-    perform, first = Executor.perform, next(iter(one.engine.program.lanes))
+    perform, first = PythonExecutor.run_lane, next(iter(one.engine.program.lanes))
     for lane, at, step in one.instructions:
         fault = Fault(SystemExit)
 
         def mortal(
-            self: Executor, request: Any, on: int, *, lane: int = lane, at: int = at, fault: Fault = fault
+            self: PythonExecutor, request: Any, on: int, *, lane: int = lane, at: int = at, fault: Fault = fault
         ) -> None:
             if on != lane or not fault.taken():
                 perform(self, request, on)
                 return
             for instruction in self._program.lanes[on][: at + 1]:
                 if isinstance(instruction, Run | Copy):
-                    request.doing[on] = instruction
+                    request.current[on] = instruction
             for instruction in self._program.lanes[on][:at]:
                 if isinstance(instruction, Wait):
-                    request.counters[instruction.lane].wait(instruction.count, look=self._lanes.tend)
+                    request.counters[instruction.lane].wait(instruction.count, look=self._lane_threads.tend)
                 elif isinstance(instruction, Signal):
                     request.counters[on].advance(instruction.count)
                 else:
-                    self._do(request, on, instruction)
+                    self._carry_out(request, on, instruction)
             raise SystemExit  # the thread is gone, and has told nobody
 
         if lane != first:
             with monkeypatch.context() as patch:
-                patch.setattr(Executor, "perform", mortal)
+                patch.setattr(PythonExecutor, "run_lane", mortal)
                 named = names_of(one, step) if isinstance(step, Run | Copy) else ""
                 one.assert_struck_once(RuntimeError, "died", named)
 
@@ -217,7 +219,7 @@ def test_an_allocation_that_fails(opened: Callable[[], Subject], monkeypatch: py
     reached = True
     at = 0
     while reached:
-        one, allocate, seen = opened(), frame.allocate, [0]
+        one, allocate, seen = opened(), host_frame.allocate, [0]
 
         def failing(*given: Any, at: int = at, seen: list[int] = seen, allocate: Any = allocate) -> Any:
             seen[0] += 1
@@ -226,7 +228,8 @@ def test_an_allocation_that_fails(opened: Callable[[], Subject], monkeypatch: py
             return allocate(*given)
 
         with monkeypatch.context() as patch:
-            patch.setattr(frame, "allocate", failing)
+            patch.setattr(host_frame, "allocate", failing)
+            patch.setattr(device_frame, "allocate", failing)
             patch.setattr(MirrorDevice, "allocate", lambda _, info: failing(info))
             raised = one.storm()
         reached = bool(raised)

@@ -196,17 +196,22 @@ def test_a_trace_tells_when_each_segment_ran() -> None:
 # The library by itself.
 
 
-def relay(rounds: int) -> tuple[NativeLanes, NativeFrame, list[ort.OrtValue]]:
-    """Two lanes that add one to a number in turn, and the numbers."""
+def adder() -> NativeSession:
+    """Return a session that adds one."""
     add = node("Add", ["x", "one"], ["y"])
     model = make_model([add], [value("x", FLOAT, [1])], [value("y", FLOAT, [1])], {"one": np.ones(1, np.float32)})
-    session = NativeSession(model.SerializeToString(), ort.SessionOptions())
+    return NativeSession(model.SerializeToString(), ort.SessionOptions())
+
+
+def relay(rounds: int) -> tuple[NativeLanes, NativeFrame, list[ort.OrtValue]]:
+    """Return two lanes that add one to a number in turn, a frame of them, and the numbers."""
+    session = adder()
     values = [ort.OrtValue.ortvalue_from_numpy(np.zeros(1, np.float32)) for _ in range(rounds + 1)]
     bindings = [NativeBinding(session) for _ in range(rounds)]
     steps: list[list[tuple[int, int, int]]] = [[], []]
     for turn, binding in enumerate(bindings):
-        binding.bind("x", values[turn], output=False)
-        binding.bind("y", values[turn + 1], output=True)
+        binding.bind_ortvalue_input("x", values[turn])
+        binding.bind_ortvalue_output("y", values[turn + 1])
         if turn:
             steps[turn % 2].append((WAIT, 1 - turn % 2, (turn + 1) // 2))
         steps[turn % 2] += [(RUN, turn, 0), (SIGNAL, turn // 2 + 1, 0)]
@@ -234,12 +239,12 @@ def test_what_onnxruntime_refuses() -> None:
     with pytest.raises(NativeError, match=r"(?i)protobuf|model"):
         NativeSession(b"no model", ort.SessionOptions())
     lanes, frame, numbers = relay(rounds=1)
-    session = frame._kept[1][0]
+    session = adder()
     with pytest.raises(NativeError, match="z"):
-        NativeBinding(session).bind("z", numbers[1], output=False)
+        NativeBinding(session).bind_ortvalue_input("z", numbers[1])
     binding = NativeBinding(session)
-    binding.bind("x", ort.OrtValue.ortvalue_from_numpy(np.zeros((2, 2), np.float32)), output=False)
-    binding.bind("y", numbers[1], output=True)
+    binding.bind_ortvalue_input("x", ort.OrtValue.ortvalue_from_numpy(np.zeros((2, 2), np.float32)))
+    binding.bind_ortvalue_output("y", numbers[1])
     wrong = NativeFrame(lanes, [session], [binding])
     with pytest.raises(NativeError, match="x"):
         lanes.run(wrong)

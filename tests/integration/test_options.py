@@ -45,7 +45,7 @@ def segment_options(session: HybridSession) -> list[ort.SessionOptions]:
     """Options of every segment, where lanes are threads of the interpreter."""
     assert isinstance(session._engine, CutEngine)
     session.run(None, FEED, ort.RunOptions())
-    executor = session._engine._interpreted()
+    executor = session._engine._python_executor()
     return [part.session.get_session_options() for part in executor._segments]
 
 

@@ -37,13 +37,13 @@ def test_closed_lanes_refuse() -> None:
     lanes = LaneThreads({1: None})
     lanes.close()
     lanes.close()
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(RuntimeError, match="stopped"):
         lanes.submit({1: lambda: None})
 
 
 def test_a_parked_lane_takes_its_next_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lane that does not spin at all still finds its work."""
-    monkeypatch.setattr(module, "_IDLE_TURNS", 0)
+    monkeypatch.setattr(module, "_IDLE_ROUNDS", 0)
     lanes = LaneThreads({1: None})
     done = threading.Event()
     lanes.submit({1: done.set})

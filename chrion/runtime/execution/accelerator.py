@@ -1,4 +1,4 @@
-"""The accelerator as an engine uses it: its device, the streams of its lanes, and the sessions and runs on them."""
+"""The accelerator of an engine: its device, the streams of its lanes, and sessions and runs on them."""
 
 from __future__ import annotations
 
@@ -14,53 +14,56 @@ from chrion.devices.single_provider import open_on_one_provider
 
 
 class Accelerator:
-    """Opens and runs sessions on one provider.
+    """Opens and runs sessions on one execution provider.
 
     Args:
-        provider: Its execution provider.
-        options: The caller's options of it.
+        provider: The execution provider.
+        options: The caller's options of the provider.
+
+    Attributes:
+        device: Its memory.
+        captures_graphs: Whether segments are captured as CUDA graphs.
     """
 
     def __init__(self, provider: str, options: Mapping[str, Any]) -> None:
         self.device = Device(provider, options)
+        self.captures_graphs = wants_graphs(provider, options)
         self._options = dict(options)
         self._streams: dict[int, Stream] = {}
-        #: Whether segments are to be captured as CUDA graphs.
-        self.graphs = wants_graphs(provider, options)
-        self._graph_ids = itertools.count(1)
+        self._cuda_graph_ids = itertools.count(1)
         self._run_options: dict[tuple[bool, int | None, bool], ort.RunOptions] = {}
 
-    def place(self, lane: int) -> int:
-        """Segments of equal places may share a session: all lanes, unless each has a stream of its own."""
+    def sharing_group(self, lane: int) -> int:
+        """Return the group of a lane: lanes of one group share sessions. With streams, each lane is its own group."""
         return 0 if self._stream(lane).handle is None else lane
 
     def open(
-        self, model: bytes, options: ort.SessionOptions, lane: int, *, graph: bool = False
+        self, model: bytes, options: ort.SessionOptions, lane: int, *, cuda_graph: bool = False
     ) -> ort.InferenceSession:
-        """A session wholly on the provider.
+        """Open a session of which all nodes run on the provider.
 
         Args:
-            model: The model.
-            options: The session's options.
-            lane: The accelerator's lane that it runs on.
-            graph: Whether it is to be captured as a CUDA graph.
+            model: The serialised model.
+            options: The session's options, which are completed for the provider.
+            lane: The accelerator's lane that the session runs on.
+            cuda_graph: Whether it will be captured as a CUDA graph.
 
         Raises:
-            ProviderError: A node would run elsewhere.
+            ProviderError: A node would run on another provider.
             Exception: Whatever else onnxruntime raises.
         """
         provider = self.device.provider
         for key, value in session_entries(provider).items():
             options.add_session_config_entry(key, value)
-        chosen = provider_options(provider, self._options, self._stream(lane).handle, graph=graph)
+        chosen = provider_options(provider, self._options, self._stream(lane).handle, graph=cuda_graph)
         with self.device.exclusive():
             return open_on_one_provider(model, options, provider, chosen)
 
-    def new_graph(self) -> int:
-        """A number for the CUDA graph of a segment with one set of buffers."""
-        return next(self._graph_ids)
+    def new_cuda_graph(self) -> int:
+        """Return a new number, for the CUDA graph of one segment on one frame's buffers."""
+        return next(self._cuda_graph_ids)
 
-    def run(  # noqa: PLR0913 - what a run is made of
+    def run(  # noqa: PLR0913 - the parts of a run
         self,
         session: ort.InferenceSession,
         binding: Any,
@@ -68,23 +71,23 @@ class Accelerator:
         *,
         lane: int,
         complete: bool,
-        graph: int | None = None,
+        cuda_graph: int | None = None,
         replayed: bool = False,
     ) -> None:
         """Run a segment.
 
         Args:
-            session: Its session.
-            binding: Its binding.
-            run_options: The caller's; ours, which spare a synchronisation or name a CUDA graph, if missing.
-            lane: The lane it runs on.
-            complete: Return only when its results are there, also for other lanes.
-            graph: Number of its CUDA graph, if there is one.
-            replayed: Whether its buffers are those of that graph.
+            session: The segment's session.
+            binding: Its inputs and outputs.
+            run_options: The caller's options; if None, options that avoid a synchronisation or name a CUDA graph.
+            lane: The lane that runs it.
+            complete: Return only when the results are complete, also for other lanes.
+            cuda_graph: Number of the segment's CUDA graph, or None.
+            replayed: Whether the binding has the buffers of that graph.
         """
         wait = complete or self._stream(lane).handle is None
-        if run_options is None or graph is not None:
-            run_options = self._own_options(wait, graph, replayed)
+        if run_options is None or cuda_graph is not None:
+            run_options = self._own_options(wait, cuda_graph, replayed)
         with self.device.exclusive():
             session.run_with_iobinding(binding, run_options)
         if complete:
@@ -95,11 +98,11 @@ class Accelerator:
             self._streams[lane] = Stream(self.device.provider, self.device.index)
         return self._streams[lane]
 
-    def _own_options(self, wait: bool, graph: int | None, replayed: bool) -> ort.RunOptions | None:  # noqa: FBT001 - a key
-        key = (wait, graph, replayed)
+    def _own_options(self, wait: bool, cuda_graph: int | None, replayed: bool) -> ort.RunOptions | None:  # noqa: FBT001 - a key
+        key = (wait, cuda_graph, replayed)
         if key not in self._run_options:
             options = ort.RunOptions()
-            for name, value in run_entries(wait=wait, graph=graph, replayed=replayed).items():
+            for name, value in run_entries(wait=wait, graph=cuda_graph, replayed=replayed).items():
                 options.add_run_config_entry(name, value)
             self._run_options[key] = options
         return self._run_options[key]

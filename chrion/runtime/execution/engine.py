@@ -1,11 +1,13 @@
-"""What runs a model of known shapes: a program over lanes, or a plain session with the reason for it."""
+"""Engines: what runs a model of known shapes, either a plan's program on lanes or one plain session."""
 
 from __future__ import annotations
 
 import copy
+import functools
+import logging
 import threading
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,28 +20,35 @@ from chrion.devices.nvml import MemoryMonitor
 from chrion.devices.providers import require_working
 from chrion.errors import PlanError
 from chrion.graph.extract import Extractor
+from chrion.graph.loader import first_line
 from chrion.graph.model import ELEMENT_BYTES, Graph, TensorInfo
 from chrion.lane_numbers import display_order, is_accelerator_lane, is_copy_lane, lane_name
 from chrion.native import NativeError
 from chrion.runtime.execution.accelerator import Accelerator
-from chrion.runtime.execution.executor import Event, Executor
-from chrion.runtime.execution.frame import Array
+from chrion.runtime.execution.executor import CLOSED, Event
+from chrion.runtime.execution.host_frame import Array
 from chrion.runtime.execution.lane_threads import LaneThreads
-from chrion.runtime.execution.native_executor import NativeExecutor, fits
+from chrion.runtime.execution.native_executor import NOT_COMPILED, NativeExecutor, find_obstacle
 from chrion.runtime.execution.program import build_program
+from chrion.runtime.execution.python_executor import PythonExecutor
 from chrion.runtime.execution.segments import Segment, SegmentFactory
 from chrion.runtime.execution.transfers import find_transfers
 from chrion.runtime.requests import FastPathMatcher
 from chrion.scheduler.plan import Plan
 from chrion.units import format_mb, format_ms
 
+log = logging.getLogger(__name__)
+
 
 class CannotCutError(Exception):
-    """A graph or a plan that a plain session serves as well or better; says why."""
+    """The reason why a plain session serves a graph or a plan as well or better."""
 
 
 class CutEngine:
-    """A plan being run: sessions for its segments, threads for its lanes.
+    """A plan in execution: sessions of its segments, and an executor with its lanes.
+
+    Requests run on lanes in C if possible, otherwise on lane threads of Python, which are started when the first such
+    request comes. A plan whose lanes all have to be Python's starts them at once.
 
     Args:
         graph: The graph.
@@ -48,8 +57,8 @@ class CutEngine:
         provider_options: Options of the plan's accelerator.
 
     Raises:
-        PlanError: The plan asks for more cores than there are.
-        ProviderError: The plan's accelerator does not work here.
+        PlanError: The plan asks for more cores than this process may use.
+        ProviderError: The plan's accelerator does not work on this machine.
         CannotCutError: The model runs better, or only, in one piece.
     """
 
@@ -65,20 +74,26 @@ class CutEngine:
             raise CannotCutError("the plan runs the whole model as one segment")
         self.graph = graph
         self.plan = plan
+        #: Recognises requests for the fast path.
+        self.fast_path = FastPathMatcher(graph.inputs)
         self._options = options
-        self._accelerator = accelerator = _accelerator(plan, provider_options)
+        self._accelerator = accelerator = _open_accelerator(plan, provider_options)
         self._extractor = Extractor(graph)
         transfers = find_transfers(self._extractor, plan.schedule.lanes, accelerator.device if accelerator else None)
-        self.fast_path = FastPathMatcher(graph.inputs)
         self.program = build_program(graph.dag, plan.schedule.lanes, plan.segments, plan.schedule.stages, transfers)
-        self._cores = _cores_of(self.program.lanes, plan)
-        self._lock = threading.Lock()
+        self._cores = _assign_cores(self.program.lanes, plan)
+        #: Reentrant, since a signal handler may close the engine while its thread holds it.
+        self._lock = threading.RLock()
         self._closed = False
         monitor = MemoryMonitor()
-        self._native = self._open_native() if accelerator is None and fits(graph, self.program) else None
-        #: Threads of the interpreter; None until something has to run by them.
-        self._executor = None if self._native else self._open()
-        #: GPU memory that opening the sessions took, in MB; None where nothing tells.
+        #: Why requests run on Python's lanes; empty if they run on lanes in C.
+        self._no_native = "the plan uses an accelerator" if accelerator else find_obstacle(graph, self.program)
+        if self._no_native == NOT_COMPILED:
+            _warn_not_compiled()
+        self._native = None if self._no_native else self._open_native()
+        #: None until a request needs it.
+        self._python = None if self._native else self._open_python()
+        #: GPU memory that the sessions allocated when they were opened, in MB; None if it cannot be measured.
         self.loaded_mb = monitor.growth_mb() if accelerator else None
         self._outputs = [info.name for info in graph.outputs]
         self._constants = {
@@ -86,43 +101,47 @@ class CutEngine:
             for o in graph.outputs
             if (value := graph.constant(o.name)) is not None
         }
+        #: Whether no output is an input or a weight, so that none has to be copied.
+        self._all_computed = not {*self._constants, *(i.name for i in graph.inputs)}.intersection(self._outputs)
 
     @property
     def native(self) -> bool:
-        """Whether requests are carried out without the interpreter."""
+        """Whether requests without run options run on lanes in C."""
         return self._native is not None
 
     def run_fast_path(self, feeds: Mapping[str, Array]) -> list[Any]:
-        """Run one request of the usual kind (see :class:`FastPathMatcher`); all outputs, as arrays."""
-        values = self.run(feeds, self._outputs, arrays=True)
+        """Run one request that :attr:`fast_path` matches; return all outputs as arrays."""
+        run = self._native.run if self._native is not None and self._all_computed else self.run
+        values = run(feeds, self._outputs, arrays=True)
         return [values[name] for name in self._outputs]
 
-    def run(  # noqa: PLR0913 - what a request is made of
+    def run(  # noqa: PLR0913 - the parts of a request
         self,
         feeds: Mapping[str, ort.OrtValue | Array],
         outputs: Sequence[str],
         *,
         targets: Mapping[str, ort.OrtValue] | None = None,
-        staying: Collection[str] = (),
+        on_device: Collection[str] = (),
         run_options: ort.RunOptions | None = None,
         events: list[Event] | None = None,
         arrays: bool = False,
     ) -> dict[str, Any]:
-        """Run one request; see :meth:`Executor.run`. An output that is an input or a weight is copied."""
-        made = [name for name in outputs if name not in feeds and name not in self._constants]
-        if self._native and run_options is None:
-            values = self._native.run(feeds, made, targets=targets, events=events, arrays=arrays)
-        else:
-            values = self._interpreted().run(
-                feeds,
-                made,
-                targets=targets,
-                staying=staying,
-                run_options=run_options,
-                events=events,
-                arrays=arrays,
-            )
-        for name in outputs if len(made) < len(outputs) else ():
+        """Run one request; see :meth:`chrion.runtime.execution.executor.Executor.run`.
+
+        An output that is an input or a weight of the model is copied.
+        """
+        computed = [name for name in outputs if name not in feeds and name not in self._constants]
+        executor = self._native if self._native is not None and run_options is None else self._python_executor()
+        values = executor.run(
+            feeds,
+            computed,
+            targets=targets,
+            on_device=on_device,
+            run_options=run_options,
+            events=events,
+            arrays=arrays,
+        )
+        for name in outputs if len(computed) < len(outputs) else ():
             if name not in values:
                 source = feeds[name] if name in feeds else self._constants[name]
                 value = (targets or {}).get(name) or allocate(self.graph.values[name])
@@ -132,17 +151,16 @@ class CutEngine:
 
     @property
     def accelerated(self) -> bool:
-        """Whether any of it is on an accelerator."""
+        """Whether any segment runs on an accelerator."""
         return self.plan.accelerator is not None
 
     def explain(self) -> str:
-        """What runs where, in a few lines."""
+        """Describe in a few lines what runs where."""
         plan, lanes = self.plan, [lane for lane in self.program.lanes if not is_copy_lane(lane)]
-        counts = f"{self.sessions} sessions, {self.program.waits} waits, {self.program.copies} copies"
-        counts += f", lanes in {'C' if self._native else 'Python'}"
+        counts = f"{self.session_count} sessions, {self.program.waits} waits, {self.program.copies} copies"
         lines = [
             f"{plan.model}: {len(plan.operators)} operators in {len(plan.segments)} segments on {len(lanes)} lanes",
-            f"policy {plan.policy}, {counts}",
+            f"policy {plan.policy}, {counts}, lanes in {'C' if self._native else f'Python ({self._no_native})'}",
             f"predicted {format_ms(plan.predicted.latency_ms)}, accelerator {format_mb(plan.predicted.memory_mb)}",
         ]
         if self.loaded_mb is not None:
@@ -156,47 +174,64 @@ class CutEngine:
         return "\n".join([*lines, *plan.remarks])
 
     def close(self, until: float | None = None) -> None:
-        """Stop the lanes, when runs that have begun have ended; wait no longer than ``until``, if that is given."""
+        """Refuse new requests, and stop the lanes when those in flight have finished.
+
+        Args:
+            until: Wait no longer than until this time, in seconds of ``time.monotonic``.
+        """
         with self._lock:
             self._closed = True
-        for executor in (self._native, self._executor):
+        for executor in (self._native, self._python):
             if executor:
                 executor.close(until)
 
     def _open_native(self) -> NativeExecutor | None:
-        """The program without the interpreter; None where onnxruntime refuses, which then says why once more."""
+        """Open the program on lanes in C; warn and return None if onnxruntime or the system refuses."""
         try:
-            self.segments, self.sessions = self._open_segments(native=True)
+            self.segments, self.session_count = self._open_segments(native=True)
             return NativeExecutor(self.graph, self.program, self.segments, self._cores)
-        except (NativeError, RuntimeError):
+        except (NativeError, RuntimeError) as error:
+            self._no_native = f"lanes in C failed: {first_line(error)}"
+            log.warning("model %s runs on lanes in Python, which is slower: %s", self.plan.model, self._no_native)
             return None
 
-    def _interpreted(self) -> Executor:
-        """The program by threads of the interpreter."""
+    def _python_executor(self) -> PythonExecutor:
+        """Return the executor on lane threads, opened if necessary."""
         with self._lock:
-            if self._executor is None:
-                if self._closed:
-                    raise RuntimeError("this session is closed")
-                self._executor = self._open()
-            return self._executor
+            if self._python is None and not self._closed:
+                self._python = self._open_python()
+            if self._python is None:
+                raise RuntimeError(CLOSED)
+            if self._closed:  # by a signal handler, while it was opened
+                self._python.close()
+            return self._python
 
-    def _open(self) -> Executor:
-        segments, sessions = self._open_segments(native=False)
+    def _open_python(self) -> PythonExecutor:
+        segments, session_count = self._open_segments(native=False)
         if self._native is None:
-            self.segments, self.sessions = segments, sessions
+            self.segments, self.session_count = segments, session_count
         first = next(iter(self.program.lanes))
-        lanes = LaneThreads({lane: core for lane, core in self._cores.items() if lane != first})
-        return Executor(self.graph, self.program, segments, lanes, self._cores, self._accelerator)
+        threads = LaneThreads({lane: core for lane, core in self._cores.items() if lane != first})
+        return PythonExecutor(self.graph, self.program, segments, threads, self._cores, self._accelerator)
 
     def _open_segments(self, *, native: bool) -> tuple[list[Segment], int]:
-        """All segments, and how many sessions they have."""
+        """Open all segments; return them and the number of their sessions."""
         factory = SegmentFactory(self._extractor, self._options, self._accelerator, native=native)
         lanes = self.plan.schedule.lanes
-        return [factory.open(s, lanes[s[0]]) for s in self.plan.segments], factory.sessions
+        return [factory.open(s, lanes[s[0]]) for s in self.plan.segments], factory.session_count
 
 
 class PlainEngine:
-    """The model in one onnxruntime session."""
+    """The whole model in one onnxruntime session.
+
+    Args:
+        source: The model's file or bytes.
+        options: The caller's session options, or None.
+        providers: As for InferenceSession.
+        provider_options: As for InferenceSession.
+        reason: Why the model runs in one piece.
+        rest: Further arguments of InferenceSession.
+    """
 
     def __init__(
         self,
@@ -208,40 +243,40 @@ class PlainEngine:
         **rest: Any,
     ) -> None:
         self.session = ort.InferenceSession(source, options, providers, provider_options, **rest)
-        #: Whether any of it may be on an accelerator.
+        #: Whether any operator may run on an accelerator.
         self.accelerated = list(self.session.get_providers()) != [CPU_PROVIDER]
         self.reason = reason
-        #: Recognises requests of the shapes that it was chosen for; None if it was not chosen for any.
+        #: Recognises requests of the shapes that this engine was chosen for; None if it was chosen for any shapes.
         self.fast_path: FastPathMatcher | None = None
 
     def for_shapes(self, inputs: Sequence[TensorInfo]) -> PlainEngine:
-        """Return the same session, chosen for inputs of known shapes."""
+        """Return an engine of the same session, chosen for inputs of known shapes."""
         twin = copy.copy(self)
         twin.fast_path = FastPathMatcher(inputs)
         return twin
 
     def because(self, reason: str) -> PlainEngine:
-        """The same session, for another reason."""
+        """Return an engine of the same session with another reason."""
         twin = copy.copy(self)
         twin.reason = reason
         return twin
 
     def explain(self) -> str:
-        """Why the model runs in one piece."""
+        """Describe why the model runs in one piece."""
         return f"plain onnxruntime on {', '.join(self.session.get_providers())}: {self.reason}"
 
     def close(self, until: float | None = None) -> None:
-        """Nothing to stop."""
+        """Do nothing: a plain session has no lanes to stop."""
 
 
 Engine = CutEngine | PlainEngine
 
 
 def require_tensors(graph: Graph) -> None:
-    """Make sure that requests can be bound.
+    """Raise if requests of a graph cannot be bound.
 
     Raises:
-        CannotCutError: An input is not a tensor of numbers, or an output is not a tensor, or a constant text.
+        CannotCutError: An input is not a tensor of numbers, or an output is not a tensor, or is a constant text.
     """
     for info in graph.inputs:
         if info.type not in ELEMENT_BYTES:
@@ -250,10 +285,15 @@ def require_tensors(graph: Graph) -> None:
         if not info.type.startswith("tensor("):
             raise CannotCutError(f"output {info.name!r} is a {info.type or 'value of unknown type'}, not a tensor")
         if info.type == "tensor(string)" and graph.constant(info.name) is not None:
-            raise CannotCutError(f"output {info.name!r} is a constant text")  # no OrtValue can be made of one
+            raise CannotCutError(f"output {info.name!r} is a constant text")  # an OrtValue cannot be made of one
 
 
-def _accelerator(plan: Plan, provider_options: Mapping[str, Any]) -> Accelerator | None:
+@functools.cache
+def _warn_not_compiled() -> None:
+    log.warning("models run on lanes in Python, which are slower than lanes in C: %s", NOT_COMPILED)
+
+
+def _open_accelerator(plan: Plan, provider_options: Mapping[str, Any]) -> Accelerator | None:
     if plan.accelerator is None:
         return None
     if plan.accelerator != CPU_PROVIDER:
@@ -261,15 +301,22 @@ def _accelerator(plan: Plan, provider_options: Mapping[str, Any]) -> Accelerator
     return Accelerator(plan.accelerator, provider_options)
 
 
-def _cores_of(lanes: Mapping[int, object], plan: Plan) -> dict[int, int | None]:
-    """The core each lane is pinned to; lanes that use none take those that are left over, or none of their own."""
+def _assign_cores(lanes: Iterable[int], plan: Plan) -> dict[int, int | None]:
+    """Return the core that each lane is pinned to.
+
+    CPU lanes take the first cores. Lanes of the accelerator and copy lanes take those that are left, or none (None).
+
+    Raises:
+        PlanError: The plan asks for more cores than this process may use.
+    """
     available = physical_cores()
     if plan.schedule.cores > len(available):
         raise PlanError(
             f"plan of {plan.model!r}: it uses {plan.schedule.cores} cores, this process may use {len(available)}",
             hint="make one with: chrion partition",
         )
-    spare = available[plan.schedule.cores :]
-    others = [lane for lane in lanes if is_accelerator_lane(lane) or is_copy_lane(lane)]
-    owned = dict(zip(others, spare, strict=False))
-    return {lane: owned.get(lane) if lane in others else available[lane - 1] for lane in lanes}
+    spare = iter(available[plan.schedule.cores :])
+    return {
+        lane: next(spare, None) if is_accelerator_lane(lane) or is_copy_lane(lane) else available[lane - 1]
+        for lane in lanes
+    }

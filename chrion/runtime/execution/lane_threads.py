@@ -22,35 +22,35 @@ from typing import Protocol
 from chrion.cores import pin
 from chrion.waiting import relax
 
-#: Turns a lane looks for its next part before it parks: about a tenth of a millisecond.
-_IDLE_TURNS = 8
+#: Rounds that an idle thread spins before it parks: about a tenth of a millisecond.
+_IDLE_ROUNDS = 8
 
 
 class Part(Protocol):
-    """What one lane does of a request."""
+    """One lane's part of a request."""
 
     def __call__(self) -> None:
-        """Do it."""
+        """Carry out the part."""
 
-    def lose(self) -> None:
-        """Fail the request: the thread that did it has died."""
+    def fail(self) -> None:
+        """Fail the request, after the thread that carried out the part has died."""
 
 
 @dataclass(slots=True)
 class _LaneThread:
-    """A thread's work; the thread knows it, and it alone, so that ``LaneThreads`` can be collected."""
+    """State of one thread. Only the thread keeps it alive, so that ``LaneThreads`` can be collected."""
 
     name: str
     core: int | None
     parts: queue.SimpleQueue[Part | None] = field(default_factory=queue.SimpleQueue)
-    #: What is being done.
+    #: The part in progress.
     part: Part | None = None
-    #: Whether it has been told to stop, and has.
+    #: Whether the thread has stopped on request.
     stopped: bool = False
     thread: threading.Thread | None = None
 
     def start(self) -> None:
-        # A daemon: a lane never keeps the interpreter from exiting.
+        # A daemon thread does not keep the interpreter from exiting.
         self.thread = threading.Thread(target=_work, args=(self,), name=self.name, daemon=True)
         self.thread.start()
 
@@ -63,42 +63,42 @@ class LaneThreads:
     """One thread for each of some lanes.
 
     Args:
-        cores: The logical CPU of each lane; None leaves a lane to the system.
+        cores: The logical CPU of each lane; None leaves the choice to the system.
     """
 
     def __init__(self, cores: Mapping[int, int | None]) -> None:
         self._lanes = {lane: _LaneThread(f"chrion-lane-{lane}", core) for lane, core in cores.items()}
         self._order = threading.Lock()
-        # Stops them when this object is collected, and when the interpreter exits.
+        # Stops the threads when this object is collected, and when the interpreter exits.
         self._stop = weakref.finalize(self, _stop, list(self._lanes.values()))
         for lane in self._lanes.values():
             lane.start()
 
     def submit(self, parts: Mapping[int, Part]) -> None:
-        """Give lanes their parts of one request: all of them, or none where this raises.
+        """Give lanes their parts of one request: all of them or, if this raises, none.
 
         Raises:
-            RuntimeError: The lanes are closed.
+            RuntimeError: The threads are stopped.
         """
         queues = [self._lanes[lane].parts for lane in parts]
         with self._order:
             if not self._stop.alive:
-                raise RuntimeError("this session is closed")
+                raise RuntimeError("the lane threads are stopped")
             # One call that runs no Python code, so that no interrupt comes between two lanes.
             deque(map(queue.SimpleQueue.put, queues, parts.values()), maxlen=0)
 
     def tend(self) -> None:
-        """Look after lanes whose thread has died: fail what it was doing, and let a new one go on."""
+        """Replace threads that have died, and fail the parts that they were carrying out."""
         for lane in self._lanes.values():
             if lane.dead:
                 with self._order:
-                    _revive(lane)
+                    _replace(lane)
 
     def close(self, until: float | None = None) -> None:
-        """Let the lanes end what they have been given, then stop them. May be called twice.
+        """Stop the threads after they have finished the parts they were given. May be called repeatedly.
 
         Args:
-            until: Wait no longer than until then, by ``time.monotonic``.
+            until: Wait no longer than until this time, in seconds of ``time.monotonic``.
         """
         with self._order:
             self._stop()
@@ -107,11 +107,11 @@ class LaneThreads:
                 lane.thread.join(None if until is None else max(0.0, until - time.monotonic()))
 
 
-def _revive(lane: _LaneThread) -> None:
-    if lane.dead:  # nobody else has done it meanwhile
+def _replace(lane: _LaneThread) -> None:
+    if lane.dead:  # no other caller has replaced it meanwhile
         part, lane.part = lane.part, None
         if part is not None:
-            part.lose()
+            part.fail()
         lane.start()
 
 
@@ -120,16 +120,16 @@ def _work(lane: _LaneThread) -> None:
         pin(lane.core)
     parts = lane.parts
     while True:
-        for turn in range(_IDLE_TURNS):
+        for done in range(_IDLE_ROUNDS):
             if not parts.empty():
                 break
-            relax(turn)
+            relax(done)
         lane.part = parts.get()
         if lane.part is None:
             lane.stopped = True
             return
         lane.part()
-        lane.part = None  # or its frame would live on until the next one comes
+        lane.part = None  # or the request's frame would stay alive until the next request
 
 
 def _stop(lanes: list[_LaneThread]) -> None:

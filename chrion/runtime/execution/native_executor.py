@@ -1,203 +1,110 @@
-"""Carrying out a program whose lanes are all on the CPU without the interpreter; see :mod:`chrion.native`.
+"""Executor on the lanes in C of :mod:`chrion.native`, for programs whose lanes are all CPU cores.
 
-A request is one call from here: what it brings is copied or bound before, what it takes away after. Programs with an
-accelerator's lanes, values whose size only the run knows, and requests with run options are left to
-:class:`chrion.runtime.execution.executor.Executor`.
+A request is one call into C, which holds no GIL: its inputs are copied or bound before the call, its outputs after it.
+Programs with lanes of an accelerator, values whose size only the run knows, and requests with run options are left to
+:class:`chrion.runtime.execution.python_executor.PythonExecutor`.
 """
 
 from __future__ import annotations
 
-import queue
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
-from chrion.devices.host import allocate, on_host, to_host
 from chrion.graph.model import ELEMENT_BYTES, Graph
-from chrion.native import NativeBinding, NativeError, NativeFrame, NativeLanes, available
+from chrion.native import NativeError, NativeFrame, NativeLanes, available
 from chrion.native.bindings import RUN, SIGNAL, WAIT
-from chrion.runtime.execution.executor import Event
-from chrion.runtime.execution.frame import Array, Buffer, small_buffer
-from chrion.runtime.execution.program import Copy, Program, Run, Wait
+from chrion.runtime.execution.executor import Event, Executor
+from chrion.runtime.execution.host_frame import Array, HostFrame
+from chrion.runtime.execution.program import Program, Run, Signal, Wait
 from chrion.runtime.execution.segments import Segment
-from chrion.waiting import Gate
+
+NOT_COMPILED = "they are not compiled, which takes Linux and a C compiler when Chrion is installed"
 
 
-def fits(graph: Graph, program: Program) -> bool:
-    """Whether a program can run so: the library is there, all is on the CPU, and every size is known."""
-    sized = all(info.bytes is not None and info.type in ELEMENT_BYTES for info in graph.values.values())
-    return available() and sized and not program.copies
+def find_obstacle(graph: Graph, program: Program) -> str:
+    """Return why a program cannot run on lanes in C; empty if it can."""
+    if program.copies:
+        return "values are copied between the memories of host and device"
+    for info in graph.values.values():
+        if info.bytes is None or info.type not in ELEMENT_BYTES:
+            return f"the size of {info.name!r} is only known when it runs"
+    return "" if available() else NOT_COMPILED
 
 
-class NativeExecutor:
-    """Runs one program, for any number of callers at once.
+class _NativeHostFrame(HostFrame):
+    """A host frame and its counterpart in C, which is made for its first request: lanes may be closed before that."""
+
+    native: NativeFrame | None = None
+
+
+class NativeExecutor(Executor[_NativeHostFrame]):
+    """Carries out one program on lanes in C.
 
     Args:
         graph: The graph.
-        program: Its program; :func:`fits` has agreed.
-        segments: What ``Run`` instructions name; their sessions are :class:`chrion.native.NativeSession`.
-        cores: The core of each lane; None where it has none of its own.
+        program: Its program, for which :func:`find_obstacle` finds none.
+        segments: The segments that ``Run`` instructions refer to; their sessions are
+            :class:`chrion.native.NativeSession`.
+        cores: The logical CPU of each lane; None for a lane without a core of its own.
 
     Raises:
-        RuntimeError: The system gives no threads.
+        RuntimeError: The system provides no more threads.
     """
 
     def __init__(
         self, graph: Graph, program: Program, segments: Sequence[Segment], cores: Mapping[int, int | None]
     ) -> None:
+        super().__init__()
         self._graph = graph
         self._segments = segments
-        self._lanes = NativeLanes(_steps(program), [cores[lane] for lane in program.lanes])
+        self._lanes = NativeLanes(_encode(program), [cores[lane] for lane in program.lanes])
         self._lane_of = {i.segment: lane for lane, steps in program.lanes.items() for i in steps if isinstance(i, Run)}
-        self._frames: queue.SimpleQueue[_Frame] = queue.SimpleQueue()
-        self._gate = Gate()
-        self._closed = False
 
-    def run(
-        self,
-        feeds: Mapping[str, ort.OrtValue | Array],
-        outputs: Sequence[str],
-        *,
-        targets: Mapping[str, ort.OrtValue] | None = None,
-        events: list[Event] | None = None,
-        arrays: bool = False,
-    ) -> dict[str, Any]:
-        """Run the program once; see :meth:`chrion.runtime.execution.executor.Executor.run`.
+    def _make_frame(self) -> _NativeHostFrame:
+        return _NativeHostFrame(self._graph, self._segments)
 
-        Raises:
-            RuntimeError: A segment failed, its operators are named; or the lanes are closed.
-        """
-        token = object()
-        try:
-            self._gate.enter(token)
-            if self._closed:
-                raise RuntimeError("this session is closed")
-            try:
-                frame = self._frames.get_nowait()
-            except queue.Empty:
-                frame = _Frame(self._graph, self._segments, self._lanes)
-            frame.begin(feeds, targets or {}, arrays=arrays)
-            times = None if events is None else np.zeros((len(self._segments), 2))
-            start = time.perf_counter()
-            try:
-                self._lanes.run(frame.native, times)
-            except NativeError as error:
-                raise RuntimeError(f"{self._segments[error.segment]}: Error in execution: {error}") from error
-            result = {name: frame.result(name, (targets or {}).get(name), array=arrays) for name in outputs}
-        finally:
-            self._gate.inside.discard(token)
-        self._frames.put(frame)
-        if events is not None and times is not None:
-            ran = sorted((self._lane_of[at], at, *(times[at] / 1e3 - start * 1e3)) for at in self._lane_of)
-            events += [Event(lane, at, float(first), float(last)) for lane, at, first, last in ran]
-        return result
-
-    def close(self, until: float | None = None) -> None:
-        """Stop the lanes when runs that have begun have ended; wait no longer than until then."""
-        self._closed = True
-        if self._gate.wait_empty(until):
-            self._lanes.close(None if until is None else max(0.0, until - time.monotonic()))
-
-
-class _Frame:
-    """Buffers and bindings of one request in flight; see also :class:`chrion.runtime.execution.frame.Frame`."""
-
-    def __init__(self, graph: Graph, segments: Sequence[Segment], lanes: NativeLanes) -> None:
-        self._graph = graph
-        #: What segments hand to each other.
-        self._buffers: dict[str, ort.OrtValue] = {}
-        #: For small arrays of the request.
-        self._own: dict[str, Buffer] = {}
-        #: Where the request's values are bound: binding, and name in its session.
-        self._readers: dict[str, list[tuple[NativeBinding, str]]] = {}
-        self._writers: dict[str, tuple[NativeBinding, str]] = {}
-        #: What is bound of the request.
-        self._present: dict[str, ort.OrtValue] = {}
-        requested = {info.name for info in (*graph.inputs, *graph.outputs)}
-        sessions = [segment.session for segment in segments]
-        bindings = [NativeBinding(session) for session in sessions]
-        for segment, binding in zip(segments, bindings, strict=True):
-            for inner, name in segment.inputs:
-                if name in requested:
-                    self._readers.setdefault(name, []).append((binding, inner))
-                else:
-                    binding.bind(inner, self._buffer(name), output=False)
-            for inner, name in segment.outputs:
-                if name in requested:
-                    self._writers[name] = (binding, inner)
-                else:
-                    binding.bind(inner, self._buffer(name), output=True)
-        for name in (*self._readers, *self._writers):
-            own = small_buffer(graph.values[name])
-            if own is not None:
-                self._own[name] = own
-        self.native = NativeFrame(lanes, sessions, bindings)
-
-    def begin(
-        self, feeds: Mapping[str, ort.OrtValue | Array], targets: Mapping[str, ort.OrtValue], *, arrays: bool
-    ) -> None:
-        """Copy or bind what a request brings, and bind where its outputs go."""
-        for name, value in feeds.items():
-            if isinstance(value, np.ndarray):
-                own = self._own.get(name)
-                if own is not None:
-                    np.copyto(own.array, value)
-                self._set(name, own.value if own else ort.OrtValue.ortvalue_from_numpy(value))
-            else:
-                self._set(name, to_host(value))
-        for name in self._writers:
-            target, own = targets.get(name), self._own.get(name)
-            if target is not None and on_host(target):
-                self._set(name, target)
-            elif arrays and own is not None:
-                self._set(name, own.value)
-            else:
-                self._set(name, allocate(self._graph.values[name]))
-
-    def result(self, name: str, target: ort.OrtValue | None, *, array: bool) -> Any:
-        """An output of the request, as an array of the caller's own or as an OrtValue."""
-        value, own = self._present[name], self._own.get(name)
-        if array:
-            return own.array.copy() if own is not None and value is own.value else value.numpy()
-        if target is not None and target is not value:
-            target.update_inplace(value.numpy())
-            return target
-        return value
-
-    def _set(self, name: str, value: ort.OrtValue) -> None:
-        """Bind what the request has for a name, unless it is bound already."""
-        if self._present.get(name) is value:
+    def _perform(self, frame: _NativeHostFrame, run_options: ort.RunOptions | None, events: list[Event] | None) -> None:
+        if run_options is not None:
+            raise ValueError("lanes in C take no run options")
+        if frame.native is None:
+            frame.native = NativeFrame(self._lanes, [segment.session for segment in self._segments], frame.bindings)
+        if events is None:
+            self._run_lanes(frame.native)
             return
-        if name in self._writers:
-            binding, inner = self._writers[name]
-            binding.bind(inner, value, output=True)
-        for binding, inner in self._readers.get(name, ()):
-            binding.bind(inner, value, output=False)
-        self._present[name] = value
+        times_us = np.zeros((len(self._segments), 2))
+        start_ms = time.perf_counter() * 1e3
+        self._run_lanes(frame.native, times_us)
+        for segment, lane in sorted(self._lane_of.items(), key=lambda ran: (ran[1], ran[0])):
+            first_ms, last_ms = times_us[segment] / 1e3 - start_ms
+            events.append(Event(lane, segment, float(first_ms), float(last_ms)))
 
-    def _buffer(self, name: str) -> ort.OrtValue:
-        if name not in self._buffers:
-            known = self._graph.constant(name)
-            made = allocate(self._graph.values[name]) if known is None else ort.OrtValue.ortvalue_from_numpy(known)
-            self._buffers[name] = made
-        return self._buffers[name]
+    def _run_lanes(self, frame: NativeFrame, times_us: Array | None = None) -> None:
+        try:
+            self._lanes.run(frame, times_us)
+        except NativeError as error:
+            raise RuntimeError(f"{self._segments[error.segment]}: Error in execution: {error}") from error
+
+    def _stop_lanes(self, until: float | None) -> None:
+        self._lanes.close(None if until is None else max(0.0, until - time.monotonic()))
 
 
-def _steps(program: Program) -> list[list[tuple[int, int, int]]]:
-    """A program as the library reads it."""
-    place = {lane: at for at, lane in enumerate(program.lanes)}
-    steps: list[list[tuple[int, int, int]]] = []
+def _encode(program: Program) -> list[list[tuple[int, int, int]]]:
+    """Encode a program for the library: (kind, first operand, second operand) of each step, by lane."""
+    index = {lane: at for at, lane in enumerate(program.lanes)}
+    lanes: list[list[tuple[int, int, int]]] = []
     for instructions in program.lanes.values():
-        mine: list[tuple[int, int, int]] = []
+        steps: list[tuple[int, int, int]] = []
         for step in instructions:
             if isinstance(step, Wait):
-                mine.append((WAIT, place[step.lane], step.count))
+                steps.append((WAIT, index[step.lane], step.count))
             elif isinstance(step, Run):
-                mine.append((RUN, step.segment, 0))
-            elif not isinstance(step, Copy):
-                mine.append((SIGNAL, step.count, 0))
-        steps.append(mine)
-    return steps
+                steps.append((RUN, step.segment, 0))
+            elif isinstance(step, Signal):
+                steps.append((SIGNAL, step.count, 0))
+            else:
+                raise TypeError(f"lanes in C do not carry out {step}")
+        lanes.append(steps)
+    return lanes

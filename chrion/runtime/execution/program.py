@@ -1,12 +1,13 @@
-"""A program: for every lane of a plan, the instructions it carries out in order.
+"""Programs: for every lane of a plan, the instructions that it carries out in order.
 
-A pure record, made once for each plan and shape. A lane waits until others have come far enough, runs a segment or
-copies a value, and signals how far it is itself. Waits that others imply are left out: a lane that has waited for
-another knows all that the other knew when it signalled (vector clocks).
+A program is an immutable record, built once for each plan and shape. A lane waits until others have come far enough,
+runs a segment or copies a value, and signals how far it has come itself. Waits that other waits imply are left out: a
+lane that has waited for another knows everything the other knew when it signalled (vector clocks; Mattern, "Virtual
+time and global states of distributed systems", 1989).
 
-Copies between the memories of the CPU and the accelerator have a lane for each direction, so that they overlap with
-what the others compute, and with each other. A value is copied once to each side, as soon as it has been made; the
-copies of a lane follow the order in which their values are made.
+Copies between the memories of host and device have a lane for each direction, so that they overlap with what the other
+lanes compute and with each other. A value is copied once to each memory, as soon as it has been computed; the copies of
+a lane follow the order in which their values are computed.
 """
 
 from __future__ import annotations
@@ -17,20 +18,21 @@ from dataclasses import dataclass
 from chrion.graph.dag import Dag
 from chrion.lane_numbers import DOWNLOAD_LANE, UPLOAD_LANE, is_accelerator_lane, is_copy_lane
 
+#: How many of its segments or copies each lane has finished.
 Clock = dict[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A value that is made on one side and wanted on the other."""
+    """A value that is computed in one memory and read in the other."""
 
     #: Its name in the graph.
     value: str
-    #: The operator that makes it; None for an input of the request.
+    #: The operator that computes it; None for an input of the request.
     producer: int | None
-    #: Operators of the other side that read it; empty for an output of the request that nobody there reads.
+    #: Operators that read it in the other memory; empty for an output of the request that none of them reads.
     readers: tuple[int, ...]
-    #: To the accelerator, or from it.
+    #: From the host's memory to the accelerator's, or the other way.
     upload: bool
 
     @property
@@ -41,7 +43,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Go on when ``lane`` has done ``count`` of its segments or copies."""
+    """Continue when ``lane`` has finished ``count`` of its segments or copies."""
 
     lane: int
     count: int
@@ -49,16 +51,16 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run a segment, by its index in the plan."""
+    """Run a segment, given by its index in the plan."""
 
     segment: int
-    #: Whether its results are looked at before the same lane runs its next segment, so that they have to be complete.
+    #: Whether the results have to be complete before the same lane runs its next segment.
     complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Copy a value to the accelerator's memory, or from there to the CPU's."""
+    """Copy a value to the accelerator's memory (``upload``), or from there to the host's."""
 
     value: str
     upload: bool
@@ -66,7 +68,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """Tell the others that this lane has done ``count`` of its segments or copies."""
+    """Signal that this lane has finished ``count`` of its segments or copies."""
 
     count: int
 
@@ -76,15 +78,14 @@ Instruction = Wait | Run | Copy | Signal
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Instructions by lane. A lane signals only counts that another waits for."""
+    """Instructions by lane. A lane signals only counts that another lane waits for."""
 
-    #: Lanes in the order of their first segment, then those that copy; the first is the one that the caller's thread
-    #: carries out.
+    #: Lanes in the order of their first segment, then those that copy. The caller's thread carries out the first.
     lanes: Mapping[int, tuple[Instruction, ...]]
 
     @property
     def waits(self) -> int:
-        """Number of waits: what the lanes' synchronisation costs."""
+        """Number of waits: the cost of synchronising the lanes."""
         return self._count(Wait)
 
     @property
@@ -103,108 +104,114 @@ def build_program(
     stages: Sequence[int] = (),
     transfers: Sequence[Transfer] = (),
 ) -> Program:
-    """Turn a plan's segments into instructions.
+    """Build the program of a plan.
 
     Args:
         dag: The graph.
         lanes: Lane of each operator.
         segments: Segments in topological order; the operators of one are all on its lane.
-        stages: Stage of each operator, which never falls along the segments. A lane begins a stage when all lanes
-            have ended those before it. Without stages there are no such barriers.
-        transfers: Values to copy. An edge between the sides that none of them serves is a wait for its producer: both
-            sides see the same memory.
+        stages: Stage of each operator, which never decreases along the segments. A lane starts a stage when all lanes
+            have finished the stages before it. Without stages there are no such barriers.
+        transfers: Values to copy. An edge between host and device without a transfer is a wait for its producer: both
+            work in the same memory.
     """
-    draft = _Draft(dag, lanes, transfers)
+    builder = _ProgramBuilder(dag, lanes, transfers)
     for index, segment in enumerate(segments):
         if stages and index and stages[segment[0]] != stages[segments[index - 1][0]]:
-            draft.end_stage()
-        draft.add(index, segment)
-    return draft.program()
+            builder.end_stage()
+        builder.add(index, segment)
+    return builder.build()
 
 
-class _Draft:
-    """A program being written."""
+class _ProgramBuilder:
+    """Builds a program segment by segment."""
 
     def __init__(self, dag: Dag, lanes: Sequence[int], transfers: Sequence[Transfer]) -> None:
         self._dag = dag
         self._lanes = lanes
-        self._place: dict[int, tuple[int, int]] = {}  # operator -> lane, and count of that lane once it is done
-        self._copied: dict[tuple[int, int], tuple[int, int]] = {}  # the same for edges that are copied
-        self._done: Clock = {}
-        self._known: dict[int, Clock] = {}  # what each lane knows of the others
-        self._at_signal: dict[tuple[int, int], Clock] = {}
+        #: Operator -> (lane, count of that lane once the operator is done).
+        self._done_at: dict[int, tuple[int, int]] = {}
+        #: The same for edges whose value is copied: (producer, reader) -> (copying lane, count once it is copied).
+        self._copied_at: dict[tuple[int, int], tuple[int, int]] = {}
+        #: The same for inputs of the request: reader -> all copies that it needs.
+        self._uploaded_at: dict[int, list[tuple[int, int]]] = {}
+        self._counts: Clock = {}
+        #: What each lane knows of the others, now and at each of its signals.
+        self._known: dict[int, Clock] = {}
+        self._known_at_signal: dict[tuple[int, int], Clock] = {}
         self._steps: dict[int, list[Wait | Run | Copy]] = {}
-        self._barrier: Clock = {}  # how far each lane is when the stages before this segment's have ended
-        self._brought: dict[int, list[tuple[int, int]]] = {}  # operator -> places of the request's values it reads
-        self._leaving: dict[int, list[Transfer]] = {}
-        for crossing in transfers:
-            if crossing.producer is None:
-                self._copy(crossing)
+        #: Count of each lane at the end of the stages before the present one.
+        self._barrier: Clock = {}
+        #: Operator -> transfers of the values that it computes.
+        self._transfers: dict[int, list[Transfer]] = {}
+        for transfer in transfers:
+            if transfer.producer is None:
+                self._copy(transfer)
             else:
-                self._leaving.setdefault(crossing.producer, []).append(crossing)
+                self._transfers.setdefault(transfer.producer, []).append(transfer)
 
     def end_stage(self) -> None:
-        """What follows waits for all that computes before it."""
-        self._barrier = {lane: count for lane, count in self._done.items() if not is_copy_lane(lane)}
+        """Make all later segments wait for all segments so far."""
+        self._barrier = {lane: count for lane, count in self._counts.items() if not is_copy_lane(lane)}
 
     def add(self, index: int, segment: Sequence[int]) -> None:
-        """The next segment, and the copies of what it makes."""
+        """Add the next segment, and copies of the values that it computes."""
         lane = self._lanes[segment[0]]
         needed = self._needed(segment, lane)
         _merge(needed, {other: count for other, count in self._barrier.items() if other != lane})
-        self._step(lane, needed, Run(index))
-        self._place.update(dict.fromkeys(segment, (lane, self._done[lane])))
+        self._add_step(lane, needed, Run(index))
+        self._done_at.update(dict.fromkeys(segment, (lane, self._counts[lane])))
         for i in segment:
-            for crossing in self._leaving.get(i, ()):
-                self._copy(crossing)
+            for transfer in self._transfers.get(i, ()):
+                self._copy(transfer)
 
-    def program(self) -> Program:
-        """All of it, with signals where others wait."""
+    def build(self) -> Program:
+        """Return the program, with signals where other lanes wait."""
         awaited = {(i.lane, i.count) for steps in self._steps.values() for i in steps if isinstance(i, Wait)}
         order = sorted(self._steps, key=is_copy_lane)
         return Program({lane: _with_signals(lane, self._steps[lane], awaited) for lane in order})
 
-    def _copy(self, crossing: Transfer) -> None:
-        producer, lane = crossing.producer, crossing.lane
-        needed = {} if producer is None else dict([self._place[producer]])
-        self._step(lane, needed, Copy(crossing.value, crossing.upload))
-        for reader in crossing.readers:
+    def _copy(self, transfer: Transfer) -> None:
+        producer, lane = transfer.producer, transfer.lane
+        needed = {} if producer is None else dict([self._done_at[producer]])
+        self._add_step(lane, needed, Copy(transfer.value, transfer.upload))
+        copied = (lane, self._counts[lane])
+        for reader in transfer.readers:
             if producer is None:
-                self._brought.setdefault(reader, []).append((lane, self._done[lane]))
-            else:
-                place = self._copied.setdefault((producer, reader), (lane, self._done[lane]))
-                self._copied[producer, reader] = max(place, (lane, self._done[lane]))
+                self._uploaded_at.setdefault(reader, []).append(copied)
+            else:  # a reader of several values of one producer needs the last copy
+                self._copied_at[producer, reader] = max(self._copied_at.get((producer, reader), copied), copied)
 
-    def _step(self, lane: int, needed: Clock, step: Run | Copy) -> None:
-        mine = self._known.setdefault(lane, {})
+    def _add_step(self, lane: int, needed: Clock, step: Run | Copy) -> None:
+        known = self._known.setdefault(lane, {})
         steps = self._steps.setdefault(lane, [])
-        for wait in _undominated(needed, mine, self._at_signal):
+        for wait in _undominated(needed, known, self._known_at_signal):
             steps.append(wait)
-            _merge(mine, {**self._at_signal[wait.lane, wait.count], wait.lane: wait.count})
+            _merge(known, {**self._known_at_signal[wait.lane, wait.count], wait.lane: wait.count})
         steps.append(step)
-        self._done[lane] = self._done.get(lane, 0) + 1
-        self._at_signal[lane, self._done[lane]] = dict(mine)
+        self._counts[lane] = self._counts.get(lane, 0) + 1
+        self._known_at_signal[lane, self._counts[lane]] = dict(known)
 
     def _needed(self, segment: Sequence[int], lane: int) -> Clock:
-        """How far each other lane must be before the segment may start."""
+        """Return the count that each other lane must have reached before the segment may start."""
         inside = set(segment)
         needed: Clock = {}
         for i in segment:
-            for place in self._brought.get(i, ()):
-                _merge(needed, dict([place]))
+            for uploaded in self._uploaded_at.get(i, ()):
+                _merge(needed, dict([uploaded]))
             for m in self._dag.predecessors[i]:
-                if m not in inside and self._place[m][0] != lane:
-                    _merge(needed, dict([self._copied.get((m, i), self._place[m])]))
+                if m not in inside and self._done_at[m][0] != lane:
+                    _merge(needed, dict([self._copied_at.get((m, i), self._done_at[m])]))
         return needed
 
 
-def _undominated(needed: Clock, mine: Clock, at_signal: Mapping[tuple[int, int], Clock]) -> list[Wait]:
-    """The waits that neither the lane's knowledge nor another wait implies."""
-    waits = [Wait(lane, count) for lane, count in sorted(needed.items()) if mine.get(lane, 0) < count]
+def _undominated(needed: Clock, known: Clock, known_at_signal: Mapping[tuple[int, int], Clock]) -> list[Wait]:
+    """Return the waits that neither the lane's knowledge nor another wait implies."""
+    waits = [Wait(lane, count) for lane, count in sorted(needed.items()) if known.get(lane, 0) < count]
     return [
         wait
         for wait in waits
-        if not any(at_signal[o.lane, o.count].get(wait.lane, 0) >= wait.count for o in waits if o is not wait)
+        if not any(known_at_signal[o.lane, o.count].get(wait.lane, 0) >= wait.count for o in waits if o is not wait)
     ]
 
 
@@ -225,8 +232,9 @@ def _with_signals(
         count += 1
         signalled = (lane, count) in awaited
         if isinstance(step, Run) and is_accelerator_lane(lane):
-            step = Run(step.segment, complete=signalled or at == len(steps) - 1)  # noqa: PLW2901 - the same, completed
-        instructions.append(step)
+            instructions.append(Run(step.segment, complete=signalled or at == len(steps) - 1))
+        else:
+            instructions.append(step)
         if signalled:
             instructions.append(Signal(count))
     return tuple(instructions)

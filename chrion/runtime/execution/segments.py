@@ -1,8 +1,8 @@
-"""Sessions for segments: one for each distinct sub-model, shared by all segments that compute the same."""
+"""Segments: sub-models with their onnxruntime sessions. Segments that compute the same share one session."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,21 +19,21 @@ from chrion.runtime.options.session_options import inherit
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment that can run: its session, and which value of the graph each of the session's names stands for.
+    """A segment that can run: its session, and the value of the graph that each of the session's names stands for.
 
-    The session is an ``InferenceSession``, or a :class:`chrion.native.NativeSession`.
+    The session is an ``InferenceSession`` or a :class:`chrion.native.NativeSession`.
     """
 
     session: Any
     #: (name in the session, name in the graph) of each input and output.
     inputs: tuple[tuple[str, str], ...]
     outputs: tuple[tuple[str, str], ...]
-    #: Names of its operators, for messages.
+    #: Names of the operators, for messages.
     operators: tuple[str, ...]
-    #: Whether it runs on the accelerator.
+    #: Whether the segment runs on the accelerator.
     on_device: bool = False
     #: Whether it is captured as a CUDA graph.
-    graph: bool = False
+    cuda_graph: bool = False
 
     def __str__(self) -> str:
         if len(self.operators) == 1:
@@ -42,13 +42,13 @@ class Segment:
 
 
 class SegmentFactory:
-    """Opens segments of one graph.
+    """Opens the segments of one graph.
 
     Args:
-        extractor: Of the graph.
+        extractor: Extractor of the graph.
         base: The caller's session options, or None.
-        accelerator: Runs segments that are on it.
-        native: Whether sessions are for lanes without the interpreter.
+        accelerator: Opens the segments of its lanes.
+        native: Whether segments of CPU lanes are for lanes in C.
     """
 
     def __init__(
@@ -66,20 +66,20 @@ class SegmentFactory:
         self._opened: dict[tuple[str, int | None], tuple[Any, tuple[str, ...], tuple[str, ...]]] = {}
 
     @property
-    def sessions(self) -> int:
-        """How many sessions have been opened."""
+    def session_count(self) -> int:
+        """Number of sessions that have been opened."""
         return len(self._opened)
 
     def open(self, operators: Sequence[int], lane: int) -> Segment:
-        """Open a segment for a lane, with the session of an equal one if there is one."""
+        """Open a segment for a lane; a segment that computes the same lends it its session."""
         sub = self._extractor.extract(operators)
-        there = self._accelerator if is_accelerator_lane(lane) else None
-        graph = there is not None and there.graphs and not _has_control_flow(sub.model)
-        key = (sub.key, there.place(lane) if there else None)
+        accelerator = self._accelerator if is_accelerator_lane(lane) else None
+        cuda_graph = accelerator is not None and accelerator.captures_graphs and not _has_control_flow(sub.model)
+        key = (sub.key, accelerator.sharing_group(lane) if accelerator else None)
         if key not in self._opened:
             model, options = sub.model.SerializeToString(), self._options(sub.options)
-            if there:
-                session: Any = there.open(model, options, lane, graph=graph)
+            if accelerator:
+                session: Any = accelerator.open(model, options, lane, cuda_graph=cuda_graph)
             elif self._native:
                 session = NativeSession(model, options)
             else:
@@ -92,11 +92,11 @@ class SegmentFactory:
             inputs=tuple(zip(inputs, sub.inputs, strict=True)),
             outputs=tuple(zip(outputs, sub.outputs, strict=True)),
             operators=tuple(names[i] for i in operators),
-            on_device=there is not None,
-            graph=graph,
+            on_device=accelerator is not None,
+            cuda_graph=cuda_graph,
         )
 
-    def _options(self, entries: dict[str, str]) -> ort.SessionOptions:
+    def _options(self, entries: Mapping[str, str]) -> ort.SessionOptions:
         options = ort.SessionOptions()
         inherit(self._base, options)
         options.intra_op_num_threads = 1
@@ -108,15 +108,15 @@ class SegmentFactory:
 
 
 def _has_control_flow(model: onnx.ModelProto) -> bool:
-    kinds = {onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS}
-    return any(attribute.type in kinds for node in model.graph.node for attribute in node.attribute)
+    subgraphs = {onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS}
+    return any(attribute.type in subgraphs for node in model.graph.node for attribute in node.attribute)
 
 
-def named(error: Exception, where: object) -> Exception:
-    """The same kind of error, saying in which operators it happened."""
+def locate_error(error: Exception, where: object) -> Exception:
+    """Return an error of the same type whose message begins with the operators that it concerns."""
     message = f"{where}: {error}"
     make: Callable[[str], Exception] = type(error)
     try:
         return make(message)
-    except Exception:  # noqa: BLE001 - a type that cannot be made from a message
+    except Exception:  # noqa: BLE001 - a type that takes more than a message
         return RuntimeError(message)

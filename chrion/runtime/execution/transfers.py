@@ -1,4 +1,4 @@
-"""Which values cross between the memories of the CPU and the accelerator, and have to be copied."""
+"""Transfers: the values of a graph that have to be copied between the memories of the host and the accelerator."""
 
 from __future__ import annotations
 
@@ -12,35 +12,40 @@ from chrion.runtime.execution.program import Transfer
 
 
 def find_transfers(extractor: Extractor, lanes: Sequence[int], device: Device | None) -> tuple[Transfer, ...]:
-    """The values to copy, inputs of the request first, then in the order in which they are made.
+    """Find the values to copy.
 
     Args:
-        extractor: Knows the graph and who reads what.
+        extractor: Extractor of the graph, which knows the readers of each value.
         lanes: Lane of each operator.
-        device: The accelerator; None where there is none. Values of types that it does not hold stay in the host's
-            memory and do not cross.
+        device: The accelerator, or None. Values of types that it does not hold stay in the host's memory and are not
+            transferred.
+
+    Returns:
+        Inputs of the request first, then values in the order in which they are computed.
     """
     if device is None:
         return ()
     graph = extractor.graph
-    there = [is_accelerator_lane(lane) for lane in lanes]
+    on_device = [is_accelerator_lane(lane) for lane in lanes]
     operator = {node: i for i, nodes in enumerate(graph.nodes) for node in nodes}
     results = {info.name for info in graph.outputs}
-    made: list[tuple[str, int | None]] = [(info.name, None) for info in graph.inputs]
-    made += [(name, i) for node, i in sorted(operator.items()) for name in graph.model.graph.node[node].output if name]
-    found = []
-    for name, producer in made:
-        if not held(graph, name, device):
+    values: list[tuple[str, int | None]] = [(info.name, None) for info in graph.inputs]
+    values += [
+        (name, i) for node, i in sorted(operator.items()) for name in graph.model.graph.node[node].output if name
+    ]
+    transfers = []
+    for name, producer in values:
+        if not is_held(graph, name, device):
             continue
-        upload = producer is None or not there[producer]
+        upload = producer is None or not on_device[producer]
         readers = {operator[node] for node in extractor.readers.get(name, ())}
-        elsewhere = tuple(sorted(i for i in readers if there[i] == upload))
-        if elsewhere or (name in results and not upload):
-            found.append(Transfer(name, producer, elsewhere, upload))
-    return tuple(found)
+        remote = tuple(sorted(i for i in readers if on_device[i] == upload))
+        if remote or (name in results and not upload):
+            transfers.append(Transfer(name, producer, remote, upload))
+    return tuple(transfers)
 
 
-def held(graph: Graph, name: str, device: Device | None) -> bool:
-    """Whether a value can be in the accelerator's memory: of known size, not empty, and of a type that it holds."""
+def is_held(graph: Graph, name: str, device: Device) -> bool:
+    """Return whether the accelerator can hold a value: it has a known size, is not empty, and its type is supported."""
     info = graph.values[name]
-    return device is not None and bool(info.bytes) and device.supports(info.type)
+    return bool(info.bytes) and device.supports(info.type)

@@ -1,0 +1,252 @@
+"""Device frames: buffers and bindings of one request that uses an accelerator.
+
+Values that segments pass to each other live in buffers that are allocated and bound once for each frame, in the memory
+of the segments that use them: a value that is transferred has a buffer in the host's memory and one on the device. The
+inputs and outputs of a request are bound anew for each request, as in :mod:`chrion.runtime.execution.host_frame`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnxruntime as ort
+
+from chrion.devices import Device
+from chrion.devices.device import Download
+from chrion.devices.host import allocate, on_host, to_host, zeros
+from chrion.graph.model import Graph
+from chrion.runtime.execution.host_frame import Array, BoundOutput, bound_outputs
+from chrion.runtime.execution.segments import Segment, locate_error
+from chrion.runtime.execution.transfers import is_held
+
+
+class BufferKey(NamedTuple):
+    """A value in the host's memory or in the accelerator's."""
+
+    name: str
+    on_device: bool
+
+
+class DeviceFrame:
+    """Frame of a program that has segments on an accelerator.
+
+    Args:
+        graph: The graph.
+        segments: Its segments, in the plan's order.
+        device: The accelerator.
+
+    Attributes:
+        bindings: One IOBinding a segment, in the plan's order.
+        cuda_graphs: Number of each segment's CUDA graph; None for a segment without one.
+    """
+
+    def __init__(self, graph: Graph, segments: Sequence[Segment], device: Device) -> None:
+        self._graph = graph
+        self._device = device
+        self.bindings = [segment.session.io_binding() for segment in segments]
+        self.cuda_graphs: list[int | None] = [None] * len(segments)
+        #: Buffers that stay from request to request.
+        self._buffers: dict[BufferKey, ort.OrtValue] = {}
+        #: Values of the present request, which take precedence over those buffers.
+        self._present: dict[BufferKey, ort.OrtValue] = {}
+        #: Those of them that are bound.
+        self._bound: dict[BufferKey, ort.OrtValue] = {}
+        #: Outputs that the present request leaves in the accelerator's memory.
+        self._on_device: Collection[str] = ()
+        self._requested = {info.name for info in (*graph.inputs, *graph.outputs)}
+        #: Segments that read inputs or outputs of the request: (binding, name in its session).
+        self._readers: dict[BufferKey, list[tuple[Any, str]]] = {}
+        self._outputs: dict[BufferKey, BoundOutput] = {}
+        #: Unused results whose size is unknown: each run allocates them.
+        self._unused: list[BoundOutput] = []
+        #: All values that segments read.
+        self._read: set[BufferKey] = set()
+        #: Inputs that each segment on the accelerator takes from the host's memory: onnxruntime copies them when they
+        #: are bound, so they are bound when the segment runs.
+        self._deferred: list[list[tuple[str, BufferKey]]] = [[] for _ in segments]
+        self._downloads: dict[str, Download] = {}
+        #: All values that each segment reads or writes.
+        self._used: list[list[BufferKey]] = [[] for _ in segments]
+        with device.exclusive():
+            for index, segment in enumerate(segments):
+                try:
+                    self._bind_inputs(index, segment)
+                    self._bind_outputs(index, segment)
+                except Exception as error:
+                    raise locate_error(error, segment) from error
+
+    def begin(
+        self,
+        feeds: Mapping[str, ort.OrtValue | Array],
+        targets: Mapping[str, ort.OrtValue],
+        *,
+        arrays: bool = False,
+        on_device: Collection[str] = (),
+    ) -> None:
+        """Bind the inputs and outputs of a request; see :meth:`chrion.runtime.execution.host_frame.Frame.begin`.
+
+        Args:
+            feeds: Values of the graph's inputs.
+            targets: The caller's buffers.
+            arrays: Makes no difference to this frame.
+            on_device: Outputs without a target that stay in the accelerator's memory if they are computed there.
+        """
+        del arrays
+        with self._device.exclusive():
+            self._present = {}
+            self._on_device = on_device
+            for name, value in feeds.items():
+                self._add_input(name, value)
+            for unused in self._unused:
+                unused.release()  # or the run would have to fit its result into the last one's
+            for key, output in self._outputs.items():
+                try:
+                    self._choose_target(key, targets.get(key.name), sized=output.sized)
+                    self._bind(key)
+                except Exception as error:
+                    raise locate_error(error, f"output {key.name!r} of {output.segment}") from error
+            for key in self._readers:
+                self._bind(key)
+
+    def prepare(self, segment: int) -> None:
+        """Bind the inputs that onnxruntime copies when they are bound; called just before the segment runs."""
+        if self._deferred[segment]:
+            with self._device.exclusive():
+                for inner, key in self._deferred[segment]:
+                    self.bindings[segment].bind_ortvalue_input(inner, self._value(key))
+
+    def replayable(self, segment: int) -> bool:
+        """Return whether a segment uses only the frame's own device buffers in this request, as its CUDA graph does."""
+        return all(key.on_device and key not in self._present for key in self._used[segment])
+
+    def fill_with_zeros(self) -> None:
+        """Fill the device buffers with zeros, except those of constants."""
+        for key, value in self._buffers.items():
+            if key.on_device and self._graph.constant(key.name) is None:
+                self._device.upload(zeros(self._graph.values[key.name]), value)
+
+    def copy(self, name: str, *, upload: bool) -> None:
+        """Copy a value to the other memory, unless this request has it there already or does not need it there."""
+        if upload and BufferKey(name, on_device=True) in self._present:
+            return
+        source, target = (self._find(BufferKey(name, on_device)) for on_device in (not upload, upload))
+        if source is None or target is None:
+            return
+        if upload:
+            self._device.upload(source, target)
+        else:
+            self._download(name).copy(source, target)
+
+    def result(self, name: str, target: ort.OrtValue | None) -> ort.OrtValue:
+        """Return an output of the request; see :meth:`chrion.runtime.execution.host_frame.Frame.result`."""
+        device, host = BufferKey(name, on_device=True), BufferKey(name, on_device=False)
+        if target is None and name in self._on_device and is_held(self._graph, name, self._device):
+            target = self._present.get(device) or self._device.allocate(self._graph.values[name])
+        if target is not None:
+            if not on_host(target) and device not in self._present:
+                self._device.upload(self._present[host], target)
+            return target
+        return self._present[host] if host in self._present else self._outputs[host].allocated()
+
+    def array(self, name: str) -> Array:
+        """Return an output as an array that belongs to the caller."""
+        array: Array = self.result(name, None).numpy()
+        return array
+
+    def _bind_inputs(self, index: int, segment: Segment) -> None:
+        for inner, name in segment.inputs:
+            key = self._key(name, segment)
+            self._read.add(key)
+            self._used[index].append(key)
+            if segment.on_device and not key.on_device:
+                self._deferred[index].append((inner, key))
+                self._keep(key)
+            elif name in self._requested:
+                self._readers.setdefault(key, []).append((self.bindings[index], inner))
+                self._keep(key)
+            else:
+                self.bindings[index].bind_ortvalue_input(inner, self._keep(key))
+
+    def _bind_outputs(self, index: int, segment: Segment) -> None:
+        for name, output in bound_outputs(self._graph, segment, self.bindings[index]):
+            key = self._key(name, segment)
+            self._used[index].append(key)
+            if name in self._requested:
+                self._outputs[key] = output
+                self._keep(key)
+            elif output.sized:
+                output.binding.bind_ortvalue_output(output.inner, self._keep(key))
+            else:
+                self._unused.append(output)
+
+    def _key(self, name: str, segment: Segment) -> BufferKey:
+        return BufferKey(name, segment.on_device and is_held(self._graph, name, self._device))
+
+    def _keep(self, key: BufferKey) -> ort.OrtValue | None:
+        """Return the buffer that stays from request to request; None for a value that each request brings itself."""
+        if key not in self._buffers and (key.on_device or key.name not in self._requested):
+            self._buffers[key] = self._allocate(key)
+        return self._buffers.get(key)
+
+    def _allocate(self, key: BufferKey) -> ort.OrtValue:
+        info, constant = self._graph.values[key.name], self._graph.constant(key.name)
+        if key.on_device:
+            return self._device.allocate(info) if constant is None else self._device.to_device(info, constant)
+        if constant is not None:
+            return ort.OrtValue.ortvalue_from_numpy(constant)
+        return self._device.host_buffer(info) if is_held(self._graph, key.name, self._device) else allocate(info)
+
+    def _find(self, key: BufferKey) -> ort.OrtValue | None:
+        return self._present.get(key) or self._buffers.get(key)
+
+    def _value(self, key: BufferKey) -> ort.OrtValue:
+        return self._present.get(key) or self._buffers[key]
+
+    def _add_input(self, name: str, value: ort.OrtValue | Array) -> None:
+        host = BufferKey(name, on_device=False)
+        if isinstance(value, np.ndarray):
+            self._present[host] = ort.OrtValue.ortvalue_from_numpy(value)
+        elif on_host(value):
+            self._present[host] = value
+        else:
+            self._present[BufferKey(name, on_device=True)] = value
+            if host in self._read:
+                self._present[host] = to_host(value)
+
+    def _choose_target(self, key: BufferKey, target: ort.OrtValue | None, *, sized: bool) -> None:
+        """Choose the buffer of an output for this request; none yet if only the run will know its size."""
+        if target is None and not sized:
+            return
+        info = self._graph.values[key.name]
+        host = BufferKey(key.name, on_device=False)
+        host_target = target if target is not None and on_host(target) else None
+        if not key.on_device:
+            self._present[host] = host_target or allocate(info)
+            return
+        if target is not None and host_target is None:
+            self._present[key] = target
+        elif target is None and key.name in self._on_device:
+            self._present[key] = self._device.allocate(info)
+        if key not in self._present or host in self._read:
+            self._present[host] = host_target or allocate(info)
+
+    def _bind(self, key: BufferKey) -> None:
+        """Bind a value of the request wherever it is computed and read, unless it is bound already."""
+        value, output = self._find(key), self._outputs.get(key)
+        if value is None:
+            self._bound.pop(key, None)
+            self._outputs[key].release()
+            return
+        if self._bound.pop(key, None) is not value:
+            if output is not None:
+                output.binding.bind_ortvalue_output(output.inner, value)
+            for binding, inner in self._readers.get(key, ()):
+                binding.bind_ortvalue_input(inner, value)
+        self._bound[key] = value
+
+    def _download(self, name: str) -> Download:
+        if name not in self._downloads:
+            self._downloads[name] = self._device.download(self._graph.values[name].type)
+        return self._downloads[name]

@@ -1,0 +1,234 @@
+"""Host frames: buffers and bindings of one request whose segments all run in the host's memory.
+
+Values that segments pass to each other live in buffers that are allocated and bound once for each frame. The inputs and
+outputs of a request are bound anew for each request: nothing is copied without need, and no later request writes into
+the outputs of an earlier one. Only small arrays are copied to and from buffers of the frame, since binding them would
+take longer.
+
+Both kinds of executors use these frames: a segment's session is an ``onnxruntime.InferenceSession`` or a
+:class:`chrion.native.NativeSession`, and their bindings have the same methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import onnxruntime as ort
+
+from chrion.devices.host import allocate, on_host, to_host
+from chrion.graph.model import Graph
+from chrion.runtime.execution.segments import Segment, locate_error
+from chrion.runtime.requests import numeric_dtype
+
+#: Arrays up to this size are copied. To wrap an array in an OrtValue and bind it takes 4 us, and 20 to 60 after a large
+#: model has evicted the interpreter from the caches; to copy 72 KiB takes 2 us, and then 5 to 15.
+_COPIED_BYTES = 1 << 17
+
+Array = np.ndarray[Any, Any]
+
+
+class Frame(Protocol):
+    """The buffers and bindings of one request in flight, whatever executor carries it out."""
+
+    def begin(
+        self, feeds: Mapping[str, ort.OrtValue | Array], targets: Mapping[str, ort.OrtValue], *, arrays: bool
+    ) -> None:
+        """Bind the inputs and outputs of a request.
+
+        Args:
+            feeds: Values of the graph's inputs, in any memory; arrays are contiguous.
+            targets: Caller's buffers for some of the outputs, in any memory.
+            arrays: Whether the outputs will be read with :meth:`array`.
+        """
+
+    def result(self, name: str, target: ort.OrtValue | None) -> ort.OrtValue:
+        """Return an output of the request, after all lanes have finished it.
+
+        Args:
+            name: Name of the output.
+            target: The caller's buffer for it, or None.
+        """
+
+    def array(self, name: str) -> Array:
+        """Return an output as an array that belongs to the caller."""
+
+
+class SegmentBinding(Protocol):
+    """The inputs and outputs of one segment, as onnxruntime's ``IOBinding`` has them."""
+
+    def bind_ortvalue_input(self, name: str, ortvalue: ort.OrtValue) -> None:
+        """Bind an input to a tensor."""
+
+    def bind_ortvalue_output(self, name: str, ortvalue: ort.OrtValue) -> None:
+        """Bind an output to a tensor of the right size."""
+
+
+class CopiedBuffer(NamedTuple):
+    """A buffer of the frame for a small input or output of the request."""
+
+    value: ort.OrtValue
+    #: The same memory.
+    array: Array
+
+
+class BoundOutput(NamedTuple):
+    """An output of the request, and the segment that computes it."""
+
+    binding: Any
+    #: Name and position among the outputs of the segment's session.
+    inner: str
+    slot: int
+    segment: Segment
+    #: Whether the size is known before the run; otherwise onnxruntime allocates the output during the run.
+    sized: bool
+
+    def release(self) -> None:
+        """Bind no buffer, so that the next run allocates the output."""
+        self.binding.bind_output(self.inner)
+
+    def allocated(self) -> ort.OrtValue:
+        """Return what the last run allocated."""
+        value: ort.OrtValue = self.binding.get_outputs()[self.slot]
+        return value
+
+
+def bound_outputs(graph: Graph, segment: Segment, binding: Any) -> Iterator[tuple[str, BoundOutput]]:
+    """List a segment's outputs by their names in the graph.
+
+    If the run allocates any of them, all are first bound in the order of the session: ``get_outputs`` returns values in
+    the order of first binding.
+    """
+    sized = [graph.values[name].bytes is not None for _, name in segment.outputs]
+    if not all(sized):
+        for inner, _ in segment.outputs:
+            binding.bind_output(inner)
+    for slot, (inner, name) in enumerate(segment.outputs):
+        yield name, BoundOutput(binding, inner, slot, segment, sized[slot])
+
+
+class HostFrame:
+    """Frame of a program whose segments all run in the host's memory.
+
+    Args:
+        graph: The graph.
+        segments: Its segments, in the plan's order.
+
+    Attributes:
+        bindings: One binding a segment, in the plan's order.
+    """
+
+    def __init__(self, graph: Graph, segments: Sequence[Segment]) -> None:
+        self._graph = graph
+        self.bindings: list[Any] = [segment.session.io_binding() for segment in segments]
+        #: Values between segments.
+        self._buffers: dict[str, ort.OrtValue] = {}
+        #: Buffers for small arrays of the request.
+        self._copied: dict[str, CopiedBuffer] = {}
+        #: Segments that read inputs or outputs of the request: (binding, name in its session).
+        self._readers: dict[str, list[tuple[SegmentBinding, str]]] = {}
+        self._outputs: dict[str, BoundOutput] = {}
+        #: Unused results whose size is unknown: each run allocates them.
+        self._unused: list[BoundOutput] = []
+        #: Values of the present request; all are bound.
+        self._bound: dict[str, ort.OrtValue] = {}
+        requested = {info.name for info in (*graph.inputs, *graph.outputs)}
+        for segment, binding in zip(segments, self.bindings, strict=True):
+            try:
+                self._bind_segment(segment, binding, requested)
+            except Exception as error:
+                raise locate_error(error, segment) from error
+
+    def begin(
+        self, feeds: Mapping[str, ort.OrtValue | Array], targets: Mapping[str, ort.OrtValue], *, arrays: bool
+    ) -> None:
+        """Copy or bind the inputs of a request, and bind its outputs; see :meth:`Frame.begin`."""
+        for name, value in feeds.items():
+            if isinstance(value, np.ndarray):
+                copied = self._copied.get(name)
+                if copied is None:
+                    self._bind(name, ort.OrtValue.ortvalue_from_numpy(value))
+                else:
+                    np.copyto(copied.array, value)
+                    self._bind(name, copied.value)
+            else:
+                self._bind(name, to_host(value))
+        for unused in self._unused:
+            unused.release()  # or the run would have to fit its result into the last one's
+        for name, output in self._outputs.items():
+            try:
+                self._bind_output(name, output, targets.get(name), arrays=arrays)
+            except Exception as error:
+                raise locate_error(error, f"output {name!r} of {output.segment}") from error
+
+    def result(self, name: str, target: ort.OrtValue | None) -> ort.OrtValue:
+        """Return an output of the request; see :meth:`Frame.result`."""
+        value = self._bound.get(name)
+        if value is None:
+            value = self._outputs[name].allocated()
+        if target is None or target is value:
+            return value
+        target.update_inplace(value.numpy())
+        return target
+
+    def array(self, name: str) -> Array:
+        """Return an output as an array that belongs to the caller."""
+        value, copied = self.result(name, None), self._copied.get(name)
+        return copied.array.copy() if copied is not None and value is copied.value else value.numpy()
+
+    def _bind_segment(self, segment: Segment, binding: SegmentBinding, requested: set[str]) -> None:
+        for inner, name in segment.inputs:
+            if name in requested:
+                self._readers.setdefault(name, []).append((binding, inner))
+                self._add_copied(name)
+            else:
+                binding.bind_ortvalue_input(inner, self._buffer(name))
+        for name, output in bound_outputs(self._graph, segment, binding):
+            if name in requested:
+                self._outputs[name] = output
+                self._add_copied(name)
+            elif output.sized:
+                binding.bind_ortvalue_output(output.inner, self._buffer(name))
+            else:
+                self._unused.append(output)
+
+    def _bind_output(self, name: str, output: BoundOutput, target: ort.OrtValue | None, *, arrays: bool) -> None:
+        """Bind an output to the caller's buffer, to one of the frame's, to a new one, or to what the run allocates."""
+        copied = self._copied.get(name)
+        if target is not None and on_host(target):
+            self._bind(name, target)
+        elif not output.sized:
+            self._bound.pop(name, None)
+            output.release()
+        elif arrays and copied is not None:
+            self._bind(name, copied.value)
+        else:
+            self._bind(name, allocate(self._graph.values[name]))
+
+    def _bind(self, name: str, value: ort.OrtValue) -> None:
+        """Bind a value of the request wherever it is computed and read, unless it is bound already."""
+        if self._bound.get(name) is value:
+            return
+        output = self._outputs.get(name)
+        if output is not None:
+            output.binding.bind_ortvalue_output(output.inner, value)
+        for binding, inner in self._readers.get(name, ()):
+            binding.bind_ortvalue_input(inner, value)
+        self._bound[name] = value
+
+    def _buffer(self, name: str) -> ort.OrtValue:
+        """Return the buffer of a value between segments; a constant's holds its value."""
+        if name not in self._buffers:
+            constant = self._graph.constant(name)
+            info = self._graph.values[name]
+            self._buffers[name] = allocate(info) if constant is None else ort.OrtValue.ortvalue_from_numpy(constant)
+        return self._buffers[name]
+
+    def _add_copied(self, name: str) -> None:
+        """Allocate a buffer for an input or output of the request whose arrays are to be copied."""
+        info = self._graph.values[name]
+        small = 0 < (info.bytes or 0) <= _COPIED_BYTES and numeric_dtype(info.type) is not None
+        if small and name not in self._copied:
+            value = allocate(info)
+            self._copied[name] = CopiedBuffer(value, value.numpy())

@@ -1,0 +1,285 @@
+"""Executor on Python threads: carries out any program, also one with lanes of an accelerator.
+
+Each request has a counter for every lane, which only that lane advances. A lane that fails, or that sees the failure of
+another, advances its own counter to the end and stops; so every wait ends, and no lane stays in a request that is over.
+The caller's thread carries out the first lane itself, pinned to that lane's core meanwhile, and returns when all lanes
+have finished.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnxruntime as ort
+
+from chrion.cores import affinity, pin
+from chrion.devices.host import zeros
+from chrion.graph.model import Graph
+from chrion.lane_numbers import lane_name
+from chrion.runtime.execution.accelerator import Accelerator
+from chrion.runtime.execution.device_frame import DeviceFrame
+from chrion.runtime.execution.executor import AcceleratorFailure, Event, Executor
+from chrion.runtime.execution.host_frame import Array, HostFrame
+from chrion.runtime.execution.lane_threads import LaneThreads
+from chrion.runtime.execution.program import Copy, Program, Run, Signal, Wait
+from chrion.runtime.execution.segments import Segment, locate_error
+from chrion.waiting import Counter
+
+#: The count of a lane that has finished its part, successfully or not.
+_FINISHED = 1 << 60
+#: Rounds that a lane without a core of its own spins before it parks: about the cost of parking.
+_SHORT_SPIN_ROUNDS = 3
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """State that the lanes of one request share."""
+
+    frame: HostFrame | DeviceFrame
+    counters: dict[int, Counter]
+    run_options: ort.RunOptions | None
+    #: (lane, segment, start, end, copied value) of what ran, in s; None if nobody asked for it.
+    events: list[tuple[int, int, float, float, str]] | None
+    start_s: float = 0.0
+    failure: BaseException | None = None
+    #: Guards ``failure``: parallel lanes may fail at once, and the first failure counts.
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    #: The instruction that each lane started last.
+    current: dict[int, Run | Copy] = field(default_factory=dict)
+
+    def fail(self, error: BaseException) -> None:
+        with self.lock:
+            if self.failure is None:
+                self.failure = error
+
+
+@dataclass(frozen=True, slots=True)
+class _RequestPart:
+    """One lane's part of a request."""
+
+    executor: PythonExecutor
+    request: _Request
+    lane: int
+
+    def __call__(self) -> None:
+        self.executor.run_lane(self.request, self.lane)
+
+    def fail(self) -> None:
+        self.executor.fail_lane(self.request, self.lane)
+
+
+class PythonExecutor(Executor[HostFrame | DeviceFrame]):
+    """Carries out one program on lane threads.
+
+    Args:
+        graph: The graph.
+        program: Its program.
+        segments: The segments that ``Run`` instructions refer to.
+        lane_threads: Threads of all lanes but the program's first.
+        cores: The logical CPU of each lane; None for a lane without a core of its own.
+        accelerator: Runs the segments on the accelerator.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the parts of a program in execution
+        self,
+        graph: Graph,
+        program: Program,
+        segments: Sequence[Segment],
+        lane_threads: LaneThreads,
+        cores: Mapping[int, int | None],
+        accelerator: Accelerator | None = None,
+    ) -> None:
+        super().__init__()
+        self._graph = graph
+        self._program = program
+        self._segments = segments
+        self._lane_threads = lane_threads
+        #: A lane without a core of its own takes time from the others while it spins.
+        self._spin_rounds = {lane: _SHORT_SPIN_ROUNDS if core is None else None for lane, core in cores.items()}
+        self._accelerator = accelerator
+        self._first = next(iter(program.lanes))
+        self._core = cores[self._first]
+        #: Name of the operator that computes each value.
+        self._producers = {
+            name: graph.dag.names[i]
+            for i, nodes in enumerate(graph.nodes)
+            for node in nodes
+            for name in graph.model.graph.node[node].output
+        }
+
+    def run_lane(self, request: _Request, lane: int) -> None:
+        """Carry out one lane's instructions; raise nothing but an interrupt from outside."""
+        own = request.counters[lane]
+        tend = self._lane_threads.tend
+        try:
+            for instruction in self._program.lanes[lane]:
+                if isinstance(instruction, Wait):
+                    request.counters[instruction.lane].wait(instruction.count, self._spin_rounds[lane], tend)
+                elif isinstance(instruction, Signal):
+                    own.advance(instruction.count)
+                elif request.failure is not None:
+                    return
+                else:
+                    request.current[lane] = instruction
+                    self._carry_out(request, lane, instruction)
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            request.fail(error)
+        finally:
+            own.advance(_FINISHED)
+
+    def fail_lane(self, request: _Request, lane: int) -> None:
+        """Fail a request after the thread of one of its lanes has died."""
+        first = next(step for step in self._program.lanes[lane] if isinstance(step, Run | Copy))
+        request.fail(RuntimeError(f"lane {lane_name(lane)} died at {self._describe(request.current.get(lane, first))}"))
+        request.counters[lane].advance(_FINISHED)
+
+    def _make_frame(self) -> HostFrame | DeviceFrame:
+        if self._accelerator is None:
+            return HostFrame(self._graph, self._segments)
+        try:
+            frame = DeviceFrame(self._graph, self._segments, self._accelerator.device)
+            if self._accelerator.captures_graphs:
+                self._capture(frame, self._accelerator)
+        except Exception as error:
+            raise AcceleratorFailure(error) from error
+        return frame
+
+    def _begin(
+        self,
+        frame: HostFrame | DeviceFrame,
+        feeds: Mapping[str, ort.OrtValue | Array],
+        targets: Mapping[str, ort.OrtValue],
+        on_device: Collection[str],
+        *,
+        arrays: bool,
+    ) -> None:
+        if isinstance(frame, HostFrame):
+            frame.begin(feeds, targets, arrays=arrays)
+            return
+        try:
+            frame.begin(feeds, targets, arrays=arrays, on_device=on_device)
+        except Exception as error:
+            raise AcceleratorFailure(error) from error
+
+    def _perform(
+        self, frame: HostFrame | DeviceFrame, run_options: ort.RunOptions | None, events: list[Event] | None
+    ) -> None:
+        counters = {lane: Counter() for lane in self._program.lanes}
+        request = _Request(frame, counters, run_options, None if events is None else [], time.perf_counter())
+        self._run_lanes(request)
+        if request.failure is not None:
+            raise request.failure
+        if events is not None and request.events is not None:
+            for lane, segment, start_s, end_s, copied in sorted(request.events):
+                start_ms, end_ms = ((s - request.start_s) * 1e3 for s in (start_s, end_s))
+                events.append(Event(lane, segment, start_ms, end_ms, copied))
+
+    def _stop_lanes(self, until: float | None) -> None:
+        self._lane_threads.close(until)
+
+    def _run_lanes(self, request: _Request) -> None:
+        """Give all lanes their parts, carry out the first lane, and wait for the others."""
+        others = [lane for lane in self._program.lanes if lane != self._first]
+        submitted = False
+        before = None if self._core is None else affinity()
+        try:
+            self._lane_threads.submit({lane: _RequestPart(self, request, lane) for lane in others})
+            submitted = True
+            if self._core is not None:
+                pin(self._core)
+            self.run_lane(request, self._first)
+            # Still pinned: a caller that waits on another core would take it from a lane that computes.
+            self._join(request, others)
+        except BaseException as error:
+            # An interrupt outside of a segment. Plain assignments, so that a second interrupt cannot come between:
+            # lanes that have their parts see them and finish.
+            request.failure = request.failure or error
+            request.counters[self._first].count = _FINISHED
+            if submitted:  # the buffers that lanes write into have to outlive their parts
+                self._join(request, others)
+            raise
+        finally:
+            if before is not None:
+                try:  # noqa: SIM105 - an interrupt must find no call before the one that restores the affinity
+                    os.sched_setaffinity(0, before)
+                except OSError:  # the allowed set has shrunk meanwhile
+                    pass
+
+    def _join(self, request: _Request, lanes: Sequence[int]) -> None:
+        """Wait until lanes have finished their parts."""
+        for lane in lanes:
+            request.counters[lane].wait(_FINISHED, look=self._lane_threads.tend)
+
+    def _carry_out(self, request: _Request, lane: int, step: Run | Copy) -> None:
+        """Run a segment or copy a value."""
+        start_s = time.perf_counter() if request.events is not None else 0.0
+        if isinstance(step, Run):
+            self._run_segment(request, lane, step)
+        elif isinstance(request.frame, DeviceFrame):  # no other frame's program has copies
+            self._copy(request.frame, step)
+        if request.events is not None:
+            segment, copied = (step.segment, "") if isinstance(step, Run) else (-1, step.value)
+            request.events.append((lane, segment, start_s, time.perf_counter(), copied))
+
+    def _run_segment(self, request: _Request, lane: int, step: Run) -> None:
+        segment, frame = self._segments[step.segment], request.frame
+        if segment.on_device and self._accelerator is not None and isinstance(frame, DeviceFrame):
+            try:
+                self._run_on_device(self._accelerator, frame, step, lane, request.run_options)
+            except Exception as error:
+                raise AcceleratorFailure(locate_error(error, self._describe(step))) from error
+            return
+        try:
+            segment.session.run_with_iobinding(frame.bindings[step.segment], request.run_options)
+        except Exception as error:
+            raise locate_error(error, self._describe(step)) from error
+
+    def _run_on_device(
+        self,
+        accelerator: Accelerator,
+        frame: DeviceFrame,
+        step: Run,
+        lane: int,
+        run_options: ort.RunOptions | None = None,
+    ) -> None:
+        cuda_graph = frame.cuda_graphs[step.segment]
+        frame.prepare(step.segment)
+        accelerator.run(
+            self._segments[step.segment].session,
+            frame.bindings[step.segment],
+            run_options,
+            lane=lane,
+            complete=step.complete,
+            cuda_graph=cuda_graph,
+            replayed=cuda_graph is not None and frame.replayable(step.segment),
+        )
+
+    def _copy(self, frame: DeviceFrame, step: Copy) -> None:
+        try:
+            frame.copy(step.value, upload=step.upload)
+        except Exception as error:
+            raise AcceleratorFailure(locate_error(error, self._describe(step))) from error
+
+    def _describe(self, step: Run | Copy) -> str:
+        """Describe an instruction by its operators, for a message."""
+        if isinstance(step, Run):
+            return str(self._segments[step.segment])
+        producer = self._producers.get(step.value)
+        made = f" of operator {producer!r}" if producer else ""
+        return f"copy of {step.value!r}{made} {'to' if step.upload else 'from'} the accelerator"
+
+    def _capture(self, frame: DeviceFrame, accelerator: Accelerator) -> None:
+        """Capture the frame's CUDA graphs on zeros, while no request uses the device."""
+        lanes = {i.segment: lane for lane, steps in self._program.lanes.items() for i in steps if isinstance(i, Run)}
+        with self._gate.alone():
+            frame.begin({info.name: zeros(info) for info in self._graph.inputs}, {})
+            frame.fill_with_zeros()
+            for index, segment in enumerate(self._segments):
+                if segment.cuda_graph:
+                    frame.cuda_graphs[index] = accelerator.new_cuda_graph()
+                    if frame.replayable(index):
+                        self._run_on_device(accelerator, frame, Run(index), lanes[index])
