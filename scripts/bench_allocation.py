@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from chrion.graph import Dag
-from chrion.scheduler.policies.streams import nimble, opara
+from chrion.scheduler.policies.nimble import nimble_streams
+from chrion.scheduler.policies.opara import opara_streams
 
 #: Opara's Table I: ms for Opara and for Nimble.
 PUBLISHED = {
@@ -68,9 +69,9 @@ def main() -> None:
     ours = Table("operators", "Opara, ms", "streams", "Nimble, ms", "chains", "Nimble, shared, ms", "streams", "ratio")
     for n in SIZES:
         (fast, some), (slow, chains), (shared, few) = (
-            median_ms(n, opara),
-            median_ms(n, nimble),
-            median_ms(n, lambda dag: nimble(dag, share=True)),
+            median_ms(n, opara_streams),
+            median_ms(n, nimble_streams),
+            median_ms(n, lambda dag: nimble_streams(dag, share=True)),
         )
         row = (f"{n}", f"{fast:.2f}", f"{some}", f"{slow:.2f}", f"{chains}", f"{shared:.2f}", f"{few}")
         ours.add_row(*row, f"{slow / fast:.1f}")

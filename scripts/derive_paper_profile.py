@@ -17,7 +17,7 @@ from chrion.graph import Graph, load
 from chrion.profiler import CopyCost, Machine, OperatorCost, Profile
 from chrion.profiler.roofline import operator_bytes
 from chrion.scheduler.evaluation.evaluate import evaluate
-from chrion.scheduler.policies.registry import cpu_only
+from chrion.scheduler.policies.single_device import cpu_only
 from chrion.zoo import build, names
 
 CORES = 12

@@ -136,7 +136,7 @@ def slower_rows(profile: Profile) -> Iterator[list[str]]:
     graphs = {name: load(build(name)) for name in PAPER}
     for gpu, cpu in SLOWER:
         machine = slowed(profile, gpu, cpu)
-        found = {name: partition(graph, machine).predicted for name, graph in graphs.items()}
+        found = {name: partition(graph, machine, policy="chrion-paper").predicted for name, graph in graphs.items()}
         latency = mean(abs(p.latency_ms / PAPER[n].fastest[0] - 1) for n, p in found.items())
         memory = mean(abs(p.memory_mb - PAPER[n].fastest[1]) / TABLE_6[n].gpu_mb for n, p in found.items())
         base = found["lstm-baseline"]
@@ -168,7 +168,7 @@ def share_rows(found: Sequence[Patterns]) -> Iterator[list[str]]:
 def sweep(name: str, profile: Profile) -> list[tuple[float, Plan]]:
     """Plans for alpha from 0 to 1, by the paper's algorithms."""
     graph: Graph = load(build(name))
-    return [(alpha, partition(graph, profile, alpha=alpha)) for alpha in ALPHAS]
+    return [(alpha, partition(graph, profile, alpha=alpha, policy="chrion-paper")) for alpha in ALPHAS]
 
 
 def figure10_rows(curves: Sequence[Sequence[tuple[float, Plan]]]) -> Iterator[list[str]]:

@@ -46,14 +46,14 @@ def _no_waiting() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _valid_plans() -> Iterator[None]:
     """Whatever a test plans, and by whichever policy, is checked as every schedule is."""
-    made = planner._Draft.plan
+    made = planner._PlanBuilder.build
 
     def checked(draft: Any, chosen: Any, *baselines: Any) -> Any:
         check_solution(chosen.graph.dag, draft.costs_of(chosen.graph.dag), chosen.solution)
         return made(draft, chosen, *baselines)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planner._Draft, "plan", checked)
+        patch.setattr(planner._PlanBuilder, "build", checked)
         yield
 
 

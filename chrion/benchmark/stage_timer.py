@@ -22,7 +22,7 @@ from chrion.graph.extract import Extractor, SubModel
 from chrion.graph.model import Graph
 from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.measure import synthetic_array
-from chrion.scheduler.policies.stages import Device
+from chrion.scheduler.policies.stages import DeviceLanes
 from chrion.waiting import Counter
 
 _WARM_UPS = 2
@@ -34,7 +34,7 @@ _ENDED = 1 << 60
 
 
 class StageTimer:
-    """Measures stages of one graph; a stage cost for :func:`chrion.scheduler.policies.ios.ios`.
+    """Measures stages of one graph; a stage cost for :func:`chrion.scheduler.policies.ios_search.search_stages`.
 
     Equal stages are measured once. A stage that fails on synthetic inputs has the latency that the device predicts.
 
@@ -46,7 +46,7 @@ class StageTimer:
         OptionError: The lanes are an accelerator's.
     """
 
-    def __init__(self, graph: Graph, device: Device) -> None:
+    def __init__(self, graph: Graph, device: DeviceLanes) -> None:
         if is_accelerator_lane(device.lanes[0]):
             raise OptionError(
                 "--measure-stages: stages can be measured on CPU cores only, the profile has an accelerator",

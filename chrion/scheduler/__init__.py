@@ -4,7 +4,7 @@ from chrion.scheduler.evaluation.evaluate import Timeline, evaluate
 from chrion.scheduler.fixed_placement import fixed_plan, random_plan
 from chrion.scheduler.plan import Plan, Prediction
 from chrion.scheduler.planner import partition
-from chrion.scheduler.policies.registry import DEFAULT_POLICY, POLICIES
+from chrion.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, describe_policies, policy_names
 from chrion.scheduler.schedule import Schedule, validate
 
 __all__ = [
@@ -14,9 +14,11 @@ __all__ = [
     "Prediction",
     "Schedule",
     "Timeline",
+    "describe_policies",
     "evaluate",
     "fixed_plan",
     "partition",
+    "policy_names",
     "random_plan",
     "validate",
 ]

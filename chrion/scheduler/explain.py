@@ -1,7 +1,10 @@
-"""Why an operator is where it is: what the plan would cost with its group on each other lane."""
+"""Explanation of a plan: the lane of an operator, and the plan's cost with its group on each other lane."""
 
 from __future__ import annotations
 
+import difflib
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 from chrion.errors import OptionError
@@ -10,55 +13,105 @@ from chrion.lane_numbers import all_lanes, lane_name
 from chrion.profiler.profiles import Profile
 from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.plan import Plan
-from chrion.scheduler.search.grouping import group
+from chrion.scheduler.search.grouping import group_operators
 from chrion.units import format_mb, format_ms
 
+#: Most names that a list of operators shows.
+_MOST_LISTED = 8
 
-def explain_placement(graph: Graph, profile: Profile, plan: Plan, node: str) -> list[str]:
-    """Say why a node's operator is on its lane.
+
+def explain_placement(graph: Graph, profile: Profile, plan: Plan, name: str) -> list[str]:
+    """Explain the placement of an operator.
 
     Args:
         graph: The graph that the plan is for.
-        profile: The profile that it was made with.
+        profile: The profile that the plan was made with.
         plan: The plan.
-        node: Name of an operator.
+        name: Name of an operator, of a node that is part of one, or of a value that one makes. The name of a node that
+            was cut into chunks stands for all of its chunks.
 
     Returns:
-        Lines of text: its lane and times, and what moving its group elsewhere would do to the plan.
+        Lines of text: the operator's lane and times, and the plan's latency and memory with its group on each other
+        lane. For several operators, those on each lane.
 
     Raises:
-        OptionError: There is no operator of that name.
+        OptionError: No operator has that name.
     """
     planned = plan.apply(graph)
-    dag = planned.dag
-    if node not in dag.names:
-        near = next((name for name in dag.names if node in name), dag.names[0] if dag.names else "")
-        raise OptionError(f"explain: there is no operator {node!r}", hint=f"there is {near!r}")
-    i = dag.names.index(node)
+    found = find_operators(planned, name)
+    if len(found) == 1:
+        return _explain_operator(planned, profile, plan, found[0])
+    return _list_operators(planned, plan, name, found)
+
+
+def find_operators(planned: Graph, name: str) -> list[int]:
+    """Return the operators that a name stands for.
+
+    The first match of these is used: an operator's name; the name of one of its nodes, or of one that was merged into
+    it; a value that it makes; the name of a node, or of a value, that was cut into chunks (``lstm`` for ``lstm/f0``).
+
+    Raises:
+        OptionError: No operator has that name; the hint has the most similar names.
+    """
+    names = [_aliases(planned, i) for i in range(len(planned.dag))]
+    for rank in range(3):
+        found = [i for i, aliases in enumerate(names) if name in aliases[rank]]
+        if found:
+            return found
+    found = [i for i, own in enumerate(names) if any(a.startswith(f"{name}/") for aliases in own for a in aliases)]
+    if name and found:
+        return found
+    known = list(dict.fromkeys(alias for own in names for aliases in own for alias in aliases))
+    near = difflib.get_close_matches(name, known, n=3)
+    listed = near or known[:3]
+    hint = f"{'did you mean' if near else 'for example'} {', '.join(map(repr, listed))}" if listed else ""
+    raise OptionError(f"unknown operator {name!r} in model {planned.name!r}", hint=hint)
+
+
+def _aliases(planned: Graph, i: int) -> tuple[list[str], list[str], list[str]]:
+    """Return the names of an operator: its own, those of its nodes and of merged ones, and those of its values."""
+    nodes = [planned.model.graph.node[at] for at in planned.nodes[i]]
+    own = planned.dag.names[i]
+    return [own], [*(node.name for node in nodes), *own.split("+")], [v for node in nodes for v in node.output if v]
+
+
+def _list_operators(planned: Graph, plan: Plan, name: str, found: Sequence[int]) -> list[str]:
+    """Return lines that list several operators by lane."""
+    by_lane: dict[int, list[str]] = defaultdict(list)
+    for i in found:
+        by_lane[plan.schedule.lanes[i]].append(planned.dag.names[i])
+    lines = [f"{name} is planned as {len(found)} operators; explain one of them for its alternatives"]
+    for lane, names in sorted(by_lane.items()):
+        more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+        lines.append(f"{lane_name(lane)}: {', '.join(names[:_MOST_LISTED])}{more}")
+    return lines
+
+
+def _explain_operator(planned: Graph, profile: Profile, plan: Plan, i: int) -> list[str]:
+    """Return the lines for one operator."""
+    dag, schedule = planned.dag, plan.schedule
     costs = profile.costs(dag, None)
-    schedule = plan.schedule
-    groups = group(dag, costs)
+    groups = group_operators(dag, costs)
     members = groups.members[groups.of[i]]
     lane = schedule.lanes[i]
     labels = [0] * len(dag)
     for at, segment in enumerate(plan.segments):
         for member in segment:
             labels[member] = at
-    problem = Problem(dag, costs)
     size = len(plan.segments[labels[i]])
     lines = [
-        f"{node} ({dag.op_types[i]}) is on {lane_name(lane)}: segment of {size} operators, group of {len(members)}",
-        _times(costs.accelerator_ms[i] if costs.accelerator_ms else None, costs.cpu_ms[schedule.cores - 1][i]),
+        f"{dag.names[i]} ({dag.op_types[i]}) is on {lane_name(lane)}: segment of {size}, group of {len(members)}",
+        _times(costs.accelerator_ms[i] if costs.accelerator_ms else None, costs.cpu_ms[max(schedule.cores, 1) - 1][i]),
     ]
-    here = plan.predicted
+    problem = Problem(dag, costs)
     for other in all_lanes(schedule.cores, schedule.streams):
         if other == lane or not all(problem.allowed(m, other) for m in members):
             continue
         lanes = list(schedule.lanes)
         for member in members:
             lanes[member] = other
-        moved = problem.place(replace(schedule, lanes=tuple(lanes)), labels).timeline
-        change = moved.latency_ms - here.latency_ms
+        moved = problem.evaluate(replace(schedule, lanes=tuple(lanes)), labels).timeline
+        change = moved.latency_ms - plan.predicted.latency_ms
         lines.append(
             f"with its group on {lane_name(other)}: {format_ms(moved.latency_ms)} ({'+' if change >= 0 else '-'}"
             f"{format_ms(abs(change))}), accelerator {format_mb(moved.resident_mb)}"
@@ -68,4 +121,4 @@ def explain_placement(graph: Graph, profile: Profile, plan: Plan, node: str) -> 
 
 def _times(accelerator_ms: float | None, cpu_ms: float) -> str:
     accelerator = "" if accelerator_ms is None else f", on the accelerator {format_ms(accelerator_ms)}"
-    return f"by itself it takes {format_ms(cpu_ms)} on a core{accelerator}"
+    return f"alone it takes {format_ms(cpu_ms)} on a core{accelerator}"

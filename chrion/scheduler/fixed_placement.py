@@ -1,7 +1,7 @@
-"""Plans whose placement comes from outside: given, or drawn at random.
+"""Plans with a given or random placement, for tests of the runtime.
 
-No costs are needed, so what such a plan predicts is made up. They are for what is asked of any plan, whoever made it:
-that it runs, and gives what plain onnxruntime gives.
+They need no costs, and their predictions are placeholders. Tests use them to check that any plan runs and has the same
+results as plain onnxruntime.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from chrion.profiler.machine import this_machine
 from chrion.scheduler.plan import Plan, Prediction
 from chrion.scheduler.schedule import Schedule
 
-#: How often a random plan has a barrier.
+#: Probability of a barrier before an operator of a random plan.
 _BARRIERS = 0.1
 
 
-def fixed_plan(  # noqa: PLR0913 - the parts of a plan that can be chosen
+def fixed_plan(  # noqa: PLR0913 - the parts of a plan that can be given
     graph: Graph,
     lanes: Sequence[int],
     order: Sequence[int] | None = None,
@@ -29,20 +29,20 @@ def fixed_plan(  # noqa: PLR0913 - the parts of a plan that can be chosen
     stages: Sequence[int] = (),
     segments: Sequence[Sequence[int]] | None = None,
 ) -> Plan:
-    """A plan of a given placement.
+    """Return a plan with a given placement.
 
     Args:
         graph: The graph.
         lanes: The lane of every operator, by operator index.
-        order: All operators in a topological order; any if missing.
+        order: All operators in a topological order; the graph's own order if missing.
         accelerator: Execution provider of the accelerator's lanes.
         stages: The stage of every operator, by operator index; empty: no barriers.
-        segments: Consecutive operators of a lane that run as one call, in topological order; if missing, those that
-            can without delaying anything.
+        segments: Consecutive operators of a lane that run as one call, in topological order; if missing, operators
+            are joined if that delays no other.
     """
     order = tuple(order or graph.dag.topological_order)
     parts = tuple(tuple(s) for s in segments) if segments is not None else cut(graph.dag, order, lanes, stages=stages)
-    made_up = Prediction(float(len(parts)), 0.0, 0.0)
+    placeholder = Prediction(float(len(parts)), 0.0, 0.0)
     cores, streams = max([1, *lanes]), 1 - min([0, *lanes])
     return Plan(
         model=graph.name,
@@ -60,23 +60,23 @@ def fixed_plan(  # noqa: PLR0913 - the parts of a plan that can be chosen
         operators=graph.dag.names,
         segments=parts,
         segment_ms=tuple((float(at), float(at + 1)) for at in range(len(parts))),
-        predicted=made_up,
+        predicted=placeholder,
         busy_ms=(1.0,) * (cores + streams),
         lower_bound_ms=0.0,
         accelerator_only=None,
-        cpu_only=made_up,
+        cpu_only=placeholder,
     )
 
 
 def random_plan(graph: Graph, pick: Random, *, cores: int = 2, everywhere: bool = True) -> Plan:
-    """A plan that scatters the operators over CPU lanes.
+    """Return a plan that distributes the operators randomly over CPU lanes.
 
     Args:
         graph: The graph.
-        pick: Where chance comes from; equal states give equal plans.
-        cores: CPU lanes to scatter over.
-        everywhere: Cut wherever that is legal, every operator a segment of its own; or else only where operators
-            on other lanes have to wait, with a barrier between all lanes here and there.
+        pick: Random number generator; equal states give equal plans.
+        cores: Number of CPU lanes.
+        everywhere: Make every operator a segment of its own; otherwise cut only where operators on other lanes have
+            to wait, with some random barriers.
     """
     order = random_order(graph.dag, pick)
     lanes = [pick.randint(1, cores) for _ in order]
@@ -90,7 +90,7 @@ def random_plan(graph: Graph, pick: Random, *, cores: int = 2, everywhere: bool 
 
 
 def random_order(dag: Dag, pick: Random) -> tuple[int, ...]:
-    """A topological order; every one of them may come up."""
+    """Return a random topological order; each has a positive probability."""
     waiting = [len(before) for before in dag.predecessors]
     ready = [i for i, count in enumerate(waiting) if not count]
     order: list[int] = []

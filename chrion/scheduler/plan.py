@@ -1,4 +1,4 @@
-"""A plan: who runs what, and what that is predicted to cost. The file that planning hands to running."""
+"""Plans: a schedule with its segments and its predicted latency and memory; saved as JSON."""
 
 from __future__ import annotations
 
@@ -23,82 +23,82 @@ SCHEMA = "chrion.plan/1"
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Latency and accelerator memory that the costs promise."""
+    """Predicted latency and accelerator memory."""
 
     latency_ms: float
     #: Equation 4: everything summed.
     memory_mb: float
-    #: What an arena must hold: weights once, activations by lifetime.
+    #: Resident memory: weights once, activations by lifetime.
     resident_mb: float
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A schedule of one graph on one machine. It runs on any machine with as many cores and its provider."""
+    """A schedule of one graph, made for one machine. It runs on any machine with its provider and as many cores."""
 
     #: The model's name.
     model: str
     #: Digest of the graph the plan is for.
     digest: str
-    #: Shapes given for inputs with free dimensions.
+    #: Shapes of inputs with free dimensions, as given.
     shapes: Mapping[str, tuple[int, ...]]
-    #: Steps of the chunks that recurrent operators are cut into first; None leaves them as they are.
+    #: Steps of the chunks that recurrent operators are cut into; None if they are not cut.
     chunk: int | None
     policy: str
-    #: ms per MB.
+    #: Price of accelerator memory, in ms per MB.
     alpha: float
     slo_ms: float | None
-    #: Resident accelerator memory that the plan was not to exceed, or None.
+    #: Limit on resident accelerator memory, or None.
     budget_mb: float | None
-    #: Execution provider of the accelerator's lanes, or None where nothing runs there.
+    #: Execution provider of the accelerator's lanes, or None if no operator runs on them.
     accelerator: str | None
-    #: The machine it was made for.
+    #: The machine that the plan was made for.
     machine: Machine
-    #: Operators whose costs were estimated, not measured.
+    #: Number of operators whose costs were estimated, not measured.
     estimated: int
     schedule: Schedule
-    #: Operators by name, in the graph's order of indices.
+    #: Names of the operators, by operator index.
     operators: tuple[str, ...]
-    #: Operators that a lane runs as one call, in topological order.
+    #: Operators that a lane runs as one call; in topological order.
     segments: tuple[tuple[int, ...], ...]
     #: Predicted start and end of each segment, in ms.
     segment_ms: tuple[tuple[float, float], ...]
     predicted: Prediction
-    #: Time each lane is predicted to compute, by lane; see :mod:`chrion.lane_numbers`.
+    #: Predicted busy time of each lane, by lane; see :mod:`chrion.lane_numbers`.
     busy_ms: tuple[float, ...]
-    #: No schedule of these operators is faster: the longest path at each operator's best, and all work shared evenly.
+    #: Lower bound on the latency of any schedule of these operators on the same lanes.
     lower_bound_ms: float
-    #: The same graph wholly on the accelerator; None without one.
+    #: Prediction for the whole graph on the accelerator; None without one.
     accelerator_only: Prediction | None
-    #: The same graph on the CPU cores alone; None without cores.
+    #: Prediction for the whole graph on CPU cores; None without cores.
     cpu_only: Prediction | None
     #: Remarks of the planner, one sentence each.
     remarks: tuple[str, ...] = ()
-    #: Operators, by name, that are merged into one first; see :mod:`chrion.graph.merge`.
+    #: Names of the operators that are merged into one; see :mod:`chrion.graph.merge`.
     merged: tuple[tuple[str, ...], ...] = ()
 
     @property
     def meets_slo(self) -> bool:
-        """Whether the predicted latency is within the SLO; true without one."""
+        """True if the predicted latency is within the SLO, or there is no SLO."""
         return self.slo_ms is None or self.predicted.latency_ms <= self.slo_ms
 
     @property
     def meets_budget(self) -> bool:
-        """Whether the predicted resident memory is within the budget; true without one."""
+        """True if the predicted resident memory is within the budget, or there is no budget."""
         return self.budget_mb is None or self.predicted.resident_mb <= self.budget_mb
 
     @property
     def on_accelerator(self) -> int:
-        """Number of operators on the accelerator."""
+        """The number of operators on the accelerator."""
         return sum(is_accelerator_lane(lane) for lane in self.schedule.lanes)
 
     @property
     def on_cpu(self) -> int:
-        """Number of operators on CPU lanes."""
+        """The number of operators on CPU lanes."""
         return len(self.schedule.lanes) - self.on_accelerator
 
     def apply(self, graph: Graph) -> Graph:
-        """The graph that the plan's operators stand in: this one, with operators cut into chunks or merged as planned.
+        """Return the graph of the plan's operators: ``graph`` with operators cut into chunks or merged as planned.
 
         Raises:
             PlanError: The plan is not for this graph; the message says what differs.
@@ -111,17 +111,18 @@ class Plan:
             self._check_segments(graph)
             return graph
         if len(self.operators) != len(graph.dag):
-            what = f"the plan has {len(self.operators)} operators, the model {len(graph.dag)}"
+            difference = f"the plan has {len(self.operators)} operators, the model {len(graph.dag)}"
         else:
             pairs = zip(self.operators, graph.dag.names, strict=True)
             other = next(((p, m) for p, m in pairs if p != m), None)
-            what = (
+            difference = (
                 f"the plan's operator {other[0]!r} is {other[1]!r} in the model"
                 if other
-                else "operators of the same names have other shapes or attributes"
+                else "operators of the same names have different shapes or attributes"
             )
         raise PlanError(
-            f"plan of {self.model!r} does not fit model {graph.name!r}: {what}", hint="make one with: chrion partition"
+            f"plan of {self.model!r} does not fit model {graph.name!r}: {difference}",
+            hint="make a plan with: chrion partition",
         )
 
     def _merge(self, graph: Graph) -> Graph:
@@ -131,7 +132,7 @@ class Plan:
         except (KeyError, ModelError) as error:
             raise PlanError(
                 f"plan of {self.model!r} does not fit model {graph.name!r}: operators to merge: {error}",
-                hint="make one with: chrion partition",
+                hint="make a plan with: chrion partition",
             ) from error
 
     def _check_segments(self, graph: Graph) -> None:
@@ -139,14 +140,14 @@ class Plan:
         for segment in self.segments:
             done.update(segment)
             if any(m not in done for i in segment for m in graph.dag.predecessors[i]):
-                raise PlanError(f"plan of {self.model!r}: a segment comes before one that it waits for")
+                raise PlanError(f"plan of {self.model!r}: a segment precedes one that it depends on")
 
     def save(self, path: str | Path) -> None:
-        """Write the plan as JSON, whole or not at all."""
+        """Write the plan as JSON, atomically."""
         write_atomically(Path(path), json.dumps(self.to_json(), indent=1) + "\n")
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as plain data."""
+        """Return the plan as JSON-compatible data."""
         content = {"schema": SCHEMA}
         for name in (
             "model",
@@ -193,10 +194,10 @@ class Plan:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], where: str = "plan") -> Plan:
-        """Read what :meth:`to_json` gave.
+        """Read the data of :meth:`to_json`.
 
         Raises:
-            PlanError: Something is missing or wrong.
+            PlanError: A key is missing, or a value is invalid.
         """
         try:
             return _from_json(content)
@@ -212,13 +213,13 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
     segments = tuple(_indices(s) for s in content["segments"])
     n = len(content["operators"])
     if sorted(schedule.order) != list(range(n)) or len(schedule.lanes) != n:
-        raise ValueError(f"order and lanes must hold each of the {n} operators once")
+        raise ValueError(f"order and lanes must contain each of the {n} operators once")
     if sorted(i for s in segments for i in s) != list(range(n)):
-        raise ValueError(f"segments must hold each of the {n} operators once")
+        raise ValueError(f"segments must contain each of the {n} operators once")
     if any(len({schedule.lanes[i] for i in s}) != 1 for s in segments):
         raise ValueError("the operators of a segment must be on one lane")
     if len(content["segment_ms"]) != len(segments):
-        raise ValueError("segment_ms must hold a start and an end for each segment")
+        raise ValueError("segment_ms must contain a start and an end for each segment")
     if schedule.streams < 1 or any(not -schedule.streams < lane <= schedule.cores for lane in schedule.lanes):
         raise ValueError(f"lanes must be {1 - schedule.streams} to {schedule.cores}")
     if schedule.stages:
@@ -229,19 +230,19 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
         shapes={name: _indices(shape) for name, shape in content["shapes"].items()},
         chunk=None if content["chunk"] is None else int(content["chunk"]),
         policy=str(content["policy"]),
-        alpha=_figure(content["alpha"]),
-        slo_ms=None if content["slo_ms"] is None else _figure(content["slo_ms"]),
-        budget_mb=None if content.get("budget_mb") is None else _figure(content["budget_mb"]),
+        alpha=_non_negative(content["alpha"]),
+        slo_ms=None if content["slo_ms"] is None else _non_negative(content["slo_ms"]),
+        budget_mb=None if content.get("budget_mb") is None else _non_negative(content["budget_mb"]),
         accelerator=content["accelerator"],
         machine=machine_from_json(content["machine"]),
         estimated=int(content["estimated"]),
         schedule=schedule,
         operators=tuple(str(name) for name in content["operators"]),
         segments=segments,
-        segment_ms=tuple((_figure(start), _figure(end)) for start, end in content["segment_ms"]),
+        segment_ms=tuple((_non_negative(start), _non_negative(end)) for start, end in content["segment_ms"]),
         predicted=_prediction(predicted),
-        busy_ms=tuple(_figure(ms) for ms in predicted["busy_ms"]),
-        lower_bound_ms=_figure(predicted["lower_bound_ms"]),
+        busy_ms=tuple(_non_negative(ms) for ms in predicted["busy_ms"]),
+        lower_bound_ms=_non_negative(predicted["lower_bound_ms"]),
         accelerator_only=_prediction(predicted["accelerator_only"]) if predicted["accelerator_only"] else None,
         cpu_only=_prediction(predicted["cpu_only"]) if predicted["cpu_only"] else None,
         remarks=tuple(str(r) for r in content["remarks"]),
@@ -251,25 +252,25 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
 
 def _check_stages(stages: Sequence[int], segments: Sequence[Sequence[int]]) -> None:
     if len(stages) != sum(map(len, segments)):
-        raise ValueError("stages must hold one for each operator")
+        raise ValueError("stages must contain one entry for each operator")
     along = [stages[i] for segment in segments for i in segment]
     if along != sorted(along) or any(len({stages[i] for i in s}) != 1 for s in segments):
-        raise ValueError("stages must follow each other, and be the same in a segment")
+        raise ValueError("stages must not decrease along the segments, and be equal within a segment")
 
 
 def _prediction(content: Mapping[str, Any]) -> Prediction:
-    return Prediction(*(_figure(content[name]) for name in ("latency_ms", "memory_mb", "resident_mb")))
+    return Prediction(*(_non_negative(content[name]) for name in ("latency_ms", "memory_mb", "resident_mb")))
 
 
-def _figure(value: float) -> float:
+def _non_negative(value: float) -> float:
     if type(value) not in {int, float}:
         raise TypeError(f"{value!r} is not a number")
     if not 0 <= value < math.inf:
-        raise ValueError(f"{value!r} is not a finite number from 0 up")
+        raise ValueError(f"{value!r} is not a finite number of 0 or more")
     return float(value)
 
 
 def _indices(values: list[int]) -> tuple[int, ...]:
     if not all(type(v) is int for v in values):
-        raise TypeError("indices must be whole numbers")
+        raise TypeError("indices must be integers")
     return tuple(values)

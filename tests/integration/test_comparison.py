@@ -23,6 +23,7 @@ from chrion.profiler.measure import synthetic_inputs
 from chrion.report import comparison_json, comparison_table, comparison_verdict, plot_comparison
 from chrion.scheduler import POLICIES, fixed_plan
 from chrion.scheduler.policies.ios_merging import merged_variants
+from chrion.scheduler.policies.registry import Policy
 from helpers import FLOAT, alternating_lanes, branches, make_model, node, value
 
 PAPER = str(bundled_folder("profiles") / "gtx1080ti-paper.json")
@@ -145,7 +146,7 @@ def test_a_policy_that_finds_no_plan_is_kept_with_the_reason(monkeypatch: pytest
     def failing(*_: Any) -> Any:
         raise ScheduleError("policy odd: there is an odd number of operators")
 
-    monkeypatch.setitem(POLICIES, "odd", failing)
+    monkeypatch.setitem(POLICIES, "odd", Policy("odd", "No plan for any graph.", failing))
     found = compared(branches(), "odd", "cpu")
     assert found.results[0].plan is None
     assert "odd number" in found.results[0].reason

@@ -23,7 +23,7 @@ from sample import SAMPLE, read_sample, sample_case, sample_names
 import exporters
 from chrion.profiler import measure
 from chrion.runtime.selection import guard
-from chrion.scheduler.policies.chrion import Planner
+from chrion.scheduler.policies.chrion import ChrionPolicy
 from helpers import FLOAT, branches, make_model, node, value
 from output_comparison import Tolerance
 
@@ -60,7 +60,7 @@ def _short_measurements() -> Iterator[None]:
         patch.setattr(guard, "_WINDOW_S", 0.0)
         patch.setattr(guard, "_LEAST_ROUNDS", 1)
         patch.setattr(guard, "_BUDGET_S", 0.0)
-        patch.setitem(Planner.refined.__kwdefaults__, "budget", 4000)
+        patch.setitem(ChrionPolicy.refined.__kwdefaults__, "budget", 4000)
         yield
 
 

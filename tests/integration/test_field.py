@@ -20,7 +20,8 @@ from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.explain import explain_placement
 from chrion.scheduler.policies.ios_merging import merged_variants
-from chrion.scheduler.policies.streams import nimble, opara
+from chrion.scheduler.policies.nimble import nimble_streams
+from chrion.scheduler.policies.opara import opara_streams
 from helpers import FLOAT, MACHINE, assert_equal, branches, make_model, node, run_plain, value
 from random_operators import random_model
 
@@ -44,7 +45,7 @@ def check(graph: Graph, profile: Profile, plan: Plan) -> None:
     """The plan is a valid solution of its graph."""
     planned = plan.apply(graph)
     costs = profile.costs(planned.dag)
-    check_solution(planned.dag, costs, Problem(planned.dag, costs).place(plan.schedule))
+    check_solution(planned.dag, costs, Problem(planned.dag, costs).evaluate(plan.schedule))
 
 
 @pytest.mark.parametrize("accelerator", [False, True])
@@ -135,7 +136,7 @@ def test_a_plan_that_merges_is_refused_by_another_model() -> None:
 def test_no_lane_at_all_is_refused() -> None:
     """An accelerator has at least one."""
     graph = siblings()
-    with pytest.raises(OptionError, match="streams: 0"):
+    with pytest.raises(OptionError, match="invalid number of streams 0"):
         partition(graph, made_up_profile([graph], accelerator=True), policy="nimble", streams=0)
 
 
@@ -171,5 +172,5 @@ def test_reports_show_every_lane_of_the_accelerator() -> None:
 def test_googlenets_streams_as_published() -> None:
     """The model itself, operator by operator: 28 streams by Opara, 28 chains by Nimble, 4 of them shared."""
     dag = load(zoo.build("googlenet", {}), optimise=False).dag
-    found = [max(streams) + 1 for streams in (opara(dag), nimble(dag), nimble(dag, share=True))]
+    found = [max(streams) + 1 for streams in (opara_streams(dag), nimble_streams(dag), nimble_streams(dag, share=True))]
     assert found == [28, 28, 4]

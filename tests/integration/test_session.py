@@ -593,7 +593,7 @@ def test_a_plan_whose_segments_wait_backwards_is_refused() -> None:
     graph = load(branches())
     plan = fixed_plan(graph, alternating_lanes(graph))
     object.__setattr__(plan, "segments", plan.segments[::-1])
-    with pytest.raises(PlanError, match="waits for"):
+    with pytest.raises(PlanError, match="depends on"):
         HybridSession(graph, plan=plan)
 
 

@@ -13,8 +13,8 @@ from chrion import Graph, HybridSession, load, partition
 from chrion.benchmark import stage_timer as stage_bench
 from chrion.benchmark.stage_timer import StageTimer
 from chrion.errors import OptionError
-from chrion.scheduler.policies.ios import ios
-from chrion.scheduler.policies.stages import Device
+from chrion.scheduler.policies.ios_search import search_stages
+from chrion.scheduler.policies.stages import DeviceLanes
 from helpers import FLOAT, assert_same_as_plain, branches, make_model, node, value
 
 
@@ -26,8 +26,8 @@ def twins(*, size: int = 8) -> Graph:
     return load(make_model(nodes, [value(x, FLOAT, [size]) for x in "ab"], [value("y", FLOAT, [size])]))
 
 
-def bench_of(graph: Graph, *, accelerator: bool = False) -> tuple[StageTimer, Device]:
-    device = Device(graph.dag, made_up_profile([graph], accelerator=accelerator).costs(graph.dag))
+def bench_of(graph: Graph, *, accelerator: bool = False) -> tuple[StageTimer, DeviceLanes]:
+    device = DeviceLanes(graph.dag, made_up_profile([graph], accelerator=accelerator).costs(graph.dag))
     return StageTimer(graph, device), device
 
 
@@ -84,7 +84,7 @@ def test_a_plan_of_measured_stages_runs() -> None:
     graph = load(model)
     profile = made_up_profile([graph], accelerator=False)
     bench, _ = bench_of(graph)
-    assert ios(graph.dag, bench)
+    assert search_stages(graph.dag, bench)
     plan = partition(graph, profile, policy="ios", meter=StageTimer)
     with HybridSession(graph, plan=plan) as session:
         assert_same_as_plain(session, model, {"x": np.ones((2, 16), np.float32)})

@@ -13,8 +13,7 @@ import pytest
 from chrion.graph import Dag
 from chrion.profiler import CopyCost, Costs, OperatorMemory
 from chrion.scheduler import Schedule, evaluate
-from chrion.scheduler.planner import _Chunked
-from chrion.scheduler.policies.chrion import Planner
+from chrion.scheduler.policies.chrion import ChrionPolicy, ChunkSearch
 from chrion.scheduler.search.alpha import Limits
 from helpers import smallest_graph
 
@@ -66,7 +65,7 @@ def ratios() -> list[float]:
         dag, costs = case(seed)
         rows = sorted(set(everything(dag, costs)))
         most_mb = min(rows, key=lambda row: (row[1], row[0]))[0]
-        chunked = _Chunked({None: (smallest_graph(), Planner(dag, costs))})
+        chunked = ChunkSearch({None: (smallest_graph(), ChrionPolicy(dag, costs))})
         for share in SHARES:
             budget = share * most_mb
             least = min(ms for mb, ms in rows if mb <= budget)

@@ -41,7 +41,7 @@ def ratios() -> dict[str, list[float]]:
         dag, costs = case(seed)
         best = min(evaluate(dag, costs, solve(dag, costs, cores).schedule).latency_ms for cores in range(3))
         for name, values in found.items():
-            values.append(POLICIES[name](dag, costs)(0.0).timeline.latency_ms / best)
+            values.append(POLICIES[name].make_solver(dag, costs)(0.0).timeline.latency_ms / best)
     return found
 
 

@@ -56,8 +56,8 @@ def test_the_rows_of_table_6(paper: Profile, name: str) -> None:
     memory_mb, gpu_ms, cpu_ms = TABLE_6[name]
     graph = load(build(name))
     costs = paper.costs(graph.dag)
-    gpu = POLICIES["accelerator"](graph.dag, costs)(0.0).timeline
-    cpu = POLICIES["cpu"](graph.dag, costs)(0.0).timeline
+    gpu = POLICIES["accelerator"].make_solver(graph.dag, costs)(0.0).timeline
+    cpu = POLICIES["cpu"].make_solver(graph.dag, costs)(0.0).timeline
     assert gpu.latency_ms == pytest.approx(gpu_ms, rel=0.05)
     assert gpu.memory_mb == pytest.approx(memory_mb, rel=0.05)
     assert cpu.latency_ms == pytest.approx(cpu_ms, rel=0.02 if name == "lstm-baseline" else 0.13)
@@ -66,7 +66,7 @@ def test_the_rows_of_table_6(paper: Profile, name: str) -> None:
 
 def test_the_papers_plan_beats_its_gpu(paper: Profile, baseline: Graph) -> None:
     """Within 60 ms and with alpha 0.3, in latency and in memory, as section 6.3 finds."""
-    plan = partition(baseline, paper, "60ms", 0.3)
+    plan = partition(baseline, paper, "60ms", 0.3, "chrion-paper")
     assert plan.meets_slo
     assert plan.accelerator_only is not None
     assert plan.predicted.latency_ms < min(60.0, plan.accelerator_only.latency_ms)
@@ -75,7 +75,7 @@ def test_the_papers_plan_beats_its_gpu(paper: Profile, baseline: Graph) -> None:
 
 def test_the_latency_optimal_plan_is_at_least_the_papers(paper: Profile, baseline: Graph) -> None:
     """Table 6 has 52.0 ms in 948.1 MB: our margins over accelerator-only are no smaller than the paper's."""
-    plan = partition(baseline, paper)
+    plan = partition(baseline, paper, policy="chrion-paper")
     assert plan.accelerator_only is not None
     assert plan.predicted.latency_ms / plan.accelerator_only.latency_ms <= 52.0 / 59.3
     assert plan.predicted.memory_mb < plan.accelerator_only.memory_mb
@@ -83,7 +83,7 @@ def test_the_latency_optimal_plan_is_at_least_the_papers(paper: Profile, baselin
 
 def test_memory_falls_as_alpha_grows(paper: Profile, baseline: Graph) -> None:
     """Figure 10: from 0 to 1 in steps, less memory and more latency in the end."""
-    plans = [partition(baseline, paper, alpha=alpha) for alpha in (0.0, 0.3, 1.0)]
+    plans = [partition(baseline, paper, alpha=alpha, policy="chrion-paper") for alpha in (0.0, 0.3, 1.0)]
     assert plans[0].predicted.latency_ms == min(p.predicted.latency_ms for p in plans)
     assert plans[2].predicted.memory_mb < plans[0].predicted.memory_mb
 

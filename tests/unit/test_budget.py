@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from chrion import load
 from chrion.graph import Dag
 from chrion.profiler import Costs, uniform_costs
-from chrion.scheduler.evaluation.solution import Problem, Solution
+from chrion.scheduler import Schedule
+from chrion.scheduler.evaluation.solution import Problem, Solution, VariantSolution
 from chrion.scheduler.evaluation.validation import check_solution
-from chrion.scheduler.planner import _Chunked
-from chrion.scheduler.policies.chrion import Planner
+from chrion.scheduler.policies.chrion import ChrionPolicy, ChunkSearch
 from chrion.scheduler.policies.registry import POLICIES
-from chrion.scheduler.search.alpha import Candidate, Limits, best_within, raise_to_fit
-from chrion.scheduler.search.pareto import pareto, refined, spread, trade_offs
+from chrion.scheduler.search.alpha import Limits, best_within, raise_to_fit
+from chrion.scheduler.search.pareto import find_frontier, pareto_points, refine_point, sample_frontier
 from chrion.zoo import build
 from helpers import smallest_graph
 from strategies import costs_for, dags
@@ -33,13 +33,13 @@ def problems(draw: st.DrawFn) -> tuple[Dag, Costs]:
     return dag, draw(costs_for(dag, accelerator=True).filter(lambda c: c.cores > 0))
 
 
-def planned(dag: Dag, costs: Costs, limits: Limits, alpha: float | None = None) -> Candidate:
+def planned(dag: Dag, costs: Costs, limits: Limits, alpha: float | None = None) -> VariantSolution:
     """The default policy's choice within limits."""
-    chunked = _Chunked({None: (smallest_graph(), Planner(dag, costs))})
+    chunked = ChunkSearch({None: (smallest_graph(), ChrionPolicy(dag, costs))})
     return chunked.within(chunked.improve(alpha or 0.0), limits, alpha, 0.5)[0]
 
 
-def latency_ms(candidate: Candidate) -> float:
+def latency_ms(candidate: VariantSolution) -> float:
     return candidate.solution.timeline.latency_ms
 
 
@@ -82,11 +82,11 @@ def test_beside_an_slo_the_budget_goes_first(
 @given(problem=problems(), budget=BUDGETS, name=st.sampled_from(["chrion-paper", "bfs", "dfs", "heft", "cpu"]))
 def test_raising_alpha_fits_or_says_what_comes_nearest(problem: tuple[Dag, Costs], budget: float, name: str) -> None:
     """What is returned fits if any of the alphas tried does; an alpha that fits already is left alone."""
-    solve = POLICIES[name](*problem)
-    tried: list[Candidate] = []
+    solve = POLICIES[name].make_solver(*problem)
+    tried: list[VariantSolution] = []
 
-    def attempt(alpha: float) -> Candidate:
-        tried.append(Candidate(alpha, solve(alpha), None, smallest_graph()))
+    def attempt(alpha: float) -> VariantSolution:
+        tried.append(VariantSolution(alpha, solve(alpha), None, smallest_graph()))
         return tried[-1]
 
     start = attempt(0.0)
@@ -101,14 +101,14 @@ def test_raising_alpha_fits_or_says_what_comes_nearest(problem: tuple[Dag, Costs
 @given(problem=problems())
 def test_a_frontier_trades_latency_for_memory(problem: tuple[Dag, Costs]) -> None:
     """Memory rises and latency falls from point to point; the first takes none; refining moves no point outwards."""
-    planner = Planner(*problem)
-    found = trade_offs(planner, 0.5)
+    policy = ChrionPolicy(*problem)
+    found = find_frontier(policy.initial, policy.search, 0.5)
     assert found[0].timeline.resident_mb == 0.0
     for smaller, larger in itertools.pairwise(found):
         assert smaller.timeline.resident_mb < larger.timeline.resident_mb
         assert smaller.timeline.latency_ms > larger.timeline.latency_ms
-    for point in spread(found):
-        better = refined(planner, point, len(found))
+    for point in sample_frontier(found):
+        better = refine_point(policy.search, point, len(found))
         assert better.timeline.resident_mb <= point.timeline.resident_mb
         assert better.timeline.latency_ms <= point.timeline.latency_ms + 1e-9
 
@@ -116,12 +116,12 @@ def test_a_frontier_trades_latency_for_memory(problem: tuple[Dag, Costs]) -> Non
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1))
 def test_pareto_points_are_those_that_nothing_beats(figures: list[tuple[int, int]]) -> None:
     """Against the definition, over all pairs."""
-    blank = Problem(Dag.from_edges(1, []), uniform_costs(Dag.from_edges(1, []))).solve([0], [1], 1)
+    blank = Problem(Dag.from_edges(1, []), uniform_costs(Dag.from_edges(1, []))).evaluate(Schedule((0,), (1,), 1))
     made = [
         replace(blank, timeline=replace(blank.timeline, latency_ms=float(ms), resident_mb=float(mb)))
         for ms, mb in figures
     ]
-    kept = {(s.timeline.latency_ms, s.timeline.resident_mb) for s in pareto(made, lambda s: s)}
+    kept = {(s.timeline.latency_ms, s.timeline.resident_mb) for s in pareto_points(made, lambda s: s)}
     expected = {
         (ms, mb) for ms, mb in figures if not any((a <= ms and b <= mb) and (a, b) != (ms, mb) for a, b in figures)
     }
@@ -130,18 +130,18 @@ def test_pareto_points_are_those_that_nothing_beats(figures: list[tuple[int, int
 
 def test_points_are_spread_over_the_whole_frontier() -> None:
     """All of a few; of many, some from the first to the last."""
-    assert spread(range(5)) == range(5)
-    some = spread(range(1000))
+    assert sample_frontier(range(5)) == range(5)
+    some = sample_frontier(range(1000))
     assert (some[0], some[-1]) == (0, 999)
     assert len(some) == len(set(some)) < 50
 
 
-def made(latency: float, memory: float) -> Candidate:
+def made(latency: float, memory: float) -> VariantSolution:
     """A candidate of these figures."""
     dag = Dag.from_edges(1, [])
-    solution: Solution = Problem(dag, uniform_costs(dag)).solve([0], [1], 1)
+    solution: Solution = Problem(dag, uniform_costs(dag)).evaluate(Schedule((0,), (1,), 1))
     timeline = replace(solution.timeline, latency_ms=latency, resident_mb=memory)
-    return Candidate(0.0, replace(solution, timeline=timeline), None, smallest_graph())
+    return VariantSolution(0.0, replace(solution, timeline=timeline), None, smallest_graph())
 
 
 FAST, MIDDLE, SMALL = made(10.0, 900.0), made(20.0, 500.0), made(40.0, 0.0)
@@ -159,7 +159,7 @@ FAST, MIDDLE, SMALL = made(10.0, 900.0), made(20.0, 500.0), made(40.0, 0.0)
         (Limits(None, 0.0), None, SMALL),
     ],
 )
-def test_the_best_within_limits(limits: Limits, alpha: float | None, expected: Candidate) -> None:
+def test_the_best_within_limits(limits: Limits, alpha: float | None, expected: VariantSolution) -> None:
     """The budget first, then the SLO, then L + alpha * M; without alpha, an SLO asks for the least memory."""
     assert best_within([MIDDLE, SMALL, FAST], limits, alpha)[0] is expected
 
@@ -173,7 +173,7 @@ def test_a_whole_stack_of_layers_is_kept_within_any_budget() -> None:
     """Steps of four layers: between nothing and all, each budget is used for the most part, and buys latency."""
     graph = load(build("lstm", {"layers": 4, "seq": 4, "batch": 1, "io": 64}))
     costs = uniform_costs(graph.dag, accelerator_ms=0.02, cpu_ms=[0.2, 0.2], handoff_ms=0.002)
-    whole = Planner(graph.dag, costs)(0.0).timeline
+    whole = ChrionPolicy(graph.dag, costs)(0.0).timeline
     assert whole.resident_mb > 0
     found = [planned(graph.dag, costs, Limits(None, whole.resident_mb * share)) for share in (0.0, 0.3, 0.55, 0.8, 1)]
     latencies = [latency_ms(c) for c in found]

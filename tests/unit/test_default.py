@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from chrion.graph import Dag
 from chrion.profiler import Costs, uniform_costs
-from chrion.scheduler import evaluate
+from chrion.scheduler import Schedule, evaluate
 from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.evaluation.validation import check_solution
-from chrion.scheduler.policies.chrion import Planner
-from chrion.scheduler.search.grouping import group, tile_order, unit_order
-from chrion.scheduler.search.local_search import merge_segments, refine
+from chrion.scheduler.policies.chrion import ChrionPolicy
+from chrion.scheduler.search.grouping import group_operators, tile_order, unit_order
+from chrion.scheduler.search.local_search import merge_segments, move_units
 from strategies import costs_for, dags
 
 
@@ -39,7 +39,7 @@ def lanes_of(dag: Dag, **machine: float) -> Costs:
 def test_a_layer_is_a_group_and_its_steps_are_counted() -> None:
     """Operators that read one weight, in order of time."""
     dag = stack(3, 5)
-    groups = group(dag, lanes_of(dag))
+    groups = group_operators(dag, lanes_of(dag))
     assert groups.members == tuple(tuple(range(la * 5, la * 5 + 5)) for la in range(3))
     assert groups.step == tuple(i % 5 for i in range(15))
     assert groups.steps == 5
@@ -49,7 +49,7 @@ def test_a_layer_is_a_group_and_its_steps_are_counted() -> None:
 def test_a_tile_order_is_topological_and_labels_do_not_fall(steps: int) -> None:
     """Tiles may be run one after another."""
     dag = stack(4, 8)
-    order, labels = tile_order(dag, group(dag, lanes_of(dag)), steps)
+    order, labels = tile_order(dag, group_operators(dag, lanes_of(dag)), steps)
     position = {i: at for at, i in enumerate(order)}
     for i in range(len(dag)):
         for m in dag.predecessors[i]:
@@ -61,7 +61,7 @@ def test_an_unfolded_stack_becomes_tiles_of_layers_and_steps() -> None:
     """Segments hold several layers and several steps, and nearly halve the serial time of 12 x 96 cells."""
     dag = stack(12, 96)
     costs = lanes_of(dag)
-    solution = Planner(dag, costs)(0.0)
+    solution = ChrionPolicy(dag, costs)(0.0)
     serial_ms = len(dag) * 0.01
     assert serial_ms / 2 <= solution.timeline.latency_ms < 0.6 * serial_ms
     typical = sorted(solution.segments, key=len)[len(solution.segments) // 2]
@@ -77,7 +77,9 @@ def test_layers_dealt_out_in_turn_follow_a_step_behind(layers: int, steps: int, 
     dag = stack(layers, steps)
     costs = uniform_costs(dag, cpu_ms=[1.0] * cores)
     dealt = [
-        s for s in Planner(dag, costs).begin(0.0) if s.origin.startswith("alternating") and s.schedule.cores == cores
+        s
+        for s in ChrionPolicy(dag, costs).initial(0.0)
+        if s.origin.startswith("alternating") and s.schedule.cores == cores
     ]
     assert [s.timeline.latency_ms for s in dealt] == [layers // cores * steps + cores - 1]
     (solution,) = dealt
@@ -90,7 +92,7 @@ def test_layers_dealt_out_in_turn_follow_a_step_behind(layers: int, steps: int, 
 def test_a_layer_stays_on_one_core() -> None:
     """Its weights are read by one lane."""
     dag = stack(12, 96)
-    lanes = Planner(dag, lanes_of(dag))(0.0).schedule.lanes
+    lanes = ChrionPolicy(dag, lanes_of(dag))(0.0).schedule.lanes
     readers = defaultdict(set)
     for i, lane in enumerate(lanes):
         readers[i // 96].add(lane)
@@ -100,7 +102,7 @@ def test_a_layer_stays_on_one_core() -> None:
 def test_scattering_does_not_look_free() -> None:
     """Where a handoff costs more than the operators it would part, everything stays on one lane."""
     dag = stack(4, 8)
-    solution = Planner(dag, lanes_of(dag, handoff_ms=10.0))(0.0)
+    solution = ChrionPolicy(dag, lanes_of(dag, handoff_ms=10.0))(0.0)
     assert len(set(solution.schedule.lanes)) == 1
 
 
@@ -111,9 +113,9 @@ def test_solutions_are_valid_and_no_worse_than_their_beginnings(data: st.DataObj
     dag = data.draw(dags())
     costs = data.draw(costs_for(dag).filter(lambda c: c.cores or c.accelerator_ms))
     alpha = data.draw(st.sampled_from([0.0, 0.5, 3.0]))
-    planner = Planner(dag, costs)
-    seeds = planner.begin(alpha)
-    solution = planner.improve(seeds, alpha)
+    policy = ChrionPolicy(dag, costs)
+    seeds = policy.initial(alpha)
+    solution = policy.improve(seeds, alpha)
     check_solution(dag, costs, solution)
     assert solution.timeline == evaluate(dag, costs, solution.schedule, solution.segments)
     assert solution.cost(alpha) <= seeds[0].cost(alpha) + 1e-9
@@ -125,7 +127,7 @@ def test_equal_inputs_give_equal_solutions(data: st.DataObject) -> None:
     """Nothing depends on time or on the order of sets."""
     dag = data.draw(dags())
     costs = data.draw(costs_for(dag).filter(lambda c: c.cores or c.accelerator_ms))
-    assert Planner(dag, costs)(0.5) == Planner(dag, costs)(0.5)
+    assert ChrionPolicy(dag, costs)(0.5) == ChrionPolicy(dag, costs)(0.5)
 
 
 @settings(deadline=None, max_examples=60)
@@ -136,9 +138,9 @@ def test_local_search_is_monotone_and_keeps_its_budget(data: st.DataObject) -> N
     costs = data.draw(costs_for(dag).filter(lambda c: c.cores > 0))
     budget = data.draw(st.integers(0, 2000))
     problem = Problem(dag, costs)
-    start = problem.solve(dag.topological_order, [1] * len(dag), costs.cores)
+    start = problem.evaluate(Schedule(dag.topological_order, (1,) * len(dag), costs.cores))
     before = problem.work
-    better = refine(problem, start, [(i,) for i in range(len(dag))], 0.5, budget=budget)
+    better = move_units(problem, start, [(i,) for i in range(len(dag))], 0.5, budget=budget)
     assert problem.work <= before + budget + len(dag)
     assert better.cost(0.5) <= start.cost(0.5)
     merged = merge_segments(problem, better, 0.5)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from chrion.graph import Dag
 from chrion.profiler import uniform_costs
 from chrion.scheduler import Schedule, evaluate
-from chrion.scheduler.evaluation.weight_cache import durations_ms, fetched_bytes
+from chrion.scheduler.evaluation.weight_cache import durations_ms, reloaded_bytes
 
 A, B = (0,), (1,)
 
@@ -42,14 +42,14 @@ def test_weights_are_fetched_when_others_have_taken_their_place(
     weights: list[tuple[int, ...]], cache: int, fetched: list[float]
 ) -> None:
     """Two weights of 600 bytes each."""
-    found = fetched_bytes(reading(weights, [600, 600]), cache, on_one_lane(len(weights)))
+    found = reloaded_bytes(reading(weights, [600, 600]), cache, on_one_lane(len(weights)))
     assert [found.get(i, 0) for i in range(len(weights))] == fetched
 
 
 def test_what_never_fits_is_part_of_w() -> None:
     """An operator with more weights than the cache holds fetches the rest in a loop of its own, too."""
-    alone = fetched_bytes(reading([A], [5000]), 1000, on_one_lane(1))
-    beside = fetched_bytes(reading([A, B], [5000, 300]), 1000, on_one_lane(2))
+    alone = reloaded_bytes(reading([A], [5000]), 1000, on_one_lane(1))
+    beside = reloaded_bytes(reading([A, B], [5000, 300]), 1000, on_one_lane(2))
     assert alone == {0: 0}
     assert beside == {0: 1000, 1: 300}
 
@@ -57,8 +57,8 @@ def test_what_never_fits_is_part_of_w() -> None:
 def test_lanes_have_caches_of_their_own_and_the_accelerator_has_none() -> None:
     """Two layers on two lanes stay where they are."""
     dag = reading([A, B, A, B], [600, 600])
-    assert set(fetched_bytes(dag, 1000, Schedule((0, 1, 2, 3), (1, 2, 1, 2), 2)).values()) == {0}
-    assert fetched_bytes(dag, 1000, Schedule((0, 1, 2, 3), (0, 0, 0, 0), 0)) == {}
+    assert set(reloaded_bytes(dag, 1000, Schedule((0, 1, 2, 3), (1, 2, 1, 2), 2)).values()) == {0}
+    assert reloaded_bytes(dag, 1000, Schedule((0, 1, 2, 3), (0, 0, 0, 0), 0)) == {}
 
 
 def lost_bytes(weights: list[list[int]], sizes: list[int], cache: int) -> list[int]:
@@ -81,7 +81,7 @@ def lost_bytes(weights: list[list[int]], sizes: list[int], cache: int) -> list[i
 def test_a_weight_is_lost_when_too_much_else_was_used(sizes: list[int], weights: list[list[int]], spare: int) -> None:
     """As many bytes are fetched as stack distances tell."""
     cache = spare + max(sum(sizes[w] for w in read) for read in weights)
-    found = fetched_bytes(reading(weights, sizes), cache, on_one_lane(len(weights)))
+    found = reloaded_bytes(reading(weights, sizes), cache, on_one_lane(len(weights)))
     assert [found.get(i, 0) for i in range(len(weights))] == lost_bytes(weights, sizes, cache)
 
 

@@ -10,7 +10,8 @@ from chrion.profiler import Costs, OperatorMemory, uniform_costs
 from chrion.scheduler import evaluate
 from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.evaluation.validation import check_solution
-from chrion.scheduler.policies.heft import heft, upward_ranks
+from chrion.scheduler.policies.heft import schedule_heft
+from chrion.scheduler.policies.list_scheduling import upward_ranks
 from strategies import costs_for, dags
 
 
@@ -25,14 +26,14 @@ def test_independent_operators_are_spread() -> None:
     """Four equal operators on two cores take twice one's time."""
     dag = Dag.from_edges(4, [])
     costs = uniform_costs(dag, cpu_ms=[1.0, 1.0])
-    assert evaluate(dag, costs, heft(dag, costs, 2)).latency_ms == 2.0
+    assert evaluate(dag, costs, schedule_heft(dag, costs, 2)).latency_ms == 2.0
 
 
 def test_a_handoff_dearer_than_the_work_keeps_all_on_one_lane() -> None:
     """Scattering does not look free."""
     dag = Dag.from_edges(3, [(0, 1), (0, 2)])
     costs = uniform_costs(dag, cpu_ms=[1.0, 1.0], handoff_ms=10.0)
-    assert len(set(heft(dag, costs, 2).lanes)) == 1
+    assert len(set(schedule_heft(dag, costs, 2).lanes)) == 1
 
 
 def test_idle_gaps_are_filled() -> None:
@@ -47,7 +48,7 @@ def test_idle_gaps_are_filled() -> None:
         cpu_ms=((1.0, 100.0, 1.0, 5.0),),
         memory=(OperatorMemory(),) * 4,
     )
-    schedule = heft(dag, costs, 1)
+    schedule = schedule_heft(dag, costs, 1)
     timeline = evaluate(dag, costs, schedule)
     assert schedule.lanes == (1, 0, 1, 1)
     assert (timeline.start_ms[3], timeline.latency_ms) == (1.0, 12.0)
@@ -57,8 +58,8 @@ def test_operators_of_no_time_follow_what_they_wait_for() -> None:
     """Equal ranks do not put an operator before its predecessor of a higher index."""
     dag = Dag.from_edges(3, [(2, 1), (1, 0)])
     costs = uniform_costs(dag, cpu_ms=[0.0], dispatch_ms=1.0)
-    schedule = heft(dag, costs, 1)
-    check_solution(dag, costs, Problem(dag, costs).place(schedule))
+    schedule = schedule_heft(dag, costs, 1)
+    check_solution(dag, costs, Problem(dag, costs).evaluate(schedule))
     assert schedule.order == (2, 1, 0)
 
 
@@ -68,4 +69,4 @@ def test_schedules_are_valid(data: st.DataObject) -> None:
     dag = data.draw(dags())
     costs = data.draw(costs_for(dag))
     for cores in range(0 if costs.accelerator_ms is not None else 1, costs.cores + 1):
-        check_solution(dag, costs, Problem(dag, costs).place(heft(dag, costs, cores)))
+        check_solution(dag, costs, Problem(dag, costs).evaluate(schedule_heft(dag, costs, cores)))

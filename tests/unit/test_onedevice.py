@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from chrion.scheduler import POLICIES
 from chrion.scheduler.evaluation.validation import check_solution
-from chrion.scheduler.policies.stages import Device
+from chrion.scheduler.policies.stages import DeviceLanes
 from strategies import costs_for, dags
 
 FIELD = ("ios", "nimble", "opara", "wavefront", "greedy")
@@ -25,6 +25,6 @@ def test_schedules_are_valid(policy: str, data: st.DataObject) -> None:
     costs = data.draw(costs_for(dag))
     shares = tuple(data.draw(st.integers(0, 4)) / 4 for _ in range(len(dag)))
     costs = replace(costs, accelerator_share=shares, streams=data.draw(st.integers(1, 4)))
-    solution = POLICIES[policy](dag, costs)(0.0)
+    solution = POLICIES[policy].make_solver(dag, costs)(0.0)
     check_solution(dag, costs, solution)
-    assert set(solution.schedule.lanes) <= set(Device(dag, costs).lanes)
+    assert set(solution.schedule.lanes) <= set(DeviceLanes(dag, costs).lanes)

@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.scheduler import Schedule, Timeline
-from chrion.scheduler.evaluation.solution import Solution
-from chrion.scheduler.search.alpha import Candidate, choose
+from chrion.scheduler.evaluation.solution import Solution, VariantSolution
+from chrion.scheduler.search.alpha import choose
 from helpers import smallest_graph
 
 
-def made(latency_ms: Callable[[float], float], tried: list[float] | None = None) -> Callable[[float], Candidate]:
+def made(latency_ms: Callable[[float], float], tried: list[float] | None = None) -> Callable[[float], VariantSolution]:
     """Candidates whose latency is a function of alpha."""
 
-    def attempt(alpha: float) -> Candidate:
+    def attempt(alpha: float) -> VariantSolution:
         if tried is not None:
             tried.append(alpha)
         timeline = Timeline((), (), latency_ms(alpha), 0.0, 0.0, ())
-        return Candidate(alpha, Solution(Schedule((), (), 0), None, (), timeline), None, smallest_graph())
+        return VariantSolution(alpha, Solution(Schedule((), (), 0), None, (), timeline), None, smallest_graph())
 
     return attempt
 

@@ -14,9 +14,10 @@ from chrion.graph import Dag
 from chrion.profiler import Costs, OperatorMemory, uniform_costs
 from chrion.scheduler import evaluate
 from chrion.scheduler.evaluation.solution import Problem
-from chrion.scheduler.policies.ios import ios
+from chrion.scheduler.policies.ios_search import search_stages
 from chrion.scheduler.policies.registry import POLICIES
-from chrion.scheduler.policies.stages import Device, Stage, generations, greedy_stages, in_turn, staged
+from chrion.scheduler.policies.stages import DeviceLanes, Stage, generations, greedy_stages, schedule_stages
+from chrion.scheduler.policies.wavefront import round_robin
 from strategies import costs_for, dags
 
 
@@ -28,10 +29,10 @@ def test_stages_take_as_long_as_they_were_said_to(data: st.DataObject) -> None:
     shares = tuple(data.draw(st.integers(0, 4)) / 4 for _ in range(len(dag)))
     costs = replace(costs, accelerator_share=shares)
     free = replace(costs, handoff_ms=0.0, dispatch_ms=0.0)
-    stages = ios(dag, Device(dag, costs).stage_ms)
+    stages = search_stages(dag, DeviceLanes(dag, costs).stage_ms)
     for machine in (free, costs):
-        device = Device(dag, machine)
-        latency = Problem(dag, machine).place(staged(dag, device, stages)).timeline.latency_ms
+        device = DeviceLanes(dag, machine)
+        latency = Problem(dag, machine).evaluate(schedule_stages(dag, device, stages)).timeline.latency_ms
         said = sum(device.stage_ms(stage.groups) for stage in stages)
         assert latency == pytest.approx(said, abs=1e-6) if machine is free else latency <= said + 1e-6
 
@@ -51,17 +52,17 @@ def test_the_longest_groups_are_packed_first() -> None:
     """3, 1 and 2 ms on two lanes: 3 alone, 2 and 1 together."""
     dag = Dag.from_edges(3, [])
     costs = Costs(None, ((3.0, 1.0, 2.0), (3.0, 1.0, 2.0)), (OperatorMemory(),) * 3)
-    device = Device(dag, costs)
+    device = DeviceLanes(dag, costs)
     assert device.pack([(0,), (1,), (2,)]) == [[0], [1, 2]]
     assert device.stage_ms([(0,), (1,), (2,)]) == 3.0
-    assert in_turn(2)([(0,), (1,), (2,)]) == [[0, 2], [1]]
+    assert round_robin(2)([(0,), (1,), (2,)]) == [[0, 2], [1]]
 
 
 def test_a_stage_pays_its_dispatch_and_its_synchronisation() -> None:
     """Half a millisecond to begin; and where lanes wait for each other, a handoff at either end of the second lane."""
     dag = Dag.from_edges(2, [])
     costs = uniform_costs(dag, cpu_ms=[2.0, 3.0], dispatch_ms=0.5, handoff_ms=0.25)
-    device = Device(dag, costs)
+    device = DeviceLanes(dag, costs)
     assert device.stage_ms([(0, 1)]) == 0.5 + 4.0
     assert device.stage_ms([(0,), (1,)]) == 0.5 + 3.0 + 2 * 0.25
 
@@ -69,8 +70,8 @@ def test_a_stage_pays_its_dispatch_and_its_synchronisation() -> None:
 def test_stages_of_one_lane_are_joined() -> None:
     """Nothing waits between them, so that they are one segment."""
     dag = Dag.from_edges(4, [(0, 1), (1, 2), (1, 3)])
-    device = Device(dag, uniform_costs(dag, cpu_ms=[1.0, 1.0]))
-    schedule = staged(dag, device, [Stage(((0,),)), Stage(((1,),)), Stage(((2,), (3,)))])
+    device = DeviceLanes(dag, uniform_costs(dag, cpu_ms=[1.0, 1.0]))
+    schedule = schedule_stages(dag, device, [Stage(((0,),)), Stage(((1,),)), Stage(((2,), (3,)))])
     assert schedule.stages == (0, 0, 1, 1)
     assert schedule.lanes == (1, 1, 1, 2)
 
@@ -79,7 +80,7 @@ def test_the_cores_of_a_stage_decide_its_speed() -> None:
     """One core is faster while the other rests; both are slower."""
     dag = Dag.from_edges(3, [(0, 1), (0, 2)])
     costs = uniform_costs(dag, cpu_ms=[1.0, 10.0])
-    schedule = staged(dag, Device(dag, costs), [Stage(((0,),)), Stage(((1,), (2,)))])
+    schedule = schedule_stages(dag, DeviceLanes(dag, costs), [Stage(((0,),)), Stage(((1,), (2,)))])
     assert evaluate(dag, costs, schedule).finish_ms == (1.0, 11.0, 11.0)
 
 
@@ -88,7 +89,7 @@ def test_what_the_accelerator_lacks_runs_on_a_core(policy: str) -> None:
     """All others stay on the accelerator's lanes."""
     dag = Dag.from_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
     costs = replace(uniform_costs(dag, accelerator_ms=1.0), accelerator_ms=(1.0, float("inf"), 1.0, 1.0))
-    lanes = POLICIES[policy](dag, costs)(0.0).schedule.lanes
+    lanes = POLICIES[policy].make_solver(dag, costs)(0.0).schedule.lanes
     assert lanes[1] == 1
     assert all(lane <= 0 for i, lane in enumerate(lanes) if i != 1)
 
@@ -98,5 +99,5 @@ def test_streams_have_a_lane_each_where_there_are_enough() -> None:
     dag = Dag.from_edges(4, [])
     costs = uniform_costs(dag, accelerator_ms=1.0)
     for policy, streams in itertools.product(["nimble", "opara"], [2, 4]):
-        lanes = POLICIES[policy](dag, replace(costs, streams=streams))(0.0).schedule.lanes
+        lanes = POLICIES[policy].make_solver(dag, replace(costs, streams=streams))(0.0).schedule.lanes
         assert sorted(lanes) == sorted(-(at % streams) for at in range(4))

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from architectures import googlenet
 from chrion.graph import Dag
-from chrion.scheduler.policies.streams import nimble, opara, opara_order, synchronisations
+from chrion.scheduler.policies.nimble import nimble_streams
+from chrion.scheduler.policies.opara import launch_order, opara_streams
+from chrion.scheduler.policies.streams import count_synchronisations
 from strategies import dags
 
 Edge = tuple[int, int]
@@ -81,7 +83,7 @@ def test_theorem_1_the_reduction_stands_for_the_graph(dag: Dag) -> None:
         assert concurrent(graph, streams) == concurrent(reduced, streams)
         if concurrent(graph, streams):
             fewest = fewest_synchronisations(graph, streams)
-            assert fewest == fewest_synchronisations(reduced, streams) == synchronisations(dag, streams)
+            assert fewest == fewest_synchronisations(reduced, streams) == count_synchronisations(dag, streams)
 
 
 @settings(max_examples=40, deadline=None)
@@ -99,17 +101,17 @@ def test_theorem_3_a_matched_edge_saves_a_synchronisation(dag: Dag) -> None:
 def test_theorem_4_no_assignment_as_concurrent_synchronises_less(dag: Dag) -> None:
     """Against every way to put the operators on streams."""
     graph = digraph(dag)
-    streams = nimble(dag)
+    streams = nimble_streams(dag)
     assert concurrent(graph, streams)
     possible = [other for other in assignments(len(dag)) if concurrent(graph, other)]
-    assert synchronisations(dag, streams) == min(synchronisations(dag, other) for other in possible)
+    assert count_synchronisations(dag, streams) == min(count_synchronisations(dag, other) for other in possible)
 
 
 @given(dag=dags(12))
 def test_shared_streams_are_as_few_as_concurrency_allows(dag: Dag) -> None:
     """Sharing loses no concurrency; chains that may overlap pairwise need a stream each, and there are no more."""
     graph = digraph(dag)
-    apart, shared = nimble(dag), nimble(dag, share=True)
+    apart, shared = nimble_streams(dag), nimble_streams(dag, share=True)
     assert concurrent(graph, shared)
     members = [[i for i in dag.topological_order if apart[i] == chain] for chain in range(max(apart) + 1)]
     may_overlap: nx.Graph[int] = nx.Graph()
@@ -125,7 +127,7 @@ def test_shared_streams_are_as_few_as_concurrency_allows(dag: Dag) -> None:
 @given(dag=dags(12))
 def test_streams_are_numbered_as_they_begin(dag: Dag) -> None:
     """Along the topological order, each new stream has the next number."""
-    for streams in (nimble(dag), nimble(dag, share=True), opara(dag)):
+    for streams in (nimble_streams(dag), nimble_streams(dag, share=True), opara_streams(dag)):
         seen = list(dict.fromkeys(streams[i] for i in dag.topological_order))
         assert seen == list(range(len(seen)))
 
@@ -146,7 +148,7 @@ OPARA = "1-2 1-3 1-4 2-5 3-6 5-7 4-8 6-8 7-9 7-10 8-11 8-12 9-13 10-13 11-13 12-
 def test_oparas_example() -> None:
     """The figure of its appendix: thirteen operators in numeric order, five streams."""
     pairs = [tuple(int(end) - 1 for end in edge.split("-")) for edge in OPARA.split()]
-    streams = opara(Dag.from_edges(13, [(a, b) for a, b in pairs]), range(13))
+    streams = opara_streams(Dag.from_edges(13, [(a, b) for a, b in pairs]), range(13))
     found = [{i + 1 for i in range(13) if streams[i] == stream} for stream in range(max(streams) + 1)]
     assert found == [{1, 2, 5, 7, 9, 13}, {3, 6}, {4, 8, 11}, {10}, {12}]
 
@@ -154,7 +156,7 @@ def test_oparas_example() -> None:
 def test_googlenet_as_published() -> None:
     """28 streams by Opara, 28 chains by Nimble, and 4 when chains that cannot overlap share one."""
     dag = googlenet()
-    found = [max(streams) + 1 for streams in (opara(dag), nimble(dag), nimble(dag, share=True))]
+    found = [max(streams) + 1 for streams in (opara_streams(dag), nimble_streams(dag), nimble_streams(dag, share=True))]
     assert found == [28, 28, 4]
 
 
@@ -162,7 +164,7 @@ def test_googlenet_as_published() -> None:
 def test_opara_follows_a_predecessor_that_nobody_follows(data: st.DataObject) -> None:
     """Of each stream, each operator waits for the one before it; a new one begins only for want of a leader."""
     dag = data.draw(dags(12))
-    streams = opara(dag)
+    streams = opara_streams(dag)
     leaders = set()
     for i in dag.topological_order:
         before = [m for m in dag.predecessors[i] if streams[m] == streams[i] and m not in leaders]
@@ -193,17 +195,17 @@ def test_opara_looks_at_each_edge_once_at_most(n: int) -> None:
     dag = Dag.from_edges(n, [(m, i) for i in range(n) for m in range(max(0, i - 20), i)])
     counted = replace(dag, predecessors=tuple(_Counted(before) for before in dag.predecessors))
     _Counted.looks = 0
-    opara(counted, dag.topological_order)
+    opara_streams(counted, dag.topological_order)
     assert 0 < _Counted.looks <= sum(map(len, dag.predecessors))
 
 
 def test_the_launch_order_by_hand() -> None:
     """Compute first, then memory, in turn; the small before the large; a kind that has none misses its turn."""
     dag = Dag.from_edges(5, [(1, 4)])
-    order = opara_order(dag, [3.0, 1.0, 2.0, 5.0, 0.0], [False, False, True, True, False])
+    order = launch_order(dag, [3.0, 1.0, 2.0, 5.0, 0.0], [False, False, True, True, False])
     # compute: 1 (1) before 0 (3), and 4 (0) once 1 has been launched; memory: 2 before 3
     assert order == [1, 2, 4, 3, 0]
-    assert opara_order(Dag.from_edges(3, []), [3.0, 2.0, 1.0], [True] * 3) == [2, 1, 0]
+    assert launch_order(Dag.from_edges(3, []), [3.0, 2.0, 1.0], [True] * 3) == [2, 1, 0]
 
 
 @given(data=st.data())
@@ -212,7 +214,7 @@ def test_the_launch_order_is_topological_and_takes_the_least(data: st.DataObject
     dag = data.draw(dags(10))
     demand = [data.draw(st.integers(0, 3)) for _ in range(len(dag))]
     bound = [data.draw(st.booleans()) for _ in range(len(dag))]
-    order = opara_order(dag, demand, bound)
+    order = launch_order(dag, demand, bound)
     assert sorted(order) == list(range(len(dag)))
     for at, i in enumerate(order):
         ready = [v for v in range(len(dag)) if v not in order[:at] and set(dag.predecessors[v]) <= set(order[:at])]

@@ -19,7 +19,7 @@ from strategies import costs_for, dags
 #: A diamond, and one operator beside it.
 DAG = Dag.from_edges(5, [(0, 1), (0, 2), (1, 3), (2, 3)])
 COSTS = uniform_costs(DAG, cpu_ms=[1.0, 1.0])
-GOOD = Problem(DAG, COSTS).place(Schedule((0, 4, 1, 2, 3), (1, 1, 2, 1, 2), 2, stages=(0, 1, 1, 2, 1)))
+GOOD = Problem(DAG, COSTS).evaluate(Schedule((0, 4, 1, 2, 3), (1, 1, 2, 1, 2), 2, stages=(0, 1, 1, 2, 1)))
 
 
 def test_a_good_one_passes() -> None:
@@ -37,17 +37,20 @@ def moved(name: str, i: int, ms: float) -> Solution:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (replace(GOOD, schedule=replace(GOOD.schedule, order=(0, 4, 3, 1, 2))), "stages must be given|comes before"),
+        (
+            replace(GOOD, schedule=replace(GOOD.schedule, order=(0, 4, 3, 1, 2))),
+            "stages must be given|precedes its predecessor",
+        ),
         (replace(GOOD, schedule=replace(GOOD.schedule, lanes=(1, 1, 3, 1, 2))), "on lane 3"),
         (replace(GOOD, segments=((0,), (1,), (2,), (3,))), "in one segment"),
-        (replace(GOOD, segments=((1,), (0,), (2,), (4,), (3,))), "before one that it waits for"),
+        (replace(GOOD, segments=((1,), (0,), (2,), (4,), (3,))), "precedes one that it depends on"),
         (replace(GOOD, segments=((0,), (1,), (2, 4), (3,)), schedule=replace(GOOD.schedule, stages=())), "the order"),
         (replace(GOOD, segments=((0,), (1, 2), (4,), (3,))), "on two lanes"),
         (replace(GOOD, segments=((0, 1), (4,), (2,), (3,))), "in two stages"),
-        (moved("start_ms", 3, 0.0), "overlap, and one waits|lane runs two"),
-        (moved("finish_ms", 4, 9.0), "lane runs two|begins before"),
-        (moved("finish_ms", 1, 3.5), "overlap, and one waits|lane runs two"),
-        (moved("start_ms", 4, 0.5), "begins before"),
+        (moved("start_ms", 3, 0.0), "overlap, although one depends|lane runs two"),
+        (moved("finish_ms", 4, 9.0), "lane runs two|starts before"),
+        (moved("finish_ms", 1, 3.5), "overlap, although one depends|lane runs two"),
+        (moved("start_ms", 4, 0.5), "starts before"),
         (replace(GOOD, schedule=replace(GOOD.schedule, stages=(0, 0, 0, 0, 0))), "two lanes of a stage"),
     ],
 )
@@ -66,4 +69,4 @@ def test_every_policy_passes(policy: str, data: st.DataObject) -> None:
     costs = data.draw(costs_for(dag, accelerator=True if policy == "accelerator" else None))
     assume(costs.cores or policy != "cpu")
     alpha = 0.0 if policy == "exact" else data.draw(st.sampled_from([0.0, 0.5, 3.0]))
-    check_solution(dag, costs, POLICIES[policy](dag, costs)(alpha))
+    check_solution(dag, costs, POLICIES[policy].make_solver(dag, costs)(alpha))

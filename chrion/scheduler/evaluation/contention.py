@@ -1,11 +1,11 @@
-"""Several lanes on one accelerator: what they do to each other's speed.
+"""Contention on the accelerator: the run times of schedules with several lanes on one device.
 
-An operator occupies a share of the device while it runs alone (``Costs.accelerator_share``). As long as the shares of
-those that run at once sum to no more than the whole, none is delayed; beyond that all are slowed alike, so that the
-device is never given out twice. Two operators that fill it take as long side by side as one after the other. CPU lanes
-have a core each and are not slowed.
+An operator that runs alone occupies a share of the device (``Costs.accelerator_share``). While the shares of concurrent
+operators sum to at most 1, none is slowed. Beyond that all are slowed by the same factor, so that the shares sum to 1:
+two operators that each fill the device take as long side by side as one after the other. CPU lanes have a core each
+and are not slowed.
 
-Speeds change whenever an operator starts or ends; so the schedule is walked through event by event, in
+Speeds change whenever an operator starts or ends; so the schedule is simulated event by event, in
 O((n + segments) * lanes) steps.
 """
 
@@ -18,40 +18,40 @@ from dataclasses import dataclass, field, replace
 from chrion.graph.dag import Dag
 from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
-from chrion.scheduler.evaluation.transfers import Copying
+from chrion.scheduler.evaluation.transfers import Transfers
 from chrion.scheduler.evaluation.weight_cache import durations_ms
 from chrion.scheduler.schedule import Schedule
 
-#: Work that rounding leaves over, relative to the time that has passed.
+#: Remaining work that is attributed to rounding, relative to the simulated time.
 _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
-    """When a schedule's operators run, in ms, and how long each lane computes."""
+class RunTimes:
+    """Start and finish of a schedule's operators, and the busy time of each lane, in ms."""
 
     start: list[float]
     finish: list[float]
     busy: list[float]
-    #: When the last copy has ended.
+    #: The end of the last copy.
     copied_ms: float = 0.0
 
     @classmethod
-    def empty(cls, n: int, schedule: Schedule) -> Passage:
-        """Before anything has run."""
+    def empty(cls, n: int, schedule: Schedule) -> RunTimes:
+        """Return the times of ``n`` operators before any has run."""
         return cls([0.0] * n, [0.0] * n, [0.0] * (schedule.cores + schedule.streams))
 
 
 def barrier_ms(costs: Costs, ended: Mapping[int, float], lane: int) -> float:
-    """When a lane may begin a stage: what the others end before it is seen a handoff later."""
+    """Return when a lane may start a stage: after the ends of all lanes, those of other lanes a handoff later."""
     if not ended:
         return 0.0
     own = ended.get(lane, 0.0)
     return max(own, *(end + costs.handoff_ms if other != lane else own for other, end in ended.items()))
 
 
-def side_by_side_ms(lanes: Sequence[Sequence[tuple[float, float]]]) -> float:
-    """How long rows of operators, each (work in ms, share of the device), take that begin together on a lane each."""
+def concurrent_ms(lanes: Sequence[Sequence[tuple[float, float]]]) -> float:
+    """Return the time until all lanes have finished, each with a row of operators (work in ms, share of the device)."""
     left = [list(reversed(row)) for row in lanes if row]
     now = 0.0
     while left:
@@ -67,114 +67,113 @@ def side_by_side_ms(lanes: Sequence[Sequence[tuple[float, float]]]) -> float:
     return now
 
 
-def share_device(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequence[int]]) -> Passage:
-    """When each operator runs, in a schedule with several accelerator lanes."""
-    return _Walk(dag, costs, schedule, segments).passage()
+def simulate_contention(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequence[int]]) -> RunTimes:
+    """Return the run times of a schedule with several accelerator lanes."""
+    return _Simulation(dag, costs, schedule, segments).run()
 
 
 @dataclass(slots=True)
 class _Lane:
     waiting: deque[Sequence[int]] = field(default_factory=deque)
-    #: The segment that runs or is about to; empty while the lane waits.
+    #: The segment that runs or is about to start; empty while the lane waits.
     segment: Sequence[int] = ()
-    #: When it begins.
-    begin: float = 0.0
-    #: What is left of it, next last: (operator or None for the dispatch, work in ms, share of the device).
+    #: When it starts.
+    start: float = 0.0
+    #: Its remaining steps, the next one last: (operator or None for the dispatch, work in ms, share of the device).
     steps: list[tuple[int | None, float, float]] = field(default_factory=list)
 
 
-class _Walk:
-    """One walk through a schedule."""
+class _Simulation:
+    """The simulation of one schedule."""
 
     def __init__(self, dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequence[int]]) -> None:
         self.dag, self.costs, self.schedule = dag, costs, schedule
         self.duration = durations_ms(dag, costs, schedule)
-        self.result = Passage.empty(len(dag), schedule)
+        self.times = RunTimes.empty(len(dag), schedule)
         self.now = 0.0
         self.visible: dict[int, float] = {}
-        self.copying = Copying(dag, costs, schedule.lanes, segments)
+        self.transfers = Transfers(dag, costs, schedule.lanes, segments)
         self.ended: dict[int, float] = {}
         self.barrier: dict[int, float] = {}
-        self.left = Counter(self._stage(segment) for segment in segments)
+        self.segments_left = Counter(self._stage(segment) for segment in segments)
         self.lanes: dict[int, _Lane] = {}
         for segment in segments:
             self.lanes.setdefault(schedule.lanes[segment[0]], _Lane()).waiting.append(segment)
 
-    def passage(self) -> Passage:
-        """Walk to the end."""
+    def run(self) -> RunTimes:
+        """Simulate the whole schedule."""
         while True:
             for number, lane in self.lanes.items():
                 if not lane.segment and lane.waiting:
-                    self._begin(number, lane)
+                    self._try_start(number, lane)
             if not any(lane.segment for lane in self.lanes.values()):
-                return replace(self.result, copied_ms=self.copying.ended_ms)
+                return replace(self.times, copied_ms=self.transfers.finish_ms)
             self._advance()
 
     def _stage(self, segment: Sequence[int]) -> int:
         return self.schedule.stages[segment[0]] if self.schedule.stages else 0
 
-    def _begin(self, number: int, lane: _Lane) -> None:
-        """Take up the lane's next segment, if all that it waits for has ended."""
+    def _try_start(self, number: int, lane: _Lane) -> None:
+        """Start the lane's next segment if all that it waits for has finished."""
         segment = lane.waiting[0]
-        if self._stage(segment) != min(self.left):
+        if self._stage(segment) != min(self.segments_left):
             return
-        begin = max(self.now, barrier_ms(self.costs, self.barrier, number))
-        lanes = self.schedule.lanes
+        start = max(self.now, barrier_ms(self.costs, self.barrier, number))
+        on_device = is_accelerator_lane(number)
         for i in segment:
-            begin = max(begin, self.copying.brought_ms(i)) if is_accelerator_lane(number) else begin
+            start = max(start, self.transfers.inputs_ready_ms(i)) if on_device else start
             for m, values in zip(self.dag.predecessors[i], self.dag.edge_values[i], strict=True):
-                if lanes[m] == number:
+                if self.schedule.lanes[m] == number:
                     continue
                 arrival = self._arrival_ms(m, number, values)
                 if arrival is None:
                     return
-                begin = max(begin, arrival)
-        lane.segment, lane.begin = lane.waiting.popleft(), begin
-        shared = is_accelerator_lane(number)
-        steps = [(i, self.duration[i], self.costs.share(i) if shared else 0.0) for i in segment]
+                start = max(start, arrival)
+        lane.segment, lane.start = lane.waiting.popleft(), start
+        steps = [(i, self.duration[i], self.costs.share(i) if on_device else 0.0) for i in segment]
         lane.steps = [*reversed(steps), (None, self.costs.dispatch_ms, 0.0)]
 
     def _arrival_ms(self, m: int, number: int, values: Sequence[int]) -> float | None:
-        """When a lane sees some values of operator ``m``; None while that is not known."""
+        """Return when some values of operator ``m`` are visible to a lane; None if that is not known yet."""
         if m not in self.visible:
             return None
         if is_accelerator_lane(self.schedule.lanes[m]) == is_accelerator_lane(number):
             return self.visible[m] + self.costs.handoff_ms
-        return self.copying.arrival_ms(values)
+        return self.transfers.arrival_ms(values)
 
     def _advance(self) -> None:
-        """Go on to when the next step ends or the next segment begins."""
+        """Advance the time to the next end of a step or start of a segment."""
         active = [(number, lane) for number, lane in self.lanes.items() if lane.segment]
-        running = [(number, lane) for number, lane in active if lane.begin <= self.now]
+        running = [(number, lane) for number, lane in active if lane.start <= self.now]
         slowdown = max(1.0, sum(lane.steps[-1][2] for _, lane in running))
-        ahead = [lane.begin - self.now for _, lane in active if lane.begin > self.now]
+        ahead = [lane.start - self.now for _, lane in active if lane.start > self.now]
         ahead += [lane.steps[-1][1] * (slowdown if lane.steps[-1][2] else 1.0) for _, lane in running]
         span = min(ahead)
-        self.now = min((lane.begin for _, lane in active if 0 < lane.begin - self.now <= span), default=self.now + span)
+        self.now = min((lane.start for _, lane in active if 0 < lane.start - self.now <= span), default=self.now + span)
         for number, lane in running:
             i, work, share = lane.steps.pop()
             work -= span / slowdown if share else span
-            self.result.busy[number] += span
+            self.times.busy[number] += span
             if work > _ROUNDING * max(1.0, self.now):
                 lane.steps.append((i, work, share))
             else:
-                self._end(number, lane, i)
+                self._finish_step(number, lane, i)
 
-    def _end(self, number: int, lane: _Lane, i: int | None) -> None:
-        """A step of a lane has ended."""
+    def _finish_step(self, number: int, lane: _Lane, i: int | None) -> None:
+        """Record the end of a step, and of its segment if it was the last one."""
         if i is not None:
-            self.result.finish[i] = self.now
+            self.times.finish[i] = self.now
         if lane.steps:
             following = lane.steps[-1][0]
             assert following is not None  # noqa: S101 - the dispatch comes first
-            self.result.start[following] = self.now
+            self.times.start[following] = self.now
             return
         self.visible.update(dict.fromkeys(lane.segment, self.now))
-        self.copying.end(lane.segment, self.now)
+        self.transfers.finish_segment(lane.segment, self.now)
         self.ended[number] = self.now
         stage = self._stage(lane.segment)
         lane.segment = ()
-        self.left[stage] -= 1
-        if not self.left[stage]:
-            del self.left[stage]
+        self.segments_left[stage] -= 1
+        if not self.segments_left[stage]:
+            del self.segments_left[stage]
             self.barrier = dict(self.ended)

@@ -1,4 +1,4 @@
-"""The one definition of a schedule's latency and memory; every scheduler is judged by it."""
+"""The evaluator: the one definition of a schedule's latency and memory, by which every policy is judged."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from dataclasses import dataclass, replace
 from chrion.graph.dag import Dag
 from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
-from chrion.scheduler.evaluation.contention import Passage, barrier_ms, share_device
+from chrion.scheduler.evaluation.contention import RunTimes, barrier_ms, simulate_contention
 from chrion.scheduler.evaluation.memory import paper_mb, resident_mb
-from chrion.scheduler.evaluation.transfers import Copying
+from chrion.scheduler.evaluation.transfers import Transfers
 from chrion.scheduler.evaluation.weight_cache import durations_ms
 from chrion.scheduler.schedule import Schedule, validate
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What a schedule is predicted to do. Times are in ms from the request's arrival, indexed by operator."""
+    """The predicted run of a schedule. Times are in ms from the request's arrival, indexed by operator."""
 
     start_ms: tuple[float, ...]
     #: AFT: the actual finish times.
     finish_ms: tuple[float, ...]
     #: L, Equation 1: when the last operator has finished and the host has all outputs.
     latency_ms: float
-    #: M, Equation 4, with the accelerator's base memory if anything runs there.
+    #: M, Equation 4, with the accelerator's base memory if any operator runs on it.
     memory_mb: float
-    #: What an arena must hold: weights once, activations by lifetime; see :mod:`chrion.scheduler.evaluation.memory`.
+    #: Resident memory: weights once, activations by lifetime; see :mod:`chrion.scheduler.evaluation.memory`.
     resident_mb: float
-    #: Time each lane computes, by lane.
+    #: Busy time of each lane, by lane.
     busy_ms: tuple[float, ...]
 
     def cost(self, alpha: float) -> float:
-        """L + alpha * M, Equation 5; ``alpha`` in ms per MB."""
+        """Return L + alpha * M, Equation 5; ``alpha`` in ms per MB."""
         return self.latency_ms + alpha * self.memory_mb
 
 
@@ -41,48 +41,48 @@ def evaluate(
 ) -> Timeline:
     """Predict a schedule's timeline.
 
-    A segment starts when its lane is free and all that its operators need from other lanes has arrived (Equation 2);
-    its operators run back to back (Equation 3), and other lanes see their results when the segment ends. Another lane
-    of the same side sees them a handoff later, the other side when they have been copied: once, one after another, in
-    the order of the segments that make them (see :mod:`chrion.scheduler.evaluation.transfers`). The request's inputs
-    are copied to the accelerator first, where it reads them, and outputs that it makes are copied back. Every segment
-    costs its lane a dispatch. With ``segments`` missing each operator is its own segment, which is the paper's reading.
+    A segment starts when its lane is available and all values that it reads from other lanes have arrived (Equation 2).
+    Its operators run back to back (Equation 3), and other lanes see their results when the segment ends: lanes of the
+    same device a handoff later, lanes of the other device after a copy (see
+    :mod:`chrion.scheduler.evaluation.transfers`). Request inputs that the accelerator reads are copied to it first, and
+    outputs that it makes are copied back. Every segment costs its lane a dispatch. Without ``segments``, each operator
+    is a segment of its own, as in the paper.
 
     Args:
         dag: The graph.
         costs: The machine's costs of its operators.
         schedule: Order, lanes and core count.
-        segments: How the schedule is cut, in topological order; see :func:`chrion.graph.segments.cut`.
-        check: Validate the schedule first. Searches that only make valid ones leave it out.
+        segments: The schedule's segments in topological order; see :func:`chrion.graph.segments.cut`.
+        check: Validate the schedule first. Searches, which only make valid ones, skip it.
 
     Raises:
-        ScheduleError: The schedule breaks a rule; see :func:`validate`.
+        ScheduleError: The schedule breaks a rule; see :func:`chrion.scheduler.schedule.validate`.
     """
     if check:
         validate(dag, costs, schedule)
     pieces = segments if segments is not None else [(i,) for i in schedule.order]
-    several = len({lane for lane in schedule.lanes if is_accelerator_lane(lane)}) > 1
-    passage = (share_device if several else _walk)(dag, costs, schedule, pieces)
+    contended = len({lane for lane in schedule.lanes if is_accelerator_lane(lane)}) > 1
+    times = (simulate_contention if contended else _simulate)(dag, costs, schedule, pieces)
     return Timeline(
-        start_ms=tuple(passage.start),
-        finish_ms=tuple(passage.finish),
-        latency_ms=max([passage.copied_ms, *passage.finish]),
+        start_ms=tuple(times.start),
+        finish_ms=tuple(times.finish),
+        latency_ms=max([times.copied_ms, *times.finish]),
         memory_mb=paper_mb(dag, costs, schedule.lanes),
         resident_mb=resident_mb(dag, costs, schedule.order, schedule.lanes),
-        busy_ms=tuple(passage.busy),
+        busy_ms=tuple(times.busy),
     )
 
 
-def _walk(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequence[int]]) -> Passage:
-    """Segments in order, each as soon as it can: where no two lanes share a device, none changes another's speed."""
+def _simulate(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequence[int]]) -> RunTimes:
+    """Return the run times of a schedule without contention: segments in order, each as early as possible."""
     lanes, stages = schedule.lanes, schedule.stages
     duration = durations_ms(dag, costs, schedule)
-    passage = Passage.empty(len(dag), schedule)
-    copying = Copying(dag, costs, lanes, segments)
-    available = [0.0] * len(passage.busy)
-    visible = [0.0] * len(dag)  # when other lanes may see the result: at the end of its segment
-    ended: dict[int, float] = {}  # when each lane has ended what it has run so far
-    barrier: dict[int, float] = {}  # and when it has ended the stages before this one
+    times = RunTimes.empty(len(dag), schedule)
+    transfers = Transfers(dag, costs, lanes, segments)
+    available = [0.0] * len(times.busy)
+    visible = [0.0] * len(dag)  # when other lanes see the result: at the end of its segment
+    ended: dict[int, float] = {}  # end of the last segment of each lane so far
+    barrier: dict[int, float] = {}  # end of the last segment of each lane before this stage
     stage = stages[segments[0][0]] if stages and segments else 0
     for segment in segments:
         lane = lanes[segment[0]]
@@ -90,32 +90,32 @@ def _walk(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequenc
             stage, barrier = stages[segment[0]], dict(ended)
         time = max(available[lane], barrier_ms(costs, barrier, lane))
         for i in segment:
-            time = max(time, copying.brought_ms(i)) if is_accelerator_lane(lane) else time
+            time = max(time, transfers.inputs_ready_ms(i)) if is_accelerator_lane(lane) else time
             for m, values in zip(dag.predecessors[i], dag.edge_values[i], strict=True):
                 if lanes[m] == lane:
                     continue
                 if is_accelerator_lane(lanes[m]) == is_accelerator_lane(lane):
                     time = max(time, visible[m] + costs.handoff_ms)
                 else:
-                    time = max(time, copying.arrival_ms(values) or 0.0)  # its segment stands before this one
-        begin = time
+                    time = max(time, transfers.arrival_ms(values) or 0.0)  # known: its segment stands before this one
+        start = time
         time += costs.dispatch_ms
         for i in segment:
-            passage.start[i] = time
-            time = passage.finish[i] = time + duration[i]
+            times.start[i] = time
+            time = times.finish[i] = time + duration[i]
         for i in segment:
             visible[i] = time
-        copying.end(segment, time)
+        transfers.finish_segment(segment, time)
         available[lane] = ended[lane] = time
-        passage.busy[lane] += time - begin
-    return replace(passage, copied_ms=copying.ended_ms)
+        times.busy[lane] += time - start
+    return replace(times, copied_ms=transfers.finish_ms)
 
 
 def lower_bound_ms(dag: Dag, costs: Costs, schedule: Schedule) -> float:
-    """What no schedule on the same lanes can beat, whatever its order.
+    """Return a lower bound on the latency of every schedule on the same lanes, in any order.
 
-    The larger of the longest path and of all work spread evenly over the lanes, each operator counted at the time it
-    takes where it is fastest, and neither handoffs nor copies counted at all.
+    It is the larger of the longest path and of all work divided by the number of lanes, with each operator at the time
+    of its fastest lane, and without handoffs and copies.
     """
     cores = schedule.cores
     usable: list[Sequence[float]] = [costs.accelerator_ms] if costs.accelerator_ms is not None else []

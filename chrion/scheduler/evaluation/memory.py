@@ -1,8 +1,9 @@
-"""Accelerator memory of a placement, counted two ways.
+"""Accelerator memory of a placement, by two definitions.
 
-``paper``: Equation 4, everything summed; a weight that two operators share counts twice, an activation for ever.
-``resident``: what an arena must hold: each weight once, each activation from when it is made or copied in until its
-last reader on the accelerator has run, the ephemeral memory of one operator at a time on each of its lanes.
+``paper``: Equation 4, everything summed; a weight that two operators share counts twice, and activations are never
+released.
+``resident``: what an arena must hold: each weight once; each activation from the moment it is made or copied in until
+its last reader on the accelerator has run; the ephemeral memory of one operator at a time on each accelerator lane.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from chrion.profiler.costs import Costs
 
 
 def paper_mb(dag: Dag, costs: Costs, lanes: Sequence[int]) -> float:
-    """M, Equation 4, with the accelerator's base memory if anything runs there."""
+    """Return M, Equation 4, with the accelerator's base memory if any operator runs on it."""
     total = 0.0
     for i, lane in enumerate(lanes):
         if is_accelerator_lane(lane):
@@ -25,24 +26,24 @@ def paper_mb(dag: Dag, costs: Costs, lanes: Sequence[int]) -> float:
 
 
 def resident_mb(dag: Dag, costs: Costs, order: Sequence[int], lanes: Sequence[int]) -> float:
-    """Peak memory along the accelerator's share of ``order``, with its base memory if anything runs there."""
-    here = [i for i in order if is_accelerator_lane(lanes[i])]
-    if not here:
+    """Return the peak of resident memory along ``order``, with base memory if any operator runs on the accelerator."""
+    on_device = [i for i in order if is_accelerator_lane(lanes[i])]
+    if not on_device:
         return 0.0
-    weights = {w for i in here for w in dag.weights[i]}
-    last_use = {m: at for at, i in enumerate(here) for m in (i, *dag.predecessors[i])}
+    weights = {w for i in on_device for w in dag.weights[i]}
+    last_use = {m: at for at, i in enumerate(on_device) for m in (i, *dag.predecessors[i])}
     live = 0.0
     peak = 0.0
     held: set[int] = set()
-    running: dict[int, float] = {}  # lane -> ephemeral memory of the last operator begun there
-    expiring: list[list[int]] = [[] for _ in here]
+    ephemeral: dict[int, float] = {}  # by lane, of the operator that it runs
+    expiring: list[list[int]] = [[] for _ in on_device]
     for m, at in last_use.items():
         expiring[at].append(m)
-    for at, i in enumerate(here):
+    for at, i in enumerate(on_device):
         arriving = [m for m in (i, *dag.predecessors[i]) if m not in held]
         held.update(arriving)
         live += sum(costs.memory[m].outputs_mb for m in arriving)
-        running[lanes[i]] = costs.memory[i].ephemeral_mb
-        peak = max(peak, live + sum(running.values()))
+        ephemeral[lanes[i]] = costs.memory[i].ephemeral_mb
+        peak = max(peak, live + sum(ephemeral.values()))
         live -= sum(costs.memory[m].outputs_mb for m in expiring[at])
     return peak + sum(dag.weight_bytes[w] for w in weights) / 1e6 + costs.base_memory_mb

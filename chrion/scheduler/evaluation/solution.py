@@ -1,4 +1,4 @@
-"""A schedule being improved: order, lanes and tiles, with the segments and the timeline that follow from them."""
+"""Solutions: schedules with the segments and the timeline that follow from them, as searches compare them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chrion.graph.dag import Dag
+from chrion.graph.model import Graph
 from chrion.graph.segments import cut
 from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
@@ -19,51 +20,62 @@ class Solution:
     """An evaluated schedule."""
 
     schedule: Schedule
-    #: Label of each operator by which it was cut; None where it was cut without delaying anything.
+    #: Label of each operator by which it was cut; None if it was cut without delaying any operator.
     tiles: tuple[int, ...] | None
     segments: tuple[tuple[int, ...], ...]
     timeline: Timeline
-    #: Where it comes from: the rule that made it, and what improved it.
+    #: The rule that made the schedule, or the initial solution that it was improved from.
     origin: str = ""
     #: Accelerator memory that it must not exceed.
     cap_mb: float = math.inf
 
     def cost(self, alpha: float) -> float:
-        """L + alpha * M with M as an arena holds it; infinite above the cap."""
+        """Return L + alpha * M with M as resident memory; infinite above the cap."""
         if self.timeline.resident_mb > self.cap_mb:
             return math.inf
         return self.timeline.latency_ms + alpha * self.timeline.resident_mb
 
 
+@dataclass(frozen=True, slots=True)
+class VariantSolution:
+    """A solution for one variant of a graph: with recurrent operators in chunks, or with operators merged."""
+
+    #: Price of accelerator memory that it was made with, in ms per MB.
+    alpha: float
+    solution: Solution
+    #: Steps of the chunks that recurrent operators are cut into, or None.
+    chunk: int | None
+    #: The variant.
+    graph: Graph
+    #: Operators that were merged into one, by name.
+    merged: tuple[tuple[str, ...], ...] = ()
+
+    def meets(self, slo_ms: float | None) -> bool:
+        """Return True if the predicted latency is within the SLO, or there is no SLO."""
+        return slo_ms is None or self.solution.timeline.latency_ms <= slo_ms
+
+    def fits(self, budget_mb: float | None) -> bool:
+        """Return True if the resident accelerator memory is within the budget, or there is no budget."""
+        return budget_mb is None or self.solution.timeline.resident_mb <= budget_mb
+
+
 class Problem:
-    """A graph and its costs; makes solutions and counts how much work that was.
+    """A graph and its costs; evaluates schedules and counts the work.
 
     Args:
         dag: The graph.
         costs: The machine's costs.
-        cap_mb: Accelerator memory (see :mod:`chrion.scheduler.evaluation.memory`, resident) that solutions must not
-            exceed.
+        cap_mb: Resident accelerator memory that solutions must not exceed.
     """
 
     def __init__(self, dag: Dag, costs: Costs, cap_mb: float = math.inf) -> None:
         self.dag = dag
         self.costs = costs
         self.cap_mb = cap_mb
-        #: Operators evaluated so far: the measure of work, since time would make results differ from run to run.
+        #: Operators evaluated so far: the unit of search budgets, because time would make results vary between runs.
         self.work = 0
 
-    def solve(
-        self,
-        order: Sequence[int],
-        lanes: Sequence[int],
-        cores: int,
-        tiles: Sequence[int] | None = None,
-        origin: str = "",
-    ) -> Solution:
-        """Cut and evaluate. The order must be topological, and every operator able to run on its lane."""
-        return self.place(Schedule(tuple(order), tuple(lanes), cores), tiles, origin)
-
-    def place(self, schedule: Schedule, tiles: Sequence[int] | None = None, origin: str = "") -> Solution:
+    def evaluate(self, schedule: Schedule, tiles: Sequence[int] | None = None, origin: str = "") -> Solution:
         """Cut and evaluate a schedule, which must be valid."""
         segments = cut(self.dag, schedule.order, schedule.lanes, tiles, schedule.stages)
         self.work += len(self.dag)
@@ -71,6 +83,6 @@ class Problem:
         return Solution(schedule, None if tiles is None else tuple(tiles), segments, timeline, origin, self.cap_mb)
 
     def allowed(self, i: int, lane: int) -> bool:
-        """Whether an operator can run on a lane."""
-        there = self.costs.accelerator_ms
-        return not is_accelerator_lane(lane) or (there is not None and there[i] < float("inf"))
+        """Return True if operator ``i`` can run on a lane."""
+        accelerator_ms = self.costs.accelerator_ms
+        return not is_accelerator_lane(lane) or (accelerator_ms is not None and accelerator_ms[i] < math.inf)

@@ -1,12 +1,11 @@
-"""When values reach the other side of a schedule: its copies.
+"""Transfers between host and device: when values of a schedule reach the other memory.
 
-A value is copied once to each side that reads it, whoever reads it there. Each direction has a lane of its own, which
-copies one value after another, in the order in which the segments that make them stand in the schedule: a value that is
-ready may wait for one that is not, if that one stands before it. That is the order in which a program's copy lanes
-work, too.
+A value is copied at most once in each direction, however many operators read it. Each direction has a copy lane of its
+own, which copies values in the order in which the segments that make them stand in the schedule: a value that is ready
+waits if a value before it is not. The copy lanes of a program work in the same order.
 
-A request comes from the host's memory and is answered there: inputs that the accelerator reads are copied up before all
-else, outputs that it makes are copied down like any value.
+A request starts and ends in host memory: inputs that the accelerator reads are copied to it before all other values,
+and outputs that it makes are copied back like any value.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
 
 
-class Copying:
-    """The copies of one schedule, while it is walked through.
+class Transfers:
+    """The transfers of one schedule during its evaluation.
 
     Args:
         dag: The graph.
@@ -31,46 +30,48 @@ class Copying:
 
     def __init__(self, dag: Dag, costs: Costs, lanes: Sequence[int], segments: Sequence[Sequence[int]]) -> None:
         self._dag = dag
-        self._taken = set(dag.request_outputs)
-        self._there = [is_accelerator_lane(lane) for lane in lanes]
+        self._outputs = set(dag.request_outputs)
+        self._on_device = [is_accelerator_lane(lane) for lane in lanes]
+        # Both directions are keyed by "upload": True is host to device, False device to host.
         self._cost = {True: costs.upload, False: costs.download}
-        self._free = {True: 0.0, False: 0.0}
-        #: What is still to be copied up and down: (operator, value).
+        self._available = {True: 0.0, False: 0.0}
+        #: Pending copies of each direction: (operator, value).
         self._queues: dict[bool, deque[tuple[int, int]]] = {True: deque(), False: deque()}
-        self._seen: dict[int, float] = {}
-        #: When the last of the request's inputs that an operator reads is there.
-        self._brought: dict[int, float] = {}
+        self._finished: dict[int, float] = {}
+        #: When the last request input of an operator has reached the accelerator.
+        self._inputs_ready: dict[int, float] = {}
         self._arrived: dict[int, float] = {}
-        if not any(self._there):
+        if not any(self._on_device):
             return
-        self._bring()
+        self._copy_inputs()
         for segment in segments:
             for i in segment:
-                self._queue(i)
+                self._enqueue(i)
 
     @property
-    def ended_ms(self) -> float:
-        """When the last copy so far has ended."""
-        return max(self._free.values())
+    def finish_ms(self) -> float:
+        """The end of the last copy so far."""
+        return max(self._available.values())
 
-    def brought_ms(self, i: int) -> float:
-        """When the accelerator has what its operator ``i`` reads of the request's inputs."""
-        return self._brought.get(i, 0.0)
+    def inputs_ready_ms(self, i: int) -> float:
+        """Return when the accelerator has all request inputs that its operator ``i`` reads."""
+        return self._inputs_ready.get(i, 0.0)
 
-    def end(self, segment: Sequence[int], time_ms: float) -> None:
-        """A segment has ended: what it has made may be copied."""
-        upload = not self._there[segment[0]]
+    def finish_segment(self, segment: Sequence[int], time_ms: float) -> None:
+        """Schedule the copies that can start because a segment has finished."""
+        upload = not self._on_device[segment[0]]
         queue = self._queues[upload]
         if not queue:
             return
-        self._seen.update(dict.fromkeys(segment, time_ms))
-        while queue and queue[0][0] in self._seen:
+        self._finished.update(dict.fromkeys(segment, time_ms))
+        while queue and queue[0][0] in self._finished:
             i, value = queue.popleft()
-            begin = max(self._free[upload], self._seen[i])
-            self._free[upload] = self._arrived[value] = begin + self._cost[upload].ms(self._dag.value_bytes[value])
+            start = max(self._available[upload], self._finished[i])
+            end = start + self._cost[upload].ms(self._dag.value_bytes[value])
+            self._available[upload] = self._arrived[value] = end
 
     def arrival_ms(self, values: Sequence[int]) -> float | None:
-        """When all of some values have reached the other side; None while that is not known."""
+        """Return when all of some values have reached the other memory; None if that is not known yet."""
         latest = 0.0
         for value in values:
             time = self._arrived.get(value)
@@ -79,16 +80,18 @@ class Copying:
             latest = max(latest, time)
         return latest
 
-    def _bring(self) -> None:
-        """Copy the request's inputs up."""
+    def _copy_inputs(self) -> None:
+        """Schedule the copies of the request's inputs."""
         for size, readers in self._dag.request_inputs:
-            wanting = [reader for reader in readers if self._there[reader]]
-            if wanting:
-                self._free[True] += self._cost[True].ms(size)
-                self._brought.update(dict.fromkeys(wanting, self._free[True]))
+            on_device = [reader for reader in readers if self._on_device[reader]]
+            if on_device:
+                self._available[True] += self._cost[True].ms(size)
+                self._inputs_ready.update(dict.fromkeys(on_device, self._available[True]))
 
-    def _queue(self, i: int) -> None:
-        there = self._there[i]
+    def _enqueue(self, i: int) -> None:
+        """Queue the values of operator ``i`` that are read in the other memory, or are outputs made on the device."""
+        on_device = self._on_device[i]
         for value, readers in self._dag.handed_over[i]:
-            if (there and (i, value) in self._taken) or any(self._there[reader] != there for reader in readers):
-                self._queues[not there].append((i, value))
+            is_output = on_device and (i, value) in self._outputs
+            if is_output or any(self._on_device[reader] != on_device for reader in readers):
+                self._queues[not on_device].append((i, value))

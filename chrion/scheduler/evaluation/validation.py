@@ -1,4 +1,4 @@
-"""What every scheduler's result must be, checked apart from how it came about."""
+"""Validation: the rules that every solution keeps, checked independently of the policy that made it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from chrion.scheduler.schedule import Schedule, validate
 
 
 def check_solution(dag: Dag, costs: Costs, solution: Solution) -> None:
-    """Check a solution of any scheduler.
+    """Check a solution of any policy.
 
-    - Each operator is there once, on a lane that has it, after all that it waits for (Constraints 6 to 10).
-    - Each is in one segment, on its lane and in its stage; segments come after those they wait for.
+    - Each operator occurs once, on a lane that supports it, after all its predecessors (Constraints 6 to 10).
+    - Each is in one segment, on its lane and in its stage; segments follow those that they depend on.
     - Each lane runs its operators in the schedule's order, one at a time.
-    - Operators that overlap in time are independent, and so are those of a stage on different lanes of one side.
-    - No operator begins before all earlier stages have ended.
+    - Operators that overlap in time are independent, and so are those of a stage on different lanes of one device.
+    - No operator starts before all earlier stages have ended.
 
     Raises:
-        ScheduleError: One of these does not hold; the message says which.
+        ScheduleError: A rule is broken; the message says which.
     """
     schedule = solution.schedule
     validate(dag, costs, schedule)
@@ -43,7 +43,7 @@ def _check_segments(dag: Dag, schedule: Schedule, segments: Sequence[Sequence[in
     _require(sorted(itertools.chain(*segments)) == list(range(len(dag))), "each operator must be in one segment")
     home = {i: at for at, segment in enumerate(segments) for i in segment}
     for i, at in home.items():
-        _require(all(home[m] <= at for m in dag.predecessors[i]), "a segment comes before one that it waits for")
+        _require(all(home[m] <= at for m in dag.predecessors[i]), "a segment precedes one that it depends on")
     for segment in segments:
         _require(len({schedule.lanes[i] for i in segment}) == 1, "a segment is on two lanes")
         _require(not schedule.stages or len({schedule.stages[i] for i in segment}) == 1, "a segment is in two stages")
@@ -61,10 +61,10 @@ def _check_times(dag: Dag, schedule: Schedule, solution: Solution) -> None:
         running = [m for m in running if finish[m] > start[i] + rounding]
         for m in running:
             if finish[i] <= start[i]:
-                continue  # it takes no time, and overlaps with nothing
+                continue  # an operator of no duration overlaps with nothing
             _require(schedule.lanes[m] != schedule.lanes[i], "a lane runs two operators at once")
             path = (dag.descendants[m] >> i | dag.descendants[i] >> m) & 1
-            _require(not path, f"{dag.names[m]!r} and {dag.names[i]!r} overlap, and one waits for the other")
+            _require(not path, f"{dag.names[m]!r} and {dag.names[i]!r} overlap, although one depends on the other")
         running.append(i)
 
 
@@ -75,11 +75,11 @@ def _check_stages(dag: Dag, schedule: Schedule, solution: Solution) -> None:
     ended = 0.0
     rounding = 1e-9 * max(1.0, solution.timeline.latency_ms)
     for _, members in sorted(by_stage.items()):
-        begun = min(solution.timeline.start_ms[i] for i in members)
-        _require(begun >= ended - rounding, "a stage begins before the last one has ended")
+        started = min(solution.timeline.start_ms[i] for i in members)
+        _require(started >= ended - rounding, "a stage starts before the previous one has ended")
         ended = max(solution.timeline.finish_ms[i] for i in members)
         for i, m in itertools.combinations(members, 2):
             apart = schedule.lanes[i] != schedule.lanes[m]
-            same_side = is_accelerator_lane(schedule.lanes[i]) == is_accelerator_lane(schedule.lanes[m])
+            same_device = is_accelerator_lane(schedule.lanes[i]) == is_accelerator_lane(schedule.lanes[m])
             path = (dag.descendants[m] >> i | dag.descendants[i] >> m) & 1
-            _require(not (apart and same_side and path), "two lanes of a stage wait for each other")
+            _require(not (apart and same_device and path), "two lanes of a stage depend on each other")

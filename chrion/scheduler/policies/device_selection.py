@@ -1,10 +1,11 @@
 """Device selection: the paper's Algorithm 2.
 
-For every number of CPU cores k' in 0..k, walk the operators in order and give each to the lane with the least
+For every number of CPU cores k' in 0..k, visit the operators in order and place each on the lane with the least
 ``EFT + alpha * M``; keep the k' with the least ``L + alpha * M``. The text compares all k' + 1 lanes for every
-operator. CPU lanes differ only in when they fall free, so that the least EFT among them is had by the first lane that
-is free when the operator's inputs have arrived, or else by the one that falls free first: one comparison with the
-accelerator remains. O((n + edges) * k) for all core counts together, plus a scan of at most k' lanes an operator.
+operator. CPU lanes differ only in the time at which they become available. So the least EFT among them is that of the
+first lane that is available when the operator's inputs have arrived, or else of the lane that is available first: one
+comparison with the accelerator remains. O((n + edges) * k) for all core counts together, plus a scan of at most k'
+lanes for each operator.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chrion.errors import ScheduleError
 from chrion.graph.dag import Dag
 from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
+from chrion.scheduler.policies.core_counts import usable_core_counts
 from chrion.scheduler.schedule import Schedule
 
 
@@ -30,39 +31,32 @@ class Selection:
     memory_mb: float
 
     def cost(self, alpha: float) -> float:
-        """L + alpha * M, Equation 5."""
+        """Return L + alpha * M, Equation 5."""
         return self.latency_ms + alpha * self.memory_mb
 
 
 def select_devices(dag: Dag, costs: Costs, order: Sequence[int], alpha: float) -> Selection:
-    """Algorithm 2: device selection S and number of CPU cores k*, for a given order.
+    """Return Algorithm 2's device selection S and number of CPU cores k* for a given order.
 
     Args:
         dag: The graph.
-        costs: W, M, C and b. Handoff and dispatch are not known to the paper and are left out of EST here.
-        order: O, from Algorithm 1 for example.
-        alpha: ms that a megabyte of accelerator memory is worth.
+        costs: W, M, C and b. The paper has no handoff latency and no dispatch; EST leaves them out.
+        order: O, for example from Algorithm 1.
+        alpha: Price of accelerator memory, in ms per MB.
 
     Returns:
         The selection with the least L + alpha * M; on a tie, the one with fewest cores.
 
     Raises:
-        ScheduleError: Some operator can run neither on the accelerator nor on a CPU core.
+        ScheduleError: There is neither an accelerator that runs every operator nor a CPU core.
     """
     table = _EdgeTable(dag, costs)
-    counts = range(0 if _runs_alone(costs) else 1, costs.cores + 1)
-    selections = [_select(dag, costs, table, order, alpha, cores) for cores in counts]
-    if not selections:
-        raise ScheduleError("schedule: there is neither an accelerator that runs every operator nor a CPU core")
+    selections = [_select(dag, costs, table, order, alpha, cores) for cores in usable_core_counts(costs)]
     return min(selections, key=lambda s: s.cost(alpha))
 
 
-def _runs_alone(costs: Costs) -> bool:
-    return costs.accelerator_ms is not None and float("inf") not in costs.accelerator_ms
-
-
 class _EdgeTable:
-    """For every operator, its predecessors with the time to move their result up or down: computed once."""
+    """For every operator, its predecessors with the times to copy their results up and down."""
 
     def __init__(self, dag: Dag, costs: Costs) -> None:
         self.rows = [
@@ -78,47 +72,47 @@ class _EdgeTable:
 def _select(  # noqa: PLR0913, PLR0917 - the inputs of Algorithm 2 and its k'
     dag: Dag, costs: Costs, table: _EdgeTable, order: Sequence[int], alpha: float, cores: int
 ) -> Selection:
-    """One k' of Algorithm 2 (lines 4 to 17)."""
+    """Return the selection for one k' of Algorithm 2 (lines 4 to 17)."""
     accelerator_ms = costs.lane_ms(0, cores)
     cpu_ms = costs.lane_ms(cores, cores)
     lanes = [0] * len(dag)
     finish = [0.0] * len(dag)
     available = [0.0] * cores  # of CPU lanes 1..cores
-    accelerator_free = 0.0
+    accelerator_available = 0.0
     memory = 0.0
     for i in order:
-        # Equation 2: when the inputs are there, on the accelerator and on the CPU.
-        there = here = 0.0
+        # Equation 2: when the inputs have arrived, on the accelerator and on the CPU.
+        ready_device = ready_host = 0.0
         needed = table.own_mb[i]
         for m, upload, download, outputs_mb in table.rows[i]:
             done = finish[m]
             if not is_accelerator_lane(lanes[m]):
-                here = max(here, done)
-                there = max(there, done + upload)
+                ready_host = max(ready_host, done)
+                ready_device = max(ready_device, done + upload)
                 needed += outputs_mb
             else:
-                here = max(here, done + download)
-                there = max(there, done)
+                ready_host = max(ready_host, done + download)
+                ready_device = max(ready_device, done)
         # Equation 3 and the costs of line 12; ties go to the lane with the least index.
-        eft = max(accelerator_free, there) + accelerator_ms[i]
-        lane = _earliest(available, here) if cores else 0
-        if not cores or eft + alpha * needed <= max(available[lane], here) + cpu_ms[i]:
+        eft = max(accelerator_available, ready_device) + accelerator_ms[i]
+        lane = _earliest(available, ready_host) if cores else 0
+        if not cores or eft + alpha * needed <= max(available[lane], ready_host) + cpu_ms[i]:
             lanes[i] = 0
-            finish[i] = accelerator_free = eft
+            finish[i] = accelerator_available = eft
             memory += needed
         else:
             lanes[i] = lane + 1
-            finish[i] = available[lane] = max(available[lane], here) + cpu_ms[i]
+            finish[i] = available[lane] = max(available[lane], ready_host) + cpu_ms[i]
     schedule = Schedule(tuple(order), tuple(lanes), cores)
     return Selection(schedule, max(finish, default=0.0), memory)
 
 
 def _earliest(available: Sequence[float], ready: float) -> int:
-    """The CPU lane on which an operator starts first: the first that is free by ``ready``, or that falls free first."""
+    """Return the CPU lane on which an operator starts first: the first available by ``ready``, or else the earliest."""
     least = 0
-    for lane, free in enumerate(available):
-        if free <= ready:
+    for lane, time in enumerate(available):
+        if time <= ready:
             return lane
-        if free < available[least]:
+        if time < available[least]:
             least = lane
     return least

@@ -1,15 +1,15 @@
-"""What IOS searches: the last stages that a set of operators may have (Ding et al., 2021, section 4).
+"""Endings: the search space of IOS, the possible last stages of a set of operators (Ding et al., 2021, section 4).
 
 A stage may be the last one of a set of operators if no edge leaves it: an *ending*. Its operators fall into groups
-with no edge between them. As no edge leaves an ending, none leaves a group of it either; so an ending is nothing but
-some disjoint groups, each closed under successors, and the endings of a set are found by putting groups together.
+with no edge between them. As no edge leaves an ending, none leaves a group of it either. So an ending is a union of
+disjoint groups that are each closed under successors, and the endings of a set are found by combining groups.
 
-Which groups there are:
+There are two definitions of a group:
 
-- ``connected``, as the paper has it: any weakly connected set closed under successors;
-- ``rooted``, as the published counts have it: one operator and all its descendants.
+- ``connected``, as in the paper's text: any weakly connected set closed under successors;
+- ``rooted``, as in the paper's published counts: one operator and all its descendants.
 
-Sets are bit masks over the operators of a block, and bit 0 is first in topological order.
+Sets are bit masks over the operators of a block; bit 0 is first in topological order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from chrion.errors import OptionError
 from chrion.graph.dag import Dag
 
-#: Ways to form groups.
+#: Definitions of a group.
 GROUPS = ("connected", "rooted")
 
 
@@ -28,14 +28,14 @@ GROUPS = ("connected", "rooted")
 class Block:
     """A part of a graph that is searched by itself."""
 
-    #: What is scheduled as one, in topological order: single operators, or several in a row.
+    #: Operators that are scheduled as one, in topological order: single operators, or several in sequence.
     units: tuple[tuple[int, ...], ...]
-    #: For each unit, a mask of it and of all units of the block that a path leads to.
+    #: For each unit, a mask of it and of all its descendants in the block.
     below: tuple[int, ...]
 
     @classmethod
     def of(cls, dag: Dag, units: Sequence[tuple[int, ...]]) -> Block:
-        """A block of some units, which are given in a topological order."""
+        """Return the block of some units, which are given in a topological order."""
         home = {i: at for at, unit in enumerate(units) for i in unit}
         below = [0] * len(units)
         for at in reversed(range(len(units))):
@@ -54,7 +54,7 @@ class Block:
 def endings(
     block: Block, remaining: int, r: int | None, s: int | None, groups: str = GROUPS[0]
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Each ending of a set of units once, with its groups; never the empty one.
+    """Yield each ending of a set of units once, with its groups; never the empty one.
 
     Args:
         block: The block.
@@ -64,10 +64,10 @@ def endings(
         groups: One of :data:`GROUPS`.
 
     Raises:
-        OptionError: There is no such way to form groups.
+        OptionError: ``groups`` is not one of them.
     """
     if groups not in GROUPS:
-        raise OptionError(f"groups: there is no {groups!r}", hint=f"one of {', '.join(GROUPS)}")
+        raise OptionError(f"unknown definition of groups {groups!r}", hint=f"choose one of {', '.join(GROUPS)}")
     largest = len(block.units) if r is None else r
     most = len(block.units) if s is None else s
     roots = [block.below[u] & remaining for u in range(remaining.bit_length()) if remaining >> u & 1]
@@ -81,11 +81,11 @@ def endings(
         if len(chosen) < most:
             for at in range(start, len(found)):
                 if not found[at] & ending:
-                    stack.append((at + 1, ending | found[at], (*chosen, found[at])))  # noqa: PERF401 - it is walked
+                    stack.append((at + 1, ending | found[at], (*chosen, found[at])))  # noqa: PERF401 - grows while walked
 
 
 def _connected(rooted: Sequence[int], largest: int) -> list[int]:
-    """Unions of overlapping rooted groups, up to a size; the rooted ones first."""
+    """Return unions of overlapping rooted groups, up to a size; the rooted ones first."""
     found = dict.fromkeys(rooted)
     frontier = list(rooted)
     for mask in frontier:  # grows while it is walked

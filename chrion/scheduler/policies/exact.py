@@ -1,10 +1,10 @@
-"""The exact optimum of small graphs, by constraint programming: what the other policies are measured against.
+"""Exact optimum of small graphs, by constraint programming: the reference for the other policies.
 
-Interval scheduling in OR-Tools CP-SAT with the cost definition of ``timeline.evaluate``, every operator a segment:
-an optional interval for each operator and lane, no overlap on a lane, a handoff for each edge between CPU lanes, and
-copies on lanes of their own, those of the request's inputs and outputs included. Times are whole numbers of a
-resolution that keeps rounding below a ten-thousandth of the makespan. An operator has one length wherever it stands, so
-what it takes to fetch weights (:mod:`chrion.scheduler.evaluation.weight_cache`) is left out.
+Interval scheduling in OR-Tools CP-SAT with the cost definition of the evaluator, every operator a segment: an optional
+interval for each operator and lane, no overlap on a lane, a handoff for each edge between CPU lanes, and copies on
+lanes of their own, including those of the request's inputs and outputs. Times are integers of a resolution that keeps
+rounding below a ten-thousandth of the makespan. An operator has one duration wherever it stands in the order, so weight
+reloads (:mod:`chrion.scheduler.evaluation.weight_cache`) are left out.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from chrion.errors import OptionError
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.evaluate import evaluate
+from chrion.scheduler.policies.core_counts import usable_core_counts
 from chrion.scheduler.schedule import Schedule
 
-#: Larger graphs are refused: the solver would not end.
+#: Larger graphs are refused: the solver would not terminate.
 _MOST_OPERATORS = 40
 _TICKS = 100_000
 _LIMIT_S = 60.0
@@ -29,43 +30,40 @@ _LIMIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Optimum:
-    """The best schedule found, and how much better another could be."""
+    """The best schedule found, with a lower bound on the latency of any schedule."""
 
     schedule: Schedule
-    #: No schedule is faster than this.
     lower_bound_ms: float
-    #: Whether the schedule is proven optimal.
+    #: True if the schedule is proven optimal.
     proven: bool
 
 
 def exact(dag: Dag, costs: Costs, alpha: float) -> Schedule:
-    """The schedule with the least latency, at the best number of cores.
+    """Return the schedule with the least latency, at the best number of cores.
 
     Raises:
         OptionError: The graph is too large, alpha is not 0, or OR-Tools is missing.
     """
     if alpha:
-        raise OptionError("policy exact: it minimises latency alone", hint="leave --alpha out")
-    alone = costs.accelerator_ms is not None and math.inf not in costs.accelerator_ms
-    counts = range(0 if alone else 1, costs.cores + 1)
-    found = [solve(dag, costs, cores).schedule for cores in counts]
+        raise OptionError("policy exact minimises latency alone, without alpha", hint="leave out --alpha")
+    found = [solve(dag, costs, cores).schedule for cores in usable_core_counts(costs)]
     return min(found, key=lambda schedule: evaluate(dag, costs, schedule).latency_ms)
 
 
 def solve(dag: Dag, costs: Costs, cores: int, *, limit_s: float = _LIMIT_S) -> Optimum:
-    """The least latency on the accelerator, if there is one, and ``cores`` CPU lanes.
+    """Return the schedule with the least latency on the accelerator, if there is one, and ``cores`` CPU lanes.
 
     Args:
         dag: A graph of at most 40 operators.
         costs: The machine's costs.
         cores: CPU lanes in use, which decides their speed.
-        limit_s: Time after which the best so far has to do.
+        limit_s: Time limit, after which the best schedule so far is returned.
 
     Raises:
-        OptionError: The graph is too large, or OR-Tools is missing.
+        OptionError: The graph is too large, OR-Tools is missing, or no schedule is found in time.
     """
     if len(dag) > _MOST_OPERATORS:
-        raise OptionError(f"policy exact: {len(dag)} operators are more than the {_MOST_OPERATORS} it can solve")
+        raise OptionError(f"policy exact solves graphs of at most {_MOST_OPERATORS} operators; this one has {len(dag)}")
     if not len(dag):
         return Optimum(Schedule((), (), cores), 0.0, proven=True)
     return _Model(dag, costs, cores).solve(limit_s)
@@ -75,13 +73,15 @@ def _cp_model() -> Any:
     try:
         from ortools.sat.python import cp_model  # noqa: PLC0415 - an extra
     except ImportError as error:
-        raise OptionError("policy exact: OR-Tools is missing", hint="pip install 'chrion[exact]'") from error
+        raise OptionError(
+            "policy exact needs OR-Tools, which is not installed", hint="pip install 'chrion[exact]'"
+        ) from error
     return cp_model
 
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """Variables of one copy: its ends, and whether it is made at all."""
+    """Variables of one copy: start, end, and True if it is made at all."""
 
     start: Any
     end: Any
@@ -107,19 +107,20 @@ class _Model:
         self.tick_ms = horizon_ms / _TICKS
         self.start = [self.model.new_int_var(0, 2 * _TICKS, f"s{i}") for i in range(len(dag))]
         self.end = [self.model.new_int_var(0, 2 * _TICKS, f"e{i}") for i in range(len(dag))]
-        #: Each operator's place in the order, where that matters.
-        self.place: Sequence[Any] = [0] * len(dag)
+        #: Position of each operator in the order, if copies depend on it.
+        self.position: Sequence[Any] = [0] * len(dag)
         self.on = [[self._assignment(i, lane) for lane in lanes] for i in range(len(dag))]
         self._constrain()
 
     def _assignment(self, i: int, lane: int) -> Any:
-        """Whether an operator is on a lane."""
+        """Return the variable that is true if an operator is on a lane."""
         literal = self.model.new_bool_var(f"x{i},{lane}")
         if self.length[i][lane] is None:
             self.model.add(literal == 0)
         return literal
 
     def _constrain(self) -> None:
+        """Add all constraints and the objective."""
         rows: list[list[Any]] = [[] for _ in range(self.cores + 1)]
         for i, literals in enumerate(self.on):
             self.model.add_exactly_one(literals)
@@ -144,10 +145,11 @@ class _Model:
         ):
             self._constrain_copies()
         self.model.minimize(self.makespan)
-        if self.cores > 1:  # CPU lanes are alike: the first operator on one of them is on the first
+        if self.cores > 1:  # CPU lanes are alike: the first operator is never on lane 2
             self.model.add(self.on[self.dag.topological_order[0]][1] >= self.on[self.dag.topological_order[0]][2])
 
     def _precede(self, before: int, after: int) -> None:
+        """Constrain an edge: its end starts after its beginning, between CPU lanes a handoff later."""
         self.model.add(self.start[after] >= self.end[before])
         delay = round(self.costs.handoff_ms / self.tick_ms)
         if delay:
@@ -157,52 +159,52 @@ class _Model:
                 self.model.add(self.start[after] >= self.end[before] + delay).only_enforce_if(together)
 
     def _constrain_copies(self) -> None:
-        """Copies: an optional interval for each value and direction, in the order of the operators that make them.
+        """Add copies: an optional interval for each value and direction, in the order of the operators that make them.
 
-        That order is the schedule's, so it is a variable too: each operator has a place in it, which follows that of
-        its predecessors and of those that run before it on its lane.
+        That order is the schedule's, so it is a variable as well: each operator has a position in it, after those of
+        its predecessors and of the operators that run before it on its lane.
         """
         n = len(self.dag)
-        self.place = [self.model.new_int_var(0, n - 1, f"p{i}") for i in range(n)]
-        brought = self._bring()
+        self.position = [self.model.new_int_var(0, n - 1, f"p{i}") for i in range(n)]
+        inputs_copied = self._copy_inputs()
         for i in range(n):
             for m in self.dag.predecessors[i]:
-                self.model.add(self.place[i] > self.place[m])
+                self.model.add(self.position[i] > self.position[m])
         copies = {(i, up): self._copies(i, upload=up) for i in range(n) for up in (True, False)}
         for i in range(n):
             for copy in copies[i, True]:
-                self.model.add(copy.start >= brought)
+                self.model.add(copy.start >= inputs_copied)
         for i, j in itertools.combinations(range(n), 2):
             first = self.model.new_bool_var(f"b{i},{j}")
             self._in_order(i, j, first, copies)
             self._in_order(j, i, first.negated(), copies)
 
-    def _bring(self) -> Any:
-        """The request's inputs, copied up one after another; when the last has been."""
+    def _copy_inputs(self) -> Any:
+        """Add the copies of the request's inputs, one after another; return the end of the last."""
         end: Any = 0
         for at, (size, readers) in enumerate(self.dag.request_inputs):
             made = self.model.new_bool_var(f"b{at}")
             end += round(self.costs.upload.ms(size) / self.tick_ms) * made
             for reader in readers:
-                there = self.on[reader][0]
-                self.model.add_implication(there, made)
-                self.model.add(self.start[reader] >= end).only_enforce_if(there)
+                on_device = self.on[reader][0]
+                self.model.add_implication(on_device, made)
+                self.model.add(self.start[reader] >= end).only_enforce_if(on_device)
         return end
 
     def _in_order(self, i: int, j: int, holds: Any, copies: Mapping[tuple[int, bool], Sequence[_Copy]]) -> None:
-        """What it means that operator ``i`` stands before ``j``."""
-        self.model.add(self.place[i] < self.place[j]).only_enforce_if(holds)
-        for here, there in zip(self.on[i], self.on[j], strict=True):
-            self.model.add(self.start[j] >= self.end[i]).only_enforce_if([holds, here, there])
+        """Add the consequences of operator ``i`` standing before ``j`` in the order."""
+        self.model.add(self.position[i] < self.position[j]).only_enforce_if(holds)
+        for first, second in zip(self.on[i], self.on[j], strict=True):
+            self.model.add(self.start[j] >= self.end[i]).only_enforce_if([holds, first, second])
         for upload in (True, False):
             for before, after in itertools.product(copies[i, upload], copies[j, upload]):
                 both = [holds, before.made, after.made]
                 self.model.add(after.start >= before.end).only_enforce_if(both)
 
     def _copies(self, i: int, *, upload: bool) -> list[_Copy]:
-        """The copies of what operator ``i`` makes, one way, one after another."""
+        """Add the copies of the values of operator ``i`` in one direction, one after another."""
         cost = self.costs.upload if upload else self.costs.download
-        there = [literals[0] for literals in self.on]
+        on_device = [literals[0] for literals in self.on]
         made: list[_Copy] = []
         for value, readers in self.dag.handed_over[i]:
             name = f"{'u' if upload else 'd'}{value}"
@@ -212,9 +214,9 @@ class _Model:
             self.model.add(copy.start >= self.end[i])
             for before in made:
                 self.model.add(copy.start >= before.end).only_enforce_if([before.made, copy.made])
-            own = there[i].negated() if upload else there[i]
+            own = on_device[i].negated() if upload else on_device[i]
             for reader in readers:
-                other = there[reader] if upload else there[reader].negated()
+                other = on_device[reader] if upload else on_device[reader].negated()
                 self.model.add_bool_or([own.negated(), other.negated(), copy.made])
                 self.model.add(self.start[reader] >= copy.end).only_enforce_if([own, other])
             if not upload and (i, value) in self.dag.request_outputs:
@@ -224,17 +226,18 @@ class _Model:
         return made
 
     def solve(self, limit_s: float) -> Optimum:
+        """Solve the model."""
         solver = self.cp.CpSolver()
         solver.parameters.max_time_in_seconds = limit_s
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = 0
         status = solver.solve(self.model)
         if status not in {self.cp.OPTIMAL, self.cp.FEASIBLE}:
-            raise OptionError(f"policy exact: no schedule found in {limit_s:g} s")
+            raise OptionError(f"policy exact found no schedule within {limit_s:g} s")
         n = len(self.dag)
         lanes = tuple(next(j for j, x in enumerate(self.on[i]) if solver.value(x)) for i in range(n))
         position = {i: at for at, i in enumerate(self.dag.topological_order)}
-        placed = [solver.value(place) for place in self.place]
-        order = sorted(range(n), key=lambda i: (placed[i], solver.value(self.start[i]), position[i]))
+        ordered = [solver.value(variable) for variable in self.position]
+        order = sorted(range(n), key=lambda i: (ordered[i], solver.value(self.start[i]), position[i]))
         bound = solver.best_objective_bound * self.tick_ms
         return Optimum(Schedule(tuple(order), lanes, self.cores), bound, status == self.cp.OPTIMAL)

@@ -1,7 +1,7 @@
-"""IOS's second strategy: siblings of a stage become one operator, where that is faster than running them side by side.
+"""Merging of operators, IOS's second strategy: siblings of a stage become one operator if that is predicted faster.
 
-What a merged operator costs is taken from the profile like any other operator's: measured, if the profile was made of
-:func:`merged_variants` too, else estimated from operators of its type.
+The cost of a merged operator comes from the profile like any other: measured, if the profile was also made of
+:func:`merged_variants`, else estimated from operators of its type.
 """
 
 from __future__ import annotations
@@ -14,66 +14,67 @@ from chrion.graph.dag import Dag
 from chrion.graph.merge import merge_operators, mergeable_groups
 from chrion.graph.model import Graph
 from chrion.profiler.costs import Costs
-from chrion.scheduler.evaluation.solution import Problem
-from chrion.scheduler.policies.ios import StageCost, ios
-from chrion.scheduler.policies.stages import Device, Stage, staged
-from chrion.scheduler.search.alpha import Candidate
+from chrion.scheduler.evaluation.solution import Problem, VariantSolution
+from chrion.scheduler.policies.ios_search import StageCost, search_stages
+from chrion.scheduler.policies.stages import DeviceLanes, Stage, schedule_stages
 
-#: Sets of siblings up to this size are also merged in part.
-_PARTED = 3
+#: Of sets of siblings up to this size, subsets are merged as well.
+_MOST_SUBSETS_OF = 3
 
 
 def merged_variants(graph: Graph) -> list[Graph]:
-    """The graph with siblings merged, in as many ways as it takes to see every merge that IOS considers."""
-    return [merge_operators(graph, groups) for groups in _rounds(graph)]
+    """Return variants of the graph that together contain every merge that IOS considers."""
+    return [merge_operators(graph, groups) for groups in _disjoint_merges(graph)]
 
 
-#: Makes the stage cost of a graph on a device; what measures stages is on a higher floor.
-StageMeter = Callable[[Graph, Device], StageCost]
+#: Returns the stage cost of a graph on the lanes of a device, for example by measuring stages.
+StageMeter = Callable[[Graph, DeviceLanes], StageCost]
 
 
-def ios_candidate(graph: Graph, costs_of: Callable[[Dag], Costs], meter: StageMeter | None = None) -> Candidate:
-    """IOS's schedule of a graph, with siblings merged where that is predicted to be faster.
+def solve_with_merging(
+    graph: Graph, costs_of: Callable[[Dag], Costs], meter: StageMeter | None = None
+) -> VariantSolution:
+    """Return IOS's solution for a graph, with siblings merged if that is predicted to be faster.
 
     Args:
         graph: The graph.
-        costs_of: Costs of its operators, and of merged ones.
-        meter: Measures stages; their latencies are predicted from the costs if missing.
+        costs_of: Returns the costs of its operators, and of those of its variants.
+        meter: Measures stages; if missing, their latencies are predicted from the costs.
 
     Returns:
-        The same for any alpha: IOS does not look at memory.
+        The solution for every alpha: IOS does not consider memory.
     """
     costs = costs_of(graph.dag)
-    device = Device(graph.dag, costs)
+    device = DeviceLanes(graph.dag, costs)
     stage_ms = _stage_cost(graph, device, meter)
-    apart = ios(graph.dag, stage_ms)
-    found = _placed(graph, costs, apart)
+    unmerged_stages = search_stages(graph.dag, stage_ms)
+    unmerged = _evaluate(graph, costs, unmerged_stages)
     merged_ms = _merged_ms(graph, costs_of, meter)
-    stages = ios(graph.dag, stage_ms, merged_ms=merged_ms) if merged_ms else apart
+    stages = search_stages(graph.dag, stage_ms, merged_ms=merged_ms) if merged_ms else unmerged_stages
     groups = [_members(stage) for stage in stages if stage.merged]
     if not groups:
-        return found
+        return unmerged
     variant = merge_operators(graph, groups)
-    merged = _placed(variant, costs_of(variant.dag), _translated(graph.dag, variant.dag, stages))
-    faster = merged.solution.timeline.latency_ms < found.solution.timeline.latency_ms
+    merged = _evaluate(variant, costs_of(variant.dag), _translate(graph.dag, variant.dag, stages))
+    faster = merged.solution.timeline.latency_ms < unmerged.solution.timeline.latency_ms
     names = tuple(tuple(graph.dag.names[i] for i in group) for group in groups)
-    return replace(merged, merged=names) if faster else found
+    return replace(merged, merged=names) if faster else unmerged
 
 
-def _stage_cost(graph: Graph, device: Device, meter: StageMeter | None) -> StageCost:
+def _stage_cost(graph: Graph, device: DeviceLanes, meter: StageMeter | None) -> StageCost:
     return device.stage_ms if meter is None else meter(graph, device)
 
 
-def _placed(graph: Graph, costs: Costs, stages: Sequence[Stage]) -> Candidate:
-    schedule = staged(graph.dag, Device(graph.dag, costs), stages)
-    return Candidate(0.0, Problem(graph.dag, costs).place(schedule, origin="ios"), None, graph)
+def _evaluate(graph: Graph, costs: Costs, stages: Sequence[Stage]) -> VariantSolution:
+    schedule = schedule_stages(graph.dag, DeviceLanes(graph.dag, costs), stages)
+    return VariantSolution(0.0, Problem(graph.dag, costs).evaluate(schedule, origin="ios"), None, graph)
 
 
-def _rounds(graph: Graph) -> list[list[tuple[int, ...]]]:
-    """Merges that IOS considers, as lists of disjoint ones: each set of siblings, and parts of the small sets."""
+def _disjoint_merges(graph: Graph) -> list[list[tuple[int, ...]]]:
+    """Return the merges that IOS considers, as lists of disjoint ones: sets of siblings, and subsets of small sets."""
     choices: list[list[tuple[int, ...]]] = []
     for siblings in mergeable_groups(graph):
-        parts = range(2, len(siblings)) if len(siblings) <= _PARTED else ()
+        parts = range(2, len(siblings)) if len(siblings) <= _MOST_SUBSETS_OF else ()
         choices.append([siblings, *(part for size in parts for part in itertools.combinations(siblings, size))])
     return [[group for group in taken if group] for taken in itertools.zip_longest(*choices, fillvalue=())]
 
@@ -81,19 +82,19 @@ def _rounds(graph: Graph) -> list[list[tuple[int, ...]]]:
 def _merged_ms(
     graph: Graph, costs_of: Callable[[Dag], Costs], meter: StageMeter | None
 ) -> dict[tuple[int, ...], float]:
-    """The latency of each merge as a stage of its own: the merged operator and the split behind it."""
+    """Return the latency of each merge as a stage of its own: the merged operator and the split after it."""
     found = {}
-    for groups in _rounds(graph):
+    for groups in _disjoint_merges(graph):
         variant = merge_operators(graph, groups)
-        stage_ms = _stage_cost(variant, Device(variant.dag, costs_of(variant.dag)), meter)
+        stage_ms = _stage_cost(variant, DeviceLanes(variant.dag, costs_of(variant.dag)), meter)
         index = {name: i for i, name in enumerate(variant.dag.names)}
         for group in groups:
-            found[group] = stage_ms([_merged(graph.dag, index, group)])
+            found[group] = stage_ms([_replacements(graph.dag, index, group)])
     return found
 
 
-def _merged(dag: Dag, index: dict[str, int], group: Sequence[int]) -> tuple[int, int]:
-    """The two operators that a merge leaves, in the merged graph."""
+def _replacements(dag: Dag, index: dict[str, int], group: Sequence[int]) -> tuple[int, int]:
+    """Return the two operators that replace merged ones: the merged operator and the split."""
     name = "+".join(dag.names[i] for i in group)
     return index[name], index[f"{name}/split"]
 
@@ -102,11 +103,11 @@ def _members(stage: Stage) -> tuple[int, ...]:
     return tuple(sorted(itertools.chain(*stage.groups)))
 
 
-def _translated(dag: Dag, merged: Dag, stages: Sequence[Stage]) -> list[Stage]:
-    """The same stages for the graph in which some of them have been merged."""
+def _translate(dag: Dag, merged: Dag, stages: Sequence[Stage]) -> list[Stage]:
+    """Return the same stages for the graph in which some of them have been merged."""
     index = {name: i for i, name in enumerate(merged.names)}
     return [
-        Stage((_merged(dag, index, _members(stage)),))
+        Stage((_replacements(dag, index, _members(stage)),))
         if stage.merged
         else Stage(tuple(tuple(index[dag.names[i]] for i in group) for group in stage.groups))
         for stage in stages

@@ -1,7 +1,7 @@
 """Maximum matching in a bipartite graph (Hopcroft and Karp, 1973), in O(edges * sqrt(nodes)).
 
-Each phase finds the shortest augmenting paths, by breadth from all free left nodes at once, and turns over as many
-disjoint ones as it can. Without recursion: a path may be as long as the graph.
+Each phase computes the lengths of the shortest augmenting paths by a breadth-first search from all free left nodes at
+once, and augments along as many disjoint ones as it finds. Without recursion: a path may be as long as the graph.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def maximum_matching(edges: Sequence[Sequence[int]], right: int) -> list[int | N
 def _depths(
     edges: Sequence[Sequence[int]], partner: Sequence[int | None], owner: Sequence[int | None]
 ) -> list[int | None]:
-    """Distance of each left node from the free ones, along alternating paths."""
+    """Return the distance of each left node from the free ones, along alternating paths."""
     depth = [0 if p is None else None for p in partner]
     queue = [left for left, d in enumerate(depth) if d == 0]
     for left in queue:  # grows while it is walked
@@ -52,12 +52,12 @@ def _augment(  # noqa: PLR0913, PLR0917 - the state of one phase
     at: list[int],
     root: int,
 ) -> bool:
-    """Walk down from a free left node to a free right one, and turn the path over; False if there is none."""
+    """Augment along a path from a free left node to a free right node; return False if there is none."""
     path = [root]
     while path:
         left = path[-1]
         if at[left] == len(edges[left]):
-            depth[left] = None  # no way on from here in this phase
+            depth[left] = None  # no augmenting path through it in this phase
             path.pop()
             continue
         node = edges[left][at[left]]

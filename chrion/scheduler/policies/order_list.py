@@ -1,72 +1,73 @@
-"""A list that keeps its elements comparable: "who stands first?" in constant time, insertion in O(log n) amortised.
+"""Order-maintenance list: constant-time comparison of two positions, insertion in O(log n) amortised.
 
-Elements carry integer tags that grow along the list. Insertion takes a tag between two neighbours; where there is
-none left, the smallest aligned range of tags that is sparse enough is spread out evenly again (Bender, Cole, Demaine,
-Farach-Colton, Zito: Two simplified algorithms for maintaining order in a list, ESA 2002). Spreading keeps the order,
-so heaps of places stay heaps.
+Every position has an integer tag, and tags increase along the list. Insertion takes a tag between those of two
+neighbours. If there is none left, the tags of the smallest aligned range that is sparse enough are spread evenly again
+(Bender, Cole, Demaine, Farach-Colton, Zito: Two simplified algorithms for maintaining order in a list, ESA 2002).
+Spreading preserves the order, so that heaps of keys remain heaps.
 """
 
 from __future__ import annotations
 
-#: A range of 2^i tags is sparse enough with fewer than (2 / _GROWTH)^i elements; between 1 and 2.
+#: A range of 2^i tags is sparse enough if it holds fewer than (2 / _GROWTH)^i elements; between 1 and 2.
 _GROWTH = 1.4
 _TAGS = 1 << 62
 
 
-class Place:
-    """An element and where it stands. Compares by position in its list."""
+class OrderKey:
+    """An item's position in an :class:`OrderList`; keys of one list compare by position."""
 
-    __slots__ = ("after", "before", "item", "tag")
+    __slots__ = ("following", "item", "previous", "tag")
 
     def __init__(self, item: int, tag: int) -> None:
         self.item = item
         self.tag = tag
-        self.before = self.after = self
+        self.previous = self.following = self
 
-    def __lt__(self, other: Place) -> bool:
+    def __lt__(self, other: OrderKey) -> bool:
         return self.tag < other.tag
 
 
-class Places:
-    """The list. It starts with one sentinel at each end."""
+class OrderList:
+    """A doubly linked list of keys between two sentinels."""
 
     def __init__(self) -> None:
-        self.first = Place(-1, 0)
-        end = Place(-1, _TAGS)
-        self.first.after, end.before = end, self.first
+        #: The sentinel before the first item.
+        self.head = OrderKey(-1, 0)
+        tail = OrderKey(-1, _TAGS)
+        self.head.following, tail.previous = tail, self.head
 
-    def insert(self, item: int, behind: Place) -> Place:
-        """Put ``item`` right behind a place of this list."""
-        if behind.after.tag - behind.tag < 2:
-            _spread(behind)
-        place = Place(item, (behind.tag + behind.after.tag) // 2)
-        place.before, place.after = behind, behind.after
-        place.before.after = place.after.before = place
-        return place
+    def insert(self, item: int, after: OrderKey) -> OrderKey:
+        """Insert ``item`` directly after a key of this list, and return its key."""
+        if after.following.tag - after.tag < 2:
+            _spread(after)
+        key = OrderKey(item, (after.tag + after.following.tag) // 2)
+        key.previous, key.following = after, after.following
+        key.previous.following = key.following.previous = key
+        return key
 
-    def remove(self, place: Place) -> None:
-        """Take a place out."""
-        place.before.after, place.after.before = place.after, place.before
+    def remove(self, key: OrderKey) -> None:
+        """Remove a key."""
+        key.previous.following, key.following.previous = key.following, key.previous
 
 
-def _spread(place: Place) -> None:
-    """Spread the tags around ``place`` evenly over the smallest aligned range that is sparse enough.
+def _spread(key: OrderKey) -> None:
+    """Spread the tags around ``key`` evenly over the smallest aligned range that is sparse enough.
 
-    The sentinels keep their tags: the first is 0 and starts every range it is in, the last lies outside of all.
+    The sentinels keep their tags: the first is 0 and starts every range that contains it, the last is outside all.
     """
-    low = high = place
+    low = high = key
     count = size = 1
     capacity = 1.0
     while count >= capacity or count * 2 > size:
         size, capacity = size * 2, capacity * 2 / _GROWTH
-        start = place.tag // size * size
-        while low.before.tag >= start and low.before is not low:
-            low = low.before
+        start = key.tag // size * size
+        while low.previous.tag >= start and low.previous is not low:
+            low = low.previous
             count += 1
-        while high.after.tag < start + size:
-            high = high.after
+        while high.following.tag < start + size:
+            high = high.following
             count += 1
     step, element = size // count, low
     for at in range(count):
         element.tag = start + at * step
-        element = element.after
+        element = element.following

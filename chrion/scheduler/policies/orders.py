@@ -1,4 +1,4 @@
-"""Topological orders: the paper's hybrid of breadth and depth first (Algorithm 1), and its two parents.
+"""Topological orders: the paper's hybrid of breadth first and depth first (Algorithm 1), and those two themselves.
 
 Algorithm 1 walks the graph breadth first with a queue. A popped operator with an unscheduled predecessor goes back
 to the end of the queue. A scheduled operator pushes its children; but a child that waits for it alone, and whose
@@ -16,11 +16,12 @@ communication time exceeds its mean execution time over the devices, is schedule
             if joins(v, child): schedule(child)
             elif child was never queued: queue.append(child)
 
-Taken literally that is quadratic: an operator may go round the queue as often as the graph is deep. Here each waiting
-operator keeps a place in an ordered list instead and is looked at once, when its last predecessor is scheduled. Going
-back to the queue keeps the places of waiting operators, and new ones are queued right behind what pushed them; so the
-queue, round after round, is that list, and comparing two places says who is popped first. n log n with the list of
-:mod:`chrion.scheduler.policies.order_list`. The tests compare with the literal text.
+Taken literally that is quadratic: an operator may return to the queue as often as the graph is deep. Instead, each
+queued operator keeps a position in an order-maintenance list (:mod:`chrion.scheduler.policies.order_list`) and is
+visited once, after its last predecessor has been scheduled. Returning to the queue preserves the relative order of
+waiting operators, and new ones are queued directly behind the operator that pushed them. So the queue, round after
+round, is that list, and comparing two positions decides which operator is popped first. O(n log n). The tests compare
+it with the literal algorithm.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ import heapq
 
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
-from chrion.scheduler.policies.order_list import Place, Places
+from chrion.scheduler.policies.order_list import OrderKey, OrderList
 
 
 def hybrid_order(dag: Dag, costs: Costs) -> tuple[int, ...]:
-    """Algorithm 1 with its merging of children whose communication outweighs their execution."""
+    """Return the order of Algorithm 1, which keeps children with costly communication behind their parents."""
     return _Walk(dag, _joining_children(dag, costs)).run()
 
 
 def bfs_order(dag: Dag) -> tuple[int, ...]:
-    """Algorithm 1 without merging: breadth first."""
+    """Return the order of Algorithm 1 without joined children: breadth first."""
     return _Walk(dag, [()] * len(dag)).run()
 
 
 def dfs_order(dag: Dag) -> tuple[int, ...]:
-    """Depth first: from an operator on to its first child that is ready, back up when there is none."""
+    """Return the depth-first order: after an operator its first child that is ready; if there is none, backtrack."""
     missing = [len(before) for before in dag.predecessors]
     order = []
     stack = [i for i in reversed(range(len(dag))) if not missing[i]]
@@ -58,7 +59,7 @@ def dfs_order(dag: Dag) -> tuple[int, ...]:
 
 
 def _joining_children(dag: Dag, costs: Costs) -> list[tuple[int, ...]]:
-    """For each operator, the children that are scheduled right behind it."""
+    """Return, for each operator, the children that are scheduled directly behind it."""
     joining: list[tuple[int, ...]] = [()] * len(dag)
     if costs.accelerator_ms is None:
         return joining  # CPU cores share their memory: there is no communication to save
@@ -75,7 +76,7 @@ class _Walk:
     """One run of Algorithm 1.
 
     Attributes:
-        current: Operators that this round of the queue still schedules, by place.
+        current: Ready operators that this round of the queue still schedules, as a heap of positions.
         following: Ready operators that the next round schedules.
     """
 
@@ -83,31 +84,32 @@ class _Walk:
         self.dag = dag
         self.joining = [frozenset(children) for children in joining]
         self.missing = [len(before) for before in dag.predecessors]
-        self.places = Places()
-        self.place_of: list[Place | None] = [None] * len(dag)
+        self.queue = OrderList()
+        self.key_of: list[OrderKey | None] = [None] * len(dag)
         self.order: list[int] = []
-        self.current: list[Place] = []
-        self.following: list[Place] = []
+        self.current: list[OrderKey] = []
+        self.following: list[OrderKey] = []
 
     def run(self) -> tuple[int, ...]:
-        last = self.places.first
+        """Return the order."""
+        last = self.queue.head
         for i, count in enumerate(self.missing):
             if count == 0:
-                last = self._queue(i, last)
+                last = self._enqueue(i, last)
         while self.following:
-            # A list sorted by place is a heap.
+            # A sorted list is a heap.
             self.current, self.following = sorted(self.following), []
             while self.current:
-                place = heapq.heappop(self.current)
-                self._schedule(place)
-                self.places.remove(place)
+                key = heapq.heappop(self.current)
+                self._schedule(key)
+                self.queue.remove(key)
         return tuple(self.order)
 
-    def _schedule(self, place: Place) -> None:
-        """Append the operator at ``place`` and what joins it; queue the other children behind ``place``, in order."""
-        self.order.append(place.item)
-        last = place
-        walk = [(place.item, iter(self.dag.successors[place.item]))]
+    def _schedule(self, key: OrderKey) -> None:
+        """Append a key's operator and those that join it; queue its other children behind it, in order."""
+        self.order.append(key.item)
+        last = key
+        walk = [(key.item, iter(self.dag.successors[key.item]))]
         while walk:
             i, children = walk[-1]
             child = next(children, None)
@@ -118,22 +120,22 @@ class _Walk:
             if child in self.joining[i]:
                 self.order.append(child)
                 walk.append((child, iter(self.dag.successors[child])))
-            elif self.place_of[child] is None:
-                last = self._queue(child, last)
+            elif self.key_of[child] is None:
+                last = self._enqueue(child, last)
             elif self.missing[child] == 0:
-                self._wake(child, last)
+                self._mark_ready(child, last)
 
-    def _queue(self, i: int, behind: Place) -> Place:
-        """Give a newly found operator the place behind another one."""
-        place = self.place_of[i] = self.places.insert(i, behind)
+    def _enqueue(self, i: int, after: OrderKey) -> OrderKey:
+        """Insert a newly found operator into the queue directly after a key."""
+        key = self.key_of[i] = self.queue.insert(i, after)
         if self.missing[i] == 0:
-            self.following.append(place)
-        return place
+            self.following.append(key)
+        return key
 
-    def _wake(self, i: int, now: Place) -> None:
-        """An operator in the queue has become ready: in this round, if its turn is still to come, or in the next."""
-        place = self.place_of[i]
-        if place is not None and now < place:
-            heapq.heappush(self.current, place)
-        elif place is not None:
-            self.following.append(place)
+    def _mark_ready(self, i: int, now: OrderKey) -> None:
+        """Add a queued operator that has become ready to this round if its position is ahead, else to the next."""
+        key = self.key_of[i]
+        if key is not None and now < key:
+            heapq.heappush(self.current, key)
+        elif key is not None:
+            self.following.append(key)

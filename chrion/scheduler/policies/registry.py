@@ -1,111 +1,174 @@
-"""Schedulers by name: functions from a graph and its costs to a schedule and how it is cut."""
+"""Registry of schedulers: the built-in policies, and those that installed packages add.
+
+A policy is a function of a graph, its costs and alpha that returns a schedule. To add one here, write it in a file of
+this folder and add a line to the table below. A package adds one by an entry point in the group ``chrion.policies``:
+its name is the policy's name, its object the function, and the first line of the function's docstring the description.
+See ``docs/adding-a-scheduler.md``.
+"""
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
 
-from chrion.errors import OptionError, ScheduleError
+from chrion.errors import OptionError
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.solution import Problem, Solution
-from chrion.scheduler.policies.chrion import Planner
-from chrion.scheduler.policies.device_selection import select_devices
+from chrion.scheduler.policies.chrion import ChrionPolicy
+from chrion.scheduler.policies.chrion_paper import breadth_first, chrion_paper, depth_first
+from chrion.scheduler.policies.cpop import cpop
 from chrion.scheduler.policies.exact import exact
+from chrion.scheduler.policies.greedy import greedy
 from chrion.scheduler.policies.heft import heft
-from chrion.scheduler.policies.one_device import (
-    greedy_schedule,
-    ios_schedule,
-    nimble_schedule,
-    opara_schedule,
-    wavefront_schedule,
-)
-from chrion.scheduler.policies.orders import bfs_order, dfs_order, hybrid_order
-from chrion.scheduler.schedule import Schedule
+from chrion.scheduler.policies.ios import ios
+from chrion.scheduler.policies.nimble import nimble
+from chrion.scheduler.policies.opara import opara
+from chrion.scheduler.policies.single_device import accelerator_only, cpu_only
+from chrion.scheduler.policies.wavefront import wavefront
+from chrion.scheduler.schedule import Schedule, validate
 
-#: Made once for a graph and its costs; from alpha (ms per MB) to a solution.
-Solver = Callable[[float], Solution]
-Policy = Callable[[Dag, Costs], Solver]
-
+#: Entry points of this group add policies.
+ENTRY_POINT_GROUP = "chrion.policies"
 DEFAULT_POLICY = "chrion"
-#: The one that may also merge operators, where it is given a model and not only its graph of operators.
+#: The policy that may also merge operators, for which it needs the model and not only its graph of operators.
 MERGING_POLICY = "ios"
 
+#: From a graph, its costs and alpha (ms per MB) to a schedule.
+ScheduleFunction = Callable[[Dag, Costs, float], Schedule]
+#: From alpha to the policy's solution for one graph and its costs.
+Solver = Callable[[float], Solution]
 
-def _plain(schedule: Callable[[Dag, Costs, float], Schedule]) -> Policy:
-    """A policy that only decides order and lanes; it is cut without delaying anything."""
 
-    def policy(dag: Dag, costs: Costs) -> Solver:
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A scheduler with a name."""
+
+    name: str
+    #: One line for help texts and documentation.
+    description: str
+    #: Prepares the policy for a graph and its costs.
+    make_solver: Callable[[Dag, Costs], Solver]
+    #: True if a larger alpha leads to less accelerator memory, so that a budget can be met by raising alpha.
+    weighs_memory: bool = False
+
+
+def _policy(name: str, description: str, function: ScheduleFunction, *, weighs_memory: bool = False) -> Policy:
+    """Return the policy of a schedule function; its schedules are cut into segments without delaying any operator."""
+
+    def make_solver(dag: Dag, costs: Costs) -> Solver:
         problem = Problem(dag, costs)
+        return lambda alpha: problem.evaluate(function(dag, costs, alpha), origin=name)
 
-        def solve(alpha: float) -> Solution:
-            found = schedule(dag, costs, alpha)
-            return problem.place(found, origin=schedule.__name__)
-
-        return solve
-
-    return policy
+    return Policy(name, description, make_solver, weighs_memory)
 
 
-def chrion_paper(dag: Dag, costs: Costs, alpha: float) -> Schedule:
-    """Algorithm 1, then Algorithm 2, as printed."""
-    return select_devices(dag, costs, hybrid_order(dag, costs), alpha).schedule
+_BUILT_IN = (
+    Policy("chrion", "Default: local search from several initial solutions; chooses chunk lengths.", ChrionPolicy),
+    _policy("chrion-paper", "The Chrion paper's order and device selection.", chrion_paper, weighs_memory=True),
+    _policy("accelerator", "Every operator on the accelerator.", accelerator_only),
+    _policy("cpu", "The paper's device selection on the CPU cores alone.", cpu_only),
+    _policy("bfs", "The paper's device selection on the breadth-first order.", breadth_first, weighs_memory=True),
+    _policy("dfs", "The paper's device selection on the depth-first order.", depth_first, weighs_memory=True),
+    _policy("heft", "HEFT: by rank, each operator where it finishes first.", heft, weighs_memory=True),
+    _policy("cpop", "CPOP: the critical path on one lane, the rest where it finishes first.", cpop),
+    _policy("exact", "The optimum, by constraint programming; up to 40 operators, needs OR-Tools.", exact),
+    _policy(MERGING_POLICY, "IOS: the best stages, by dynamic programming; may merge operators.", ios),
+    _policy("nimble", "Nimble: streams with the fewest synchronisations.", nimble),
+    _policy("opara", "Opara: streams in one pass, compute- and memory-bound operators alternating.", opara),
+    _policy("wavefront", "Rammer's order: stages of ready operators, distributed round robin.", wavefront),
+    _policy("greedy", "IOS's baseline: stages of ready operators, packed by cost.", greedy),
+)
+
+#: The built-in policies by name.
+POLICIES = {policy.name: policy for policy in _BUILT_IN}
 
 
-def breadth_first(dag: Dag, costs: Costs, alpha: float) -> Schedule:
-    """Algorithm 2 on the breadth-first order."""
-    return select_devices(dag, costs, bfs_order(dag), alpha).schedule
+def policy_names() -> list[str]:
+    """Return the names of all policies: the built-in ones, then those of installed packages."""
+    return [*POLICIES, *_plugins()]
 
 
-def depth_first(dag: Dag, costs: Costs, alpha: float) -> Schedule:
-    """Algorithm 2 on the depth-first order."""
-    return select_devices(dag, costs, dfs_order(dag), alpha).schedule
+def describe_policies() -> dict[str, str]:
+    """Return a line of description for each policy name; for one that cannot be loaded, the reason."""
+    described = {}
+    for name in policy_names():
+        try:
+            described[name] = find_policy(name).description
+        except OptionError as error:
+            described[name] = f"unavailable: {error}"
+    return described
 
 
-def cpu_only(dag: Dag, costs: Costs, alpha: float) -> Schedule:
-    """The paper's schedule with the CPU cores alone, at the core count that suits the graph best."""
-    return chrion_paper(dag, costs.without_accelerator(), alpha)
-
-
-def accelerator_only(dag: Dag, costs: Costs, alpha: float) -> Schedule:  # noqa: ARG001 - a policy takes alpha
-    """Everything on the accelerator; what it cannot run on one CPU core, as onnxruntime would place it."""
-    if costs.accelerator_ms is None:
-        raise ScheduleError("policy accelerator: the profile has no accelerator", hint="choose policy cpu")
-    lanes = tuple(int(ms == float("inf")) for ms in costs.accelerator_ms)
-    return Schedule(hybrid_order(dag, costs), lanes, max(lanes, default=0))
-
-
-def heft_best(dag: Dag, costs: Costs, alpha: float) -> Schedule:
-    """HEFT, at the number of cores with the least L + alpha * M."""
-    problem = Problem(dag, costs)
-    counts = range(0 if costs.accelerator_ms is not None else 1, costs.cores + 1)
-    found = [heft(dag, costs, cores, alpha=alpha) for cores in counts]
-    solutions = [problem.place(s) for s in found]
-    return min(solutions, key=lambda s: s.cost(alpha)).schedule
-
-
-POLICIES: dict[str, Policy] = {
-    "chrion": Planner,
-    "chrion-paper": _plain(chrion_paper),
-    "accelerator": _plain(accelerator_only),
-    "cpu": _plain(cpu_only),
-    "bfs": _plain(breadth_first),
-    "dfs": _plain(depth_first),
-    "heft": _plain(heft_best),
-    "exact": _plain(exact),
-    MERGING_POLICY: _plain(ios_schedule),
-    "nimble": _plain(nimble_schedule),
-    "opara": _plain(opara_schedule),
-    "wavefront": _plain(wavefront_schedule),
-    "greedy": _plain(greedy_schedule),
-}
-
-
-def policy_named(name: str) -> Policy:
-    """Look a policy up.
+def find_policy(name: str) -> Policy:
+    """Return the policy of a name.
 
     Raises:
-        OptionError: There is none of that name.
+        OptionError: There is no such policy, or the package that adds it cannot be loaded.
     """
-    if name not in POLICIES:
-        raise OptionError(f"policy: there is none named {name!r}", hint=f"one of {', '.join(POLICIES)}")
-    return POLICIES[name]
+    plugins = _plugins()
+    if name in POLICIES:
+        return POLICIES[name]
+    if name in plugins:
+        return _load(plugins[name])
+    raise OptionError(f"unknown policy {name!r}", hint=f"choose one of {', '.join(policy_names())}")
+
+
+def _plugins() -> dict[str, EntryPoint]:
+    return _discover(tuple(sys.path))
+
+
+@lru_cache(maxsize=8)
+def _discover(path: tuple[str, ...]) -> dict[str, EntryPoint]:  # noqa: ARG001 - a new path may hold other packages
+    """Return the entry points of installed packages by policy name; warn about names that are taken."""
+    found: dict[str, EntryPoint] = {}
+    for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: (point.name, _package(point))):
+        if point.name in POLICIES:
+            _warn_ignored(point, "Chrion")
+        elif point.name in found:
+            _warn_ignored(point, f"package {_package(found[point.name])}")
+        else:
+            found[point.name] = point
+    return found
+
+
+def _warn_ignored(point: EntryPoint, owner: str) -> None:
+    message = f"policy {point.name!r} of package {_package(point)} is ignored: {owner} has a policy of that name"
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist else "an unknown package"
+
+
+def _load(point: EntryPoint) -> Policy:
+    """Return the policy of an entry point.
+
+    Raises:
+        OptionError: The entry point's object cannot be imported, or cannot be called.
+    """
+    try:
+        function = point.load()
+    except Exception as error:
+        raise OptionError(
+            f"policy {point.name!r} of package {_package(point)} cannot be loaded: {type(error).__name__}: {error}",
+            hint=f"update or uninstall {_package(point)}",
+        ) from error
+    if not callable(function):
+        raise OptionError(
+            f"policy {point.name!r} of package {_package(point)}: {point.value} is not a function",
+            hint=f"update or uninstall {_package(point)}",
+        )
+
+    def checked(dag: Dag, costs: Costs, alpha: float) -> Schedule:
+        schedule: Schedule = function(dag, costs, alpha)
+        validate(dag, costs, schedule)
+        return schedule
+
+    lines = (function.__doc__ or "").strip().splitlines()
+    description = lines[0] if lines else f"Policy of package {_package(point)}."
+    return _policy(point.name, description, checked, weighs_memory=True)

@@ -1,8 +1,8 @@
-"""Choosing alpha: the largest that still meets an SLO, or the least that fits a memory budget.
+"""Choice of alpha: the largest that meets an SLO, or the smallest that fits a memory budget.
 
-A larger alpha saves more accelerator memory and, mostly, costs latency; but the greedy selection behind it is not
-monotone, so that bisection alone could settle far below the answer. A grid is walked from the largest alpha down to
-the first that meets the SLO, and bisection goes on between that one and the one above it.
+A larger alpha saves more accelerator memory and usually costs latency. But the greedy selection behind it is not
+monotone, so that bisection alone could stop far below the answer. Instead, a grid is tried from the largest alpha down
+to the first that meets the SLO, followed by bisection between that alpha and the one before it.
 """
 
 from __future__ import annotations
@@ -10,140 +10,128 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from chrion.graph.model import Graph
-from chrion.scheduler.evaluation.solution import Solution
+from chrion.scheduler.evaluation.solution import VariantSolution
 
 _STEPS = 16
 _BISECTIONS = 6
-#: Doublings of alpha that are tried until a budget fits.
+#: Powers of two, times the scale, by which alpha is raised until a budget fits.
 _DOUBLINGS = range(-8, 25)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a plan must not exceed; None where there is no such limit."""
+    """Limits that a plan must not exceed; None for no limit."""
 
     slo_ms: float | None = None
     #: Resident accelerator memory; see :mod:`chrion.scheduler.evaluation.memory`.
     budget_mb: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A solution tried out, and what it was made with."""
+def choose(
+    solve: Callable[[float], VariantSolution], slo_ms: float | None, alpha: float | None, scale: float
+) -> VariantSolution:
+    """Choose alpha and return its solution.
 
-    alpha: float
-    solution: Solution
-    #: The chunk that recurrent operators are cut into, or None, and the graph that this gives.
-    chunk: int | None
-    graph: Graph
-    #: Operators that were merged into one, by name.
-    merged: tuple[tuple[str, ...], ...] = ()
-
-    def meets(self, slo_ms: float | None) -> bool:
-        """Whether its predicted latency is within the SLO; any latency is within None."""
-        return slo_ms is None or self.solution.timeline.latency_ms <= slo_ms
-
-    def fits(self, budget_mb: float | None) -> bool:
-        """Whether its resident accelerator memory is within the budget; any is within None."""
-        return budget_mb is None or self.solution.timeline.resident_mb <= budget_mb
-
-
-def choose(attempt: Callable[[float], Candidate], slo_ms: float | None, alpha: float | None, scale: float) -> Candidate:
-    """Choose alpha as asked.
-
-    With ``alpha`` given it is used, and lowered only if the SLO would be missed. With only an SLO, it is the largest
-    that meets it. With neither it is 0, the least latency.
+    A given ``alpha`` is used, and lowered only if the SLO would be missed. With an SLO alone, alpha is the largest that
+    meets it. With neither, alpha is 0: the least latency.
 
     Args:
-        attempt: Makes the candidate of one alpha.
+        solve: Returns the solution for an alpha.
         slo_ms: The SLO, or None.
-        alpha: ms per MB, or None.
-        scale: An alpha at which latency and memory weigh about the same, where the search starts from.
+        alpha: Price of accelerator memory, in ms per MB, or None.
+        scale: An alpha at which latency and memory have about the same weight; the search starts near it.
 
     Returns:
-        The candidate; the fastest of those tried if none meets the SLO.
+        The solution; the fastest of those tried if none meets the SLO.
     """
     if slo_ms is None or (alpha is not None and alpha <= 0):
-        return attempt(alpha or 0.0)
+        return solve(alpha or 0.0)
     if alpha is not None:
         grid = [alpha * step / _STEPS for step in range(_STEPS, -1, -1)]
     else:
         grid = [scale * 2 ** (step / 4) for step in range(20, -9, -1)] + [0.0]
-    return _descend(attempt, slo_ms, grid)
+    return _descend(solve, slo_ms, grid)
 
 
-def raise_to_fit(attempt: Callable[[float], Candidate], start: Candidate, budget_mb: float, scale: float) -> Candidate:
-    """Raise alpha no further than a memory budget needs, which costs least latency.
+def raise_to_fit(
+    solve: Callable[[float], VariantSolution], start: VariantSolution, budget_mb: float, scale: float
+) -> VariantSolution:
+    """Raise alpha until the memory budget fits, and no further, because that costs latency.
 
     Args:
-        attempt: Makes the candidate of one alpha.
-        start: What was chosen without the budget.
+        solve: Returns the solution for an alpha.
+        start: The solution chosen without the budget.
         budget_mb: The budget.
-        scale: An alpha at which latency and memory weigh about the same.
+        scale: An alpha at which latency and memory have about the same weight.
 
     Returns:
-        A candidate that fits; if none does, the one that exceeds the budget least.
+        A solution that fits; if none does, the one that exceeds the budget least.
     """
     if start.fits(budget_mb):
         return start
     smallest, below = start, start.alpha
     for power in _DOUBLINGS:
         alpha = start.alpha + scale * 2.0**power
-        candidate = attempt(alpha)
-        if candidate.fits(budget_mb):
-            return _bisect(attempt, lambda c: c.fits(budget_mb), candidate, below)
+        variant = solve(alpha)
+        if variant.fits(budget_mb):
+            return _bisect(solve, lambda v: v.fits(budget_mb), variant, below)
         below = alpha
-        smallest = min(smallest, candidate, key=lambda c: c.solution.timeline.resident_mb)
+        smallest = min(smallest, variant, key=lambda v: v.solution.timeline.resident_mb)
     return smallest
 
 
-def best_within(pool: Sequence[Candidate], limits: Limits, alpha: float | None) -> list[Candidate]:
-    """Those of a pool that keep to the limits, the best first.
+def best_within(pool: Sequence[VariantSolution], limits: Limits, alpha: float | None) -> list[VariantSolution]:
+    """Return the solutions of a pool that keep the limits, the best first.
 
-    The budget goes before the SLO: where nothing keeps to both, the fastest within the budget come first; where nothing
-    fits the budget either, those that exceed it least. A pool that does not depend on the budget makes this monotone: a
-    larger budget chooses among more, and what it gains in ``L + alpha * M`` at more M it gains in L.
+    The budget takes precedence over the SLO. If no solution keeps both, the result holds those within the budget, the
+    fastest first; if none fits the budget, it holds the whole pool, the smallest excess first. If the pool does not
+    depend on the budget, the choice is monotone: a larger budget chooses among more solutions, and any gain in
+    ``L + alpha * M`` at a larger M is a gain in L.
 
     Args:
-        pool: Candidates, made without regard to the budget.
+        pool: Solutions, made without regard to the budget.
         limits: SLO and budget.
-        alpha: ms per MB; None for the least memory that meets the SLO, or the least latency without one.
+        alpha: Price of accelerator memory, in ms per MB; None for the least memory that meets the SLO, or without an
+            SLO for the least latency.
     """
-    fitting = [c for c in pool if c.fits(limits.budget_mb)]
+    fitting = [v for v in pool if v.fits(limits.budget_mb)]
     if not fitting:
-        return sorted(pool, key=lambda c: (c.solution.timeline.resident_mb, c.solution.timeline.latency_ms))
-    meeting = [c for c in fitting if c.meets(limits.slo_ms)]
+        return sorted(pool, key=lambda v: (v.solution.timeline.resident_mb, v.solution.timeline.latency_ms))
+    meeting = [v for v in fitting if v.meets(limits.slo_ms)]
     if not meeting:
-        return sorted(fitting, key=lambda c: (c.solution.timeline.latency_ms, c.solution.timeline.resident_mb))
+        return sorted(fitting, key=lambda v: (v.solution.timeline.latency_ms, v.solution.timeline.resident_mb))
     if alpha is None and limits.slo_ms is not None:
-        return sorted(meeting, key=lambda c: (c.solution.timeline.resident_mb, c.solution.timeline.latency_ms))
-    return sorted(meeting, key=lambda c: (c.solution.cost(alpha or 0.0), c.solution.timeline.resident_mb))
+        return sorted(meeting, key=lambda v: (v.solution.timeline.resident_mb, v.solution.timeline.latency_ms))
+    return sorted(meeting, key=lambda v: (v.solution.cost(alpha or 0.0), v.solution.timeline.resident_mb))
 
 
-def _descend(attempt: Callable[[float], Candidate], slo_ms: float, grid: Sequence[float]) -> Candidate:
+def _descend(solve: Callable[[float], VariantSolution], slo_ms: float, grid: Sequence[float]) -> VariantSolution:
+    """Return the solution of the largest alpha that meets the SLO, from a grid of decreasing alphas."""
     fastest = None
     above = None
     for alpha in grid:
-        candidate = attempt(alpha)
-        if candidate.meets(slo_ms):
-            return candidate if above is None else _bisect(attempt, lambda c: c.meets(slo_ms), candidate, above)
+        variant = solve(alpha)
+        if variant.meets(slo_ms):
+            return variant if above is None else _bisect(solve, lambda v: v.meets(slo_ms), variant, above)
         above = alpha
-        if fastest is None or candidate.solution.timeline.latency_ms < fastest.solution.timeline.latency_ms:
-            fastest = candidate
+        if fastest is None or variant.solution.timeline.latency_ms < fastest.solution.timeline.latency_ms:
+            fastest = variant
     assert fastest is not None  # noqa: S101 - the grid is never empty
     return fastest
 
 
 def _bisect(
-    attempt: Callable[[float], Candidate], good: Callable[[Candidate], bool], found: Candidate, bad: float
-) -> Candidate:
-    """From an alpha that is good towards one that is not, on whichever side."""
+    solve: Callable[[float], VariantSolution],
+    accepts: Callable[[VariantSolution], bool],
+    found: VariantSolution,
+    rejected: float,
+) -> VariantSolution:
+    """Return the accepted solution closest to a rejected alpha, which may be on either side of ``found``."""
     for _ in range(_BISECTIONS):
-        middle = (found.alpha + bad) / 2
-        candidate = attempt(middle)
-        if good(candidate):
-            found = candidate
+        middle = (found.alpha + rejected) / 2
+        variant = solve(middle)
+        if accepts(variant):
+            found = variant
         else:
-            bad = middle
+            rejected = middle
     return found

@@ -1,9 +1,9 @@
-"""Groups: operators that belong together on one lane, and the tiles they are run in.
+"""Groups: operators that are placed on one lane together, and the tiles in which they run.
 
-A layer moves as a layer: the operators that read one weight form a group (all steps of a recurrent layer, say), with
-the small operators that lead from one to the next. Groups that wait for each other both ways are one. In a group of
-many steps, consecutive ones form a **tile**; running tile after tile instead of step after step gives each lane long
-segments, while the next lane can begin as soon as the first tile is done.
+A layer is placed as a whole: the operators that read one weight (for example all steps of a recurrent layer) form a
+group, together with the small operators between them. Groups that depend on each other in both directions are joined.
+In a group of many steps, consecutive steps form a **tile**. Running tile after tile instead of step after step gives
+each lane long segments, and the next lane can start as soon as the first tile is done.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from chrion.profiler.costs import Costs
 
 #: Weights of fewer bytes (biases, scales, shapes) do not bind operators together.
 _BINDING_BYTES = 4096
-#: An operator that takes no longer than so many dispatches and handoffs follows what it waits for.
+#: An operator that takes no longer than this many dispatches and handoffs joins a predecessor's group.
 _SMALL = 4.0
 
 
@@ -37,7 +37,7 @@ class Groups:
 
     @property
     def units(self) -> tuple[tuple[int, ...], ...]:
-        """Operators of one group and step: a layer's chunk with the small operators around it."""
+        """The operators of each group and step: a layer's chunk with the small operators around it."""
         found: dict[tuple[int, int], list[int]] = {}
         for members in self.members:
             for i in members:
@@ -46,12 +46,12 @@ class Groups:
 
     @property
     def steps(self) -> int:
-        """The longest group's number of steps."""
+        """The number of steps of the longest group."""
         return max(self.step, default=-1) + 1
 
 
-def group(dag: Dag, costs: Costs) -> Groups:
-    """Group a graph's operators."""
+def group_operators(dag: Dag, costs: Costs) -> Groups:
+    """Return the groups of a graph's operators."""
     parent = list(range(len(dag)))
     owner: dict[int, int] = {}
     step = [0] * len(dag)
@@ -78,17 +78,17 @@ def group(dag: Dag, costs: Costs) -> Groups:
 def tile_order(
     dag: Dag, groups: Groups, steps: int, priority: Sequence[float] | None = None
 ) -> tuple[list[int], list[int]]:
-    """An order that runs tile after tile, and in a tile group after group.
+    """Return an order that runs tile after tile, and within a tile group after group.
 
     Args:
         dag: The graph.
         groups: Its groups.
         steps: Steps of a group that form a tile.
-        priority: Rank of each group, which must grow along the edges between groups; their number if missing.
+        priority: Rank of each group, which must increase along the edges between groups; the group numbers if missing.
 
     Returns:
-        A topological order, and a label for each operator by which to cut: operators of groups with several steps are
-        labelled by tile, so that all tiles of a group look alike; every other group has a label of its own.
+        A topological order, and for each operator a label by which segments are cut: operators of groups with several
+        steps are labelled by tile, so that all tiles of a group are alike; every other group has a label of its own.
     """
     tiles = [0] * len(dag)
     for i in dag.topological_order:
@@ -105,10 +105,10 @@ def tile_order(
 
 
 def unit_order(dag: Dag, units: Sequence[Sequence[int]], order: Sequence[int]) -> list[int] | None:
-    """The topological order nearest to ``order`` in which the operators of a unit follow each other.
+    """Return the topological order closest to ``order`` in which the operators of a unit are consecutive.
 
     Returns:
-        The order; None if units wait for each other both ways.
+        The order; None if units depend on each other in both directions.
     """
     unit_of = {i: at for at, unit in enumerate(units) for i in unit}
     position = {i: at for at, i in enumerate(order)}
@@ -131,32 +131,33 @@ def unit_order(dag: Dag, units: Sequence[Sequence[int]], order: Sequence[int]) -
     return found if len(found) == len(dag) else None
 
 
-def deal(groups: Groups, lanes: int) -> tuple[list[int], list[int]]:
-    """Deal groups of several steps out to CPU lanes 1, 2, ... in turn.
+def assign_round_robin(groups: Groups, lanes: int) -> tuple[list[int], list[int]]:
+    """Assign groups of several steps to CPU lanes 1, 2, ... round robin.
 
-    A lane runs all steps of a group before it turns to its next one, and follows the lane before it one step behind.
-    Groups of a single step go with the group before them, or else with the first.
+    A lane runs all steps of a group before its next group, one step behind the lane before it. A group of a single step
+    goes to the lane of the group before it, or of the first group.
 
     Returns:
-        The lane of each operator, and when it would start if every step took the same time.
+        The lane of each operator, and its start if every step took the same time.
     """
     lane, start = [1] * len(groups.of), [0] * len(groups.of)
-    dealt = -1
+    assigned = -1
     for members in groups.members:
-        dealt += len({groups.step[i] for i in members}) > 1
+        assigned += len({groups.step[i] for i in members}) > 1
         for i in members:
-            lane[i] = 1 + max(dealt, 0) % lanes
-            start[i] = max(dealt, 0) // lanes * groups.steps + max(dealt, 0) % lanes + groups.step[i]
+            lane[i] = 1 + max(assigned, 0) % lanes
+            start[i] = max(assigned, 0) // lanes * groups.steps + max(assigned, 0) % lanes + groups.step[i]
     return lane, start
 
 
 def _binding_weight(dag: Dag, i: int) -> int | None:
-    """The largest weight an operator reads, if it is large enough to keep operators together."""
+    """Return the largest weight that an operator reads, if it is large enough to bind operators together."""
     largest = max(dag.weights[i], key=lambda w: dag.weight_bytes[w], default=None)
     return largest if largest is not None and dag.weight_bytes[largest] >= _BINDING_BYTES else None
 
 
 def _numbered(dag: Dag, labels: Sequence[int], step: Sequence[int]) -> Groups:
+    """Return groups from a label for each operator: cycles joined, numbered in topological order."""
     import networkx as nx  # noqa: PLC0415 - takes a tenth of a second to import
 
     links: nx.DiGraph[int] = nx.DiGraph()
@@ -183,6 +184,7 @@ def _numbered(dag: Dag, labels: Sequence[int], step: Sequence[int]) -> Groups:
 
 
 def _root(parent: list[int], i: int) -> int:
+    """Return the representative of a set (union-find with path halving)."""
     while parent[i] != i:
         parent[i] = parent[parent[i]]
         i = parent[i]
@@ -190,4 +192,5 @@ def _root(parent: list[int], i: int) -> int:
 
 
 def _join(parent: list[int], i: int, other: int) -> None:
+    """Join the sets of two members."""
     parent[_root(parent, i)] = _root(parent, other)

@@ -1,13 +1,14 @@
-"""Local search: move units between lanes, reorder, and merge segments, as long as the evaluator agrees.
+"""Local search: move units between lanes, reorder operators and merge segments while the evaluator confirms a gain.
 
-Monotone: a step is taken only if it lowers L + alpha * M (merging also if it leaves it as it is, since fewer segments
-are cheaper to hold). Bounded by a budget of evaluated operators instead of time, and seeded, so that equal inputs give
-equal plans; the default budget takes about a second.
+Monotone: a step is taken only if it lowers L + alpha * M (a merge also if the cost stays the same, since fewer segments
+are cheaper to hold). The search is bounded by evaluated operators instead of time, and seeded, so that equal inputs
+give equal plans. The default budget takes about a second.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,12 +16,67 @@ from dataclasses import replace
 from chrion.lane_numbers import all_lanes
 from chrion.scheduler.evaluation.solution import Problem, Solution
 
-#: Operators evaluated by one refinement.
+#: Operators evaluated by one call of a search.
 BUDGET = 400_000
 _EPSILON = 1e-9
+#: Positions in the order by which an operator may be shifted, each way.
+_MOST_SHIFTED = 4
+#: Graphs up to this size are also searched operator by operator.
+_FINE = 400
+#: Graphs up to this size are searched operator by operator even if operators belong to units.
+_TINY = 40
 
 
-def refine(  # noqa: PLR0913 - budget and seed by name
+class LocalSearch:
+    """Local search for the solutions of one graph.
+
+    Args:
+        problem: The graph and its costs.
+        groups: Operators of each group.
+        units: Operators that are cut together; None if the cut is left to the schedule.
+    """
+
+    def __init__(
+        self, problem: Problem, groups: tuple[tuple[int, ...], ...], units: tuple[tuple[int, ...], ...] | None
+    ) -> None:
+        self.problem = problem
+        self._groups = groups
+        self._units = units
+
+    @property
+    def neighbourhoods(self) -> list[tuple[tuple[int, ...], ...]]:
+        """Operators that move together, for each pass: groups; in a graph that is not large, smaller units as well."""
+        n = len(self.problem.dag)
+        if n > _FINE:
+            return [self._groups]
+        found = [self._groups]
+        if self._units:
+            found.append(self._units)
+        if not self._units or n <= _TINY:
+            found.append(tuple((i,) for i in range(n)))
+        return found
+
+    def improve(self, solution: Solution, alpha: float, *, cap_mb: float = math.inf, budget: int = BUDGET) -> Solution:
+        """Improve a solution in every neighbourhood.
+
+        Args:
+            solution: The solution to start from.
+            alpha: Price of accelerator memory, in ms per MB.
+            cap_mb: Resident accelerator memory that the result must not exceed; the start must not exceed it either.
+            budget: Operators to evaluate in each pass.
+
+        Returns:
+            A solution that is not worse.
+        """
+        problem = Problem(self.problem.dag, self.problem.costs, cap_mb)
+        solution = replace(solution, cap_mb=cap_mb)
+        for units in self.neighbourhoods:
+            solution = move_units(problem, solution, units, alpha, budget=budget)
+        # Tiles are alike and share one session and its packed weights; merged with a neighbour, they would not.
+        return solution if self._units else merge_segments(problem, solution, alpha, budget=budget)
+
+
+def move_units(  # noqa: PLR0913 - budget and seed by name
     problem: Problem,
     solution: Solution,
     units: Sequence[Sequence[int]],
@@ -29,15 +85,15 @@ def refine(  # noqa: PLR0913 - budget and seed by name
     budget: int = BUDGET,
     seed: int = 0,
 ) -> Solution:
-    """Improve a solution.
+    """Move units between lanes, and single operators in the order, until no move improves the solution.
 
     Args:
         problem: The graph and its costs.
-        solution: Where to start.
+        solution: The solution to start from.
         units: Operators that move together: groups, or single operators.
-        alpha: ms per MB.
+        alpha: Price of accelerator memory, in ms per MB.
         budget: Operators to evaluate.
-        seed: Of the order in which moves are tried.
+        seed: Seed of the order in which moves are tried.
 
     Returns:
         A solution that is not worse.
@@ -47,15 +103,15 @@ def refine(  # noqa: PLR0913 - budget and seed by name
     improved = True
     while improved and problem.work < end:
         before = solution.cost(alpha)
-        solution = _move_units(problem, solution, units, alpha, end, rng)
+        solution = _move_between_lanes(problem, solution, units, alpha, end, rng)
         if len(units) == len(problem.dag):
-            solution = _shift_operators(problem, solution, alpha, end, rng)
+            solution = _shift_in_order(problem, solution, alpha, end, rng)
         improved = solution.cost(alpha) < before - _EPSILON
     return solution
 
 
 def merge_segments(problem: Problem, solution: Solution, alpha: float, *, budget: int = BUDGET) -> Solution:
-    """Join neighbouring segments of a lane while the predicted cost does not grow."""
+    """Merge neighbouring segments of a lane while the predicted cost does not increase."""
     end = problem.work + budget
     labels = [0] * len(problem.dag)
     for at, segment in enumerate(solution.segments):
@@ -73,7 +129,7 @@ def merge_segments(problem: Problem, solution: Solution, alpha: float, *, budget
             kept = [labels[i] for i in second]
             for i in second:
                 labels[i] = labels[first[0]]
-            trial = problem.place(schedule, labels, solution.origin)
+            trial = problem.evaluate(schedule, labels, solution.origin)
             if len(trial.segments) < len(best.segments) and trial.cost(alpha) <= best.cost(alpha) + _EPSILON:
                 best = trial
             else:
@@ -82,7 +138,7 @@ def merge_segments(problem: Problem, solution: Solution, alpha: float, *, budget
     return best
 
 
-def _move_units(  # noqa: PLR0913, PLR0917 - the search's state
+def _move_between_lanes(  # noqa: PLR0913, PLR0917 - the search's state
     problem: Problem, best: Solution, units: Sequence[Sequence[int]], alpha: float, end: int, rng: random.Random
 ) -> Solution:
     """Try every unit on every other lane."""
@@ -100,14 +156,14 @@ def _move_units(  # noqa: PLR0913, PLR0917 - the search's state
             lanes = list(best.schedule.lanes)
             for i in members:
                 lanes[i] = lane
-            trial = problem.place(replace(best.schedule, lanes=tuple(lanes)), best.tiles, best.origin)
+            trial = problem.evaluate(replace(best.schedule, lanes=tuple(lanes)), best.tiles, best.origin)
             if trial.cost(alpha) < best.cost(alpha) - _EPSILON:
                 best = trial
     return best
 
 
-def _shift_operators(problem: Problem, best: Solution, alpha: float, end: int, rng: random.Random) -> Solution:
-    """Try every operator at other places of the order, between its predecessors and its successors."""
+def _shift_in_order(problem: Problem, best: Solution, alpha: float, end: int, rng: random.Random) -> Solution:
+    """Try every operator at other positions of the order, between its predecessors and its successors."""
     dag = problem.dag
     operators = list(range(len(dag)))
     rng.shuffle(operators)
@@ -119,12 +175,12 @@ def _shift_operators(problem: Problem, best: Solution, alpha: float, end: int, r
         low = max((position[m] for m in dag.predecessors[i]), default=-1) + 1
         high = min((position[s] for s in dag.successors[i]), default=len(order))
         at = position[i]
-        for place in range(max(low, at - 4), min(high, at + 5)):
-            if place == at or problem.work >= end:
+        for target in range(max(low, at - _MOST_SHIFTED), min(high, at + _MOST_SHIFTED + 1)):
+            if target == at or problem.work >= end:
                 continue
             moved = order[:at] + order[at + 1 :]
-            moved.insert(place, i)
-            trial = problem.place(replace(best.schedule, order=tuple(moved)), best.tiles, best.origin)
+            moved.insert(target, i)
+            trial = problem.evaluate(replace(best.schedule, order=tuple(moved)), best.tiles, best.origin)
             if trial.cost(alpha) < best.cost(alpha) - _EPSILON:
                 best = trial
                 break

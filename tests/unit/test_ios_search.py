@@ -15,10 +15,10 @@ from architectures import fire, inception_e, nasnet_first_cell
 from chrion.errors import OptionError
 from chrion.graph import Dag
 from chrion.profiler import Costs, OperatorMemory, uniform_costs
-from chrion.scheduler.policies import ios as module
+from chrion.scheduler.policies import ios_search
 from chrion.scheduler.policies.endings import GROUPS
-from chrion.scheduler.policies.ios import blocks, ios, search_space
-from chrion.scheduler.policies.stages import Device, Stage, greedy_stages
+from chrion.scheduler.policies.ios_search import count_search_space, search_stages, split_into_blocks
+from chrion.scheduler.policies.stages import DeviceLanes, Stage, greedy_stages
 from strategies import costs_for, dags
 
 Groups = tuple[tuple[int, ...], ...]
@@ -78,7 +78,7 @@ def test_the_search_space_is_all_of_it(dag: Dag, limits: tuple[int | None, int |
                 seen.add(rest)
                 waiting.append(rest)
     schedules = sum(1 for _ in sequences(dag, everything, r, s, groups))
-    assert search_space(dag, r, s, groups) == (len(seen), transitions, schedules)
+    assert count_search_space(dag, r, s, groups) == (len(seen), transitions, schedules)
 
 
 @settings(max_examples=60, deadline=None)
@@ -90,10 +90,10 @@ def test_no_sequence_of_stages_is_faster(
     r, s = limits
     dag = data.draw(dags(5))
     costs = replace(data.draw(costs_for(dag)), streams=2)
-    stage_ms = Device(dag, costs).stage_ms
-    found = ios(dag, stage_ms, r=r, s=s, groups=groups)
+    stage_ms = DeviceLanes(dag, costs).stage_ms
+    found = search_stages(dag, stage_ms, r=r, s=s, groups=groups)
     assert sorted(i for stage in found for group in stage.groups for i in group) == list(range(len(dag)))
-    home = {i: at for at, block in enumerate(blocks(dag)) for i in block}
+    home = {i: at for at, block in enumerate(split_into_blocks(dag)) for i in block}
     totals: dict[bool, list[float]] = {False: [], True: []}  # by whether each stage stays within a block
     for stages in sequences(dag, frozenset(range(len(dag))), r, s, groups):
         within = all(len({home[i] for i in itertools.chain(*stage)}) == 1 for stage in stages)
@@ -115,14 +115,14 @@ def test_no_sequence_of_stages_is_faster(
 )
 def test_published_sizes_of_the_search(dag: Dag, transitions: str, schedules: str) -> None:
     """The largest blocks of IOS's Table 1, with groups of one root each."""
-    _, tried, sequences_found = search_space(dag, groups="rooted")
+    _, tried, sequences_found = count_search_space(dag, groups="rooted")
     assert f"{tried:.2g}" == transitions
     assert f"{sequences_found:.2g}" == schedules
 
 
 def test_connected_groups_are_a_wider_search() -> None:
     """The text's own definition admits groups of several roots, which were never counted."""
-    rooted, connected = search_space(inception_e(), groups="rooted"), search_space(inception_e())
+    rooted, connected = count_search_space(inception_e(), groups="rooted"), count_search_space(inception_e())
     assert connected[0] == rooted[0]
     assert connected[1] > rooted[1]
     assert connected[2] > rooted[2]
@@ -130,29 +130,29 @@ def test_connected_groups_are_a_wider_search() -> None:
 
 def test_an_unknown_definition_is_refused() -> None:
     """By name, with those there are."""
-    with pytest.raises(OptionError, match=r"groups: there is no 'some'.*connected, rooted"):
-        search_space(fire(), groups="some")
+    with pytest.raises(OptionError, match=r"unknown definition of groups 'some'.*connected, rooted"):
+        count_search_space(fire(), groups="some")
 
 
 #: IOS's Figure 2: a chain a -> b beside c and d; all meet in a concatenation of no cost.
 FIGURE_2 = Dag.from_edges(5, [(0, 1), (1, 4), (2, 4), (3, 4)])
 
 
-def figure_2(share: float) -> Device:
+def figure_2(share: float) -> DeviceLanes:
     """Four operators of 1 ms on an accelerator with three lanes."""
     times = (1.0, 1.0, 1.0, 1.0, 0.0)
     costs = Costs(times, (), (OperatorMemory(),) * 5, accelerator_share=(share,) * 5, handoff_ms=0.1, streams=3)
-    return Device(FIGURE_2, costs)
+    return DeviceLanes(FIGURE_2, costs)
 
 
-def total(device: Device, stages: Sequence[Stage]) -> float:
+def total(device: DeviceLanes, stages: Sequence[Stage]) -> float:
     return sum(device.stage_ms(stage.groups) for stage in stages)
 
 
 def test_greedy_crowds_the_first_stage_and_starves_the_second() -> None:
     """As in Figure 2: greedy runs a, c, d at once and b alone; two at a time fill the device and are faster."""
     device = figure_2(0.5)
-    greedy, found = greedy_stages(FIGURE_2), ios(FIGURE_2, device.stage_ms, r=1)
+    greedy, found = greedy_stages(FIGURE_2), search_stages(FIGURE_2, device.stage_ms, r=1)
     assert [len(stage.groups) for stage in greedy] == [3, 1, 1]
     assert [len(stage.groups) for stage in found if stage.groups != ((4,),)] == [2, 2]
     assert total(device, greedy) == pytest.approx(1.5 + 2 * 0.1 + 1.0)
@@ -162,7 +162,7 @@ def test_greedy_crowds_the_first_stage_and_starves_the_second() -> None:
 def test_a_larger_batch_wants_another_schedule() -> None:
     """Where each operator fills the device by itself, side by side gains nothing; each schedule is best at its own."""
     small, large = figure_2(0.3), figure_2(1.0)
-    for_small, for_large = ios(FIGURE_2, small.stage_ms), ios(FIGURE_2, large.stage_ms)
+    for_small, for_large = search_stages(FIGURE_2, small.stage_ms), search_stages(FIGURE_2, large.stage_ms)
     assert for_small != for_large
     assert max(len(stage.groups) for stage in for_large) == 1
     assert total(small, for_small) < total(small, for_large)
@@ -174,7 +174,7 @@ def test_merging_is_chosen_where_it_is_faster() -> None:
     device = figure_2(0.5)
 
     def merged(ms: float) -> list[Stage]:
-        return ios(FIGURE_2, device.stage_ms, merged_ms={(2, 3): ms})
+        return search_stages(FIGURE_2, device.stage_ms, merged_ms={(2, 3): ms})
 
     assert [set(*zip(*stage.groups, strict=True)) for stage in merged(0.05) if stage.merged] == [{2, 3}]
     assert not any(stage.merged for stage in merged(5.0))
@@ -183,13 +183,13 @@ def test_merging_is_chosen_where_it_is_faster() -> None:
 def test_blocks_end_at_articulation_points() -> None:
     """A diamond between two chains: the operators that all paths pass end a block each."""
     dag = Dag.from_edges(6, [(0, 1), (1, 2), (1, 3), (2, 4), (3, 4), (4, 5)])
-    assert blocks(dag) == [[0], [1], [2, 3, 4], [5]]
+    assert split_into_blocks(dag) == [[0], [1], [2, 3, 4], [5]]
 
 
 @given(dag=dags(12))
 def test_blocks_follow_each_other(dag: Dag) -> None:
     """Together they are the graph, and each operator of a block comes before all of the next."""
-    found = blocks(dag)
+    found = split_into_blocks(dag)
     assert sorted(i for block in found for i in block) == list(range(len(dag)))
     for before, after in itertools.pairwise(found):
         assert all(dag.descendants[before[-1]] >> i & 1 for i in after)
@@ -203,7 +203,7 @@ def test_equal_blocks_are_searched_once() -> None:
     dag = Dag.from_edges(4 * modules, edges)
     dag = replace(dag, signatures=tuple(str(i % 4) for i in range(len(dag))))
     looks = []
-    stages = ios(dag, lambda groups: looks.append(groups) or 1.0)  # type: ignore[func-returns-value]
+    stages = search_stages(dag, lambda groups: looks.append(groups) or 1.0)  # type: ignore[func-returns-value]
     assert sum(len(group) for stage in stages for group in stage.groups) == len(dag)
     assert max(i for groups in looks for group in groups for i in group) < 4
 
@@ -211,7 +211,7 @@ def test_equal_blocks_are_searched_once() -> None:
 @pytest.mark.parametrize(("rows", "columns"), [(12, 30), (30, 3), (60, 1)])
 def test_large_blocks_end(rows: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Grids, as of recurrent layers, and wide ones far beyond what can be searched: valid stages, bounded work."""
-    monkeypatch.setattr(module, "_MOST_ENDINGS", 4000)
+    monkeypatch.setattr(ios_search, "_MOST_ENDINGS", 4000)
     edges = [(at, at + 1) for at in range(rows * columns) if (at + 1) % columns]
     edges += [(at, at + columns) for at in range((rows - 1) * columns)] if columns > 3 else []
     dag = Dag.from_edges(rows * columns, edges)
@@ -223,7 +223,7 @@ def test_large_blocks_end(rows: int, columns: int, monkeypatch: pytest.MonkeyPat
         return float(max(map(len, groups)))
 
     done: set[int] = set()
-    for stage in ios(dag, cost):
+    for stage in search_stages(dag, cost):
         for group in stage.groups:
             for i in group:
                 assert set(dag.predecessors[i]) <= done | set(group)
@@ -240,7 +240,7 @@ def test_a_cell_of_eighteen_operators_is_searched_whole() -> None:
         edges += [(pair % 2, left), ((pair + 1) % 2, right), (left, both), (right, both)]
         sums.append(both)
     dag = Dag.from_edges(18, [*edges, *((i, 17) for i in sums)])
-    device = Device(dag, uniform_costs(dag, cpu_ms=[1.0] * 4))
-    stages = ios(dag, device.stage_ms)
+    device = DeviceLanes(dag, uniform_costs(dag, cpu_ms=[1.0] * 4))
+    stages = search_stages(dag, device.stage_ms)
     # Two inputs, then fifteen operators on four lanes, then the concatenation.
     assert total(device, stages) == 1.0 + 4.0 + 1.0

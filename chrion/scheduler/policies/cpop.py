@@ -1,0 +1,53 @@
+"""CPOP: critical path on a processor (Topcuoglu, Hariri, Wu, 2002, Figure 4).
+
+The priority of an operator is the length of the longest path through it. The operators of the critical path all run on
+the lane that takes the least time for them; every other operator runs where it finishes first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from functools import partial
+
+from chrion.graph.dag import Dag
+from chrion.profiler.costs import Costs
+from chrion.scheduler.policies.core_counts import best_core_count
+from chrion.scheduler.policies.list_scheduling import ListScheduler, downward_ranks, upward_ranks
+from chrion.scheduler.schedule import Schedule
+
+
+def cpop(dag: Dag, costs: Costs, alpha: float) -> Schedule:
+    """Return CPOP's schedule at the number of cores with the least L + alpha * M."""
+    return best_core_count(dag, costs, alpha, partial(schedule_cpop, dag, costs))
+
+
+def schedule_cpop(dag: Dag, costs: Costs, cores: int) -> Schedule:
+    """Return CPOP's schedule on the accelerator, if there is one, and ``cores`` CPU lanes."""
+    priority = [up + down for up, down in zip(upward_ranks(dag, costs), downward_ranks(dag, costs), strict=True)]
+    path = critical_path(dag, priority)
+    scheduler = ListScheduler(dag, costs, cores)
+    path_lane = min(scheduler.lanes, key=lambda lane: sum(scheduler.lane_ms[lane][i] for i in path))
+    unplaced = [len(before) for before in dag.predecessors]
+    ready = [(-priority[i], i) for i, count in enumerate(unplaced) if count == 0]
+    heapq.heapify(ready)
+    while ready:
+        _, i = heapq.heappop(ready)
+        lanes = [path_lane] if i in path else scheduler.lanes
+        slots = [scheduler.slot(i, lane) for lane in lanes]
+        scheduler.place(i, min(slots, key=lambda slot: (slot.end, slot.lane)))
+        for after in dag.successors[i]:
+            unplaced[after] -= 1
+            if unplaced[after] == 0:
+                heapq.heappush(ready, (-priority[after], after))
+    return scheduler.schedule()
+
+
+def critical_path(dag: Dag, priority: Sequence[float]) -> list[int]:
+    """Return the operators of a critical path: from an entry, always to the successor of highest priority."""
+    path: list[int] = []
+    choices: Sequence[int] = [i for i, before in enumerate(dag.predecessors) if not before]
+    while choices:
+        path.append(max(choices, key=priority.__getitem__))
+        choices = dag.successors[path[-1]]
+    return path

@@ -1,0 +1,248 @@
+"""Search of IOS: the best sequence of stages, by dynamic programming over endings (Ding et al., 2021, Algorithm 1).
+
+``L[S] = min over endings E of S of L[S - E] + stage_ms(E)``. The paper recurses from the whole set of operators. Here
+the table is filled iteratively from the whole set down to the empty set: an entry holds the least latency of the stages
+after it. So the recursion is never as deep as the graph, and each set is expanded once, after all sets that lead to it.
+
+The graph is split at its articulation points, operators that are related to every other operator by a path: any
+operator that shares a stage with such an operator shares its group. Each block is searched by itself, and equal blocks
+once.
+
+**Large blocks.** A search is abandoned after 600 000 endings, where each stage whose latency is requested counts as
+twenty; once a graph has used 2 000 000 in all, after 10 000. Then the block is searched with sequences of operators
+joined into one, and if that is still too large, in two halves along its topological order. Such a schedule is valid,
+but only its parts are optimal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from chrion.graph.dag import Dag
+from chrion.scheduler.policies.endings import GROUPS, Block, endings
+from chrion.scheduler.policies.stages import Stage
+
+#: From the groups of a stage, each in a topological order, to its latency in ms.
+StageCost = Callable[[Sequence[Sequence[int]]], float]
+#: From operators, in ascending order, to the latency in ms of a stage of what they become when they are merged.
+MergedCosts = Mapping[tuple[int, ...], float]
+
+#: Most endings of one search, of all searches of a graph together, and of each search after that.
+_MOST_ENDINGS, _MOST_IN_ALL, _MOST_AFTERWARDS = 600_000, 2_000_000, 10_000
+#: Endings that the latency of one stage counts for.
+_ENDINGS_PER_LATENCY = 20
+#: A block is not searched if its states, times this number of endings, may exceed the limit.
+_ENDINGS_PER_STATE = 30
+
+
+def count_search_space(
+    dag: Dag, r: int | None = None, s: int | None = None, groups: str = GROUPS[0]
+) -> tuple[int, int, int]:
+    """Return the size of the search over a whole graph, without splitting it.
+
+    Args:
+        dag: The graph.
+        r: Most operators of a group; None for any number.
+        s: Most groups of a stage; None for any number.
+        groups: ``connected`` or ``rooted``; see :mod:`chrion.scheduler.policies.endings`.
+
+    Returns:
+        States (distinct non-empty sets of remaining operators), transitions (endings tried over all states), and
+        schedules (complete sequences of stages).
+
+    Raises:
+        OptionError: ``groups`` is not one of them.
+    """
+    block = Block.of(dag, [(i,) for i in dag.topological_order])
+    # By size of the set: the number of stage sequences that lead to each set.
+    levels: list[dict[int, int]] = [{} for _ in range(len(dag) + 1)]
+    levels[-1][block.whole] = 1
+    states = transitions = 0
+    for level in reversed(levels[1:]):
+        for remaining, ways in level.items():
+            states += 1
+            for ending, _ in endings(block, remaining, r, s, groups):
+                transitions += 1
+                rest = levels[(remaining ^ ending).bit_count()]
+                rest[remaining ^ ending] = rest.get(remaining ^ ending, 0) + ways
+    return states, transitions, levels[0].get(0, 0)
+
+
+def search_stages(  # noqa: PLR0913 - the algorithm's own parameters by name
+    dag: Dag,
+    stage_ms: StageCost,
+    *,
+    merged_ms: MergedCosts | None = None,
+    r: int | None = 3,
+    s: int | None = 8,
+    groups: str = GROUPS[0],
+) -> list[Stage]:
+    """Return the stages with the least total latency.
+
+    Args:
+        dag: The graph.
+        stage_ms: Returns the latency of a stage whose groups run side by side: predicted, or measured.
+        merged_ms: Latencies of stages whose operators can be merged into one; without it, no merge is considered.
+        r: Most operators of a group; None for any number.
+        s: Most groups of a stage; None for any number.
+        groups: ``connected`` or ``rooted``; see :mod:`chrion.scheduler.policies.endings`.
+
+    Returns:
+        The stages, first to last. Of equal sequences the first found: the one with more operators in earlier stages.
+
+    Raises:
+        OptionError: ``groups`` is not one of them.
+    """
+    search = _Search(dag, stage_ms, merged_ms, r, s, groups)
+    return [stage for block in split_into_blocks(dag) for stage in search.stages([(i,) for i in block])]
+
+
+def split_into_blocks(dag: Dag) -> list[list[int]]:
+    """Split a graph after each of its articulation points: operators related to every other by a path."""
+    found: list[list[int]] = [[]]
+    for i in dag.topological_order:
+        found[-1].append(i)
+        if dag.ancestors[i].bit_count() + dag.descendants[i].bit_count() == len(dag) - 1:
+            found.append([])
+    return [block for block in found if block]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The best way to reach a set of remaining units."""
+
+    #: Latency of the stages after the set.
+    ms: float
+    #: The set before the last stage was removed, and the groups of that stage.
+    source: int
+    groups: tuple[int, ...]
+    merged: bool
+
+
+class _Search:
+    """The search over the blocks of one graph."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the arguments of search_stages
+        self, dag: Dag, stage_ms: StageCost, merged_ms: MergedCosts | None, r: int | None, s: int | None, groups: str
+    ) -> None:
+        self._dag = dag
+        self._stage_ms, self._merged_ms = stage_ms, merged_ms or {}
+        self._limits = (r, s, groups)
+        self._tried = 0
+        self._known: dict[object, list[tuple[tuple[int, ...], bool]] | None] = {}
+
+    def stages(self, units: list[tuple[int, ...]]) -> list[Stage]:
+        """Return the stages of a block of units; of its parts if the block is too large."""
+        block = Block.of(self._dag, units)
+        key = self._key(block)
+        if key not in self._known:
+            self._known[key] = self._search(block)
+        found = self._known[key]
+        if found is not None:
+            return [Stage(tuple(_members(block, group) for group in taken), merged) for taken, merged in found]
+        rows = _join_sequences(self._dag, units)
+        if len(rows) < len(units):
+            return self.stages(rows)
+        half = len(units) // 2
+        return self.stages(units[:half]) + self.stages(units[half:])
+
+    def _key(self, block: Block) -> object:
+        """Return a key that is equal for blocks of equal operators with equal edges."""
+        signatures = tuple(tuple(self._dag.signatures[i] for i in unit) for unit in block.units)
+        home = {i: at for at, unit in enumerate(block.units) for i in unit}
+        merges = (([home[i] for i in own if i in home], ms) for own, ms in self._merged_ms.items())
+        inside = tuple(sorted((tuple(own), ms) for own, ms in merges if len(own) > 1))
+        return block.below, signatures, inside
+
+    def _search(self, block: Block) -> list[tuple[tuple[int, ...], bool]] | None:
+        """Return the groups of each stage, first to last, and True if merged; None if the block is too large."""
+        limit = _MOST_ENDINGS if self._tried < _MOST_IN_ALL else _MOST_AFTERWARDS
+        if len(block.units) > 1 and _bound_states(self._dag, block) > limit / _ENDINGS_PER_STATE:
+            return None
+        levels: list[dict[int, _Step]] = [{} for _ in range(len(block.units) + 1)]
+        levels[-1][block.whole] = _Step(0.0, 0, (), merged=False)
+        costs: dict[int, tuple[float, bool]] = {}
+        end = self._tried + limit
+        for level in reversed(levels[1:]):
+            for remaining, so_far in level.items():
+                for ending, taken in endings(block, remaining, *self._limits):
+                    self._tried += 1
+                    if ending not in costs:
+                        self._tried += _ENDINGS_PER_LATENCY
+                        costs[ending] = self._cost(block, ending, taken)
+                    ms, merged = costs[ending]
+                    rest = levels[(remaining ^ ending).bit_count()]
+                    known = rest.get(remaining ^ ending)
+                    if known is None or so_far.ms + ms < known.ms:
+                        rest[remaining ^ ending] = _Step(so_far.ms + ms, remaining, taken, merged)
+                if self._tried > end:
+                    return None
+        return _walk_back(levels)
+
+    def _cost(self, block: Block, ending: int, taken: Sequence[int]) -> tuple[float, bool]:
+        """Return the latency of a stage by the better strategy, and True if that is to merge it."""
+        concurrent = self._stage_ms([_members(block, group) for group in taken])
+        merged = self._merged_ms.get(tuple(sorted(_members(block, ending)))) if len(taken) > 1 else None
+        return (concurrent, False) if merged is None or merged >= concurrent else (merged, True)
+
+
+def _members(block: Block, mask: int) -> tuple[int, ...]:
+    """Return the operators of a mask, in topological order."""
+    found: list[int] = []
+    while mask:
+        lowest = mask & -mask
+        found += block.units[lowest.bit_length() - 1]
+        mask ^= lowest
+    return tuple(found)
+
+
+def _walk_back(levels: Sequence[dict[int, _Step]]) -> list[tuple[tuple[int, ...], bool]]:
+    """Return the stages of the best sequence from the filled table, first to last."""
+    found: list[tuple[tuple[int, ...], bool]] = []
+    at = 0
+    while True:
+        step = levels[at.bit_count()][at]
+        if not step.groups:
+            return found
+        found.append((step.groups, step.merged))
+        at = step.source
+
+
+def _join_sequences(dag: Dag, units: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Join each unit with its predecessor if it has no other and the predecessor has no other successor."""
+    home = {i: at for at, unit in enumerate(units) for i in unit}
+    before = [{home[m] for i in unit for m in dag.predecessors[i] if m in home} - {at} for at, unit in enumerate(units)]
+    after = [{home[s] for i in unit for s in dag.successors[i] if s in home} - {at} for at, unit in enumerate(units)]
+    rows: dict[int, tuple[int, ...]] = {}
+    head = list(range(len(units)))
+    for at, unit in enumerate(units):
+        if len(before[at]) == 1 and len(after[next(iter(before[at]))]) == 1:
+            head[at] = head[next(iter(before[at]))]
+            rows[head[at]] += unit
+        else:
+            rows[at] = unit
+    return list(rows.values())
+
+
+def _bound_states(dag: Dag, block: Block) -> float:
+    """Return an upper bound on the number of states: the product of (length + 1) over chains that cover the block.
+
+    Of each chain, any number of units may remain. The chains are Opara's, found in one pass.
+    """
+    home = {i: at for at, unit in enumerate(block.units) for i in unit}
+    chain = [-1] * len(block.units)
+    followed: set[int] = set()
+    sizes: list[int] = []
+    for at, unit in enumerate(block.units):
+        before = (home[m] for i in unit for m in dag.predecessors[i] if m in home)
+        leader = next((m for m in before if m != at and m not in followed), None)
+        if leader is None:
+            chain[at] = len(sizes)
+            sizes.append(1)
+        else:
+            followed.add(leader)
+            chain[at] = chain[leader]
+            sizes[chain[at]] += 1
+    return math.prod(float(size + 1) for size in sizes)
