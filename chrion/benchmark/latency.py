@@ -26,6 +26,7 @@ from chrion.graph.model import Graph
 from chrion.profiler.interference import CoreMonitor, InterferenceMonitor
 from chrion.runtime.session import HybridSession
 from chrion.scheduler.plan import Plan
+from chrion.timing import time_calls_until
 
 _WARM_UP_S = 0.03
 #: Runs of a trial at least.
@@ -159,16 +160,8 @@ def _run_trial(factory: SessionFactory, trial_s: float, monitor: InterferenceMon
 
 
 def _times_ms(run: RunRequest, trial_s: float) -> list[float]:
-    end = time.perf_counter() + _WARM_UP_S
-    while time.perf_counter() < end:
-        run()
-    times: list[float] = []
-    end = time.perf_counter() + trial_s
-    while len(times) < _LEAST_RUNS or time.perf_counter() < end:
-        before = time.perf_counter()
-        run()
-        times.append((time.perf_counter() - before) * 1e3)
-    return times
+    time_calls_until(run, time.perf_counter() + _WARM_UP_S)
+    return time_calls_until(run, time.perf_counter() + trial_s, _LEAST_RUNS)
 
 
 def _timing(name: str, trials: list[list[float]]) -> Timing:

@@ -19,6 +19,7 @@ from chrion.devices.probe import smallest_model, smallest_session
 from chrion.graph.model import TensorInfo
 from chrion.native import NativeBinding, NativeFrame, NativeLanes, NativeSession, available
 from chrion.native.bindings import RUN, SIGNAL, WAIT
+from chrion.timing import time_call
 from chrion.waiting import Counter
 
 _ROUNDS = 400
@@ -38,7 +39,7 @@ def measure_handoff_ms(cores: Sequence[int], *, interpreted: bool = False) -> tu
     session = smallest_session(CPU_PROVIDER)
     runs = [partial(session.run_with_iobinding, _bound(session)) for _ in range(2)]
     if len(cores) < 2:
-        return 0.0, statistics.median(_timed_ms(runs[0]) for _ in range(_ROUNDS))
+        return 0.0, statistics.median(time_call(runs[0]) for _ in range(_ROUNDS))
     _, round_trips = _taking_turns(cores, [_nothing, _nothing])
     # Measured while another lane waits and takes over: the interpreter lock changes hands then, which makes the call
     # dearer than in a loop of its own.
@@ -88,7 +89,7 @@ def _taking_turns(cores: Sequence[int], work: Sequence[Callable[[], None]]) -> t
 
     def round_trip(turn: int) -> float:
         before = time.perf_counter()
-        took_ms = _timed_ms(work[0])
+        took_ms = time_call(work[0])
         ping.advance(turn)
         pong.wait(turn)
         rounds.append((time.perf_counter() - before) * 1e3)
@@ -101,12 +102,6 @@ def _taking_turns(cores: Sequence[int], work: Sequence[Callable[[], None]]) -> t
         calls = [round_trip(turn) for turn in range(1, _ROUNDS + 1)]
     thread.join()
     return calls, rounds
-
-
-def _timed_ms(work: Callable[[], None]) -> float:
-    before = time.perf_counter()
-    work()
-    return (time.perf_counter() - before) * 1e3
 
 
 def _nothing() -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from chrion.cores import run_on_cores
 from chrion.devices import CPU_PROVIDER
 from chrion.devices.probe import product_session
+from chrion.timing import time_calls
 
 #: A matrix product of about a tenth of a millisecond, and how often a look runs it.
 _SIZE = (64, 256)
@@ -85,10 +86,6 @@ class CoreMonitor:
     def _median_ms(self) -> float:
         """Return the median of many calls; preempted threads, which few calls show, scale it by the time they wait."""
         start, start_running = time.perf_counter(), time.thread_time()
-        times = []
-        for _ in range(_CALLS):
-            before = time.perf_counter()
-            self._session.run(None, self._feed)
-            times.append((time.perf_counter() - before) * 1e3)
+        times = time_calls(lambda: self._session.run(None, self._feed), _CALLS)
         elapsed_s, running_s = time.perf_counter() - start, time.thread_time() - start_running
         return statistics.median(times) * max(1.0, elapsed_s / running_s)

@@ -24,6 +24,7 @@ from chrion.errors import ModelError
 from chrion.graph.extract import Extractor, SubModel
 from chrion.graph.model import ELEMENT_BYTES, Graph, TensorInfo
 from chrion.profiler.node_memory import scratch_bytes
+from chrion.timing import time_calls_until
 
 #: A measurement's calls are made about this long, so that the interpreter's part in them is small.
 _CALL_S = 0.5e-3
@@ -180,17 +181,15 @@ class _Copies:
         return _sample([ms for own in times for ms in own])
 
     def _calls(self, binding: Any, least: int, window_s: float) -> list[float]:
-        run, fence, clock = self._session.run_with_iobinding, self._device.fence, time.perf_counter
-        binding.synchronize_inputs()
-        times: list[float] = []
-        end = clock() + window_s
-        while len(times) < least or clock() < end:
-            before = clock()
+        run, fence = self._session.run_with_iobinding, self._device.fence
+
+        def call() -> None:
             run(binding)
             binding.synchronize_outputs()
             fence()
-            times.append((clock() - before) * 1e3)
-        return times
+
+        binding.synchronize_inputs()
+        return time_calls_until(call, time.perf_counter() + window_s, least)
 
 
 def _sample(times: list[float]) -> Sample:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +14,7 @@ from chrion.devices import Device
 from chrion.devices.host import allocate
 from chrion.graph.model import TensorInfo
 from chrion.profiler.costs import FREE, CopyCost
+from chrion.timing import time_calls
 
 _COPY_BYTES = (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 25)
 
@@ -75,9 +75,4 @@ def fit_copy(sizes: Sequence[int], times_ms: Sequence[float]) -> CopyCost:
 
 
 def _median_ms(action: Callable[[], object]) -> float:
-    times = []
-    for _ in range(15):
-        before = time.perf_counter()
-        action()
-        times.append((time.perf_counter() - before) * 1e3)
-    return statistics.median(times[3:])
+    return statistics.median(time_calls(action, 15)[3:])

@@ -14,7 +14,9 @@ import chrion
 
 ROOT = Path(chrion.__file__).parent
 FLOORS = {
-    **dict.fromkeys(["allocator", "errors", "units", "files", "cores", "lane_numbers", "native", "waiting"], 0),
+    **dict.fromkeys(
+        ["allocator", "errors", "units", "files", "cores", "lane_numbers", "native", "timing", "waiting"], 0
+    ),
     **dict.fromkeys(["graph", "zoo"], 1),
     "devices": 2,
     "profiler": 3,

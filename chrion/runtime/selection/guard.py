@@ -20,6 +20,7 @@ from typing import NamedTuple
 from chrion.cores import physical_cores
 from chrion.graph.loader import first_line
 from chrion.profiler.interference import CoreMonitor, InterferenceMonitor
+from chrion.timing import time_calls_until
 
 #: Duration of a trial in seconds, after a warm-up run, and its least number of runs.
 _TRIAL_S = 0.025
@@ -212,12 +213,8 @@ def _run_trial(opener: Opener, monitor: InterferenceMonitor) -> tuple[list[float
         run()
         quiet = monitor.wait()  # right before timing, since opening takes a while
         start = time.perf_counter()
-        times: list[float] = []
         run()  # warm-up
-        while len(times) < _MIN_RUNS or time.perf_counter() < start + _TRIAL_S:
-            before = time.perf_counter()
-            run()
-            times.append((time.perf_counter() - before) * 1e3)
+        times = time_calls_until(run, start + _TRIAL_S, _MIN_RUNS)
         return times, time.perf_counter() - start, quiet
     finally:
         close()

@@ -1,0 +1,37 @@
+"""Timing of calls, one by one, in ms. Every measurement of the project uses these loops."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+def time_call(work: Callable[[], object]) -> float:
+    """Return the duration of one call in ms."""
+    start = time.perf_counter()
+    work()
+    return (time.perf_counter() - start) * 1e3
+
+
+def time_calls(work: Callable[[], object], count: int) -> list[float]:
+    """Return the durations of ``count`` calls in ms."""
+    return [time_call(work) for _ in range(count)]
+
+
+def time_calls_until(work: Callable[[], object], end_s: float, min_calls: int = 0) -> list[float]:
+    """Call repeatedly until a time has come.
+
+    Args:
+        work: What to call.
+        end_s: The last time at which a call is started, in seconds of ``time.perf_counter``.
+        min_calls: Number of calls that are made even after that time.
+
+    Returns:
+        The duration of each call in ms.
+    """
+    times_ms: list[float] = []
+    while len(times_ms) < min_calls or time.perf_counter() < end_s:
+        start = time.perf_counter()
+        work()
+        times_ms.append((time.perf_counter() - start) * 1e3)
+    return times_ms
