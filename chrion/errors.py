@@ -15,8 +15,8 @@
      |   +- TraceError
      +- ProviderError
 
-The command line prints any of them as one line on stderr and exits with code 2. Wrong input is also a ``ValueError``, and
-an execution provider that does not work is also a ``RuntimeError``.
+The command line prints any of them as one line on stderr and exits with code 2. Wrong input is also a ``ValueError``,
+and an execution provider that does not work is also a ``RuntimeError``.
 
 A message says where the error is, what is wrong, and what was expected; the hint, if there is one, says what to do.
 """
