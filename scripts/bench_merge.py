@@ -16,8 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import chrion
 from chrion import Graph
-from chrion.graph.loader import weights_folder_option
 from chrion.graph.merge import merge_operators, mergeable_groups
+from chrion.graph.ort_sessions import weights_folder_option
 from chrion.profiler.measure import synthetic_inputs
 
 _TURNS, _RUNS = 40, 5

@@ -29,10 +29,10 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 from chrion.devices.cuda import pinned_memory
-from chrion.devices.host import allocate, element_code, fixed_shape
+from chrion.devices.host import allocate, fixed_shape
 from chrion.devices.probe import smallest_session
 from chrion.devices.providers import CPU_PROVIDER, DEVICE_NAMES
-from chrion.graph.model import TensorInfo
+from chrion.graph.model import TensorInfo, element_code
 
 log = logging.getLogger(__name__)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 
-from chrion.graph.model import TensorInfo
+from chrion.graph.model import TensorInfo, element_code
 
 
 def allocate(info: TensorInfo, memory: Any = None) -> ort.OrtValue:
@@ -37,12 +35,6 @@ def zeros(info: TensorInfo) -> ort.OrtValue:
 def fixed_shape(info: TensorInfo) -> list[int]:
     """The dimensions that are known."""
     return [d for d in info.shape or () if isinstance(d, int)]
-
-
-@functools.cache
-def element_code(kind: str) -> int:
-    """ONNX's number for onnxruntime's ``tensor(float)``; numpy has no bfloat16 of its own."""
-    return int(onnx.TensorProto.DataType.Value(kind.removeprefix("tensor(").removesuffix(")").upper()))
 
 
 def numpy_dtype(kind: str) -> np.dtype[Any]:

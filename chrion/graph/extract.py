@@ -9,8 +9,8 @@ import onnx
 from onnx import helper
 
 from chrion.graph.assemble import node_reads
-from chrion.graph.loader import element_type, weights_folder_option
-from chrion.graph.model import Graph
+from chrion.graph.model import Graph, element_code
+from chrion.graph.ort_sessions import weights_folder_option
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Extractor:
         if name in self._declared:
             return self._declared[name]
         info = self.graph.values[name]
-        return helper.make_tensor_value_info(name, element_type(info.type), info.shape)
+        return helper.make_tensor_value_info(name, element_code(info.type), info.shape)
 
     def _key(self, nodes: Sequence[int], inputs: Sequence[str], outputs: Sequence[str]) -> str:
         """The operators with every value named by where it comes from, not by its name."""

@@ -27,8 +27,9 @@ from onnx import helper, numpy_helper
 
 from chrion.errors import ModelError
 from chrion.files import write_atomically
-from chrion.graph.loader import INLINE_BYTES, reassemble
+from chrion.graph.loader import reassemble
 from chrion.graph.model import Graph
+from chrion.graph.optimise import INLINE_BYTES
 from chrion.graph.rewrite import STANDARD, integer, integers, rewritten, split_node, standard_opset, text
 
 Array = np.ndarray[Any, Any]

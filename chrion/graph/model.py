@@ -1,7 +1,8 @@
-"""What Chrion knows of a loaded model: its operators as a Dag, and the ONNX nodes behind them."""
+"""A loaded model: its operators as a Dag, the ONNX nodes behind them, and the types of its values."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import shutil
@@ -19,7 +20,7 @@ import onnx
 from chrion.graph.dag import Dag
 from chrion.units import format_shape
 
-#: Bytes of one element, by the type's name in onnxruntime; types that are not here never cross a cut.
+#: Bytes of one element, by the type's name in onnxruntime; values of other types are never cut.
 ELEMENT_BYTES = {
     "tensor(float)": 4,
     "tensor(double)": 8,
@@ -37,19 +38,25 @@ ELEMENT_BYTES = {
 }
 
 
+@functools.cache
+def element_code(kind: str) -> int:
+    """Return ONNX's number for a tensor type as onnxruntime writes it, ``tensor(float)`` for example."""
+    return int(onnx.TensorProto.DataType.Value(kind.removeprefix("tensor(").removesuffix(")").upper()))
+
+
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A value of the graph, with the attributes of onnxruntime's ``NodeArg``."""
+    """The name, type and shape of a value, with the attributes of onnxruntime's ``NodeArg``."""
 
     name: str
     #: As onnxruntime writes it: ``tensor(float)``, ``seq(tensor(int64))``; empty where unknown.
     type: str
-    #: Dimensions; a name or None stands for one that is not known. None: not even the rank is known.
+    #: Dimensions, with a name or None for an unknown one; None if the rank is unknown, too.
     shape: tuple[int | str | None, ...] | None
 
     @property
     def bytes(self) -> int | None:
-        """Size in bytes, or None where it depends on the data, on a free dimension, or is not fixed for the type."""
+        """Size in bytes; None if it depends on the data or on a free dimension, or is not fixed for the type."""
         if self.shape is None or self.type not in ELEMENT_BYTES:
             return None
         fixed = [d for d in self.shape if isinstance(d, int)]
@@ -57,7 +64,7 @@ class TensorInfo:
 
     @property
     def free(self) -> bool:
-        """Whether it is a tensor whose shape is not wholly known."""
+        """True for a tensor with an unknown dimension or rank."""
         fixed = self.shape is not None and all(isinstance(d, int) for d in self.shape)
         return self.type.startswith("tensor(") and not fixed
 
@@ -68,7 +75,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """What a model says of itself, with the attributes of onnxruntime's class of the same name."""
+    """Metadata that a model file contains, with the attributes of onnxruntime's class of the same name."""
 
     producer_name: str
     graph_name: str
@@ -80,7 +87,7 @@ class ModelMetadata:
 
 
 class WeightsFolder:
-    """A temporary folder that goes away with this object, or with the interpreter."""
+    """A temporary folder that is removed with this object, or when the interpreter exits."""
 
     def __init__(self) -> None:
         self.path = Path(mkdtemp(prefix="chrion-"))
@@ -89,42 +96,42 @@ class WeightsFolder:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A model that can be profiled, planned and cut. Make one with :func:`chrion.load`."""
+    """A model that can be profiled, planned and cut. Use :func:`chrion.load` to create one."""
 
     #: The model file's stem, or the graph's own name.
     name: str
-    #: The model after onnxruntime's basic optimisation; weights above a kilobyte stand in ``folder``.
+    #: The model after onnxruntime's basic optimisation; weights of a kilobyte or more are in a file in ``folder``.
     model: onnx.ModelProto
     dag: Dag
-    #: For every operator of ``dag``, its nodes as indices into ``model.graph.node``.
+    #: The nodes of every operator of ``dag``, as indices into ``model.graph.node``.
     nodes: tuple[tuple[int, ...], ...]
-    #: Every value that has a name: graph inputs, weights and node outputs.
+    #: Graph inputs, weights and node outputs, by name.
     values: Mapping[str, TensorInfo]
-    #: Inputs that a request must feed (weights with a default value apart).
+    #: Inputs that a request must provide; weights that are also listed as inputs are not among them.
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
-    #: Where the model came from: its file, or the proto's bytes. Plain sessions are made from it.
+    #: The file or the bytes that the model was loaded from, which plain sessions are created from.
     source: Path | bytes
-    #: Inputs and outputs as the model declares them, free dimensions by name.
+    #: Inputs and outputs as the model declares them, with free dimensions by name.
     declared_inputs: tuple[TensorInfo, ...]
     declared_outputs: tuple[TensorInfo, ...]
-    #: Weights that the model also lists as inputs: constants here, though a request may bring other values.
+    #: Weights that the model also lists as inputs. They are constants of the graph; a request may override them.
     overridable: tuple[TensorInfo, ...]
     metadata: ModelMetadata
-    #: Whether onnxruntime's basic optimisation was applied.
+    #: True if onnxruntime's basic optimisation was applied.
     optimised: bool
     #: Shapes that were given for inputs with free dimensions.
     shapes: Mapping[str, tuple[int, ...]]
-    #: Holds the weights' file; removed with the graph.
+    #: The folder of the weights' file, which is removed with the graph.
     folder: WeightsFolder = field(repr=False)
-    #: The same model with its recurrent operators cut into chunks, by chunk; see :mod:`chrion.graph.recurrent`.
+    #: Cached variants with recurrent operators unrolled, by chunk length; see :mod:`chrion.graph.recurrent`.
     unrolled: dict[int, Graph] = field(default_factory=dict, repr=False)
-    #: The same model with groups of its operators merged, by groups; see :mod:`chrion.graph.merge`.
+    #: Cached variants with merged operators, by their groups; see :mod:`chrion.graph.merge`.
     merged: dict[tuple[tuple[int, ...], ...], Graph] = field(default_factory=dict, repr=False)
 
     @cached_property
     def declared_free(self) -> bool:
-        """Whether the model itself leaves dimensions of its inputs free."""
+        """True if the model declares free dimensions for its inputs."""
         return any(i.free for i in self.declared_inputs)
 
     @cached_property
@@ -133,27 +140,27 @@ class Graph:
 
     @property
     def weight_names(self) -> KeysView[str]:
-        """Names of the weights."""
+        """The names of the weights."""
         return self._initialisers.keys()
 
     def constant(self, name: str) -> np.ndarray[Any, Any] | None:
-        """The value of a weight, read from the weights' file; None for any other value."""
+        """Return the value of a weight, read from the weights' file, or None for any other value."""
         tensor = self._initialisers.get(name)
         return None if tensor is None else onnx.numpy_helper.to_array(tensor, str(self.weights_folder)).copy()
 
     @property
     def weights_folder(self) -> Path:
-        """Where the weights' file stands."""
+        """The folder of the weights' file."""
         return self.folder.path
 
     @cached_property
     def free_dimensions(self) -> tuple[str, ...]:
-        """Inputs whose shape is not wholly known, as ``x[batchx3x?]``; a graph without any can be planned."""
+        """Inputs with unknown dimensions, as ``x[batchx3x?]``; only a graph without any can be planned."""
         return tuple(f"{i.name}[{'?' if i.shape is None else format_shape(i.shape)}]" for i in self.inputs if i.free)
 
     @cached_property
     def digest(self) -> str:
-        """A hash of what a plan depends on: operators, their names, shapes and edges; not the weights' values."""
+        """A hash of what a plan depends on: operators, names, shapes and edges, but not the values of weights."""
         text = hashlib.sha256()
         for i, name in enumerate(self.dag.names):
             text.update(

@@ -17,8 +17,8 @@ from chrion.devices.probe import probe_provider
 from chrion.devices.single_provider import find_cpu_nodes
 from chrion.errors import ModelError, OptionError, ShapeError
 from chrion.graph.extract import Extractor
-from chrion.graph.loader import first_line, weights_folder_option
 from chrion.graph.model import Graph
+from chrion.graph.ort_sessions import first_line, weights_folder_option
 from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.profiler.cache import Cache
 from chrion.profiler.handoff import measure_handoff_ms

@@ -22,8 +22,11 @@ import onnxruntime as ort
 from chrion.allocator import trim
 from chrion.devices import usable_provider
 from chrion.errors import OptionError
-from chrion.graph.loader import first_line, load, original_name, read
+from chrion.graph.loader import load
 from chrion.graph.model import Graph, ModelMetadata, TensorInfo
+from chrion.graph.optimise import original_name
+from chrion.graph.ort_sessions import first_line
+from chrion.graph.reading import read_model
 from chrion.runtime.execution.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
 from chrion.runtime.execution.executor import AcceleratorFailure
 from chrion.runtime.options.session_options import hidden_reason, optimises, run_reason, session_reason
@@ -340,7 +343,7 @@ class Engines:
         try:
             engine = self.plain(reason or NOT_TUNED)
         except Exception:
-            read(config.source)  # raises if the model names files outside of its folder
+            read_model(config.source)  # raises if the model names files outside of its folder
             raise
         session = engine.session
         self._describe(
@@ -385,7 +388,7 @@ class Engines:
         graph = load(config.source, named, optimise=optimises(config.options))
         if config.options is not None:
             weights = {original_name(weight) for weight in graph.weight_names}
-            if reason := hidden_reason(config.options, read(config.source)[0], weights, config.accelerator):
+            if reason := hidden_reason(config.options, read_model(config.source)[0], weights, config.accelerator):
                 return self.plain(reason)
         return self._selector.open(graph, decision)
 

@@ -156,7 +156,7 @@ def test_toml_nested_without_end(tmp_path: Path) -> None:
 
 def test_a_device_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading stops where no file of the kind goes on."""
-    monkeypatch.setattr("chrion.graph.loader._MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("chrion.graph.reading._MAX_BYTES", 1 << 20)
     zero = Path("/dev/zero")
     with pytest.raises(PlanError, match="File too large"):
         Plan.load(zero)

@@ -30,12 +30,12 @@ ERRORS = [
 ]
 #: One function for each step, as the step before it calls it.
 STEPS = {
-    "read": "chrion.graph.loader._read",
-    "optimise": "chrion.graph.loader._optimise",
-    "infer types": "chrion.graph.loader._node_types",
+    "read": "chrion.graph.reading._read",
+    "optimise": "chrion.graph.loader.optimise_model",
+    "infer types": "chrion.graph.loader.infer_types",
     "read captures": "chrion.graph.assemble.node_reads",
     "build the graph": "chrion.graph.loader.assemble",
-    "read again": "chrion.runtime.selection.admission.read",
+    "read again": "chrion.runtime.selection.admission.read_model",
     "load": "chrion.runtime.selection.admission.load",
     "probe the options": "chrion.runtime.selection.admission.hidden_reason",
     "unroll": "chrion.profiler.measure_graph.chunk_choices",

@@ -17,7 +17,7 @@ from chrion import Graph, HybridSession, load, partition, profile
 from chrion.devices import Device, usable_provider
 from chrion.devices.single_provider import find_cpu_nodes
 from chrion.errors import ProviderError
-from chrion.graph.loader import weights_folder_option
+from chrion.graph.ort_sessions import weights_folder_option
 from chrion.profiler import Profile
 from chrion.zoo.recurrent import RecurrentSpec, build_recurrent
 from helpers import FLOAT, assert_same_as_plain, make_model, node, value

@@ -15,7 +15,7 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 
-from chrion.graph.loader import first_line
+from chrion.graph.ort_sessions import first_line
 from chrion.runtime.options.probe import (
     brings_adapters,
     fixes_dimensions,

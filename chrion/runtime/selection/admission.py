@@ -9,8 +9,10 @@ import onnx
 
 from chrion.allocator import trim
 from chrion.errors import InputError, UnsafeModelError
-from chrion.graph.loader import load, original_name, read
+from chrion.graph.loader import load
 from chrion.graph.model import Graph
+from chrion.graph.optimise import original_name
+from chrion.graph.reading import read_model
 from chrion.runtime.options.session_options import hidden_reason, optimises, session_reason
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.selector import why_plain
@@ -32,7 +34,7 @@ def admit(model: str | Path | bytes | onnx.ModelProto | Graph, config: SessionCo
     reason = session_reason(config.options, config.rest)
     source = model.source if isinstance(model, Graph) else model
     try:
-        given = read(source)[0] if config.options is not None or reason else None
+        given = read_model(source)[0] if config.options is not None or reason else None
         if reason:
             return None, reason
         graph = model if isinstance(model, Graph) else _load(model, config)

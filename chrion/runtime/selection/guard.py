@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from chrion.cores import physical_cores
-from chrion.graph.loader import first_line
+from chrion.graph.ort_sessions import first_line
 from chrion.profiler.interference import CoreMonitor, InterferenceMonitor
 from chrion.timing import time_calls_until
 

@@ -15,8 +15,8 @@ from chrion.allocator import trim
 from chrion.cores import physical_cores
 from chrion.devices import CPU_PROVIDER, usable_provider
 from chrion.errors import ChrionError, InputError, ModelError, ProviderError
-from chrion.graph.loader import first_line
 from chrion.graph.model import Graph
+from chrion.graph.ort_sessions import first_line
 from chrion.native import available
 from chrion.profiler.machine import this_machine
 from chrion.profiler.measure import synthetic_inputs

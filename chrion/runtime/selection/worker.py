@@ -19,8 +19,9 @@ from typing import Any, BinaryIO
 import psutil
 
 from chrion.graph.external import tensors_of
-from chrion.graph.loader import load, read
+from chrion.graph.loader import load
 from chrion.graph.model import Graph
+from chrion.graph.reading import read_model
 from chrion.runtime.execution.engine import CannotCutError
 from chrion.runtime.options.transport import options_from_data, options_to_data
 from chrion.runtime.selection.admission import admit
@@ -142,7 +143,7 @@ def _exit_with(parent: int) -> None:
 def _files(source: str | bytes) -> tuple[FileState, ...]:
     if isinstance(source, bytes):
         return ()
-    entries = (entry for tensor in tensors_of(read(source)[0]) for entry in tensor.external_data)
+    entries = (entry for tensor in tensors_of(read_model(source)[0]) for entry in tensor.external_data)
     return model_files(source, [entry.value for entry in entries if entry.key == "location"])
 
 

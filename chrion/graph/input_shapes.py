@@ -1,0 +1,70 @@
+"""Shapes of a model's inputs: those it declares, and those that the caller gives for its free dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+
+from chrion.errors import ShapeError
+from chrion.units import format_shape
+
+
+def fix_shapes(proto: onnx.ModelProto, given: Mapping[str, tuple[int, ...]]) -> None:
+    """Write shapes into the inputs of a model, in place; a named dimension is fixed in all inputs at once.
+
+    Args:
+        proto: The model.
+        given: A shape by the name of an input, or one size by the name of a free dimension.
+
+    Raises:
+        ShapeError: The model has no such input or dimension, or the shape contradicts the declared one.
+    """
+    weights = {t.name for t in proto.graph.initializer}
+    inputs = {i.name: i for i in proto.graph.input if i.name not in weights}
+    sizes: dict[str, int] = {}
+    for name, shape in given.items():
+        if name in inputs:
+            _fix_input(inputs[name], shape, sizes)
+        elif len(shape) == 1 and any(name == d.dim_param for i in inputs.values() for d in _dims(i)):
+            sizes[name] = shape[0]
+        else:
+            known = ", ".join(inputs) or "none"
+            raise ShapeError(f"shape: the model has no input {name!r}", hint=f"its inputs are {known}")
+    for value in inputs.values():
+        for dim in _dims(value):
+            if dim.dim_param in sizes:
+                dim.dim_value = sizes[dim.dim_param]
+
+
+def declared_shape(value: onnx.ValueInfoProto) -> tuple[int | str | None, ...] | None:
+    """Return the shape that a model declares for a value, or None if it declares no shape."""
+    if not value.type.tensor_type.HasField("shape"):
+        return None
+    return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in _dims(value))
+
+
+def _fix_input(value: onnx.ValueInfoProto, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
+    """Write a shape into an input, and the sizes of its named dimensions into ``sizes``."""
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        for size in shape:
+            tensor.shape.dim.add().dim_value = size
+        return
+    dims = _dims(value)
+    declared = declared_shape(value) or ()
+    fits = len(dims) == len(shape) and all(
+        not isinstance(d, int) or d == s for d, s in zip(declared, shape, strict=True)
+    )
+    if not fits:
+        raise ShapeError(
+            f"shape: {value.name!r} cannot be {format_shape(shape)}: the model declares {format_shape(declared)}"
+        )
+    for dim, size in zip(dims, shape, strict=True):
+        if dim.dim_param:
+            sizes.setdefault(dim.dim_param, size)
+        dim.dim_value = size
+
+
+def _dims(value: onnx.ValueInfoProto) -> list[onnx.TensorShapeProto.Dimension]:
+    return list(value.type.tensor_type.shape.dim)

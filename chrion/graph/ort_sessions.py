@@ -1,0 +1,45 @@
+"""onnxruntime sessions that analyse a model: opened on the CPU, without log output, and never run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import onnxruntime as ort
+
+from chrion.errors import ModelError
+from chrion.graph.reading import serialise
+
+
+def analysis_options(level: ort.GraphOptimizationLevel) -> ort.SessionOptions:
+    """Return session options with an optimisation level, and without log output and prepacked weights."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = level
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    return options
+
+
+def open_session(proto: onnx.ModelProto, options: ort.SessionOptions, where: str) -> ort.InferenceSession:
+    """Open a model on the CPU.
+
+    Raises:
+        ModelError: onnxruntime refuses the model; the message begins with ``where``.
+    """
+    content = serialise(proto, where)
+    try:
+        return ort.InferenceSession(content, options, ["CPUExecutionProvider"], enable_fallback=0)
+    except Exception as error:
+        raise ModelError(f"{where}: onnxruntime refuses it: {first_line(error)}") from error
+
+
+def weights_folder_option(folder: Path) -> dict[str, str]:
+    """Return the session option that names the folder of the external weights of a model given as bytes."""
+    return {"session.model_external_initializers_file_folder_path": str(folder)}
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an onnxruntime error, without its code prefix."""
+    text = str(error).strip().split("\n", 1)[0]
+    return text.rsplit(" : ", 1)[-1] if text.startswith("[ONNXRuntimeError]") else text

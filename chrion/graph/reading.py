@@ -1,0 +1,78 @@
+"""Reading ONNX models from files, bytes and protobuf messages, without their external weights."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError, EncodeError
+
+from chrion.errors import ModelError
+from chrion.files import read_bytes
+from chrion.graph.external import check_external
+
+#: The size limit of a protobuf file, and the hint for a model that exceeds it.
+_MAX_BYTES = (1 << 31) - 1
+_TOO_LARGE = "save it with its weights as external data and give its path"
+
+
+def read_model(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, Path | None]:
+    """Read a model without its external weights.
+
+    Returns:
+        A copy of the model, and its file if it has one.
+
+    Raises:
+        ModelError: The file does not exist, or it is not an ONNX model.
+        UnsafeModelError: The model refers to files outside its own folder.
+    """
+    proto, path = _read(source)
+    check_external(proto, path.parent if path else Path.cwd(), str(path or "model"))
+    return proto, path
+
+
+def serialise(proto: onnx.ModelProto, where: str) -> bytes:
+    """Return a model as bytes.
+
+    Raises:
+        ModelError: The model is larger than a protobuf message can be; the message begins with ``where``.
+    """
+    try:
+        return bytes(proto.SerializeToString())
+    except (ValueError, EncodeError) as error:
+        raise ModelError(f"{where}: more than 2 GB in memory", hint=_TOO_LARGE) from error
+
+
+def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, Path | None]:
+    if isinstance(source, onnx.ModelProto):
+        copy = onnx.ModelProto()
+        copy.CopyFrom(source)
+        return _checked(copy, "model"), None
+    if isinstance(source, bytes):
+        return _checked(_parse(source, "model"), "model"), None
+    path = Path(source)
+    try:
+        content = read_bytes(path, _MAX_BYTES)
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise ModelError(f"{path}: more than 2 GB in one file", hint=_TOO_LARGE) from error
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
+    return _checked(_parse(content, str(path)), str(path)), path.resolve()
+
+
+def _parse(content: bytes, where: str) -> onnx.ModelProto:
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(content)
+    except DecodeError as error:
+        raise ModelError(f"{where}: not an ONNX model, or truncated", hint="expected a .onnx protobuf file") from error
+    return proto
+
+
+def _checked(proto: onnx.ModelProto, where: str) -> onnx.ModelProto:
+    """Return the model if it has what every ONNX model has: any bytes may parse as a protobuf message."""
+    if not proto.ir_version or not proto.HasField("graph") or not proto.graph.output:
+        missing = "graph output" if proto.ir_version else "ir_version"
+        raise ModelError(f"{where}: not an ONNX model: it has no {missing}", hint="expected a .onnx protobuf file")
+    return proto

@@ -1,0 +1,96 @@
+"""Types and shapes of all values of a model, as onnxruntime infers them.
+
+onnxruntime is asked, rather than onnx's shape inference, because it also knows its own operators, and because its
+inference is the one that takes effect when the model runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import onnxruntime as ort
+
+from chrion.graph.model import ELEMENT_BYTES, TensorInfo, element_code
+from chrion.graph.ort_sessions import analysis_options, open_session, weights_folder_option
+
+#: Operators of com.microsoft whose second and third outputs are caches of shape (batch, heads, length, size).
+_CACHING = frozenset(
+    {"DecoderMaskedMultiHeadAttention", "GroupQueryAttention", "MultiHeadAttention", "SparseAttention"}
+)
+
+
+def infer_types(model: onnx.ModelProto, folder: Path) -> dict[str, TensorInfo]:
+    """Return the types of all inputs and node outputs of a model, by name.
+
+    The length of an attention cache depends on the values of a request (``total_sequence_length``), while onnxruntime
+    infers the shape of the incoming cache. Therefore types are inferred a second time, with the caches as inputs of
+    unknown length.
+
+    Args:
+        model: The model.
+        folder: The folder of its external weights.
+
+    Raises:
+        ModelError: onnxruntime refuses the model.
+    """
+    types = _infer(model, folder)
+    caches = _caches(model, types)
+    if not caches:
+        return types
+    fed = onnx.ModelProto()
+    fed.CopyFrom(model)
+    for node in fed.graph.node:
+        for at, name in enumerate(node.output):
+            node.output[at] = f"{name}/inferred" if name in caches else name
+    kept = [o for o in fed.graph.output if o.name not in caches]
+    del fed.graph.output[:]
+    fed.graph.output.extend(kept)
+    fed.graph.input.extend(
+        onnx.helper.make_tensor_value_info(c.name, element_code(c.type), c.shape) for c in caches.values()
+    )
+    return types | _infer(fed, folder) | caches
+
+
+def _infer(model: onnx.ModelProto, folder: Path) -> dict[str, TensorInfo]:
+    """Declare every value a graph output, and return the types that onnxruntime reports."""
+    probe = onnx.ModelProto()
+    probe.CopyFrom(model)
+    declared = {o.name for o in probe.graph.output}
+    for node in probe.graph.node:
+        for name in node.output:
+            if name and name not in declared:
+                declared.add(name)
+                probe.graph.output.add().name = name
+    types = _argument_types(probe, folder)
+    # onnxruntime reports an unknown rank like a scalar; the shape of the value's shape distinguishes the two.
+    unclear = [info.name for info in types.values() if info.shape == () and info.type in ELEMENT_BYTES]
+    for name in unclear:
+        probe.graph.node.add(op_type="Shape", input=[name], output=[f"{name}/shape"])
+        probe.graph.output.add().name = f"{name}/shape"
+    ranks = _argument_types(probe, folder) if unclear else {}
+    unknown = {name: replace(types[name], shape=None) for name in unclear if ranks[f"{name}/shape"].shape != (0,)}
+    return types | unknown
+
+
+def _caches(model: onnx.ModelProto, types: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """Return the caches that attention operators output, with an unknown length."""
+    found = {}
+    for node in model.graph.node:
+        if node.domain == "com.microsoft" and node.op_type in _CACHING:
+            for name in filter(None, node.output[1:3]):
+                shape = types[name].shape
+                found[name] = replace(types[name], shape=shape and (*shape[:2], None, *shape[3:]))
+    return found
+
+
+def _argument_types(model: onnx.ModelProto, folder: Path) -> dict[str, TensorInfo]:
+    """Return the types of the inputs and outputs of a model."""
+    options = analysis_options(ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
+    for key, value in weights_folder_option(folder).items():
+        options.add_session_config_entry(key, value)
+    session = open_session(model, options, "optimised model")
+    arguments = [*session.get_inputs(), *session.get_outputs()]
+    return {a.name: TensorInfo(a.name, a.type, tuple(a.shape)) for a in arguments}
