@@ -20,8 +20,8 @@ from chrion.devices.nvml import MemoryMonitor
 from chrion.devices.providers import require_working
 from chrion.errors import PlanError
 from chrion.graph.extract import Extractor
-from chrion.graph.loader import first_line
 from chrion.graph.model import ELEMENT_BYTES, Graph, TensorInfo
+from chrion.graph.ort_sessions import first_line
 from chrion.lane_numbers import display_order, is_accelerator_lane, is_copy_lane, lane_name
 from chrion.native import NativeError
 from chrion.runtime.execution.accelerator import Accelerator
