@@ -286,7 +286,7 @@ def overlap(bench: Bench, png: Path | None) -> dict[str, Any]:
         runs = [measured_chart(plan, session.trace(feed)) for _ in range(TRACES)][TRACES // 3 :]
     typical = sorted(runs, key=lambda chart: chart.latency_ms)[len(runs) // 2]
     if png:
-        plot_timelines(f"{plan.model} on {plan.machine}", [predicted_chart(plan), typical], png)
+        plot_timelines(plan, [predicted_chart(plan), typical], png, graph=graph)
     return {
         "latency_ms": typical.latency_ms,
         "predicted_ms": plan.predicted.latency_ms,

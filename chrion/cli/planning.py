@@ -192,7 +192,7 @@ def report(
         write_atomically(html, timeline_html(found, charts, found.remarks))
         show(f"written: {html}")
     if png:
-        plot_timelines(f"{found.model} on {found.machine}, policy {found.policy}", charts, png)
+        plot_timelines(found, charts, png)
         show(f"written: {png}")
     if trace:
         write_atomically(trace, chrome_trace(charts))

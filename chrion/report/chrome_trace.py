@@ -25,7 +25,7 @@ def chrome_trace(charts: Sequence[LaneChart]) -> str:
                     "tid": span.lane,
                     "ts": start,
                     "dur": length,
-                    "cat": span.key,
+                    "cat": "copy" if span.segment < 0 else "segment",
                 }
             )
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})

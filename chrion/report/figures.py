@@ -65,3 +65,13 @@ def save_figure(figure: Figure, path: Path) -> None:
     buffer = io.BytesIO()
     figure.savefig(buffer, format=path.suffix.lower().lstrip("."), dpi=_DPI)
     write_atomically(path, buffer.getvalue())
+
+
+def plain_text(text: str) -> str:
+    """Return text that matplotlib draws as it is: a pair of dollar signs would start a formula."""
+    return text.replace("$", r"\$")
+
+
+def shorten_name(name: str, most: int = 28) -> str:
+    """Return a name for a legend; of one that is too long, the end."""
+    return plain_text(name if len(name) <= most else f"…{name[1 - most :]}")

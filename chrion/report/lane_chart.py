@@ -1,7 +1,8 @@
-"""Lanes over time, predicted or measured, and what follows from them."""
+"""Charts of lanes over time: the segments of a plan as predicted, or as measured in one request."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,89 +11,103 @@ from chrion.runtime.execution.executor import Event
 from chrion.scheduler.plan import Plan
 from chrion.units import format_ms
 
+#: Charts whose latencies differ by more than this factor do not share a time scale unless asked to.
+_COMMON_SCALE = 3.0
+
 
 @dataclass(frozen=True, slots=True)
 class LaneSpan:
-    """A segment on a lane."""
+    """One segment's run, or one copy, on a lane."""
 
     lane: int
     start_ms: float
     end_ms: float
+    #: The segment's operators, or the name of the copied value.
     label: str
-    #: Bars of one key have one colour.
-    key: str
+    #: Index of the plan's segment; -1 for a copy.
+    segment: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class LaneChart:
-    """A set of bars with a heading: what was predicted, or what was measured."""
+    """The spans of all lanes of one request."""
 
+    #: ``predicted`` or ``measured``.
     title: str
     spans: tuple[LaneSpan, ...]
-    #: When all has ended, if that is after the last span: copies that have no bars.
-    ended_ms: float = 0.0
+    #: Latency of the request if it ends after the last span: predicted copies have no spans.
+    end_ms: float = 0.0
 
     @property
     def lanes(self) -> list[int]:
-        """The lanes that have bars, in display order."""
+        """The lanes that have spans, in display order."""
         return display_order(span.lane for span in self.spans)
 
     @property
     def latency_ms(self) -> float:
-        """When all has ended."""
-        return max([self.ended_ms, *(span.end_ms for span in self.spans)])
+        """Time from the start of the request to its end."""
+        return max([self.end_ms, *(span.end_ms for span in self.spans)])
 
     def busy_ms(self, lane: int) -> float:
-        """How long a lane computes."""
+        """Total duration of the spans of a lane."""
         return sum(span.end_ms - span.start_ms for span in self.spans if span.lane == lane)
 
     @property
     def overlap(self) -> float:
-        """Busy time of all lanes that compute over latency: 1 is one lane at a time."""
+        """Mean number of computing lanes that are busy at a time; 1.0 means that lanes never run in parallel."""
         busy = sum(span.end_ms - span.start_ms for span in self.spans if not is_copy_lane(span.lane))
         return busy / self.latency_ms if self.latency_ms else 0.0
 
 
 def predicted_chart(plan: Plan) -> LaneChart:
-    """What the plan promises."""
-    lanes = plan.schedule.lanes
-    spans = zip(plan.segments, plan.segment_ms, strict=True)
-    bars = (LaneSpan(lanes[s[0]], start, end, _label(plan, s), _key(plan, s)) for s, (start, end) in spans)
-    return LaneChart("predicted", tuple(bars), plan.predicted.latency_ms)
+    """Return the chart of a plan's predicted segments."""
+    spans = tuple(
+        LaneSpan(plan.schedule.lanes[segment[0]], start_ms, end_ms, _label(plan, segment), at)
+        for at, (segment, (start_ms, end_ms)) in enumerate(zip(plan.segments, plan.segment_ms, strict=True))
+    )
+    return LaneChart("predicted", spans, plan.predicted.latency_ms)
 
 
 def measured_chart(plan: Plan, events: Sequence[Event]) -> LaneChart:
-    """What a traced run did."""
-    bars = (
-        LaneSpan(e.lane, e.start_ms, e.end_ms, e.copied, "copies")
+    """Return the chart of one traced request."""
+    spans = tuple(
+        LaneSpan(e.lane, e.start_ms, e.end_ms, e.copied)
         if e.copied
-        else LaneSpan(e.lane, e.start_ms, e.end_ms, *(name(plan, plan.segments[e.segment]) for name in (_label, _key)))
+        else LaneSpan(e.lane, e.start_ms, e.end_ms, _label(plan, plan.segments[e.segment]), e.segment)
         for e in events
     )
-    return LaneChart("measured", tuple(bars))
+    return LaneChart("measured", spans)
+
+
+def share_scale(charts: Sequence[LaneChart]) -> bool:
+    """Return whether one time scale suits all charts: no latency is more than three times another."""
+    latencies = [chart.latency_ms for chart in charts if chart.latency_ms > 0]
+    return not latencies or max(latencies) <= _COMMON_SCALE * min(latencies)
 
 
 def chart_summary(plan: Plan, charts: Sequence[LaneChart]) -> list[str]:
-    """Latency, idle time of each lane and overlap, predicted and measured; the prediction's error; the lower bound."""
+    """Return lines of text: latency, overlap and idle times of each chart, the prediction error, the lower bound."""
     lines = []
     for chart in charts:
         idle = ", ".join(
-            f"{lane_name(lane)} {format_ms(chart.latency_ms - chart.busy_ms(lane))}" for lane in chart.lanes
+            f"{lane_name(lane)} {format_ms(max(0.0, chart.latency_ms - chart.busy_ms(lane)))}" for lane in chart.lanes
         )
         busy = f"{chart.overlap:.2f} lanes busy on average"
         lines.append(f"{chart.title}: {format_ms(chart.latency_ms)}, {busy}; idle: {idle}")
     if len(charts) > 1 and charts[1].latency_ms:
-        error = charts[0].latency_ms / charts[1].latency_ms - 1
-        lines.append(f"the prediction is {error:+.1%} off what was measured")
-    lines.append(f"no schedule on these lanes is faster than {format_ms(plan.lower_bound_ms)}")
+        lines.append(prediction_error(charts[0].latency_ms, charts[1].latency_ms))
+    lines.append(f"lower bound of any schedule on these lanes: {format_ms(plan.lower_bound_ms)}")
     return lines
+
+
+def prediction_error(predicted_ms: float, measured_ms: float) -> str:
+    """Return one line that compares a predicted latency with the measured one, as a percentage or as a factor."""
+    if predicted_ms <= 0 or not 0.5 <= predicted_ms / measured_ms <= 2:
+        factor = measured_ms / predicted_ms if predicted_ms > 0 else math.inf
+        return f"the measured latency is {factor:.{0 if factor >= 100 else 2}f} times the predicted one"
+    return f"prediction error: {(predicted_ms / measured_ms - 1) * 100:+.1f} % of the measured latency"
 
 
 def _label(plan: Plan, segment: Sequence[int]) -> str:
     first = plan.operators[segment[0]]
     return first if len(segment) == 1 else f"{first} … {plan.operators[segment[-1]]} ({len(segment)} operators)"
-
-
-def _key(plan: Plan, segment: Sequence[int]) -> str:
-    """A layer's operators mostly share the head of their names: ``LSTM:l3.t17`` belongs to ``LSTM:l3``."""
-    return plan.operators[segment[0]].rsplit(".", 1)[0].rsplit("/", 1)[0]

@@ -1,20 +1,27 @@
-"""Lanes over time as an HTML page that needs nothing else."""
+"""Lanes over time as an HTML page: one file that needs no network."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from chrion.graph.model import Graph
 from chrion.lane_numbers import lane_name
 from chrion.profiler.profiles import Profile
-from chrion.report.lane_chart import LaneChart
+from chrion.report.lane_chart import LaneChart, prediction_error
+from chrion.report.timeline_data import OperatorFacts, timeline_data
 from chrion.scheduler.plan import Plan
-from chrion.units import format_ms
+from chrion.units import format_mb, format_ms
 
-_LANE_PX = 34
-_GAP_PX = 4
-_WIDTH = 1000  # in the drawing's own units; the page stretches it
+_FOLDER = Path(__file__).parent / "page"
+#: Characters that could end a script element or start a comment in it.
+_ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
 
 def timeline_html(
@@ -25,61 +32,80 @@ def timeline_html(
     graph: Graph | None = None,
     profile: Profile | None = None,
 ) -> str:
-    """Return a self-contained page: each chart over one common axis of time.
+    """Return a page that shows charts of lanes, to be zoomed, searched and clicked on.
+
+    The page's content security policy allows its own script and nothing else, so that no name in a model can run code.
 
     Args:
         plan: The plan.
         charts: The predicted and, if known, the measured chart.
-        remarks: Lines of text below the charts.
+        remarks: Lines of text.
         graph: The model's graph; gives the operators' types and sizes.
-        profile: The profile that the plan was made with; gives the operators' costs.
+        profile: The profile that the plan was made with; together with ``graph`` it gives the operators' costs.
+
+    Raises:
+        PlanError: The plan is not for this graph.
     """
-    del graph, profile
-    title = f"{plan.model} on {plan.machine}, policy {plan.policy}"
-    scale_ms = max((s.latency_ms for s in charts), default=0.0) or 1.0
-    drawings = "\n".join(_chart(chart, scale_ms) for chart in charts)
-    notes = "".join(f"<li>{html.escape(remark)}</li>" for remark in remarks)
-    return _PAGE.format(title=html.escape(title), drawings=drawings, notes=notes)
-
-
-def _chart(chart: LaneChart, scale_ms: float) -> str:
-    lanes = chart.lanes
-    height = len(lanes) * (_LANE_PX + _GAP_PX)
-    colours = {key: at * 137 % 360 for at, key in enumerate(dict.fromkeys(b.key for b in chart.spans))}
-    names = "".join(f'<div style="height:{_LANE_PX}px">{lane_name(lane)}</div>' for lane in lanes)
-    rectangles = "".join(
-        f'<rect x="{span.start_ms / scale_ms * _WIDTH:.3f}" y="{lanes.index(span.lane) * (_LANE_PX + _GAP_PX)}" '
-        f'width="{max((span.end_ms - span.start_ms) / scale_ms * _WIDTH, 0.2):.3f}" height="{_LANE_PX}" '
-        f'fill="hsl({colours[span.key]} 60% 60%)"><title>{html.escape(span.label)}\n'
-        f"{format_ms(span.start_ms)} to {format_ms(span.end_ms)}</title></rect>"
-        for span in chart.spans
-    )
-    facts = f"{format_ms(chart.latency_ms)}, {chart.overlap:.2f} lanes busy on average"
-    return (
-        f'<h2>{html.escape(chart.title)} <small>{facts}</small></h2><div class="chart">'
-        f'<div class="names">{names}</div><div class="scroll"><svg viewBox="0 0 {_WIDTH} {height}" height="{height}" '
-        f'preserveAspectRatio="none">{rectangles}</svg>{_axis(scale_ms)}</div></div>'
+    data = timeline_data(plan, charts, remarks, OperatorFacts.of(plan, graph, profile))
+    script = (_FOLDER / "timeline.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return _fill(
+        (_FOLDER / "timeline.html").read_text(encoding="utf-8"),
+        {
+            "TITLE": html.escape(f"{plan.model}: timeline"),
+            "MODEL": html.escape(plan.model),
+            "DIGEST": digest,
+            "STYLE": (_FOLDER / "timeline.css").read_text(encoding="utf-8"),
+            "FACTS": _facts(plan, charts),
+            "SUMMARY": _summary(charts),
+            "REMARKS": "".join(f"<li>{html.escape(remark)}</li>" for remark in remarks),
+            "DATA": script_json(data),
+            "SCRIPT": script,
+        },
     )
 
 
-def _axis(scale_ms: float) -> str:
-    ticks = "".join(f'<span style="left:{at * 10}%">{format_ms(scale_ms * at / 10)}</span>' for at in range(10))
-    return f'<div class="axis">{ticks}</div>'
+def script_json(content: Any) -> str:
+    """Return JSON that can stand in a script element: it contains no character that HTML gives a meaning."""
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)
 
 
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
-body {{ font: 14px system-ui, sans-serif; margin: 2em; color: #222; background: #fff }}
-h1 {{ font-size: 1.3em }} h2 {{ font-size: 1em; margin: 1.5em 0 .4em }} small {{ font-weight: normal; color: #666 }}
-.chart {{ display: flex; gap: 8px }} .names div {{ margin-bottom: 4px; line-height: 34px; color: #444 }}
-.scroll {{ overflow-x: auto; flex: 1 }} svg, .axis {{ width: calc(100% * var(--zoom, 1)); display: block }}
-svg {{ background: #f4f4f4 }} rect:hover {{ stroke: #000; stroke-width: 1px; vector-effect: non-scaling-stroke }}
-.axis {{ position: relative; height: 1.5em; color: #666; font-size: 12px }}
-.axis span {{ position: absolute; border-left: 1px solid #bbb; padding-left: 3px }}
-ul {{ color: #444; padding-left: 1.2em }}
-</style></head><body><h1>{title}</h1>
-<label>zoom <input type="range" min="0" max="6" step="0.1" value="0"
- oninput="document.body.style.setProperty('--zoom', 2 ** this.value)"></label>
-{drawings}
-<ul>{notes}</ul></body></html>
-"""
+def _fill(template: str, values: Mapping[str, str]) -> str:
+    """Replace each ``@@NAME@@`` of a template; a value that contains such text is left as it is."""
+    return re.sub(r"@@([A-Z]+)@@", lambda match: values[match[1]], template)
+
+
+def _facts(plan: Plan, charts: Sequence[LaneChart]) -> str:
+    """Return the header's list of terms and values."""
+    facts = {
+        "policy": f"{plan.policy}, alpha {plan.alpha:.4g} ms/MB",
+        "machine": str(plan.machine),
+        "operators": f"{len(plan.operators)} in {len(plan.segments)} segments",
+    }
+    if plan.accelerator:
+        facts["accelerator memory"] = f"{format_mb(plan.predicted.resident_mb)} resident"
+    facts["SLO"] = "none" if plan.slo_ms is None else ", ".join([_time(plan.slo_ms), *_verdicts(plan.slo_ms, charts)])
+    facts |= {f"{chart.title} latency": _time(chart.latency_ms) for chart in charts}
+    if len(charts) > 1 and charts[1].latency_ms:
+        facts["accuracy"] = prediction_error(charts[0].latency_ms, charts[1].latency_ms)
+    facts["lower bound"] = _time(plan.lower_bound_ms)
+    return "".join(f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd></div>" for k, v in facts.items())
+
+
+def _verdicts(slo_ms: float, charts: Sequence[LaneChart]) -> list[str]:
+    return [f"{'met' if chart.latency_ms <= slo_ms else 'missed'} as {chart.title}" for chart in charts]
+
+
+def _summary(charts: Sequence[LaneChart]) -> str:
+    """Return the rows of the table of lanes."""
+    return "".join(
+        f"<tr><td>{html.escape(chart.title)}</td><td>{lane_name(lane)}</td><td>{_time(chart.busy_ms(lane))}</td>"
+        f"<td>{_time(max(0.0, chart.latency_ms - chart.busy_ms(lane)))}</td></tr>"
+        for chart in charts
+        for lane in chart.lanes
+    )
+
+
+def _time(ms: float) -> str:
+    """Return a duration in the page's notation."""
+    return "0 ms" if ms == 0 else format_ms(ms).replace(" us", " µs")

@@ -104,7 +104,7 @@ def test_cases_beyond_the_time_and_failures_are_told(tmp_path: Path) -> None:
 def test_both_sides_are_busy_where_bars_of_both_overlap() -> None:
     """Two cores beside each other do not count; a core beside the accelerator does."""
     bars = [(0, 0.0, 4.0), (1, 3.0, 6.0), (2, 3.5, 5.0), (0, 5.5, 5.75)]
-    lanes = LaneChart("measured", tuple(LaneSpan(lane, start, end, "", "") for lane, start, end in bars))
+    lanes = LaneChart("measured", tuple(LaneSpan(lane, start, end, "") for lane, start, end in bars))
     assert bench_gpu.both_sides_ms(lanes) == pytest.approx(1.25)
 
 

@@ -1,0 +1,103 @@
+"""Categories of operators, by type or by layer, and the colours and hatches that distinguish them in pictures.
+
+The seven colours are those of Okabe and Ito ("Color Universal Design", 2008) without black: readers with a common form
+of colour blindness can tell them apart. Colours repeat with another hatch when they run out, so 21 categories have
+marks of their own; the remaining ones share the neutral colour.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+#: Colours in the order in which categories take them.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
+#: The colours on which white is easier to read than black.
+_DARK = ("#0072B2",)
+#: Hatches, as matplotlib names them; every colour is used with the first before any is used with the second.
+HATCHES = ("", "////", "....")
+#: The colour of the categories that share one mark, and of copies.
+OTHER_COLOUR, COPY_COLOUR = "#BBBBBB", "#555555"
+#: Categories with marks of their own.
+MAX_CATEGORIES = len(COLOURS) * len(HATCHES)
+
+
+#: What loading a model puts before the names of its unnamed nodes: ``Conv:`` before the output's name.
+_TYPE_PREFIX = re.compile(r"^\w+:(?=.)")
+_NUMBER = re.compile(r"[._]?\d+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Categories:
+    """A division of operators into named categories."""
+
+    #: Names in legend order.
+    names: tuple[str, ...]
+    #: Index of each operator's category in ``names``.
+    of_operator: tuple[int, ...]
+    #: Share of the total weight, 0 to 1, by category.
+    shares: tuple[float, ...]
+
+    def of_segment(self, segment: Sequence[int], weights: Sequence[float]) -> int:
+        """Return the category with the greatest weight in a segment; the first of several equal ones."""
+        sums: dict[int, float] = {}
+        for i in segment:
+            sums[self.of_operator[i]] = sums.get(self.of_operator[i], 0.0) + weights[i]
+        return max(sums, key=lambda category: sums[category])
+
+
+def categorise(labels: Sequence[str], weights: Sequence[float], *, by_weight: bool) -> Categories:
+    """Divide operators by their labels.
+
+    Args:
+        labels: The label of each operator.
+        weights: The weight of each operator, for example its time in ms.
+        by_weight: List the heaviest category first; otherwise categories keep their order of appearance.
+
+    Returns:
+        At most :data:`MAX_CATEGORIES` categories, and one more for all remaining labels if there are any.
+    """
+    totals: dict[str, float] = {}
+    for label, weight in zip(labels, weights, strict=True):
+        totals[label] = totals.get(label, 0.0) + weight
+    ranked = sorted(totals, key=lambda label: -totals[label])
+    kept = set(ranked[:MAX_CATEGORIES])
+    names = [label for label in (ranked if by_weight else totals) if label in kept]
+    index = {label: at for at, label in enumerate(names)}
+    remaining = len(totals) - len(kept)
+    if remaining:
+        names.append(f"{remaining} others")
+        index |= dict.fromkeys(totals.keys() - kept, len(kept))
+    of_operator = tuple(index[label] for label in labels)
+    sums = [0.0] * len(names)
+    for category, weight in zip(of_operator, weights, strict=True):
+        sums[category] += weight
+    total = sum(sums) or 1.0
+    return Categories(tuple(names), of_operator, tuple(value / total for value in sums))
+
+
+def mark(category: int) -> tuple[str, str, str]:
+    """Return the colour, the hatch and the colour of the hatch's lines for a category's index."""
+    if category >= MAX_CATEGORIES:
+        return OTHER_COLOUR, "", "#000000"
+    colour = COLOURS[category % len(COLOURS)]
+    return colour, HATCHES[category // len(COLOURS)], "#FFFFFF" if colour in _DARK else "#000000"
+
+
+def layer_name(operator: str) -> str:
+    """Return the layer that an operator's name says it belongs to.
+
+    The path of a name such as ``/encoder/layer.3/attention/MatMul`` ends at its first numbered component:
+    ``encoder/layer.3``. Without a path, time steps and numbers are dropped: ``LSTM:l3.t17.h`` belongs to ``l3``,
+    ``Conv_12`` to ``Conv``.
+    """
+    path = [part for part in _TYPE_PREFIX.sub("", operator).split("/") if part]
+    if not path:
+        return operator
+    if len(path) == 1:
+        stem = path[0].split(".")[0]
+        return (stem if stem != path[0] else _NUMBER.sub("", stem)) or operator
+    folders = path[:-1]
+    numbered = (at for at, part in enumerate(folders, start=1) if any(char.isdigit() for char in part))
+    return "/".join(folders[: next(numbered, len(folders))])

@@ -1,0 +1,656 @@
+"use strict";
+
+// ---- Pure functions ------------------------------------------------------------------------------------------------
+
+const UNITS = [["s", 1000], ["ms", 1], ["µs", 1e-3]];
+
+/** Return the smallest step of the form 1, 2 or 5 x 10^n that is not below `least`. */
+function niceStep(least) {
+  const power = Math.pow(10, Math.floor(Math.log10(least) + 1e-9));
+  for (const factor of [1, 2, 5]) if (factor * power >= least * (1 - 1e-9)) return factor * power;
+  return 10 * power;
+}
+
+/**
+ * Return the ticks of a time axis.
+ *
+ * @param start, end - the visible range in ms.
+ * @param count - about how many ticks fit; there are never more than `count + 1`.
+ * @returns the unit of the labels, and for each tick its time in ms and its label. Labels of neighbours differ.
+ */
+function makeTicks(start, end, count) {
+  const span = end - start;
+  const [unit, scale] = span >= 20000 ? UNITS[0] : span >= 1 ? UNITS[1] : UNITS[2];
+  const step = niceStep(span / scale / Math.max(1, count));
+  const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
+  const ticks = [];
+  const last = Math.floor(end / scale / step + 1e-9);
+  for (let k = Math.ceil(start / scale / step - 1e-9); k <= last; k += 1) {
+    const label = (k * step).toFixed(Math.min(digits, 20));
+    ticks.push({ ms: k * step * scale, label: k === 0 ? "0" : label });
+  }
+  return { unit, ticks };
+}
+
+/** Return a duration with three or more significant digits and its unit. */
+function formatMs(ms) {
+  if (ms === null || ms === undefined) return "not known";
+  if (ms === 0) return "0 ms";
+  const size = Math.abs(ms);
+  const [unit, scale] = size >= 1000 ? UNITS[0] : size >= 1 ? UNITS[1] : UNITS[2];
+  const value = ms / scale;
+  const digits = Math.max(0, 2 - Math.floor(Math.log10(Math.abs(value)) + 1e-9));
+  return value.toFixed(Math.min(digits, 6)) + " " + unit;
+}
+
+/** Return a time on the axis: as many digits as tell it from times 1/1000 of the visible range away. */
+function formatTime(ms, range) {
+  const digits = Math.min(9, Math.max(2, 3 - Math.floor(Math.log10(range))));
+  return ms.toFixed(digits) + " ms";
+}
+
+/** Return a number of bytes with a decimal unit. */
+function formatBytes(bytes) {
+  if (bytes === null || bytes === undefined) return "not known";
+  if (bytes < 1000) return bytes + " B";
+  const units = ["kB", "MB", "GB"];
+  let value = bytes / 1000, at = 0;
+  while (value >= 1000 && at < 2) { value /= 1000; at += 1; }
+  return value.toPrecision(value >= 100 ? 3 : 2) + " " + units[at];
+}
+
+/** Return the index of the first value of a non-decreasing list that is greater than `limit`. */
+function firstAbove(values, limit) {
+  let low = 0, high = values.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (values[middle] > limit) high = middle; else low = middle + 1;
+  }
+  return low;
+}
+
+/** Return a view of `range` ms that keeps the time under a share of the width where it is, within 0 to `total`. */
+function zoomed(view, share, factor, total) {
+  const least = Math.min(total, 1e-5);
+  const range = Math.min(total, Math.max(least, (view.end - view.start) * factor));
+  const fixed = view.start + share * (view.end - view.start);
+  return moved({ start: fixed - share * range, end: fixed - share * range + range }, 0, total);
+}
+
+/** Return a view moved by some ms, within 0 to `total`. */
+function moved(view, ms, total) {
+  const range = view.end - view.start;
+  const start = Math.min(Math.max(0, view.start + ms), Math.max(0, total - range));
+  return { start, end: start + range };
+}
+
+/**
+ * Return the bars of one lane, in order of time: the spans, and those of several operators divided in proportion to the
+ * operators' costs where these are known.
+ */
+function laneBars(data, chart, lane) {
+  const { spans } = chart, costs = data.operators.predicted_ms;
+  const bars = { start: [], end: [], span: [], operator: [], reach: [] };
+  const add = (start, end, span, operator) => {
+    bars.start.push(start); bars.end.push(end); bars.span.push(span); bars.operator.push(operator);
+    bars.reach.push(Math.max(end, bars.reach.length ? bars.reach[bars.reach.length - 1] : end));
+  };
+  spans.lane.forEach((row, at) => {
+    if (row !== lane) return;
+    const start = spans.start_ms[at], end = spans.end_ms[at];
+    const members = spans.segment[at] < 0 ? [] : data.segments[spans.segment[at]];
+    const total = costs ? members.reduce((sum, i) => sum + costs[i], 0) : 0;
+    if (members.length < 2 || !(total > 0)) return add(start, end, at, members.length ? members[0] : -1);
+    let done = 0;
+    for (const i of members) {
+      const from = start + (end - start) * (done / total);
+      done += costs[i];
+      add(from, start + (end - start) * (done / total), at, i);
+    }
+  });
+  return bars;
+}
+
+// ---- The page ------------------------------------------------------------------------------------------------------
+
+const ROW = 28, GAP = 4, HEAD = 34, AXIS = 34, LABELS = 52;
+const COPY_MARK = ["#555555", "", "#FFFFFF"];
+
+function startPage(document, window) {
+  const data = JSON.parse(document.getElementById("timeline-data").textContent);
+  const byId = (id) => document.getElementById(id);
+  const state = { scheme: data.colour_by, highlight: null, selected: null, shared: data.share_scale };
+  const element = (tag, text, attributes) => {
+    const made = document.createElement(tag);
+    if (text !== undefined) made.textContent = text;
+    for (const [name, value] of Object.entries(attributes || {})) made.setAttribute(name, value);
+    return made;
+  };
+
+  const segmentSpans = data.charts.map((chart) => {
+    const found = new Map();
+    chart.spans.segment.forEach((segment, at) => { if (segment >= 0) found.set(segment, at); });
+    return found;
+  });
+  const segmentOf = new Array(data.operators.name.length);
+  data.segments.forEach((members, at) => members.forEach((i) => { segmentOf[i] = at; }));
+
+  // -- Marks
+
+  function categoryOf(panel, bars, at) {
+    const scheme = data.schemes[state.scheme], segment = panel.chart.spans.segment[bars.span[at]];
+    if (segment < 0) return -1;
+    return data.operators.predicted_ms ? scheme.of_operator[bars.operator[at]] : scheme.of_segment[segment];
+  }
+  function markOf(category) { return category < 0 ? COPY_MARK : data.schemes[state.scheme].marks[category]; }
+
+  const patterns = new Map();
+  function fillOf(context, category, ratio) {
+    const [colour, hatch, ink] = markOf(category);
+    if (!hatch) return colour;
+    const key = colour + hatch + ratio;
+    if (!patterns.has(key)) {
+      const tile = element("canvas"), size = Math.round(8 * ratio);
+      tile.width = tile.height = size;
+      const drawn = tile.getContext("2d");
+      drawn.fillStyle = colour;
+      drawn.fillRect(0, 0, size, size);
+      drawn.fillStyle = drawn.strokeStyle = ink;
+      drawn.lineWidth = 1.4 * ratio;
+      if (hatch.startsWith("/")) {
+        drawn.beginPath();
+        for (const shift of [-size, 0, size]) { drawn.moveTo(shift - 2, size + 2); drawn.lineTo(shift + size + 2, -2); }
+        drawn.stroke();
+      } else {
+        drawn.beginPath();
+        drawn.arc(size / 2, size / 2, 1.3 * ratio, 0, 2 * Math.PI);
+        drawn.fill();
+      }
+      const pattern = context.createPattern(tile, "repeat");
+      pattern.setTransform(new window.DOMMatrix().scale(1 / ratio));
+      patterns.set(key, pattern);
+    }
+    return patterns.get(key);
+  }
+
+  // -- Charts
+
+  const scaleEnd = (chart) => {
+    const own = chart.latency_ms || 1;
+    return (data.slo_ms !== null && data.slo_ms > own && data.slo_ms < 1.5 * own ? data.slo_ms : own) * 1.02;
+  };
+  const panels = data.charts.map((chart, index) => {
+    const heading = element("h2", chart.title + " ");
+    const shown = formatMs(chart.latency_ms) + ", " + chart.overlap.toFixed(2) + " lanes busy on average";
+    heading.append(element("small", shown));
+    const canvas = element("canvas", undefined, {
+      tabindex: "0", role: "application", "aria-roledescription": "timeline",
+      "aria-label": chart.title + " timeline of " + chart.lanes.length + " lanes, " + shown,
+    });
+    canvas.style.height = HEAD + chart.lanes.length * (ROW + GAP) + AXIS + "px";
+    byId("charts").append(heading, canvas);
+    return {
+      chart, index, canvas, view: { start: 0, end: 1 }, ownTotal: scaleEnd(chart), cursor: { lane: 0, bar: 0 },
+      lanes: chart.lanes.map((_, lane) => laneBars(data, chart, lane)),
+    };
+  });
+  const totalOf = (panel) => (state.shared ? Math.max(...panels.map((p) => p.ownTotal)) : panel.ownTotal);
+
+  function setView(panel, view) {
+    for (const other of state.shared ? panels : [panel]) other.view = { ...view };
+    requestDraw();
+  }
+  function resetViews() {
+    for (const panel of panels) panel.view = { start: 0, end: totalOf(panel) };
+    requestDraw();
+  }
+
+  let pending = false;
+  function requestDraw() {
+    if (pending) return;
+    pending = true;
+    window.requestAnimationFrame(() => { pending = false; panels.forEach(draw); });
+  }
+
+  function draw(panel) {
+    const { canvas, view, chart } = panel;
+    const ratio = window.devicePixelRatio || 1, width = canvas.clientWidth, height = canvas.clientHeight;
+    if (!width) return;
+    if (canvas.width !== Math.round(width * ratio)) canvas.width = Math.round(width * ratio);
+    if (canvas.height !== Math.round(height * ratio)) canvas.height = Math.round(height * ratio);
+    const context = canvas.getContext("2d");
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.clearRect(0, 0, width, height);
+    context.font = "12px system-ui, sans-serif";
+    const plot = { left: LABELS, right: width - 10, top: HEAD, bottom: HEAD + chart.lanes.length * (ROW + GAP) };
+    const x = (ms) => plot.left + ((ms - view.start) / (view.end - view.start)) * (plot.right - plot.left);
+    drawAxis(context, plot, view, x);
+    chart.lanes.forEach((lane, row) => {
+      const y = plot.top + row * (ROW + GAP);
+      context.fillStyle = "#333";
+      context.textAlign = "right";
+      context.textBaseline = "middle";
+      context.fillText(lane.name, plot.left - 8, y + ROW / 2);
+      context.save();
+      context.beginPath();
+      context.rect(plot.left, y, plot.right - plot.left, ROW);
+      context.clip();
+      drawBars(context, panel, panel.lanes[row], y, plot, x, ratio);
+      context.restore();
+    });
+    drawLine(context, plot, x, chart.latency_ms, "end " + formatMs(chart.latency_ms), "#333333", [], 14);
+    if (data.slo_ms !== null) drawLine(context, plot, x, data.slo_ms, "SLO " + formatMs(data.slo_ms), "#B00020", [6, 4], 28);
+    panel.plot = plot;
+  }
+
+  function drawAxis(context, plot, view, x) {
+    const width = plot.right - plot.left;
+    let count = Math.max(2, Math.floor(width / 60)), axis = makeTicks(view.start, view.end, count);
+    const crowded = () => axis.ticks.length > 1 &&
+      Math.max(...axis.ticks.map((tick) => context.measureText(tick.label).width)) + 14 > x(axis.ticks[1].ms) - x(axis.ticks[0].ms);
+    while (count > 1 && crowded()) { count -= 1; axis = makeTicks(view.start, view.end, count); }
+    const { unit, ticks } = axis;
+    context.strokeStyle = "#e2e2e2";
+    context.lineWidth = 1;
+    context.fillStyle = "#444";
+    context.textBaseline = "top";
+    for (const tick of ticks) {
+      const at = Math.round(x(tick.ms)) + 0.5;
+      context.beginPath();
+      context.moveTo(at, plot.top - 4);
+      context.lineTo(at, plot.bottom + 3);
+      context.stroke();
+      const half = context.measureText(tick.label).width / 2;
+      context.textAlign = "center";
+      context.fillText(tick.label, Math.min(plot.right - half, Math.max(plot.left + half - 6, at)), plot.bottom + 5);
+    }
+    context.textAlign = "right";
+    context.fillText("time in " + unit, plot.right, plot.bottom + 20);
+  }
+
+  /**
+   * Draw the visible bars of a lane. Bars narrower than a pixel are added up: a pixel column takes the category of its
+   * longest bar, and is the paler the less of it is busy.
+   */
+  function drawBars(context, panel, bars, y, plot, x, ratio) {
+    const column = { at: -1, covered: 0, longest: 0, category: -1 };
+    const alphaOf = (category) => (state.highlight === null || state.highlight === category ? 1 : 0.13);
+    const flush = () => {
+      if (column.covered > 0) {
+        context.globalAlpha = alphaOf(column.category) * Math.min(1, Math.max(0.3, column.covered));
+        context.fillStyle = fillOf(context, column.category, ratio);
+        context.fillRect(column.at, y, 1, ROW);
+      }
+      column.covered = column.longest = 0;
+    };
+    const addTo = (at, wide, category) => {
+      if (at !== column.at) flush();
+      column.at = at;
+      column.covered += Math.max(wide, 1e-6);
+      if (wide >= column.longest) { column.longest = wide; column.category = category; }
+    };
+    const outlined = [];
+    for (let at = firstAbove(bars.reach, panel.view.start); at < bars.start.length && bars.start[at] < panel.view.end; at += 1) {
+      const from = Math.max(plot.left, x(bars.start[at])), to = Math.min(plot.right, x(bars.end[at]));
+      const category = categoryOf(panel, bars, at), wide = to - from;
+      if (isSelected(panel, bars, at)) outlined.push([from, to]);
+      if (wide < 1) {
+        addTo(Math.floor(from), Math.min(to, Math.floor(from) + 1) - from, category);
+        if (to > Math.floor(from) + 1) addTo(Math.floor(from) + 1, to - Math.floor(from) - 1, category);
+        continue;
+      }
+      flush();
+      context.globalAlpha = alphaOf(category);
+      context.fillStyle = fillOf(context, category, ratio);
+      context.fillRect(from, y, wide < 3 ? wide : wide - 0.7, ROW);
+      if (wide > 34) drawLabel(context, panel, bars, at, from, to, y, category);
+    }
+    flush();
+    context.globalAlpha = 1;
+    context.strokeStyle = "#000";
+    context.lineWidth = 3;
+    for (const [from, to] of outlined) context.strokeRect(from + 1, y + 1.5, Math.max(2, to - from - 2), ROW - 3);
+  }
+
+  function drawLabel(context, panel, bars, at, from, to, y, category) {
+    const [colour, hatch, ink] = markOf(category);
+    const name = barName(panel, bars, at), short = name.slice(name.lastIndexOf("/") + 1) || name;
+    let text = short;
+    const room = to - from - 8;
+    if (context.measureText(text).width > room) {
+      const letters = Math.floor(room / 7) - 1;
+      if (letters < 3) return;
+      text = short.slice(0, letters) + "…";
+      if (context.measureText(text).width > room) return;
+    }
+    const width = context.measureText(text).width;
+    if (hatch) {
+      context.fillStyle = colour;
+      context.fillRect(from + 2, y + 6, width + 5, ROW - 12);
+    }
+    context.fillStyle = ink;
+    context.textAlign = "left";
+    context.textBaseline = "middle";
+    context.fillText(text, from + 4, y + ROW / 2);
+  }
+
+  function drawLine(context, plot, x, ms, label, colour, dash, baseline) {
+    const at = x(ms), visible = at >= plot.left && at <= plot.right;
+    context.fillStyle = context.strokeStyle = colour;
+    context.textBaseline = "alphabetic";
+    if (visible) {
+      context.setLineDash(dash);
+      context.lineWidth = 2;
+      context.beginPath();
+      context.moveTo(at, plot.top - 4);
+      context.lineTo(at, plot.bottom + 3);
+      context.stroke();
+      context.setLineDash([]);
+      const wide = context.measureText(label).width;
+      context.textAlign = at + wide + 8 > plot.right ? "right" : "left";
+      context.fillText(label, at + (context.textAlign === "right" ? -5 : 5), baseline);
+    } else {
+      context.textAlign = at > plot.right ? "right" : "left";
+      context.fillText(at > plot.right ? label + " →" : "← " + label, at > plot.right ? plot.right : plot.left, baseline);
+    }
+  }
+
+  // -- Bars
+
+  function barName(panel, bars, at) {
+    const span = bars.span[at], { spans } = panel.chart;
+    if (spans.segment[span] < 0) return spans.copied[span];
+    const members = data.segments[spans.segment[span]];
+    const name = data.operators.name[bars.operator[at]];
+    return members.length > 1 && !data.operators.predicted_ms ? name + " +" + (members.length - 1) : name;
+  }
+
+  function isSelected(panel, bars, at) {
+    const { selected } = state, span = bars.span[at];
+    if (!selected) return false;
+    if (selected.operator < 0) return selected.panel === panel.index && selected.span === span;
+    return panel.chart.spans.segment[span] === segmentOf[selected.operator] &&
+      (bars.operator[at] === selected.operator || !data.operators.predicted_ms);
+  }
+
+  function barAt(panel, clientX, clientY) {
+    const box = panel.canvas.getBoundingClientRect(), { plot, view } = panel;
+    const row = Math.floor((clientY - box.top - HEAD) / (ROW + GAP)), px = clientX - box.left;
+    if (row < 0 || row >= panel.lanes.length || px < plot.left || px > plot.right) return null;
+    const scale = (view.end - view.start) / (plot.right - plot.left), bars = panel.lanes[row];
+    const ms = view.start + (px - plot.left) * scale;
+    for (const slack of [0, 2 * scale]) {  // a bar thinner than a pixel can be hit as well
+      for (let at = firstAbove(bars.reach, ms - slack); at < bars.start.length && bars.start[at] <= ms + slack; at += 1) {
+        if (bars.end[at] >= ms - slack) return { lane: row, bar: at };
+      }
+    }
+    return null;
+  }
+
+  function select(panel, found) {
+    panel.cursor = found;
+    const bars = panel.lanes[found.lane];
+    selectOperator(bars.operator[found.bar], panel.index, bars.span[found.bar]);
+  }
+  function selectOperator(operator, panel, span) {
+    state.selected = { operator, panel, span };
+    showDetails();
+    requestDraw();
+  }
+  function clearSelection() {
+    state.selected = null;
+    byId("details").replaceChildren(element("p", "Select a bar to see its operators.", { class: "hint" }));
+    requestDraw();
+  }
+
+  // -- Details
+
+  function showDetails() {
+    const { operator, panel, span } = state.selected, box = byId("details"), list = element("dl");
+    const row = (term, text) => list.append(element("dt", term), element("dd", text));
+    if (operator < 0) {
+      const { spans, lanes } = data.charts[panel];
+      box.replaceChildren(element("h2", "Copy of " + spans.copied[span]), list);
+      row("lane", lanes[spans.lane[span]].name);
+      row("measured", timesOf(data.charts[panel], span));
+      return;
+    }
+    const { operators } = data, segment = segmentOf[operator], members = data.segments[segment];
+    box.replaceChildren(element("h2", operators.name[operator]), list);
+    if (operators.type) row("type", operators.type[operator]);
+    for (const scheme of ["layer"]) row(scheme, data.schemes[scheme].names[data.schemes[scheme].of_operator[operator]]);
+    row("lane", operators.lane[operator]);
+    row("segment", segment + (members.length > 1 ? ", " + members.length + " operators" : ", this operator alone"));
+    if (operators.predicted_ms) row("predicted, operator", formatMs(operators.predicted_ms[operator]));
+    const names = { predicted: "predicted, segment", measured: "measured, segment" };
+    data.charts.forEach((chart, at) => {
+      const found = segmentSpans[at].get(segment);
+      row(names[chart.title] || chart.title, found === undefined ? "not known" : timesOf(chart, found));
+    });
+    if (operators.input_bytes) {
+      row("inputs", formatBytes(operators.input_bytes[operator]));
+      row("outputs", formatBytes(operators.output_bytes[operator]));
+      row("weights", formatBytes(operators.weight_bytes[operator]));
+    }
+    const why = placement(operator);
+    if (why) row("placement", why);
+    if (members.length > 1) box.append(memberTable(members, operator));
+  }
+
+  function timesOf(chart, span) {
+    const start = chart.spans.start_ms[span], end = chart.spans.end_ms[span];
+    const range = Math.max(end - start, 1e-6);
+    return formatMs(end - start) + ", from " + formatTime(start, range) + " to " + formatTime(end, range);
+  }
+
+  /** Return the costs that decide where an operator runs; the plan's search also weighs copies and memory. */
+  function placement(operator) {
+    const { cpu_ms: cpu, accelerator_ms: accelerator } = data.operators;
+    if (!cpu) return "";
+    const own = "one core takes " + formatMs(cpu[operator]);
+    if (!accelerator) return own + "; the plan uses no accelerator";
+    const other = accelerator[operator] === null ? "the accelerator cannot run it" : "the accelerator takes " + formatMs(accelerator[operator]);
+    return own + ", " + other + " (chrion partition --explain shows the cost of moving it)";
+  }
+
+  function memberTable(members, chosen) {
+    const { operators } = data, frame = element("div", undefined, { class: "members" }), table = element("table");
+    const columns = ["operator", ...(operators.type ? ["type"] : []), ...(operators.predicted_ms ? ["predicted"] : []), ...(operators.output_bytes ? ["outputs"] : [])];
+    const head = element("tr");
+    columns.forEach((name, at) => head.append(element("th", name, at > 0 && name !== "type" ? { class: "number" } : {})));
+    table.append(head);
+    const shown = members.slice(0, 500);
+    for (const i of shown) {
+      const line = element("tr"), name = element("td"), button = element("button", operators.name[i], { type: "button" });
+      if (i === chosen) button.style.fontWeight = "bold";
+      button.addEventListener("click", () => selectOperator(i, 0, -1));
+      name.append(button);
+      line.append(name);
+      if (operators.type) line.append(element("td", operators.type[i]));
+      if (operators.predicted_ms) line.append(element("td", formatMs(operators.predicted_ms[i]), { class: "number" }));
+      if (operators.output_bytes) line.append(element("td", formatBytes(operators.output_bytes[i]), { class: "number" }));
+      table.append(line);
+    }
+    frame.append(table);
+    if (shown.length < members.length) frame.append(element("p", "and " + (members.length - shown.length) + " more operators", { class: "hint" }));
+    return frame;
+  }
+
+  // -- Legend and controls
+
+  function showLegend() {
+    const list = byId("legend"), scheme = data.schemes[state.scheme];
+    list.replaceChildren();
+    byId("legend-title").textContent = state.scheme === "type" ? "Operator types" : "Layers";
+    byId("legend-title").append(" ", element("small", "share of predicted time"));
+    const add = (category, name, share) => {
+      const item = element("li"), pressed = state.highlight === category;
+      const button = element("button", undefined, { type: "button", "aria-pressed": String(pressed) });
+      const swatch = element("canvas", undefined, { "aria-hidden": "true" }), ratio = window.devicePixelRatio || 1;
+      swatch.width = Math.round(22 * ratio);
+      swatch.height = Math.round(14 * ratio);
+      const context = swatch.getContext("2d");
+      context.scale(ratio, ratio);
+      context.fillStyle = fillOf(context, category, ratio);
+      context.fillRect(0, 0, 22, 14);
+      button.append(swatch, element("span", name, { class: "name" }), element("span", share, { class: "share" }));
+      button.addEventListener("click", () => {
+        state.highlight = pressed ? null : category;
+        showLegend();
+        requestDraw();
+      });
+      item.append(button);
+      list.append(item);
+    };
+    const percent = (share) => (share > 0 && share < 0.001 ? "< 0.1 %" : (100 * share).toFixed(1) + " %");
+    scheme.names.forEach((name, category) => add(category, name, percent(scheme.shares[category])));
+    if (data.charts.some((chart) => chart.lanes.some((lane) => lane.copies))) add(-1, "copies", "");
+  }
+
+  for (const name of Object.keys(data.schemes)) {
+    const label = element("label"), input = element("input", undefined, { type: "radio", name: "scheme", value: name });
+    input.checked = name === state.scheme;
+    input.addEventListener("change", () => {
+      state.scheme = name;
+      state.highlight = null;
+      showLegend();
+      requestDraw();
+    });
+    label.append(input, " " + (name === "type" ? "operator type" : "layer"));
+    byId("colour-by").append(label);
+  }
+  byId("share-scale").checked = state.shared;
+  byId("share-scale").disabled = panels.length < 2;
+  byId("share-scale").addEventListener("change", (event) => {
+    state.shared = event.target.checked;
+    resetViews();
+  });
+  const zoomAll = (factor) => {
+    for (const panel of state.shared ? panels.slice(0, 1) : panels) setView(panel, zoomed(panel.view, 0.5, factor, totalOf(panel)));
+  };
+  byId("zoom-in").addEventListener("click", () => zoomAll(0.5));
+  byId("zoom-out").addEventListener("click", () => zoomAll(2));
+  byId("reset").addEventListener("click", resetViews);
+
+  let lastFound = -1;
+  byId("find").addEventListener("input", () => { lastFound = -1; byId("found").textContent = ""; });
+  byId("find-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const wanted = byId("find").value.toLowerCase(), names = data.operators.name, matches = [];
+    if (!wanted) return;
+    names.forEach((name, i) => { if (name.toLowerCase().includes(wanted)) matches.push(i); });
+    byId("found").textContent = matches.length ? "" : "no operator";
+    if (!matches.length) return;
+    const next = Math.max(0, matches.findIndex((i) => i > lastFound));
+    lastFound = matches[next];
+    byId("found").textContent = next + 1 + " of " + matches.length;
+    selectOperator(lastFound, 0, -1);
+    for (const panel of panels) reveal(panel, segmentSpans[panel.index].get(segmentOf[lastFound]));
+  });
+
+  /** Move a panel's view so that a span is visible. */
+  function reveal(panel, span) {
+    if (span === undefined) return;
+    const { spans } = panel.chart, middle = (spans.start_ms[span] + spans.end_ms[span]) / 2, { view } = panel;
+    if (spans.start_ms[span] < view.end && spans.end_ms[span] > view.start) return;
+    setView(panel, moved(view, middle - (view.start + view.end) / 2, totalOf(panel)));
+  }
+
+  // -- Mouse, touch and keyboard
+
+  for (const panel of panels) {
+    const { canvas } = panel, tooltip = byId("tooltip");
+    const shareOf = (clientX) => {
+      const box = canvas.getBoundingClientRect(), { plot } = panel;
+      return Math.min(1, Math.max(0, (clientX - box.left - plot.left) / (plot.right - plot.left)));
+    };
+    const msOf = (pixels) => (pixels / (panel.plot.right - panel.plot.left)) * (panel.view.end - panel.view.start);
+    canvas.addEventListener("wheel", (event) => {
+      event.preventDefault();
+      tooltip.hidden = true;
+      if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+        setView(panel, moved(panel.view, msOf(event.deltaX || event.deltaY), totalOf(panel)));
+      } else {
+        const factor = Math.exp(Math.max(-300, Math.min(300, event.deltaY)) * 0.0018);
+        setView(panel, zoomed(panel.view, shareOf(event.clientX), factor, totalOf(panel)));
+      }
+    }, { passive: false });
+
+    let drag = null;
+    canvas.addEventListener("pointerdown", (event) => {
+      if (event.button) return;
+      drag = { x: event.clientX, view: panel.view, moved: false };
+      canvas.setPointerCapture(event.pointerId);
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      if (drag) {
+        drag.moved = drag.moved || Math.abs(event.clientX - drag.x) > 3;
+        if (drag.moved) {
+          canvas.classList.add("dragging");
+          setView(panel, moved(drag.view, -msOf(event.clientX - drag.x), totalOf(panel)));
+        }
+        tooltip.hidden = true;
+        return;
+      }
+      const found = barAt(panel, event.clientX, event.clientY);
+      tooltip.hidden = !found;
+      if (!found) return;
+      const bars = panel.lanes[found.lane];
+      tooltip.textContent = barName(panel, bars, found.bar) + "\n" + timesOf(panel.chart, bars.span[found.bar]);
+      tooltip.style.left = Math.min(event.clientX + 12, window.innerWidth - tooltip.offsetWidth - 8) + "px";
+      tooltip.style.top = event.clientY + 16 + "px";
+    });
+    canvas.addEventListener("pointerup", (event) => {
+      canvas.classList.remove("dragging");
+      const clicked = drag && !drag.moved;
+      drag = null;
+      if (!clicked) return;
+      const found = barAt(panel, event.clientX, event.clientY);
+      if (found) select(panel, found); else clearSelection();
+    });
+    canvas.addEventListener("pointercancel", () => { drag = null; });
+    canvas.addEventListener("pointerleave", () => { tooltip.hidden = true; });
+    canvas.addEventListener("dblclick", resetViews);
+
+    const step = (bars) => {
+      const lane = panel.lanes[panel.cursor.lane], bar = panel.cursor.bar + bars;
+      if (bar < 0 || bar >= lane.start.length) return;
+      select(panel, { lane: panel.cursor.lane, bar });
+      reveal(panel, lane.span[bar]);
+    };
+    const changeLane = (lanes) => {
+      const lane = panel.cursor.lane + lanes;
+      if (lane < 0 || lane >= panel.lanes.length) return;
+      const now = panel.lanes[panel.cursor.lane], ms = now.start[panel.cursor.bar] || 0, bars = panel.lanes[lane];
+      const bar = Math.min(firstAbove(bars.reach, ms), bars.start.length - 1);
+      select(panel, { lane, bar });
+      reveal(panel, bars.span[bar]);
+    };
+    const keys = {
+      "+": () => setView(panel, zoomed(panel.view, 0.5, 0.5, totalOf(panel))),
+      "-": () => setView(panel, zoomed(panel.view, 0.5, 2, totalOf(panel))),
+      ArrowLeft: () => setView(panel, moved(panel.view, -(panel.view.end - panel.view.start) / 8, totalOf(panel))),
+      ArrowRight: () => setView(panel, moved(panel.view, (panel.view.end - panel.view.start) / 8, totalOf(panel))),
+      ArrowUp: () => changeLane(-1),
+      ArrowDown: () => changeLane(1),
+      ",": () => step(-1),
+      ".": () => step(state.selected ? 1 : 0),
+      Home: resetViews,
+      Escape: clearSelection,
+    };
+    keys["="] = keys["+"];
+    canvas.addEventListener("keydown", (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey || !keys[event.key]) return;
+      event.preventDefault();
+      keys[event.key]();
+    });
+    new window.ResizeObserver(requestDraw).observe(canvas);
+  }
+
+  showLegend();
+  resetViews();
+  // For tests, and for whoever opens the console.
+  window.chrionTimeline = { data, state, panels, barAt, makeTicks, niceStep, formatMs, formatBytes, zoomed, moved };
+}
+
+if (typeof document !== "undefined") startPage(document, window);
