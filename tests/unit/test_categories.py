@@ -1,0 +1,113 @@
+"""Categories of operators, and the marks that distinguish them."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from chrion.report.categories import COLOURS, COPY_COLOUR, MAX_CATEGORIES, OTHER_COLOUR, categorise, layer_name, mark
+
+
+@pytest.mark.parametrize(
+    ("operator", "layer"),
+    [
+        ("LSTM:l3.t17.h", "l3"),
+        ("/encoder/layer.3/attention/self/MatMul", "encoder/layer.3"),
+        ("/layer1/layer1.0/conv1/Conv", "layer1"),
+        ("Relu:block1/relu.2", "block1"),
+        ("/features/norm/BatchNormalization", "features/norm"),
+        ("Conv_12", "Conv"),
+        ("MatMul:matmul.2", "matmul"),
+        ("gemm_input_reshape_token_86", "gemm_input_reshape_token"),
+        ("Add", "Add"),
+        ("12", "12"),
+        (".5", ".5"),
+        ("/", "/"),
+        ("a:", "a:"),
+        ("", ""),
+    ],
+)
+def test_layer_names(operator: str, layer: str) -> None:
+    """Time steps, numbers of unnamed nodes and the components of a layer are dropped; a name is never lost."""
+    assert layer_name(operator) == layer
+
+
+def test_categories_by_weight_and_by_appearance() -> None:
+    """Types are listed by weight, layers in their order; shares add up to one."""
+    labels, weights = ["a", "b", "a", "c"], [1.0, 5.0, 2.0, 2.0]
+    found = categorise(labels, weights, by_weight=True)
+    assert (found.names, found.of_operator) == (("b", "a", "c"), (1, 0, 1, 2))
+    assert found.shares == pytest.approx((0.5, 0.3, 0.2))
+    assert categorise(labels, weights, by_weight=False).names == ("a", "b", "c")
+    assert found.of_segment([0, 1], weights) == 0
+    assert found.of_segment([0, 2, 3], weights) == 1
+
+
+def test_the_lightest_labels_share_the_last_category() -> None:
+    """With thirty labels the 21 heaviest keep a category, in order of appearance, and nine share one."""
+    labels = [f"l{i}" for i in range(30)]
+    found = categorise(labels, [float(i) for i in range(30)], by_weight=False)
+    assert found.names == (*labels[9:], "9 others")
+    assert found.of_operator == (*[21] * 9, *range(21))
+    assert sum(found.shares) == pytest.approx(1.0)
+
+
+def test_weights_of_zero_are_no_division_by_zero() -> None:
+    """Operators that take no time still have categories."""
+    assert categorise(["a", "b"], [0.0, 0.0], by_weight=True).shares == (0.0, 0.0)
+
+
+def test_marks_are_distinct() -> None:
+    """No two categories share a colour and a hatch; the neutral colours belong to no category."""
+    marks = [mark(category) for category in range(MAX_CATEGORIES)]
+    assert len({(colour, hatch) for colour, hatch, _ in marks}) == MAX_CATEGORIES == 21
+    assert mark(MAX_CATEGORIES)[0] == mark(999)[0] == OTHER_COLOUR
+    assert not {OTHER_COLOUR, COPY_COLOUR} & set(COLOURS)
+
+
+def linear(colour: str) -> list[float]:
+    """Return linear red, green and blue of an sRGB colour."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    return [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+
+
+#: Simulation of full deuteranopia and protanopia on linear RGB (Machado, Oliveira and Fernandes 2009).
+DEUTERANOPIA = [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+PROTANOPIA = [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+
+
+def lab(rgb: list[float]) -> list[float]:
+    """Return CIE L*a*b* (D65) of linear RGB."""
+    rows = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    xyz = [sum(w * c for w, c in zip(row, rgb, strict=True)) for row in rows]
+    ratios = [max(v, 0.0) / white for v, white in zip(xyz, (0.9505, 1.0, 1.089), strict=True)]
+    f = [r ** (1 / 3) if r > 0.008856 else 7.787 * r + 16 / 116 for r in ratios]
+    return [116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])]
+
+
+@pytest.mark.parametrize("matrix", [None, DEUTERANOPIA, PROTANOPIA], ids=["normal", "deuteranopia", "protanopia"])
+def test_colours_differ_for_colour_blind_readers(matrix: list[list[float]] | None) -> None:
+    """Any two colours are at least 10 apart in L*a*b*, where 2.3 is just noticeable, with and without red or green."""
+    seen = {}
+    for colour in (*COLOURS, OTHER_COLOUR, COPY_COLOUR):
+        rgb = linear(colour)
+        if matrix:
+            rgb = [min(1.0, max(0.0, sum(w * c for w, c in zip(row, rgb, strict=True)))) for row in matrix]
+        seen[colour] = lab(rgb)
+    for first, second in combinations(seen, 2):
+        distance = sum((a - b) ** 2 for a, b in zip(seen[first], seen[second], strict=True)) ** 0.5
+        assert distance >= 10, (first, second, distance)
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of WCAG 2."""
+    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear(colour), strict=True))
+
+
+@pytest.mark.parametrize("category", range(MAX_CATEGORIES + 1))
+def test_labels_on_bars_are_readable(category: int) -> None:
+    """Text in the mark's ink has a contrast of at least 4.5 on its colour, as WCAG 2 asks of text."""
+    colour, _, ink = mark(category)
+    dark, light = sorted([luminance(colour), luminance(ink)])
+    assert (light + 0.05) / (dark + 0.05) >= 4.5
