@@ -33,12 +33,13 @@ from chrion.cli.console import (
 from chrion.devices.nvml import MemoryMonitor
 from chrion.errors import OptionError
 from chrion.files import write_atomically
-from chrion.graph import load
+from chrion.graph import Graph, load
 from chrion.profiler.measure import synthetic_inputs
 from chrion.report import (
     alpha_sweep_json,
     alpha_sweep_table,
     chart_summary,
+    check_picture,
     chrome_trace,
     estimated_lines,
     measured_chart,
@@ -150,6 +151,8 @@ def sweep(
 ) -> None:
     """Plan for a range of alphas: latency against accelerator memory (Figure 10 of the paper)."""
     alphas = parse_range(alpha, "alpha")
+    if png:
+        check_picture("--png", png)
     check_options(None, None, policy, gpu_budget, streams=streams)
     graph = load_graph(model, shape)
     measured = stored_or_measured(graph, profile, cores, accelerator, policies=[policy])
@@ -178,31 +181,33 @@ def report(
     trace: Annotated[Path | None, typer.Option("--trace", help="Write them as a trace for Perfetto.")] = None,
 ) -> None:
     """Show a plan: its figures, its timeline, and how near the prediction comes."""
+    if png:
+        check_picture("--png", png)
     found = Plan.load(plan)
     show(plan_table(found), verdict(found), *found.remarks, *estimated_lines(found.estimated, len(found.operators)))
+    if measured and model is None:
+        raise OptionError("--measured: the model is missing", hint="give it with --model MODEL")
+    graph = load(model, found.shapes) if model else None
     charts = [predicted_chart(found)]
-    if measured:
-        if model is None:
-            raise OptionError("--measured: the model is missing", hint="give it with --model MODEL")
-        lanes, held_mb = _measured(found, model)
+    if measured and graph:
+        lanes, held_mb = _measured(found, graph)
         charts.append(lanes)
         show(memory_line(found.predicted, held_mb))
     show(*chart_summary(found, charts))
     if html:
-        write_atomically(html, timeline_html(found, charts, found.remarks))
+        write_atomically(html, timeline_html(found, charts, found.remarks, graph=graph))
         show(f"written: {html}")
     if png:
-        plot_timelines(found, charts, png)
+        plot_timelines(found, charts, png, graph=graph)
         show(f"written: {png}")
     if trace:
         write_atomically(trace, chrome_trace(charts))
         show(f"written: {trace}")
 
 
-def _measured(plan: Plan, model: Path) -> tuple[LaneChart, float | None]:
+def _measured(plan: Plan, graph: Graph) -> tuple[LaneChart, float | None]:
     """The run of median latency among some, and the most accelerator memory held until then, in MB."""
     monitor = MemoryMonitor()
-    graph = load(model, plan.shapes)
     feed = synthetic_inputs(graph)
     with HybridSession(graph, plan=plan, strict=True) as session:
         with monitor.sampled():
