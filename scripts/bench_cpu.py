@@ -4,7 +4,7 @@ Rivals are plain sessions with one thread, with as many as there are cores, with
 parallel executor; each has the machine to itself, in alternating turns, and medians are compared. HybridSession is used
 as a user would: nothing given but the model, so that its guard has its say (before the turns that are timed).
 
-``python scripts/bench_cpu.py -o docs/cpu.md README.md docs/design.md`` takes half an hour on two cores, an hour on busy
+``python scripts/bench_cpu.py -o docs/cpu.md`` takes half an hour on two cores, an hour on busy
 ones, and replaces what stands between the pages' markers, at its end or when interrupted: all of it where they are
 of ``measured``, the table without what is predicted for more cores where they are of ``ratios``. ``--only`` picks
 models by a regular expression over their names.

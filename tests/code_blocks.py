@@ -1,6 +1,7 @@
 """Code blocks of the documentation: found in pages, parsed, and run.
 
-A fenced block after the comment ``<!-- run -->`` is executed; after ``<!-- file: NAME -->`` it is written to a file.
+A fenced block after the comment ``<!-- run -->`` is executed; after ``<!-- file: NAME -->`` it is written to a file; after
+``<!-- output -->`` it is what the Python block before it prints.
 All blocks of a page share one folder and one Python namespace. In the expected output ``...`` stands for any text.
 """
 
@@ -21,7 +22,8 @@ from typer.testing import CliRunner
 from chrion.cli.app import app
 
 _FENCE = re.compile(
-    r"(?:^<!-- (?P<mark>run|file: \S+) -->\n)?^```(?P<language>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL
+    r"(?:^<!-- (?P<mark>run|output|file: \S+) -->\n)?^```(?P<language>[^\n`]*)\n(?P<body>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
 )
 _EXIT_CODE = re.compile(r"#\s*exit code (\d+)")
 
@@ -34,7 +36,7 @@ class Block:
     line: int
     language: str
     body: str
-    #: ``run``, ``file: NAME``, or empty.
+    #: ``run``, ``output``, ``file: NAME``, or empty.
     mark: str
 
     def __str__(self) -> str:

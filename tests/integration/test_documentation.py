@@ -69,7 +69,11 @@ def test_a_page_runs(
         if block.mark.startswith("file: "):
             Path(block.mark.removeprefix("file: ")).write_text(block.body, encoding="utf-8")
         elif block.mark == "run" and block.language == "python":
+            capfd.readouterr()
             exec(compile(block.body, str(block), "exec"), names)  # noqa: S102 - the page's own code
+        elif block.mark == "output":
+            printed = capfd.readouterr().out
+            assert matches(block.body, printed), f"{block}: {printed}"
         elif block.mark == "run":
             for command in commands(block):
                 program, *arguments = command.words
