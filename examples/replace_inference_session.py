@@ -15,8 +15,9 @@ plain = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecution
 inputs = {i.name: np.ones(i.shape, np.float32) for i in plain.get_inputs()}
 expected = plain.run(None, inputs)
 
-# The first session measures the model and times plans against plain sessions; the decision is cached.
-with chrion.HybridSession(model) as session:
+# With tune="now" the session measures the model and times plans against plain sessions before its first request; by
+# default it does so in the background. The decision is cached.
+with chrion.HybridSession(model, tune="now") as session:
     outputs = session.run(None, inputs)
     print(session.explain())
 

@@ -1,8 +1,8 @@
 """Code blocks of the documentation: found in pages, parsed, and run.
 
-A fenced block after the comment ``<!-- run -->`` is executed; after ``<!-- file: NAME -->`` it is written to a file; after
-``<!-- output -->`` it is what the Python block before it prints.
-All blocks of a page share one folder and one Python namespace. In the expected output ``...`` stands for any text.
+A fenced block after the comment ``<!-- run -->`` is executed; after ``<!-- file: NAME -->`` it is written to a file;
+after ``<!-- output -->`` it is what the Python block before it prints. All blocks of a page share one folder and one
+Python namespace. In the expected output ``...`` stands for any text.
 """
 
 from __future__ import annotations
