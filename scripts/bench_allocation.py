@@ -1,13 +1,15 @@
-"""How long Nimble and Opara take to allocate streams, for graphs of 100 to 10 000 operators, beside Opara's Table I.
+"""Measure the time that Nimble's and Opara's stream allocation take, and print it with Opara's Table I.
 
     python scripts/bench_allocation.py
 
-The published figures are of other programs on another machine, and of graphs whose sizes are not given: what to compare
-is how far the two algorithms are apart, and how both grow.
+Prints two tables and writes no file; takes about a minute. The graphs have 100 to 10 000 operators. The published
+figures are those of other programs on another machine, for graphs whose sizes are not given: compare the ratio of the
+two algorithms and its growth, not the times.
 """
 
 from __future__ import annotations
 
+import argparse
 import random
 import statistics
 import time
@@ -20,7 +22,7 @@ from chrion.graph import Dag
 from chrion.scheduler.policies.nimble import nimble_streams
 from chrion.scheduler.policies.opara import opara_streams
 
-#: Opara's Table I: ms for Opara and for Nimble.
+#: Opara's Table I: the time in ms of Opara and of Nimble.
 PUBLISHED = {
     "GoogLeNet": (0.27, 5.80),
     "Inception-v3": (0.50, 14.40),
@@ -29,19 +31,19 @@ PUBLISHED = {
     "T5": (2.8, 161.4),
 }
 SIZES = (100, 200, 500, 1000, 2000, 5000, 10_000)
-#: Branches of a module at most.
-WIDTH = 10
+#: Most branches of a module.
+MAX_BRANCHES = 10
 REPEATS = 5
 
 
-def network(n: int, seed: int = 0) -> Dag:
-    """Modules one after another, as in networks made of cells: branches of one to three operators, then a join."""
-    rng = random.Random(seed)  # noqa: S311 - nothing secret
+def random_network(n: int, seed: int = 0) -> Dag:
+    """Return a sequence of modules, as in networks of cells: branches of one to three operators, then a join."""
+    rng = random.Random(seed)  # noqa: S311 - input of a benchmark
     edges: list[tuple[int, int]] = []
     count = 1
     while count < n:
         module, ends = count - 1, []
-        for _ in range(rng.randint(2, WIDTH)):
+        for _ in range(rng.randint(2, MAX_BRANCHES)):
             at = module
             for _ in range(rng.randint(1, 3)):
                 edges.append((at, count))
@@ -53,11 +55,11 @@ def network(n: int, seed: int = 0) -> Dag:
 
 
 def median_ms(n: int, allocate: Callable[[Dag], list[int]]) -> tuple[float, int]:
-    """The median time over graphs of one size, and the streams of the last."""
+    """Return the median time over graphs of one size, and the number of streams of the last one."""
     times = []
     streams: list[int] = []
     for seed in range(REPEATS):
-        dag = network(n, seed)
+        dag = random_network(n, seed)
         before = time.perf_counter()
         streams = allocate(dag)
         times.append((time.perf_counter() - before) * 1e3)
@@ -65,9 +67,14 @@ def median_ms(n: int, allocate: Callable[[Dag], list[int]]) -> tuple[float, int]
 
 
 def main() -> None:
-    """Time, and print two tables."""
-    ours = Table("operators", "Opara, ms", "streams", "Nimble, ms", "chains", "Nimble, shared, ms", "streams", "ratio")
+    """Measure, and print both tables."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    measured = Table(
+        *("operators", "Opara, ms", "streams", "Nimble, ms", "chains", "Nimble, shared, ms", "streams", "ratio"),
+        title="measured",
+    )
     for n in SIZES:
+<<<<<<< HEAD
         (fast, some), (slow, chains), (shared, few) = (
             median_ms(n, opara_streams),
             median_ms(n, nimble_streams),
@@ -78,9 +85,20 @@ def main() -> None:
     theirs = Table("model", "Opara, ms", "Nimble, ms", "ratio", title="Opara's Table I")
     for name, (fast, slow) in PUBLISHED.items():
         theirs.add_row(name, f"{fast:g}", f"{slow:g}", f"{slow / fast:.1f}")
+=======
+        opara_ms, opara_streams = median_ms(n, opara)
+        nimble_ms, chains = median_ms(n, nimble)
+        shared_ms, shared_streams = median_ms(n, lambda dag: nimble(dag, share=True))
+        opara_cells = (f"{opara_ms:.2f}", f"{opara_streams}")
+        nimble_cells = (f"{nimble_ms:.2f}", f"{chains}", f"{shared_ms:.2f}", f"{shared_streams}")
+        measured.add_row(f"{n}", *opara_cells, *nimble_cells, f"{nimble_ms / opara_ms:.1f}")
+    published = Table("model", "Opara, ms", "Nimble, ms", "ratio", title="published (Opara, Table I)")
+    for name, (opara_ms, nimble_ms) in PUBLISHED.items():
+        published.add_row(name, f"{opara_ms:g}", f"{nimble_ms:g}", f"{nimble_ms / opara_ms:.1f}")
+>>>>>>> be25e4b (Rewrite the benchmarks' texts; rename trials, counts and stress scenarios)
     console = Console(width=120)
-    console.print(ours)
-    console.print(theirs)
+    console.print(measured)
+    console.print(published)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,24 @@
-"""HybridSession beside plain onnxruntime on this machine's CPU cores, over a set of models.
+"""Measure HybridSession and plain onnxruntime on the CPU cores of this machine, over a set of models.
 
-Rivals are plain sessions with one thread, with as many as there are cores, with onnxruntime's own choice, and with its
-parallel executor; each has the machine to itself, in alternating turns, and medians are compared. HybridSession is used
-as a user would: nothing given but the model, so that its guard has its say (before the turns that are timed).
+    python scripts/bench_cpu.py [-o docs/cpu.md README.md docs/design.md] [--only REGEX] [--patience SECONDS]
 
+<<<<<<< HEAD
 ``python scripts/bench_cpu.py -o docs/cpu.md`` takes half an hour on two cores, an hour on busy
 ones, and replaces what stands between the pages' markers, at its end or when interrupted: all of it where they are
 of ``measured``, the table without what is predicted for more cores where they are of ``ratios``. ``--only`` picks
 models by a regular expression over their names.
+=======
+Takes half an hour on two cores, an hour if other processes use them. Prints a line for each model; ``-o`` replaces
+sections of pages at the end or when interrupted: ``measured`` with text and table, ``ratios`` with the table without
+the predictions for more cores.
+>>>>>>> be25e4b (Rewrite the benchmarks' texts; rename trials, counts and stress scenarios)
 
-Turns are taken until the ratio is known to within a few per cent, whatever it is, or for ``--patience`` seconds a
-model; ``ratios.py`` says which of them count.
+The candidates are HybridSession and plain sessions with one thread, with as many as there are cores, with onnxruntime's
+default, and with its parallel executor. Each runs alone, in alternating rounds, and medians are compared. HybridSession
+is given the model alone, so that its guard chooses, before the trials that are timed.
+
+Rounds continue until the ratio is known to within a few per cent, whatever it is, or for ``--patience`` seconds a
+model; ``ratios.py`` selects the trials that count.
 """
 
 from __future__ import annotations
@@ -30,7 +38,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 from page_markers import fill_sections, markdown_table
-from ratios import Turn, quiet, ratio
+from ratios import TimedTrial, ratio_to_best, undisturbed_trials
 
 import chrion
 from chrion import Graph, HybridSession, Profile, zoo
@@ -43,44 +51,45 @@ from chrion.profiler.measure import synthetic_inputs
 from chrion.scheduler.plan import Plan
 
 HYBRID = "hybrid"
+#: Sections of pages.
 MEASURED, RATIOS = "measured", "ratios"
-#: Short, so that turns fit into quiet moments.
-TURN_S = 0.05
-#: Turns of each rival before the ratio is looked at, and how many have to count.
-CYCLES, LEAST = 6, 16
-#: The 90 % interval of a ratio that is known well enough, from its lower to its upper end.
+#: Short, so that many trials are free of interference.
+TRIAL_S = 0.05
+#: Rounds between estimates of the ratio, and number of each candidate's trials that must count.
+ROUNDS, LEAST = 6, 16
+#: Width of the 90 % interval of a ratio that is known well enough.
 PRECISION = 0.03
-#: A ratio that is called a gain.
+#: Largest ratio that is shown as a gain.
 GAIN = 0.97
-#: A plain session that even in its best turn of enough is so far behind the best one takes no more.
-FAR = 1.3
+#: A plain session is dropped if even its best trial is slower than the best plain session by this factor.
+DROP_FACTOR = 1.3
 MANY_CORES = (4, 8, 16)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model of the set, and the ratio to the best plain session it should not exceed."""
+    """A model of the benchmark, and the ratio to the best plain session that it should not exceed."""
 
     name: str
     build: Callable[[], onnx.ModelProto]
     aim: float = 1.03
 
 
-def recurrent(cell: str, name: str, aim: float = 1.03, **parameters: int | bool) -> Case:
-    """A folded stack of 96 steps and 12 layers, batch 1, unless said otherwise."""
+def recurrent_case(cell: str, name: str, aim: float = 1.03, **parameters: int | bool) -> Case:
+    """Return a folded stack of 12 layers and 96 steps with batch 1, unless parameters differ."""
     given = {"batch": 1, "chunk": 96, **parameters}
     return Case(name, lambda: zoo.build(cell, given), aim)
 
 
 def light_models() -> Iterator[Case]:
-    """The nine architectures that come with the onnx package."""
+    """Yield the nine architectures that the onnx package contains."""
     folder = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
     for path in sorted(folder.glob("light_*.onnx")):
         yield Case(path.stem.removeprefix("light_"), lambda path=path: onnx.load(path))  # type: ignore[misc]
 
 
 def transformer_block(width: int = 256, heads: int = 4, tokens: int = 64) -> onnx.ModelProto:
-    """One encoder block: attention with separate projections, then two dense layers, both with residuals."""
+    """Build an encoder block: attention with separate projections, then two dense layers, both with residuals."""
     rng = np.random.default_rng(0)
     nodes: list[onnx.NodeProto] = []
     weights: list[onnx.TensorProto] = []
@@ -113,7 +122,7 @@ def transformer_block(width: int = 256, heads: int = 4, tokens: int = 64) -> onn
 
 
 def small_chain(length: int = 40) -> onnx.ModelProto:
-    """Operators of about a microsecond, one after another: nothing to gain, much to lose."""
+    """Build a chain of operators of about a microsecond each, on which parallel lanes can only lose time."""
     names = ["x", *(f"v{i}" for i in range(length - 1)), "y"]
     kinds = ("Relu", "Neg", "Abs", "Sigmoid")
     nodes = [helper.make_node(kinds[i % 4], [names[i]], [names[i + 1]], name=f"n{i}") for i in range(length)]
@@ -121,7 +130,7 @@ def small_chain(length: int = 40) -> onnx.ModelProto:
 
 
 def single_operator() -> onnx.ModelProto:
-    """One matrix product."""
+    """Build a model of one matrix product."""
     weight = numpy_helper.from_array(np.ones((512, 512), np.float32), "w")
     return _model([helper.make_node("MatMul", ["x", "w"], ["y"], name="product")], [weight], [64, 512])
 
@@ -133,18 +142,18 @@ def _model(nodes: list[onnx.NodeProto], weights: list[onnx.TensorProto], shape: 
 
 
 CASES = [
-    recurrent("lstm", "LSTM 64", 0.82, io=64),
-    recurrent("lstm", "LSTM 128", 0.82, io=128),
-    recurrent("lstm", "LSTM 192", 0.92, io=192),
-    recurrent("lstm", "LSTM 256", 1.03, io=256),
-    recurrent("lstm", "LSTM 512", 1.03, io=512),
-    recurrent("gru", "GRU 128", 0.72, io=128),
-    recurrent("gru", "GRU 192", 0.82, io=192),
-    recurrent("lstm", "LSTM 64, batch 8, unfolded", 0.60, io=64, batch=8, chunk=1),
-    recurrent("lstm", "LSTM 128, 6 layers, both ways", 0.80, io=128, layers=6, bidirectional=True),
-    recurrent("lstm", "LSTM 64, batch 8", io=64, batch=8),
-    recurrent("lstm", "LSTM 128, batch 8", io=128, batch=8),
-    recurrent("gru", "GRU 128, batch 8", io=128, batch=8),
+    recurrent_case("lstm", "LSTM 64", 0.82, io=64),
+    recurrent_case("lstm", "LSTM 128", 0.82, io=128),
+    recurrent_case("lstm", "LSTM 192", 0.92, io=192),
+    recurrent_case("lstm", "LSTM 256", 1.03, io=256),
+    recurrent_case("lstm", "LSTM 512", 1.03, io=512),
+    recurrent_case("gru", "GRU 128", 0.72, io=128),
+    recurrent_case("gru", "GRU 192", 0.82, io=192),
+    recurrent_case("lstm", "LSTM 64, batch 8, unfolded", 0.60, io=64, batch=8, chunk=1),
+    recurrent_case("lstm", "LSTM 128, 6 layers, bidirectional", 0.80, io=128, layers=6, bidirectional=True),
+    recurrent_case("lstm", "LSTM 64, batch 8", io=64, batch=8),
+    recurrent_case("lstm", "LSTM 128, batch 8", io=128, batch=8),
+    recurrent_case("gru", "GRU 128, batch 8", io=128, batch=8),
     *light_models(),
     Case("transformer block", transformer_block),
     Case("chain of small operators", small_chain),
@@ -152,8 +161,8 @@ CASES = [
 ]
 
 
-def hybrid(source: bytes, feed: Feed) -> SessionFactory:
-    """HybridSession on its own."""
+def hybrid_factory(source: bytes, feed: Feed) -> SessionFactory:
+    """Return a factory of default HybridSessions."""
 
     def make() -> tuple[RunRequest, Callable[[], None]]:
         session = HybridSession(source)
@@ -162,8 +171,8 @@ def hybrid(source: bytes, feed: Feed) -> SessionFactory:
     return make
 
 
-def parallel(source: bytes, feed: Feed) -> SessionFactory:
-    """Onnxruntime's parallel executor."""
+def parallel_factory(source: bytes, feed: Feed) -> SessionFactory:
+    """Return a factory of plain sessions with onnxruntime's parallel executor."""
 
     def make() -> tuple[RunRequest, Callable[[], None]]:
         options = ort.SessionOptions()
@@ -176,81 +185,87 @@ def parallel(source: bytes, feed: Feed) -> SessionFactory:
 
 
 def predicted_ms(graph: Graph, profile: Profile, cores: int) -> float:
-    """What the planner predicts for more cores, if they contend no more than those measured."""
+    """Return the planner's prediction for more cores, assuming that they contend no more than those measured."""
     more = {s: replace(o, cpu_ms=(o.cpu_ms + (o.cpu_ms[-1],) * cores)[:cores]) for s, o in profile.operators.items()}
     wide = replace(profile, cores=cores, operators=more, _estimators={})
     return chrion.partition(graph, wide, policy="chrion").predicted.latency_ms
 
 
-class Looks(CoreMonitor):
-    """Waits for nothing, and notes how fast the cores are before and after each turn."""
+class RecordingMonitor(CoreMonitor):
+    """A monitor that never waits, and records the speed of the cores before and after each trial."""
 
     def __init__(self) -> None:
         super().__init__(physical_cores(), patience_s=0.0)
-        self.ms: list[float] = []
+        self.recorded_ms: list[float] = []
 
     def wait(self) -> bool:
-        """Before a turn."""
-        self.ms.append(self.measure_ms())
+        """Record the speed before a trial."""
+        self.recorded_ms.append(self.measure_ms())
         return True
 
     def has_interference(self) -> bool:
-        """After it: it need not be taken again."""
-        self.ms.append(self.measure_ms())
+        """Record the speed after a trial, which is never repeated."""
+        self.recorded_ms.append(self.measure_ms())
         return False
 
 
-def some_turns(rivals: Mapping[str, SessionFactory], looks: Looks) -> list[Turn]:
-    """Some turns of each rival."""
-    looks.ms.clear()
+def run_rounds(candidates: Mapping[str, SessionFactory], monitor: RecordingMonitor) -> list[TimedTrial]:
+    """Run some rounds of all candidates."""
+    monitor.recorded_ms.clear()
     order: list[str] = []
     timings = time_candidates(
-        rivals, rounds=CYCLES, trial_s=TURN_S, monitor=looks, progress=lambda _at, _of, name: order.append(name)
+        candidates, rounds=ROUNDS, trial_s=TRIAL_S, monitor=monitor, progress=lambda _at, _of, name: order.append(name)
     )
     times = {timing.name: iter(timing.trials_ms) for timing in timings}
-    around = zip(looks.ms[::2], looks.ms[1::2], strict=True)
-    return [Turn(name, next(times[name]), max(both)) for name, both in zip(order, around, strict=True)]
+    around = zip(monitor.recorded_ms[::2], monitor.recorded_ms[1::2], strict=True)
+    return [TimedTrial(name, next(times[name]), max(both)) for name, both in zip(order, around, strict=True)]
 
 
-def timed(rivals: Mapping[str, SessionFactory], looks: Looks, patience_s: float) -> tuple[int, dict[str, list[float]]]:
-    """As many turns as it takes: how many there were of each rival left in the end, and medians of those that count."""
-    turns: list[Turn] = []
-    racing, end = dict(rivals), time.monotonic() + patience_s
+def time_until_precise(
+    candidates: Mapping[str, SessionFactory], monitor: RecordingMonitor, patience_s: float
+) -> tuple[int, dict[str, list[float]]]:
+    """Run rounds until the ratio is known well enough, or until the patience is used up.
+
+    Returns:
+        The number of HybridSession's trials, and the medians in ms of the trials that count, by remaining candidate.
+    """
+    trials: list[TimedTrial] = []
+    remaining, end = dict(candidates), time.monotonic() + patience_s
     while True:
-        turns += some_turns(racing, looks)
-        counted = quiet([turn for turn in turns if turn.rival in racing], looks.fastest_ms, LEAST)
-        _, low, high = ratio(counted, HYBRID)
-        known = high - low <= PRECISION and all(len(counted[name]) >= LEAST for name in racing)
+        trials += run_rounds(remaining, monitor)
+        counted = undisturbed_trials([t for t in trials if t.candidate in remaining], monitor.fastest_ms, LEAST)
+        _, low, high = ratio_to_best(counted, HYBRID)
+        known = high - low <= PRECISION and all(len(counted[name]) >= LEAST for name in remaining)
         if known or time.monotonic() > end:
-            return sum(turn.rival == HYBRID for turn in turns), counted
-        far_ms = FAR * float(np.median(counted[best_plain(counted)]))
-        behind = {name for name, times in counted.items() if len(times) >= LEAST and min(times) > far_ms}
-        racing = {name: make for name, make in racing.items() if name == HYBRID or name not in behind}
+            return sum(t.candidate == HYBRID for t in trials), counted
+        limit_ms = DROP_FACTOR * float(np.median(counted[best_plain(counted)]))
+        dropped = {name for name, times in counted.items() if len(times) >= LEAST and min(times) > limit_ms}
+        remaining = {name: make for name, make in remaining.items() if name == HYBRID or name not in dropped}
 
 
-def best_plain(turns: Mapping[str, Sequence[float]]) -> str:
-    """The fastest of the others."""
-    return min((name for name in turns if name != HYBRID), key=lambda name: float(np.median(turns[name])))
+def best_plain(trials: Mapping[str, Sequence[float]]) -> str:
+    """Return the plain session with the smallest median."""
+    return min((name for name in trials if name != HYBRID), key=lambda name: float(np.median(trials[name])))
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A model's turns, and the plan that HybridSession runs by, if it does."""
+    """The trials of a model, and the plan that HybridSession chose, if any."""
 
     case: Case
     source: bytes
-    #: How many turns HybridSession took.
+    #: Number of HybridSession's trials.
     taken: int
-    #: Medians of the turns that count, by rival.
+    #: Medians in ms of the trials that count, by candidate.
     counted: dict[str, list[float]]
     plan: Plan | None
     profile: Profile | None
 
     def row(self) -> list[str]:
-        """Its line of the table, without predictions for more cores."""
+        """Return the model's line of the table, without predictions for more cores."""
         best = best_plain(self.counted)
         own_ms, best_ms = (float(np.median(self.counted[name])) for name in (HYBRID, best))
-        quotient, low, high = ratio(self.counted, HYBRID)
+        quotient, low, high = ratio_to_best(self.counted, HYBRID)
         row = [self.case.name, f"{best_ms:.3g}", best.removeprefix("plain, "), f"{own_ms:.3g}"]
         row += [f"**{quotient:.2f}**" if quotient <= GAIN else f"{quotient:.2f}", f"{low:.2f} to {high:.2f}"]
         row += [f"{len(self.counted[HYBRID])} of {self.taken}"]
@@ -260,60 +275,60 @@ class Measured:
         predicted_ms = self.plan.predicted.latency_ms
         return [*row, f"{predicted_ms:.3g}", f"{predicted_ms / own_ms - 1:+.0%}"]
 
-    def with_more_cores(self) -> list[str]:
-        """What is predicted for more cores, over the best plain session's time; takes longer than measuring."""
+    def more_cores_cells(self) -> list[str]:
+        """Return predictions for more cores over the best plain session's time; this takes longer than measuring."""
         if self.profile is None:
             return [""] * len(MANY_CORES)
         graph, best_ms = chrion.load(self.source), float(np.median(self.counted[best_plain(self.counted)]))
         return [f"{predicted_ms(graph, self.profile, cores) / best_ms:.2f}" for cores in MANY_CORES]
 
 
-def measure(case: Case, looks: Looks, patience_s: float) -> Measured:
-    """Measure a model, and print its line."""
+def measure(case: Case, monitor: RecordingMonitor, patience_s: float) -> Measured:
+    """Measure a model and print its line."""
     source = case.build().SerializeToString()
     feed = synthetic_inputs(chrion.load(source))
-    with TemporaryDirectory() as os.environ["CHRION_CACHE"]:  # what was chosen before is of no account
+    with TemporaryDirectory() as os.environ["CHRION_CACHE"]:  # earlier choices are not reused
         with HybridSession(source) as session:
             plan = session.plan
-        rivals = {
-            HYBRID: hybrid(source, feed),
+        candidates = {
+            HYBRID: hybrid_factory(source, feed),
             **plain_baselines(source, feed, "plain"),
-            "ORT_PARALLEL": parallel(source, feed),
+            "ORT_PARALLEL": parallel_factory(source, feed),
         }
-        taken, counted = timed(rivals, looks, patience_s)
+        taken, counted = time_until_precise(candidates, monitor, patience_s)
         profile = chrion.profile(chrion.load(source)) if plan else None
     measured = Measured(case, source, taken, counted, plan, profile)
     print(" | ".join(measured.row()), flush=True)
     return measured
 
 
-HEAD = ["model", "best plain, ms", "which", "hybrid, ms", "ratio", "90 %", "turns", "aim", "chosen"]
+HEAD = ["model", "best plain, ms", "which", "hybrid, ms", "ratio", "90 %", "trials", "aim", "chosen"]
 HEAD += ["predicted, ms", "error"]
 MORE = [f"{cores} cores (predicted)" for cores in MANY_CORES]
 
 TEXT = """Written by `scripts/bench_cpu.py` on {machine} (shared, noisy: only ratios mean anything), onnxruntime
 {version}.
 
-HybridSession with nothing given but the model, beside the best of four plain sessions (1 thread, all threads, default,
-ORT_PARALLEL), each with the machine to itself in alternating turns. *ms* are medians over the turns that count: those
-before and after which all cores ran within 10 % of their full speed, or a bit below where a rival had fewer than
-{least} of those (*turns*: how many of HybridSession's count). *ratio* compares such medians, the best plain session
-picked on one half of the turns and timed on the other, and the other way round; beside it is its 90 % interval
-(bootstrap over turns). Recurrent models: 12 layers, 96 steps, batch 1, folded, unless said otherwise. *chosen* is what
-the guard settled for: where it says plain, HybridSession is a plain session. The last columns are what the planner
-predicts on more cores, over the same best plain time of this machine: predictions, not measurements, and they assume
-that further cores contend no more than the two measured.
+HybridSession, given the model alone, is compared with the best of four plain sessions (1 thread, all threads, default,
+ORT_PARALLEL); each runs alone, in alternating rounds. *ms* are medians over the trials that count: those before and
+after which all cores ran within 10 % of their full speed, or slightly below if a candidate had fewer than {least} of
+those (*trials*: how many of HybridSession's count). *ratio* compares such medians; the best plain session is selected
+on one half of the trials and timed on the other, and then the halves are exchanged. Its 90 % interval is a bootstrap
+over trials. Recurrent models have 12 layers, 96 steps, batch 1 and are folded, unless stated. *chosen* is the guard's
+choice: with *plain*, HybridSession is a plain session. The last columns are the planner's predictions for more cores,
+over the same best plain time of this machine: they are not measured, and assume that further cores contend no more
+than the two measured.
 
 {table}
 
-Prediction of those that run by a plan: median error {median:.0%}, 90th percentile {p90:.0%}."""
+Prediction error of the models that run a plan: median {median:.0%}, 90th percentile {p90:.0%}."""
 
 
-def sections(found: Sequence[Measured]) -> dict[str, str]:
-    """What goes into the pages, by the names of their markers."""
+def format_sections(found: Sequence[Measured]) -> dict[str, str]:
+    """Return the contents of the pages' sections by name."""
     rows = [measured.row() for measured in found]
     errors = [abs(float(row[-1].rstrip("%"))) / 100 for row in rows if row[-1]] or [0.0]
-    wide = [row + measured.with_more_cores() for row, measured in zip(rows, found, strict=True)]
+    wide = [row + measured.more_cores_cells() for row, measured in zip(rows, found, strict=True)]
     whole = TEXT.format(
         machine=this_machine(),
         version=ort.get_version_string(),
@@ -326,31 +341,31 @@ def sections(found: Sequence[Measured]) -> dict[str, str]:
 
 
 def main() -> None:
-    """Run the set, print each line as it comes, write the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-o", "--output", type=Path, nargs="*", default=[], help="pages whose markers to fill")
-    parser.add_argument("--only", default="")
-    parser.add_argument("--patience", type=float, default=120.0, help="seconds of turns a model")
+    """Measure all models, print the line of each, and write the pages."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--output", type=Path, nargs="*", default=[], help="pages whose sections to replace")
+    parser.add_argument("--only", default="", help="a regular expression that names of models must match")
+    parser.add_argument("--patience", type=float, default=120.0, help="most seconds of trials a model (default: 120)")
     arguments = parser.parse_args()
-    for path in arguments.output:
-        fill_sections(
-            path.read_text(encoding="utf-8"), {MEASURED: "", RATIOS: ""}
-        )  # refuses it before anything is measured
+    for path in arguments.output:  # refuses a page before a model is measured
+        fill_sections(path.read_text(encoding="utf-8"), {MEASURED: "", RATIOS: ""})
     ort.set_default_logger_severity(3)  # some models have unused weights
     cases = [case for case in CASES if re.search(arguments.only, case.name)]
     if not cases:
-        parser.error(f"--only {arguments.only}: no such model; there are {', '.join(case.name for case in CASES)}")
-    looks = Looks()
+        parser.error(
+            f"--only: no model matches {arguments.only!r}; models are {', '.join(case.name for case in CASES)}"
+        )
+    monitor = RecordingMonitor()
     print(" | ".join(HEAD))
     found: list[Measured] = []
     try:
         for case in cases:
-            found.append(measure(case, looks, arguments.patience))  # noqa: PERF401 - kept when interrupted
+            found.append(measure(case, monitor, arguments.patience))  # noqa: PERF401 - kept when interrupted
     except KeyboardInterrupt:
         print("interrupted", flush=True)
     if not found:
         return
-    contents = sections(found)
+    contents = format_sections(found)
     for path in arguments.output:
         write_atomically(path, fill_sections(path.read_text(encoding="utf-8"), contents))
 

@@ -1,7 +1,10 @@
-"""What a HybridSession costs to create, beside a plain session: seconds, and resident memory of its process.
+"""Measure the creation time and the memory of a HybridSession with a given plan, and of a plain session.
 
-Each session is made in a process of its own, over a file, and run a few times; memory is counted from just before it is
-made. ``python scripts/bench_creation.py`` prints a table for the folded 12-layer LSTM of 96 steps at several widths.
+    python scripts/bench_creation.py [--widths 64 128 256 512]
+
+Prints a table for the folded 12-layer LSTM of 96 steps at several widths and writes no file; takes one to two minutes,
+most of them for profiling and planning. Each session is created in a separate process from a file and runs five times;
+memory is the growth of resident memory from just before the creation.
 """
 
 from __future__ import annotations
@@ -28,46 +31,46 @@ RUNS = 5
 
 
 def main() -> None:
-    """Print the table; with ``--plan``, be one of the processes."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--widths", type=int, nargs="+", default=[64, 128, 256, 512])
-    parser.add_argument("--one", nargs=3, metavar=("MODEL", "FEED", "PLAN"), help=argparse.SUPPRESS)
+    """Print the table; with ``--worker``, measure one session in this process."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--widths", type=int, nargs="+", default=[64, 128, 256, 512], help="widths of the layers")
+    parser.add_argument("--worker", nargs=3, metavar=("MODEL", "FEED", "PLAN"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.one:
-        print(json.dumps(create(*arguments.one)))
+    if arguments.worker:
+        print(json.dumps(create_session(*arguments.worker)))
         return
     print(
-        "| width | plain, s | hybrid, s | plain, MB | hybrid, MB | ratio of MB |\n| --- | --- | --- | --- | --- | --- |"
+        "| width | plain, s | hybrid, s | plain, MB | hybrid, MB | ratio of MB |\n"
+        "| ---: | ---: | ---: | ---: | ---: | ---: |"
     )
     for width in arguments.widths:
         with tempfile.TemporaryDirectory() as folder:
-            print(row(width, Path(folder)), flush=True)
+            print(measure_width(width, Path(folder)), flush=True)
 
 
-def row(width: int, folder: Path) -> str:
-    """Plan a model, then create both sessions."""
+def measure_width(width: int, folder: Path) -> str:
+    """Plan the model of a width, create both sessions, and return the line of the table."""
     model, plan = folder / "model.onnx", folder / "plan.json"
     onnx.save(zoo.build("lstm", {"batch": 1, "chunk": 96, "io": width}), model)
     graph = chrion.load(model)
-    made = chrion.partition(graph, chrion.profile(graph), policy="chrion")
-    made.save(plan)
+    chrion.partition(graph, chrion.profile(graph), policy="chrion").save(plan)
     feed = folder / "feed.npz"
     np.savez(feed, allow_pickle=False, **synthetic_inputs(graph))
-    plain, hybrid = apart(model, feed, ""), apart(model, feed, str(plan))
-    figures = [f"{r[what]:.3g}" for what in ("seconds", "mb") for r in (plain, hybrid)]
+    plain, hybrid = run_worker(model, feed, ""), run_worker(model, feed, str(plan))
+    figures = [f"{result[unit]:.3g}" for unit in ("seconds", "mb") for result in (plain, hybrid)]
     return f"| {width} | {' | '.join(figures)} | {hybrid['mb'] / plain['mb']:.2f} |"
 
 
-def apart(model: Path, feed: Path, plan: str) -> dict[str, float]:
-    """Create a session in another process."""
-    command = [sys.executable, __file__, "--one", str(model), str(feed), plan]
+def run_worker(model: Path, feed: Path, plan: str) -> dict[str, float]:
+    """Measure a session in a separate process; an empty plan stands for a plain session."""
+    command = [sys.executable, __file__, "--worker", str(model), str(feed), plan]
     done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603 - this script
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
-def create(model: str, arrays: str, plan: str) -> dict[str, float]:
-    """Create a session in this process: with a plan, or plain without one."""
-    feed = dict(np.load(arrays))
+def create_session(model: str, feed_path: str, plan: str) -> dict[str, float]:
+    """Create a session in this process, run it, and return its creation time and memory."""
+    feed = dict(np.load(feed_path))
     process = psutil.Process()
     before, start = process.memory_info().rss, time.perf_counter()
     session: Any = chrion.HybridSession(model, plan=plan) if plan else ort.InferenceSession(model)

@@ -1,11 +1,14 @@
-"""What merging siblings gains on one core: time of the merged operator and its split over that of the siblings.
+"""Measure the gain of merging sibling operators on one core: time of the merged operator and its Split over theirs.
 
-``python scripts/bench_merge.py`` prints a table in half a minute. Times are processor time of one thread, the least of
-many, in alternating turns; so other work on the machine changes them little.
+    python scripts/bench_merge.py
+
+Prints a table and writes no file; takes half a minute. Times are the minimum over many alternating rounds of one
+thread's processor time, so that other work on the machine changes them little.
 """
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Sequence
 
@@ -20,11 +23,17 @@ from chrion.graph.merge import merge_operators, mergeable_groups
 from chrion.graph.ort_sessions import weights_folder_option
 from chrion.profiler.measure import synthetic_inputs
 
-_TURNS, _RUNS = 40, 5
+_ROUNDS, _RUNS = 40, 5
 
 
-def siblings(op_type: str, shape: Sequence[int], weights: Sequence[Sequence[int]]) -> onnx.ModelProto:
-    """Operators of one type on one input, a weight each; convolutions keep the input's size."""
+def build_siblings(op_type: str, shape: Sequence[int], weights: Sequence[Sequence[int]]) -> onnx.ModelProto:
+    """Build a model of operators of one type that read one input, with a weight each.
+
+    Args:
+        op_type: MatMul or Conv; convolutions are padded so that they keep the input's size.
+        shape: Shape of the input.
+        weights: Shape of each operator's weight.
+    """
     random = np.random.default_rng(0)
     nodes, tensors = [], []
     for at, dims in enumerate(weights):
@@ -39,8 +48,8 @@ def siblings(op_type: str, shape: Sequence[int], weights: Sequence[Sequence[int]
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def session(graph: Graph) -> ort.InferenceSession:
-    """A plain session of one thread."""
+def create_session(graph: Graph) -> ort.InferenceSession:
+    """Return a plain session with one thread."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     for key, value in weights_folder_option(graph.weights_folder).items():
@@ -48,33 +57,34 @@ def session(graph: Graph) -> ort.InferenceSession:
     return ort.InferenceSession(graph.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def ratio(model: onnx.ModelProto) -> float:
-    """Time merged over time apart."""
+def measure_ratio(model: onnx.ModelProto) -> float:
+    """Return the time of the model with merged siblings over its time without."""
     graph = chrion.load(model)
     merged = merge_operators(graph, mergeable_groups(graph))
     feed = synthetic_inputs(graph)
-    sessions = [session(graph), session(merged)]
+    sessions = [create_session(graph), create_session(merged)]
     best = [float("inf")] * 2
-    for _ in range(_TURNS):
-        for at, rival in enumerate(sessions):
+    for _ in range(_ROUNDS):
+        for at, session in enumerate(sessions):
             before = time.thread_time()
             for _ in range(_RUNS):
-                rival.run(None, feed)
+                session.run(None, feed)
             best[at] = min(best[at], time.thread_time() - before)
     return best[1] / best[0]
 
 
 def main() -> None:
     """Print the table."""
-    print("| siblings | merged over apart |\n| --- | ---: |")
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    print("| siblings | time merged / time separate |\n| --- | ---: |")
     for rows in (1, 8, 128):
         for width in (64, 256, 768):
-            model = siblings("MatMul", [rows, width], [[width, width]] * 3)
-            print(f"| three MatMuls, {rows} x {width} | {ratio(model):.2f} |", flush=True)
+            model = build_siblings("MatMul", [rows, width], [[width, width]] * 3)
+            print(f"| three MatMuls, {rows} x {width} | {measure_ratio(model):.2f} |", flush=True)
     for channels, size, kernels in ((192, 28, (1, 1, 1)), (64, 14, (1, 1)), (64, 14, (1, 3)), (64, 14, (3, 5))):
-        model = siblings("Conv", [1, channels, size, size], [[64, channels, k, k] for k in kernels])
-        named = " and ".join(f"{k} x {k}" for k in kernels)
-        print(f"| convolutions {named}, {channels} channels of {size} x {size} | {ratio(model):.2f} |", flush=True)
+        model = build_siblings("Conv", [1, channels, size, size], [[64, channels, k, k] for k in kernels])
+        label = f"convolutions {' and '.join(f'{k} x {k}' for k in kernels)}, {channels} channels of {size} x {size}"
+        print(f"| {label} | {measure_ratio(model):.2f} |", flush=True)
 
 
 if __name__ == "__main__":

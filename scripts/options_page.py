@@ -1,10 +1,13 @@
-"""Write the tables of ``docs/options.md``: ``python scripts/options_page.py``.
+"""Write the tables of ``docs/options.md`` from the table of options that sessions use.
 
-The page is made from the table that sessions use; a test fails while it says anything else.
+    python scripts/options_page.py
+
+Takes a second. A test fails if the page differs from the table.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,24 +33,31 @@ TABLES: Mapping[str, Mapping[str, Option]] = {
 }
 
 
-def values(option: Option) -> str:
-    """Describe the values of a configuration key that leave a session cut."""
+def format_harmless_values(option: Option) -> str:
+    """Describe the values of a configuration key with which a session can be cut."""
     shown = [f"`{value}`" for value in option.harmless or () if value]
     return f" (but not at {', '.join(shown)})" if shown else ""
 
 
-def table(options: Mapping[str, Option]) -> str:
+def format_table(options: Mapping[str, Option]) -> str:
     """Return one table, sorted by treatment and name."""
     order = ["honoured", "runs plain", "no effect"]
     rows = sorted(options.values(), key=lambda o: (order.index(o.treatment.value), o.name))
-    cells = [(f"`{o.name}`", o.treatment.value, o.why + values(o)) for o in rows]
+    cells = [(f"`{o.name}`", o.treatment.value, o.why + format_harmless_values(o)) for o in rows]
     return markdown_table([("option", "in a cut session", "how, or why"), *cells]).replace("---:", "---")
 
 
-def page() -> str:
-    """Return the page as it should be."""
-    return fill_sections(PAGE.read_text(encoding="utf-8"), {name: table(options) for name, options in TABLES.items()})
+def format_page() -> str:
+    """Return the page with current tables."""
+    tables = {name: format_table(options) for name, options in TABLES.items()}
+    return fill_sections(PAGE.read_text(encoding="utf-8"), tables)
+
+
+def main() -> None:
+    """Write the page."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    write_atomically(PAGE, format_page().encode())
 
 
 if __name__ == "__main__":
-    write_atomically(PAGE, page().encode())
+    main()

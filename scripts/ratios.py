@@ -1,8 +1,8 @@
-"""How two rivals compare, from turns taken on cores that others use at times.
+"""Ratio of one candidate's time to the best other candidate's, from trials on cores that other processes use at times.
 
-Two things would lean: turns in which somebody else had the cores, and the luck of whoever is picked as the best of
-several that are equally fast. So turns count by how fast the cores were right before and after them, whatever they
-timed; and the best of the others is picked on one half of the turns and timed on the other.
+Two effects would bias it: interference during some trials, and selection bias, since the best of several equally fast
+candidates looks faster than it is. Therefore trials count by the speed of the cores just before and after them,
+whatever they measured; and the best other candidate is selected on one half of the trials and timed on the other half.
 """
 
 from __future__ import annotations
@@ -21,63 +21,70 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """A turn of one rival."""
+class TimedTrial:
+    """One trial of a candidate."""
 
-    rival: str
+    candidate: str
     median_ms: float
-    #: What the same arithmetic took on all cores at once right before and after the turn: the longer of the two.
-    look_ms: float
+    #: Time of a fixed computation on all cores at once, just before or just after the trial, whichever is longer.
+    reference_ms: float
 
 
-def quiet(turns: Sequence[Turn], fastest_ms: float, least: int) -> dict[str, list[float]]:
-    """The turns that count: those on quiet cores, or if a rival has too few of these, those on the quietest.
+def undisturbed_trials(trials: Sequence[TimedTrial], fastest_ms: float, least: int) -> dict[str, list[float]]:
+    """Return the trials that count: those on undisturbed cores, or the least disturbed ones if there are too few.
 
-    One mark holds for all: otherwise a rival with few quiet turns would be compared by worse ones.
+    One threshold holds for all candidates. Otherwise a candidate with few undisturbed trials would be compared by more
+    disturbed ones.
 
     Args:
-        turns: In the order in which they were taken.
-        fastest_ms: What a look takes on cores that nobody else uses.
-        least: How many of each rival count at least.
+        trials: In the order in which they were run.
+        fastest_ms: Time of the reference computation on undisturbed cores.
+        least: Number of each candidate's trials that count at least.
 
     Returns:
-        Medians in ms, by rival, in the same order.
+        Medians in ms by candidate, in the same order.
     """
-    rivals = {turn.rival: sorted(other.look_ms for other in turns if other.rival == turn.rival) for turn in turns}
-    mark_ms = max(TOLERANCE * fastest_ms, *(looks_ms[:least][-1] for looks_ms in rivals.values()))
-    return {name: [t.median_ms for t in turns if t.rival == name and t.look_ms <= mark_ms] for name in rivals}
+    references = {
+        trial.candidate: sorted(t.reference_ms for t in trials if t.candidate == trial.candidate) for trial in trials
+    }
+    threshold_ms = max(TOLERANCE * fastest_ms, *(times_ms[:least][-1] for times_ms in references.values()))
+    return {
+        name: [t.median_ms for t in trials if t.candidate == name and t.reference_ms <= threshold_ms]
+        for name in references
+    }
 
 
-def ratio(turns: Mapping[str, Sequence[float]], own: str) -> tuple[float, float, float]:
-    """One rival's time over that of the best of the others.
+def ratio_to_best(trials: Mapping[str, Sequence[float]], own: str) -> tuple[float, float, float]:
+    """Return the ratio of a candidate's time to that of the best other candidate.
 
-    The best is picked by medians over every other turn, and its median over the turns between is what ``own`` is
-    compared with, and the other way round; the result is the geometric mean of both.
+    The best other candidate is selected by its median over every second trial, and timed by its median over the
+    remaining ones; then the halves are exchanged. The result is the geometric mean of both ratios.
 
     Args:
-        turns: Times by rival, two or more of each.
-        own: Whose time it is.
+        trials: Times by candidate, two or more of each.
+        own: The candidate.
 
     Returns:
-        The ratio, and its 90 % interval: percentiles of a bootstrap over turns.
+        The ratio and its 90 % interval: percentiles of a bootstrap over trials.
     """
     rng = np.random.default_rng(0)
-    halves = [{name: np.asarray(times[half::2]) for name, times in turns.items()} for half in (0, 1)]
-    point = _crossed([{name: np.median(times, keepdims=True) for name, times in half.items()} for half in halves], own)
-    drawn = [{name: _resampled(times, rng) for name, times in half.items()} for half in halves]
-    low, high = np.quantile(_crossed(drawn, own), [0.05, 0.95])
+    halves = [{name: np.asarray(times[half::2]) for name, times in trials.items()} for half in (0, 1)]
+    medians = [{name: np.median(times, keepdims=True) for name, times in half.items()} for half in halves]
+    point = _cross_validated_ratios(medians, own)
+    resampled = [{name: _resampled_medians(times, rng) for name, times in half.items()} for half in halves]
+    low, high = np.quantile(_cross_validated_ratios(resampled, own), [0.05, 0.95])
     return float(point[0]), float(low), float(high)
 
 
-def _resampled(times: Array, rng: np.random.Generator) -> Array:
-    """Medians of as many times drawn with replacement, often."""
+def _resampled_medians(times: Array, rng: np.random.Generator) -> Array:
+    """Return the medians of bootstrap resamples."""
     return np.median(rng.choice(times, (_RESAMPLES, len(times))), axis=1)  # type: ignore[no-any-return]
 
 
-def _crossed(halves: Sequence[Mapping[str, Array]], own: str) -> Array:
+def _cross_validated_ratios(halves: Sequence[Mapping[str, Array]], own: str) -> Array:
     product = np.ones(1)
-    for picking, timing in (halves, halves[::-1]):
-        picked = np.array([medians for name, medians in picking.items() if name != own]).argmin(axis=0)
+    for selecting, timing in (halves, halves[::-1]):
+        selected = np.array([medians for name, medians in selecting.items() if name != own]).argmin(axis=0)
         others = np.array([medians for name, medians in timing.items() if name != own])
-        product = product * timing[own] / np.take_along_axis(others, picked[None], axis=0)[0]
+        product = product * timing[own] / np.take_along_axis(others, selected[None], axis=0)[0]
     return np.sqrt(product)

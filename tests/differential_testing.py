@@ -21,110 +21,112 @@ from output_comparison import Reference, quiet_options, quiet_run
 from random_models import Draft
 from random_operators import random_model
 
-#: Sizes of the free dimension that a session is fed in turn.
+#: Sizes of the free dimension in consecutive requests.
 _SIZES = (3, 1, 5, 3)
-#: The exact policy is slow: larger graphs are not tried with it.
-MOST_EXACT = 6
+#: The exact policy is slow, so that larger graphs are not planned with it.
+MAX_EXACT_OPERATORS = 6
 
 Feed = dict[str, np.ndarray[Any, Any]]
 
 
 class MismatchError(Exception):
-    """HybridSession gave another answer than plain onnxruntime, or none."""
+    """The outputs of HybridSession differ from those of plain onnxruntime, or it failed."""
 
 
 @dataclass
-class Tally:
-    """What was looked at."""
+class Counts:
+    """Counts of what was compared."""
 
     models: int = 0
     #: Models that onnxruntime refuses.
     refused: int = 0
     runs: int = 0
-    #: Runs over more than one segment.
+    #: Runs of more than one segment.
     cut: int = 0
     segments: int = 0
-    #: Runs that plain onnxruntime fails as well.
+    #: Runs that fail in plain onnxruntime, too.
     failed: int = 0
-    #: Answers that differ where plain onnxruntime does not agree with itself either.
+    #: Outputs that differ, but for which plain onnxruntime does not agree with itself either.
     unsettled: int = 0
     plans: int = 0
 
-    def __iadd__(self, other: Tally) -> Self:
+    def __iadd__(self, other: Counts) -> Self:
         for name in vars(self):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         return self
 
 
-def examine(pick: Random, size: int, *, policies: Sequence[str] = ()) -> Tally:
-    """Make a model and compare.
+def compare_random_model(pick: Random, size: int, *, policies: Sequence[str] = ()) -> Counts:
+    """Build a random model, run it in both ways, and compare the outputs.
 
     Args:
-        pick: Where chance comes from.
+        pick: Source of randomness.
         size: Steps of the model.
-        policies: Planners to try as well.
+        policies: Schedulers whose plans are compared, too.
 
     Raises:
-        MismatchError: HybridSession or a planner is wrong.
+        MismatchError: HybridSession or a scheduler is wrong.
     """
     draft = random_model(pick, size)
     model = draft.model()
-    tally = Tally(models=1)
+    counts = Counts(models=1)
     try:
         plain = Reference(model.SerializeToString())
         plain.open_all_levels()
-    except Exception:  # noqa: BLE001 - the generator knows less than onnxruntime
-        tally.refused = 1
-        return tally
+    except Exception:  # noqa: BLE001 - the generator does not know all of onnxruntime's rules
+        counts.refused = 1
+        return counts
     feeds = [draft.feed(size) for size in (_SIZES if draft.free else _SIZES[:2])]
     for everywhere in (True, False):
         optimise = pick.random() < 0.7
         graph = load(model, optimise=optimise)
-        maker = partial(random_plan, pick=pick, everywhere=everywhere)
-        with HybridSession(graph, quiet_options(), plan=maker, strict=True) as session:
+        planner = partial(random_plan, pick=pick, everywhere=everywhere)
+        with HybridSession(graph, quiet_options(), plan=planner, strict=True) as session:
             for feed in feeds:
-                _compare(session, plain, feed, tally)
-    if policies and tally.failed < tally.runs:
-        graph = _fixed(draft, model, feeds[0])
-        _plan(graph, plain, feeds[0], pick, policies, tally)
-    return tally
+                _compare(session, plain, feed, counts)
+    if policies and counts.failed < counts.runs:
+        graph = _load_for(draft, model, feeds[0])
+        _compare_policies(graph, plain, feeds[0], pick, policies, counts)
+    return counts
 
 
-def _fixed(draft: Draft, model: onnx.ModelProto, feed: Feed) -> Graph:
-    """Return the graph for the shapes of a request."""
+def _load_for(draft: Draft, model: onnx.ModelProto, feed: Feed) -> Graph:
+    """Load the graph for the shapes of a request."""
     names = {i.name for i in draft.inputs}
     return load(model, {name: array.shape for name, array in feed.items() if name in names})
 
 
-def _plan(graph: Graph, plain: Reference, feed: Feed, pick: Random, policies: Sequence[str], tally: Tally) -> None:
-    """Every policy makes a valid plan of the model, and what it plans is right."""
+def _compare_policies(
+    graph: Graph, plain: Reference, feed: Feed, pick: Random, policies: Sequence[str], counts: Counts
+) -> None:
+    """Plan the model by every policy, and compare the outputs of each plan."""
     for policy in policies:
-        if policy == "exact" and len(graph.dag) > MOST_EXACT:
+        if policy == "exact" and len(graph.dag) > MAX_EXACT_OPERATORS:
             continue
-        plan = planned(graph, policy, pick)
-        tally.plans += 1
+        plan = plan_at_random_costs(graph, policy, pick)
+        counts.plans += 1
         with HybridSession(graph, quiet_options(), plan=plan, strict=True) as session:
-            _compare(session, plain, feed, tally)
+            _compare(session, plain, feed, counts)
 
 
-def planned(graph: Graph, policy: str, pick: Random) -> Plan:
+def plan_at_random_costs(graph: Graph, policy: str, pick: Random) -> Plan:
     """Return a policy's plan of a graph of known shapes at random costs.
 
     Raises:
-        MismatchError: The plan does not survive its file.
+        MismatchError: The plan changes when it is written and read.
         ScheduleError: The plan is not valid.
     """
-    profile = made_up_profile(graph, pick)
+    profile = random_profile(graph, pick)
     plan = partition(graph, profile, policy=policy, streams=pick.choice([1, 3]))
     costs = profile.costs(plan.apply(graph).dag)
     validate(plan.apply(graph).dag, costs, plan.schedule)
     if Plan.from_json(plan.to_json()) != plan:
-        raise MismatchError(f"policy {policy}: the plan is another after a round trip")
+        raise MismatchError(f"policy {policy}: the plan changes in a round trip through JSON")
     return plan
 
 
-def made_up_profile(graph: Graph, pick: Random) -> Profile:
-    """Costs at random, for an accelerator that is the CPU by another lane."""
+def random_profile(graph: Graph, pick: Random) -> Profile:
+    """Return a profile of random costs, in which the CPU provider stands for the accelerator."""
     operators = {
         signature: OperatorCost(
             op_type=op_type,
@@ -137,29 +139,29 @@ def made_up_profile(graph: Graph, pick: Random) -> Profile:
     return Profile(MACHINE, 2, "CPUExecutionProvider", operators, copy, copy, handoff_ms=0.01, dispatch_ms=0.01)
 
 
-def _compare(session: HybridSession, plain: Reference, feed: Feed, tally: Tally) -> None:
-    tally.runs += 1
+def _compare(session: HybridSession, plain: Reference, feed: Feed, counts: Counts) -> None:
+    counts.runs += 1
     try:
         expected = plain.run(feed)
-    except Exception:  # noqa: BLE001 - some operators refuse what is empty, for example
-        tally.failed += 1
+    except Exception:  # noqa: BLE001 - some operators refuse empty tensors, for example
+        counts.failed += 1
         expected = None
     try:
-        # With and without run options in turn: lanes in Python serve the former, lanes in C the latter.
-        found = session.run(None, feed, quiet_run() if tally.runs % 2 else None)
+        # Every second run has run options: lanes in Python serve these, and lanes in C the others.
+        found = session.run(None, feed, quiet_run() if counts.runs % 2 else None)
     except Exception as error:
         if expected is None:
             return
-        raise MismatchError(f"failed where plain onnxruntime does not: {error}\n{session.explain()}") from error
+        raise MismatchError(f"failed, unlike plain onnxruntime: {error}\n{session.explain()}") from error
     segments = len(session.plan.segments) if session.plan else 0
-    tally.segments += segments
-    tally.cut += segments > 1
+    counts.segments += segments
+    counts.cut += segments > 1
     if expected is None:
         return
     wrong = plain.difference(found, expected)
     if not wrong:
         return
     if not plain.settles(feed, expected):
-        tally.unsettled += 1
+        counts.unsettled += 1
         return
     raise MismatchError(f"{wrong}\n{session.explain()}")

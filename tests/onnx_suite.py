@@ -1,9 +1,9 @@
-"""ONNX's own backend tests, run by plain onnxruntime and by HybridSession with a forced split.
+"""ONNX's backend tests, run with plain onnxruntime and with HybridSession and a forced split.
 
-Each test is run in two forms. ``as it is``: the model of the suite, after onnxruntime's basic optimisation. Most of
-those are one operator, and nothing can be cut; so ``surrounded`` puts an Identity before each input and behind each
-output and leaves all of them in, so that the operator itself is cut off from what surrounds it. It also stamps models
-of newer versions than onnxruntime knows with the newest it does, so that more of them run.
+Each test is run in two forms. ``as it is`` is the model of the suite, after onnxruntime's basic optimisation. Most of
+these models are one operator and cannot be cut. Therefore ``surrounded`` inserts an Identity after each input and
+before each output and disables the optimisation, so that the operator is cut off from its surroundings. It also lowers
+the versions of models that are newer than onnxruntime supports to the newest supported ones, so that more of them run.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from onnx.backend.test.runner import Runner
 from chrion import HybridSession
 from chrion.backend import HybridRep, RandomCutBackend
 
-#: The newest IR version and opset that onnxruntime 1.31 takes.
+#: The newest IR version and opset that onnxruntime 1.31 supports.
 _NEWEST_IR, _NEWEST_OPSET = 13, 27
 
 FORMS = ("as it is", "surrounded")
-#: One test in so many is in the fast sample.
-_SAMPLED = 7
+#: The sample contains every seventh test.
+_SAMPLE_STEP = 7
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How one test went, in one form."""
+    """The result of one test in one form."""
 
     name: str
     form: str
-    #: ``passed``, or why not.
+    #: ``passed``, or the reason for the failure.
     plain: str
     hybrid: str
-    #: Segments that HybridSession ran; 0 where it ran plain.
+    #: Segments that HybridSession ran; 0 if it ran plain.
     segments: int
     #: Why it ran plain.
     reason: str
-    #: Where both ran, how what they gave differs; otherwise empty.
+    #: How the outputs differ; empty if they do not, or if either failed.
     differs: str
 
     @property
@@ -66,12 +66,12 @@ class _PlainRep(BackendRep):
 
     def run(self, inputs: Any, **_: Any) -> tuple[Any, ...]:
         names = [i.name for i in self._session.get_inputs()]
-        arrays = [np.asarray(i) if isinstance(i, np.generic) else i for i in inputs]  # the suite has bare numbers
+        arrays = [np.asarray(i) if isinstance(i, np.generic) else i for i in inputs]  # the suite passes bare numbers
         return tuple(self._session.run(None, dict(zip(names, arrays, strict=False))))
 
 
 class _Recording(Backend):
-    """Keeps what its models gave, and the sessions that gave it."""
+    """A backend that records the outputs of its models, and the sessions that ran them."""
 
     form = FORMS[0]
     outputs: ClassVar[list[tuple[Any, ...]]]
@@ -104,28 +104,28 @@ class _RecordingRep(BackendRep):
         return found
 
 
-class Plain(_Recording):
-    """Plain onnxruntime on one thread."""
+class PlainBackend(_Recording):
+    """A backend of plain onnxruntime sessions with one thread."""
 
     @classmethod
     def rep(cls, model: onnx.ModelProto) -> BackendRep:
         return _PlainRep(model)
 
 
-class Scattered(_Recording):
-    """HybridSession, cut wherever that is legal."""
+class CutBackend(_Recording):
+    """A backend of HybridSessions that are cut wherever that is legal."""
 
     @classmethod
     def rep(cls, model: onnx.ModelProto) -> BackendRep:
-        maker = type("Maker", (RandomCutBackend,), {"optimise": cls.form != "surrounded"})
+        backend = type("Backend", (RandomCutBackend,), {"optimise": cls.form != "surrounded"})
         quiet = ort.SessionOptions()
         quiet.log_severity_level = 4
-        rep: BackendRep = maker.prepare(model, sess_options=quiet)
+        rep: BackendRep = backend.prepare(model, sess_options=quiet)
         return rep
 
 
 def surrounded(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with an Identity before each input and behind each output that is a tensor."""
+    """Return the model with an Identity after each input and before each output that is a tensor."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     graph = copy.graph
@@ -152,29 +152,29 @@ def surrounded(model: onnx.ModelProto) -> onnx.ModelProto:
 
 @cache
 def suite(backend: type[_Recording]) -> dict[str, Callable[[Any], None]]:
-    """All tests of the suite for the CPU by name."""
+    """Return all tests of the suite for the CPU by name."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the suite makes its cases when asked for, not without noise
+        warnings.simplefilter("ignore")  # the suite warns while it creates its tests
         cases = Runner(backend, __name__).test_cases.values()
     return {
         n: f for case in cases for n, f in sorted(vars(case).items()) if n.startswith("test_") and n.endswith("_cpu")
     }
 
 
-def names() -> list[str]:
-    """The names of all tests, in alphabetical order."""
-    return sorted(suite(Plain))
+def list_tests() -> list[str]:
+    """Return the names of all tests in alphabetical order."""
+    return sorted(suite(PlainBackend))
 
 
-def sample() -> list[str]:
-    """About 290 of them, always the same."""
-    return names()[::_SAMPLED]
+def list_sample() -> list[str]:
+    """Return the names of about 290 tests, always the same."""
+    return list_tests()[::_SAMPLE_STEP]
 
 
-def judge(name: str, form: str) -> Verdict:
-    """Run one test in one form, by plain onnxruntime first."""
-    plain, expected, _ = _run(Plain, name, form)
-    hybrid, found, sessions = _run(Scattered, name, form)
+def run_test(name: str, form: str) -> Verdict:
+    """Run one test in one form, with plain onnxruntime first."""
+    plain, expected, _ = _run(PlainBackend, name, form)
+    hybrid, found, sessions = _run(CutBackend, name, form)
     segments = sum(len(s.plan.segments) for s in sessions if s.plan is not None)
     reason = "; ".join(s.explain().splitlines()[0] for s in sessions if s.plan is None)
     for session in sessions:
@@ -194,13 +194,13 @@ def _run(backend: type[_Recording], name: str, form: str) -> tuple[str, list[tup
             outcome = "passed"
         except unittest.SkipTest as why:
             outcome = f"skipped: {why}"
-        except Exception as error:  # noqa: BLE001 - that is what a test says
+        except Exception as error:  # noqa: BLE001 - a test may raise anything
             outcome = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     return outcome, backend.outputs, backend.sessions
 
 
 def _difference(expected: list[Any], found: list[Any]) -> str:
-    """How answers differ where both gave one; operators that draw at random differ by right, and pass the suite."""
+    """Describe how outputs differ; empty if they do not."""
     try:
         for theirs, ours in zip(expected, found, strict=True):
             _compare(theirs, ours)
@@ -225,7 +225,7 @@ def _compare(theirs: Any, ours: Any) -> None:
 
 
 def prepare(folder: str) -> None:
-    """Let the suite write its models' data to a folder instead of the home, and onnxruntime try opsets to come."""
+    """Make the suite write its data to a folder, not to the home folder, and onnxruntime accept unreleased opsets."""
     os.environ |= {"ONNX_HOME": folder, "ALLOW_RELEASED_ONNX_OPSET_ONLY": "0"}
-    names()
-    gc.freeze()  # thousands of models that stay are not worth looking through again and again
+    list_tests()
+    gc.freeze()  # spares the garbage collector thousands of models that remain

@@ -1,4 +1,4 @@
-"""Sessions under strain: many callers, many sessions, and callers that are interrupted."""
+"""Stress scenarios: concurrent callers, sessions in sequence, and interrupted calls."""
 
 from __future__ import annotations
 
@@ -25,52 +25,54 @@ from chrion.scheduler import fixed_plan
 from helpers import FLOAT, alternating_lanes, assert_equal, make_model, node, remaining_lane_threads, run_plain, value
 
 WIDTH = 16
-#: More than a session keeps engines for, so that some are made and let go of all the time.
+#: More shapes than a session keeps engines for, so that engines are created and discarded all the time.
 BATCHES = (1, 2, 3, 5, 8, 13, 21, 34, 55)
-#: How often a shape comes that few ask for.
-_RARE = 0.01
+#: Share of the requests that have the largest shape.
+_RARE_SHARE = 0.01
+#: Requests of each shape.
 VARIANTS = 4
 
 
 @dataclass(frozen=True)
-class Strain:
-    """What a while of it came to."""
+class StressResult:
+    """The counts of a scenario."""
 
     calls: int
-    #: Growth of the process from the end of the warm-up on.
+    #: Growth of resident memory in MB after the warm-up.
     grown_mb: float
-    #: Threads that are left over.
+    #: Lane threads that remain.
     threads: int = 0
     #: Calls that were interrupted.
     interrupted: int = 0
 
 
 def free_batch() -> onnx.ModelProto:
-    """Two towers over a batch of any size, that hand values to each other, over one weight."""
+    """Build two towers over a batch of any size, which exchange values and share one weight."""
     w = np.random.default_rng(0).standard_normal((WIDTH, WIDTH)).astype(np.float32) / WIDTH
     nodes = []
     for step in range(4):
-        for side, other in (("a", "b"), ("b", "a")):
-            before, beside = (f"{s}{step - 1}" if step else "x" for s in (side, other))
+        for tower, other in (("a", "b"), ("b", "a")):
+            own, exchanged = (f"{t}{step - 1}" if step else "x" for t in (tower, other))
+            name = f"{tower}{step}"
             nodes += [
-                node("Add" if side == "a" else "Sub", [before, beside], [f"{side}{step}_in"], name=f"{side}{step}_in"),
-                node("MatMul", [f"{side}{step}_in", "w"], [f"{side}{step}"], name=f"{side}{step}"),
+                node("Add" if tower == "a" else "Sub", [own, exchanged], [f"{name}_in"], name=f"{name}_in"),
+                node("MatMul", [f"{name}_in", "w"], [name], name=name),
             ]
     nodes.append(node("Add", ["a3", "b3"], ["y"], name="sum"))
     shape = ["batch", WIDTH]
     return make_model(nodes, [value("x", FLOAT, shape)], [value("y", FLOAT, shape)], {"w": w})
 
 
-def cut_for_every_shape(model: onnx.ModelProto) -> HybridSession:
-    """A session that is cut whatever the shape of a request."""
+def cut_session(model: onnx.ModelProto) -> HybridSession:
+    """Return a session that is cut for every shape."""
     return HybridSession(model, plan=lambda graph: fixed_plan(graph, alternating_lanes(graph)))
 
 
-def hammer(seconds: float, threads: int, seed: int) -> Strain:
-    """Many threads call one session with different shapes and values.
+def call_concurrently(seconds: float, threads: int, seed: int) -> StressResult:
+    """Call one session from many threads with different shapes and values.
 
     Raises:
-        AssertionError: An answer is wrong, or two requests have had one frame.
+        AssertionError: An output is wrong, or two requests used one frame at the same time.
     """
     model = free_batch()
     rng = np.random.default_rng(seed)
@@ -85,14 +87,14 @@ def hammer(seconds: float, threads: int, seed: int) -> Strain:
         pick = random.Random(f"{seed} {caller}")
         try:
             while time.monotonic() < end and not failures:
-                rare = pick.random() < _RARE
+                rare = pick.random() < _RARE_SHARE
                 feed, expected = cases[pick.randrange(common, len(cases)) if rare else pick.randrange(common)]
                 assert_equal(session.run(None, feed), expected)
                 calls[caller] += 1
         except BaseException as error:  # noqa: BLE001 - raised again below
             failures.append(error)
 
-    with cut_for_every_shape(model) as session, exclusive_frames() as shared:
+    with cut_session(model) as session, detect_shared_frames() as shared:
         workers = [threading.Thread(target=call, args=(caller,), daemon=True) for caller in range(threads)]
         for worker in workers:
             worker.start()
@@ -103,14 +105,20 @@ def hammer(seconds: float, threads: int, seed: int) -> Strain:
         grown = resident_mb() - before
     if failures:
         raise failures[0]
-    assert not shared, "two requests have had one frame"
-    return Strain(sum(calls), grown)
+    assert not shared, "two requests used one frame at the same time"
+    return StressResult(sum(calls), grown)
 
 
 @contextmanager
+<<<<<<< HEAD
 def exclusive_frames() -> Iterator[list[int]]:
     """Watch which frames are in use; the list gets those that are used twice at once."""
     lock = threading.Lock()
+=======
+def detect_shared_frames() -> Iterator[list[int]]:
+    """Record the frames in use; those that two requests use at the same time are appended to the list."""
+    serve, run, lock = Executor._serve, NativeLanes.run, threading.Lock()
+>>>>>>> be25e4b (Rewrite the benchmarks' texts; rename trials, counts and stress scenarios)
     inside: set[int] = set()
     shared: list[int] = []
 
@@ -138,8 +146,8 @@ def exclusive_frames() -> Iterator[list[int]]:
         yield shared
 
 
-def cycles(count: int, *, close: bool) -> Strain:
-    """Make a session, run it and let go of it, closed or not, again and again."""
+def recreate_sessions(count: int, *, close: bool) -> StressResult:
+    """Create a session, run it, close it or not, and delete it, many times."""
     model = free_batch()
     graph = load(model, {"batch": (2,)})
     plan = fixed_plan(graph, alternating_lanes(graph))
@@ -154,26 +162,26 @@ def cycles(count: int, *, close: bool) -> Strain:
         del session
         if cycle == count // 4:
             before = settled_mb()
-    return Strain(count, settled_mb() - before, len(remaining_lane_threads()))
+    return StressResult(count, settled_mb() - before, len(remaining_lane_threads()))
 
 
-def interrupts(seconds: float, seed: int) -> Strain:
-    """A caller on the main thread is interrupted at any moment; what it runs next is right all the same.
+def interrupt_calls(seconds: float, seed: int) -> StressResult:
+    """Interrupt calls on the main thread at random moments, and check the next call.
 
     Raises:
-        AssertionError: An answer is wrong, or the thread's affinity is not what it was.
+        AssertionError: An output is wrong, or the thread's affinity was not restored.
     """
     model, pick = free_batch(), random.Random(seed)
     feed = {"x": np.ones((2, WIDTH), np.float32)}
     expected, affinity = run_plain(model, feed), os.sched_getaffinity(0)
     calls = interrupted = 0
     end = time.monotonic() + seconds
-    with cut_for_every_shape(model) as session, interruptions() as interrupt_in:
+    with cut_session(model) as session, schedule_interrupts() as interrupt_in:
         session.run(None, feed)
         while time.monotonic() < end:
             try:
                 interrupt_in(pick.uniform(1e-6, 3e-3))
-                until = time.monotonic() + 0.1  # should one be lost all the same
+                until = time.monotonic() + 0.1  # in case the interrupt is lost
                 while time.monotonic() < until:
                     session.run(None, feed)
                     calls += 1
@@ -183,15 +191,15 @@ def interrupts(seconds: float, seed: int) -> Strain:
             assert os.sched_getaffinity(0) == affinity
             if interrupted % 100 == 0:
                 gc.collect()
-    return Strain(calls, 0.0, interrupted=interrupted)
+    return StressResult(calls, 0.0, interrupted=interrupted)
 
 
 @contextmanager
-def interruptions() -> Iterator[Callable[[float], object]]:
-    """Gives what raises KeyboardInterrupt in the main thread after so many seconds.
+def schedule_interrupts() -> Iterator[Callable[[float], object]]:
+    """Yield a function that raises KeyboardInterrupt in the main thread after a number of seconds.
 
-    The garbage collector rests meanwhile: it may call back into Python (Hypothesis has it do so), and what is raised
-    there reaches nobody.
+    The garbage collector is disabled meanwhile: it may call back into Python (as Hypothesis makes it do), where an
+    exception would be lost.
     """
 
     def interrupt(*_: Any) -> None:
@@ -207,12 +215,12 @@ def interruptions() -> Iterator[Callable[[float], object]]:
 
 
 def resident_mb() -> float:
-    """Memory of this process in MB."""
+    """Return the resident memory of this process in MB."""
     return float(psutil.Process().memory_info().rss) / 1e6
 
 
 def settled_mb() -> float:
-    """The same once garbage has been collected."""
+    """Return the resident memory of this process in MB after garbage collection."""
     gc.collect()
     remaining_lane_threads()
     return resident_mb()

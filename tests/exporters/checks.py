@@ -22,7 +22,7 @@ import onnxruntime as ort
 from chrion import HybridSession, load
 from chrion.graph import Graph
 from chrion.scheduler import POLICIES, Plan, random_plan
-from differential_testing import MOST_EXACT, planned
+from differential_testing import MAX_EXACT_OPERATORS, plan_at_random_costs
 from output_comparison import Feed, Reference, Tolerance, quiet_options, quiet_run
 
 Session = HybridSession | ort.InferenceSession
@@ -218,8 +218,10 @@ class _Checks:
         self.outcome.operators = len(graphs[0][0].dag)
         for policy in self.effort.policies:
             for graph, one in graphs:
-                if policy != "exact" or len(graph.dag) <= MOST_EXACT:
-                    self._plan(f"policy {policy}", graph, partial(planned, policy=policy, pick=self.pick), [one])
+                if policy != "exact" or len(graph.dag) <= MAX_EXACT_OPERATORS:
+                    self._plan(
+                        f"policy {policy}", graph, partial(plan_at_random_costs, policy=policy, pick=self.pick), [one]
+                    )
         for at in range(self.effort.random_cuts):
             for everywhere in (True, False):
                 large = everywhere and self.outcome.operators > self.effort.scattered_operators

@@ -1,4 +1,4 @@
-"""A fixed sample of ONNX's own backend tests; ``scripts/conformance.py`` runs all of them."""
+"""A fixed sample of ONNX's backend tests; ``scripts/conformance.py`` runs all of them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from onnx_suite import FORMS, judge, prepare, sample
+from onnx_suite import FORMS, list_sample, prepare, run_test
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_plain_onnxruntime_passes_passes_cut_into_pieces(
+def test_a_cut_model_passes_the_tests_that_plain_onnxruntime_passes(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No test of the sample does worse with a forced split, and most of those that could be cut were."""
-    monkeypatch.setenv("ONNX_HOME", str(tmp_path))  # put back afterwards
+    """No test of the sample does worse with a forced split, and most models that can be cut are."""
+    monkeypatch.setenv("ONNX_HOME", str(tmp_path))  # restored after the test
     monkeypatch.setenv("ALLOW_RELEASED_ONNX_OPSET_ONLY", "1")
     prepare(str(tmp_path))
     try:
-        found = [judge(name, form) for name in sample()]
+        found = [run_test(name, form) for name in list_sample()]
     finally:
         gc.unfreeze()
     assert [v for v in found if v.wrong] == []

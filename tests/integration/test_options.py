@@ -91,7 +91,7 @@ def test_every_key_in_the_library_is_in_the_table() -> None:
 
 def test_the_page_says_what_the_table_says() -> None:
     """``python scripts/options_page.py`` writes it."""
-    assert options_page.PAGE.read_text() == options_page.page()
+    assert options_page.PAGE.read_text() == options_page.format_page()
 
 
 # Session configuration.
