@@ -1,0 +1,128 @@
+"""The registry of policies, with policies that installed packages add."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from chrion.errors import OptionError, ScheduleError
+from chrion.graph import Dag
+from chrion.profiler import uniform_costs
+from chrion.scheduler import POLICIES, describe_policies, policy_names
+from chrion.scheduler.policies import registry
+from chrion.scheduler.policies.registry import find_policy
+
+DAG = Dag.from_edges(3, [(0, 1), (1, 2)])
+COSTS = uniform_costs(DAG, cpu_ms=[1.0, 1.0])
+#: A module with a policy that puts everything on the last core, and objects that are no policies.
+MODULE = '''
+from chrion.scheduler import Schedule
+
+def last_core(dag, costs, alpha):
+    """Everything on the last core.
+
+    Not in the description.
+    """
+    return Schedule(dag.topological_order, (costs.cores,) * len(dag), costs.cores)
+
+def backwards(dag, costs, alpha):
+    return Schedule(dag.topological_order[::-1], (1,) * len(dag), 1)
+
+NUMBER = 7
+'''
+
+Install = Callable[[str, str], None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Install a distribution with entry points, given as lines ``name = module:object``."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(distribution: str, points: str) -> None:
+        module = distribution.replace("-", "_")
+        (tmp_path / f"{module}.py").write_text(MODULE)
+        info = tmp_path / f"{module}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[chrion.policies]\n{points}\n")
+        registry._discover.cache_clear()
+
+    return write
+
+
+@pytest.mark.usefixtures("install")
+def test_every_built_in_policy_has_a_line_of_description() -> None:
+    """Of a length for help texts; names are in the order of the registry."""
+    described = describe_policies()
+    assert list(described) == policy_names() == list(POLICIES)
+    for text in described.values():
+        assert text == text.strip()
+        assert text.endswith(".")
+        assert "\n" not in text
+        assert len(text) <= 80
+
+
+def test_an_unknown_policy_is_refused_with_the_names() -> None:
+    """The hint lists all of them."""
+    with pytest.raises(OptionError, match=r"unknown policy 'fastest' \(choose one of chrion, .*greedy"):
+        find_policy("fastest")
+
+
+def test_an_installed_package_adds_a_policy(install: Install) -> None:
+    """It is listed after the built-in ones, described by its docstring, and makes schedules."""
+    install("last-core", "last-core = last_core:last_core")
+    assert policy_names() == [*POLICIES, "last-core"]
+    assert describe_policies()["last-core"] == "Everything on the last core."
+    solution = find_policy("last-core").make_solver(DAG, COSTS)(0.0)
+    assert solution.schedule.lanes == (2, 2, 2)
+    assert solution.timeline.latency_ms == 3.0
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("missing_module:last_core", "cannot be loaded: ModuleNotFoundError: No module named 'missing_module'"),
+        ("broken:missing", "cannot be loaded: AttributeError: .*missing"),
+        ("broken:NUMBER", "broken:NUMBER is not a function"),
+    ],
+)
+def test_a_broken_package_breaks_no_other_policy(install: Install, target: str, reason: str) -> None:
+    """The error names the package; everything else goes on working, and the list says what is wrong."""
+    install("broken", f"bad = {target}\ngood = broken:last_core")
+    with pytest.raises(OptionError, match=rf"policy 'bad' of package broken:? {reason}.*uninstall broken"):
+        find_policy("bad")
+    assert describe_policies()["bad"].startswith("unavailable: policy 'bad' of package broken")
+    for name in ("good", "heft"):
+        assert find_policy(name).make_solver(DAG, COSTS)(0.0).timeline.latency_ms == 3.0
+
+
+def test_an_invalid_schedule_of_a_package_is_refused(install: Install) -> None:
+    """It is checked like any schedule that comes from outside."""
+    install("broken", "backwards = broken:backwards")
+    solve = find_policy("backwards").make_solver(DAG, COSTS)
+    with pytest.raises(ScheduleError, match="precedes its predecessor"):
+        solve(0.0)
+
+
+def test_a_built_in_name_stays_built_in(install: Install) -> None:
+    """A package's policy of that name is ignored, with one warning."""
+    install("last-core", "heft = last_core:last_core\nlast-core = last_core:last_core")
+    with pytest.warns(RuntimeWarning, match="'heft' of package last-core is ignored: Chrion has a policy of that name"):
+        names = policy_names()
+    assert names == [*POLICIES, "last-core"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert find_policy("heft") is POLICIES["heft"]
+
+
+def test_the_first_of_two_packages_keeps_a_name(install: Install) -> None:
+    """By name of the packages; the other is ignored with a warning."""
+    install("package-b", "same = package_b:missing")
+    install("package-a", "same = package_a:last_core")
+    with pytest.warns(RuntimeWarning, match="'same' of package package-b is ignored: package package-a has"):
+        policy = find_policy("same")
+    assert policy.make_solver(DAG, COSTS)(0.0).schedule.lanes == (2, 2, 2)
