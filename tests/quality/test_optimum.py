@@ -36,7 +36,7 @@ def case(seed: int) -> tuple[Dag, Costs]:
 @pytest.fixture(scope="module")
 def ratios() -> dict[str, list[float]]:
     """Latency of each policy over the optimum."""
-    found: dict[str, list[float]] = {name: [] for name in ("chrion", "chrion-paper", "heft")}
+    found: dict[str, list[float]] = {name: [] for name in ("chrion", "chrion-paper", "heft", "cpop")}
     for seed in range(CASES):
         dag, costs = case(seed)
         best = min(evaluate(dag, costs, solve(dag, costs, cores).schedule).latency_ms for cores in range(3))

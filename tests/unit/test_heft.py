@@ -13,6 +13,12 @@ from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.policies.heft import schedule_heft
 from chrion.scheduler.policies.list_scheduling import upward_ranks
 from strategies import costs_for, dags
+from topcuoglu_example import COSTS, DAG, HEFT_MAKESPAN, makespan
+
+
+def test_the_published_example_takes_80() -> None:
+    """Ten tasks on three processors: the makespan of the paper's Figure 3."""
+    assert makespan(schedule_heft(DAG, COSTS, 2)) == HEFT_MAKESPAN
 
 
 def test_upward_ranks_are_the_longest_way_to_an_exit() -> None:

@@ -1,0 +1,108 @@
+"""CPOP: the published example, and the algorithm line by line on random graphs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chrion.graph import Dag
+from chrion.profiler import Costs, uniform_costs
+from chrion.scheduler import evaluate
+from chrion.scheduler.evaluation.solution import Problem
+from chrion.scheduler.evaluation.validation import check_solution
+from chrion.scheduler.policies.cpop import cpop, critical_path, schedule_cpop
+from chrion.scheduler.policies.list_scheduling import downward_ranks, upward_ranks
+from strategies import costs_for, dags
+from topcuoglu_example import COSTS, CPOP_MAKESPAN, DAG, DOWNWARD_RANKS, UPWARD_RANKS, makespan
+
+
+def test_the_ranks_of_the_published_example() -> None:
+    """Table 2 of the paper, to its three decimals."""
+    assert upward_ranks(DAG, COSTS) == pytest.approx(UPWARD_RANKS, abs=2e-3)
+    assert downward_ranks(DAG, COSTS) == pytest.approx(DOWNWARD_RANKS, abs=2e-3)
+
+
+def test_the_published_example_takes_86() -> None:
+    """Tasks 1, 2, 9 and 10 are the critical path, on the second processor; the makespan is the published one."""
+    priority = [up + down for up, down in zip(UPWARD_RANKS, DOWNWARD_RANKS, strict=True)]
+    assert critical_path(DAG, priority) == [0, 1, 8, 9]
+    schedule = schedule_cpop(DAG, COSTS, 2)
+    assert [schedule.lanes[i] for i in (0, 1, 8, 9)] == [1, 1, 1, 1]
+    assert makespan(schedule) == CPOP_MAKESPAN
+
+
+def naive_cpop(dag: Dag, costs: Costs, cores: int) -> tuple[list[int], list[float]]:
+    """Figure 4 of the paper, literally: lanes and start times, with this machine's overheads in EST."""
+    n = len(dag)
+
+    def transfer(m: int, i: int) -> float:
+        if costs.accelerator_ms is None:
+            return costs.handoff_ms
+        size = dag.edge_bytes[i][dag.predecessors[i].index(m)]
+        return (costs.upload.ms(size) + costs.download.ms(size)) / 2
+
+    def up(i: int) -> float:
+        return costs.mean_ms(i) + max((up(s) + transfer(i, s) for s in dag.successors[i]), default=0.0)
+
+    def down(i: int) -> float:
+        return max((down(m) + costs.mean_ms(m) + transfer(m, i) for m in dag.predecessors[i]), default=0.0)
+
+    priority = [up(i) + down(i) for i in range(n)]
+    path = [max((i for i in range(n) if not dag.predecessors[i]), key=lambda i: (priority[i], -i))]
+    while dag.successors[path[-1]]:
+        path.append(max(dag.successors[path[-1]], key=lambda i: (priority[i], -i)))
+    lanes = range(0 if costs.accelerator_ms is not None else 1, cores + 1)
+    path_lane = min(lanes, key=lambda lane: (sum(costs.lane_ms(lane, cores)[i] for i in path), lane))
+    lane_of: dict[int, int] = {}
+    start: dict[int, float] = {}
+    finish: dict[int, float] = {}
+    while len(lane_of) < n:
+        ready = [i for i in range(n) if i not in lane_of and all(m in lane_of for m in dag.predecessors[i])]
+        i = min(ready, key=lambda i: (-priority[i], i))
+        choices = []
+        for lane in [path_lane] if i in path else lanes:
+            before = dag.predecessors[i]
+            length = costs.lane_ms(lane, cores)[i]
+            length += 0.0 if any(lane_of[m] == lane for m in before) else costs.dispatch_ms
+            arrivals = [0.0]
+            for m, size in zip(before, dag.edge_bytes[i], strict=True):
+                same = lane_of[m] == lane
+                arrivals.append(finish[m] + (0.0 if same else costs.transfer_ms(lane_of[m], lane, size)))
+            # It starts when its inputs have arrived, or when an operator on the lane ends: the first that fits.
+            others = [m for m in lane_of if lane_of[m] == lane]
+            begins = sorted({max(arrivals), *(finish[m] for m in others if finish[m] >= max(arrivals))})
+            begin = next(b for b in begins if all(finish[m] <= b or b + length <= start[m] for m in others))
+            choices.append((begin + length, lane, begin))
+        end, lane, begin = min(choices)
+        lane_of[i], start[i], finish[i] = lane, begin, end
+    return [lane_of[i] for i in range(n)], [start[i] for i in range(n)]
+
+
+@given(data=st.data())
+def test_the_schedule_is_that_of_the_literal_algorithm(data: st.DataObject) -> None:
+    """Same lanes, and an order by start times, for every number of cores of a random machine; and it is valid.
+
+    Every operator takes some time: one that takes none fits between any two others.
+    """
+    dag = data.draw(dags())
+    drawn = data.draw(costs_for(dag))
+    longer = None if drawn.accelerator_ms is None else tuple(ms + 1 for ms in drawn.accelerator_ms)
+    costs = replace(drawn, accelerator_ms=longer, cpu_ms=tuple(tuple(ms + 1 for ms in row) for row in drawn.cpu_ms))
+    for cores in range(0 if costs.accelerator_ms is not None else 1, costs.cores + 1):
+        schedule = schedule_cpop(dag, costs, cores)
+        lanes, starts = naive_cpop(dag, costs, cores)
+        assert list(schedule.lanes) == lanes
+        along = [starts[i] for i in schedule.order]
+        assert along == sorted(along)
+        check_solution(dag, costs, Problem(dag, costs).evaluate(schedule))
+
+
+def test_the_number_of_cores_is_the_best() -> None:
+    """Two cores for two chains; one if the second core makes both three times as slow."""
+    dag = Dag.from_edges(4, [(0, 1), (2, 3)])
+    fast, slow = (uniform_costs(dag, cpu_ms=times) for times in ([1.0, 1.0], [1.0, 3.0]))
+    assert evaluate(dag, fast, cpop(dag, fast, 0.0)).latency_ms == 2.0
+    assert cpop(dag, slow, 0.0).cores == 1
