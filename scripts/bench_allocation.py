@@ -74,28 +74,15 @@ def main() -> None:
         title="measured",
     )
     for n in SIZES:
-<<<<<<< HEAD
-        (fast, some), (slow, chains), (shared, few) = (
-            median_ms(n, opara_streams),
-            median_ms(n, nimble_streams),
-            median_ms(n, lambda dag: nimble_streams(dag, share=True)),
-        )
-        row = (f"{n}", f"{fast:.2f}", f"{some}", f"{slow:.2f}", f"{chains}", f"{shared:.2f}", f"{few}")
-        ours.add_row(*row, f"{slow / fast:.1f}")
-    theirs = Table("model", "Opara, ms", "Nimble, ms", "ratio", title="Opara's Table I")
-    for name, (fast, slow) in PUBLISHED.items():
-        theirs.add_row(name, f"{fast:g}", f"{slow:g}", f"{slow / fast:.1f}")
-=======
-        opara_ms, opara_streams = median_ms(n, opara)
-        nimble_ms, chains = median_ms(n, nimble)
-        shared_ms, shared_streams = median_ms(n, lambda dag: nimble(dag, share=True))
-        opara_cells = (f"{opara_ms:.2f}", f"{opara_streams}")
-        nimble_cells = (f"{nimble_ms:.2f}", f"{chains}", f"{shared_ms:.2f}", f"{shared_streams}")
+        opara_ms, opara_count = median_ms(n, opara_streams)
+        nimble_ms, chains = median_ms(n, nimble_streams)
+        shared_ms, shared_count = median_ms(n, lambda dag: nimble_streams(dag, share=True))
+        opara_cells = (f"{opara_ms:.2f}", f"{opara_count}")
+        nimble_cells = (f"{nimble_ms:.2f}", f"{chains}", f"{shared_ms:.2f}", f"{shared_count}")
         measured.add_row(f"{n}", *opara_cells, *nimble_cells, f"{nimble_ms / opara_ms:.1f}")
     published = Table("model", "Opara, ms", "Nimble, ms", "ratio", title="published (Opara, Table I)")
     for name, (opara_ms, nimble_ms) in PUBLISHED.items():
         published.add_row(name, f"{opara_ms:g}", f"{nimble_ms:g}", f"{nimble_ms / opara_ms:.1f}")
->>>>>>> be25e4b (Rewrite the benchmarks' texts; rename trials, counts and stress scenarios)
     console = Console(width=120)
     console.print(measured)
     console.print(published)

@@ -1,17 +1,10 @@
 """Measure HybridSession and plain onnxruntime on the CPU cores of this machine, over a set of models.
 
-    python scripts/bench_cpu.py [-o docs/cpu.md README.md docs/design.md] [--only REGEX] [--patience SECONDS]
+    python scripts/bench_cpu.py [-o docs/cpu.md] [--only REGEX] [--patience SECONDS]
 
-<<<<<<< HEAD
-``python scripts/bench_cpu.py -o docs/cpu.md`` takes half an hour on two cores, an hour on busy
-ones, and replaces what stands between the pages' markers, at its end or when interrupted: all of it where they are
-of ``measured``, the table without what is predicted for more cores where they are of ``ratios``. ``--only`` picks
-models by a regular expression over their names.
-=======
 Takes half an hour on two cores, an hour if other processes use them. Prints a line for each model; ``-o`` replaces
 sections of pages at the end or when interrupted: ``measured`` with text and table, ``ratios`` with the table without
 the predictions for more cores.
->>>>>>> be25e4b (Rewrite the benchmarks' texts; rename trials, counts and stress scenarios)
 
 The candidates are HybridSession and plain sessions with one thread, with as many as there are cores, with onnxruntime's
 default, and with its parallel executor. Each runs alone, in alternating rounds, and medians are compared. HybridSession

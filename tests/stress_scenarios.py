@@ -110,15 +110,9 @@ def call_concurrently(seconds: float, threads: int, seed: int) -> StressResult:
 
 
 @contextmanager
-<<<<<<< HEAD
-def exclusive_frames() -> Iterator[list[int]]:
-    """Watch which frames are in use; the list gets those that are used twice at once."""
-    lock = threading.Lock()
-=======
 def detect_shared_frames() -> Iterator[list[int]]:
     """Record the frames in use; those that two requests use at the same time are appended to the list."""
-    serve, run, lock = Executor._serve, NativeLanes.run, threading.Lock()
->>>>>>> be25e4b (Rewrite the benchmarks' texts; rename trials, counts and stress scenarios)
+    lock = threading.Lock()
     inside: set[int] = set()
     shared: list[int] = []
 
