@@ -21,7 +21,7 @@ import onnxruntime as ort
 
 from chrion.allocator import trim
 from chrion.devices import usable_provider
-from chrion.errors import OptionError
+from chrion.errors import OptionError, UnsafeModelError
 from chrion.graph.loader import load
 from chrion.graph.model import Graph, ModelMetadata, TensorInfo
 from chrion.graph.optimise import original_name
@@ -342,8 +342,8 @@ class Engines:
         reason = session_reason(config.options, config.rest)
         try:
             engine = self.plain(reason or NOT_TUNED)
-        except Exception:
-            read_model(config.source)  # raises if the model names files outside of its folder
+        except Exception as error:
+            _raise_if_unsafe(config.source, error)
             raise
         session = engine.session
         self._describe(
@@ -467,6 +467,20 @@ def tuning_mode(tune: str | None) -> str:
         where = "tune" if tune is not None else f"environment variable {TUNE_VARIABLE}"
         raise OptionError(f"{where}: expected one of {', '.join(TUNING_MODES)}, found {chosen!r}")
     return chosen
+
+
+def _raise_if_unsafe(source: str | bytes, error: Exception) -> None:
+    """Explain onnxruntime's error, if it is about files outside of the model's folder.
+
+    Raises:
+        UnsafeModelError: The model names such files.
+    """
+    try:
+        read_model(source)
+    except UnsafeModelError as reason:
+        raise reason from error
+    except Exception:  # noqa: BLE001 - onnxruntime's error is raised
+        return
 
 
 def _infos(nodes: Sequence[Any]) -> list[TensorInfo]:

@@ -38,6 +38,13 @@ Install = Callable[[NamedShapes, Decision], None]
 NOT_TUNED = "tuning has not finished"
 _NOT_CACHED = "tuning is switched off, and no decision is cached"
 
+#: The program of the tuning process. At this niceness it uses idle cores fully and about a tenth of busy ones.
+_PROGRAM = """import os
+if hasattr(os, "nice"):
+    os.nice(10)
+from chrion.runtime.selection.worker import main
+main()
+"""
 #: Tuning begins this many seconds after it is asked for, so that it does not slow down the first requests.
 _DELAY_S = 0.3
 #: How often a thread that waits checks whether its session was closed, in seconds.
@@ -186,25 +193,35 @@ class Tuner:
             lock.release()
 
     def _ask(self, shapes: NamedShapes) -> Decision:
-        """Have the decision made by the tuning process; in this one if none can be started, or knows the model.
+        """Have the decision made by the tuning process.
+
+        If no process can be started, or the session's options hold what it cannot know, decide in this process. If the
+        process is ended by the model, the model runs plain.
 
         Raises:
             RuntimeError: The session was closed meanwhile.
         """
-        failure = ""
         try:
             self._worker = self._worker or _Worker(self._config)
-            self._require_open()
+        except (OSError, TypeError) as error:
+            return self._decide_here(shapes, why_plain(error))
+        self._require_open()
+        try:
             answer = self._worker.ask(shapes)
             if "decision" in answer:
                 return decision_from_json(answer["decision"])
             failure = str(answer["failure"])
-        except (OSError, TypeError, ValueError, ChrionError) as error:
-            failure = why_plain(error)
-        self._require_open()
-        if failure and self._worker and self._config.options is None:
+        except (OSError, ValueError, KeyError, ChrionError) as error:
+            self._require_open()
+            self._stop_worker()
+            return Decision(PLAIN, None, why_plain(error))
+        if self._config.options is None:
             return Decision(PLAIN, None, failure)
-        log.info("tuning in this process: %s", failure)  # options may hold what no other process can have
+        return self._decide_here(shapes, failure)
+
+    def _decide_here(self, shapes: NamedShapes, reason: str) -> Decision:
+        self._require_open()
+        log.info("tuning in this process: %s", reason)
         return Decider(self._config).decide(shapes)
 
     def _require_open(self) -> None:
@@ -223,16 +240,17 @@ class _Worker:
     def __init__(self, config: SessionConfig) -> None:
         if not sys.executable or getattr(sys, "frozen", False):
             raise OSError("there is no Python interpreter to start")
-        header = config_to_data(config)
+        #: Data that is not sent yet.
+        self._unsent = config_to_data(config)
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", "from chrion.runtime.selection.worker import main; main()"],
+        self._process = subprocess.Popen(  # noqa: S603 - this interpreter, a module of this package
+            [sys.executable, "-c", _PROGRAM],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=environment,
+            creationflags=getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0),
         )
-        self._send(header)
 
     def ask(self, shapes: NamedShapes) -> dict[str, Any]:
         """Return the answer for one set of shapes.
@@ -241,9 +259,14 @@ class _Worker:
             OSError: The process has ended.
             ValueError: It answered something else.
         """
-        self._send(json.dumps({"shapes": shapes}).encode() + b"\n")
-        assert self._process.stdout  # noqa: S101 - it is a pipe
-        line = self._process.stdout.readline()
+        assert self._process.stdin  # noqa: S101 - it is a pipe
+        assert self._process.stdout  # noqa: S101
+        line = b""
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(self._unsent + json.dumps({"shapes": shapes}).encode() + b"\n")
+            self._process.stdin.flush()
+            self._unsent = b""
+            line = self._process.stdout.readline()
         if not line:
             raise OSError(f"the tuning process ended with status {self._process.wait()}")
         answer: dict[str, Any] = json.loads(line)
@@ -257,8 +280,3 @@ class _Worker:
             if stream:
                 with suppress(OSError):
                     stream.close()
-
-    def _send(self, data: bytes) -> None:
-        assert self._process.stdin  # noqa: S101 - it is a pipe
-        self._process.stdin.write(data)
-        self._process.stdin.flush()

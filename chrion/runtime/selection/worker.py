@@ -16,8 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
 
-import psutil
-
 from chrion.graph.external import tensors_of
 from chrion.graph.loader import load
 from chrion.graph.model import Graph
@@ -31,8 +29,6 @@ from chrion.runtime.selection.selector import PLAIN, EngineSelector, why_plain
 
 #: How often the process checks that the process it works for still exists, in seconds.
 _CHECK_S = 1.0
-#: Niceness of POSIX: cores that are idle are used fully, busy ones by a tenth. Or a priority class of Windows.
-_LOW_PRIORITY = getattr(psutil, "BELOW_NORMAL_PRIORITY_CLASS", 10)
 
 
 class Decider:
@@ -125,7 +121,6 @@ def answers(stream: BinaryIO) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Serve the process at the other end of stdin."""
-    psutil.Process().nice(_LOW_PRIORITY)
     threading.Thread(target=_exit_with, args=(os.getppid(),), daemon=True).start()
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # libraries may print

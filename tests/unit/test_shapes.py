@@ -1,0 +1,38 @@
+"""Which input shapes are worth tuning."""
+
+from __future__ import annotations
+
+import random
+
+from chrion.runtime.selection.shapes import ShapeCounter
+
+
+def test_the_first_shapes_are_tuned_at_once() -> None:
+    """Eight of them, each at its first request."""
+    counter = ShapeCounter()
+    assert [counter.count(shape) for shape in range(10)] == [True] * 8 + [False] * 2
+
+
+def test_a_later_shape_is_tuned_when_it_is_requested_often() -> None:
+    """At its sixteenth request."""
+    counter = ShapeCounter()
+    for shape in range(8):
+        counter.count(shape)
+    assert [counter.count("late") for _ in range(20)].index(True) == 15
+
+
+def test_the_work_for_a_shape_grows_with_the_logarithm_of_its_requests() -> None:
+    """Each further time takes four times as many requests: 16 (4^k - 1) / 3 requests allow k times."""
+    counter = ShapeCounter()
+    for shape in range(8):
+        counter.count(shape)
+    times = sum(counter.count("late") for _ in range(16 * (4**5 - 1) // 3))
+    assert times == 5
+
+
+def test_shapes_that_never_come_again_take_bounded_memory() -> None:
+    """A model with a new shape in every request is tuned for the first ones only."""
+    counter = ShapeCounter()
+    pick = random.Random(0)
+    assert sum(counter.count(pick.random()) for _ in range(20_000)) == 8
+    assert len(counter._counts) <= 4096
