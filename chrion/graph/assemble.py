@@ -1,4 +1,4 @@
-"""From an optimised ONNX model and the types of its values to a Graph: operators, edges, weights, signatures."""
+"""Building a Graph from an optimised ONNX model and the types of its values: operators, edges, weights, signatures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from chrion.graph.flops import node_flops
 from chrion.graph.model import Graph, ModelMetadata, TensorInfo, WeightsFolder
 from chrion.graph.rewrite import bodies_of, defined_names
 
-#: Integer constants up to this many elements (shapes, axes, indices) are part of a signature.
+#: Integer constants of at most so many elements (shapes, axes, indices) are part of a signature.
 _SHOWN_ELEMENTS = 64
 #: Bits of an element of the types that are stored several to a byte.
 _PACKED_BITS = {"UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "UINT2": 2, "INT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
@@ -36,7 +36,21 @@ def assemble(  # noqa: PLR0913 - the stages of `load` meet here
     shapes: Mapping[str, tuple[int, ...]],
     folder: WeightsFolder,
 ) -> Graph:
-    """Build the Graph of an optimised model whose nodes have unique names."""
+    """Build the Graph of an optimised model.
+
+    Args:
+        name: The graph's name.
+        model: The model; its nodes have unique names.
+        types: The types of its inputs and node outputs, by name.
+        declared_inputs: Its inputs as the original model declares them.
+        declared_outputs: Its outputs as the original model declares them.
+        overridable: Weights that the original model also lists as inputs.
+        metadata: Its metadata.
+        source: The file or the bytes of the original model.
+        optimised: True if onnxruntime's basic optimisation was applied.
+        shapes: Shapes that were given for inputs with free dimensions.
+        folder: The folder of its external weights.
+    """
     weights = {t.name: weight_info(t) for t in model.graph.initializer}
     values = {**types, **weights}
     reads = node_reads(model)
@@ -61,7 +75,7 @@ def assemble(  # noqa: PLR0913 - the stages of `load` meet here
 
 
 def weight_info(tensor: onnx.TensorProto) -> TensorInfo:
-    """The type of an initialiser, as onnxruntime names it."""
+    """Return the type of an initialiser, as onnxruntime writes it."""
     kind = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
     return TensorInfo(tensor.name, f"tensor({kind})", tuple(tensor.dims))
 
@@ -87,13 +101,13 @@ def _outer_names(body: onnx.GraphProto) -> set[str]:
 def _operators(
     model: onnx.ModelProto, reads: Sequence[tuple[str, ...]], values: Mapping[str, TensorInfo]
 ) -> tuple[tuple[int, ...], ...]:
-    """Group the nodes into operators: one node each, but for nodes that share a value that cannot cross a cut.
+    """Group the nodes into operators: one node each, except for nodes that share a value that must not be cut.
 
-    Such values are those whose size is not known beforehand (it depends on the data), those that are not plain
+    Such values are those whose size is unknown in advance because it depends on the data, those that are not plain
     tensors (sequences, maps, optionals, strings), and those between a node and its quantisation (see
-    :func:`_quantised`). Nodes joined by one stand in one operator; and whatever lies on a path between two nodes of an
-    operator joins it too, or the operators would wait for each other. Both steps at once are the strongly connected
-    components of the graph in which every uncuttable edge also runs backwards.
+    :func:`_quantised`). The nodes that share one form one operator. Nodes on a path between two nodes of an operator
+    join it, too; otherwise the operators would wait for each other. The operators are therefore the strongly connected
+    components of the graph in which every edge that must not be cut also runs backwards.
     """
     producer = {name: i for i, node in enumerate(model.graph.node) for name in node.output if name}
     import networkx as nx  # noqa: PLC0415 - takes a tenth of a second to import
@@ -112,10 +126,10 @@ def _operators(
 
 
 def _quantised(model: onnx.ModelProto, reads: Sequence[tuple[str, ...]], producer: Mapping[str, int]) -> set[str]:
-    """Return the values between a node and its own DequantizeLinear before it or QuantizeLinear behind it.
+    """Return the values between a node and its own DequantizeLinear before it or QuantizeLinear after it.
 
-    onnxruntime replaces such a node by one of integer arithmetic. Cut from them it would compute in floating point:
-    slower, and with other rounding than the whole model has.
+    onnxruntime replaces the three by one node of integer arithmetic. If they were cut apart, the node would compute in
+    floating point: slower, and with other rounding than in the whole model.
     """
     nodes = model.graph.node
     readers = Counter(name for names in reads for name in names)
@@ -182,7 +196,7 @@ def _dag(
 
 
 def weight_size(tensor: onnx.TensorProto) -> int:
-    """Bytes an initialiser takes; strings count as pointers, their characters are not known here."""
+    """Return the bytes of an initialiser; a string counts as a pointer, since its length is not known."""
     packed = _PACKED_BITS.get(onnx.TensorProto.DataType.Name(tensor.data_type))
     bits = packed or 8 * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     return (math.prod(tensor.dims) * bits + 7) // 8
@@ -194,7 +208,10 @@ def _signature(
     values: Mapping[str, TensorInfo],
     constants: Mapping[str, onnx.TensorProto],
 ) -> str:
-    """What makes two operators cost the same: ``LSTM(float[1x8x64], w float[1x256x64], ...) -> y {hidden_size=64}``."""
+    """Return a text that is equal for nodes of equal cost.
+
+    For example ``LSTM(float[1x8x64], w float[1x256x64], ...) -> y {hidden_size=64}``.
+    """
     slots = [_slot(name, values, constants) for name in node.input]
     slots += [_slot(name, values, constants) for name in reads if name not in set(node.input)]
     while slots and not slots[-1]:
@@ -206,7 +223,7 @@ def _signature(
 
 
 def _repeats(slots: Sequence[str]) -> Iterator[str]:
-    """Equal neighbours once, with their number: ``96*float[1x8x64]``."""
+    """Yield equal neighbours once, with their number: ``96*float[1x8x64]``."""
     for slot, run in itertools.groupby(slots):
         count = len(list(run))
         yield f"{count}*{slot}" if count > 1 else slot

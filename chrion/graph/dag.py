@@ -1,7 +1,7 @@
 """A model's operators as a directed acyclic graph of plain indices.
 
-Algorithms see operators 0..n-1 and nothing of ONNX: who waits for whom, how many bytes travel, which weights
-an operator reads. Names are for people and stand beside the indices.
+Algorithms see operators 0..n-1 and nothing of ONNX: the dependencies, the bytes transferred along them, and the
+weights that an operator reads. Names are for output only.
 """
 
 from __future__ import annotations
@@ -15,54 +15,54 @@ from chrion.errors import ModelError
 
 @dataclass(frozen=True)
 class Dag:
-    """An immutable DAG of ``n`` operators; every field has one entry an operator unless it says otherwise."""
+    """An immutable DAG of ``n`` operators; every field has one entry per operator unless stated otherwise."""
 
     #: Unique operator names.
     names: tuple[str, ...]
-    #: Operator types, ``LSTM`` or ``Conv``; several ONNX nodes kept together read ``NonZero+2``.
+    #: Operator types such as ``LSTM``; an operator of three ONNX nodes is written ``NonZero+2``.
     op_types: tuple[str, ...]
-    #: Equal operators have equal signatures: type, attributes, shapes and element types.
+    #: Type, attributes, shapes and element types as text; operators of equal cost have equal signatures.
     signatures: tuple[str, ...]
-    #: Who must finish first, without repeats, in the order of the operator's inputs.
+    #: The operators that must finish first, without repetition, in the order of the operator's inputs.
     predecessors: tuple[tuple[int, ...], ...]
-    #: Who waits for it, in ascending order.
+    #: The operators that wait for it, in ascending order.
     successors: tuple[tuple[int, ...], ...]
-    #: Bytes that travel from each predecessor, parallel to ``predecessors`` (C of the paper).
+    #: Bytes received from each predecessor, parallel to ``predecessors`` (C of the paper).
     edge_bytes: tuple[tuple[int, ...], ...]
-    #: The values that it reads of each predecessor, parallel to ``predecessors``, as indices into ``value_bytes``.
+    #: The values read from each predecessor, parallel to ``predecessors``, as indices into ``value_bytes``.
     edge_values: tuple[tuple[tuple[int, ...], ...], ...]
-    #: Bytes of each value that operators hand to each other.
+    #: Bytes of each value that an operator makes; one entry per value.
     value_bytes: tuple[int, ...]
-    #: Bytes of the operator's inputs, weights apart.
+    #: Bytes of the operator's inputs, without weights.
     input_bytes: tuple[int, ...]
     #: Bytes of its outputs.
     output_bytes: tuple[int, ...]
-    #: The weights it reads, as indices into ``weight_bytes``; a shared weight has one index.
+    #: The weights that it reads, as indices into ``weight_bytes``; a shared weight has one index.
     weights: tuple[tuple[int, ...], ...]
-    #: Bytes of each weight.
+    #: Bytes of each weight; one entry per weight.
     weight_bytes: tuple[int, ...]
-    #: Floating point operations of each operator, zero where not known.
+    #: Floating point operations of the operator; zero if unknown.
     flops: tuple[float, ...]
-    #: Inputs of a request that are not empty, in the model's order: the bytes of each and the operators that read it,
-    #: in ascending order.
+    #: One entry per input of a request that is not empty, in the model's order: its bytes, and the operators that read
+    #: it in ascending order.
     request_inputs: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    #: Outputs of a request that are not empty: the operator that makes each and the value, as an index into
-    #: ``value_bytes``. None for outputs that are inputs or weights.
+    #: One entry per output of a request that is not empty: the operator that makes it, and its value as an index into
+    #: ``value_bytes``. Outputs that are inputs or weights have no entry.
     request_outputs: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def from_edges(cls, n: int, edges: Iterable[tuple[int, int]], edge_bytes: Sequence[int] | None = None) -> Dag:
-        """Make a DAG without a model.
+        """Return a DAG for edges without a model.
 
         Args:
             n: Number of operators.
-            edges: Pairs (before, after). Predecessors keep the order in which their edges are given; an edge
-                given twice counts once, with its bytes added up.
-            edge_bytes: Bytes of each edge, in the order of ``edges``; zero where missing.
+            edges: Pairs (before, after). Predecessors keep the order of their edges. An edge that occurs twice counts
+                once, with the sum of its bytes.
+            edge_bytes: Bytes of each edge, in the order of ``edges``; all zero if None.
 
         Raises:
-            ModelError: An edge leaves 0..n-1 or joins an operator to itself, there is a cycle, or ``edge_bytes``
-                is not as long as ``edges``.
+            ModelError: An edge has an index outside 0..n-1 or joins an operator to itself, the edges form a cycle, or
+                ``edge_bytes`` has another length than ``edges``.
         """
         pairs = list(edges)
         sizes = [0] * len(pairs) if edge_bytes is None else list(edge_bytes)
@@ -77,12 +77,12 @@ class Dag:
 
     @classmethod
     def from_predecessors(cls, incoming: Sequence[dict[int, int]]) -> Dag:
-        """Make a DAG without a model from each operator's predecessors and the bytes each sends.
+        """Return a DAG without a model from each operator's predecessors and the bytes received from each.
 
-        An operator makes one value, as large as the most that it sends.
+        An operator makes one value, of the size of the largest transfer from it.
 
         Raises:
-            ModelError: There is a cycle.
+            ModelError: The edges form a cycle.
         """
         n = len(incoming)
         received = tuple(sum(sizes.values()) for sizes in incoming)
@@ -114,10 +114,10 @@ class Dag:
 
     @cached_property
     def topological_order(self) -> tuple[int, ...]:
-        """Operators with every predecessor first (Kahn); shorter than ``n`` only while a cycle is being refused."""
+        """The operators, each after all of its predecessors (Kahn's algorithm); incomplete if there is a cycle."""
         missing = [len(before) for before in self.predecessors]
         order = [i for i, count in enumerate(missing) if count == 0]
-        for i in order:  # grows while it is walked
+        for i in order:  # the list grows during the iteration
             for after in self.successors[i]:
                 missing[after] -= 1
                 if missing[after] == 0:
@@ -126,7 +126,7 @@ class Dag:
 
     @cached_property
     def descendants(self) -> tuple[int, ...]:
-        """For each operator, a mask with bit ``j`` set where there is a path to operator ``j``."""
+        """For each operator, a bit mask in which bit ``j`` is set if there is a path to operator ``j``."""
         masks = [0] * len(self)
         for i in reversed(self.topological_order):
             for after in self.successors[i]:
@@ -135,7 +135,7 @@ class Dag:
 
     @cached_property
     def ancestors(self) -> tuple[int, ...]:
-        """For each operator, a mask with bit ``j`` set where there is a path from operator ``j``."""
+        """For each operator, a bit mask in which bit ``j`` is set if there is a path from operator ``j``."""
         masks = [0] * len(self)
         for i in self.topological_order:
             for before in self.predecessors[i]:
@@ -144,10 +144,10 @@ class Dag:
 
     @cached_property
     def reduced(self) -> tuple[tuple[int, ...], ...]:
-        """Successors in the transitive reduction: those that no longer path leads to.
+        """The successors in the transitive reduction: those that no longer path leads to.
 
-        Successors are looked at along the topological order; one that an earlier one reaches is left out.
-        O(edges * n / 64) by bit masks.
+        An operator's successors are visited in topological order, and a successor that an earlier one reaches is left
+        out. O(edges * n / 64) with bit masks.
         """
         position = {v: at for at, v in enumerate(self.topological_order)}
         kept = []
@@ -162,10 +162,10 @@ class Dag:
         return tuple(kept)
 
     @cached_property
-    def handed_over(self) -> tuple[tuple[tuple[int, tuple[int, ...]], ...], ...]:
-        """For each operator, the values that others read of it, or the request takes away.
+    def output_values(self) -> tuple[tuple[tuple[int, tuple[int, ...]], ...], ...]:
+        """For each operator, the values that other operators read or the request returns.
 
-        Each as (value, its readers in ascending order).
+        Each value is a pair (value, its readers in ascending order).
         """
         readers: list[dict[int, list[int]]] = [{} for _ in range(len(self))]
         for i, value in self.request_outputs:
@@ -178,16 +178,16 @@ class Dag:
 
     @cached_property
     def exits(self) -> tuple[int, ...]:
-        """Operators that nobody waits for."""
+        """The operators without successors."""
         return tuple(i for i, after in enumerate(self.successors) if not after)
 
     def weight_total(self, i: int) -> int:
-        """Bytes of all the weights that operator ``i`` reads."""
+        """Return the bytes of all weights that operator ``i`` reads."""
         return sum(self.weight_bytes[w] for w in self.weights[i])
 
 
 def invert(predecessors: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Successors from predecessors, each list in ascending order."""
+    """Return the successors of all operators, each list in ascending order."""
     successors: list[list[int]] = [[] for _ in predecessors]
     for i, before in enumerate(predecessors):
         for b in before:

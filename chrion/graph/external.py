@@ -1,7 +1,7 @@
-"""Weights in other files: only files of the model's own folder are read.
+"""A check that the external weights of a model are in the model's own folder.
 
-A model is often somebody else's, and the files it names are read with the rights of whoever loads it. onnxruntime
-refuses some of what leads outside; here everything is, in the same words for every release of it.
+A model may come from an untrusted source, and the files that it names are read with the rights of the user who loads
+it. onnxruntime refuses some paths that lead outside the folder, depending on its version; this check refuses all.
 """
 
 from __future__ import annotations
@@ -13,43 +13,43 @@ import onnx
 
 from chrion.errors import UnsafeModelError
 
-#: What onnxruntime writes for weights that lie in its own memory, at an address of the model's choice.
+#: The location that onnxruntime writes for weights in its own memory, at an address that the model chooses.
 _MEMORY = "_ORT_MEM_ADDR_"
 
 
 def check_external(proto: onnx.ModelProto, folder: Path, where: str) -> None:
-    """Make sure that a model names no file outside of its folder.
+    """Check that a model names no file outside its folder.
 
     Args:
         proto: The model.
-        folder: The folder its paths are relative to.
-        where: The model, for messages.
+        folder: The folder that its paths are relative to.
+        where: The name of the model, for messages.
 
     Raises:
-        UnsafeModelError: It names an absolute path, one that leads out by ``..`` or by a link, or an address.
+        UnsafeModelError: It names an absolute path, a path that leads outside by ``..`` or a link, or a memory address.
     """
     for tensor in tensors_of(proto):
         for entry in tensor.external_data:
             if entry.key == "location" and not _inside(entry.value, folder):
                 raise UnsafeModelError(
-                    f"{where}: weight {tensor.name!r} lies outside of the model's folder: {entry.value[:200]!r}",
-                    hint="weights are only read from beside the model",
+                    f"{where}: weight {tensor.name!r} is outside the model's folder: {entry.value[:200]!r}",
+                    hint="weights are read only from the folder of the model",
                 )
 
 
 def tensors_of(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield every tensor that a model holds: weights, attributes, and those of graphs and functions within it."""
+    """Yield every tensor of a model: its weights, its attributes, and those of nested graphs and functions."""
     yield from _of_graph(proto.graph)
     yield from _of_nodes(node for function in proto.functions for node in function.node)
 
 
 def _inside(location: str, folder: Path) -> bool:
-    parts = PureWindowsPath(location)  # takes both separators, whatever system wrote the model
+    parts = PureWindowsPath(location)  # splits at both separators: the model may be from any system
     if PurePosixPath(location).is_absolute() or parts.anchor or ".." in parts.parts or _MEMORY in parts.parts:
         return False
     try:
         return (folder / location).resolve().is_relative_to(folder.resolve())
-    except (OSError, ValueError, RuntimeError):  # a name that no file can have, or links in a circle
+    except (OSError, ValueError, RuntimeError):  # an impossible file name, or a cycle of links
         return False
 
 

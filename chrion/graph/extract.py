@@ -1,4 +1,4 @@
-"""Sub-models: some operators of a graph as a model of their own, that onnxruntime can open."""
+"""Extraction of operators from a graph as a separate model that onnxruntime can open."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from chrion.graph.ort_sessions import weights_folder_option
 
 @dataclass(frozen=True)
 class SubModel:
-    """Operators cut out of a graph.
+    """A model of some operators of a graph.
 
-    Values keep their names of the whole graph, so that a sub-model's ``outputs`` are another's ``inputs``.
+    Values keep their names in the whole graph, so that the ``outputs`` of one sub-model are ``inputs`` of another.
     """
 
     model: onnx.ModelProto
-    #: Values it needs from outside, weights apart, in the order of first use.
+    #: Values that it reads from outside, without weights, in the order of first use.
     inputs: tuple[str, ...]
-    #: Values that operators outside read, or that the graph returns, in the order they are made.
+    #: Values that operators outside read or that the graph returns, in the order in which they are computed.
     outputs: tuple[str, ...]
-    #: Equal for sub-models that compute the same of their inputs: operators, attributes, weights and wiring.
+    #: Equal for sub-models that are the same function of their inputs: operators, attributes, weights and edges.
     key: str
-    #: Session options it needs to find its weights.
+    #: The session options with which onnxruntime finds its weights.
     options: dict[str, str]
 
 
 class Extractor:
-    """Cuts sub-models out of one graph; keeps what every cut needs to know of it.
+    """Extracts sub-models from one graph, with an index of it that all extractions share.
 
-    The chunks of a recurrent layer should be equal sub-models, so that they share one session and its packed weights:
-    an initial state is handed in, though it is constant, as later chunks are handed theirs; and the last chunk hands
-    its final state out, though nobody reads it.
+    The chunks of a recurrent layer have to be equal sub-models, so that they share one session and its packed weights.
+    Therefore a constant initial state is an input, as the state of a later chunk is, and the final state of the last
+    chunk is an output even if no operator reads it.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -44,7 +44,7 @@ class Extractor:
         self._reads = node_reads(graph.model)
         self._weights = {t.name: t for t in graph.model.graph.initializer}
         self._states, self._final = _recurrent_states(graph.model, set(self._weights))
-        #: Nodes that read a value, by its name.
+        #: The nodes that read a value, by its name.
         self.readers: dict[str, set[int]] = {}
         for i, names in enumerate(self._reads):
             for name in names:
@@ -53,11 +53,12 @@ class Extractor:
         self._results = {o.name for o in graph.outputs}
 
     def extract(self, operators: Sequence[int], copies: int = 1) -> SubModel:
-        """Cut some operators out.
+        """Return the sub-model of some operators.
 
         Args:
-            operators: Indices into the graph's Dag; nothing outside may lie on a path between two of them.
-            copies: Repeat the operators so many times side by side on the same inputs, for measuring.
+            operators: Indices into the graph's Dag. No other operator may be on a path between two of them.
+            copies: How many independent copies of the operators the sub-model has, all on the same inputs; more than
+                one is for measuring.
         """
         nodes = sorted(node for i in operators for node in self.graph.nodes[i])
         inside = set(nodes)
@@ -66,7 +67,7 @@ class Extractor:
         own = set(made)
         inputs = tuple(n for n in reads if n not in own and (n not in self._weights or n in self._states))
         outputs = tuple(n for n in made if self._leaves(n, inside))
-        if not outputs:  # nobody uses it; it is run all the same
+        if not outputs:  # no operator reads it, but a model must have an output
             outputs = tuple(made[:1])
         weights = [n for n in reads if n in self._weights and n not in self._states]
         protos = [self.graph.model.graph.node[node] for node in nodes]
@@ -83,7 +84,7 @@ class Extractor:
         )
 
     def _leaves(self, name: str, inside: set[int]) -> bool:
-        """Whether a value made inside is an output of the sub-model."""
+        """Return whether a value that is computed inside is an output of the sub-model."""
         readers = self.readers.get(name, set())
         return name in self._results or bool(readers - inside) or (not readers and name in self._final)
 
@@ -109,7 +110,7 @@ class Extractor:
         return helper.make_tensor_value_info(name, element_code(info.type), info.shape)
 
     def _key(self, nodes: Sequence[int], inputs: Sequence[str], outputs: Sequence[str]) -> str:
-        """The operators with every value named by where it comes from, not by its name."""
+        """Return the operators as text in which every value is identified by its origin instead of its name."""
         place = {name: f"i{at}:{self.graph.values[name]}" for at, name in enumerate(inputs)}
         lines = []
         for at, index in enumerate(nodes):
@@ -125,7 +126,7 @@ class Extractor:
 
 
 def _recurrent_states(model: onnx.ModelProto, weights: set[str]) -> tuple[set[str], set[str]]:
-    """Constant initial states of recurrent nodes, and all of their final states."""
+    """Return the constant initial states of recurrent nodes, and all of their final states."""
     initial: set[str] = set()
     final: set[str] = set()
     for node in model.graph.node:
@@ -140,9 +141,9 @@ def _copied(name: str, copy: int) -> str:
 
 
 def _renamed(node: onnx.NodeProto, own: set[str], copy: int) -> onnx.NodeProto:
-    twin = onnx.NodeProto()
-    twin.CopyFrom(node)
-    twin.name = _copied(node.name, copy)
-    for slots in (twin.input, twin.output):
+    renamed = onnx.NodeProto()
+    renamed.CopyFrom(node)
+    renamed.name = _copied(node.name, copy)
+    for slots in (renamed.input, renamed.output):
         slots[:] = [_copied(name, copy) if name in own else name for name in slots]
-    return twin
+    return renamed

@@ -1,4 +1,4 @@
-"""Floating point operations of an ONNX node, for estimating the time of operators that were never measured."""
+"""Floating point operations of an ONNX node, from which the time of unmeasured operators is estimated."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from chrion.graph.model import TensorInfo
 
 
 def node_flops(node: onnx.NodeProto, values: Mapping[str, TensorInfo]) -> float:
-    """Multiply-adds count as two. Zero where a shape is not known.
+    """Return the floating point operations of a node; a multiply-add counts as two.
 
-    Convolutions, matrix products and recurrent cells are counted from their shapes; anything else as one operation
-    for each element it makes.
+    Convolutions, matrix products and recurrent cells are counted from their shapes. Any other node counts one operation
+    per element of its output. The result is zero if a shape is unknown.
     """
     inputs = [_shape(values.get(name)) for name in node.input]
     outputs = [_shape(values.get(name)) for name in node.output if name]

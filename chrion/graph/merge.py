@@ -1,16 +1,17 @@
-"""Operator merge: siblings on one input become one operator, whose result is parted again (IOS, section 3).
+"""Operator merge: operators on one input become one operator, whose result is split again (IOS, section 3).
 
-Convolutions of one value with the same stride become one with the kernels of all, MatMul and Gemm nodes of one value
-one with all columns: the input is read once, and one larger operator keeps a device busier than several small ones.
+Convolutions of one value with the same stride become one convolution with the kernels of all. MatMul and Gemm nodes of
+one value become one with the columns of all. The input is then read once, and one large operator uses a device better
+than several small ones.
 
-**Windows.** Along each axis a convolution is known by its kernel k, dilation d and padding p before and q after. At
-output y it reads inputs ``y * stride - p + j * d`` for j below k. Kernels share one window if all begin at the widest
-padding: P = max p, and each stands in the common kernel behind ``(P - p) / d`` zeros; K is the longest of those. (A
-kernel in the middle of the common one is right only where padding is half of what it could be.) Padding after the
-input follows from the output's size.
+**Windows.** Along each axis a convolution has a kernel of size k, a dilation d, and padding p before and q after. For
+output y it reads inputs ``y * stride - p + j * d`` for j < k. The common window starts at the largest padding
+P = max p; each kernel is embedded in the common kernel after ``(P - p) / d`` zeros, and the common size K is the largest
+that results. (A kernel in the centre of the common one would be correct only for symmetric padding.) The padding after
+the input follows from the size of the output.
 
-Left apart: more than one group of channels, weights that are not constant, kernels of different dilation, convolutions
-whose outputs are, or with free dimensions might be, of different size.
+Operators are not merged if a convolution has more than one group of channels, if weights are not constant, if kernels
+differ in dilation, or if the outputs of convolutions have, or with free dimensions might have, different sizes.
 """
 
 from __future__ import annotations
@@ -30,21 +31,29 @@ from chrion.files import write_atomically
 from chrion.graph.loader import reassemble
 from chrion.graph.model import Graph
 from chrion.graph.optimise import INLINE_BYTES
-from chrion.graph.rewrite import STANDARD, integer, integers, rewritten, split_node, standard_opset, text
+from chrion.graph.rewrite import (
+    STANDARD,
+    int_attribute,
+    ints_attribute,
+    replace_nodes,
+    split_node,
+    standard_opset,
+    text_attribute,
+)
 
 Array = np.ndarray[Any, Any]
 
 
 def mergeable_groups(graph: Graph, operators: Iterable[int] | None = None) -> list[tuple[int, ...]]:
-    """Sets of siblings that can become one operator.
+    """Return the groups of operators that can become one operator.
 
     Args:
         graph: The graph.
-        operators: Look at these only; at all if missing.
+        operators: The operators to consider; all if None.
 
     Returns:
-        Disjoint sets of two or more operators, each in ascending order, and in the order of their first; no operator
-        could join a set that begins before its own.
+        Disjoint groups of two or more operators, in ascending order and sorted by their first operator. No operator
+        fits a group that is before its own.
     """
     found: dict[tuple[object, ...], list[list[_Member]]] = {}
     for i in sorted(set(range(len(graph.dag)) if operators is None else operators)):
@@ -62,19 +71,19 @@ def mergeable_groups(graph: Graph, operators: Iterable[int] | None = None) -> li
 
 
 def merge_operators(graph: Graph, groups: Sequence[Sequence[int]]) -> Graph:
-    """Make one operator of each group.
+    """Return the graph with each group of operators merged into one.
 
     Args:
         graph: The graph.
-        groups: Disjoint sets of siblings, each a set of :func:`mergeable_groups` or a part of one.
+        groups: Disjoint groups of operators, each a group of :func:`mergeable_groups` or a part of one.
 
     Returns:
-        A graph that computes the same, within rounding. In place of operators ``a`` and ``b`` it has ``a+b`` and
-        ``a+b/split``; all other operators, and the values that ``a`` and ``b`` made, keep their names. The same graph
-        if there is no group.
+        A graph with the same results except for rounding. Operators ``a`` and ``b`` are replaced by ``a+b`` and
+        ``a+b/split``; all other operators, and the outputs of ``a`` and ``b``, keep their names. Without groups, the
+        graph itself.
 
     Raises:
-        ModelError: The operators of a group cannot be merged, or stand in two groups.
+        ModelError: The operators of a group cannot be merged, or an operator is in two groups.
     """
     chosen = tuple(sorted(tuple(sorted(group)) for group in groups))
     if not chosen:
@@ -93,26 +102,26 @@ def _merged_model(graph: Graph, groups: Sequence[tuple[int, ...]]) -> onnx.Model
         added |= weights
         places = [graph.nodes[i][0] for i in group]
         kept |= {place: merged if place == min(places) else [] for place in places}
-    return rewritten(graph.model, itertools.chain.from_iterable(kept.values()), added)
+    return replace_nodes(graph.model, itertools.chain.from_iterable(kept.values()), added)
 
 
 def _check(graph: Graph, groups: Sequence[tuple[int, ...]]) -> None:
     n = len(graph.dag)
     listed = [i for group in groups for i in group]
     if len(set(listed)) < len(listed) or not all(0 <= i < n for i in listed):
-        raise ModelError(f"merge: groups must be disjoint, of operators 0 to {n - 1}")
+        raise ModelError(f"merge: groups must be disjoint and hold operators 0 to {n - 1}")
     for group in groups:
         if mergeable_groups(graph, group) != [group]:
             names = ", ".join(repr(graph.dag.names[i]) for i in group)
             raise ModelError(
-                f"merge: operators {names} cannot become one",
+                f"merge: operators {names} cannot be merged",
                 hint="they must be convolutions or matrix products of one value, with constant weights",
             )
 
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """How a convolution goes along one axis of its input."""
+    """The window of a convolution along one axis of its input."""
 
     kernel: int
     dilation: int
@@ -121,25 +130,25 @@ class _Axis:
 
     @property
     def growth(self) -> int:
-        """Size of the output, less that of the input, for a stride of 1."""
+        """The size of the output minus the size of the input, for a stride of 1."""
         return self.before + self.after - (self.kernel - 1) * self.dilation
 
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A node that may have siblings."""
+    """A node that may be merged with others."""
 
     operator: int
     node: onnx.NodeProto
-    #: Equal for siblings, as far as that does not depend on which others there are.
+    #: Equal for nodes that may be merged, as far as a node by itself can tell.
     key: tuple[object, ...]
-    #: Of a convolution; empty for a matrix product.
+    #: The windows of a convolution; empty for a matrix product.
     axes: tuple[_Axis, ...] = ()
-    #: Spatial size of its output; empty where not known.
+    #: The spatial size of the output; empty if unknown.
     size: tuple[int, ...] = ()
 
     def fits(self, members: Sequence[_Member]) -> bool:
-        """Whether all these, of one key, can be one."""
+        """Return whether members of one key can be merged."""
         if not self.axes:
             return True
         if not all(_common_axis(axes) for axes in zip(*(m.axes for m in members), strict=True)):
@@ -149,7 +158,7 @@ class _Member:
 
 
 def _common_axis(axes: Sequence[_Axis]) -> _Axis | None:
-    """The window that holds all of these, as the module says; None if there is none."""
+    """Return the common window of several kernels along one axis, or None if there is none (see the module)."""
     dilations = {a.dilation for a in axes if a.kernel > 1} or {1}
     before = max(a.before for a in axes)
     dilation = min(dilations)
@@ -178,9 +187,9 @@ def _member(graph: Graph, operator: int) -> _Member | None:
 def _convolution(graph: Graph, operator: int, node: onnx.NodeProto, key: tuple[object, ...]) -> _Member | None:
     kernel = (graph.values[node.input[1]].shape or ())[2:]
     axes = _axes(node, graph.values[node.input[0]].shape, [k for k in kernel if isinstance(k, int)])
-    if not axes or integer(node, "group", 1) != 1:
+    if not axes or int_attribute(node, "group", 1) != 1:
         return None
-    strides = integers(node, "strides", [1] * len(axes))
+    strides = ints_attribute(node, "strides", [1] * len(axes))
     activation = [a.SerializeToString(deterministic=True) for a in node.attribute if a.name.startswith("activation")]
     out = (graph.values[node.output[0]].shape or ())[2:]
     size = tuple(d for d in out if isinstance(d, int))
@@ -188,12 +197,12 @@ def _convolution(graph: Graph, operator: int, node: onnx.NodeProto, key: tuple[o
 
 
 def _axes(node: onnx.NodeProto, source: Sequence[int | str | None] | None, kernel: Sequence[int]) -> tuple[_Axis, ...]:
-    """A convolution's axes with explicit padding; none where the padding depends on a free dimension."""
+    """Return a convolution's axes with explicit padding; empty if the padding depends on a free dimension."""
     count = len(kernel)
-    pads = integers(node, "pads", [0] * 2 * count)
-    strides = integers(node, "strides", [1] * count)
-    dilations = integers(node, "dilations", [1] * count)
-    same = text(node, "auto_pad", "NOTSET")
+    pads = ints_attribute(node, "pads", [0] * 2 * count)
+    strides = ints_attribute(node, "strides", [1] * count)
+    dilations = ints_attribute(node, "dilations", [1] * count)
+    same = text_attribute(node, "auto_pad", "NOTSET")
     if not same.startswith("SAME"):
         if same == "VALID":
             pads = (0,) * 2 * count
@@ -210,7 +219,7 @@ def _axes(node: onnx.NodeProto, source: Sequence[int | str | None] | None, kerne
 
 
 def _same_padding(size: int | str | None, kernel: int, dilation: int, stride: int) -> int | None:
-    """Padding in all that makes the output ``ceil(size / stride)`` long; None if that depends on an unknown size."""
+    """Return the total padding for an output of ``ceil(size / stride)``, or None if that depends on an unknown size."""
     reach = (kernel - 1) * dilation + 1
     if stride == 1:
         return reach - 1
@@ -220,18 +229,18 @@ def _same_padding(size: int | str | None, kernel: int, dilation: int, stride: in
 
 
 def _product(graph: Graph, operator: int, node: onnx.NodeProto, key: tuple[object, ...]) -> _Member | None:
-    """A MatMul whose second factor is one matrix."""
+    """Return a MatMul as a member if its second factor is one matrix."""
     return _Member(operator, node, key) if len(graph.values[node.input[1]].shape or ()) == 2 else None
 
 
 def _gemm(graph: Graph, operator: int, node: onnx.NodeProto, key: tuple[object, ...]) -> _Member | None:
-    """A Gemm that adds nothing, one number, or one row."""
+    """Return a Gemm as a member if it adds nothing, one number, or one row."""
     if len(node.input) > 2 and node.input[2]:
         added = [d for d in graph.values[node.input[2]].shape or () if isinstance(d, int)]
         if int(np.prod(added)) != 1 and (added[-1] != _columns(graph, node) or int(np.prod(added)) != added[-1]):
             return None
     factors = {a.name: a.f for a in node.attribute if a.name in {"alpha", "beta"}}
-    options = (integer(node, "transA", 0), factors.get("alpha", 1.0), factors.get("beta", 1.0))
+    options = (int_attribute(node, "transA", 0), factors.get("alpha", 1.0), factors.get("beta", 1.0))
     return _Member(operator, node, (*key, *options))
 
 
@@ -244,14 +253,14 @@ _KINDS: dict[str, Callable[[Graph, int, onnx.NodeProto, tuple[object, ...]], _Me
 
 
 def _columns(graph: Graph, node: onnx.NodeProto) -> int:
-    """How many columns a product has, or channels a convolution."""
+    """Return the number of columns of a product, or of output channels of a convolution."""
     shape = graph.values[node.input[1]].shape or ()
-    by_row = node.op_type.endswith("Conv") or integer(node, "transB", 0)
+    by_row = node.op_type.endswith("Conv") or int_attribute(node, "transB", 0)
     return int(shape[0 if by_row else 1] or 0)
 
 
 def _merged(graph: Graph, members: Sequence[_Member]) -> tuple[list[onnx.NodeProto], dict[str, onnx.TensorProto]]:
-    """The nodes in place of a group's, and their weights."""
+    """Return the nodes that replace a group, and their weights."""
     first = members[0].node
     name = "+".join(m.node.name for m in members)
     convolution = bool(members[0].axes)
@@ -272,8 +281,8 @@ def _merged(graph: Graph, members: Sequence[_Member]) -> tuple[list[onnx.NodePro
     sizes = [_columns(graph, m.node) for m in members]
     targets = [m.node.output[0] for m in members]
     opset = standard_opset(graph.model)
-    parted, counts = split_node(name, targets, f"{name}/split", opset, sizes, axis=1 if convolution else -1)
-    return [merged, parted], {**{w.name: w for w in weights}, **counts}
+    split, counts = split_node(name, targets, f"{name}/split", opset, sizes, axis=1 if convolution else -1)
+    return [merged, split], {**{w.name: w for w in weights}, **counts}
 
 
 def _window(members: Sequence[_Member]) -> list[_Axis]:
@@ -282,7 +291,7 @@ def _window(members: Sequence[_Member]) -> list[_Axis]:
 
 
 def _kernels(graph: Graph, members: Sequence[_Member]) -> list[Array]:
-    """Each member's kernels, embedded in the common window."""
+    """Return each member's kernels, embedded in the common window."""
     window = _window(members)
     embedded = []
     for member in members:
@@ -297,11 +306,11 @@ def _kernels(graph: Graph, members: Sequence[_Member]) -> list[Array]:
 
 def _matrix(graph: Graph, node: onnx.NodeProto) -> Array:
     matrix = _value(graph, node.input[1])
-    return matrix.T if integer(node, "transB", 0) else matrix
+    return matrix.T if int_attribute(node, "transB", 0) else matrix
 
 
 def _row(graph: Graph, node: onnx.NodeProto, like: Array) -> Array:
-    """What a node adds to its columns or channels."""
+    """Return the bias that a node adds to its columns or channels."""
     count = _columns(graph, node)
     if len(node.input) < 3 or not node.input[2]:
         return np.zeros(count, like.dtype)
@@ -315,7 +324,7 @@ def _value(graph: Graph, name: str) -> Array:
 
 
 def _stored(graph: Graph, name: str, value: Array) -> onnx.TensorProto:
-    """A weight of the graph's folder: in a file of its own if it is large."""
+    """Return a value as a weight of the graph: in a file of its own in the graph's folder if it is large."""
     tensor = numpy_helper.from_array(np.ascontiguousarray(value), name)
     if len(tensor.raw_data) < INLINE_BYTES:
         return tensor

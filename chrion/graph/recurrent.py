@@ -1,14 +1,15 @@
-"""Unrolling recurrent operators along time, into chunks of several steps.
+"""Unrolling of recurrent operators along time, into chunks of several steps.
 
-A folded LSTM, GRU or RNN is one operator that no other lane can share, and the next layer waits for all of it. Cut
-into chunks of c steps, each a real recurrent operator over c steps that hands its state on, layers can follow each
-other chunk by chunk, and the two directions of a bidirectional layer run side by side; onnxruntime's kernel still sees
-whole sequences. What stands between two layers and treats each step alike (Squeeze, Relu, ...) is done chunk by chunk
-too, so that no layer waits for the whole of the one before.
+A folded LSTM, GRU or RNN is one operator: it runs on one lane, and the next layer waits for all of it. Unrolled, it is
+a sequence of recurrent operators over c steps each, which pass on their states. Layers can then follow each other
+chunk by chunk, and the two directions of a bidirectional layer can run in parallel, while onnxruntime's kernel still
+gets sequences. Operators between two layers that treat all steps alike (Squeeze, Relu, ...) are applied chunk by chunk, too,
+so that no layer waits for all of the previous one.
 
-Kept whole: operators with ``sequence_lens`` or with weights that are not constant, those onnxruntime itself does not
-run on sequences (``layout`` 1), and bidirectional ones with ``activation_alpha`` or ``activation_beta``: these lists
-skip functions that take no parameter, so that where one direction ends in them depends on every function's defaults.
+Operators that are not unrolled: those with ``sequence_lens`` or with weights that are not constant; those with
+``layout`` 1, which onnxruntime does not run on sequences; and bidirectional ones with ``activation_alpha`` or
+``activation_beta``. These lists skip functions without parameters, so where the entries of one direction end in them
+depends on the defaults of every function.
 """
 
 from __future__ import annotations
@@ -24,35 +25,45 @@ from onnx import helper, numpy_helper
 from chrion.graph.assemble import node_reads
 from chrion.graph.loader import reassemble
 from chrion.graph.model import Graph
-from chrion.graph.rewrite import STANDARD, has_subgraphs, integer, rewritten, split_node, standard_opset, text
+from chrion.graph.rewrite import (
+    STANDARD,
+    has_subgraphs,
+    int_attribute,
+    replace_nodes,
+    split_node,
+    standard_opset,
+    text_attribute,
+)
 
-#: Position of each optional input, and how many states are handed on.
+#: The number of states of each recurrent operator.
 _CELLS = {"LSTM": 2, "GRU": 1, "RNN": 1}
+#: The positions of ``sequence_lens`` and of the first initial state among the inputs.
 _SEQUENCE_LENS, _INITIAL = 4, 5
 _PARAMETERS = frozenset({"activation_alpha", "activation_beta"})
+#: The numbers of chunks to try.
 _PARTS = (2, 3, 4, 6, 8, 12)
-#: Operators that do to each step what they do to all, with time as the first axis of their first input.
+#: Operators that treat every element alike, and therefore every step.
 _POINTWISE = frozenset(
     {"Identity", "Relu", "Tanh", "Sigmoid", "LeakyRelu", "Elu", "Selu", "Gelu", "Erf", "Neg", "Abs", "Exp", "Cast"}
 )
 
 
 def unrollable(graph: Graph) -> tuple[int, ...]:
-    """Lengths of the sequences that :func:`unroll` can cut, one for each recurrent operator of more than one step."""
+    """Return the sequence lengths of the recurrent operators that :func:`unroll` can cut, all above one step."""
     weights = {t.name for t in graph.model.graph.initializer}
     lengths = (_length(graph, node, weights) for node in graph.model.graph.node)
     return tuple(length for length in lengths if length > 1)
 
 
 def unroll(graph: Graph, chunk: int) -> Graph:
-    """Cut every recurrent operator into chunks of ``chunk`` steps.
+    """Return the graph with every recurrent operator cut into chunks of ``chunk`` steps.
 
     Args:
         graph: A graph of known shapes.
-        chunk: Steps of each chunk but the last; a sequence that is not longer is only cut into its directions.
+        chunk: The steps of each chunk except the last. A sequence that is not longer is only split into its directions.
 
     Returns:
-        A graph that computes the same; the same graph if there is nothing to cut.
+        A graph with the same results, or the graph itself if no operator can be cut.
     """
     if not unrollable(graph):
         return graph
@@ -62,19 +73,22 @@ def unroll(graph: Graph, chunk: int) -> Graph:
 
 
 def chunk_choices(graph: Graph) -> tuple[int, ...]:
-    """Chunks worth trying: the longest sequence over 2, 3, 4, 6, 8, 12; all of it where that parts two directions."""
+    """Return the chunk lengths to try: the longest sequence divided by 2, 3, 4, 6, 8 and 12.
+
+    With a bidirectional operator, the whole sequence is the first of them: it separates the two directions.
+    """
     longest = max(unrollable(graph), default=0)
-    both_ways = any(text(node, "direction", "") == "bidirectional" for node in graph.model.graph.node)
+    both_ways = any(text_attribute(node, "direction", "") == "bidirectional" for node in graph.model.graph.node)
     choices = [-(-longest // parts) for parts in _PARTS if parts <= longest]
     return tuple(dict.fromkeys([*([longest] if both_ways and longest else []), *choices]))
 
 
 def _length(graph: Graph, node: onnx.NodeProto, weights: Iterable[str]) -> int:
-    """Steps of a recurrent node that can be cut; 0 for any other node."""
+    """Return the steps of a recurrent node that can be cut, or 0 for any other node."""
     inputs = list(node.input)
-    if node.op_type not in _CELLS or node.domain not in STANDARD or integer(node, "layout", 0):
+    if node.op_type not in _CELLS or node.domain not in STANDARD or int_attribute(node, "layout", 0):
         return 0
-    if text(node, "direction", "") == "bidirectional" and any(
+    if text_attribute(node, "direction", "") == "bidirectional" and any(
         a.name in _PARAMETERS and a.floats for a in node.attribute
     ):
         return 0
@@ -87,14 +101,14 @@ def _length(graph: Graph, node: onnx.NodeProto, weights: Iterable[str]) -> int:
 
 @dataclass
 class _Unroller:
-    """Rewrites a model node by node; knows which values exist in chunks."""
+    """A rewriter that unrolls a model node by node and records which values exist in chunks."""
 
     graph: Graph
     chunk: int
     nodes: list[onnx.NodeProto] = field(default_factory=list)
-    #: The chunks of a value along its first axis, in order of time.
+    #: The chunks of each value along its first axis, in order of time.
     parts: dict[str, list[str]] = field(default_factory=dict)
-    #: Values whose chunks have been put together again.
+    #: Values that exist as a whole, though they also exist in chunks.
     whole: set[str] = field(default_factory=set)
     added: dict[str, onnx.TensorProto] = field(default_factory=dict)
 
@@ -110,45 +124,47 @@ class _Unroller:
                 self._keep(node)
         for name in results:
             self._join(name)
-        return rewritten(self.graph.model, self.nodes, self.added)
+        return replace_nodes(self.graph.model, self.nodes, self.added)
 
     def _keep(self, node: onnx.NodeProto) -> None:
         for name in node.input:
             self._join(name)
-        if has_subgraphs([node]):  # it may read any value of the graph
+        if has_subgraphs([node]):  # its body may read any value of the graph
             for name in list(self.parts):
                 self._join(name)
         self.nodes.append(node)
 
     def _join(self, name: str) -> None:
-        """Make a value that exists in chunks exist as a whole, for those who need it so."""
+        """Concatenate a value that exists only in chunks."""
         if name in self.parts and name not in self.whole:
             self.whole.add(name)
             parts = self.parts[name]
             self.nodes.append(_concat_node(parts, name, f"{name}/join", axis=0))
 
     def _split(self, name: str, sizes: Sequence[int]) -> list[str]:
-        """The chunks of a value; one that exists as a whole is split, once for all its readers."""
+        """Return the chunks of a value; a value that exists only as a whole is split once for all of its readers."""
         if name not in self.parts:
             self.whole.add(name)
             self.parts[name] = [name]
             if len(sizes) > 1:
                 self.parts[name] = [f"{name}/t{t}" for t in range(len(sizes))]
-                self._part(name, self.parts[name], f"{name}/split", sizes)
+                self._add_split(name, self.parts[name], f"{name}/split", sizes)
         return self.parts[name]
 
     def _recurrent(self, node: onnx.NodeProto, length: int) -> None:
         sizes = [min(self.chunk, length - t) for t in range(0, length, self.chunk)]
         sources = self._split(node.input[0], sizes)
         directions = {"bidirectional": ("forward", "reverse")}
-        direction = text(node, "direction", "forward")
+        direction = text_attribute(node, "direction", "forward")
         made = [
             self._direction(node, at, name, sources) for at, name in enumerate(directions.get(direction, (direction,)))
         ]
         outputs = [*node.output, "", "", ""]
         if outputs[0] in self.read:
             rows = [list(pair) for pair in zip(*(m[0] for m in made), strict=True)]
-            self.parts[outputs[0]] = [self._beside(row, f"{outputs[0]}/t{t}", axis=1) for t, row in enumerate(rows)]
+            self.parts[outputs[0]] = [
+                self._concatenated(row, f"{outputs[0]}/t{t}", axis=1) for t, row in enumerate(rows)
+            ]
         for state, name in enumerate(outputs[1 : 1 + _CELLS[node.op_type]]):
             if name in self.read:
                 self.nodes.append(_concat_node([m[1][state] for m in made], name, f"{name}/state", axis=0))
@@ -156,8 +172,8 @@ class _Unroller:
     def _direction(
         self, node: onnx.NodeProto, at: int, direction: str, sources: Sequence[str]
     ) -> tuple[list[str], list[str]]:
-        """One direction of a recurrent node: its chunks of Y, and its final states."""
-        count = 2 if text(node, "direction", "forward") == "bidirectional" else 1
+        """Add one direction of a recurrent node; return its chunks of Y, and its final states."""
+        count = 2 if text_attribute(node, "direction", "forward") == "bidirectional" else 1
         inputs = [*node.input, *[""] * 8][:8]
         constants = [self._slice(name, at, count) for name in inputs[1:4]]
         peepholes = self._slice(inputs[7], at, count)
@@ -177,7 +193,7 @@ class _Unroller:
         return results, states
 
     def _stepwise(self, node: onnx.NodeProto) -> bool:
-        """Do a node chunk by chunk if its input exists in chunks and it treats each step alike."""
+        """Apply a node to each chunk of its input, and return True, if the input has chunks and steps are treated alike."""
         if not node.input or node.input[0] not in self.parts or len(node.output) != 1:
             return False
         parts = self.parts[node.input[0]]
@@ -186,11 +202,11 @@ class _Unroller:
         name = node.output[0]
         self.parts[name] = [f"{name}/t{t}" for t in range(len(parts))]
         for t, (source, target) in enumerate(zip(parts, self.parts[name], strict=True)):
-            twin = onnx.NodeProto()
-            twin.CopyFrom(node)
-            twin.name = f"{node.name}/t{t}"
-            twin.input[0], twin.output[0] = source, target
-            self.nodes.append(twin)
+            applied = onnx.NodeProto()
+            applied.CopyFrom(node)
+            applied.name = f"{node.name}/t{t}"
+            applied.input[0], applied.output[0] = source, target
+            self.nodes.append(applied)
         return True
 
     def _treats_steps_alike(self, node: onnx.NodeProto) -> bool:
@@ -208,7 +224,7 @@ class _Unroller:
         return False
 
     def _integers(self, node: onnx.NodeProto, attribute: str, slot: int | None) -> list[int] | None:
-        """A list of integers that a node has as an attribute or as a constant input."""
+        """Return a list of integers that a node has as an attribute or as a constant input, or None."""
         for found in node.attribute:
             if found.name == attribute:
                 return list(found.ints)
@@ -217,26 +233,26 @@ class _Unroller:
         return None
 
     def _slice(self, name: str, at: int, count: int) -> str:
-        """One direction's share of a constant: a piece of the same bytes of the weights' file."""
+        """Return the name of one direction's slice of a constant; the slice refers to the same weights' file."""
         if count == 1 or not name:
             return name
         target = f"{name}/{'fr'[at]}"
         if target not in self.added:
-            self.added[target] = _piece(self.weights[name], at, count, target)
+            self.added[target] = _weight_slice(self.weights[name], at, count, target)
         return target
 
     def _state(self, node: onnx.NodeProto, k: int, at: int, count: int) -> str:
-        """What state ``k`` of one direction begins with.
+        """Return the name of the initial value of state ``k`` of one direction.
 
-        A constant one is a constant of its own, even if several operators begin with the same: the first chunks of
-        all layers together are then wired like the later ones.
+        A constant initial value is copied for each operator, even if several operators start from the same one, so that
+        first chunks have the same edges as later ones.
         """
         name = node.input[_INITIAL + k] if len(node.input) > _INITIAL + k else ""
         own = f"{node.name}/{'fr'[at]}/{'hc'[k]}"
         if not name:
             return self._constant(own, self._zero(node))
         if name in self.weights:
-            self.added[own] = _piece(self.weights[name], at, count, own)
+            self.added[own] = _weight_slice(self.weights[name], at, count, own)
             return own
         if count == 1:
             self._join(name)
@@ -244,17 +260,17 @@ class _Unroller:
         targets = [f"{name}/{d}" for d in "fr"]
         if not any(targets[0] in made.output for made in self.nodes):
             self._join(name)
-            self._part(name, targets, f"{name}/directions", [1, 1])
+            self._add_split(name, targets, f"{name}/directions", [1, 1])
         return targets[at]
 
     def _zero(self, node: onnx.NodeProto) -> np.ndarray[Any, Any]:
-        """The state a sequence begins with if none is given: [1, batch, hidden]."""
+        """Return the default initial state: zeros of shape [1, batch, hidden]."""
         info = self.graph.values[node.input[0]]
         batch, hidden = (info.shape or ())[1], (self.graph.values[node.input[2]].shape or ())[-1]
         dtype = {"tensor(double)": np.float64, "tensor(float16)": np.float16}.get(info.type, np.float32)
         return np.zeros((1, int(batch or 0), int(hidden or 0)), dtype)
 
-    def _beside(self, parts: list[str], name: str, axis: int) -> str:
+    def _concatenated(self, parts: list[str], name: str, axis: int) -> str:
         if len(parts) == 1:
             return parts[0]
         self.nodes.append(_concat_node(parts, name, f"{name}/directions", axis))
@@ -264,14 +280,14 @@ class _Unroller:
         self.added[name] = numpy_helper.from_array(value, name)
         return name
 
-    def _part(self, name: str, targets: Sequence[str], node: str, sizes: Sequence[int]) -> None:
-        """Split a value along its first axis."""
+    def _add_split(self, name: str, targets: Sequence[str], node: str, sizes: Sequence[int]) -> None:
+        """Add a node that splits a value along its first axis."""
         made, weights = split_node(name, targets, node, standard_opset(self.graph.model), sizes, axis=0)
         self.nodes.append(made)
         self.added |= weights
 
 
-def _chunk_node(  # noqa: PLR0913, PLR0917 - what a recurrent operator is made of
+def _chunk_node(  # noqa: PLR0913, PLR0917 - all properties of a recurrent operator
     node: onnx.NodeProto,
     direction: str,
     at: int,
@@ -300,19 +316,19 @@ def _concat_node(parts: Sequence[str], target: str, name: str, axis: int) -> onn
     return helper.make_node("Concat", parts, [target], name=name, axis=axis)
 
 
-def _piece(tensor: onnx.TensorProto, at: int, count: int, name: str) -> onnx.TensorProto:
-    """Part ``at`` of ``count`` along the first axis."""
+def _weight_slice(tensor: onnx.TensorProto, at: int, count: int, name: str) -> onnx.TensorProto:
+    """Return slice ``at`` of ``count`` along the first axis of a weight."""
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
         return numpy_helper.from_array(np.split(numpy_helper.to_array(tensor), count)[at], name)
-    piece = onnx.TensorProto()
-    piece.CopyFrom(tensor)
-    piece.name = name
-    piece.dims[0] = tensor.dims[0] // count
+    part = onnx.TensorProto()
+    part.CopyFrom(tensor)
+    part.name = name
+    part.dims[0] = tensor.dims[0] // count
     entries = {e.key: e.value for e in tensor.external_data}
     length = int(entries["length"]) // count
     entries |= {"offset": str(int(entries.get("offset", 0)) + at * length), "length": str(length)}
     entries.pop("checksum", None)
-    del piece.external_data[:]
+    del part.external_data[:]
     for key, value in entries.items():
-        piece.external_data.add(key=key, value=value)
-    return piece
+        part.external_data.add(key=key, value=value)
+    return part

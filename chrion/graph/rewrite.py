@@ -1,4 +1,4 @@
-"""What rewrites of a graph share: reading attributes, parting values, putting a model together again."""
+"""Functions that rewrites of a model share: attributes, bodies of nodes, weights, and splitting of values."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from onnx import helper, numpy_helper
 STANDARD = frozenset({"", "ai.onnx"})
 
 
-def rewritten(
+def replace_nodes(
     model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto], added: Mapping[str, onnx.TensorProto]
 ) -> onnx.ModelProto:
-    """The model with other nodes.
+    """Return a model with its nodes replaced.
 
     Args:
-        model: Gives inputs, outputs and weights.
+        model: The model whose inputs, outputs and weights to keep.
         nodes: All nodes, in topological order.
         added: New weights by name.
 
     Returns:
-        A model with the weights that are still read; with all of them where subgraphs may read any.
+        A model with the weights that its nodes read, or with all weights if a node has a body that may read any.
     """
     made = onnx.ModelProto()
     made.CopyFrom(model)
@@ -37,7 +37,7 @@ def rewritten(
 
 
 def make_dense(model: onnx.ModelProto) -> None:
-    """Turn the sparse initialisers of a model's graph into dense ones, in place; onnxruntime does the same."""
+    """Convert the sparse initialisers of a model's graph to dense ones, in place, as onnxruntime does."""
     for sparse in model.graph.sparse_initializer:
         values, places = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
         dense = np.zeros(tuple(sparse.dims), values.dtype)
@@ -47,13 +47,13 @@ def make_dense(model: onnx.ModelProto) -> None:
 
 
 def rename_weights(model: onnx.ModelProto, prefix: str) -> None:
-    """Prefix the names of all initialisers of a model in place, also where the bodies of If, Loop and Scan read them.
+    """Prefix the names of all initialisers of a model, in place, including their uses in the bodies of nodes.
 
-    Those that the model returns keep their names, since callers ask for outputs by name.
+    Initialisers that the model returns keep their names, since callers request outputs by name.
 
     Args:
         model: The model.
-        prefix: A beginning that no name in the model has.
+        prefix: A prefix that no name in the model has.
     """
     returned = {o.name for o in model.graph.output}
     names = {t.name: prefix + t.name for t in model.graph.initializer if t.name not in returned}
@@ -90,10 +90,10 @@ def defined_names(graph: onnx.GraphProto) -> set[str]:
     return given.union(*(node.output for node in graph.node))
 
 
-def split_node(  # noqa: PLR0913, PLR0917 - what a Split is made of
+def split_node(  # noqa: PLR0913, PLR0917 - all properties of a Split
     source: str, outputs: Sequence[str], name: str, opset: int, sizes: Sequence[int], axis: int
 ) -> tuple[onnx.NodeProto, dict[str, onnx.TensorProto]]:
-    """A Split, and the weight it reads: its sizes were an attribute before opset 13."""
+    """Return a Split node and the weight with its sizes; before opset 13 the sizes are an attribute."""
     if opset < 13:
         return helper.make_node("Split", [source], outputs, name=name, axis=axis, split=list(sizes)), {}
     counts = numpy_helper.from_array(np.array(sizes, np.int64), f"{name}/sizes")
@@ -101,26 +101,26 @@ def split_node(  # noqa: PLR0913, PLR0917 - what a Split is made of
 
 
 def standard_opset(model: onnx.ModelProto) -> int:
-    """Version of ONNX's own operators that a model uses."""
+    """Return the version of ONNX's own operators that a model uses."""
     return next(o.version for o in model.opset_import if o.domain in STANDARD)
 
 
 def has_subgraphs(nodes: Iterable[onnx.NodeProto]) -> bool:
-    """Whether a node has a body (If, Loop, Scan): bodies may read any value of the graph."""
+    """Return whether a node has a body, as If, Loop and Scan have; a body may read any value of the graph."""
     kinds = {onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS}
     return any(a.type in kinds for node in nodes for a in node.attribute)
 
 
-def integer(node: onnx.NodeProto, name: str, default: int) -> int:
-    """An attribute that is a whole number."""
+def int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:
+    """Return an attribute that is a whole number."""
     return next((int(a.i) for a in node.attribute if a.name == name), default)
 
 
-def integers(node: onnx.NodeProto, name: str, default: Sequence[int]) -> tuple[int, ...]:
-    """An attribute that is a list of whole numbers."""
+def ints_attribute(node: onnx.NodeProto, name: str, default: Sequence[int]) -> tuple[int, ...]:
+    """Return an attribute that is a list of whole numbers."""
     return next((tuple(a.ints) for a in node.attribute if a.name == name), tuple(default))
 
 
-def text(node: onnx.NodeProto, name: str, default: str) -> str:
-    """An attribute that is text."""
+def text_attribute(node: onnx.NodeProto, name: str, default: str) -> str:
+    """Return an attribute that is text."""
     return next((a.s.decode() for a in node.attribute if a.name == name), default)

@@ -1,17 +1,17 @@
-"""Cutting a placed order into segments: operators that one lane runs as one call.
+"""Cutting a schedule into segments: operators that one lane runs as one call.
 
-Without tiles, operator ``v`` joins the segment that its lane is filling when that changes no operator's start or
-finish (copies of the request's own inputs and outputs apart, which are no reason to cut):
+Without tiles, operator ``v`` joins the open segment of its lane if that changes the start and finish of no operator.
+Copies of the request's own inputs and outputs are ignored; they are no reason to cut. The conditions are:
 
-- ``v`` waits for no other lane, or only for operators that the segment waits for already, and for none of their values
-  that is copied after those that the segment reads, so that it starts no later;
-- no operator of the segment is awaited by another lane, so that nobody gets a result later.
+- ``v`` waits for no other lane, or only for operators that the segment already waits for, and for none of their values
+  that is copied after those that the segment reads, so that the segment starts no later;
+- no other lane waits for an operator of the segment, so that no lane gets a result later.
 
-With tiles, ``v`` joins if it is of the segment's tile and no other lane has read from the segment yet: what the
-segment makes is seen later, and it starts when the last of its inputs is there, but there are fewer of them. A segment
-is closed when another lane reads from it, so that no two ever wait for each other.
+With tiles, ``v`` joins if it belongs to the segment's tile and no other lane has read from the segment yet. Then a
+segment starts when the last of its inputs is available and its results are available when all of it has run, but there
+are fewer segments. A segment is closed when another lane reads from it, so that no two segments wait for each other.
 
-A segment never spans two stages: between them, all lanes wait for each other.
+A segment never spans two stages, since all lanes wait for each other between stages.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def cut(
         dag: The graph of n operators.
         order: All operators in a topological order.
         lanes: The lane of every operator, by operator index.
-        tiles: A label for every operator; those of one lane and label stay together where they can.
-        stages: The stage of every operator, which never falls along ``order``; without any, there are no barriers.
-            With stages and no tiles, a lane's operators of one stage stay together where they can.
+        tiles: A label for every operator; operators of one lane and label are kept together if possible.
+        stages: The stage of every operator, which never decreases along ``order``; empty if there are no barriers. With
+            stages and no tiles, operators of one lane and stage are kept together if possible.
 
     Returns:
-        Segments in topological order; each lists its operators in ``order``.
+        The segments in topological order, each with its operators in the order of ``order``.
     """
     if not stages:
         return _by_tile(dag, order, lanes, tiles) if tiles is not None else _without_delay(dag, order, lanes)
@@ -49,7 +49,7 @@ def cut(
 
 
 def _without_delay(dag: Dag, order: Sequence[int], lanes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    closed: list[list[int]] = []  # the awaited ones by their ends: they are copied in the operators' order, as uncut
+    closed: list[list[int]] = []  # by the ends of the operators that other lanes wait for: copies keep their order
     filling: dict[int, tuple[list[int], dict[int, int]]] = {}
     for i in order:
         lane = lanes[i]
@@ -70,7 +70,7 @@ def _without_delay(dag: Dag, order: Sequence[int], lanes: Sequence[int]) -> tupl
 
 
 def _by_tile(dag: Dag, order: Sequence[int], lanes: Sequence[int], tiles: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    closed: list[list[int]] = []  # in topological order: a segment is closed before any that reads from it
+    closed: list[list[int]] = []  # in topological order: a segment is closed before the segments that read from it
     filling: dict[int, list[int]] = {}
     home: dict[int, list[int]] = {}
     for i in order:

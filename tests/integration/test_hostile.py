@@ -253,7 +253,7 @@ def test_weights_outside_of_the_folder_are_refused(folder: Path, location: str) 
     path = folder / "m.onnx"
     onnx.save(weights_elsewhere(location), path)
     for read in (load, HybridSession):
-        with pytest.raises(UnsafeModelError, match="weight 'w' lies outside"):
+        with pytest.raises(UnsafeModelError, match="weight 'w' is outside"):
             read(path)
 
 

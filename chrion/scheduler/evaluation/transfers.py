@@ -91,7 +91,7 @@ class Transfers:
     def _enqueue(self, i: int) -> None:
         """Queue the values of operator ``i`` that are read in the other memory, or are outputs made on the device."""
         on_device = self._on_device[i]
-        for value, readers in self._dag.handed_over[i]:
+        for value, readers in self._dag.output_values[i]:
             is_output = on_device and (i, value) in self._outputs
             if is_output or any(self._on_device[reader] != on_device for reader in readers):
                 self._queues[not on_device].append((i, value))

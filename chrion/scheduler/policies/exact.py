@@ -206,7 +206,7 @@ class _Model:
         cost = self.costs.upload if upload else self.costs.download
         on_device = [literals[0] for literals in self.on]
         made: list[_Copy] = []
-        for value, readers in self.dag.handed_over[i]:
+        for value, readers in self.dag.output_values[i]:
             name = f"{'u' if upload else 'd'}{value}"
             start, end = (self.model.new_int_var(0, 2 * _TICKS, f"{name}{side}") for side in "se")
             copy = _Copy(start, end, self.model.new_bool_var(name))
