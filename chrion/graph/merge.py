@@ -6,9 +6,9 @@ than several small ones.
 
 **Windows.** Along each axis a convolution has a kernel of size k, a dilation d, and padding p before and q after. For
 output y it reads inputs ``y * stride - p + j * d`` for j < k. The common window starts at the largest padding
-P = max p; each kernel is embedded in the common kernel after ``(P - p) / d`` zeros, and the common size K is the largest
-that results. (A kernel in the centre of the common one would be correct only for symmetric padding.) The padding after
-the input follows from the size of the output.
+P = max p; each kernel is embedded in the common kernel after ``(P - p) / d`` zeros, and the common size K is the
+largest that results. (A kernel in the centre of the common one would be correct only for symmetric padding.) The
+padding after the input follows from the size of the output.
 
 Operators are not merged if a convolution has more than one group of channels, if weights are not constant, if kernels
 differ in dilation, or if the outputs of convolutions have, or with free dimensions might have, different sizes.

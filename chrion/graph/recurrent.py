@@ -3,8 +3,8 @@
 A folded LSTM, GRU or RNN is one operator: it runs on one lane, and the next layer waits for all of it. Unrolled, it is
 a sequence of recurrent operators over c steps each, which pass on their states. Layers can then follow each other
 chunk by chunk, and the two directions of a bidirectional layer can run in parallel, while onnxruntime's kernel still
-gets sequences. Operators between two layers that treat all steps alike (Squeeze, Relu, ...) are applied chunk by chunk, too,
-so that no layer waits for all of the previous one.
+gets sequences. Operators between two layers that treat all steps alike (Squeeze, Relu, ...) are applied chunk by chunk,
+too, so that no layer waits for all of the previous one.
 
 Operators that are not unrolled: those with ``sequence_lens`` or with weights that are not constant; those with
 ``layout`` 1, which onnxruntime does not run on sequences; and bidirectional ones with ``activation_alpha`` or
@@ -193,7 +193,10 @@ class _Unroller:
         return results, states
 
     def _stepwise(self, node: onnx.NodeProto) -> bool:
-        """Apply a node to each chunk of its input, and return True, if the input has chunks and steps are treated alike."""
+        """Apply a node chunk by chunk if possible; return whether it was.
+
+        Its input must exist in chunks, and it must treat all steps alike.
+        """
         if not node.input or node.input[0] not in self.parts or len(node.output) != 1:
             return False
         parts = self.parts[node.input[0]]

@@ -183,7 +183,7 @@ def test_what_differs_too_much_stays_apart(left: Any, right: Any, kernels: Any) 
         model = convolutions(left, right, kernels=kernels)
     graph = chrion.load(model)
     assert mergeable_groups(graph) == []
-    with pytest.raises(ModelError, match=r"'c.', 'c.' cannot become one"):
+    with pytest.raises(ModelError, match=r"'c.', 'c.' cannot be merged"):
         merge_operators(graph, [(0, 1)])
 
 
