@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -34,6 +35,7 @@ autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 suppress_warnings = ["ref.python"]  # the type ``bytes`` is also the name of attributes
 python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 100
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
@@ -44,6 +46,9 @@ def write_command_reference(_: Sphinx) -> None:
     context = typer.Context(command, info_name="chrion")
     context.obj = {"TYPER_RICH_MARKUP_MODE": "rich"}
     text = get_docs_for_click(obj=command, ctx=context, name="chrion")
+    for name, part in command.commands.items():  # the list of commands cuts their summaries short
+        summary = " ".join((part.help or "").split("\n\n")[0].split())
+        text = re.sub(rf"^\* `{name}`: .*$", f"* [`chrion {name}`](#chrion-{name}): {summary}", text, flags=re.MULTILINE)
     generated = DOCS / "_generated"
     generated.mkdir(exist_ok=True)
     (generated / "cli.md").write_text(text.split("\n", 2)[2], encoding="utf-8")  # without its title
