@@ -15,6 +15,7 @@ sys.path.insert(0, str(DOCS.parent))
 
 import chrion  # noqa: E402 - of this checkout
 from chrion.cli.app import app as command_line  # noqa: E402
+from chrion.scheduler import POLICIES  # noqa: E402
 
 project = "Chrion"
 author = "Chrion's developers"
@@ -48,12 +49,22 @@ def write_command_reference(_: Sphinx) -> None:
     text = get_docs_for_click(obj=command, ctx=context, name="chrion")
     for name, part in command.commands.items():  # the list of commands cuts their summaries short
         summary = " ".join((part.help or "").split("\n\n")[0].split())
-        text = re.sub(rf"^\* `{name}`: .*$", f"* [`chrion {name}`](#chrion-{name}): {summary}", text, flags=re.MULTILINE)
+        text = re.sub(
+            rf"^\* `{name}`: .*$", f"* [`chrion {name}`](#chrion-{name}): {summary}", text, flags=re.MULTILINE
+        )
     generated = DOCS / "_generated"
     generated.mkdir(exist_ok=True)
     (generated / "cli.md").write_text(text.split("\n", 2)[2], encoding="utf-8")  # without its title
 
 
+def write_policies(_: Sphinx) -> None:
+    """Write the table of the built-in policies from their registry; ``reference/cli.md`` includes it."""
+    rows = [f"| `{policy.name}` | {policy.description} |" for policy in POLICIES.values()]
+    table = "\n".join(["| policy | description |", "| --- | --- |", *rows])
+    (DOCS / "_generated" / "policies.md").write_text(table + "\n", encoding="utf-8")
+
+
 def setup(app: Sphinx) -> None:
     """Connect what this file adds to Sphinx."""
     app.connect("builder-inited", write_command_reference)
+    app.connect("builder-inited", write_policies)

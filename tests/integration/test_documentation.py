@@ -180,7 +180,7 @@ def test_stability_lists_the_public_modules() -> None:
     reference = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
     stability = (ROOT / "docs" / "reference" / "stability.md").read_text(encoding="utf-8")
     modules = re.findall(r"^\.\. module:: (chrion\.\S+)", reference, re.MULTILINE)
-    section = stability.split("## Public API")[1].split("##")[0]
+    section = stability.split("## Public API")[1].split("\n- ")[1]
     assert set(re.findall(r"`(chrion\.[a-z]+)`", section)) == set(modules)
 
 
