@@ -12,6 +12,7 @@ import importlib
 import inspect
 import re
 import shlex
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,7 @@ def check_python(source: str) -> None:
     Raises:
         Exception: It does not compile, or a name or an argument does not exist.
     """
-    for part in ast.walk(ast.parse(source)):
+    for part in ast.walk(ast.parse(textwrap.dedent(source))):
         if isinstance(part, ast.ImportFrom) and (part.module or "").split(".")[0] == "chrion":
             module = importlib.import_module(str(part.module))
             for alias in part.names:
