@@ -1,11 +1,14 @@
-"""Derive profiles/gtx1080ti-paper.json from Table 6 of the Chrion paper.
+"""Derive ``profiles/gtx1080ti-paper.json`` from Table 6 of the Chrion paper.
 
-Run without arguments; prints the fit beside the table and writes the profile. Every assumption is a note of the
-profile itself, in NOTES below.
+    python scripts/derive_paper_profile.py
+
+Takes a few seconds. Prints the derived figures with those of the table and writes the profile. The profile's notes
+(``NOTES`` below) list all assumptions.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,7 +57,7 @@ NOTES = (
 
 @dataclass(frozen=True)
 class Row:
-    """One column of Table 6, which Chrion's specification of the same name builds."""
+    """One column of Table 6; Chrion's model specification of the same name builds its model."""
 
     gpu_ms: float
     gpu_mb: float
@@ -79,23 +82,23 @@ TABLE_6 = {
 
 
 def core_times(per_cell_ms: float) -> tuple[float, ...]:
-    """W(1..12): four cores saturate what the cores share, so that the time grows with the cores from there on."""
+    """Return W(1..12): four cores saturate shared resources, so that the time grows with the number of cores above."""
     return tuple(per_cell_ms * max(4, j) for j in range(1, CORES + 1))
 
 
 def cell_signatures(graph: Graph) -> dict[str, int]:
-    """One operator of each LSTM signature."""
+    """Return one operator of each LSTM signature."""
     return {s: i for i, s in enumerate(graph.dag.signatures) if graph.dag.op_types[i] == "LSTM"}
 
 
 def cpu_latency_ms(graph: Graph, per_cell_ms: float) -> float:
-    """CPU-only latency at the best core count."""
+    """Return the CPU-only latency at the best number of cores."""
     costs = assemble([(graph, Row(0, 0, 0), per_cell_ms)]).costs(graph.dag)
     return evaluate(graph.dag, costs, cpu_only(graph.dag, costs, 0.0)).latency_ms
 
 
-def fit(graphs: Sequence[tuple[Graph, Row]]) -> float:
-    """The s that fits the CPU rows best: latency is proportional to it."""
+def fit_cell_time(graphs: Sequence[tuple[Graph, Row]]) -> float:
+    """Return the s that fits the CPU rows best; latency is proportional to it."""
     unit = np.array([cpu_latency_ms(graph, 1.0) for graph, _ in graphs])
     rows = np.array([row.cpu_ms for _, row in graphs])
     ratio = unit / rows
@@ -103,7 +106,7 @@ def fit(graphs: Sequence[tuple[Graph, Row]]) -> float:
 
 
 def assemble(models: Sequence[tuple[Graph, Row, float]]) -> Profile:
-    """The profile of some models, each with its row and fitted s."""
+    """Return the profile of some models, each with its row and fitted s."""
     operators: dict[str, OperatorCost] = {}
     for graph, row, per_cell_ms in models:
         cells = sum(t == "LSTM" for t in graph.dag.op_types)
@@ -140,16 +143,17 @@ def assemble(models: Sequence[tuple[Graph, Row, float]]) -> Profile:
 
 
 def main() -> None:
-    """Fit, print, write."""
+    """Fit the profile, print it with the table, and write it."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     graphs = {name: load(build(name)) for name in names() if name in TABLE_6}
     by_cell = sorted(TABLE_6, key=lambda name: sorted(cell_signatures(graphs[name])))
     models = []
     print(f"{'model':16} {'GPU ms':>14} {'GPU MB':>16} {'CPU ms':>14} {'s, us':>7}   (derived / paper)")
     for _, group in itertools.groupby(by_cell, key=lambda name: sorted(cell_signatures(graphs[name]))):
         same = [(graphs[name], TABLE_6[name]) for name in group]
-        s = fit(same)
+        s = fit_cell_time(same)
         models += [(graph, row, s) for graph, row in same]
-    # The baseline comes last: where rows of one cell differ in memory, its own counts.
+    # The baseline is last: if rows of one cell differ in memory, its figure is used.
     models.sort(key=lambda m: m[1] is TABLE_6["lstm-baseline"])
     profile = assemble(models)
     for name, row in TABLE_6.items():

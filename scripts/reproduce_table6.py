@@ -1,11 +1,13 @@
-"""Table 6 and Figure 10 of the Chrion paper, planned on the profile that was derived from it.
+"""Reproduce Table 6 and Figure 10 of the Chrion paper with the profile that was derived from the table.
 
-Thirteen LSTMs in four patterns: everything on the GPU, everything on the CPU, latency-optimal (alpha 0) and
-memory-optimal (the largest alpha that is no slower than the GPU), by the paper's algorithms, beside what the paper
-prints. GPU and CPU rows are what the profile was fitted to; the two hybrid patterns are predictions.
+    python scripts/reproduce_table6.py [--figure10 docs/img/figure10.png] [--policy NAME]
 
-``python scripts/reproduce_table6.py`` prints the tables and writes them between the markers of docs/reproduction.md;
-``--figure10 docs/img/figure10.png`` draws alpha from 0 to 1. Takes about a minute.
+Takes about a minute. Prints tables and writes them to the sections of ``docs/reproduction.md``; ``--figure10`` draws
+latency and memory for alpha from 0 to 1.
+
+The tables compare thirteen LSTMs in four patterns with the paper: all operators on the GPU, all on the CPU,
+latency-optimal (alpha 0) and memory-optimal (the largest alpha that is no slower than the GPU), planned by the paper's
+algorithms. The profile was fitted to the GPU and CPU rows; the two hybrid patterns are predictions.
 """
 
 from __future__ import annotations
@@ -27,18 +29,18 @@ from chrion.zoo import build
 
 PAGE = Path(__file__).parent.parent / "docs" / "reproduction.md"
 ALPHAS = tuple(step / 10 for step in range(11))
-#: The baseline and one variant each in batch size, width and length. The paper's captions name theirs in a form that
-#: did not survive; any other choice of Table 6's variants shows the same.
+#: The baseline and one variant each in batch size, width and length. The paper's captions are illegible in our copy;
+#: other variants of Table 6 show the same.
 FIGURE_10 = ("lstm-baseline", "lstm-batch-2", "lstm-io-32", "lstm-seq-64")
-#: A difference that needs an explanation, in points (of the GPU's latency, or of its memory).
-POINTS = 10.0
-#: How much longer a cell is assumed to take on the GPU and on a core while both work: what would explain the table?
-SLOWER = ((1.0, 1.0), (1.0, 1.4), (1.4, 1.0), (1.4, 1.4), (1.6, 1.2), (1.8, 1.2), (1.8, 1.6))
+#: Differences above this are printed in bold, in percentage points of the GPU's latency or memory.
+NOTABLE_POINTS = 10.0
+#: Assumed slowdown of a cell on the GPU and on a core while both compute, as possible explanations of the table.
+SLOWDOWNS = ((1.0, 1.0), (1.0, 1.4), (1.4, 1.0), (1.4, 1.4), (1.6, 1.2), (1.8, 1.2), (1.8, 1.6))
 
 
 @dataclass(frozen=True)
 class Hybrid:
-    """The hybrid patterns of one column of Table 6 as printed, in ms and MB; None where it has none."""
+    """The printed hybrid patterns of one column of Table 6, in ms and MB; None if it prints none."""
 
     fastest: tuple[float, float]
     smallest: tuple[float, float] | None
@@ -63,7 +65,7 @@ PAPER = {
 
 @dataclass(frozen=True)
 class Patterns:
-    """One model in the four patterns, as predicted."""
+    """The predictions for one model in the four patterns."""
 
     name: str
     gpu: Prediction
@@ -72,7 +74,7 @@ class Patterns:
     smallest: Prediction
 
 
-def patterns(name: str, profile: Profile, policy: str) -> Patterns:
+def plan_patterns(name: str, profile: Profile, policy: str) -> Patterns:
     """Plan a model in all four patterns."""
     graph = load(build(name))
     fastest = partition(graph, profile, policy=policy)
@@ -82,13 +84,13 @@ def patterns(name: str, profile: Profile, policy: str) -> Patterns:
     return Patterns(name, fastest.accelerator_only, fastest.cpu_only, fastest.predicted, smallest.predicted)
 
 
-def less(value: float, reference: float) -> float:
-    """Reduction in percent, as Table 6 has it."""
+def reduction_percent(value: float, reference: float) -> float:
+    """Return the reduction of a value against a reference in percent, as Table 6 prints it."""
     return (1 - value / reference) * 100
 
 
 def plain_rows(found: Sequence[Patterns]) -> Iterator[list[str]]:
-    """GPU and CPU rows, ours / the paper's."""
+    """Yield the table of the GPU and CPU patterns, ours / the paper's."""
     yield ["model", "GPU, ms", "GPU, MB", "CPU, ms"]
     for p in found:
         row = TABLE_6[p.name]
@@ -97,32 +99,29 @@ def plain_rows(found: Sequence[Patterns]) -> Iterator[list[str]]:
 
 
 def hybrid_rows(found: Sequence[Patterns], pattern: str) -> Iterator[list[str]]:
-    """A hybrid pattern: latency, memory, reductions against the GPU, ours / the paper's; differences in points."""
+    """Yield the table of a hybrid pattern: latency, memory and reductions, ours / the paper's, and differences."""
     yield ["model", "ms", "MB", "latency less", "memory less", "points, latency", "points, memory"]
     for p in found:
         ours: Prediction = getattr(p, pattern)
         theirs: tuple[float, float] | None = getattr(PAPER[p.name], pattern)
         row = TABLE_6[p.name]
-        own = less(ours.latency_ms, p.gpu.latency_ms), less(ours.memory_mb, p.gpu.memory_mb)
+        own = (
+            reduction_percent(ours.latency_ms, p.gpu.latency_ms),
+            reduction_percent(ours.memory_mb, p.gpu.memory_mb),
+        )
         if theirs is None:
-            yield (
-                [p.name, f"{ours.latency_ms:.1f} / —", f"{ours.memory_mb:.1f} / —"]
-                + [f"{x:.1f} % / —" for x in own]
-                + [
-                    "",
-                    "",
-                ]
-            )
+            figures = [f"{ours.latency_ms:.1f} / —", f"{ours.memory_mb:.1f} / —"]
+            yield [p.name, *figures, *(f"{x:.1f} % / —" for x in own), "", ""]
             continue
-        printed = less(theirs[0], row.gpu_ms), less(theirs[1], row.gpu_mb)
+        printed = reduction_percent(theirs[0], row.gpu_ms), reduction_percent(theirs[1], row.gpu_mb)
         cells = [f"{ours.latency_ms:.1f} / {theirs[0]:.1f}", f"{ours.memory_mb:.1f} / {theirs[1]:.1f}"]
         cells += [f"{a:.1f} % / {b:.1f} %" for a, b in zip(own, printed, strict=True)]
         points = [a - b for a, b in zip(own, printed, strict=True)]
-        yield [p.name, *cells, *(f"**{x:+.1f}**" if abs(x) > POINTS else f"{x:+.1f}" for x in points)]
+        yield [p.name, *cells, *(f"**{x:+.1f}**" if abs(x) > NOTABLE_POINTS else f"{x:+.1f}" for x in points)]
 
 
-def slowed(profile: Profile, gpu: float, cpu: float) -> Profile:
-    """The machine with cells that take longer."""
+def slow_down(profile: Profile, gpu: float, cpu: float) -> Profile:
+    """Return the profile with all operators slower by a factor on the GPU and on the cores."""
     operators = {
         s: replace(o, accelerator_ms=(o.accelerator_ms or 0.0) * gpu, cpu_ms=tuple(ms * cpu for ms in o.cpu_ms))
         for s, o in profile.operators.items()
@@ -130,12 +129,12 @@ def slowed(profile: Profile, gpu: float, cpu: float) -> Profile:
     return replace(profile, operators=operators, _estimators={})
 
 
-def slower_rows(profile: Profile) -> Iterator[list[str]]:
-    """Latency-optimal plans on slower devices: how far they are from the printed ones on average."""
+def slowdown_rows(profile: Profile) -> Iterator[list[str]]:
+    """Yield the table of mean differences between the printed plans and latency-optimal plans on slower devices."""
     yield ["cells on the GPU", "cells on a core", "off in latency", "off in memory", "the baseline, ms", "MB"]
     graphs = {name: load(build(name)) for name in PAPER}
-    for gpu, cpu in SLOWER:
-        machine = slowed(profile, gpu, cpu)
+    for gpu, cpu in SLOWDOWNS:
+        machine = slow_down(profile, gpu, cpu)
         found = {name: partition(graph, machine, policy="chrion-paper").predicted for name, graph in graphs.items()}
         latency = mean(abs(p.latency_ms / PAPER[n].fastest[0] - 1) for n, p in found.items())
         memory = mean(abs(p.memory_mb - PAPER[n].fastest[1]) / TABLE_6[n].gpu_mb for n, p in found.items())
@@ -145,7 +144,7 @@ def slower_rows(profile: Profile) -> Iterator[list[str]]:
 
 
 def share_rows(found: Sequence[Patterns]) -> Iterator[list[str]]:
-    """What the printed memory says about the printed plans: cells on the GPU, and what each device then has to do."""
+    """Yield the table of what the printed memory implies: share of cells on the GPU, and time of each device."""
     yield [
         "model",
         "cells on the GPU, ours / the paper's",
@@ -165,23 +164,23 @@ def share_rows(found: Sequence[Patterns]) -> Iterator[list[str]]:
         yield [p.name, f"{ours:.0%} / {theirs:.0%}", *figures]
 
 
-def sweep(name: str, profile: Profile) -> list[tuple[float, Plan]]:
-    """Plans for alpha from 0 to 1, by the paper's algorithms."""
+def sweep_alpha(name: str, profile: Profile) -> list[tuple[float, Plan]]:
+    """Plan a model for alpha from 0 to 1 by the paper's algorithms."""
     graph: Graph = load(build(name))
     return [(alpha, partition(graph, profile, alpha=alpha, policy="chrion-paper")) for alpha in ALPHAS]
 
 
 def figure10_rows(curves: Sequence[Sequence[tuple[float, Plan]]]) -> Iterator[list[str]]:
-    """Latency and memory along alpha, a pair of columns a model."""
+    """Yield the table of latency and memory by alpha, with a column for each model."""
     yield ["alpha, ms/MB", *(name.removeprefix("lstm-") for name in FIGURE_10)]
     for at, alpha in enumerate(ALPHAS):
         figures = (curve[at][1].predicted for curve in curves)
         yield [f"{alpha:.1f}", *(f"{p.latency_ms:.1f} ms, {p.memory_mb:.0f} MB" for p in figures)]
 
 
-def figure10_png(names: Sequence[str], curves: Sequence[Sequence[tuple[float, Plan]]]) -> bytes:
-    """Figure 10: latency and memory over alpha, and the plain ways as lines."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+def draw_figure10(names: Sequence[str], curves: Sequence[Sequence[tuple[float, Plan]]]) -> bytes:
+    """Draw latency and memory over alpha, and the latency of GPU and CPU alone as lines; return a PNG."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an optional dependency
 
     figure = Figure(figsize=(9, 6), layout="constrained")
     for axis, name, curve in zip(figure.subplots(2, 2).flat, names, curves, strict=True):
@@ -201,20 +200,20 @@ def figure10_png(names: Sequence[str], curves: Sequence[Sequence[tuple[float, Pl
 
 
 def main() -> None:
-    """Plan, print, write the page and the figure."""
+    """Plan all models, print the tables, and write the page and the figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policy", default="chrion-paper", help="the page is only written for the paper's own")
+    parser.add_argument("--policy", default="chrion-paper", help="scheduler; the page is written only for chrion-paper")
     parser.add_argument("--figure10", type=Path, help="where to draw Figure 10")
     arguments = parser.parse_args()
     profile = Profile.load(bundled_folder("profiles") / "gtx1080ti-paper.json")
-    found = [patterns(name, profile, arguments.policy) for name in TABLE_6]
-    curves = [sweep(name, profile) for name in FIGURE_10]
+    found = [plan_patterns(name, profile, arguments.policy) for name in TABLE_6]
+    curves = [sweep_alpha(name, profile) for name in FIGURE_10]
     tables = {
         "plain patterns": markdown_table(plain_rows(found)),
         "latency-optimal": markdown_table(hybrid_rows(found, "fastest")),
         "memory-optimal": markdown_table(hybrid_rows(found, "smallest")),
         "shares": markdown_table(share_rows(found)),
-        "slower devices": markdown_table(slower_rows(profile)),
+        "slower devices": markdown_table(slowdown_rows(profile)),
         "figure 10": markdown_table(figure10_rows(curves)),
     }
     page = PAGE.read_text(encoding="utf-8") if arguments.policy == "chrion-paper" else ""
@@ -224,7 +223,7 @@ def main() -> None:
     if page:
         write_atomically(PAGE, page)
     if arguments.figure10:
-        write_atomically(arguments.figure10, figure10_png(FIGURE_10, curves))
+        write_atomically(arguments.figure10, draw_figure10(FIGURE_10, curves))
 
 
 if __name__ == "__main__":

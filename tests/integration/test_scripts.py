@@ -1,0 +1,34 @@
+"""Tests that every script describes itself."""
+
+from __future__ import annotations
+
+import ast
+import runpy
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parent.parent.parent / "scripts"
+#: Scripts that are run; the others are modules that they import.
+PROGRAMS = sorted(path for path in SCRIPTS.glob("*.py") if '__name__ == "__main__"' in path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+def test_help_is_printed_without_running_the_script(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``--help`` prints the description and exits with 0."""
+    monkeypatch.setattr("sys.argv", [path.name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(path), run_name="__main__")
+    assert not ended.value.code
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"usage: {path.name}")
+    assert len(printed.splitlines()) > 5
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+def test_the_docstring_has_a_usage_line(path: Path) -> None:
+    """A script's docstring says how to run it."""
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    assert f"python scripts/{path.name}" in text
