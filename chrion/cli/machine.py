@@ -11,14 +11,14 @@ from chrion.cli.console import JsonOption, show, show_json
 from chrion.cores import physical_cores
 from chrion.devices.nvml import gpus
 from chrion.devices.probe import probe_provider
-from chrion.devices.providers import CPU_PROVIDER, detect, remedy
+from chrion.devices.providers import CPU_PROVIDER, detect_accelerator, remedy
 from chrion.profiler.machine import this_machine
 from chrion.report import machine_table
 
 
 def devices(as_json: JsonOption = False) -> None:
     """Show what this machine offers: cores, memory, execution providers, and why some of them do not work."""
-    accelerator = detect()
+    accelerator = detect_accelerator()
     machine = this_machine(accelerator)
     providers = [_described(name) for name in ort.get_available_providers()]
     cards = [asdict(gpu) for gpu in gpus()]

@@ -1,18 +1,18 @@
-"""The memory of an execution provider: buffers there, copies to it and from it, and waiting for it.
+"""The memory of an execution provider: device buffers, copies to and from the host, and synchronisation.
 
-onnxruntime's Python interface offers this differently for every provider and version; so nothing is assumed. For each
-element type, ways to get a buffer are tried in turn on one element, with a copy there and back; a type for which none
-works is not held by the device, and values of it stay in the host's memory, whence sessions fetch them by themselves.
-A provider that works in the host's memory holds no type.
+onnxruntime's Python interface differs between providers and versions, so support is tested and not assumed. For each
+element type, the ways to allocate a buffer are tried in turn with one element, which is copied to the device and back.
+If none works, the device does not support the type; values of that type stay in host memory, from which sessions copy
+them. A provider that works in host memory supports no type.
 
-- Buffers come from onnxruntime itself (CUDA), from a session of the provider (onnxruntime 1.28 and later), or are taken
-  from the output of a session that casts zeros to the type (any version).
-- Uploads are ``copy_tensors``, or ``update_inplace`` where an onnxruntime has no such copy for the device.
-- Downloads run a session of one Identity, from the device's buffer to the host's: that gives the interpreter lock away
-  while it waits for the device, which ``copy_tensors`` does not. Types without that kernel use ``copy_tensors``.
+- Buffers come from onnxruntime itself (CUDA), from a session of the provider (onnxruntime 1.28 and later), or from the
+  output of a session that casts zeros to the type (any version).
+- Uploads use ``copy_tensors``, or ``update_inplace`` if onnxruntime has no such copy for the device.
+- Downloads run a session of one Identity from the device's buffer to the host's, which releases the GIL while it waits
+  for the device; ``copy_tensors`` does not. Types without an Identity kernel use ``copy_tensors``.
 
-WebGPU runs asynchronously, and its sessions share one command queue that is not safe for threads: so they take turns,
-and :meth:`Device.fence` waits for what has been begun.
+WebGPU runs asynchronously, and its sessions share one command queue that is not thread-safe. Therefore one thread at a
+time uses it, and :meth:`Device.fence` waits for all work that was started.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from chrion.graph.model import TensorInfo, element_code
 
 log = logging.getLogger(__name__)
 
-Maker = Callable[[TensorInfo], ort.OrtValue]
+Allocator = Callable[[TensorInfo], ort.OrtValue]
 
-#: Held while something is done on a device whose sessions cannot be used by several threads at once.
-_TURNS = {"webgpu": threading.RLock()}
+#: Locks of the devices whose sessions only one thread at a time may use.
+_LOCKS = {"webgpu": threading.RLock()}
 _FLOAT = "tensor(float)"
 
 
@@ -47,62 +47,67 @@ class Device:
     """The memory of one provider's device.
 
     Args:
-        provider: Its execution provider.
-        options: The provider's options, ``device_id`` among them.
+        provider: The execution provider.
+        options: The provider's options, such as ``device_id``.
     """
 
     def __init__(self, provider: str, options: Mapping[str, Any] | None = None) -> None:
         self.provider = provider
         self._options = dict(options or {})
-        #: Number of the device, where there are several.
+        #: The number of the device among several.
         self.index = int(self._options.get("device_id", 0))
-        #: The kind of memory, as IOBinding calls it; ``cpu`` where the provider works in the host's.
+        #: The name of its memory for IOBinding; ``cpu`` if the provider works in host memory.
         self.name = DEVICE_NAMES.get(provider, "cpu")
-        self._makers: dict[str, Maker | None] = {}
+        self._allocators: dict[str, Allocator | None] = {}
         self._identities: dict[str, ort.InferenceSession | None] = {}
         self._casts: dict[str, ort.InferenceSession] = {}
         self._pinned = pinned_memory(provider, self.index)
         self._uploader = _copy
 
     def exclusive(self) -> contextlib.AbstractContextManager[Any]:
-        """Hold this while a session of the device is bound or run; one thread at a time where the provider needs that.
+        """Return a reentrant lock to hold while a session of the device is bound or run.
 
-        Binding counts, since a session may copy what is bound to it there and then. A thread may take it repeatedly.
+        It excludes other threads only if the provider requires that. Binding counts as use of the device, since a
+        session may copy a value when it is bound.
         """
-        return _TURNS.get(self.name) or contextlib.nullcontext()
+        return _LOCKS.get(self.name) or contextlib.nullcontext()
 
     def supports(self, kind: str) -> bool:
-        """Whether buffers of an element type (``tensor(float)``) can be had there, and copied both ways."""
+        """Return whether buffers of a type such as ``tensor(float)`` can be allocated, and copied both ways."""
         if self.name == "cpu":
             return False
-        if kind not in self._makers:
-            self._makers[kind] = self._find_maker(kind)
-        return self._makers[kind] is not None
+        if kind not in self._allocators:
+            self._allocators[kind] = self._find_allocator(kind)
+        return self._allocators[kind] is not None
 
     def allocate(self, info: TensorInfo) -> ort.OrtValue:
-        """A buffer on the device for a tensor of known size and of a type that it holds."""
-        maker = self._makers[info.type] if self.supports(info.type) else None
-        if maker is None:
-            raise TypeError(f"{self.provider} holds no {info.type}")
-        return maker(info)
+        """Allocate a buffer on the device for a tensor of known size.
+
+        Raises:
+            TypeError: The device does not support the tensor's type.
+        """
+        allocator = self._allocators[info.type] if self.supports(info.type) else None
+        if allocator is None:
+            raise TypeError(f"{self.provider} does not support buffers of {info.type}")
+        return allocator(info)
 
     def host_buffer(self, info: TensorInfo) -> ort.OrtValue:
-        """Host memory that is quick to copy from and to: pinned where that can be had."""
+        """Allocate host memory for transfers: pinned if possible."""
         return allocate(info, self._pinned if self.has_pinned_memory else None)
 
     @cached_property
     def has_pinned_memory(self) -> bool:
-        """Whether :meth:`host_buffer` gives pinned memory."""
+        """True if :meth:`host_buffer` allocates pinned memory."""
         return (
             self._pinned is not None
             and self.supports(_FLOAT)
             and self.reads_updates(lambda i: allocate(i, self._pinned))
         )
 
-    def reads_updates(self, host_memory: Maker) -> bool:
-        """Whether a session on the CPU sees what is copied into a kind of host memory after that was bound.
+    def reads_updates(self, host_memory: Allocator) -> bool:
+        """Return whether a CPU session reads data that was copied into a kind of host memory after its binding.
 
-        It must not have copied the memory when it was bound; onnxruntime does that with memory it takes for a device's.
+        It does not if onnxruntime copied the memory at binding, as it does with memory that it attributes to a device.
         """
         info = TensorInfo("x", _FLOAT, (1,))
         try:
@@ -116,13 +121,13 @@ class Device:
                 self.download(_FLOAT).copy(self.to_device(info, np.array([number], np.float32)), source)
                 session.run_with_iobinding(binding)
                 seen.append(float(result.numpy()[0]))
-        except Exception as error:  # noqa: BLE001 - plain memory does as well
+        except Exception as error:  # noqa: BLE001 - pageable memory works as well
             log.info("%s: no pinned memory: %s", self.provider, error)
             return False
         return seen == [1.0, 2.0]
 
     def to_device(self, info: TensorInfo, array: np.ndarray[Any, Any]) -> ort.OrtValue:
-        """An array's values on the device, or in the host's memory where the device does not hold their type."""
+        """Copy an array to the device, or to an OrtValue in host memory if the device does not support its type."""
         host = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array) if array.ndim else array)
         if not (array.size and self.supports(info.type)):
             return host
@@ -131,19 +136,19 @@ class Device:
         return buffer
 
     def upload(self, source: ort.OrtValue, target: ort.OrtValue) -> None:
-        """Copy from the host's memory into a buffer of the device."""
+        """Copy from host memory into a buffer of the device."""
         with self.exclusive():
             self._uploader(source, target)
 
     def download(self, kind: str) -> Download:
-        """What copies buffers of a type to the host's memory."""
+        """Return an object that copies buffers of a type to host memory."""
         if kind not in self._identities:
             self._identities[kind] = self._find_identity(kind)
         return Download(self, self._identities[kind])
 
     def fence(self) -> None:
-        """Wait until everything begun on the device has been done; nothing where runs wait by themselves."""
-        if self.name in _TURNS:
+        """Wait for all work that was started on the device; return at once if runs are synchronous."""
+        if self.name in _LOCKS:
             self._fence_session()
 
     def _fence_session(self) -> None:
@@ -154,22 +159,22 @@ class Device:
             binding.bind_output("y")
             session.run_with_iobinding(binding)
 
-    def _find_maker(self, kind: str) -> Maker | None:
-        for maker in (self._from_onnxruntime, self._from_session, self._from_cast):
+    def _find_allocator(self, kind: str) -> Allocator | None:
+        for allocator in (self._from_onnxruntime, self._from_session, self._from_cast):
             try:
-                self._makers[kind] = maker
-                self._try_copies(TensorInfo("x", kind, (1,)), maker)
-            except Exception as error:  # noqa: BLE001 - whatever is missing, the next way may do
+                self._allocators[kind] = allocator
+                self._try_copies(TensorInfo("x", kind, (1,)), allocator)
+            except Exception as error:  # noqa: BLE001 - the next way may work
                 log.debug("%s: no buffer of %s: %s", self.provider, kind, error)
             else:
-                return maker
+                return allocator
         return None
 
-    def _try_copies(self, info: TensorInfo, maker: Maker) -> None:
-        buffer, host = maker(info), allocate(info)
+    def _try_copies(self, info: TensorInfo, allocator: Allocator) -> None:
+        buffer, host = allocator(info), allocate(info)
         try:
             self.upload(host, buffer)
-        except Exception:  # noqa: BLE001 - not in this onnxruntime
+        except Exception:  # noqa: BLE001 - not supported by this onnxruntime
             self._uploader = _update
             self.upload(host, buffer)
         self.download(info.type).copy(buffer, host)
@@ -209,9 +214,9 @@ class Device:
             self._identities[kind] = session
         return session
 
-    def _session(self, node: Any, taken: int, made: int) -> ort.InferenceSession:
-        """A session of one node on the device, for any shape."""
-        ends = [helper.make_tensor_value_info(n, code, None) for n, code in (("x", taken), ("y", made))]
+    def _session(self, node: Any, source: int, target: int) -> ort.InferenceSession:
+        """Open a session of one node from x to y on the device, for any shape."""
+        ends = [helper.make_tensor_value_info(n, code, None) for n, code in (("x", source), ("y", target))]
         graph = helper.make_graph([node], "copy", ends[:1], ends[1:])
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
         options = ort.SessionOptions()
@@ -233,7 +238,7 @@ def _update(source: ort.OrtValue, target: ort.OrtValue) -> None:
 
 
 class Download:
-    """Copies buffers of one type from a device to the host's memory; for one thread at a time."""
+    """A copy of buffers of one type from a device to host memory; for one thread at a time."""
 
     def __init__(self, device: Device, session: ort.InferenceSession | None) -> None:
         self._device = device
@@ -242,7 +247,7 @@ class Download:
         self._bound: tuple[ort.OrtValue, ort.OrtValue] | None = None
 
     def copy(self, source: ort.OrtValue, target: ort.OrtValue) -> None:
-        """Copy a buffer of the device into the host's memory, once what has been begun to fill it has ended."""
+        """Copy a buffer of the device to host memory, after the work that fills the buffer."""
         with self._device.exclusive():
             if self._binding is None or self._session is None:
                 _copy(source, target)

@@ -1,4 +1,4 @@
-"""Tensors in the host's memory."""
+"""Tensors in host memory."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from chrion.graph.model import TensorInfo, element_code
 
 
 def allocate(info: TensorInfo, memory: Any = None) -> ort.OrtValue:
-    """Host memory for a tensor of known size.
+    """Allocate host memory for a tensor of known size.
 
-    It is onnxruntime's own: arrays that ``OrtValue.numpy`` gives keep that alive, but not memory of another array.
+    onnxruntime owns the memory: an array from ``OrtValue.numpy`` keeps such memory alive, but not memory of another
+    array.
 
     Args:
-        info: Its type and shape.
-        memory: A particular kind of host memory (pinned, for example), as onnxruntime describes it; plain if missing.
+        info: The type and shape.
+        memory: onnxruntime's description of a particular kind of host memory, pinned for example; pageable if None.
     """
     kind = {} if memory is None else {"memory_info": memory}
     return ort.OrtValue.ortvalue_from_shape_and_type(fixed_shape(info), element_code(info.type), **kind)
 
 
 def zeros(info: TensorInfo) -> ort.OrtValue:
-    """Host memory for a tensor of known size, filled with zeros."""
+    """Allocate host memory for a tensor of known size, filled with zeros."""
     value = allocate(info)
     array = value.numpy() if info.type != "tensor(bfloat16)" else None  # numpy has no such type
     if array is not None:
@@ -33,23 +34,23 @@ def zeros(info: TensorInfo) -> ort.OrtValue:
 
 
 def fixed_shape(info: TensorInfo) -> list[int]:
-    """The dimensions that are known."""
+    """Return the known dimensions of a shape."""
     return [d for d in info.shape or () if isinstance(d, int)]
 
 
 def numpy_dtype(kind: str) -> np.dtype[Any]:
-    """Numpy's type for onnxruntime's ``tensor(float)``."""
+    """Return numpy's type for a tensor type as onnxruntime writes it, ``tensor(float)`` for example."""
     name = kind.removeprefix("tensor(").removesuffix(")")
     return np.dtype({"float": "float32", "double": "float64", "string": "object"}.get(name, name))
 
 
 def on_host(value: ort.OrtValue) -> bool:
-    """Whether a value is in the host's memory."""
+    """Return whether a value is in host memory."""
     return bool(value.device_name() == "cpu")
 
 
 def to_host(value: ort.OrtValue) -> ort.OrtValue:
-    """The value itself if it is in the host's memory, or else a copy there."""
+    """Return the value itself if it is in host memory, or a copy in host memory."""
     if on_host(value):
         return value
     copy = ort.OrtValue.ortvalue_from_shape_and_type(list(value.shape()), value.element_type())

@@ -1,7 +1,7 @@
-"""GPU memory as the driver counts it, by NVML: everything a process holds, its context and libraries included.
+"""GPU memory as the driver counts it (NVML), including a process's context and libraries.
 
-What onnxruntime's arenas say leaves the context out. NVML comes with the driver; its Python package is an extra
-(``pip install 'chrion[nvml]'``). Where either is missing, nothing is known, which is None here and never an error.
+The figures of onnxruntime's arenas do not include the context. NVML comes with the driver; its Python package is an
+extra (``pip install 'chrion[nvml]'``). If either is missing, functions return None and do not raise.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-#: Between two readings of a run; one takes some tenths of a millisecond.
+#: The time between two readings during a run; a reading takes some tenths of a millisecond.
 _INTERVAL_S = 0.001
 
 
@@ -23,13 +23,13 @@ class Gpu:
     """One GPU of the machine."""
 
     name: str
-    #: All its memory, and what of that is taken by whomever.
+    #: Total memory, and memory in use by any process.
     memory_mb: float
     used_mb: float
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """The GPUs that NVML sees; empty without it."""
+    """Return the GPUs that NVML lists; empty without NVML."""
     found = []
     for nvml, handle in _handles():
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
@@ -40,16 +40,17 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def used_mb(pid: int | None = None) -> float | None:
-    """GPU memory held now, over all GPUs.
+    """Return the GPU memory in use by a process, in MB, summed over all GPUs.
+
+    Use the difference of two readings. If the driver numbers processes differently, as it does in a container, the
+    result is the memory of all processes. A process without GPU memory cannot be distinguished from a process that the
+    driver does not list, so the first reading of a process may include the memory of other processes.
 
     Args:
-        pid: The process; this one if missing.
+        pid: The process; this process if None.
 
     Returns:
-        What the process holds. Where the driver does not show processes by the numbers they have here (in a
-        container), what all processes together hold: differences of two readings are meant to be taken. None without
-        NVML. A process that holds nothing yet cannot be told from one that is not shown, so the first reading of
-        a process is zero only if nobody uses the GPU.
+        Megabytes, or None without NVML.
     """
     pid = os.getpid() if pid is None else pid
     handles = list(_handles())
@@ -62,38 +63,38 @@ def used_mb(pid: int | None = None) -> float | None:
 
 
 class MemoryMonitor:
-    """How much more GPU memory this process holds than when the watch was made."""
+    """The growth of this process's GPU memory since the monitor was created."""
 
     def __init__(self) -> None:
         self._before = used_mb()
         self._peak = self._before
 
     def growth_mb(self) -> float | None:
-        """Growth since then; None without NVML."""
-        return self._beyond(self._read())
+        """Return the present growth in MB, or None without NVML."""
+        return self._growth(self._read())
 
     def peak_mb(self) -> float | None:
-        """The most that was seen of it, now and at all readings before; None without NVML."""
+        """Return the largest growth of all readings in MB, or None without NVML."""
         self._read()
-        return self._beyond(self._peak)
+        return self._growth(self._peak)
 
     @contextlib.contextmanager
     def sampled(self) -> Iterator[None]:
-        """Read again and again meanwhile, by a thread: a run may hold for a moment what it gives back."""
+        """Read continually in a thread meanwhile, to find the peak of memory that a run holds only temporarily."""
         if self._before is None:
             yield
             return
-        ended = threading.Event()
-        thread = threading.Thread(target=self._sample, args=(ended,), name="chrion-nvml", daemon=True)
+        stop = threading.Event()
+        thread = threading.Thread(target=self._sample, args=(stop,), name="chrion-nvml", daemon=True)
         thread.start()
         try:
             yield
         finally:
-            ended.set()
+            stop.set()
             thread.join()
 
-    def _sample(self, ended: threading.Event) -> None:
-        while not ended.wait(_INTERVAL_S):
+    def _sample(self, stop: threading.Event) -> None:
+        while not stop.wait(_INTERVAL_S):
             self._read()
 
     def _read(self) -> float | None:
@@ -102,12 +103,12 @@ class MemoryMonitor:
             self._peak = max(self._peak, now)
         return now
 
-    def _beyond(self, mb: float | None) -> float | None:
+    def _growth(self, mb: float | None) -> float | None:
         return None if mb is None or self._before is None else mb - self._before
 
 
 def _handles() -> Iterator[tuple[Any, Any]]:
-    """NVML and each of its GPUs."""
+    """Yield NVML together with the handle of each GPU."""
     nvml = _library()
     if nvml is None:
         return
@@ -117,7 +118,7 @@ def _handles() -> Iterator[tuple[Any, Any]]:
 
 
 def _process_mb(nvml: Any, handle: Any, pid: int) -> float | None:
-    """What a process holds on one GPU; None where it is not listed there, or no figure is given."""
+    """Return the memory of a process on one GPU, or None if the process or its memory is not listed."""
     with contextlib.suppress(nvml.NVMLError):
         for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
             if process.pid == pid and process.usedGpuMemory is not None:
@@ -126,21 +127,21 @@ def _process_mb(nvml: Any, handle: Any, pid: int) -> float | None:
 
 
 def _shows_processes() -> bool:
-    """Whether the driver numbers processes as this process does: it runs in the machine's own process namespace."""
+    """Return whether this process is in the machine's initial PID namespace, whose numbers the driver uses."""
     try:
-        # The machine's first namespace has always had this number.
-        return os.stat("/proc/self/ns/pid").st_ino == 0xEFFFFFFC  # noqa: PTH116 - not a file one opens
+        # The inode of the initial namespace is a constant of Linux (PROC_PID_INIT_INO).
+        return os.stat("/proc/self/ns/pid").st_ino == 0xEFFFFFFC  # noqa: PTH116 - not an ordinary file
     except OSError:
         return True
 
 
 @lru_cache
 def _library() -> Any:
-    """NVML, started; None where it cannot be."""
+    """Return NVML, initialised, or None if it cannot be."""
     try:
-        import pynvml  # noqa: PLC0415 - an extra
+        import pynvml  # noqa: PLC0415 - an optional dependency
 
         pynvml.nvmlInit()
-    except Exception:  # noqa: BLE001 - not installed, or no driver: nothing is known then
+    except Exception:  # noqa: BLE001 - not installed, or no driver
         return None
     return pynvml

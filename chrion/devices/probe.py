@@ -1,8 +1,8 @@
-"""Does an execution provider work here, and if not, why not?
+"""Probes of execution providers: whether a provider works on this machine, and the memory of its context.
 
-Asked in a process of its own: a provider whose libraries are missing says why on the standard error output only, and
-one whose driver is broken may take the process with it. That process also tells how much GPU memory the provider
-takes as soon as anything runs: its context and libraries.
+A probe runs in a process of its own, because a provider with missing libraries gives the reason on stderr only, and a
+broken driver may crash the process. It also measures the GPU memory that the provider takes for its context and
+libraries as soon as any model runs.
 """
 
 from __future__ import annotations
@@ -30,52 +30,52 @@ _FAILURE = re.compile(r"(?:Error|Exception|FAIL)\b[^\n]*")
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What trying a provider out came to."""
+    """The result of a probe."""
 
-    #: Why it does not work; None where it does.
+    #: Why the provider does not work; None if it works.
     reason: str | None
-    #: GPU memory that the smallest session takes, where NVML tells; None where it does not.
+    #: GPU memory of the smallest session; None without NVML.
     memory_mb: float | None = None
 
 
 def failure_reason(provider: str) -> str | None:
-    """None if a provider works, or else the reason it gives."""
+    """Return why a provider does not work on this machine, or None if it works."""
     return probe_provider(provider).reason
 
 
 @lru_cache
 def probe_provider(provider: str) -> ProbeResult:
-    """Try a provider on the smallest model there is; asked once in a process."""
+    """Run the smallest model on a provider, in a process of its own; once per provider and process."""
     command = [sys.executable, "-m", "chrion.devices.probe", provider]
     try:
         done = subprocess.run(  # noqa: S603 - this interpreter and this module
             command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False, env=os.environ
         )
     except subprocess.TimeoutExpired:
-        return ProbeResult(f"no answer in {_TIMEOUT_S:.0f} s")
+        return ProbeResult(f"the probe did not end within {_TIMEOUT_S:.0f} s")
     if done.returncode == 0:
-        return ProbeResult(None, _told(done.stdout))
-    return ProbeResult(_reason(done.stderr) or f"exit code {done.returncode}")
+        return ProbeResult(None, _memory_mb(done.stdout))
+    return ProbeResult(_reason(done.stderr) or f"the probe ended with exit code {done.returncode}")
 
 
 def load_libraries(provider: str) -> None:
-    """Make the libraries of NVIDIA's and PyTorch's packages known to this process, where a provider needs them."""
+    """Load the libraries of NVIDIA's and PyTorch's packages into this process if a provider needs them."""
     if provider.startswith(("CUDA", "Tensorrt")) and hasattr(ort, "preload_dlls"):
         ort.preload_dlls()
 
 
 def smallest_model() -> bytes:
-    """One Relu on one number, from x to y."""
+    """Return a model of one Relu on one number, from x to y."""
     return _model(helper.make_node("Relu", ["x"], ["y"]), [1])
 
 
 def smallest_session(provider: str) -> ort.InferenceSession:
-    """A session over :func:`smallest_model`."""
+    """Open :func:`smallest_model` on a provider."""
     return _session(provider, smallest_model())
 
 
 def product_session(provider: str, rows: int, side: int) -> ort.InferenceSession:
-    """A session over one product of x, rows by side, with a square of weights, to y."""
+    """Open a model of one MatMul: y = x w, with x of [rows, side] and weights w of [side, side]."""
     weight = numpy_helper.from_array(np.ones((side, side), np.float32), "w")
     return _session(provider, _model(helper.make_node("MatMul", ["x", "w"], ["y"]), [rows, side], [weight]))
 
@@ -94,19 +94,19 @@ def _session(provider: str, model: bytes) -> ort.InferenceSession:
 
 
 def _reason(errors: str) -> str | None:
-    """The line of the standard error output that says most."""
+    """Return the line of a probe's stderr that gives the reason."""
     missing = _MISSING.search(errors)
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    telling = [line for line in lines if _FAILURE.search(line)] or lines
-    return missing["reason"] if missing else telling[-1] if telling else None
+    relevant = [line for line in lines if _FAILURE.search(line)] or lines
+    return missing["reason"] if missing else relevant[-1] if relevant else None
 
 
-def _told(output: str) -> float | None:
+def _memory_mb(output: str) -> float | None:
     try:
-        told = json.loads(output.strip().splitlines()[-1])["memory_mb"]
+        memory_mb = json.loads(output.strip().splitlines()[-1])["memory_mb"]
     except (ValueError, IndexError, KeyError, TypeError):
         return None
-    return None if told is None else float(told)
+    return None if memory_mb is None else float(memory_mb)
 
 
 def _main(provider: str) -> None:
@@ -118,7 +118,7 @@ def _main(provider: str) -> None:
     session.run(None, {"x": np.ones(1, np.float32)})
     after = used_mb()
     grown = None if before is None or after is None else max(0.0, after - before)
-    print(json.dumps({"memory_mb": grown}))  # noqa: T201 - the answer
+    print(json.dumps({"memory_mb": grown}))  # noqa: T201 - the result
 
 
 if __name__ == "__main__":

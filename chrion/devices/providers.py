@@ -1,4 +1,4 @@
-"""Execution providers by name: which there are, whose memory they bind, and which one is taken by itself."""
+"""Names of execution providers, the memory that they use, and the automatic choice of one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chrion.devices.probe import failure_reason, load_libraries
 from chrion.errors import ProviderError
 
 CPU_PROVIDER = "CPUExecutionProvider"
-#: Short names of providers for the command line; any full name works too. The first that works is the automatic choice.
+#: Short names of providers, beside which full names work, too. The first one that works is the automatic choice.
 PROVIDER_NAMES = {
     "cuda": "CUDAExecutionProvider",
     "rocm": "ROCMExecutionProvider",
@@ -23,9 +23,9 @@ PROVIDER_NAMES = {
     "tensorrt": "TensorrtExecutionProvider",
     "cpu": CPU_PROVIDER,
 }
-#: Never taken by itself: TensorRT builds engines for minutes, and the CPU is no accelerator.
-_ONLY_IF_ASKED = {"tensorrt", "cpu"}
-#: The kind of device memory each provider binds, as onnxruntime's IOBinding calls it; others bind host memory.
+#: Not part of the automatic choice: TensorRT builds engines for minutes, and the CPU is no accelerator.
+_NOT_AUTOMATIC = {"tensorrt", "cpu"}
+#: The device memory of each provider, by its name in onnxruntime's IOBinding; other providers use host memory.
 DEVICE_NAMES = {
     "CUDAExecutionProvider": "cuda",
     "TensorrtExecutionProvider": "cuda",
@@ -34,7 +34,7 @@ DEVICE_NAMES = {
     "WebGpuExecutionProvider": "webgpu",
     "DmlExecutionProvider": "dml",
 }
-#: How to get what a provider needs.
+#: How to install what a provider needs.
 _EXTRAS = {
     "CUDAExecutionProvider": "its libraries come with: pip install 'chrion[cuda]'",
     "TensorrtExecutionProvider": "its libraries come with: pip install 'chrion[cuda]' tensorrt",
@@ -44,7 +44,7 @@ _WEBGPU_WHEEL = "in an environment of its own: pip install onnxruntime-webgpu"
 
 
 def provider_name(name: str) -> str:
-    """The full name of an execution provider, from a short or a full one.
+    """Return the full name of an execution provider for its short or full name.
 
     Raises:
         ProviderError: This onnxruntime has no such provider.
@@ -55,66 +55,67 @@ def provider_name(name: str) -> str:
         hint = f"this onnxruntime offers {', '.join(available)}"
         if full == "WebGpuExecutionProvider":
             hint += f"; {_WEBGPU_WHEEL}"
-        raise ProviderError(f"accelerator: there is no provider {name!r}", hint=hint)
+        raise ProviderError(f"unknown accelerator {name!r}", hint=hint)
     return full
 
 
 def usable_provider(accelerator: str | None) -> str | None:
-    """The full name of an accelerator's provider, tried out.
+    """Return the full name of an accelerator's provider, after a probe.
 
     Args:
-        accelerator: A provider by its short or full name; ``auto`` for the first accelerator that works here; None or
-            ``none`` for none.
+        accelerator: A provider by its short or full name; ``auto`` for the first accelerator that works on this
+        machine;
+            None or ``none`` for no accelerator.
 
     Returns:
-        The provider's name; None where there is to be none, or ``auto`` finds none.
+        The provider's name, or None without an accelerator.
 
     Raises:
-        ProviderError: There is no such provider, or it does not work here.
+        ProviderError: This onnxruntime has no such provider, or it does not work on this machine.
     """
     if accelerator is None or accelerator.lower() == "none":
         return None
     if accelerator.lower() == "auto":
-        return detect()
+        return detect_accelerator()
     provider = provider_name(accelerator)
     require_working(provider, "accelerator")
     return provider
 
 
 def require_working(provider: str, what: str) -> None:
-    """Try a provider out and load its libraries.
+    """Probe a provider and load its libraries.
 
     Args:
-        provider: Its full name.
-        what: Who asks for it, for the message.
+        provider: The full name.
+        what: The option or plan that names the provider, for the message.
 
     Raises:
-        ProviderError: It does not work here; the message says why in one line.
+        ProviderError: It does not work on this machine; the message gives the reason in one line.
     """
     reason = failure_reason(provider)
     if reason:
-        raise ProviderError(f"{what}: {provider} does not work here: {reason}", hint=remedy(provider))
+        raise ProviderError(f"{what}: {provider} does not work on this machine: {reason}", hint=remedy(provider))
     load_libraries(provider)
 
 
 def remedy(provider: str) -> str:
-    """How to get what a provider needs; empty where there is nothing to say."""
+    """Return how to install what a provider needs; empty if unknown."""
     return _EXTRAS.get(provider, "")
 
 
-def detect() -> str | None:
-    """The first accelerator of this onnxruntime that works here, its libraries loaded; None where there is none."""
+def detect_accelerator() -> str | None:
+    """Return the first accelerator that works on this machine, with its libraries loaded, or None."""
     available = set(ort.get_available_providers())
     for name, provider in PROVIDER_NAMES.items():
-        eligible = name not in _ONLY_IF_ASKED and provider in available and _worth_trying(provider)
+        eligible = name not in _NOT_AUTOMATIC and provider in available and _has_driver(provider)
         if eligible and failure_reason(provider) is None:
             load_libraries(provider)
             return provider
     return None
 
 
-def _worth_trying(provider: str) -> bool:
-    """Spare the second that trying takes where there is no driver: a GPU build of onnxruntime on a machine without."""
+def _has_driver(provider: str) -> bool:
+    """Return whether a probe may succeed; without a driver, the second that a probe takes is saved."""
     if DEVICE_NAMES.get(provider) != "cuda" or sys.platform != "linux":
         return True
     return any(Path(node).exists() for node in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg", "/dev/nvhost-gpu"))

@@ -1,9 +1,9 @@
-"""Sessions that are wholly on their provider: onnxruntime may put what it likes on the CPU, unless it is told not to.
+"""Sessions whose nodes all run on one provider; by default onnxruntime may assign any node to the CPU.
 
-A session is made with ``session.disable_cpu_ep_fallback``, which refuses it when a node would run on the CPU, and what
-onnxruntime says of its placement is read afterwards: versions differ in which nodes they list there, but one that is
-listed under another provider is an error. Where onnxruntime refuses the session it names no node, so it is made once
-more without the option, only to find out.
+A session is opened with ``session.disable_cpu_ep_fallback``, with which onnxruntime refuses a model if a node would run
+on the CPU. The recorded assignment of nodes is read afterwards: versions differ in the nodes that they list, but a node
+that is listed under another provider is an error. A refusal names no node; the session is then opened a second time
+without the option, to find the nodes for the message.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ log = logging.getLogger(__name__)
 def open_on_one_provider(
     model: bytes, options: ort.SessionOptions, provider: str, provider_options: Mapping[str, Any], **rest: Any
 ) -> ort.InferenceSession:
-    """A session of which every node is on the provider.
+    """Open a session in which every node runs on the provider.
 
     Args:
-        model: The model.
-        options: The session's options; those that this is about are set here.
-        provider: Its execution provider.
-        provider_options: And that one's options.
+        model: The serialised model.
+        options: The session's options; entries about the assignment of nodes are added.
+        provider: The execution provider.
+        provider_options: The provider's options.
         rest: Further arguments of InferenceSession.
 
     Raises:
-        ProviderError: A node would run elsewhere; the message names it.
-        Exception: Whatever else onnxruntime raises.
+        ProviderError: A node would run on another provider; the message names the node.
+        Exception: Any other error of onnxruntime.
     """
 
     def opened(*, strict: bool) -> ort.InferenceSession:
@@ -61,9 +61,9 @@ def open_on_one_provider(
 
 
 def find_foreign_nodes(session: ort.InferenceSession, provider: str) -> dict[str, str]:
-    """Nodes that are not on the provider, by name, each with where it is; needs the placement recorded.
+    """Return the nodes that run on another provider, by name, with that provider's name.
 
-    An onnxruntime that cannot tell lists none.
+    The session must have recorded its assignment. The result is empty for an onnxruntime without such a record.
     """
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return {}
@@ -76,12 +76,15 @@ def find_foreign_nodes(session: ort.InferenceSession, provider: str) -> dict[str
 
 
 def find_cpu_nodes(model: onnx.ModelProto, entries: Mapping[str, str], device: Device) -> set[str]:
-    """Nodes that onnxruntime leaves to the CPU in a whole model; none where the device cannot open it.
+    """Return the names of the nodes that onnxruntime assigns to the CPU if it may use a device for the whole model.
 
     Args:
-        model: The model, optimised already.
-        entries: Session options that it needs.
-        device: The device that everything is offered to.
+        model: The optimised model.
+        entries: The session configuration entries that it needs.
+        device: The device.
+
+    Returns:
+        Names of nodes; empty if the device cannot open the model.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 4
@@ -90,8 +93,8 @@ def find_cpu_nodes(model: onnx.ModelProto, entries: Mapping[str, str], device: D
         options.add_session_config_entry(key, value)
     try:
         session = ort.InferenceSession(model.SerializeToString(), options, [device.provider], enable_fallback=0)
-    except Exception as error:  # noqa: BLE001 - too large for the device, for one; segments of it may not be
-        log.info("where %s leaves nodes to the CPU is not known: %s", device.provider, error)
+    except Exception as error:  # noqa: BLE001 - the model may be too large for the device, while its segments are not
+        log.info("cannot find the nodes that %s leaves to the CPU: %s", device.provider, error)
         return set()
     return set(find_foreign_nodes(session, device.provider))
 
@@ -101,5 +104,6 @@ def _refusal(provider: str, nodes: Mapping[str, str]) -> ProviderError:
     more = f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""
     named = f": {listed}{more}" if listed else ""
     return ProviderError(
-        f"{provider} does not run all that it was given{named}", hint="plan anew with a profile of this machine"
+        f"{provider} does not run all operators of its segments{named}",
+        hint="plan again with a profile of this machine",
     )

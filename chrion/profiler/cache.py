@@ -1,7 +1,7 @@
-"""Measurements kept between runs: one small file for each machine and signature.
+"""A cache of measurements on disk: one small file for each machine and signature.
 
-A file is written whole or not at all and never changed, so that any number of processes may share the folder. One
-that is damaged counts as not there.
+Files are written atomically and never changed, so that any number of processes may share the folder. A damaged file
+counts as missing.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from pathlib import Path
 from chrion.files import cache_folder, read_cached, write_cached
 from chrion.profiler.profiles import OperatorCost, operator_cost_from_json
 
-#: Changes when operators are measured in another way.
+#: The version of the method of measurement; another version does not use the files of this one.
 _METHOD = 2
 
 
 class Cache:
-    """The measurements of one machine with one setting (cores, accelerator)."""
+    """The cached measurements of one machine with one number of cores and one accelerator."""
 
     def __init__(self, fingerprint: str, cores: int) -> None:
         self._folder = cache_folder() / "measurements" / f"{fingerprint}-{cores}-{_METHOD}"
 
     def get(self, signature: str) -> OperatorCost | None:
-        """The costs measured for a signature, or None."""
+        """Return the costs measured for a signature, or None."""
         content = read_cached(self._path(signature))
         if content is None or content.get("signature") != signature:
             return None
@@ -34,7 +34,7 @@ class Cache:
             return None
 
     def put(self, signature: str, cost: OperatorCost) -> None:
-        """Keep the costs of a signature; a folder that cannot be written is left alone."""
+        """Store the costs of a signature, if the folder can be written."""
         write_cached(self._path(signature), {"signature": signature, "cost": asdict(cost)})
 
     def _path(self, signature: str) -> Path:

@@ -1,4 +1,4 @@
-"""Times of operators that a profile lacks, from those it has: ``time = a + flops / f + bytes / w`` for each type."""
+"""Estimated times of operators that a profile lacks: ``time = a + flops / f + bytes / w``, fitted per type."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What an operator does, and how long it took where it was measured."""
+    """The work of an operator, and its time if it was measured."""
 
     op_type: str
     flops: float
-    #: Read and written: inputs, weights, outputs.
+    #: Bytes read and written: inputs, weights and outputs.
     bytes: float
     time_ms: float = 0.0
 
 
 class Estimator:
-    """Fits the known operators of each type; a type without any borrows from all the others that take time."""
+    """Estimates from the known operators of the same type, or from all that take time if there are none."""
 
     def __init__(self, known: Sequence[Work]) -> None:
         self._known = known
         self._fits: dict[str, npt.NDArray[np.float64]] = {}
 
     def time_ms(self, work: Work) -> float:
-        """Estimated time; zero if nothing at all is known."""
+        """Return the estimated time; zero if no operator is known."""
         if work.op_type not in self._fits:
             same = [w for w in self._known if w.op_type == work.op_type] or [w for w in self._known if w.time_ms]
             self._fits[work.op_type] = fit(same)
@@ -37,10 +37,10 @@ class Estimator:
 
 
 def fit(known: Sequence[Work]) -> npt.NDArray[np.float64]:
-    """Coefficients of 1, flops and bytes, none below zero, with the least squared relative error.
+    """Return the coefficients of 1, flops and bytes, none negative, with the least squared relative error.
 
-    Non-negative least squares over three columns: the best of the seven ways to leave columns out whose coefficients
-    are all positive. Fewer columns win unless more of them explain the times better.
+    This is non-negative least squares over three columns: each of the seven non-empty sets of columns is fitted, and
+    the best fit without a negative coefficient is returned. A larger set is chosen only if its error is smaller.
     """
     best = np.zeros(3)
     if not known:

@@ -1,4 +1,4 @@
-"""What it costs to start work on a lane, and to hand work to another: lanes taking turns at next to nothing."""
+"""Measurement of handoff and dispatch latency: two lanes that run a minimal segment alternately."""
 
 from __future__ import annotations
 
@@ -26,13 +26,17 @@ _ROUNDS = 400
 
 
 def measure_handoff_ms(cores: Sequence[int], *, interpreted: bool = False) -> tuple[float, float]:
-    """Time from the end of a segment to the start of one on another lane, and what calling a segment takes.
+    """Measure the handoff latency between two lanes, and the dispatch latency of a segment.
 
-    The call is that of an operator on one number, so all but its work.
+    The segment is an operator on one number, so that its time is the overhead of the call.
 
     Args:
-        cores: Logical CPUs; the first two are used. With one, nothing is handed over: zero.
-        interpreted: Whether lanes are threads of the interpreter, as they are beside an accelerator.
+        cores: Logical CPUs, of which the first two are used. With one CPU the handoff latency is zero.
+        interpreted: Measure lanes that are Python threads, as they are with an accelerator, even if lanes in C exist.
+
+    Returns:
+        The time from the end of a segment to the start of the next one on the other lane, and the time of a call of a
+        segment, both in ms.
     """
     if available() and not interpreted:
         return _native_ms(cores)
@@ -40,15 +44,15 @@ def measure_handoff_ms(cores: Sequence[int], *, interpreted: bool = False) -> tu
     runs = [partial(session.run_with_iobinding, _bound(session)) for _ in range(2)]
     if len(cores) < 2:
         return 0.0, statistics.median(time_call(runs[0]) for _ in range(_ROUNDS))
-    _, round_trips = _taking_turns(cores, [_nothing, _nothing])
-    # Measured while another lane waits and takes over: the interpreter lock changes hands then, which makes the call
-    # dearer than in a loop of its own.
-    calls, _ = _taking_turns(cores, runs)
+    _, round_trips = _alternate(cores, [_nothing, _nothing])
+    # Calls are measured while the other lane waits for its turn: the GIL then changes owners, which makes a call slower
+    # than in a loop of one thread.
+    calls, _ = _alternate(cores, runs)
     return statistics.median(round_trips) / 2, statistics.median(calls)
 
 
 def _native_ms(cores: Sequence[int]) -> tuple[float, float]:
-    """Two lanes in C that take turns, or one on its own."""
+    """Measure two lanes in C that run alternately, or one lane alone."""
     lanes = min(2, len(cores))
     steps: list[list[tuple[int, int, int]]] = [[] for _ in range(lanes)]
     for turn in range(_ROUNDS):
@@ -76,8 +80,8 @@ def _native_ms(cores: Sequence[int]) -> tuple[float, float]:
     return float(np.median(handoffs)) / 1e3 if lanes > 1 else 0.0, float(np.median(calls)) / 1e3
 
 
-def _taking_turns(cores: Sequence[int], work: Sequence[Callable[[], None]]) -> tuple[list[float], list[float]]:
-    """Two threads of the interpreter at work in turn: what the first one's work takes, and a whole round, in ms."""
+def _alternate(cores: Sequence[int], work: Sequence[Callable[[], None]]) -> tuple[list[float], list[float]]:
+    """Let two Python threads work alternately; return the times of the first one's work and of whole rounds, in ms."""
     ping, pong = Counter(), Counter()
 
     def echo() -> None:
@@ -105,11 +109,11 @@ def _taking_turns(cores: Sequence[int], work: Sequence[Callable[[], None]]) -> t
 
 
 def _nothing() -> None:
-    """No work."""
+    """Do nothing."""
 
 
 def _bound(session: ort.InferenceSession) -> Any:
-    """A binding with an array for the smallest session's input and its output."""
+    """Return a binding with arrays for the input and the output of the smallest session."""
     binding = session.io_binding()
     for name, bind in (("x", binding.bind_ortvalue_input), ("y", binding.bind_ortvalue_output)):
         bind(name, ort.OrtValue.ortvalue_from_numpy(np.zeros(1, np.float32)))

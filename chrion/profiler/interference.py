@@ -1,8 +1,8 @@
-"""Are the cores ours just now?
+"""Detection of interference: other processes or virtual machines that use the cores during a measurement.
 
-On a shared machine another guest may take part of a core, or two virtual cores may sit on one real one for a while;
-lanes then look slow that are not. So measurements look first: a fixed piece of arithmetic on all cores at once, beside
-the fastest that it has been.
+On a shared machine another guest may use part of a core, or two virtual cores may share a physical one for a while,
+which makes lanes seem slower than they are. To detect this, a fixed amount of arithmetic is timed on all cores at once
+and compared with its fastest time so far.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from chrion.devices import CPU_PROVIDER
 from chrion.devices.probe import product_session
 from chrion.timing import time_calls
 
-#: A matrix product of about a tenth of a millisecond, and how often a look runs it.
+#: The shape of a matrix product of about a tenth of a millisecond, and how often a measurement runs it.
 _SIZE = (64, 256)
 _CALLS = 40
-#: The fastest look is taken for what the cores can do once so many have been taken.
-_FIRST_LOOKS = 12
-#: Slower than the fastest by more than this is a disturbance: clocks vary by less, cores shared with others by more.
+#: So many measurements are made first, to find the fastest time.
+_FIRST_MEASUREMENTS = 12
+#: A time above the fastest by more than this factor is interference: clocks vary by less, shared cores by more.
 TOLERANCE = 1.1
 _PAUSE_S = 0.02
 
 
 class InterferenceMonitor(Protocol):
-    """What a measurement asks of the cores."""
+    """The interface through which a measurement waits for undisturbed cores."""
 
     def wait(self) -> bool:
-        """Wait for a quiet moment; returns whether this is one."""
+        """Wait until there is no interference; return whether that was reached."""
 
     def has_interference(self) -> bool:
-        """Whether somebody is using the cores."""
+        """Return whether other work is using the cores."""
 
 
 class CoreMonitor:
-    """Tells whether some cores run at their full speed, all at once.
+    """A monitor that measures whether cores run at full speed, all at the same time.
 
     Args:
         cores: Logical CPUs.
-        patience_s: How long to wait for quiet moments, all waits together: a machine that is never quiet is measured
-            as it is.
+        patience_s: The total time that all calls of :meth:`wait` may take; on a machine with permanent interference,
+            measurements then go ahead.
 
     Attributes:
-        cores: Those watched.
-        patience_s: What is left of the patience.
-        fastest_ms: The fastest look so far.
+        cores: The monitored CPUs.
+        patience_s: The time that is left for waiting.
+        fastest_ms: The fastest measurement so far.
     """
 
     def __init__(self, cores: Sequence[int], patience_s: float) -> None:
@@ -60,21 +60,21 @@ class CoreMonitor:
         self._session = product_session(CPU_PROVIDER, *_SIZE)
         self._feed = {"x": np.ones(_SIZE, np.float32)}
         self.fastest_ms = math.inf
-        for _ in range(_FIRST_LOOKS):
+        for _ in range(_FIRST_MEASUREMENTS):
             self.measure_ms()
 
     def measure_ms(self) -> float:
-        """What the arithmetic takes now on the slowest of the cores, in ms."""
+        """Return the present time of the arithmetic on the slowest of the cores, in ms."""
         now_ms = max(run_on_cores(self.cores, self._median_ms))
         self.fastest_ms = min(self.fastest_ms, now_ms)
         return now_ms
 
     def has_interference(self) -> bool:
-        """Whether somebody is using the cores."""
+        """Return whether other work is using the cores."""
         return self.measure_ms() > TOLERANCE * self.fastest_ms
 
     def wait(self) -> bool:
-        """Wait for a quiet moment while there is patience left; returns whether this is one."""
+        """Wait until there is no interference or the patience is used up; return whether there is none."""
         start = time.perf_counter()
         while disturbed := self.has_interference():
             if time.perf_counter() - start > self.patience_s:

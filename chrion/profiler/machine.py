@@ -1,4 +1,4 @@
-"""The machine: what a profile was measured on, and what a plan can use."""
+"""A description of the machine that a profile is measured on."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from chrion.devices.nvml import gpus
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What makes measurements comparable."""
+    """The properties of a machine on which measurements depend."""
 
-    #: CPU model, as the system names it.
+    #: The CPU model, as the system names it.
     cpu: str
-    #: Physical cores this process may use.
+    #: The number of physical cores that this process may use.
     cores: int
     #: Main memory.
     memory_mb: float
     system: str
     onnxruntime: str
-    #: Name of the accelerator, or None: the provider's, unless a stored profile says more.
+    #: The name of the accelerator, or of its provider if unknown; None without an accelerator.
     accelerator: str | None = None
 
     @property
     def fingerprint(self) -> str:
-        """Equal for machines whose measurements may be exchanged."""
+        """A hash that is equal for machines with comparable measurements."""
         facts = asdict(self)
         facts["memory_mb"] = round(self.memory_mb / 1000)
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
@@ -46,10 +46,10 @@ class Machine:
 
 
 def this_machine(accelerator: str | None = None) -> Machine:
-    """Describe the machine this runs on.
+    """Return a description of this machine.
 
     Args:
-        accelerator: The execution provider in use; a GPU that NVML knows is called by its own name.
+        accelerator: The execution provider in use, or None. A GPU that NVML lists is described by its own name.
     """
     cards = gpus() if accelerator == CUDA_PROVIDER else ()
     return Machine(
@@ -63,7 +63,11 @@ def this_machine(accelerator: str | None = None) -> Machine:
 
 
 def machine_from_json(content: Mapping[str, Any]) -> Machine:
-    """Read what ``dataclasses.asdict`` wrote; raises TypeError or KeyError where fields are missing or surplus."""
+    """Return a machine from the output of ``dataclasses.asdict``.
+
+    Raises:
+        TypeError: A field is missing or unknown.
+    """
     return Machine(**content)
 
 

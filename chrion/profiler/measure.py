@@ -1,8 +1,8 @@
-"""Measuring one operator: alone, and while other cores are busy with the same.
+"""Measurement of one operator: alone, and while other cores run the same operator.
 
-An operator of a few microseconds is shorter than what calling it costs. So a session is made of many copies of it
-side by side, and its time divided; that is also what the operator costs inside a segment. For j busy cores, j threads
-pinned to one core each run that session at once, and the median over all of them counts.
+A call takes longer than an operator of a few microseconds. Therefore a session holds many independent copies of the
+operator and its time is divided by their number, which is also the operator's cost inside a segment. For j busy cores,
+j threads, each pinned to a core, run the session at the same time; the result is the median over all of them.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from chrion.graph.model import ELEMENT_BYTES, Graph, TensorInfo
 from chrion.profiler.node_memory import scratch_bytes
 from chrion.timing import time_calls_until
 
-#: A measurement's calls are made about this long, so that the interpreter's part in them is small.
+#: The intended time of a call, long enough that the overhead of Python is small.
 _CALL_S = 0.5e-3
-#: How long each measurement lasts, and how many calls it makes at least.
+#: The duration of a measurement, and the least number of its calls.
 _WINDOW_S = 0.015
 _LEAST_CALLS = 5
 _MOST_COPIES = 64
-#: A spread above this tells that something else was running; then so many more tries.
-_DISTURBED = 0.1
+#: A larger spread than this is taken for interference; the measurement is then repeated so many times.
+_MAX_SPREAD = 0.1
 _REPEATS = 1
-#: All copies' results together stay below this.
+#: The limit of the results of all copies together.
 _RESULT_BYTES = 32e6
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Time of one operator."""
+    """The measured time of one operator."""
 
     median_ms: float
     #: Interquartile range over the median.
@@ -49,16 +49,16 @@ class Sample:
 
 
 class OperatorBench:
-    """Copies of one operator, ready to be timed on a provider.
+    """Copies of one operator in a session, to be timed on a provider.
 
     Args:
-        extractor: Cuts operators out of the graph.
-        operator: Which one.
-        feeds: Arrays for those of its inputs that have been captured from a run; the rest is made up.
-        device: Where to run it; the CPU if missing.
+        extractor: Extracts operators from the graph.
+        operator: The index of the operator.
+        feeds: Arrays for inputs that were captured from a run; all other inputs are synthetic.
+        device: The device to run it on; the CPU if None.
 
     Raises:
-        Exception: Whatever onnxruntime raises where the provider cannot run the operator.
+        Exception: The error of onnxruntime if the provider cannot run the operator.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class OperatorBench:
         once_ms = single.time(_LEAST_CALLS, 0.0).median_ms
         dag = extractor.graph.dag
         room = _RESULT_BYTES / max(1, dag.output_bytes[operator])
-        # Each copy packs weights of its own, and they should stay in the cache.
+        # Each copy has its own packed weights, and together they should fit the cache.
         warm = (private_cache_bytes(physical_cores()[0]) or math.inf) / 2 / max(1, dag.weight_total(operator))
         self.copies = int(max(1, min(_CALL_S * 1e3 / max(once_ms, 1e-4), room, warm, _MOST_COPIES)))
         self._single = self._copies = single
@@ -82,20 +82,20 @@ class OperatorBench:
             self._copies = _Copies(extractor.extract([operator], self.copies), values, feeds, device)
 
     def time(self, cores: Sequence[int] = ()) -> Sample:
-        """Time the operator with one thread on each of ``cores``; without any, on the calling thread as it is.
+        """Time the operator with one thread on each of ``cores``, or on the calling thread if there are none.
 
-        A measurement that others have disturbed is repeated; the one with the least median of those counts, since
-        disturbance only ever adds.
+        A measurement with interference is repeated, and the smallest median is returned, since interference only adds
+        time.
         """
         calls = self._once(cores)
         for _ in range(_REPEATS):
-            if calls.spread <= _DISTURBED:
+            if calls.spread <= _MAX_SPREAD:
                 break
             calls = min(calls, self._once(cores), key=lambda sample: sample.median_ms)
         return Sample(calls.median_ms / self.copies, calls.spread)
 
     def scratch_bytes(self) -> int:
-        """Memory that the operator takes beside inputs, outputs and weights, as far as onnxruntime counts it."""
+        """Return the memory beside inputs, outputs and weights that onnxruntime allocates for the operator."""
         return scratch_bytes(self._single.run_once)
 
     def _once(self, cores: Sequence[int]) -> Sample:
@@ -103,13 +103,13 @@ class OperatorBench:
 
 
 def synthetic_array(info: TensorInfo, seed: int = 0) -> np.ndarray[Any, Any]:
-    """Values for a tensor of known shape: normal for floating point types, zero for the others.
+    """Return values for a tensor of known shape: random normal for floating point types, zero for all others.
 
     Raises:
-        ModelError: It is not a tensor, or numpy has no such type.
+        ModelError: The value is not a tensor, or numpy does not have its type.
     """
     if info.type not in ELEMENT_BYTES and info.type != "tensor(string)":
-        raise ModelError(f"input {info.name!r}: no {info.type or 'value of unknown type'} can be made up")
+        raise ModelError(f"input {info.name!r}: cannot create a synthetic {info.type or 'value of unknown type'}")
     shape = tuple(d if isinstance(d, int) else 1 for d in info.shape or ())
     names = {"float": "float32", "double": "float64"}
     name = info.type.removeprefix("tensor(").removesuffix(")")
@@ -117,21 +117,21 @@ def synthetic_array(info: TensorInfo, seed: int = 0) -> np.ndarray[Any, Any]:
     if name == "string":
         return np.full(shape, "", dtype=object)
     if name == "bfloat16":
-        import ml_dtypes  # noqa: PLC0415 - comes with onnx; numpy needs it for this one type
+        import ml_dtypes  # noqa: PLC0415 - a dependency of onnx, needed for this type only
 
         return np.zeros(shape, ml_dtypes.bfloat16)
     if name.startswith("float"):
-        return np.asarray(0.5 * np.random.default_rng(seed).standard_normal(shape), name)  # a scalar is an array too
+        return np.asarray(0.5 * np.random.default_rng(seed).standard_normal(shape), name)  # an array, even for a scalar
     return np.zeros(shape, name)
 
 
 def synthetic_inputs(graph: Graph, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
-    """Inputs of the right type and shape: normal for floating point types, zero for the others."""
+    """Return an array for each input: random normal for floating point types, zero for all others."""
     return {info.name: synthetic_array(info, seed) for info in graph.inputs}
 
 
 class _Copies:
-    """A session over some copies of an operator, with its inputs bound."""
+    """A session of several copies of an operator, and its inputs on the device."""
 
     def __init__(
         self,
@@ -153,12 +153,12 @@ class _Copies:
         options.log_severity_level = 4
         for key, value in self._sub.options.items():
             options.add_session_config_entry(key, value)
-        # Equal copies would be merged into one.
+        # This optimisation would merge the copies into one.
         rest = {"disabled_optimizers": ["CommonSubexpressionElimination"]}
         return open_on_one_provider(self._sub.model.SerializeToString(), options, self._device.provider, {}, **rest)
 
     def run_once(self, options: ort.SessionOptions) -> None:
-        """Run once in a session of these options."""
+        """Run once in a new session with these options."""
         with self._device.exclusive():
             session = self._open(options)
             session.run_with_iobinding(self._bound(session))
@@ -172,11 +172,11 @@ class _Copies:
         return binding
 
     def time(self, least: int, window_s: float) -> Sample:
-        """Call again and again, for ``window_s`` and at least ``least`` times."""
+        """Call repeatedly for ``window_s``, and at least ``least`` times."""
         return _sample(self._calls(self._bound(self._session), least, window_s))
 
     def time_on(self, cores: Sequence[int]) -> Sample:
-        """Call on several pinned threads at once."""
+        """Call on several pinned threads at the same time."""
         times = run_on_cores(cores, lambda: self._calls(self._bound(self._session), _LEAST_CALLS, _WINDOW_S))
         return _sample([ms for own in times for ms in own])
 

@@ -1,4 +1,4 @@
-"""From a graph to the profile of this machine: every distinct signature once."""
+"""Profiling of a graph on this machine: every distinct signature is measured once."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from chrion.profiler.weight_reload import measure_reload_ms_per_byte
 
 log = logging.getLogger(__name__)
 
-#: How often an operator is measured if somebody else uses the cores meanwhile, and how long all wait for quiet moments.
+#: How often an operator is measured if there is interference, and the total time to wait for interference to end.
 _TRIES = 3
 _PATIENCE_S = 4.0
 
-#: Told after each operator: how many are done, how many there are, and the type of the last one.
+#: A function that is called after each operator with the number done, the total number, and the type of the last one.
 Progress = Callable[[int, int, str], None]
 
 
-def profile(  # noqa: PLR0913 - what may be left out is by name
+def profile(  # noqa: PLR0913 - optional arguments are keyword-only
     graph: Graph,
     cores: int | None = None,
     accelerator: str | None = None,
@@ -49,28 +49,29 @@ def profile(  # noqa: PLR0913 - what may be left out is by name
     fresh: bool = False,
     variants: Sequence[Graph] = (),
 ) -> Profile:
-    """Measure what a graph's operators cost on this machine.
+    """Measure the costs of a graph's operators on this machine.
 
     Recurrent operators are also measured in the chunks that a plan may cut them into.
 
     Args:
-        graph: The graph, with all its shapes known.
-        cores: CPU cores to measure for (k); all physical cores this process may use if missing.
-        accelerator: An execution provider, by its full or short name (``cuda``), or ``auto`` for the first that works
-            here; None measures CPU cores alone.
-        progress: Called after each measured signature.
-        fresh: Measure again what has been measured before on this machine.
-        variants: Further graphs whose operators to measure, such as the graph with operators merged.
+        graph: The graph; all of its shapes must be known.
+        cores: The number of CPU cores to measure (k); all physical cores that this process may use if None.
+        accelerator: An execution provider by its full or short name (``cuda``), or ``auto`` for the first one that
+        works
+            on this machine; None to measure CPU cores only.
+        progress: A function that is called after each measured signature.
+        fresh: Measure all operators, even those in the cache of measurements.
+        variants: Further graphs whose operators to measure, such as the graph with merged operators.
 
     Returns:
-        The profile. Operators that onnxruntime does not run by themselves are left out (and logged), so that their
-        costs will be estimated.
+        The profile. Operators that onnxruntime cannot run alone are logged and left out; their costs are then
+        estimated.
 
     Raises:
         ShapeError: An input has a free dimension.
-        OptionError: There are not so many cores.
-        ProviderError: The accelerator cannot be used.
-        ModelError: Not one operator could be measured.
+        OptionError: The number of cores is not available.
+        ProviderError: The accelerator does not work on this machine.
+        ModelError: No operator could be measured.
     """
     _require_shapes(graph)
     lanes = _lanes(cores)
@@ -106,9 +107,10 @@ def profile(  # noqa: PLR0913 - what may be left out is by name
 
 
 def _pinned_to_cpu(graph: Graph, known: Mapping[str, OperatorCost], device: Device) -> dict[str, OperatorCost]:
-    """The same costs, but operators that onnxruntime leaves to the CPU in the whole model have none there.
+    """Return the costs without accelerator times for operators that onnxruntime assigns to the CPU in the whole model.
 
-    Some run on the accelerator by themselves, yet onnxruntime prefers the CPU for them where they work on shapes.
+    The accelerator can run some of these operators alone, but onnxruntime prefers the CPU for those that compute
+    shapes.
     """
     left = find_cpu_nodes(graph.model, weights_folder_option(graph.weights_folder), device)
     names = {graph.model.graph.node[n].name: graph.dag.signatures[i] for i, ns in enumerate(graph.nodes) for n in ns}
@@ -118,19 +120,19 @@ def _pinned_to_cpu(graph: Graph, known: Mapping[str, OperatorCost], device: Devi
 
 def _require_shapes(graph: Graph) -> None:
     if graph.free_dimensions:
-        hint = f"give it, for example --shape {graph.free_dimensions[0].split('[')[0]}=1x..."
+        hint = f"give their shapes, for example --shape {graph.free_dimensions[0].split('[')[0]}=1x..."
         raise ShapeError(f"model {graph.name}: free dimensions in {', '.join(graph.free_dimensions)}", hint=hint)
 
 
 def _lanes(cores: int | None) -> tuple[int, ...]:
     available = physical_cores()
     if cores is not None and not 1 <= cores <= len(available):
-        raise OptionError(f"cores: {cores} asked for, this process may use 1 to {len(available)}")
+        raise OptionError(f"cores: {cores} requested, but this process may use 1 to {len(available)}")
     return available[:cores]
 
 
 def _representatives(graphs: Sequence[Graph]) -> dict[str, tuple[Graph, int]]:
-    """One operator of every signature, the first one there is."""
+    """Return the first operator of every signature."""
     first: dict[str, tuple[Graph, int]] = {}
     for graph in graphs:
         for i, signature in enumerate(graph.dag.signatures):
@@ -153,7 +155,7 @@ def _measure(
             count += 1
             try:
                 yield graph.dag.signatures[i], measure_operator(extractor, i, feeds, monitor, device)
-            except Exception as error:  # noqa: BLE001 - whatever the kernel says, the profile goes on without it
+            except Exception as error:  # noqa: BLE001 - any error of a kernel; the profile does without it
                 log.warning("operator %s is not measured: %s", graph.dag.names[i], first_line(error))
             if progress:
                 progress(count, len(todo), graph.dag.op_types[i])
@@ -166,16 +168,16 @@ def measure_operator(
     monitor: CoreMonitor,
     device: Device | None,
 ) -> OperatorCost:
-    """Measure one operator for 1..k busy cores of those watched, and on the accelerator."""
+    """Measure one operator for 1 to k busy cores, and on the accelerator."""
     dag = extractor.graph.dag
     bench = OperatorBench(extractor, i, feeds)
-    samples = [_quiet_time(bench, monitor, busy) for busy in range(1, len(monitor.cores) + 1)]
+    samples = [_time_undisturbed(bench, monitor, busy) for busy in range(1, len(monitor.cores) + 1)]
     accelerator_ms, scratch = None, 0
     if device:
         try:
-            there = OperatorBench(extractor, i, feeds, device)
-            accelerator_ms, scratch = there.time().median_ms, there.scratch_bytes()
-        except Exception as error:  # noqa: BLE001 - the provider lacks it: it stays on the CPU
+            accelerated = OperatorBench(extractor, i, feeds, device)
+            accelerator_ms, scratch = accelerated.time().median_ms, accelerated.scratch_bytes()
+        except Exception as error:  # noqa: BLE001 - the provider cannot run it
             log.info("operator %s stays on the CPU: %s", dag.names[i], first_line(error))
     return OperatorCost(
         op_type=dag.op_types[i],
@@ -188,21 +190,22 @@ def measure_operator(
     )
 
 
-def _quiet_time(bench: OperatorBench, monitor: CoreMonitor, busy: int) -> Sample:
-    """Time an operator while the cores are ours alone; if they never are, the best there is."""
+def _time_undisturbed(bench: OperatorBench, monitor: CoreMonitor, busy: int) -> Sample:
+    """Time an operator without interference; if there always is some, return the fastest of several samples."""
     samples = []
     for _ in range(_TRIES):
-        quiet = monitor.wait()
+        undisturbed = monitor.wait()
         samples.append(bench.time(monitor.cores[:busy]))
-        if not quiet or not monitor.has_interference():
+        if not undisturbed or not monitor.has_interference():
             break
     return min(samples, key=lambda sample: sample.median_ms)
 
 
 def captured_inputs(graph: Graph, extractor: Extractor, operators: list[int]) -> dict[str, np.ndarray[Any, Any]]:
-    """Values of the operators' integer, boolean and text inputs, from one run of the model on made-up inputs.
+    """Return the values of the operators' integer, boolean and text inputs in one run of the model on synthetic inputs.
 
-    Such values steer what an operator does (indices, lengths, conditions), so that they are not made up one by one.
+    Such values control what an operator does (indices, lengths, conditions), so they must be consistent with each
+    other.
     """
     wanted = {
         name
@@ -227,7 +230,7 @@ def captured_inputs(graph: Graph, extractor: Extractor, operators: list[int]) ->
         session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         used = {i.name for i in session.get_inputs()}
         values = session.run(inner, {name: array for name, array in feeds.items() if name in used})
-    except Exception as error:  # noqa: BLE001 - made-up inputs may not suit the model; its operators get zeros then
-        log.info("inputs are made up: %s", first_line(error))
+    except Exception as error:  # noqa: BLE001 - the model may reject synthetic inputs; its operators then get zeros
+        log.info("operators are measured with synthetic inputs: %s", first_line(error))
         return {name: feeds[name] for name in wanted if name in feeds}
     return {name: feeds[name] for name in wanted if name in feeds} | dict(zip(inner, values, strict=True))

@@ -1,8 +1,8 @@
-"""Memory that an operator takes while it runs, beside its inputs, outputs and weights: as onnxruntime counts it.
+"""Scratch memory of operators: what they allocate beside inputs, outputs and weights, as onnxruntime counts it.
 
-onnxruntime writes for each node what it allocated. Inputs, outputs and weights are not read from there: their shapes
-say the same, and where buffers are bound or reused the file says zero. Kernels that take their scratch memory from
-elsewhere (from a library's own allocator, say) are not counted by it; nothing is known of those.
+onnxruntime writes a file with the allocations of each node. Inputs, outputs and weights are not read from it: their
+sizes follow from their shapes, and the file has zeros if buffers are bound or reused. Scratch memory from other
+allocators, such as that of a library, is not included.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ _SCRATCH = "total_temp_allocations"
 
 
 def scratch_bytes(run: Callable[[ort.SessionOptions], object]) -> int:
-    """The most scratch memory that any node of a session takes.
+    """Return the scratch memory of the node of a session that needs most.
 
     Args:
-        run: Makes the session with these options, runs it once, and lets go of it.
+        run: Opens the session with the given options, runs it once, and releases it.
 
     Returns:
-        Bytes; zero where onnxruntime counts none.
+        Bytes; zero if onnxruntime reports none.
 
     Raises:
-        Exception: Whatever ``run`` raises.
+        Exception: Any error of ``run``.
     """
     with TemporaryDirectory(prefix="chrion-") as folder:
         path = Path(folder) / "nodes.csv"
         options = ort.SessionOptions()
-        options.enable_mem_pattern = False  # planned memory is not counted
+        options.enable_mem_pattern = False  # preplanned memory is not counted
         options.add_session_config_entry(_FILE, str(path))
         run(options)
         return read_scratch(path.read_text(encoding="utf-8")) if path.is_file() else 0
 
 
 def read_scratch(text: str) -> int:
-    """The largest scratch figure in onnxruntime's table of nodes; zero in a table that has none."""
+    """Return the largest scratch size in onnxruntime's table of nodes, or zero if the table has none."""
     rows = csv.DictReader(line.lstrip("#") for line in text.splitlines() if line.strip())
     found = [row.get(_SCRATCH) or "0" for row in rows]
     return max((int(text) for text in found if text.isdigit()), default=0)

@@ -1,4 +1,4 @@
-"""A machine's profile: what operators cost on it, by signature, and what moving data costs."""
+"""Profiles: the measured costs of operators, copies and handoffs on a machine."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ class OperatorCost:
     """Measured costs of all operators of one signature."""
 
     op_type: str
-    #: On one core while 1, 2, ..., k cores are busy.
+    #: The time on one core while 1, 2, ..., k cores are busy.
     cpu_ms: tuple[float, ...]
-    #: On the accelerator; None where it cannot run the operator, or there is none.
+    #: The time on the accelerator; None if it cannot run the operator, or without an accelerator.
     accelerator_ms: float | None = None
-    #: Memory the operator takes on the accelerator beside inputs, outputs and weights.
+    #: Memory on the accelerator beside inputs, outputs and weights.
     ephemeral_bytes: int = 0
-    #: Interquartile range over median of the one-core time.
+    #: The interquartile range of the one-core time, divided by its median.
     spread: float = 0.0
     flops: float = 0.0
-    #: Read and written: inputs, weights, outputs.
+    #: Bytes read and written: inputs, weights and outputs.
     bytes: int = 0
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Costs of operators on a machine. ``costs`` turns it into the matrices of a graph."""
+    """The costs of operators on a machine, from which :meth:`costs` builds the matrices of a graph."""
 
     machine: Machine
-    #: CPU cores that were measured: k.
+    #: The number of CPU cores that were measured, k.
     cores: int
-    #: Execution provider that was measured as the accelerator, or None.
+    #: The execution provider that was measured as the accelerator, or None.
     accelerator: str | None
-    #: By operator signature.
+    #: The costs of operators by signature.
     operators: Mapping[str, OperatorCost]
     upload: CopyCost = FREE
     download: CopyCost = FREE
-    #: Copies from and to memory that is not pinned, where ``upload`` and ``download`` are of pinned memory.
+    #: Copies from and to pageable memory; None if ``upload`` and ``download`` are of pageable memory, too.
     pageable_upload: CopyCost | None = None
     pageable_download: CopyCost | None = None
     handoff_ms: float = 0.0
@@ -61,31 +61,31 @@ class Profile:
     base_memory_mb: float = 0.0
     cache_bytes: int = 0
     reload_ms_per_byte: float = 0.0
-    #: Where the figures come from, and what they assume.
+    #: The origin of the figures, and their assumptions.
     notes: tuple[str, ...] = ()
     _estimators: dict[int, Estimator] = field(default_factory=dict, repr=False, compare=False)
 
     def missing(self, dag: Dag) -> tuple[int, ...]:
-        """Operators of a graph whose signature was not measured; their costs are estimated."""
+        """Return the operators of a graph that were not measured, and whose costs are therefore estimated."""
         return tuple(i for i, signature in enumerate(dag.signatures) if signature not in self.operators)
 
     def costs(self, dag: Dag, cores: int | None = None, streams: int | None = None) -> Costs:
-        """The cost matrices of a graph on this machine.
+        """Return the cost matrices of a graph on this machine.
 
         Args:
-            dag: The graph. Signatures the profile lacks are estimated from those of their type, or else from all that
-                take time.
-            cores: Use at most so many CPU cores.
-            streams: Use at most so many lanes of the accelerator.
+            dag: The graph. Operators that the profile lacks are estimated from those of the same type, or from all that
+                take time if there are none.
+            cores: The number of CPU cores to use; all that were measured if None.
+            streams: The largest number of lanes of the accelerator to use.
 
         Raises:
-            ProfileError: More cores are asked for than were measured, or nothing at all was.
+            ProfileError: More cores are requested than were measured, or the profile has no operators.
         """
         wanted = self.cores if cores is None else cores
         if not 0 <= wanted <= self.cores:
-            raise ProfileError(f"cores: {wanted} asked for, the profile has 0 to {self.cores}")
+            raise ProfileError(f"cores: {wanted} requested, but the profile has {self.cores}")
         if not self.operators and len(dag):
-            raise ProfileError("profile: it holds no operator", hint="measure one with: chrion profile MODEL")
+            raise ProfileError("profile: it has no operators", hint="measure a profile with: chrion profile MODEL")
         rows = {s: self._row(dag, i) for i, s in enumerate(dag.signatures)}
         table = [rows[s] for s in dag.signatures]
         accelerator = None
@@ -129,12 +129,12 @@ class Profile:
         )
 
     def _runs_on_accelerator(self, op_type: str) -> bool:
-        """Whether the accelerator ran some operator of the type, or none of that type was tried."""
+        """Return whether the accelerator ran an operator of the type, or no operator of the type was measured."""
         same = [o.accelerator_ms for o in self.operators.values() if o.op_type == op_type]
         return self.accelerator is not None and (not same or any(ms is not None for ms in same))
 
     def _estimator(self, busy: int) -> Estimator:
-        """For ``busy`` CPU cores, or for the accelerator if 0."""
+        """Return the estimator for ``busy`` CPU cores, or for the accelerator if 0."""
         if busy not in self._estimators:
             known = [
                 Work(o.op_type, o.flops, o.bytes, ms)
@@ -145,11 +145,11 @@ class Profile:
         return self._estimators[busy]
 
     def save(self, path: str | Path) -> None:
-        """Write the profile as JSON, whole or not at all."""
+        """Write the profile to a JSON file, atomically."""
         write_atomically(Path(path), self.to_json())
 
     def to_json(self) -> str:
-        """The profile as JSON text, one line an operator."""
+        """Return the profile as JSON text with one line per operator."""
         content = {"schema": SCHEMA, "machine": asdict(self.machine), "fingerprint": self.machine.fingerprint}
         content |= {name: getattr(self, name) for name in ("cores", "accelerator", *_FIGURES, "notes")}
         for name in _COPIES:
@@ -168,7 +168,7 @@ class Profile:
         """Read a profile.
 
         Raises:
-            ProfileError: The file cannot be read, or is damaged.
+            ProfileError: The file cannot be read or is damaged.
         """
         content = read_json(Path(path), SCHEMA, ProfileError)
         try:
@@ -178,10 +178,10 @@ class Profile:
 
 
 def operator_cost_from_json(content: Mapping[str, Any]) -> OperatorCost:
-    """Read what ``dataclasses.asdict`` wrote.
+    """Return the costs of an operator from the output of ``dataclasses.asdict``.
 
     Raises:
-        KeyError, TypeError, ValueError: A field is missing, surplus, or not a time.
+        KeyError, TypeError, ValueError: A field is missing, unknown, or not a valid number.
     """
     cost = OperatorCost(**{**content, "cpu_ms": tuple(float(ms) for ms in content["cpu_ms"])})
     accelerator_ms = 0.0 if cost.accelerator_ms is None else cost.accelerator_ms
@@ -191,7 +191,7 @@ def operator_cost_from_json(content: Mapping[str, Any]) -> OperatorCost:
 
 def _require_figures(what: str, *figures: float) -> None:
     if not all(math.isfinite(figure) and figure >= 0 for figure in figures):
-        raise ValueError(f"figures of {what} must be finite and not negative, found {list(figures)}")
+        raise ValueError(f"the figures of {what} must be finite and not negative, found {list(figures)}")
 
 
 def _from_json(content: Mapping[str, Any]) -> Profile:

@@ -1,8 +1,8 @@
-"""How much of a device an operator occupies: a roofline through the best that any operator of the graph achieves.
+"""A roofline model of the share of a device that an operator occupies.
 
-The device's rates are the most floating point operations and the most bytes a millisecond that any operator of the
-graph reaches there. An operator's share is the larger of its own rates over those: one that starts and ends within
-microseconds leaves most of the device idle, one that streams through memory or computes as fast as any fills it.
+The device's rates are the largest numbers of floating point operations and of bytes per millisecond that any operator
+of the graph reaches. An operator's share is the larger of its own rates divided by those of the device: an operator of
+a few microseconds leaves most of the device idle, and the one with the best rate occupies all of it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from chrion.graph.dag import Dag
 
 
 def operator_bytes(dag: Dag, i: int) -> int:
-    """Bytes an operator reads and writes: inputs, weights, outputs."""
+    """Return the bytes that an operator reads and writes: inputs, weights and outputs."""
     return dag.input_bytes[i] + dag.output_bytes[i] + dag.weight_total(i)
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """A device's best rates on one graph, and what each operator makes of them."""
+    """The best rates of a device on one graph, and the work and time of each operator."""
 
     flops: tuple[float, ...]
-    #: Read and written: inputs, weights, outputs.
+    #: Bytes read and written: inputs, weights and outputs.
     bytes: tuple[int, ...]
     times_ms: tuple[float, ...]
     best_flops_per_ms: float
@@ -32,7 +32,7 @@ class Roofline:
 
     @classmethod
     def of(cls, dag: Dag, times_ms: Sequence[float]) -> Roofline:
-        """From the time of each operator by itself; infinite ones are left out."""
+        """Return the roofline for the times of operators that run alone; infinite times are ignored."""
         moved = tuple(operator_bytes(dag, i) for i in range(len(dag)))
         timed = [i for i, ms in enumerate(times_ms) if 0 < ms < math.inf]
         return cls(
@@ -45,11 +45,11 @@ class Roofline:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """The share of every operator."""
+        """The shares of all operators."""
         return tuple(self.share(i) for i in range(len(self.times_ms)))
 
     def share(self, i: int) -> float:
-        """The part of the device that operator ``i`` occupies, 0 to 1; 1 where nothing is known of it."""
+        """Return the share of the device that operator ``i`` occupies, 0 to 1; 1 if its time or work is unknown."""
         ms = self.times_ms[i]
         if not 0 < ms < math.inf or not (self.flops[i] or self.bytes[i]):
             return 1.0
@@ -59,7 +59,7 @@ class Roofline:
         )
 
     def memory_bound(self, i: int) -> bool:
-        """Whether moving its bytes takes longer than its arithmetic, both at the best rates."""
+        """Return whether an operator's memory traffic takes longer than its arithmetic, both at the best rates."""
         computing = self.flops[i] / self.best_flops_per_ms if self.best_flops_per_ms else 0.0
         moving = self.bytes[i] / self.best_bytes_per_ms if self.best_bytes_per_ms else 0.0
         return moving > computing

@@ -1,4 +1,4 @@
-"""What it costs to copy between memories."""
+"""Measurement of copies between host and device memory."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _COPY_BYTES = (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 25)
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Copies between the host's memory and a device's."""
+    """The costs of copies between host and device memory."""
 
     upload: CopyCost = FREE
     download: CopyCost = FREE
-    #: The same from and to memory that is not pinned, where the provider has pinned memory; None where it has none.
+    #: Copies from and to pageable memory; None if the provider has no pinned memory.
     pageable_upload: CopyCost | None = None
     pageable_download: CopyCost | None = None
 
 
 def measure_copies(device: Device, handoff_ms: float) -> Copies:
-    """Copies to a device's memory and back: latency and time a byte, fitted over sizes.
+    """Measure copies to and from a device: latency and time per byte, fitted over several sizes.
 
-    The latency includes two handoffs: to the lane that copies, and from there to the one that waits. Where the
-    provider works in the host's memory, one handoff is all that remains.
+    The latency includes two handoffs: to the lane that copies, and from it to the lane that waits. If the provider
+    works in host memory, the cost is one handoff.
     """
     if not device.supports("tensor(float)"):
         return Copies(CopyCost(handoff_ms), CopyCost(handoff_ms))
@@ -51,21 +51,21 @@ def _timed_copies(
     transfer = device.download("tensor(float)")
     for size in _COPY_BYTES:
         info = TensorInfo("x", "tensor(float)", (size // 4,))
-        host, there = host_memory(info), device.allocate(info)
+        host, buffer = host_memory(info), device.allocate(info)
 
-        def upload(host: ort.OrtValue = host, there: ort.OrtValue = there) -> None:
-            device.upload(host, there)
+        def upload(host: ort.OrtValue = host, buffer: ort.OrtValue = buffer) -> None:
+            device.upload(host, buffer)
             device.fence()
 
         uploads.append(_median_ms(upload))
-        downloads.append(_median_ms(partial(transfer.copy, there, host)))
+        downloads.append(_median_ms(partial(transfer.copy, buffer, host)))
     fits = (fit_copy(_COPY_BYTES, times) for times in (uploads, downloads))
     up, down = (replace(fit, latency_ms=fit.latency_ms + 2 * handoff_ms) for fit in fits)
     return up, down
 
 
 def fit_copy(sizes: Sequence[int], times_ms: Sequence[float]) -> CopyCost:
-    """Least squares of ``latency + bytes / bandwidth``, relative errors weighted alike, neither below zero."""
+    """Fit ``latency + bytes / bandwidth`` by least squares of the relative error; neither part is negative."""
     weights = 1 / np.maximum(times_ms, 1e-6)
     columns = np.stack([np.ones(len(sizes)), np.asarray(sizes, float)], axis=1)
     (latency, slope), *_ = np.linalg.lstsq(columns * weights[:, None], np.asarray(times_ms) * weights, rcond=None)

@@ -1,4 +1,4 @@
-"""What it takes to bring weights back into a core's own cache."""
+"""Measurement of weight reload: the time to read weights into a core's private cache again."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from chrion.cores import run_on_cores
 from chrion.devices import CPU_PROVIDER
 from chrion.devices.probe import product_session
 
-#: A product whose weights fill half of the cache; so many of them in turn, each with weights of its own.
+#: The number of matrix products that run in turn, each with its own weights of half the cache size.
 _PRODUCTS = 12
 _ROWS = 16
 _ROUNDS = 8
 
 
 def measure_reload_ms_per_byte(cores: Sequence[int], cache_bytes: int) -> float:
-    """How much longer an operator takes, for each byte of its weights, when others have run in between.
+    """Measure how much longer an operator takes per byte of its weights if they are not in the cache.
 
-    Every core runs products in turn, each twice: the second time its weights are there. All cores at once, since they
-    share what is behind their caches.
+    Every core runs several products in turn, each of them twice; the second time, its weights are in the cache. All
+    cores run at the same time, since they share the memory behind their private caches.
 
     Args:
         cores: Logical CPUs.
-        cache_bytes: What each one's own cache holds; nothing is measured where that is not known, zero.
+        cache_bytes: The size of a core's private cache; zero if unknown.
+
+    Returns:
+        Milliseconds per byte; zero if the size of the cache is unknown.
     """
     side = math.isqrt(cache_bytes // 8)
     if not side:

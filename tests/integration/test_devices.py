@@ -36,7 +36,7 @@ def test_names_short_and_full(offered: dict[str, str | None]) -> None:
     assert provider_name("cuda") == provider_name("CUDA") == "CUDAExecutionProvider"
     assert usable_provider("MadeUpExecutionProvider") == "MadeUpExecutionProvider"
     assert usable_provider("none") is None
-    with pytest.raises(ProviderError, match="no provider 'webgpu'") as caught:
+    with pytest.raises(ProviderError, match="unknown accelerator 'webgpu'") as caught:
         usable_provider("webgpu")
     assert "onnxruntime-webgpu" in caught.value.hint
 
@@ -86,7 +86,7 @@ def test_trying_a_provider() -> None:
         ("a warning\nRuntimeError: no adapter\nwarning: left over\n", "RuntimeError: no adapter"),
         ("status == Success was false. Failed to get an adapter: none\n", "Failed to get an adapter: none"),
         ("only this\n", "only this"),
-        ("", "exit code 3"),
+        ("", "the probe ended with exit code 3"),
     ],
 )
 def test_the_line_that_says_most(errors: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_the_cpus_provider_has_no_memory_of_its_own() -> None:
     device = Device(CPU)
     info = TensorInfo("x", "tensor(float)", (2, 3))
     assert not device.supports("tensor(float)")
-    with pytest.raises(TypeError, match="holds no"):
+    with pytest.raises(TypeError, match="does not support"):
         device.allocate(info)
     held = device.to_device(info, np.ones((2, 3), np.float32))
     assert on_host(held)

@@ -70,7 +70,7 @@ AT_LOAD = [
     RuntimeException("Failed to allocate memory for requested buffer of size 4096"),
     errors.NotImplemented("Could not find an implementation for Relu(14) node with name 'left'"),
     Fail("CUDA failure 100: no CUDA-capable device is detected"),
-    ProviderError("the provider does not run all that it was given: 'left' on CPUExecutionProvider"),
+    ProviderError("the provider does not run all operators of its segments: 'left' on CPUExecutionProvider"),
 ]
 
 

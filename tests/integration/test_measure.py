@@ -180,7 +180,7 @@ def test_an_accelerator_that_does_not_work_says_why(stack: Graph, monkeypatch: p
     """Its own reason, and for CUDA where the libraries come from."""
     monkeypatch.setattr(providers, "provider_name", lambda _: "CUDAExecutionProvider")
     monkeypatch.setattr(providers, "failure_reason", lambda _: "no driver")
-    with pytest.raises(ProviderError, match="does not work here: no driver") as caught:
+    with pytest.raises(ProviderError, match="does not work on this machine: no driver") as caught:
         profile(stack, 1, "cuda")
     assert "chrion[cuda]" in caught.value.hint
 
