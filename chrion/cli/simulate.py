@@ -43,7 +43,7 @@ def simulate(
         swept = [overrides.parse_sweep(text) for text in sweep_]
         if plot:
             simulation_plots.check_axis(*swept[0])
-        points = overrides.grid(swept)
+        points = overrides.parameter_grid(swept)
         _sweep(source, points, plot, workers=workers or os.cpu_count() or 1, ray=ray, as_json=json_)
     else:
         _single(source, plot, as_json=json_)

@@ -1,4 +1,4 @@
-"""The trade between latency and accelerator memory over alpha: Figure 10 of the paper."""
+"""The trade-off between latency and accelerator memory over alpha: Figure 10 of the paper."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
-from chrion.report.figures import new_figure, save_figure
+from chrion.report.categories import COLOURS
+from chrion.report.figure_table import FigureTable, key
+from chrion.report.figures import new_figure, plain_text, save_figure
 from chrion.scheduler.plan import Plan
 from chrion.units import format_mb, format_ms
 
+_FIGURES = ("latency", "memory (Eq. 4)", "resident memory", "operators on accelerator", "operators on CPU", "cores")
 
-def alpha_sweep_table(points: Sequence[tuple[float, Plan]]) -> Table:
-    """One row an alpha."""
-    table = Table(title=f"{points[0][1].model} on {points[0][1].machine}, policy {points[0][1].policy}")
-    for name in ("alpha, ms/MB", "latency", "memory (Eq. 4)", "resident memory", "on accelerator", "on CPU", "cores"):
-        table.add_column(name, justify="right")
+
+def alpha_sweep_table(points: Sequence[tuple[float, Plan]]) -> FigureTable:
+    """Return a table with one row for each alpha."""
+    first = points[0][1]
+    table = FigureTable(
+        f"{first.model} on {first.machine}, policy {first.policy}", [key("alpha, ms/MB", is_text=False), *_FIGURES]
+    )
     for alpha, plan in points:
         found = plan.predicted
         counts = (str(plan.on_accelerator), str(plan.on_cpu), str(plan.schedule.cores))
@@ -27,7 +30,7 @@ def alpha_sweep_table(points: Sequence[tuple[float, Plan]]) -> Table:
 
 
 def alpha_sweep_json(points: Sequence[tuple[float, Plan]]) -> dict[str, Any]:
-    """The same as plain data, with the plain ways beside it."""
+    """Return the points as plain data for JSON, with the plans on one device."""
     first = points[0][1]
     only = first.accelerator_only
     return {
@@ -50,29 +53,33 @@ def alpha_sweep_json(points: Sequence[tuple[float, Plan]]) -> dict[str, Any]:
 
 
 def plot_alpha_sweep(points: Sequence[tuple[float, Plan]], path: Path) -> None:
-    """The curve as a picture: latency left, memory right, the plain ways as dashed lines.
+    """Draw latency and memory against alpha in two panels, with the plans on one device as horizontal lines.
 
     Raises:
-        OptionError: matplotlib is missing.
+        OptionError: matplotlib is not installed, or the file cannot be written.
     """
     first = points[0][1]
     alphas = [alpha for alpha, _ in points]
-    figure = new_figure(7, 4)
-    latency = figure.add_subplot()
-    memory = latency.twinx()
-    blue, orange = "tab:blue", "tab:orange"
-    (line,) = latency.plot(alphas, [p.predicted.latency_ms for _, p in points], "o-", color=blue)
-    (dots,) = memory.plot(alphas, [p.predicted.memory_mb for _, p in points], "s-", color=orange)
-    lines, names = [line, dots], ["latency", "memory (Eq. 4)"]
-    for name, only, style in (("accelerator only", first.accelerator_only, "--"), ("CPU only", first.cpu_only, ":")):
+    figure = new_figure(9, 3.6)
+    latency, memory = figure.subplots(1, 2)
+    latency.plot(alphas, [p.predicted.latency_ms for _, p in points], "o-", color=COLOURS[0], label="plan")
+    memory.plot(alphas, [p.predicted.memory_mb for _, p in points], "o-", color=COLOURS[0])
+    memory.plot(
+        alphas, [p.predicted.resident_mb for _, p in points], "^:", color=COLOURS[2], label="plan, resident memory"
+    )
+    for name, only, style in (("accelerator only", first.accelerator_only, "--"), ("CPU only", first.cpu_only, "-.")):
         if only is not None:
-            lines.append(latency.axhline(only.latency_ms, color="tab:red", linestyle=style))
-            names.append(f"latency, {name}")
-    latency.set_xlabel("alpha, ms/MB")
-    latency.set_ylabel("latency, ms", color=blue)
-    latency.set_ylim(bottom=0)
-    memory.set_ylabel("accelerator memory, MB", color=orange)
-    memory.set_ylim(bottom=0)
-    latency.set_title(f"{first.model} on {first.machine}", fontsize=10)
-    latency.legend(lines, names, fontsize=8, loc="lower right")
+            colour = COLOURS[5 if style == "--" else 3]
+            latency.axhline(only.latency_ms, color=colour, linestyle=style, label=name)
+            if only is first.accelerator_only:
+                memory.axhline(only.memory_mb, color=colour, linestyle=style)
+    for axes, title, unit in ((latency, "latency", "ms"), (memory, "accelerator memory (Equation 4)", "MB")):
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("alpha, ms/MB")
+        axes.set_ylabel(unit)
+        axes.set_ylim(bottom=0)
+        axes.grid(visible=True, alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(plain_text(f"{first.model} on {first.machine}, policy {first.policy}"), fontsize=10)
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     save_figure(figure, path)

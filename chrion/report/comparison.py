@@ -1,4 +1,4 @@
-"""Schedulers beside each other: a table, plain data, bars."""
+"""Comparisons of schedulers: a table, plain data and a picture."""
 
 from __future__ import annotations
 
@@ -6,30 +6,28 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from chrion.benchmark.comparison import Comparison, PolicyResult
 from chrion.benchmark.latency import Timing
-from chrion.report.figures import new_figure, save_figure
+from chrion.report.categories import COLOURS, OTHER_COLOUR
+from chrion.report.figure_table import FigureTable, key, text
+from chrion.report.figures import new_figure, plain_text, save_figure
+from chrion.report.tables import compare_latency
 from chrion.units import format_mb, format_ms
 
+_FIGURES = ("predicted", "measured", "ratio", "memory", "resident", "lanes", "waits", "planning")
 
-def comparison_table(comparison: Comparison) -> Table:
-    """One row a policy, then plain sessions; ratios are to the best of those.
 
-    ``memory`` is the accelerator's by Equation 4, ``resident`` what an arena must hold; *waits* are those of one lane
-    for another in a request.
+def comparison_table(comparison: Comparison) -> FigureTable:
+    """Return a table with one row for each policy and each plain session; ratios are to the fastest plain session.
+
+    ``memory`` is the accelerator memory of Equation 4 and ``resident`` what an arena must hold; ``waits`` are those of
+    one lane for another in a request.
     """
     best = comparison.best_plain
-    table = Table(
-        title=f"{comparison.graph.name}: {len(comparison.graph.dag)} operators on {comparison.profile.machine}"
-    )
-    table.add_column("policy", no_wrap=True)
-    for name in ("predicted", "measured", "ratio", "memory", "resident", "lanes", "waits", "planning"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("remark")
-    for entry in comparison.results:
-        table.add_row(entry.policy, *_figures(entry, best), entry.reason)
+    title = f"{comparison.graph.name}: {len(comparison.graph.dag)} operators on {comparison.profile.machine}"
+    table = FigureTable(title, [key("policy"), *_FIGURES, text("remark")])
+    for result in comparison.results:
+        table.add_row(result.policy, *_figures(result, best), result.reason)
     for timing in comparison.plain:
         remark = "best plain" if timing is best else ""
         table.add_row(timing.name, "", *_measured(timing, best), *[""] * 5, remark)
@@ -37,22 +35,23 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def comparison_verdict(comparison: Comparison) -> str:
-    """One line: which policy serves best, and whether it beats a plain session."""
+    """Return one line that names the fastest policy and compares it with the fastest plain session."""
     measured = {e.policy: e.timing.median_ms for e in comparison.results if e.timing}
     predicted = {e.policy: e.plan.predicted.latency_ms for e in comparison.results if e.plan}
     best = comparison.best_plain
     if measured and best:
         policy, ms = min(measured.items(), key=lambda item: item[1])
-        ratio = f"{ms / best.median_ms:.2f} of the time of the best plain session ({best.name})"
-        return f"fastest: {policy}, {format_ms(ms)}, {ratio}"
+        ratio = compare_latency(ms / best.median_ms)
+        session = f"the best plain session ({best.name}, {format_ms(best.median_ms)})"
+        return f"fastest policy: {policy}, {format_ms(ms)}; {ratio} {session}"
     if predicted:
         policy, ms = min(predicted.items(), key=lambda item: item[1])
-        return f"predicted to be fastest: {policy}, {format_ms(ms)}"
+        return f"fastest policy as predicted: {policy}, {format_ms(ms)}"
     return "no policy found a plan"
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
-    """The same as plain data; what is not known is null."""
+    """Return a comparison as plain data for JSON; unknown figures are null."""
     best = comparison.best_plain
     return {
         "model": comparison.graph.name,
@@ -66,30 +65,35 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def plot_comparison(comparison: Comparison, path: Path) -> None:
-    """Predicted and measured latency of each policy as bars, and the best plain session as a line.
+    """Draw the predicted and the measured latency of each policy as bars, and the fastest plain session as a line.
 
     Raises:
-        OptionError: matplotlib is missing.
+        OptionError: matplotlib is not installed, or the file cannot be written.
     """
     shown = [e for e in comparison.results if e.plan]
-    figure = new_figure(8, 1.2 + 0.45 * max(1, len(shown)))
+    figure = new_figure(9, 1.2 + 0.45 * max(1, len(shown)))
     axes = figure.add_subplot()
     predicted = [e.plan.predicted.latency_ms for e in shown if e.plan]
-    axes.barh([-at - 0.2 for at in range(len(shown))], predicted, 0.38, color="#bbbbbb", label="predicted")
-    measured = [(-at + 0.2, e.timing) for at, e in enumerate(shown) if e.timing]
+    rows = range(len(shown))
+    axes.barh([row - 0.2 for row in rows], predicted, 0.38, color=OTHER_COLOUR, label="predicted")
+    measured = [(row + 0.2, e.timing) for row, e in enumerate(shown) if e.timing]
     if measured:
         medians = [t.median_ms for _, t in measured]
         spread = [[t.median_ms - t.low_ms for _, t in measured], [t.high_ms - t.median_ms for _, t in measured]]
-        places = [place for place, _ in measured]
-        axes.barh(places, medians, 0.38, xerr=spread, color="#4477aa", label="measured, with quartiles")
+        axes.barh(
+            [row for row, _ in measured], medians, 0.38, xerr=spread, color=COLOURS[0], label="measured, with quartiles"
+        )
     best = comparison.best_plain
     if best:
-        axes.axvline(best.median_ms, color="#ee6677", linestyle="--", label=best.name)
-    axes.set_yticks([-at for at in range(len(shown))], [e.policy for e in shown])
-    axes.set_xlabel("ms")
-    axes.set_title(f"{comparison.graph.name} on {comparison.profile.machine}", fontsize=10)
+        axes.axvline(best.median_ms, color=COLOURS[5], linestyle="--", label=plain_text(best.name))
+    axes.set_yticks(rows, [plain_text(e.policy) for e in shown])
+    axes.invert_yaxis()
+    axes.set_xlim(left=0)
+    axes.set_xlabel("latency, ms")
+    axes.set_title(plain_text(f"{comparison.graph.name} on {comparison.profile.machine}"), fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
     if shown:
-        axes.legend(fontsize=8)
+        figure.legend(loc="outside right center", fontsize=8, frameon=False)
     save_figure(figure, path)
 
 

@@ -1,29 +1,29 @@
-"""Tables for people: a plan beside the plain ways, timings beside each other, the machine."""
+"""Tables and lines of text about plans, benchmarks and machines."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.markup import escape
-from rich.table import Table
-
 from chrion.benchmark.latency import Timing
 from chrion.lane_numbers import lane_name
 from chrion.profiler.machine import Machine
+from chrion.report.figure_table import Column, FigureTable, key, text
 from chrion.scheduler.plan import Plan, Prediction
 from chrion.units import format_mb, format_ms
 
+#: Ratios of latencies that count as equal: measurements of the same session differ by as much.
+_LEVEL = (0.97, 1.03)
 
-def plan_table(plan: Plan) -> Table:
-    """A plan beside everything on the accelerator and everything on the CPU cores, as predicted.
 
-    ``memory`` is Equation 4; ``resident`` what an arena must hold.
+def plan_table(plan: Plan) -> FigureTable:
+    """Return a table of a plan's predictions beside those of the accelerator alone and of the CPU cores alone.
+
+    ``memory`` is that of Equation 4; ``resident`` is what an arena must hold.
     """
-    table = Table(title=f"{plan.model}: {len(plan.operators)} operators, predicted for {plan.machine}")
-    table.add_column("")
-    for name in ("latency", "against acc.", "memory", "against acc.", "resident", "on acc.", "on CPU", "cores"):
-        table.add_column(name, justify="right")
+    title = f"{plan.model}: {len(plan.operators)} operators, predicted for {plan.machine}"
+    figures = ("latency", "against accelerator", "memory", "against accelerator", "resident")
+    table = FigureTable(title, [key(""), *figures, "operators on accelerator", "operators on CPU", "cores"])
     rows: list[tuple[str, Prediction | None, Sequence[str]]] = [
         ("accelerator only", plan.accelerator_only, (str(len(plan.operators)), "0", "0")),
         ("CPU only", plan.cpu_only, ("0", str(len(plan.operators)), "")),
@@ -36,27 +36,27 @@ def plan_table(plan: Plan) -> Table:
 
 
 def verdict(plan: Plan) -> str:
-    """One line: SLO and GPU budget, and whether the plan is predicted to keep to them."""
-    told = "no SLO given"
+    """Return one line that compares the prediction with the SLO and the GPU budget."""
+    line = "no SLO given"
     if plan.slo_ms is not None:
         verb = "meets" if plan.meets_slo else "misses"
-        told = f"{verb} the SLO of {format_ms(plan.slo_ms)} with {format_ms(plan.predicted.latency_ms)}"
+        line = f"{verb} the SLO of {format_ms(plan.slo_ms)} with {format_ms(plan.predicted.latency_ms)}"
     if plan.budget_mb is not None:
         verb = "fits" if plan.meets_budget else "exceeds"
         resident = format_mb(plan.predicted.resident_mb)
-        told += f"; {verb} the GPU budget of {format_mb(plan.budget_mb)} with {resident} resident"
-    return f"{told}; alpha {plan.alpha:.4g} ms/MB"
+        line += f"; {verb} the GPU budget of {format_mb(plan.budget_mb)} with {resident} resident"
+    return f"{line}; alpha {plan.alpha:.4g} ms/MB"
 
 
 def estimated_lines(estimated: int, operators: int) -> list[str]:
-    """How many operators' costs are no measurements; no line where all are."""
+    """Return a line with the number of operators whose costs are estimated, or no line if all were measured."""
     if not estimated:
         return []
     return [f"{estimated} of {operators} operators are not in the profile; their costs are estimated"]
 
 
 def memory_line(predicted: Prediction, measured_mb: float | None) -> str:
-    """Predicted accelerator memory, counted both ways, beside what was measured."""
+    """Return one line with the predicted accelerator memory, counted both ways, and the measured peak if known."""
     line = f"accelerator memory: Equation 4 {format_mb(predicted.memory_mb)}, "
     line += f"resident {format_mb(predicted.resident_mb)} predicted; "
     if measured_mb is None:
@@ -64,70 +64,78 @@ def memory_line(predicted: Prediction, measured_mb: float | None) -> str:
     return line + f"measured at most {format_mb(measured_mb)}"
 
 
-def bench_table(timings: Sequence[Timing], hybrid: str, predicted_ms: float | None = None) -> Table:
-    """Timings beside the best of the rivals of ``hybrid``."""
+def bench_table(timings: Sequence[Timing], hybrid: str, predicted_ms: float | None = None) -> FigureTable:
+    """Return a table of timings and their ratios to the fastest baseline.
+
+    Args:
+        timings: Those of the hybrid session and of its baselines.
+        hybrid: Name of the hybrid session's timing.
+        predicted_ms: The plan's predicted latency; adds a row.
+    """
     best = best_baseline(timings, hybrid)
-    table = Table(title="latency, each with the machine to itself, in alternating turns")
-    table.add_column("")
-    for name in ("median", "quartiles", "runs", f"against {best.name}"):
-        table.add_column(name, justify="right")
+    columns: list[Column | str] = [key(""), "median", "quartiles", "runs", f"against {best.name}"]
+    table = FigureTable("Latency; sessions take turns and have the machine to themselves", columns)
     for t in timings:
         quartiles = f"{format_ms(t.low_ms)} to {format_ms(t.high_ms)}"
         table.add_row(t.name, format_ms(t.median_ms), quartiles, str(t.runs), f"{t.median_ms / best.median_ms:.2f}")
     if predicted_ms is not None:
-        table.add_row(
-            f"{hybrid}, as predicted", format_ms(predicted_ms), "", "", f"{predicted_ms / best.median_ms:.2f}"
-        )
+        ratio = f"{predicted_ms / best.median_ms:.2f}"
+        table.add_row(f"{hybrid}, as predicted", format_ms(predicted_ms), "", "", ratio)
     return table
 
 
 def best_baseline(timings: Sequence[Timing], hybrid: str) -> Timing:
-    """The fastest of the others."""
+    """Return the fastest timing apart from the hybrid session's."""
     return min((t for t in timings if t.name != hybrid), key=lambda t: t.median_ms)
 
 
 def bench_verdict(timings: Sequence[Timing], hybrid: str) -> str:
-    """One honest line: does the hybrid win?"""
+    """Return one line that says whether the hybrid session is faster than the fastest baseline."""
     best = best_baseline(timings, hybrid)
     ratio = next(t for t in timings if t.name == hybrid).median_ms / best.median_ms
-    if ratio < 0.97:
-        return f"{hybrid} wins: {ratio:.2f} of the time of the best plain session ({best.name})"
-    if ratio <= 1.03:
-        return f"{hybrid} and the best plain session ({best.name}) are level: {ratio:.2f}"
-    return f"{hybrid} does not win here: {ratio:.2f} times the best plain session ({best.name}); run that one instead"
+    advice = "; use that session instead" if ratio > _LEVEL[1] else ""
+    return f"{hybrid} is {compare_latency(ratio)} the best plain session ({best.name}){advice}"
+
+
+def compare_latency(ratio: float) -> str:
+    """Return a ratio of latencies in words, to be followed by what the latency was divided by."""
+    if ratio < _LEVEL[0]:
+        return f"faster: {ratio:.2f} of the latency of"
+    if ratio <= _LEVEL[1]:
+        return f"level, at {ratio:.2f} times the latency of"
+    return f"slower: {ratio:.2f} times the latency of"
 
 
 def machine_table(
     machine: Machine, cores: Sequence[int], providers: Sequence[Mapping[str, Any]], gpus: Sequence[Mapping[str, Any]]
-) -> Table:
-    """What this machine offers, and which providers work.
+) -> FigureTable:
+    """Return a table of a machine's cores, memory, GPUs and execution providers.
 
     Args:
         machine: The machine.
         cores: The logical CPU of each CPU lane.
-        providers: Each with ``name``, ``reason`` (None where it works), ``remedy`` and ``base_memory_mb`` (None where
-            that is not known).
+        providers: Each with ``name``, ``reason`` (None if it works), ``remedy`` and ``base_memory_mb`` (None if not
+            known).
         gpus: Each with ``name``, ``memory_mb`` and ``used_mb``.
     """
-    table = Table(title=str(machine), show_header=False)
+    table = FigureTable(str(machine), [key(""), text("")])
     table.add_row("cores", ", ".join(f"{lane_name(j)} on CPU {core}" for j, core in enumerate(cores, start=1)))
     table.add_row("memory", f"{machine.memory_mb / 1000:.1f} GB")
     table.add_row("system", machine.system)
     table.add_row("onnxruntime", machine.onnxruntime)
     table.add_row("fingerprint", machine.fingerprint)
     for gpu in gpus:
-        table.add_row(
-            "GPU", f"{gpu['name']}, {gpu['memory_mb'] / 1000:.1f} GB, of which {format_mb(gpu['used_mb'])} used"
-        )
+        total_gb, used = gpu["memory_mb"] / 1000, format_mb(gpu["used_mb"])
+        table.add_row("GPU", f"{gpu['name']}, {total_gb:.1f} GB, of which {used} used")
     for provider in providers:
-        table.add_row(provider["name"], escape(_working(provider)))
+        table.add_row(provider["name"], _provider_state(provider))
     return table
 
 
-def _working(provider: Mapping[str, Any]) -> str:
+def _provider_state(provider: Mapping[str, Any]) -> str:
     if provider["reason"] is None:
-        held = provider["base_memory_mb"]
-        return "works" + (f", holds {format_mb(held)} as soon as anything runs" if held else "")
+        base_mb = provider["base_memory_mb"]
+        return "works" + (f", takes {format_mb(base_mb)} on first use" if base_mb else "")
     return f"does not work: {provider['reason']}" + (f" ({provider['remedy']})" if provider["remedy"] else "")
 
 

@@ -52,7 +52,7 @@ def parse_sweep(text: str) -> tuple[str, tuple[Any, ...]]:
     return key.strip(), tuple(_value(part) for part in parts)
 
 
-def grid(sweeps: Sequence[tuple[str, tuple[Any, ...]]]) -> list[dict[str, Any]]:
+def parameter_grid(sweeps: Sequence[tuple[str, tuple[Any, ...]]]) -> list[dict[str, Any]]:
     """Every combination of the swept values, the last key changing fastest."""
     keys = [key for key, _ in sweeps]
     return [dict(zip(keys, values, strict=True)) for values in itertools.product(*(values for _, values in sweeps))]

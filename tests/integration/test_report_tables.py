@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-import pytest
-from rich.console import Console
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 
-from chrion import Plan, load
+import pytest
+from rich.console import Console, RenderableType
+
+from chrion import Plan, Profile, load
+from chrion.benchmark.comparison import Comparison, PolicyResult
 from chrion.benchmark.latency import Timing
-from chrion.report import bench_table, bench_verdict, memory_line, plan_table, verdict
+from chrion.report import (
+    alpha_sweep_table,
+    bench_table,
+    bench_verdict,
+    comparison_table,
+    comparison_verdict,
+    machine_table,
+    memory_line,
+    plan_table,
+    verdict,
+)
+from chrion.report.figure_table import FigureTable
+from chrion.report.simulation_tables import simulation_tables, sweep_table
 from chrion.scheduler import Prediction, fixed_plan
-from helpers import alternating_lanes, branches
+from chrion.simulator import find_scenario, run_sweep, simulate
+from chrion.simulator.overrides import parameter_grid
+from chrion.simulator.results import to_json
+from helpers import MACHINE, alternating_lanes, branches
 
 
 @pytest.fixture
@@ -19,12 +42,11 @@ def plan() -> Plan:
     return fixed_plan(graph, alternating_lanes(graph))
 
 
-def shown(thing: object) -> str:
-    """A table as text."""
-    console = Console(width=200, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    with console.file:
-        console.print(thing)
-        return console.export_text()
+def shown(content: RenderableType, width: int = 200) -> str:
+    """Return what a console of a width prints."""
+    output = io.StringIO()
+    Console(width=width, file=output, color_system=None).print(content)
+    return output.getvalue()
 
 
 def test_the_plan_table_compares_with_the_accelerator(plan: Plan) -> None:
@@ -43,10 +65,14 @@ def test_verdicts_are_honest(plan: Plan) -> None:
     assert verdict(plan).startswith("meets")
     object.__setattr__(plan, "slo_ms", 1.0)
     assert verdict(plan).startswith("misses")
-    for ours, expected in ((5.0, "hybrid wins: 0.50"), (10.1, "level: 1.01"), (20.0, "does not win here: 2.00")):
+    for ours, expected in (
+        (5.0, "is faster: 0.50 of the"),
+        (10.1, "is level, at 1.01"),
+        (20.0, "is slower: 2.00 times"),
+    ):
         timings = [Timing(n, ms, ms, ms, 5) for n, ms in (("hybrid", ours), ("a", 10.0), ("b", 11.0))]
         assert expected in bench_verdict(timings, "hybrid")
-        assert "against a" in shown(bench_table(timings, "hybrid", 7.0))
+        assert "0.70" in shown(bench_table(timings, "hybrid", 7.0))  # of a, the fastest baseline
 
 
 @pytest.mark.parametrize(
@@ -56,3 +82,133 @@ def test_memory_is_predicted_both_ways_beside_the_measured_peak(measured: float 
     """Equation 4's sum, what an arena must hold, and the driver's word where there is one."""
     line = memory_line(Prediction(40.0, 948.1, 400.5), measured)
     assert all(text in line for text in ("948.1 MB", "400.5 MB", told))
+
+
+def planned() -> Plan:
+    """Return a plan with figures of many digits."""
+    graph = load(branches())
+    made = fixed_plan(graph, alternating_lanes(graph))
+    figures = Prediction(12345.6, 98765.4, 54321.9)
+    return replace(
+        made, model="a model of a long name", predicted=figures, accelerator_only=Prediction(999.4, 1643.2, 7.1)
+    )
+
+
+def timings() -> list[Timing]:
+    """Return timings of five sessions."""
+    names = ("hybrid", "onnxruntime, 1 thread", "onnxruntime, 2 threads", "onnxruntime, default", "folded, CUDA")
+    return [Timing(name, 123.4 + i, 111.1 + i, 145.6 + i, 1000 + i) for i, name in enumerate(names)]
+
+
+def compared() -> FigureTable:
+    """Return the table of three policies, one of which found no plan, and four plain sessions."""
+    graph = load(branches())
+    reason = "policy exact: 1154 operators are more than the 24 that it can place"
+    results = (
+        PolicyResult("chrion-paper", planned(), 1234.5, 12, 1126, Timing("chrion-paper", 45.6, 44.4, 47.7, 321)),
+        PolicyResult("wavefront", planned(), 0.25, 2, 7),
+        PolicyResult("exact", None, 0.5, reason=reason),
+    )
+    return comparison_table(Comparison(graph, Profile(MACHINE, 2, None, {}), results, tuple(timings()[1:])))
+
+
+def described() -> FigureTable:
+    """Return the table of a machine with many cores, a GPU and a provider that does not work."""
+    providers = [
+        {"name": "CUDAExecutionProvider", "reason": None, "remedy": "", "base_memory_mb": 342.5},
+        {
+            "name": "WebGpuExecutionProvider",
+            "reason": "error 126: no Vulkan 1.3 driver",
+            "remedy": "install one",
+            "base_memory_mb": None,
+        },
+    ]
+    gpus = [{"name": "NVIDIA H200", "memory_mb": 150754.9, "used_mb": 1234.5}]
+    return machine_table(MACHINE, range(0, 96, 2), providers, gpus)
+
+
+def swept() -> FigureTable:
+    """Return the table of a sweep over two keys."""
+    source = find_scenario("table7").changed({"requests": 300})
+    return sweep_table(run_sweep(source, parameter_grid([("gpu_memory_gb", (8.5, 12)), ("eviction", ("lru", "lfu"))])))
+
+
+TABLES: dict[str, Callable[[], FigureTable]] = {
+    "plan": lambda: plan_table(planned()),
+    "bench": lambda: bench_table(timings(), "hybrid", 99.9),
+    "alpha sweep": lambda: alpha_sweep_table([(alpha, planned()) for alpha in (0.0, 0.125, 1.0)]),
+    "comparison": compared,
+    "machine": described,
+    "sweep": swept,
+}
+
+
+def numbers(texts: list[str]) -> Counter[str]:
+    """Count the numbers in some texts."""
+    return Counter(number for text in texts for number in re.findall(r"\d+(?:\.\d+)?", text))
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+@pytest.mark.parametrize("name", TABLES)
+def test_every_figure_can_be_read_back(name: str, width: int) -> None:
+    """At every width each figure of a table is printed whole, and nothing is cut."""
+    table = TABLES[name]()
+    printed = shown(table, width)
+    assert "…" not in printed
+    assert all(len(line.rstrip()) <= width for line in printed.splitlines())
+    cells = [cell for row in table.rows for cell in row]
+    # Text may be folded within a word; its numbers are read from what is printed without line breaks.
+    figures = [row[at] for row in table.rows for at, column in enumerate(table.columns) if not column.is_text]
+    assert not numbers(figures) - numbers([printed])
+    letters = Counter("".join("".join(cells).split()))
+    assert not letters - Counter("".join(printed.split()))
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_simulation_tables_show_the_figures_of_the_json(width: int) -> None:
+    """Rates and latencies of every pattern, model and server are printed whole at every width."""
+    scenario = find_scenario("table7").changed({"requests": 300}).build()
+    results = simulate(scenario)
+    body = json.loads(json.dumps(to_json(scenario, results)))
+    found = numbers([shown(simulation_tables(scenario, results), width)])
+    expected: list[str] = []
+    for pattern in body["patterns"]:
+        for entry in (pattern, *pattern["per_model"]):
+            expected += [
+                str(entry["arrivals"]),
+                f"{entry['violation_rate'] * 100:.2f}",
+                f"{entry['swapping_rate'] * 100:.2f}",
+            ]
+            expected += [f"{entry['response'][key]:.1f}" for key in ("mean_ms", "p50_ms", "p95_ms", "p99_ms")]
+        for server in pattern["per_server"]:
+            expected += [f"{server[key] * 100:.1f}" for key in ("gpu_busy", "cpu_busy", "link_busy")]
+    assert len(expected) == 3 * (10 * 7 + 3)
+    assert not Counter(expected) - found
+
+
+@pytest.mark.parametrize(
+    ("policy_ms", "plain_ms", "line"),
+    [
+        (
+            35.43,
+            1.0,
+            "fastest policy: cpu, 35.4 ms; slower: 35.43 times the latency of the best plain session (plain, 1.00 ms)",
+        ),
+        (
+            5.0,
+            10.0,
+            "fastest policy: cpu, 5.00 ms; faster: 0.50 of the latency of the best plain session (plain, 10.0 ms)",
+        ),
+        (
+            10.0,
+            10.0,
+            "fastest policy: cpu, 10.0 ms; level, at 1.00 times the latency of the best plain session (plain, 10.0 ms)",
+        ),
+    ],
+)
+def test_the_verdict_says_whether_a_policy_is_faster(policy_ms: float, plain_ms: float, line: str) -> None:
+    """A ratio above one is not called a part of the best plain session's latency."""
+    result = PolicyResult("cpu", planned(), 1.0, 1, 0, Timing("cpu", policy_ms, policy_ms, policy_ms, 9))
+    baseline = Timing("plain", plain_ms, plain_ms, plain_ms, 9)
+    graph = load(branches())
+    assert comparison_verdict(Comparison(graph, Profile(MACHINE, 2, None, {}), (result,), (baseline,))) == line

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from chrion.errors import InputError, OptionError, PlanError, ScenarioError
-from chrion.simulator.overrides import grid, parse_set, parse_sweep
+from chrion.simulator.overrides import parameter_grid, parse_set, parse_sweep
 from chrion.simulator.run import simulate
 from chrion.simulator.scenario import Scenario, find_scenario, scenario_names
 from chrion.simulator.variants import Variant, from_plan, from_table
@@ -334,8 +334,8 @@ def test_parse_set_and_sweep() -> None:
     assert parse_set("preload=true") == ("preload", True)
     assert parse_set("eviction=lfu") == ("eviction", "lfu")
     assert parse_sweep("gpu_memory_gb=4,8.5") == ("gpu_memory_gb", (4, 8.5))
-    assert grid([("a", (1, 2)), ("b", ("x", "y"))])[1] == {"a": 1, "b": "y"}
-    assert len(grid([("a", (1, 2)), ("b", ("x", "y"))])) == 4
+    assert parameter_grid([("a", (1, 2)), ("b", ("x", "y"))])[1] == {"a": 1, "b": "y"}
+    assert len(parameter_grid([("a", (1, 2)), ("b", ("x", "y"))])) == 4
 
 
 @pytest.mark.parametrize("text", ["a", "=1", "a="])

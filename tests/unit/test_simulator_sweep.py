@@ -11,12 +11,12 @@ import pytest
 from chrion.errors import OptionError, ScenarioError
 from chrion.report import check_picture
 from chrion.report import simulation_plots as plots
-from chrion.simulator.overrides import grid
+from chrion.simulator.overrides import parameter_grid
 from chrion.simulator.run import simulate
 from chrion.simulator.scenario import ScenarioSource, find_scenario
 from chrion.simulator.sweep import SweepPoint, run_sweep
 
-POINTS = grid([("gpu_memory_gb", (8, 10, 12)), ("eviction", ("lru", "lfu"))])
+POINTS = parameter_grid([("gpu_memory_gb", (8, 10, 12)), ("eviction", ("lru", "lfu"))])
 SETS = {"requests": 400}
 
 
@@ -87,7 +87,7 @@ def test_a_bad_point_stops_all(source: ScenarioSource) -> None:
     """No point runs if one cannot."""
     heard: list[int] = []
     with pytest.raises(ScenarioError, match="the largest server has"):
-        run_sweep(source, grid([("gpu_memory_gb", (12, 5))]), progress=heard.append)
+        run_sweep(source, parameter_grid([("gpu_memory_gb", (12, 5))]), progress=heard.append)
     assert heard == []
 
 
@@ -103,7 +103,7 @@ def test_pictures(source: ScenarioSource, tmp_path: Path) -> None:
 def test_copies_are_drawn_as_models(source: ScenarioSource, tmp_path: Path) -> None:
     """A sweep over copies has the number of models on its axis: nine for one copy."""
     pytest.importorskip("matplotlib")
-    points = run_sweep(source, grid([("copies", (1, 2))]))
+    points = run_sweep(source, parameter_grid([("copies", (1, 2))]))
     assert [point.models for point in points] == [9, 18]
     plots.plot_sweep(points, tmp_path / "sweep.svg")
     assert "<!-- models -->" in (tmp_path / "sweep.svg").read_text()
@@ -112,7 +112,7 @@ def test_copies_are_drawn_as_models(source: ScenarioSource, tmp_path: Path) -> N
 def test_a_plot_needs_numbers_and_a_known_format(source: ScenarioSource, tmp_path: Path) -> None:
     """Words cannot be an axis, and an unknown suffix is refused in one line."""
     pytest.importorskip("matplotlib")
-    points = run_sweep(source, grid([("eviction", ("lru", "lfu"))]))
+    points = run_sweep(source, parameter_grid([("eviction", ("lru", "lfu"))]))
     with pytest.raises(OptionError, match="is not a number"):
         plots.plot_sweep(points, tmp_path / "sweep.png")
     with pytest.raises(

@@ -1,0 +1,132 @@
+"""Tables whose figures are never cut, however narrow the console is.
+
+rich shortens the cells of a table that does not fit to ``46.…``. A :class:`FigureTable` that does not fit is printed as
+several tables instead, one below the other: each repeats the columns that identify the rows and has as many of the
+other columns as fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+#: A column of text is not made narrower than this if its text is longer.
+_TEXT_WIDTH = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table."""
+
+    name: str
+    #: Figures are right-aligned and never wrapped; text is left-aligned and may be.
+    is_text: bool = False
+    #: Identifies the rows; repeated in every part of a table that is printed in several.
+    is_key: bool = False
+
+
+def text(name: str) -> Column:
+    """Return a column of text."""
+    return Column(name, is_text=True)
+
+
+def key(name: str, *, is_text: bool = True) -> Column:
+    """Return a column that identifies the rows."""
+    return Column(name, is_text=is_text, is_key=True)
+
+
+class FigureTable:
+    """A table of plain text that chooses its form when it is printed; names in it are no markup."""
+
+    def __init__(self, title: str, columns: Sequence[Column | str]) -> None:
+        """Make an empty table; a column given by its name alone holds figures."""
+        self.title = title
+        self.columns = [Column(column) if isinstance(column, str) else column for column in columns]
+        self.rows: list[tuple[str, ...]] = []
+
+    def add_row(self, *cells: str) -> None:
+        """Add a row of one cell a column.
+
+        Raises:
+            ValueError: The number of cells is not the number of columns.
+        """
+        if len(cells) != len(self.columns):
+            raise ValueError(f"a row of {len(self.columns)} cells expected, found {len(cells)}")
+        self.rows.append(cells)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        if self.title:
+            yield Text(self.title, style="bold")
+        for at, part in enumerate(self._parts(console, options)):
+            if at:
+                yield Text()
+            table = self._table(part)
+            if _least_width(console, options, table) <= options.max_width:
+                yield table
+            else:
+                yield from self._lines(part)
+        yield Text()
+
+    def _parts(self, console: Console, options: ConsoleOptions) -> list[list[int]]:
+        """Return the columns of each table to print: as many as fit, in their order, behind the key columns."""
+        keys = [at for at, column in enumerate(self.columns) if column.is_key]
+        parts: list[list[int]] = []
+        for at in range(len(self.columns)):
+            if at in keys:
+                continue
+            wider = [*parts[-1], at] if parts else [*keys, at]
+            if parts and _least_width(console, options, self._table(wider)) > options.max_width:
+                parts.append([*keys, at])
+            elif parts:
+                parts[-1] = wider
+            else:
+                parts.append(wider)
+        return parts or [keys]
+
+    def _table(self, columns: Sequence[int]) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        for at in columns:
+            column, cells = self.columns[at], [row[at] for row in self.rows]
+            widest = max((cell_len(cell) for cell in cells), default=0)
+            if column.is_text:
+                least = min(_TEXT_WIDTH, max(widest, cell_len(column.name)))
+                table.add_column(Text(column.name), overflow="fold", min_width=least)
+            else:
+                heading = _wrapped(column.name, widest)
+                least = max([widest, *map(cell_len, heading.split("\n"))])
+                table.add_column(Text(heading), justify="right", no_wrap=True, min_width=least)
+        for row in self.rows:
+            table.add_row(*(Text(row[at]) for at in columns))
+        return table
+
+    def _lines(self, columns: Sequence[int]) -> Iterator[RenderableType]:
+        """Yield one line a cell, for a console that is too narrow for a table."""
+        for row in self.rows:
+            for at in columns:
+                if row[at]:
+                    yield Text(f"{self.columns[at].name}: {row[at]}", overflow="fold")
+
+
+def _least_width(console: Console, options: ConsoleOptions, table: Table) -> int:
+    return Measurement.get(console, options.update(width=10_000), table).minimum
+
+
+def _wrapped(name: str, width: int) -> str:
+    """Return a heading with its words on as many lines as keep it as narrow as its column."""
+    words = name.split()
+    width = max([width, *map(len, words)])
+    lines = [""]
+    for word in words:
+        longer = f"{lines[-1]} {word}".strip()
+        if len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return "\n".join(lines)

@@ -1,0 +1,91 @@
+"""Tables whose figures are never cut."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console, RenderableType
+
+from chrion.report.figure_table import FigureTable, key, text
+
+WIDTHS = (30, 60, 80, 100, 200)
+
+
+def rendered(content: RenderableType, width: int) -> str:
+    """Return what a console of a width prints, without colours."""
+    output = io.StringIO()
+    Console(width=width, file=output, color_system=None).print(content)
+    return output.getvalue()
+
+
+def figures(printed: str) -> Counter[str]:
+    """Count the numbers in a text."""
+    return Counter(re.findall(r"[-+]?\d+(?:\.\d+)?", printed))
+
+
+def sample() -> FigureTable:
+    """Return a table of two rows and twelve columns of figures."""
+    table = FigureTable("A title", [key("pattern"), *(f"figure number {i}" for i in range(12)), text("remark")])
+    for row in ("gpu", "latency-optimal"):
+        table.add_row(
+            row, *(f"{1000.5 + i:.2f} ms" for i in range(12)), "a remark of several words that may be wrapped"
+        )
+    return table
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_figure_is_cut_and_no_line_too_long(width: int) -> None:
+    """Every cell is printed whole, beside its unit, within the console's width."""
+    printed = rendered(sample(), width)
+    assert "…" not in printed
+    assert all(len(line.rstrip()) <= width for line in printed.splitlines())
+    for i in range(12):
+        assert printed.count(f"{1000.5 + i:.2f} ms") == 2
+
+
+def test_a_wide_console_gets_one_table() -> None:
+    """With room for all columns each row is one line."""
+    lines = rendered(sample(), 300).splitlines()
+    assert sum(line.startswith("gpu ") for line in lines) == 1
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_parts_repeat_the_key_column(width: int) -> None:
+    """In several tables every part says which row is which, and the title is printed once."""
+    printed = rendered(sample(), width)
+    parts = len(re.findall(r"^gpu ", printed, re.MULTILINE))
+    assert parts > 1
+    assert len(re.findall(r"^latency-opt", printed, re.MULTILINE)) == parts
+    assert printed.count("A title") == 1
+
+
+def test_names_are_no_markup() -> None:
+    """Square brackets in names and titles are printed as they are."""
+    table = FigureTable("[bold]x[/bold]", [key("[red]"), "n"])
+    table.add_row("[/]", "1")
+    printed = rendered(table, 60)
+    assert all(name in printed for name in ("[bold]x[/bold]", "[red]", "[/]"))
+
+
+def test_rows_have_a_cell_for_each_column() -> None:
+    """A row of another length is refused."""
+    with pytest.raises(ValueError, match="a row of 2 cells expected, found 1"):
+        FigureTable("", [key("a"), "b"]).add_row("x")
+
+
+@given(
+    rows=st.lists(st.lists(st.floats(0, 1e9).map(lambda x: f"{x:.3f}"), min_size=5, max_size=5), max_size=4),
+    name=st.text(st.characters(codec="ascii", categories=["L", "Zs"]), max_size=30),
+    width=st.integers(24, 120),
+)
+def test_all_numbers_read_back(rows: list[list[str]], name: str, width: int) -> None:
+    """Whatever the figures, the names and the width, the numbers in the text are those of the table."""
+    table = FigureTable("", [key("name"), *("alpha", "beta", "gamma", "delta", "epsilon")])
+    for row in rows:
+        table.add_row(name, *row)
+    assert figures(rendered(table, width)) == Counter(cell for row in rows for cell in row)
