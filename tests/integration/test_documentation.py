@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import sys
 import tomllib
@@ -12,6 +13,7 @@ import onnx
 import pytest
 
 import chrion
+from chrion import errors
 from chrion.cli import main
 from chrion.zoo import build
 from code_blocks import Block, blocks, check_chrion, check_python, commands, matches
@@ -173,6 +175,28 @@ def test_the_reference_documents_what_is_exported() -> None:
     # The base of all errors stands among the errors.
     expected = expected - {"chrion.ChrionError"} | {"chrion.errors.ChrionError"}
     assert set(documented) == expected
+
+
+def test_the_keys_of_files_are_documented(tmp_path: Path) -> None:
+    """The page on file formats has every key of plan and profile files, and of what is nested in them."""
+    graph = chrion.load(build("lstm", {"layers": 2, "seq": 2}))
+    profile = chrion.Profile.load(ROOT / "profiles" / "gtx1080ti-paper.json")
+    profile.save(tmp_path / "profile.json")
+    chrion.partition(graph, profile).save(tmp_path / "plan.json")
+    plan, stored = (json.loads((tmp_path / f"{name}.json").read_bytes()) for name in ("plan", "profile"))
+    page = (ROOT / "docs" / "reference" / "files.md").read_text(encoding="utf-8")
+    of_plan, of_profile = page.split("## Profile")
+    assert [key for key in {**plan, **plan["predicted"]} if f"`{key}`" not in of_plan] == []
+    operator = next(iter(stored["operators"].values()))
+    assert [key for key in {**stored, **operator} if f"`{key}`" not in of_profile] == []
+
+
+def test_the_exceptions_are_documented() -> None:
+    """The page on errors draws the same tree of exceptions as the module that defines them."""
+    page = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
+    drawn = set(re.findall(r"\w+Error", page.split("ChrionError\n")[1].split("```")[0]))
+    defined = {name for name, value in vars(errors).items() if isinstance(value, type) and name != "ChrionError"}
+    assert drawn - {"ValueError", "RuntimeError"} == defined
 
 
 def test_stability_lists_the_public_modules() -> None:
