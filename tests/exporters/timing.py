@@ -123,7 +123,7 @@ def latency(folder: Path) -> float:
     feed, model = read_feeds(folder)[0], str(folder / "model.onnx")
 
     def hybrid() -> Any:
-        session = HybridSession(model)
+        session = HybridSession(model, tune="now")
         return lambda: session.run(None, feed), session.close
 
     rivals: Mapping[str, SessionFactory] = {"hybrid": hybrid, PLAIN: plain_baseline(model, feed, None)}
