@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -35,14 +35,16 @@ from chrion.runtime.selection.admission import admit
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.selector import PLAIN, EngineSelector, why_plain
-from chrion.runtime.selection.shapes import ShapeCounter
-from chrion.runtime.selection.tuning import NOT_TUNED, NamedShapes, Tuner
+from chrion.runtime.selection.tuning import NOT_TUNED, Tuner
+from chrion.runtime.selection.tuning_process import NamedShapes
 from chrion.scheduler.plan import Plan
 
 log = logging.getLogger(__name__)
 
 #: Most shapes with a plan in use at once, and most shapes known at once; the least recently used are evicted.
 _MAX_PLANS, _MAX_SHAPES = 8, 256
+#: Most requests whose shapes wait for the tuning thread, which looks at them a few times a second.
+_MAX_NOTED = 64
 _CLOSED = "this session is closed"
 _FORKED = (
     "this session was made before the process was forked, and its lanes are not in the child: make one there, or start "
@@ -96,8 +98,9 @@ class Engines:
         self._plain: PlainEngine | None = None
         #: Whether callers may hold onnxruntime's object of the plain session.
         self._lent = False
-        self._counter = ShapeCounter()
         self._tuner: Tuner | None = None
+        #: Shapes of requests that the plain session serves, for tuning; None if shapes are of no interest.
+        self.noted: deque[dict[str, Any]] | None = None
         #: The loaded model; None if the model runs plain whatever its shapes, for the reason, or is not loaded here.
         self._graph: Graph | None = None
         self._reason = ""
@@ -135,20 +138,14 @@ class Engines:
             return self.plain("weights were given")
         engine = self.current
         if not self.by_shapes or (engine.fast_path and engine.fast_path.matches(feed)):
+            self.note(feed)
             return engine
-        if self._tune == "now":
-            return self._tuned_now(feed)
-        try:
-            shapes = tuple(shape_of(feed[info.name]) for info in self._inputs)
-        except (KeyError, AttributeError, TypeError, ValueError, RuntimeError):  # onnxruntime raises its own error
-            return self.plain()
-        with self._lock:
-            engine = self._by_shape.get(shapes) or self._put(shapes, self.plain(NOT_TUNED))
-            if not isinstance(engine, CutEngine) and self._tuner and self._counter.count(shapes):
-                self._tuner.submit({info.name: shape for info, shape in zip(self._inputs, shapes, strict=True)})
-            self._by_shape.move_to_end(shapes)
-            self.current = engine
-            return engine
+        return self._tuned_now(feed) if self._tune == "now" else self._tuned_before(feed)
+
+    def note(self, feed: Mapping[str, Any]) -> None:
+        """Note the shapes of a request that the plain session serves, for tuning; most requests need not be noted."""
+        if self.noted is not None and len(self.noted) < _MAX_NOTED:
+            self.noted.append({name: getattr(value, "shape", None) for name, value in feed.items()})
 
     def serve(self, feed: Mapping[str, Any], run: Callable[[Engine], T], run_options: ort.RunOptions | None) -> T:
         """Serve a request; if its engine fails and ``strict`` is false, once more by a fallback.
@@ -334,6 +331,22 @@ class Engines:
 
     # Tuning in the background.
 
+    def _tuned_before(self, feed: Mapping[str, Any]) -> Engine:
+        """Return the engine that was selected for a request's shapes, or else the plain session."""
+        try:
+            shapes = tuple(shape_of(feed[info.name]) for info in self._inputs)
+        except (KeyError, AttributeError, TypeError, ValueError, RuntimeError):  # onnxruntime raises its own error
+            return self.plain()
+        with self._lock:
+            engine = self._by_shape.get(shapes)
+            if engine is None:
+                self.note(feed)
+                self.current = self._untuned
+            else:
+                self._by_shape.move_to_end(shapes)
+                self.current = engine
+            return self.current
+
     def _start_plain(self) -> Engine:
         """Return a plain session, and ask for tuning if the model may be cut."""
         config = self._config
@@ -352,10 +365,12 @@ class Engines:
             _infos(session.get_overridable_initializers()),
             _metadata(session.get_modelmeta()),
         )
+        self._untuned = engine
         if not reason and all(info.type.startswith("tensor(") for info in self._inputs):
-            self.by_shapes = any(info.free for info in self._inputs)
             self._tuner = Tuner(config, self._selector, self._install, cached_only=self._tune == "never")
-            if not self.by_shapes:
+            if any(info.free for info in self._inputs):
+                self.noted = self._tuner.noted
+            else:
                 self._tuner.submit({})
         return engine
 
@@ -366,20 +381,26 @@ class Engines:
         except Exception as error:  # noqa: BLE001 - the plain session goes on serving
             log.warning("the model runs plain: %s", why_plain(error))
             engine = self.plain(why_plain(error))
-        shapes = tuple(named[info.name] for info in self._inputs) if named else ()
         with self._lock:
             if self.refusal:
                 engine.close()
-                return
-            before = self._by_shape.get(shapes)
-            swapped = before is None or before is self.current
-            engine = self._put(shapes, engine)
-            if swapped or not self.by_shapes:
-                self.current = engine
-            if not self.by_shapes:
+            elif named:
+                self._install_for(tuple(named[info.name] for info in self._inputs), engine)
+            else:
+                self.current = self._by_shape[()] = engine
                 self._drop_plain()
-        del before
         trim()
+
+    def _install_for(self, shapes: Shapes, engine: Engine) -> None:
+        """Use an engine for some shapes of a model with free dimensions, whose plain session serves all others."""
+        before = self._by_shape.pop(shapes, self._untuned)
+        if isinstance(engine, PlainEngine) and self._plain and engine.session is self._plain.session:
+            self._untuned = engine  # with the reason of the latest decision
+        else:
+            engine = self._put(shapes, engine)
+        if self.current is before:
+            self.current = engine
+        self.by_shapes = bool(self._by_shape)
 
     def _open(self, named: NamedShapes, decision: Decision) -> Engine:
         if decision.plan is None:

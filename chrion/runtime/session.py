@@ -155,6 +155,8 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
             not engines.by_shapes or (engine.fast_path and engine.fast_path.matches(input_feed))
         ):
             if not engine.accelerated and not engines.refusal:
+                if engines.noted is not None:
+                    engines.note(input_feed)
                 outputs: list[Any] = engine.session.run(output_names, input_feed, run_options)  # it checks the call
                 return outputs
         elif (  # nearly every request; none of what follows makes a difference to it

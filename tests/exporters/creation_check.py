@@ -24,7 +24,7 @@ from chrion import HybridSession
 CREATION_AIM, AIM = 1.5, 2.0
 HEAD = ("model", "plain ms", "hybrid ms", "ratio", "plain first ms", "hybrid first ms", "ratio", "new shape")
 #: Pairs of sessions, until so many seconds have passed.
-_MIN_PAIRS, _MAX_PAIRS, _LIMIT_S = 3, 9, 4.0
+_MIN_PAIRS, _MAX_PAIRS, _LIMIT_S = 5, 60, 2.0
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from chrion.errors import OptionError, ProviderError, UnsafeModelError
 from chrion.graph.model import Graph
 from chrion.runtime.options.session_options import fingerprint
 from chrion.runtime.options.transport import options_from_data, options_to_data
-from chrion.runtime.selection import guard, tuning, worker
+from chrion.runtime.selection import guard, tuning, tuning_process, worker
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision, decision_from_json
 from chrion.scheduler import fixed_plan
@@ -94,7 +94,7 @@ def gate() -> threading.Event:
 def asked(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> list[tuning.NamedShapes]:
     """Replace the tuning process by one that always selects a plan; list what it is asked for."""
     shapes: list[tuning.NamedShapes] = []
-    monkeypatch.setattr(tuning, "_Worker", answer_with(split, shapes, gate))
+    monkeypatch.setattr(tuning, "TuningProcess", answer_with(split, shapes, gate))
     return shapes
 
 
@@ -305,7 +305,6 @@ def test_a_collected_session_stops_tuning(asked: list[tuning.NamedShapes], gate:
     del session
     gc.collect()
     assert gate.wait(10)
-    _wait(lambda: not any(thread.name == "chrion-tuner" for thread in threading.enumerate()))
 
 
 def test_an_uncertain_decision_is_made_again(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> None:
@@ -316,7 +315,7 @@ def test_an_uncertain_decision_is_made_again(monkeypatch: pytest.MonkeyPatch, ga
     def decide(graph: Graph) -> Decision:
         return decisions.pop() if decisions else split(graph)
 
-    monkeypatch.setattr(tuning, "_Worker", answer_with(decide, [], gate))
+    monkeypatch.setattr(tuning, "TuningProcess", answer_with(decide, [], gate))
     monkeypatch.setattr("chrion.runtime.selection.decisions._FIRST_RETRY_S", 0.5)
     with HybridSession(branches()) as session:
         assert session.wait_until_tuned(30)
@@ -393,7 +392,7 @@ def test_a_plan_that_does_not_open_leaves_the_session_plain(
     gate.set()
     other = load(branches(size=8))
     decision = Decision("plan 1", fixed_plan(other, alternating_lanes(other)), "of another model")
-    monkeypatch.setattr(tuning, "_Worker", answer_with(lambda _: decision, [], gate))
+    monkeypatch.setattr(tuning, "TuningProcess", answer_with(lambda _: decision, [], gate))
     with HybridSession(branches()) as session:
         assert session.wait_until_tuned(30)
         assert session.plan is None
@@ -435,7 +434,9 @@ def test_models_that_inference_session_refuses_raise_its_error() -> None:
 
 def ask_process(source: str | bytes, *shapes: tuning.NamedShapes) -> list[dict[str, Any]]:
     """Ask a real tuning process."""
-    process = tuning._Worker(SessionConfig(source, ort.SessionOptions(), None, None, None, None, None, None))
+    process = tuning_process.TuningProcess(
+        SessionConfig(source, ort.SessionOptions(), None, None, None, None, None, None)
+    )
     try:
         answers = [process.ask(shape) for shape in shapes]
         assert psutil.Process(process._process.pid).nice() > psutil.Process().nice()
@@ -462,9 +463,9 @@ def test_the_process_ends_with_its_parent() -> None:
     """Also if the parent is killed."""
     code = (
         "import sys, time, onnx\n"
-        "from chrion.runtime.selection import tuning\n"
+        "from chrion.runtime.selection import tuning_process\n"
         "from chrion.runtime.selection.configuration import SessionConfig\n"
-        "process = tuning._Worker(SessionConfig(b'', None, None, None, None, None, None, None))\n"
+        "process = tuning_process.TuningProcess(SessionConfig(b'', None, None, None, None, None, None, None))\n"
         "print(process._process.pid, flush=True)\n"
         "time.sleep(60)\n"
     )

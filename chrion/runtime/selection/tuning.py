@@ -1,23 +1,27 @@
 """Background tuning: decisions made beside a session that serves requests already.
 
-A thread of the session looks for a cached decision on the model's file, or else asks a tuning process of low priority
-(see :mod:`chrion.runtime.selection.worker`), and opens the selected engine. The session uses it from its next request.
+One thread of the process looks for cached decisions on the models' files, or else asks a tuning process of low
+priority (see :mod:`chrion.runtime.selection.worker`), and opens the selected engines. A session uses its engine from
+the next request on.
+
+The thread polls for work instead of being notified. A thread that is notified takes the GIL as soon as the request
+that notifies it releases it, and where other processes use the cores, the system may suspend it while it holds the GIL:
+first requests took 10 to 30 ms instead of 1.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-import json
 import logging
 import os
-import subprocess
-import sys
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from chrion.errors import ChrionError
@@ -25,12 +29,12 @@ from chrion.files import cache_folder
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision, decision_from_json, model_identity
 from chrion.runtime.selection.selector import PLAIN, EngineSelector, why_plain
-from chrion.runtime.selection.worker import Decider, config_to_data
+from chrion.runtime.selection.shapes import ShapeCounter
+from chrion.runtime.selection.tuning_process import NamedShapes, TuningProcess
+from chrion.runtime.selection.worker import Decider
 
 log = logging.getLogger(__name__)
 
-#: Shapes of the inputs by name, for a model with free dimensions; empty for another.
-NamedShapes = Mapping[str, tuple[int, ...]]
 #: Opens the engine of a decision and gives it to the session.
 Install = Callable[[NamedShapes, Decision], None]
 
@@ -38,26 +42,19 @@ Install = Callable[[NamedShapes, Decision], None]
 NOT_TUNED = "tuning has not finished"
 _NOT_CACHED = "tuning is switched off, and no decision is cached"
 
-#: The program of the tuning process. At this niceness it uses idle cores fully and about a tenth of busy ones.
-_PROGRAM = """import os
-if hasattr(os, "nice"):
-    os.nice(10)
-from chrion.runtime.selection.worker import main
-main()
-"""
 #: Tuning begins this many seconds after it is asked for, so that it does not slow down the first requests.
 _DELAY_S = 0.3
-#: How often a thread that waits checks whether its session was closed, in seconds.
+#: How often the thread looks for work, and whether the session that it works for was closed, in seconds.
 _POLL_S = 0.2
 
 
 class Tuner:
-    """Makes decisions for one session, in a thread that exists while there is something to decide.
+    """Makes decisions for one session.
 
     Args:
         config: The session's configuration.
         selector: The session's selector, for cached decisions; also makes decisions, where no process can be started.
-        install: Called in the thread with each decision.
+        install: Called in the tuning thread with each decision.
         cached_only: Use cached decisions only, or else a plain session.
     """
 
@@ -65,95 +62,92 @@ class Tuner:
         self, config: SessionConfig, selector: EngineSelector, install: Install, *, cached_only: bool = False
     ) -> None:
         self._config = config
-        self._delay_s = 0.0 if cached_only else _DELAY_S
-        self._cached_only = cached_only
         self._selector = selector
         self._install = install
-        self._queue: deque[NamedShapes] = deque()
-        #: Shapes with an uncertain decision: when to decide again, in ``time.monotonic()``; a number that breaks ties.
-        self._later: list[tuple[float, int, NamedShapes]] = []
-        self._ties = itertools.count()
-        self._state = threading.Condition()
-        self._thread: threading.Thread | None = None
-        #: Whether a decision that was asked for is not made yet.
-        self._pending = False
-        self._worker: _Worker | None = None
+        self._cached_only = cached_only
+        self._process: TuningProcess | None = None
         self._closed = threading.Event()
+        #: Shapes of requests by input, appended by the threads of callers.
+        self.noted: deque[dict[str, Any]] = deque()
+        self._counter = ShapeCounter()
+        #: Number of decisions that were asked for and are not made yet.
+        self._pending = 0
+        self._state = threading.Condition()
+        #: Held by the tuning thread while it works for this session.
+        self._working = threading.Lock()
+        _thread.serve(self)
 
     def submit(self, shapes: NamedShapes) -> None:
         """Ask for a decision; return at once."""
         with self._state:
-            if self._closed.is_set():
-                return
-            self._queue.append(shapes)
-            self._pending = True
-            self._state.notify_all()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="chrion-tuner", daemon=True)
-                self._thread.start()
+            self._pending += 1
+        _thread.submit(self, shapes, 0.0 if self._cached_only else _DELAY_S)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until all decisions asked for are made; return false if the time is over before."""
         with self._state:
-            return self._state.wait_for(lambda: not self._pending or self._closed.is_set(), timeout_s)
+            return self._state.wait_for(lambda: not (self._pending or self.noted) or self._closed.is_set(), timeout_s)
 
     def close(self, until: float | None = None) -> None:
         """Stop. May be called from any thread, and more than once.
 
         Args:
-            until: Wait for the thread to end until this value of ``time.monotonic()``; do not wait if missing.
+            until: Wait until this value of ``time.monotonic()`` for work in progress; do not wait if missing.
         """
         self._closed.set()
-        worker, thread = self._worker, self._thread
-        if worker:
-            worker.kill()
+        process = self._process
+        if process:
+            process.kill()
         with self._state:
             self._state.notify_all()
-        if until is not None and thread and thread is not threading.current_thread():
-            thread.join(max(0.0, until - time.monotonic()))
+        if until is not None and self._working.acquire(timeout=max(0.0, until - time.monotonic())):
+            self._working.release()
 
     def after_fork(self) -> None:
-        """Forget the thread and the process, which belong to the parent."""
+        """Forget the tuning process, which belongs to the parent."""
         self._closed.set()
-        self._worker = self._thread = None
+        self._process = None
         self._state = threading.Condition()
 
-    def _work(self) -> None:
-        self._closed.wait(self._delay_s)
-        while (shapes := self._take()) is not None:
-            try:
-                decision = self._decision(shapes)
-                self._install(shapes, decision)
-            except Exception as error:  # noqa: BLE001 - the session goes on serving
-                if not self._closed.is_set():
-                    log.warning("tuning failed: %s", why_plain(error))
-                continue
-            if decision.uncertain and not self._cached_only:
-                heapq.heappush(self._later, (time.monotonic() + decision.valid_s, next(self._ties), shapes))
-
-    def _take(self) -> NamedShapes | None:
-        """Return the next shapes to decide on, when it is time; None to end the thread."""
+    def count_noted(self) -> None:
+        """Count the shapes of requests, and ask for decisions on frequent ones. Called by the tuning thread."""
+        while self.noted:
+            noted = self.noted[0]
+            shapes = {name: shape() if callable(shape) else shape for name, shape in noted.items()}  # of an OrtValue
+            if all(shape is not None for shape in shapes.values()) and self._counter.count(tuple(shapes.items())):
+                self.submit({name: tuple(shape) for name, shape in shapes.items()})
+            self.noted.popleft()
         with self._state:
-            while not self._closed.is_set():
-                if self._queue:
-                    return self._queue.popleft()
-                if self._later and self._later[0][0] <= time.monotonic():
-                    return heapq.heappop(self._later)[-1]
-                self._pending = False
-                self._state.notify_all()
-                self._stop_worker()
-                if not self._later:
-                    break
-                self._state.wait(self._later[0][0] - time.monotonic())
-            self._stop_worker()
-            self._thread = None
             self._state.notify_all()
-            return None
 
-    def _stop_worker(self) -> None:
-        worker, self._worker = self._worker, None
-        if worker:
-            worker.kill()
+    def tune(self, shapes: NamedShapes, *, again: bool) -> None:
+        """Make a decision and install it. Called by the tuning thread.
+
+        Args:
+            shapes: As given to :meth:`submit`.
+            again: Whether an uncertain decision was made before; :meth:`wait` does not wait for this one.
+        """
+        decision = None
+        with self._working:
+            if not self._closed.is_set():
+                try:
+                    decision = self._decision(shapes)
+                    self._install(shapes, decision)
+                except Exception as error:  # noqa: BLE001 - the session goes on serving
+                    if not self._closed.is_set():
+                        log.warning("tuning failed: %s", why_plain(error))
+            with self._state:
+                self._pending -= not again
+                if not self._pending:
+                    self._stop_process()
+                self._state.notify_all()
+        if decision and decision.uncertain and not self._cached_only:
+            _thread.submit(self, shapes, decision.valid_s, again=True)
+
+    def _stop_process(self) -> None:
+        process, self._process = self._process, None
+        if process:
+            process.kill()
 
     def _decision(self, shapes: NamedShapes) -> Decision:
         cache = self._selector.cache("source", model_identity(self._config.source), sorted(shapes.items()))
@@ -202,18 +196,18 @@ class Tuner:
             RuntimeError: The session was closed meanwhile.
         """
         try:
-            self._worker = self._worker or _Worker(self._config)
+            self._process = self._process or TuningProcess(self._config)
         except (OSError, TypeError) as error:
             return self._decide_here(shapes, why_plain(error))
         self._require_open()
         try:
-            answer = self._worker.ask(shapes)
+            answer = self._process.ask(shapes)
             if "decision" in answer:
                 return decision_from_json(answer["decision"])
             failure = str(answer["failure"])
         except (OSError, ValueError, KeyError, ChrionError) as error:
             self._require_open()
-            self._stop_worker()
+            self._stop_process()
             return Decision(PLAIN, None, why_plain(error))
         if self._config.options is None:
             return Decision(PLAIN, None, failure)
@@ -229,54 +223,70 @@ class Tuner:
             raise RuntimeError("this session is closed")
 
 
-class _Worker:
-    """A tuning process.
+@dataclass(order=True)
+class _Work:
+    """A decision to make."""
 
-    Raises:
-        OSError: It cannot be started.
-        TypeError: The configuration cannot be passed to another process.
-    """
+    #: When to make it, in ``time.monotonic()``.
+    due_s: float
+    #: Order of decisions due at the same time.
+    number: int
+    tuner: weakref.ref[Tuner] = field(compare=False)
+    shapes: NamedShapes = field(compare=False)
+    again: bool = field(compare=False)
 
-    def __init__(self, config: SessionConfig) -> None:
-        if not sys.executable or getattr(sys, "frozen", False):
-            raise OSError("there is no Python interpreter to start")
-        #: Data that is not sent yet.
-        self._unsent = config_to_data(config)
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        self._process = subprocess.Popen(  # noqa: S603 - this interpreter, a module of this package
-            [sys.executable, "-c", _PROGRAM],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            creationflags=getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0),
-        )
 
-    def ask(self, shapes: NamedShapes) -> dict[str, Any]:
-        """Return the answer for one set of shapes.
+class _TuningThread:
+    """The thread that tunes for all sessions of a process, one after another."""
 
-        Raises:
-            OSError: The process has ended.
-            ValueError: It answered something else.
-        """
-        assert self._process.stdin  # noqa: S101 - it is a pipe
-        assert self._process.stdout  # noqa: S101
-        line = b""
-        with suppress(BrokenPipeError):
-            self._process.stdin.write(self._unsent + json.dumps({"shapes": shapes}).encode() + b"\n")
-            self._process.stdin.flush()
-            self._unsent = b""
-            line = self._process.stdout.readline()
-        if not line:
-            raise OSError(f"the tuning process ended with status {self._process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+    def __init__(self) -> None:
+        self._tuners: weakref.WeakSet[Tuner] = weakref.WeakSet()
+        self._submitted: deque[_Work] = deque()
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._started = False
 
-    def kill(self) -> None:
-        """End the process at once."""
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream:
-                with suppress(OSError):
-                    stream.close()
+    def serve(self, tuner: Tuner) -> None:
+        """Count the shapes of a tuner's requests from now on; start the thread, unless it is running."""
+        with self._lock:
+            self._tuners.add(tuner)
+            if not self._started:
+                threading.Thread(target=self._run, name="chrion-tuning", daemon=True).start()
+                self._started = True
+
+    def submit(self, tuner: Tuner, shapes: NamedShapes, delay_s: float, *, again: bool = False) -> None:
+        """Call ``tuner.tune`` in the thread after a delay, unless the tuner is collected before."""
+        due_s = time.monotonic() + delay_s
+        self._submitted.append(_Work(due_s, next(self._numbers), weakref.ref(tuner), shapes, again))
+
+    def _run(self) -> None:
+        waiting: list[_Work] = []
+        while True:
+            time.sleep(_POLL_S)
+            self._count_noted()
+            while self._submitted:
+                heapq.heappush(waiting, self._submitted.popleft())
+            while waiting and waiting[0].due_s <= time.monotonic():
+                work = heapq.heappop(waiting)
+                if tuner := work.tuner():
+                    tuner.tune(work.shapes, again=work.again)
+                del tuner
+
+    def _count_noted(self) -> None:
+        with self._lock:
+            tuners = list(self._tuners)
+        for tuner in tuners:
+            tuner.count_noted()
+
+
+_thread = _TuningThread()
+
+
+def _forget_thread() -> None:
+    """Replace the thread in a forked child, where it does not exist."""
+    global _thread  # noqa: PLW0603 - one thread a process
+    _thread = _TuningThread()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_thread)

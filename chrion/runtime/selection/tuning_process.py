@@ -1,0 +1,81 @@
+"""The tuning process, seen from the process that it works for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from chrion.runtime.selection.configuration import SessionConfig
+from chrion.runtime.selection.worker import config_to_data
+
+#: Shapes of the inputs by name, for a model with free dimensions; empty for another.
+NamedShapes = Mapping[str, tuple[int, ...]]
+
+#: At this niceness the process uses idle cores fully and about a tenth of busy ones.
+_PROGRAM = """import os
+if hasattr(os, "nice"):
+    os.nice(10)
+from chrion.runtime.selection.worker import main
+main()
+"""
+
+
+class TuningProcess:
+    """A process that makes decisions for one configuration; see :mod:`chrion.runtime.selection.worker`.
+
+    Args:
+        config: The session's configuration.
+
+    Raises:
+        OSError: It cannot be started.
+        TypeError: The configuration cannot be passed to another process.
+    """
+
+    def __init__(self, config: SessionConfig) -> None:
+        if not sys.executable or getattr(sys, "frozen", False):
+            raise OSError("there is no Python interpreter to start")
+        #: Data that is not sent yet.
+        self._unsent = config_to_data(config)
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        self._process = subprocess.Popen(  # noqa: S603 - this interpreter, a module of this package
+            [sys.executable, "-c", _PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            creationflags=getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0),
+        )
+
+    def ask(self, shapes: NamedShapes) -> dict[str, Any]:
+        """Return the answer for one set of shapes.
+
+        Raises:
+            OSError: The process has ended.
+            ValueError: It answered something else.
+        """
+        assert self._process.stdin  # noqa: S101 - it is a pipe
+        assert self._process.stdout  # noqa: S101
+        line = b""
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(self._unsent + json.dumps({"shapes": shapes}).encode() + b"\n")
+            self._process.stdin.flush()
+            self._unsent = b""
+            line = self._process.stdout.readline()
+        if not line:
+            raise OSError(f"the tuning process ended with status {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream:
+                with suppress(OSError):
+                    stream.close()
