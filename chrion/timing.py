@@ -1,4 +1,4 @@
-"""Timing of calls, one by one, in ms. Every measurement of the project uses these loops."""
+"""Timing of calls, one by one, in ms: the loops that measurements share."""
 
 from __future__ import annotations
 

@@ -13,8 +13,9 @@ import onnx
 
 from chrion.graph.dag import Dag, invert
 from chrion.graph.flops import node_flops
-from chrion.graph.model import Graph, ModelMetadata, TensorInfo, WeightsFolder
+from chrion.graph.model import Graph, ModelMetadata, TensorInfo
 from chrion.graph.rewrite import bodies_of, defined_names
+from chrion.graph.weights_folder import WeightsFolder
 
 #: Integer constants of at most so many elements (shapes, axes, indices) are part of a signature.
 _SHOWN_ELEMENTS = 64

@@ -22,10 +22,11 @@ import onnxruntime as ort
 from chrion.errors import ModelError
 from chrion.graph.assemble import assemble
 from chrion.graph.input_shapes import declared_shape, fix_shapes
-from chrion.graph.model import Graph, ModelMetadata, TensorInfo, WeightsFolder
+from chrion.graph.model import Graph, ModelMetadata, TensorInfo
 from chrion.graph.optimise import name_nodes, optimise_model
 from chrion.graph.reading import read_model, serialise
 from chrion.graph.type_inference import infer_types
+from chrion.graph.weights_folder import WeightsFolder
 
 _BASIC, _PLAIN = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, ort.GraphOptimizationLevel.ORT_DISABLE_ALL
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-import shutil
-import weakref
 from collections.abc import KeysView, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
 import onnx
 
 from chrion.graph.dag import Dag
+from chrion.graph.weights_folder import WeightsFolder
 from chrion.units import format_shape
 
 #: Bytes of one element, by the type's name in onnxruntime; values of other types are never cut.
@@ -84,14 +82,6 @@ class ModelMetadata:
     graph_description: str
     version: int
     custom_metadata_map: Mapping[str, str]
-
-
-class WeightsFolder:
-    """A temporary folder that is removed with this object, or when the interpreter exits."""
-
-    def __init__(self) -> None:
-        self.path = Path(mkdtemp(prefix="chrion-"))
-        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
 @dataclass(frozen=True, eq=False)

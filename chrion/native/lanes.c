@@ -372,9 +372,13 @@ Lanes *chrion_start(int count, const Part *parts, double patience_us) {
   lanes->count = count;
   lanes->patience_us = patience_us;
   pthread_mutex_init(&lanes->order, NULL);
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, &before); /* which lanes inherit: signals are for the interpreter's threads */
+  /* Lanes inherit the mask. Asynchronous signals are for the interpreter's threads. Synchronous ones are not blocked: a
+   * lane raises them itself, and a blocked one would kill the process without running an installed handler. */
+  static const int synchronous[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT};
+  sigset_t blocked, before;
+  sigfillset(&blocked);
+  for (size_t at = 0; at < sizeof synchronous / sizeof *synchronous; at++) sigdelset(&blocked, synchronous[at]);
+  pthread_sigmask(SIG_BLOCK, &blocked, &before);
   for (int at = 0; at < count; at++) {
     Lane *lane = &lanes->lane[at];
     lane->lanes = lanes;

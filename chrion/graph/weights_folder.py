@@ -1,0 +1,90 @@
+"""Weights folders: temporary folders for the weights of loaded graphs.
+
+The folders of one process are in one parent folder, with a file that the process keeps locked. The process that created
+them removes them, not its forked children. A process that is killed leaves its parent folder; the next process that
+loads a graph finds its lock released and removes it. Children of a fork share the lock, so a folder stays for as long
+as any process may read it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import shutil
+import stat
+import sys
+import weakref
+from pathlib import Path
+from tempfile import gettempdir, mkdtemp
+
+if sys.platform != "win32":
+    import fcntl
+
+_PREFIX = "chrion-weights-"
+_LOCK = "lock"
+#: How often a parent folder is created anew because another process has removed it before it was locked.
+_ATTEMPTS = 5
+
+
+class WeightsFolder:
+    """A temporary folder, removed with this object or at exit."""
+
+    def __init__(self) -> None:
+        try:
+            self.path = Path(mkdtemp(dir=_parent_folder(os.getpid())))
+        except FileNotFoundError:  # the system cleans its folder for temporary files
+            _parent_folder.cache_clear()
+            self.path = Path(mkdtemp(dir=_parent_folder(os.getpid())))
+        weakref.finalize(self, _remove, self.path, os.getpid())
+
+
+@functools.cache
+def _parent_folder(process: int) -> Path:
+    """Return the parent folder of a process, which holds its lock until it ends; remove those of dead processes."""
+    _remove_stale(Path(gettempdir()))
+    for _ in range(_ATTEMPTS):
+        folder = Path(mkdtemp(prefix=_PREFIX))
+        atexit.register(_remove, folder, process)
+        if _lock(folder):
+            break
+    return folder
+
+
+def _lock(folder: Path) -> bool:
+    """Lock a folder for as long as this process lives; return false if another process is removing it."""
+    if sys.platform == "win32":
+        return True
+    # Never closed: the end of the process releases the lock.
+    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks, where no process removes the folder of another
+        return True
+    return (folder / _LOCK).exists()
+
+
+def _remove_stale(parent: Path) -> None:
+    """Remove the folders of dead processes of this user."""
+    if sys.platform == "win32":
+        return
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            found = folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+                continue
+            descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _remove(folder: Path, process: int) -> None:
+    """Remove a folder, unless this is a forked child of the process that created it."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
