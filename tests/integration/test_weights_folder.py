@@ -22,7 +22,7 @@ graph = load(build("lstm", {"layers": 1, "seq": 1, "batch": 1, "io": 32}))
 print(graph.weights_folder, flush=True)
 sys.stdin.readline()
 """
-#: The same, with a forked child that drops the graph and calls what is registered for its exit. It does not exit itself,
+#: The same, with a forked child that drops the graph and runs its exit handlers. It does not call ``sys.exit`` itself,
 #: which may hang in onnxruntime: the child has none of its threads.
 FORKS = (
     LOADS

@@ -1,0 +1,170 @@
+"""Lifetime of lanes in C and of what they use: closed lanes, reference cycles, signals, and the fallback to Python."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from chrion import HybridSession, load
+from chrion.native import NativeBinding, NativeFrame, NativeLanes, NativeSession, available, bindings
+from chrion.native.bindings import RUN
+from chrion.runtime.execution import engine as engines
+from chrion.scheduler import fixed_plan
+from helpers import FLOAT, alternating_lanes, assert_same_as_plain, branches, make_model, node, value
+
+pytestmark = pytest.mark.timeout(120, method="thread")
+compiled = pytest.mark.skipif(not available(), reason="lanes are not compiled here")
+FEED = {"x": np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)}
+
+
+def identity() -> NativeSession:
+    """Return a session of one operator."""
+    model = make_model([node("Relu", ["x"], ["y"])], [value("x", FLOAT, [1])], [value("y", FLOAT, [1])])
+    return NativeSession(model.SerializeToString(), ort.SessionOptions())
+
+
+def one_segment() -> tuple[NativeLanes, NativeFrame, list[ort.OrtValue]]:
+    """Return lanes that run one segment, a frame of them, and the tensors bound to it."""
+    session = identity()
+    binding = NativeBinding(session)
+    tensors = [ort.OrtValue.ortvalue_from_numpy(np.ones(1, np.float32)) for _ in "xy"]
+    binding.bind_ortvalue_input("x", tensors[0])
+    binding.bind_ortvalue_output("y", tensors[1])
+    lanes = NativeLanes([[(RUN, 0, 0)], []], [None, None])
+    return lanes, NativeFrame(lanes, [session], [binding]), tensors
+
+
+@compiled
+def test_closed_lanes_refuse_to_run() -> None:
+    """A frame cannot be run or created once its lanes are closed."""
+    lanes, frame, _tensors = one_segment()
+    lanes.run(frame)
+    lanes.close()
+    with pytest.raises(RuntimeError, match="lanes are closed"):
+        lanes.run(frame)
+    with pytest.raises(RuntimeError, match="lanes are closed"):
+        NativeFrame(lanes, [], [])
+
+
+@compiled
+def test_a_frame_of_other_lanes_is_refused() -> None:
+    """Its counters may be fewer than those lanes have."""
+    (lanes, _, _first), (other, frame, _second) = one_segment(), one_segment()
+    with pytest.raises(ValueError, match="other lanes"):
+        lanes.run(frame)
+    lanes.close()
+    other.close()
+
+
+@compiled
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_a_reference_cycle_is_released_in_a_safe_order(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames before bindings and bindings before their sessions, whichever the collector clears first."""
+    released: list[int] = []
+    library = bindings._loaded()
+
+    def record(name: str) -> None:
+        release: Callable[[int], object] = getattr(library, name)
+
+        def recorded(pointer: int) -> None:
+            released.append(pointer)
+            release(pointer)
+
+        monkeypatch.setattr(library, name, recorded)
+
+    for name in ("chrion_close", "chrion_unbind", "chrion_free_frame"):
+        record(name)
+    lanes, frame, _tensors = one_segment()
+    lanes.close()
+    del frame
+    gc.collect()
+    released.clear()
+    lanes = NativeLanes([[(RUN, 0, 0)], []], [None, None])
+    session = identity()
+    binding = NativeBinding(session)
+    frame = NativeFrame(lanes, [session], [binding])
+    expected = [frame.pointer, binding.resource.pointer, session.resource.pointer]
+    cycle: list[Any] = [session, binding, frame]
+    for at, thing in enumerate(cycle):  # each refers to the next one, from a different start
+        thing.cycle = cycle[(at + 1 + order) % 3], cycle
+    lanes.close()
+    del session, binding, frame, thing, cycle, lanes
+    gc.collect()
+    assert released == expected
+
+
+def lane_masks() -> list[int]:
+    """Return the blocked signals of every lane in C."""
+    masks = []
+    for task in Path("/proc/self/task").iterdir():
+        if (task / "comm").read_text().startswith("chrion-lane-"):
+            (line,) = [line for line in (task / "status").read_text().splitlines() if line.startswith("SigBlk")]
+            masks.append(int(line.split()[1], 16))
+    return masks
+
+
+@compiled
+def test_lanes_block_asynchronous_signals_only() -> None:
+    """A fault in a kernel reaches the handler that the application has installed; Ctrl+C reaches the main thread."""
+    import signal  # noqa: PLC0415 - its names are the subject
+
+    lanes, _frame, _tensors = one_segment()
+    (mask,) = lane_masks()
+    lanes.close()
+
+    def blocked(number: int) -> bool:
+        return bool(mask >> (number - 1) & 1)
+
+    faults = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS", "SIGABRT")
+    assert not [name for name in faults if blocked(getattr(signal, name))]
+    assert all(blocked(getattr(signal, name)) for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGCHLD", "SIGUSR1"))
+
+
+@compiled
+def test_the_fallback_to_lanes_in_python_is_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the log, once, and by ``explain``; the session serves."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("the system provides no threads for lanes")
+
+    monkeypatch.setattr(engines, "NativeExecutor", refuse)
+    graph = load(branches())
+    with (
+        caplog.at_level(logging.WARNING),
+        HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph))) as session,
+    ):
+        for _ in range(3):
+            assert_same_as_plain(session, branches(), FEED)
+        assert "lanes in Python (lanes in C failed: the system provides no threads for lanes)" in session.explain()
+    assert caplog.text.count("no threads for lanes") == 1
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_lanes_that_are_not_compiled_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    """In the log once for the process, and by ``explain`` of every session."""
+    engines._warn_not_compiled.cache_clear()
+    graph = load(branches())
+    plan = fixed_plan(graph, alternating_lanes(graph))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            with HybridSession(graph, plan=plan) as session:
+                assert "lanes in Python (they are not compiled" in session.explain()
+    assert caplog.text.count("not compiled") == 1
+
+
+def test_lanes_of_an_accelerator_say_so(caplog: pytest.LogCaptureFixture) -> None:
+    """They are Python's by design, which is no reason to warn."""
+    graph = load(branches())
+    plan = fixed_plan(graph, [0, 1, 0, 1], accelerator="CPUExecutionProvider")
+    with HybridSession(graph, plan=plan) as session:
+        assert "lanes in Python (the plan uses an accelerator)" in session.explain()
+    assert "lanes" not in caplog.text
