@@ -87,3 +87,10 @@ def schedules(
         along = dict(zip(order, itertools.accumulate(steps), strict=True))
         stages = tuple(along[i] for i in range(len(dag)))
     return Schedule(order, lanes, cores, streams, stages)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Dag, Costs]:
+    """Draw a graph, and costs for an accelerator and one to three cores."""
+    dag = draw(dags(largest=5))
+    return dag, draw(costs_for(dag, accelerator=True).filter(lambda c: c.cores > 0))

@@ -1,0 +1,138 @@
+"""The default policy: quality, determinism, and memory budgets."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chrion import load
+from chrion.graph import Dag
+from chrion.profiler import Costs, uniform_costs
+from chrion.scheduler import evaluate
+from chrion.scheduler.evaluation.solution import VariantSolution
+from chrion.scheduler.evaluation.validation import check_solution
+from chrion.scheduler.policies.chrion import ChrionPolicy, ChunkSearch
+from chrion.scheduler.search.alpha import Limits
+from chrion.zoo import build
+from helpers import smallest_graph
+from recurrent_stack import stack, two_cores
+from strategies import costs_for, dags, problems
+
+BUDGETS = st.floats(0.0, 40.0)
+
+
+def test_an_unfolded_stack_becomes_tiles_of_layers_and_steps() -> None:
+    """Segments contain several layers and steps, and two cores take little more than half the serial time."""
+    dag = stack(12, 96)
+    costs = two_cores(dag)
+    solution = ChrionPolicy(dag, costs)(0.0)
+    serial_ms = len(dag) * 0.01
+    assert serial_ms / 2 <= solution.timeline.latency_ms < 0.6 * serial_ms
+    typical = sorted(solution.segments, key=len)[len(solution.segments) // 2]
+    layers, steps = {i // 96 for i in typical}, {i % 96 for i in typical}
+    assert len(layers) > 1
+    assert len(steps) > 1
+    assert len(typical) == len(layers) * len(steps)
+
+
+def test_a_layer_stays_on_one_core() -> None:
+    """The weights of each layer are read by one lane only."""
+    dag = stack(12, 96)
+    lanes = ChrionPolicy(dag, two_cores(dag))(0.0).schedule.lanes
+    readers = defaultdict(set)
+    for i, lane in enumerate(lanes):
+        readers[i // 96].add(lane)
+    assert all(len(found) == 1 for found in readers.values())
+
+
+def test_costly_handoffs_keep_everything_on_one_lane() -> None:
+    """A handoff takes longer here than all operators together."""
+    dag = stack(4, 8)
+    solution = ChrionPolicy(dag, two_cores(dag, handoff_ms=10.0))(0.0)
+    assert len(set(solution.schedule.lanes)) == 1
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_solutions_are_valid_and_no_worse_than_their_initial_solutions(data: st.DataObject) -> None:
+    """On any graph and machine; and the timeline is the evaluator's."""
+    dag = data.draw(dags())
+    costs = data.draw(costs_for(dag).filter(lambda c: c.cores or c.accelerator_ms))
+    alpha = data.draw(st.sampled_from([0.0, 0.5, 3.0]))
+    policy = ChrionPolicy(dag, costs)
+    initial = policy.initial(alpha)
+    solution = policy.improve(initial, alpha)
+    check_solution(dag, costs, solution)
+    assert solution.timeline == evaluate(dag, costs, solution.schedule, solution.segments)
+    assert solution.cost(alpha) <= initial[0].cost(alpha) + 1e-9
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=st.data())
+def test_equal_inputs_give_equal_solutions(data: st.DataObject) -> None:
+    """The result depends neither on time nor on the order of sets."""
+    dag = data.draw(dags())
+    costs = data.draw(costs_for(dag).filter(lambda c: c.cores or c.accelerator_ms))
+    assert ChrionPolicy(dag, costs)(0.5) == ChrionPolicy(dag, costs)(0.5)
+
+
+def planned(dag: Dag, costs: Costs, limits: Limits, alpha: float | None = None) -> VariantSolution:
+    """Return the default policy's choice within limits."""
+    search = ChunkSearch({None: (smallest_graph(), ChrionPolicy(dag, costs))})
+    return search.within(search.improve(alpha or 0.0), limits, alpha, 0.5)[0]
+
+
+def latency_ms(variant: VariantSolution) -> float:
+    """Return the predicted latency."""
+    return variant.solution.timeline.latency_ms
+
+
+@settings(deadline=None, max_examples=60)
+@given(problem=problems(), budget=BUDGETS, alpha=st.sampled_from([None, 0.0, 0.7]))
+def test_the_default_policy_never_exceeds_the_budget(
+    problem: tuple[Dag, Costs], budget: float, alpha: float | None
+) -> None:
+    """On any machine with a CPU core; and the solution is valid."""
+    chosen = planned(*problem, Limits(None, budget), alpha)
+    check_solution(*problem, chosen.solution)
+    assert chosen.solution.timeline.resident_mb <= budget
+    assert chosen.fits(budget)
+
+
+@settings(deadline=None, max_examples=60)
+@given(problem=problems(), budgets=st.tuples(BUDGETS, BUDGETS), alpha=st.sampled_from([None, 0.0, 0.7]))
+def test_a_larger_budget_never_predicts_slower(
+    problem: tuple[Dag, Costs], budgets: tuple[float, float], alpha: float | None
+) -> None:
+    """And never a higher L + alpha * M."""
+    small, large = (planned(*problem, Limits(None, budget), alpha) for budget in sorted(budgets))
+    assert latency_ms(large) <= latency_ms(small) + 1e-9
+    assert large.solution.cost(alpha or 0.0) <= small.solution.cost(alpha or 0.0) + 1e-9
+
+
+@settings(deadline=None, max_examples=60)
+@given(problem=problems(), budgets=st.tuples(BUDGETS, BUDGETS), slo=st.floats(0.5, 30.0))
+def test_the_budget_takes_precedence_over_the_slo(
+    problem: tuple[Dag, Costs], budgets: tuple[float, float], slo: float
+) -> None:
+    """It is kept even if the SLO is then missed; and if a smaller budget meets the SLO, a larger one does."""
+    small, large = (planned(*problem, Limits(slo, budget)) for budget in sorted(budgets))
+    assert small.fits(min(budgets))
+    assert large.fits(max(budgets))
+    assert large.meets(slo) or not small.meets(slo)
+
+
+def test_a_larger_budget_is_used_and_lowers_latency() -> None:
+    """A stack of four layers: between none and all of its memory, most of each budget is used."""
+    graph = load(build("lstm", {"layers": 4, "seq": 4, "batch": 1, "io": 64}))
+    costs = uniform_costs(graph.dag, accelerator_ms=0.02, cpu_ms=[0.2, 0.2], handoff_ms=0.002)
+    whole = ChrionPolicy(graph.dag, costs)(0.0).timeline
+    assert whole.resident_mb > 0
+    found = [planned(graph.dag, costs, Limits(None, whole.resident_mb * share)) for share in (0.0, 0.3, 0.55, 0.8, 1)]
+    latencies = [latency_ms(c) for c in found]
+    assert latencies == sorted(latencies, reverse=True)
+    assert len(set(latencies)) == len(latencies)
+    for share, variant in zip((0.3, 0.55, 0.8), found[1:4], strict=True):
+        assert variant.solution.timeline.resident_mb >= (share - 0.3) * whole.resident_mb

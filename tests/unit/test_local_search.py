@@ -1,0 +1,49 @@
+"""Local search."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chrion.scheduler import Schedule
+from chrion.scheduler.evaluation.solution import Problem
+from chrion.scheduler.evaluation.validation import check_solution
+from chrion.scheduler.search.initial_solutions import InitialSolutions
+from chrion.scheduler.search.local_search import LocalSearch, merge_segments, move_units
+from strategies import costs_for, dags
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_local_search_is_monotone_and_keeps_its_budget(data: st.DataObject) -> None:
+    """Neither moves nor merges make a solution worse, for any budget."""
+    dag = data.draw(dags())
+    costs = data.draw(costs_for(dag).filter(lambda c: c.cores > 0))
+    budget = data.draw(st.integers(0, 2000))
+    problem = Problem(dag, costs)
+    start = problem.evaluate(Schedule(dag.topological_order, (1,) * len(dag), costs.cores))
+    before = problem.work
+    better = move_units(problem, start, [(i,) for i in range(len(dag))], 0.5, budget=budget)
+    assert problem.work <= before + budget + len(dag)
+    assert better.cost(0.5) <= start.cost(0.5)
+    merged = merge_segments(problem, better, 0.5)
+    assert merged.cost(0.5) <= better.cost(0.5) + 1e-9
+    assert len(merged.segments) <= len(better.segments)
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=st.data(), alpha=st.sampled_from([0.0, 0.5]))
+def test_an_improved_solution_is_valid_and_within_its_cap(data: st.DataObject, alpha: float) -> None:
+    """It costs no more than the start, and holds no more accelerator memory than the cap."""
+    dag = data.draw(dags())
+    costs = data.draw(costs_for(dag, accelerator=True).filter(lambda c: c.cores > 0))
+    initial = InitialSolutions(dag, costs)
+    search = LocalSearch(initial.problem, initial.groups.members, initial.units)
+    start = data.draw(st.sampled_from(initial(alpha)))
+    cap_mb = data.draw(st.sampled_from([math.inf, start.timeline.resident_mb]))
+    improved = search.improve(start, alpha, cap_mb=cap_mb, budget=5000)
+    check_solution(dag, costs, improved)
+    assert improved.timeline.resident_mb <= cap_mb
+    assert improved.cost(alpha) <= start.cost(alpha) + 1e-9
