@@ -1,8 +1,7 @@
-"""Stages as schedules of one device."""
+"""Stage schedules on the lanes of one device."""
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import networkx as nx
@@ -22,8 +21,8 @@ from strategies import costs_for, dags
 
 
 @given(data=st.data())
-def test_stages_take_as_long_as_they_were_said_to(data: st.DataObject) -> None:
-    """Without overheads the timeline is the sum of the stages; with them it never is longer."""
+def test_the_timeline_is_the_sum_of_the_stages(data: st.DataObject) -> None:
+    """Exactly without overheads; with overheads it is never longer."""
     dag = data.draw(dags())
     costs = replace(data.draw(costs_for(dag)), streams=data.draw(st.integers(1, 3)))
     shares = tuple(data.draw(st.integers(0, 4)) / 4 for _ in range(len(dag)))
@@ -33,18 +32,18 @@ def test_stages_take_as_long_as_they_were_said_to(data: st.DataObject) -> None:
     for machine in (free, costs):
         device = DeviceLanes(dag, machine)
         latency = Problem(dag, machine).evaluate(schedule_stages(dag, device, stages)).timeline.latency_ms
-        said = sum(device.stage_ms(stage.groups) for stage in stages)
-        assert latency == pytest.approx(said, abs=1e-6) if machine is free else latency <= said + 1e-6
+        predicted = sum(device.stage_ms(stage.groups) for stage in stages)
+        assert latency == pytest.approx(predicted, abs=1e-6) if machine is free else latency <= predicted + 1e-6
 
 
 @given(dag=dags(12))
-def test_waves_are_the_topological_generations(dag: Dag) -> None:
-    """As an independent library has them; greedy runs each as one stage."""
+def test_greedy_stages_are_the_topological_generations(dag: Dag) -> None:
+    """As networkx computes them; every operator is a group of its own."""
     graph: nx.DiGraph[int] = nx.DiGraph()
     graph.add_nodes_from(range(len(dag)))
     graph.add_edges_from((m, i) for i, before in enumerate(dag.predecessors) for m in before)
-    expected = [sorted(wave) for wave in nx.topological_generations(graph)]
-    assert [sorted(wave) for wave in generations(dag)] == expected
+    expected = [sorted(members) for members in nx.topological_generations(graph)]
+    assert [sorted(members) for members in generations(dag)] == expected
     assert [sorted(i for (i,) in stage.groups) for stage in greedy_stages(dag)] == expected
 
 
@@ -58,8 +57,8 @@ def test_the_longest_groups_are_packed_first() -> None:
     assert round_robin(2)([(0,), (1,), (2,)]) == [[0, 2], [1]]
 
 
-def test_a_stage_pays_its_dispatch_and_its_synchronisation() -> None:
-    """Half a millisecond to begin; and where lanes wait for each other, a handoff at either end of the second lane."""
+def test_a_stage_includes_its_dispatch_and_barriers() -> None:
+    """A dispatch; and with two lanes, a handoff before and after the second lane."""
     dag = Dag.from_edges(2, [])
     costs = uniform_costs(dag, cpu_ms=[2.0, 3.0], dispatch_ms=0.5, handoff_ms=0.25)
     device = DeviceLanes(dag, costs)
@@ -68,7 +67,7 @@ def test_a_stage_pays_its_dispatch_and_its_synchronisation() -> None:
 
 
 def test_stages_of_one_lane_are_joined() -> None:
-    """Nothing waits between them, so that they are one segment."""
+    """No lane waits between them, so they become one stage."""
     dag = Dag.from_edges(4, [(0, 1), (1, 2), (1, 3)])
     device = DeviceLanes(dag, uniform_costs(dag, cpu_ms=[1.0, 1.0]))
     schedule = schedule_stages(dag, device, [Stage(((0,),)), Stage(((1,),)), Stage(((2,), (3,)))])
@@ -76,8 +75,8 @@ def test_stages_of_one_lane_are_joined() -> None:
     assert schedule.lanes == (1, 1, 1, 2)
 
 
-def test_the_cores_of_a_stage_decide_its_speed() -> None:
-    """One core is faster while the other rests; both are slower."""
+def test_the_lanes_in_use_determine_the_speed_of_a_stage() -> None:
+    """One busy core is faster than two."""
     dag = Dag.from_edges(3, [(0, 1), (0, 2)])
     costs = uniform_costs(dag, cpu_ms=[1.0, 10.0])
     schedule = schedule_stages(dag, DeviceLanes(dag, costs), [Stage(((0,),)), Stage(((1,), (2,)))])
@@ -85,19 +84,10 @@ def test_the_cores_of_a_stage_decide_its_speed() -> None:
 
 
 @pytest.mark.parametrize("policy", ["ios", "nimble", "opara", "wavefront", "greedy"])
-def test_what_the_accelerator_lacks_runs_on_a_core(policy: str) -> None:
-    """All others stay on the accelerator's lanes."""
+def test_unsupported_operators_run_on_a_core(policy: str) -> None:
+    """All others run on the accelerator's lanes."""
     dag = Dag.from_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
     costs = replace(uniform_costs(dag, accelerator_ms=1.0), accelerator_ms=(1.0, float("inf"), 1.0, 1.0))
     lanes = POLICIES[policy].make_solver(dag, costs)(0.0).schedule.lanes
     assert lanes[1] == 1
     assert all(lane <= 0 for i, lane in enumerate(lanes) if i != 1)
-
-
-def test_streams_have_a_lane_each_where_there_are_enough() -> None:
-    """Four independent operators on four streams of an accelerator; on two of them, two each."""
-    dag = Dag.from_edges(4, [])
-    costs = uniform_costs(dag, accelerator_ms=1.0)
-    for policy, streams in itertools.product(["nimble", "opara"], [2, 4]):
-        lanes = POLICIES[policy].make_solver(dag, replace(costs, streams=streams))(0.0).schedule.lanes
-        assert sorted(lanes) == sorted(-(at % streams) for at in range(4))

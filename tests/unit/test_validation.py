@@ -1,4 +1,4 @@
-"""The check that every scheduler's result has to pass refuses what breaks a rule."""
+"""Validation: it refuses solutions that break a rule, and those of every policy pass."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from chrion.profiler import uniform_costs
 from chrion.scheduler import POLICIES, Schedule
 from chrion.scheduler.evaluation.solution import Problem, Solution
 from chrion.scheduler.evaluation.validation import check_solution
+from chrion.scheduler.policies.stages import DeviceLanes
 from strategies import costs_for, dags
 
 #: A diamond, and one operator beside it.
@@ -22,13 +23,13 @@ COSTS = uniform_costs(DAG, cpu_ms=[1.0, 1.0])
 GOOD = Problem(DAG, COSTS).evaluate(Schedule((0, 4, 1, 2, 3), (1, 1, 2, 1, 2), 2, stages=(0, 1, 1, 2, 1)))
 
 
-def test_a_good_one_passes() -> None:
+def test_a_valid_solution_passes() -> None:
     """Two lanes, three stages."""
     check_solution(DAG, COSTS, GOOD)
 
 
 def moved(name: str, i: int, ms: float) -> Solution:
-    """The good one with a time changed."""
+    """Return the valid solution with one time changed."""
     times = list(getattr(GOOD.timeline, name))
     times[i] = ms
     return replace(GOOD, timeline=replace(GOOD.timeline, **{name: tuple(times)}))
@@ -54,8 +55,8 @@ def moved(name: str, i: int, ms: float) -> Solution:
         (replace(GOOD, schedule=replace(GOOD.schedule, stages=(0, 0, 0, 0, 0))), "two lanes of a stage"),
     ],
 )
-def test_a_bad_one_is_refused(bad: Solution, message: str) -> None:
-    """Each rule has a case that breaks it."""
+def test_an_invalid_solution_is_refused(bad: Solution, message: str) -> None:
+    """Every rule has a case that breaks it."""
     with pytest.raises(ScheduleError, match=message):
         check_solution(DAG, COSTS, bad)
 
@@ -63,10 +64,24 @@ def test_a_bad_one_is_refused(bad: Solution, message: str) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(deadline=None, max_examples=20)
 @given(data=st.data())
-def test_every_policy_passes(policy: str, data: st.DataObject) -> None:
-    """On any graph and machine that the policy can plan for; the exact one looks at latency alone."""
+def test_solutions_of_every_policy_pass(policy: str, data: st.DataObject) -> None:
+    """On any graph and machine that the policy supports; the exact one only with alpha 0."""
     dag = data.draw(dags(5))
     costs = data.draw(costs_for(dag, accelerator=True if policy == "accelerator" else None))
     assume(costs.cores or policy != "cpu")
     alpha = 0.0 if policy == "exact" else data.draw(st.sampled_from([0.0, 0.5, 3.0]))
     check_solution(dag, costs, POLICIES[policy].make_solver(dag, costs)(alpha))
+
+
+@pytest.mark.parametrize("policy", ["ios", "nimble", "opara", "wavefront", "greedy"])
+@settings(deadline=None)
+@given(data=st.data())
+def test_policies_of_one_device_pass_with_several_streams(policy: str, data: st.DataObject) -> None:
+    """On cores, or on an accelerator with any number of lanes and any shares; they use no lane of another device."""
+    dag = data.draw(dags(11))
+    costs = data.draw(costs_for(dag))
+    shares = tuple(data.draw(st.integers(0, 4)) / 4 for _ in range(len(dag)))
+    costs = replace(costs, accelerator_share=shares, streams=data.draw(st.integers(1, 4)))
+    solution = POLICIES[policy].make_solver(dag, costs)(0.0)
+    check_solution(dag, costs, solution)
+    assert set(solution.schedule.lanes) <= set(DeviceLanes(dag, costs).lanes)
