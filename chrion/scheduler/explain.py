@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from chrion.errors import OptionError
@@ -48,18 +48,18 @@ def find_operators(planned: Graph, name: str) -> list[int]:
     """Return the operators that a name stands for.
 
     The first match of these is used: an operator's name; the name of one of its nodes, or of one that was merged into
-    it; a value that it makes; the name of a node, or of a value, that was cut into chunks (``lstm`` for ``lstm/f0``).
+    it; a value that it makes; the name of a node, or of a value, that was cut into chunks (``lstm`` for ``lstm/f0``);
+    a node or a value of the model's file that onnxruntime's optimisation has fused with others.
 
     Raises:
         OptionError: No operator has that name; the hint has the most similar names.
     """
     names = [_aliases(planned, i) for i in range(len(planned.dag))]
-    for rank in range(3):
-        found = [i for i, aliases in enumerate(names) if name in aliases[rank]]
-        if found:
-            return found
-    found = [i for i, own in enumerate(names) if any(a.startswith(f"{name}/") for aliases in own for a in aliases)]
-    if name and found:
+    found = _lookup(names, name)
+    fused = _fused_values(planned, name) if not found else iter(())
+    while not found and (value := next(fused, None)):
+        found = _lookup(names, value)
+    if found:
         return found
     known = list(dict.fromkeys(alias for own in names for aliases in own for alias in aliases))
     near = difflib.get_close_matches(name, known, n=3)
@@ -68,11 +68,47 @@ def find_operators(planned: Graph, name: str) -> list[int]:
     raise OptionError(f"unknown operator {name!r} in model {planned.name!r}", hint=hint)
 
 
-def _aliases(planned: Graph, i: int) -> tuple[list[str], list[str], list[str]]:
+_Aliases = tuple[list[str], list[str], list[str]]
+
+
+def _aliases(planned: Graph, i: int) -> _Aliases:
     """Return the names of an operator: its own, those of its nodes and of merged ones, and those of its values."""
     nodes = [planned.model.graph.node[at] for at in planned.nodes[i]]
     own = planned.dag.names[i]
     return [own], [*(node.name for node in nodes), *own.split("+")], [v for node in nodes for v in node.output if v]
+
+
+def _lookup(names: Sequence[_Aliases], name: str) -> list[int]:
+    """Return the operators with a name, by the first kind of alias that matches; else those that it was cut into."""
+    for kind in range(3):
+        found = [i for i, aliases in enumerate(names) if name in aliases[kind]]
+        if found:
+            return found
+    parts = f"{name}/"
+    return [i for i, own in enumerate(names) if any(a.startswith(parts) for aliases in own for a in aliases)]
+
+
+def _fused_values(planned: Graph, name: str) -> Iterator[str]:
+    """Yield the values of a node in the model's file, and those computed from them, the closest first."""
+    import onnx  # noqa: PLC0415 - only for names that are unknown otherwise
+
+    try:
+        source = planned.source
+        model = (
+            onnx.load_model_from_string(source)
+            if isinstance(source, bytes)
+            else onnx.load(str(source), load_external_data=False)
+        )
+    except Exception:  # noqa: BLE001 - the file is gone, or in another format: the name stays unknown
+        return
+    readers: dict[str, list[str]] = defaultdict(list)
+    for node in model.graph.node:
+        for value in node.input:
+            readers[value] += node.output
+    values = [v for node in model.graph.node if name == node.name or name in node.output for v in node.output if v]
+    for value in values:  # grows while it is walked
+        yield value
+        values += [v for v in readers[value] if v and v not in values]
 
 
 def _list_operators(planned: Graph, plan: Plan, name: str, found: Sequence[int]) -> list[str]:

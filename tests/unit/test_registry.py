@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,46 +11,17 @@ from chrion.errors import OptionError, ScheduleError
 from chrion.graph import Dag
 from chrion.profiler import uniform_costs
 from chrion.scheduler import POLICIES, describe_policies, policy_names
-from chrion.scheduler.policies import registry
 from chrion.scheduler.policies.registry import find_policy
+from policy_packages import Install, policy_installer
 
 DAG = Dag.from_edges(3, [(0, 1), (1, 2)])
 COSTS = uniform_costs(DAG, cpu_ms=[1.0, 1.0])
-#: A module with a policy that puts everything on the last core, and objects that are no policies.
-MODULE = '''
-from chrion.scheduler import Schedule
-
-def last_core(dag, costs, alpha):
-    """Everything on the last core.
-
-    Not in the description.
-    """
-    return Schedule(dag.topological_order, (costs.cores,) * len(dag), costs.cores)
-
-def backwards(dag, costs, alpha):
-    return Schedule(dag.topological_order[::-1], (1,) * len(dag), 1)
-
-NUMBER = 7
-'''
-
-Install = Callable[[str, str], None]
 
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Install a distribution with entry points, given as lines ``name = module:object``."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def write(distribution: str, points: str) -> None:
-        module = distribution.replace("-", "_")
-        (tmp_path / f"{module}.py").write_text(MODULE)
-        info = tmp_path / f"{module}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[chrion.policies]\n{points}\n")
-        registry._discover.cache_clear()
-
-    return write
+    """Install packages with policies, for this test."""
+    return policy_installer(tmp_path, monkeypatch)
 
 
 @pytest.mark.usefixtures("install")

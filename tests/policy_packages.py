@@ -1,0 +1,48 @@
+"""Distributions that add policies by entry points, installed into a temporary folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from chrion.scheduler.policies import registry
+
+#: A module with a policy that puts everything on the last core, and objects that are no valid policies.
+_MODULE = '''
+from chrion.scheduler import Schedule
+
+def last_core(dag, costs, alpha):
+    """Everything on the last core.
+
+    Not in the description.
+    """
+    return Schedule(dag.topological_order, (costs.cores,) * len(dag), costs.cores)
+
+def backwards(dag, costs, alpha):
+    return Schedule(dag.topological_order[::-1], (1,) * len(dag), 1)
+
+NUMBER = 7
+'''
+
+#: Installs a distribution of a name, with entry points given as lines ``name = module:object``.
+Install = Callable[[str, str], None]
+
+
+def policy_installer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Return a function that installs distributions into a folder, which is importable until the test ends."""
+    monkeypatch.syspath_prepend(str(folder))
+
+    def install(distribution: str, points: str) -> None:
+        module = distribution.replace("-", "_")
+        (folder / f"{module}.py").write_text(_MODULE)
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        info = folder / f"{module}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[{registry.ENTRY_POINT_GROUP}]\n{points}\n")
+        registry._discover.cache_clear()
+
+    return install

@@ -1,0 +1,104 @@
+"""Explanations of placements, and the names that they accept."""
+
+from __future__ import annotations
+
+from random import Random
+
+import onnx
+import pytest
+
+from chrion import Graph, Plan, Profile, load
+from chrion.errors import OptionError
+from chrion.graph.recurrent import unroll
+from chrion.scheduler import fixed_plan
+from chrion.scheduler.explain import explain_placement, find_operators
+from chrion.zoo import build
+from differential_testing import random_profile
+from helpers import branches
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    """Two branches; onnxruntime fuses the last MatMul, ``right_product``, with the Add, ``sum``."""
+    return load(branches())
+
+
+@pytest.fixture(scope="module")
+def profile(graph: Graph) -> Profile:
+    """Costs of that model."""
+    return random_profile(graph, Random(0))
+
+
+@pytest.fixture(scope="module")
+def plan(graph: Graph) -> Plan:
+    """The branches on two cores."""
+    return fixed_plan(graph, [1 + graph.dag.names[i].startswith("right") for i in range(len(graph.dag))])
+
+
+def names_of(graph: Graph, name: str) -> list[str]:
+    """Return the names of the operators that a name stands for."""
+    return [graph.dag.names[i] for i in find_operators(graph, name)]
+
+
+@pytest.mark.parametrize(
+    ("name", "operator"),
+    [
+        ("left", "left"),  # a node
+        ("l", "left_product"),  # a value
+        ("right_product", "right_product/MatMulAddFusion"),  # a node that was fused with its reader
+        ("sum", "right_product/MatMulAddFusion"),  # a node that was fused with its input
+        ("r", "right_product/MatMulAddFusion"),  # a value inside the fused operator
+        ("y", "right_product/MatMulAddFusion"),
+    ],
+)
+def test_names_of_the_models_file_are_accepted(graph: Graph, name: str, operator: str) -> None:
+    """Names of nodes and of values, as in the file and as after optimisation."""
+    assert names_of(graph, name) == [operator]
+
+
+def test_a_fused_name_is_found_in_a_file(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """And it is unknown once the file is gone."""
+    path = tmp_path_factory.mktemp("model") / "m.onnx"
+    onnx.save(branches(), path)
+    graph = load(path)
+    assert names_of(graph, "sum") == ["right_product/MatMulAddFusion"]
+    path.unlink()
+    with pytest.raises(OptionError, match="unknown operator 'sum' in model 'm'"):
+        find_operators(graph, "sum")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("left_produkt", r"did you mean 'left_product'"),
+        ("zzz", r"for example 'right', "),
+        ("", r"for example 'right', "),
+        ("x", r"for example 'right', "),  # an input of the model, which no operator makes
+    ],
+)
+def test_an_unknown_name_is_refused_with_similar_ones(graph: Graph, name: str, hint: str) -> None:
+    """The most similar names, or some of the model."""
+    with pytest.raises(OptionError, match=rf"unknown operator '{name}' in model .*\({hint}"):
+        find_operators(graph, name)
+
+
+def test_an_operator_is_explained(graph: Graph, profile: Profile, plan: Plan) -> None:
+    """Its lane, its times, and the plan with its group on each other lane."""
+    lines = explain_placement(graph, profile, plan, "sum")
+    assert lines[0].startswith("right_product/MatMulAddFusion (Gemm) is on cpu2: segment of ")
+    assert lines[1].startswith("alone it takes ")
+    assert [line.split(":")[0] for line in lines[2:]] == ["with its group on gpu0", "with its group on cpu1"]
+
+
+def test_chunks_are_listed_by_lane() -> None:
+    """The name of a recurrent operator stands for all of its chunks."""
+    whole = load(build("lstm", {"layers": 2, "seq": 20, "batch": 1, "io": 8, "chunk": 20}))
+    chunked = unroll(whole, 2)
+    layer = whole.dag.names[0]
+    assert names_of(chunked, layer) == [f"{layer}/f{at}" for at in range(10)]
+    own = [i for i, name in enumerate(chunked.dag.names) if name.startswith(layer)]
+    plan = fixed_plan(chunked, [2 if i == own[-1] else 1 for i in range(len(chunked.dag))])
+    lines = explain_placement(chunked, random_profile(chunked, Random(0)), plan, layer)
+    assert lines[0].startswith(f"{layer} is planned as 10 operators")
+    assert lines[1] == f"cpu1: {', '.join(f'{layer}/f{at}' for at in range(8))} and 1 more"
+    assert lines[2] == f"cpu2: {layer}/f9"

@@ -1,0 +1,102 @@
+"""The planner: defaults, options, remarks, and policies of installed packages."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from random import Random
+
+import pytest
+
+import chrion
+from chrion import Graph, Profile, load, partition
+from chrion.errors import OptionError
+from chrion.graph.recurrent import chunk_choices, unroll
+from chrion.profiler.profiles import OperatorCost
+from chrion.scheduler import DEFAULT_POLICY
+from chrion.scheduler.planner import check_options
+from chrion.zoo import build
+from differential_testing import random_profile
+from helpers import MACHINE, branches
+from policy_packages import policy_installer
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    """Two branches that meet."""
+    return load(branches())
+
+
+@pytest.fixture(scope="module")
+def profile(graph: Graph) -> Profile:
+    """Costs of that model on an accelerator and two cores."""
+    return random_profile(graph, Random(0))
+
+
+def test_the_default_policy_is_that_of_the_command(graph: Graph, profile: Profile) -> None:
+    """``chrion.partition`` uses it if no policy is named, as sessions do."""
+    assert partition(graph, profile) == partition(graph, profile, policy=DEFAULT_POLICY)
+    assert partition(graph, profile).policy == DEFAULT_POLICY == "chrion"
+    for planner in (chrion.partition, chrion.scheduler.planner.alternatives):
+        assert inspect.signature(planner).parameters["policy"].default == DEFAULT_POLICY
+
+
+def test_the_initial_solution_is_a_remark(graph: Graph, profile: Profile) -> None:
+    """Of the default policy; other policies have none."""
+    assert [remark.split(":")[0] for remark in partition(graph, profile).remarks] == ["initial solution"]
+    assert partition(graph, profile, policy="heft").remarks == ()
+
+
+def test_the_chunk_length_is_a_remark() -> None:
+    """Two layers on two cores, with time in proportion to steps: only chunks let the layers overlap."""
+    graph = load(build("lstm", {"layers": 2, "seq": 32, "batch": 1, "io": 8, "chunk": 32}))
+    costs = {}
+    for variant in [graph, *(unroll(graph, chunk) for chunk in chunk_choices(graph))]:
+        for signature, op_type, size in zip(
+            variant.dag.signatures, variant.dag.op_types, variant.dag.input_bytes, strict=True
+        ):
+            costs[signature] = OperatorCost(op_type, (size / 1e3, size / 1e3) if op_type == "LSTM" else (0.0, 0.0))
+    plan = partition(graph, Profile(MACHINE, 2, None, costs))
+    assert plan.chunk is not None
+    assert plan.remarks[0] == f"recurrent operators are cut into chunks of {plan.chunk} steps"
+    assert plan.remarks[1].startswith("initial solution: ")
+
+
+def test_limits_that_no_plan_keeps_are_remarks(graph: Graph, profile: Profile) -> None:
+    """The excess over the SLO, and over the budget."""
+    plan = partition(graph, profile, slo="1us")
+    assert not plan.meets_slo
+    assert plan.remarks[-1].startswith("no plan meets the SLO of 1 us: the fastest misses it by ")
+    plan = partition(graph, profile, policy="accelerator", gpu_budget="1B")
+    assert not plan.meets_budget
+    assert plan.remarks[-1].startswith("no plan of this policy fits the GPU budget of ")
+    assert "the smallest exceeds it by" in plan.remarks[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alpha": -1.0}, "invalid alpha -1.0: expected a number of ms per MB, 0 or more"),
+        ({"alpha": float("nan")}, "invalid alpha nan"),
+        ({"policy": "hefty"}, "unknown policy 'hefty'"),
+        ({"streams": 0}, "invalid number of streams 0: expected 1 or more"),
+        ({"meter": lambda *_: None}, "policy chrion has no stages to measure .choose --policy ios"),
+    ],
+)
+def test_invalid_options_are_refused(options: dict[str, object], message: str) -> None:
+    """Before anything is measured; the message says what was expected."""
+    arguments = {"slo": None, "alpha": None, "policy": "chrion", **options}
+    with pytest.raises(OptionError, match=message):
+        check_options(**arguments)  # type: ignore[arg-type]
+
+
+def test_a_policy_of_a_package_plans(
+    graph: Graph, profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its name; limits apply as to any policy."""
+    policy_installer(tmp_path, monkeypatch)("last-core", "last-core = last_core:last_core")
+    plan = partition(graph, profile, policy="last-core", slo="1s", gpu_budget="1MB")
+    assert plan.policy == "last-core"
+    assert set(plan.schedule.lanes) == {2}
+    assert plan.meets_slo
+    assert plan.meets_budget
