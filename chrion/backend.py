@@ -1,4 +1,4 @@
-"""Chrion as a backend of ONNX: ``onnx.backend.base.Backend`` over HybridSession.
+"""Chrion as an ONNX backend: ``onnx.backend.base.Backend`` with HybridSession.
 
 ::
 
@@ -7,7 +7,7 @@
     prepared = chrion.backend.prepare(model)
     outputs = prepared.run([x])
 
-:class:`RandomCutBackend` is for conformance: whatever can be cut is, at random, whether or not that pays.
+:class:`RandomCutBackend` is for conformance tests: it cuts models at random wherever that is allowed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from chrion.runtime.session import HybridSession
 from chrion.scheduler.fixed_placement import random_plan
 from chrion.scheduler.plan import Plan
 
-#: What HybridSession takes by name; everything else that a caller hands on is for somebody else.
+#: Arguments that are passed to HybridSession; all others are ignored.
 _OPTIONS = ("sess_options", "plan", "slo", "alpha", "cores", "strict")
 
 
 class HybridRep(BackendRep):
-    """A model that is ready to run."""
+    """A prepared model."""
 
     def __init__(self, session: HybridSession) -> None:
         self.session = session
@@ -45,28 +45,28 @@ class HybridRep(BackendRep):
         """Run the model.
 
         Args:
-            inputs: Arrays in the order of the model's inputs, arrays by name, or the only input itself.
+            inputs: Arrays in the order of the model's inputs, arrays by name, or the array of a single input.
 
         Returns:
-            The outputs, in the model's order and by name.
+            The outputs as a named tuple, in the model's order.
         """
         names = [i.name for i in self.session.get_inputs()]
         outputs = self.session.run(None, _by_name(names, inputs))
-        made: tuple[Any, ...] = namedtupledict("Outputs", [o.name for o in self.session.get_outputs()])(*outputs)
-        return made
+        result: tuple[Any, ...] = namedtupledict("Outputs", [o.name for o in self.session.get_outputs()])(*outputs)
+        return result
 
 
 class HybridBackend(Backend):
-    """Prepares and runs models with HybridSession. Devices are ``CPU`` and ``CUDA``, also as ``CUDA:1``."""
+    """A backend that runs models with HybridSession, on the devices ``CPU``, ``CUDA`` and ``CUDA:n``."""
 
     @classmethod
-    def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **_: Any) -> bool:  # noqa: ARG003 - ONNX's
-        """Whether a model can be tried: any can, where the device is there."""
+    def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **_: Any) -> bool:  # noqa: ARG003 - ONNX's signature
+        """Return whether the device works; any model is accepted."""
         return cls.supports_device(device)
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Whether the device works here."""
+        """Return whether the device works on this machine."""
         try:
             provider, _ = _provider(device)
             return provider == CPU_PROVIDER or failure_reason(provider_name(provider)) is None
@@ -75,13 +75,14 @@ class HybridBackend(Backend):
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto | bytes | str, device: str = "CPU", **kwargs: Any) -> HybridRep:
-        """Make a model ready to run.
+        """Prepare a model to run.
 
         Args:
             model: A ModelProto, its bytes, or a file.
             device: ``CPU``, ``CUDA`` or ``CUDA:n``.
-            kwargs: ``plan``, ``slo``, ``alpha``, ``cores``, ``strict`` and ``sess_options`` are HybridSession's; others
-                are ignored, since test suites hand in their tolerances here.
+            kwargs: ``plan``, ``slo``, ``alpha``, ``cores``, ``strict`` and ``sess_options`` are passed to
+            HybridSession;
+                others are ignored, since test suites pass their tolerances.
         """
         provider, options = _provider(device)
         providers = [CPU_PROVIDER] if provider == CPU_PROVIDER else [(provider, options), CPU_PROVIDER]
@@ -90,7 +91,7 @@ class HybridBackend(Backend):
 
     @classmethod
     def open(cls, model: onnx.ModelProto | bytes | str, **options: Any) -> HybridSession:
-        """The session behind a prepared model."""
+        """Create the session of a prepared model."""
         return HybridSession(model, **options)
 
     @classmethod
@@ -102,17 +103,17 @@ class HybridBackend(Backend):
         outputs_info: Sequence[tuple[np.dtype[Any], tuple[int, ...]]] | None = None,  # noqa: ARG003 - inferred
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """Run one operator on arrays for its inputs, those left out apart; ``opset_version`` is its domain's."""
+        """Run one operator on arrays for its inputs, without omitted ones; ``opset_version`` is that of its domain."""
         feed = {name: np.asarray(a) for name, a in _by_name([n for n in node.input if n], inputs).items()}
-        return cls.run_model(_around(node, feed, kwargs.pop("opset_version", None)), feed, device, **kwargs)
+        return cls.run_model(_model_of_node(node, feed, kwargs.pop("opset_version", None)), feed, device, **kwargs)
 
 
 class RandomCutBackend(HybridBackend):
-    """Every operator a segment of its own, on a lane at random: cuts wherever they are legal.
+    """A backend in which every operator is a segment of its own on a random lane.
 
     Attributes:
-        seed: Where chance begins, for every model alike.
-        optimise: Whether onnxruntime's basic optimisation comes first; it leaves fewer places to cut.
+        seed: The seed of the random numbers, the same for every model.
+        optimise: Apply onnxruntime's basic optimisation first, which leaves fewer operators.
     """
 
     seed = 0
@@ -120,13 +121,13 @@ class RandomCutBackend(HybridBackend):
 
     @classmethod
     def open(cls, model: onnx.ModelProto | bytes | str, **options: Any) -> HybridSession:
-        """A session with a forced split; one that cannot be cut runs plain, as ever."""
-        maker: Callable[[Graph], Plan] = partial(random_plan, pick=Random(cls.seed))  # noqa: S311 - no secret
+        """Create a session with a random plan; a model that cannot be cut runs plain."""
+        maker: Callable[[Graph], Plan] = partial(random_plan, pick=Random(cls.seed))  # noqa: S311 - not for cryptography
         source: Any = model
         if not cls.optimise:
             try:
                 source = load(model, optimise=False)
-            except ModelError:  # HybridSession says what InferenceSession says
+            except ModelError:  # HybridSession then raises the error of InferenceSession
                 source = model
         return HybridSession(source, **{"plan": maker, **options})
 
@@ -137,21 +138,23 @@ def _provider(device: str) -> tuple[str, dict[str, str]]:
         return CPU_PROVIDER, {}
     if kind == "CUDA" and (index or "0").isdecimal():
         return "CUDAExecutionProvider", {"device_id": index or "0"}
-    raise OptionError(f"device: {device!r} is none", hint="CPU, CUDA or CUDA:n")
+    raise OptionError(f"unsupported device {device!r}", hint="expected CPU, CUDA or CUDA:n")
 
 
 def _by_name(names: Sequence[str], inputs: Any) -> Mapping[str, Any]:
     if isinstance(inputs, Mapping):
         return inputs
     several = inputs if isinstance(inputs, list | tuple) else [inputs]
-    given = [np.asarray(i) if isinstance(i, np.generic) else i for i in several]  # onnxruntime takes no bare numbers
+    given = [np.asarray(i) if isinstance(i, np.generic) else i for i in several]  # onnxruntime refuses numpy scalars
     if len(given) > len(names):
-        raise ValueError(f"{len(given)} inputs are given, the model takes {len(names)}: {', '.join(names) or 'none'}")
+        raise ValueError(f"the model has {len(names)} inputs ({', '.join(names)}), got {len(given)}")
     return dict(zip(names, given, strict=False))
 
 
-def _around(node: onnx.NodeProto, feed: Mapping[str, np.ndarray[Any, Any]], version: int | None) -> onnx.ModelProto:
-    """A model of one node; onnxruntime infers the types of its outputs."""
+def _model_of_node(
+    node: onnx.NodeProto, feed: Mapping[str, np.ndarray[Any, Any]], version: int | None
+) -> onnx.ModelProto:
+    """Return a model of one node; onnxruntime infers the types of its outputs."""
     graph = onnx.GraphProto(name=node.op_type, node=[node])
     for name, array in feed.items():
         kind = helper.np_dtype_to_tensor_dtype(array.dtype)

@@ -1,4 +1,4 @@
-"""The CPU cores this process may use, and threads pinned to one of them."""
+"""The CPU cores that this process may use, and threads that are pinned to them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Result = TypeVar("Result")
 
 
 def physical_cores() -> tuple[int, ...]:
-    """One logical CPU of each physical core that this process may use, in ascending order.
+    """Return one logical CPU of each physical core that this process may use, in ascending order.
 
-    Respects the process's affinity and the control group's quota. Where neither topology nor affinity can be read
-    (outside Linux), physical cores are counted and numbered from 0.
+    The result respects the affinity of the process and the quota of its control group. If the topology and the affinity
+    cannot be read (outside Linux), physical cores are counted and numbered from 0.
     """
     try:
         allowed = sorted(os.sched_getaffinity(0))
@@ -36,9 +36,9 @@ def physical_cores() -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def pinned(core: int) -> Iterator[None]:
-    """Keep the calling thread on one logical CPU; its affinity is restored afterwards.
+    """Pin the calling thread to one logical CPU, and restore its affinity afterwards.
 
-    Does nothing where threads cannot be pinned.
+    Without support for pinning, do nothing.
     """
     if not hasattr(os, "sched_setaffinity"):
         yield
@@ -48,30 +48,30 @@ def pinned(core: int) -> Iterator[None]:
         pin(core)
         yield
     finally:
-        with contextlib.suppress(OSError):  # the allowed set has shrunk meanwhile
+        with contextlib.suppress(OSError):  # the allowed CPUs may have changed
             os.sched_setaffinity(0, before)
 
 
 def affinity() -> set[int] | None:
-    """The logical CPUs that the calling thread may use; None where threads cannot be pinned."""
+    """Return the logical CPUs that the calling thread may use, or None without support for pinning."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else None
 
 
 def pin(core: int) -> None:
-    """Keep the calling thread on one logical CPU for good, where the system knows how and allows it."""
+    """Pin the calling thread to one logical CPU permanently, if the system supports and allows it."""
     if hasattr(os, "sched_setaffinity"):
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, {core})
 
 
 def run_on_cores(cores: Sequence[int], work: Callable[[], Result]) -> list[Result]:
-    """Do the same on several cores at once, each in a thread of its own that is pinned to it.
+    """Run a function on several cores at the same time, in one pinned thread per core.
 
     Returns:
-        What each returned, in the order of ``cores``.
+        The results, in the order of ``cores``.
 
     Raises:
-        BaseException: What one of them raised.
+        BaseException: The exception of one of the threads.
     """
     results: dict[int, Result] = {}
     failures: list[BaseException] = []
@@ -82,7 +82,7 @@ def run_on_cores(cores: Sequence[int], work: Callable[[], Result]) -> list[Resul
             pin(cores[at])
             start.wait()
             results[at] = work()
-        except BaseException as error:  # noqa: BLE001 - raised again by the caller
+        except BaseException as error:  # noqa: BLE001 - raised again below
             failures.append(error)
 
     threads = [threading.Thread(target=perform, args=(at,), daemon=True) for at in range(len(cores))]
@@ -96,7 +96,7 @@ def run_on_cores(cores: Sequence[int], work: Callable[[], Result]) -> list[Resul
 
 
 def private_cache_bytes(cpu: int) -> int:
-    """The largest cache that a logical CPU's physical core shares with no other; zero where that cannot be told."""
+    """Return the size of the largest cache that belongs to one physical core only; zero if unknown."""
     sizes = [0]
     for cache in (_TOPOLOGY / f"cpu{cpu}" / "cache").glob("index*"):
         with contextlib.suppress(OSError, ValueError):
@@ -106,7 +106,7 @@ def private_cache_bytes(cpu: int) -> int:
 
 
 def _siblings(cpu: int) -> str:
-    """Names the physical core of a logical CPU."""
+    """Return the logical CPUs of a CPU's physical core as text, which identifies the core."""
     try:
         return (_TOPOLOGY / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text().strip()
     except OSError:
@@ -114,7 +114,7 @@ def _siblings(cpu: int) -> str:
 
 
 def _quota() -> int | None:
-    """How many CPUs' worth of time the control group may use; None without a limit."""
+    """Return the number of CPUs that the quota of the control group amounts to, or None without a quota."""
     try:
         quota, period = (_CGROUP / "cpu.max").read_text().split()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and the folders that Chrion reads and writes."""
+"""Files that are written atomically and read with limits, and the folders of cached and bundled files."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ import platformdirs
 
 from chrion.errors import InputError, OptionError
 
-#: No JSON file is larger; a device that never ends is not read for ever.
-_MOST_BYTES = 1 << 28
+#: The size limit of JSON and TOML files, which also ends the reading of endless devices.
+_MAX_BYTES = 1 << 28
 
 
 def write_atomically(path: Path, content: str | bytes, *, private: bool = False) -> None:
-    """Write ``content`` beside ``path`` and rename it there, so that a reader never sees half a file.
+    """Write a temporary file beside ``path`` and rename it, so that a reader never sees an incomplete file.
 
     Args:
         path: The file.
-        content: Text is written as UTF-8.
-        private: Nobody but its owner may read it.
+        content: The content; text is written as UTF-8.
+        private: Only the owner may read the file.
 
     Raises:
         OptionError: The folder does not exist or cannot be written.
     """
     if not path.name:
-        raise OptionError(f"{path}: cannot be written: it is a folder")
+        raise OptionError(f"{path}: cannot be written: not a file name")
     data = content.encode() if isinstance(content, str) else content
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
@@ -43,47 +43,47 @@ def write_atomically(path: Path, content: str | bytes, *, private: bool = False)
     except OSError as error:
         raise OptionError(f"{path}: cannot be written: {error.strerror}") from error
     finally:
-        with contextlib.suppress(OSError):  # mostly: it is not there
+        with contextlib.suppress(OSError):  # usually it has been renamed
             scratch.unlink()
 
 
-def read_bytes(path: Path, most_bytes: int = _MOST_BYTES) -> bytes:
-    """The content of a file that is not too large, whatever its size is said to be.
+def read_bytes(path: Path, max_bytes: int = _MAX_BYTES) -> bytes:
+    """Return the content of a file of at most ``max_bytes``, whatever size the system reports.
 
     Raises:
-        OSError: It cannot be read, or there is more in it.
+        OSError: The file cannot be read or is larger.
     """
     with path.open("rb") as file:
         known = os.fstat(file.fileno()).st_size
-        content = file.read(most_bytes + 1) if known <= most_bytes else b""
-    if max(known, len(content)) > most_bytes:
+        content = file.read(max_bytes + 1) if known <= max_bytes else b""
+    if max(known, len(content)) > max_bytes:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
     return content
 
 
 def parse_json(content: bytes) -> Any:
-    """Data from JSON.
+    """Return the data of a JSON document.
 
     Raises:
-        ValueError: It is none, or nested too deep.
+        ValueError: It is not JSON, or nested too deeply.
     """
     try:
         return json.loads(content)
     except RecursionError as error:
-        raise ValueError("nested too deep") from error
+        raise ValueError("nested too deeply") from error
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Data from a TOML file.
+    """Return the data of a TOML file.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: It is not TOML in UTF-8, or nested too deep.
+        OSError: The file cannot be read.
+        ValueError: It is not TOML in UTF-8, or nested too deeply.
     """
     try:
         return tomllib.loads(read_bytes(path).decode())
     except RecursionError as error:
-        raise ValueError("nested too deep") from error
+        raise ValueError("nested too deeply") from error
 
 
 def read_cached(path: Path) -> dict[str, Any] | None:
@@ -96,7 +96,7 @@ def read_cached(path: Path) -> dict[str, Any] | None:
 
 
 def write_cached(path: Path, content: Mapping[str, Any]) -> None:
-    """Keep something in the cache, for its owner's eyes; a cache that cannot be written is left alone."""
+    """Store an object in the cache, readable by its owner only; do nothing if the cache cannot be written."""
     try:
         _make_private(path.parent)
         write_atomically(path, json.dumps(content), private=True)
@@ -105,15 +105,15 @@ def write_cached(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path, schema: str, failure: type[InputError]) -> dict[str, Any]:
-    """Read a JSON object that says of itself which schema it follows.
+    """Read a JSON object whose ``schema`` key names its schema.
 
     Args:
         path: The file.
-        schema: What its ``schema`` key must hold, ``chrion.plan/1`` for example.
-        failure: The exception to raise.
+        schema: The required schema, ``chrion.plan/1`` for example.
+        failure: The type of exception to raise.
 
     Raises:
-        failure: No such file, not JSON, not an object, or of another schema.
+        failure: The file cannot be read, is not a JSON object, or has another schema.
     """
     try:
         content = parse_json(read_bytes(path))
@@ -128,30 +128,30 @@ def read_json(path: Path, schema: str, failure: type[InputError]) -> dict[str, A
 
 
 def _schema_hint(found: object, schema: str) -> str:
-    """What to do about a file of another schema, ``chrion.plan/2`` for example."""
+    """Return what to do about a file of another schema, ``chrion.plan/2`` for example."""
     kind, _, version = schema.rpartition("/")
-    theirs, _, number = str(found).rpartition("/")
-    if theirs == kind and number.isdecimal() and int(number) > int(version):
-        return "a newer Chrion has written it: upgrade Chrion, or write it again with this one"
-    return "write it again"
+    other_kind, _, number = str(found).rpartition("/")
+    if other_kind == kind and number.isdecimal() and int(number) > int(version):
+        return "it is from a newer version of Chrion: upgrade Chrion, or create the file again with this version"
+    return "create the file again"
 
 
 def cache_folder() -> Path:
-    """Where measurements are kept between runs, private to the user; made if missing and possible."""
+    """Return the folder of cached measurements and decisions, private to the user; create it if possible."""
     folder = Path(os.environ.get("CHRION_CACHE") or platformdirs.user_cache_dir("chrion"))
-    with contextlib.suppress(OSError):  # nothing is kept, then
+    with contextlib.suppress(OSError):  # then nothing is cached
         _make_private(folder)
     return folder
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder and those it stands in, for their owner alone; ``mkdir`` would do that for the last one only."""
-    for made in (*reversed(folder.parents), folder):
-        made.mkdir(mode=0o700, exist_ok=True)
+    """Create a folder and its parents for their owner only; ``mkdir`` applies the mode only to the last one."""
+    for path in (*reversed(folder.parents), folder):
+        path.mkdir(mode=0o700, exist_ok=True)
 
 
 def bundled_folder(kind: str) -> Path:
-    """The folder of files that come with Chrion: ``models``, ``profiles`` or ``scenarios``."""
+    """Return the folder of files that are part of Chrion: ``models``, ``profiles`` or ``scenarios``."""
     package = Path(__file__).parent
     inside = package / "_data" / kind
     return inside if inside.is_dir() else package.parent / kind

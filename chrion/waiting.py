@@ -1,7 +1,7 @@
-"""A counter that one thread advances and others wait for: spinning first, then parked.
+"""Synchronisation of threads: a counter to wait for, and a gate that one thread can close for all others.
 
-A spinning waiter sees a change about a microsecond later, a parked one after twenty or more; but a spinner burns its
-core. So waiters spin for about as long as a handoff between lanes is worth, then park.
+A spinning waiter sees a change after about a microsecond, a parked waiter after twenty or more, but a spinning waiter
+occupies its core. Therefore waiters spin for about the time that a handoff between lanes may take, and then park.
 """
 
 from __future__ import annotations
@@ -13,96 +13,96 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 
-#: Turns a waiter spins before it parks: half a millisecond to one.
-SPIN_TURNS = 45
-#: A parked waiter looks again after this long, whatever happens.
-_LOOK_AGAIN_S = 0.05
-#: How often somebody who wants to be alone looks whether all others have gone.
-_ALONE_S = 0.0005
+#: The spins of a waiter before it parks; together they take half a millisecond to one.
+MAX_SPINS = 45
+#: A parked waiter checks the count at least this often.
+_PARK_S = 0.05
+#: The interval between checks whether a gate is empty.
+_EMPTY_CHECK_S = 0.0005
 
-#: What each turn reads: zlib releases the interpreter lock for more than 5 kB, and 48 kB take 12 to 20 us.
-_BALLASTS = tuple(bytes(size * 1024) for size in (6, 12, 24, 48))
+#: The data of each spin's checksum: zlib releases the GIL for more than 5 kB, and 48 kB take 12 to 20 us.
+_SPIN_DATA = tuple(bytes(size * 1024) for size in (6, 12, 24, 48))
 
 
-def relax(turn: int) -> None:
-    """Pass some microseconds without the interpreter lock, and without going to sleep.
+def spin(number: int) -> None:
+    """Wait for some microseconds without the GIL, and without sleeping.
 
-    ``os.sched_yield`` gives the lock away for a moment only: a thread that waits for it is asleep, and by the time it
-    has woken up the spinner holds the lock again. So a lane coming back from a kernel would wait for tens of
-    microseconds. A checksum leaves the lock free nearly all the time; yet the lane that comes back when the spinner has
-    just taken it again does wait. So turns grow: who has waited long looks less often.
+    ``os.sched_yield`` releases the GIL only for a moment: a thread that waits for it is asleep, and when it has woken
+    up the spinning thread holds the GIL again. A lane that returns from a kernel would then wait for tens of
+    microseconds. During a checksum the GIL is free nearly all the time. A lane still waits if it returns just when the
+    spinning thread holds the GIL, so spins grow longer and checks rarer in the course of a wait.
 
     Args:
-        turn: How many there were before, in the same wait.
+        number: The number of spins before this one in the same wait.
     """
-    zlib.crc32(_BALLASTS[min(turn, len(_BALLASTS) - 1)])
+    zlib.crc32(_SPIN_DATA[min(number, len(_SPIN_DATA) - 1)])
 
 
 class Counter:
-    """A count that only grows.
+    """A count that only grows, and that threads can wait for.
 
-    One thread at a time may call :meth:`advance`; any number may call :meth:`wait`. Everything the advancing thread
-    did before is visible to a waiter once :meth:`wait` returns. A waiter may be interrupted by an exception from
-    outside at any moment: it holds no lock that the advancing thread needs.
+    One thread at a time may call :meth:`advance`; any number of threads may call :meth:`wait`. All writes of the
+    advancing thread before :meth:`advance` are visible to a waiter when :meth:`wait` returns. An asynchronous exception
+    may interrupt a waiter at any point, since it holds no lock that the advancing thread needs.
     """
 
     __slots__ = ("_parked", "count")
 
     def __init__(self) -> None:
-        #: The present count; waiters in a hurry may read it themselves.
+        #: The present count, which may be read without a wait.
         self.count = 0
         self._parked: list[queue.SimpleQueue[None]] = []
 
     def advance(self, count: int) -> None:
-        """Set the count and wake whoever is parked."""
+        """Set the count and wake all parked waiters."""
         self.count = count
         if self._parked:
-            for bell in tuple(self._parked):
-                bell.put(None)
+            for wakeup in tuple(self._parked):
+                wakeup.put(None)
 
-    def wait(self, count: int, patience: int | None = None, look: Callable[[], None] | None = None) -> None:
-        """Return once the count has reached ``count``.
+    def wait(self, count: int, max_spins: int | None = None, on_timeout: Callable[[], None] | None = None) -> None:
+        """Wait until the count has reached ``count``.
 
         Args:
-            count: What to wait for.
-            patience: Turns to spin before parking; ``SPIN_TURNS`` if missing.
-            look: Called now and then while parked: what has to be seen to if this takes long.
+            count: The count to wait for.
+            max_spins: The number of spins before parking; ``MAX_SPINS`` if None.
+            on_timeout: A function that is called at intervals while parked, for checks that a long wait requires.
         """
-        patience = SPIN_TURNS if patience is None else patience
-        turns = 0
+        max_spins = MAX_SPINS if max_spins is None else max_spins
+        spins = 0
         while self.count < count:
-            if turns < patience:
-                relax(turns)
-                turns += 1
-            elif not self._park(count) and look is not None:
-                look()
+            if spins < max_spins:
+                spin(spins)
+                spins += 1
+            elif not self._park(count) and on_timeout is not None:
+                on_timeout()
 
     def _park(self, count: int) -> bool:
-        """Sleep until the count changes, true, or for a while."""
-        # The waiter registers and then reads the count; `advance` writes the count and then reads the register. Each
-        # writes before it reads, so at least one sees the other. Should a build of Python reorder that, the waiter
-        # looks again by itself.
-        bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """Sleep until the count changes or a timeout expires; return False after a timeout."""
+        # The waiter registers and then reads the count; `advance` writes the count and then reads the list of waiters.
+        # Each writes before it reads, so at least one sees the other's write. If a build of Python reorders them, the
+        # waiter checks the count again after the timeout.
+        wakeup: queue.SimpleQueue[None] = queue.SimpleQueue()
         try:
-            self._parked.append(bell)
+            self._parked.append(wakeup)
             if self.count < count:
-                bell.get(timeout=_LOOK_AGAIN_S)
+                wakeup.get(timeout=_PARK_S)
         except queue.Empty:
             return False
         finally:
-            self._parked.remove(bell)
+            self._parked.remove(wakeup)
         return True
 
 
 class Gate:
-    """Any number of requests pass together, or one thread alone.
+    """A lock that any number of requests share, or that one thread holds exclusively.
 
-    A thread that is interrupted on its way in or out leaves nothing behind: who is inside is noted in a set, and both
-    ways are one operation on it.
+    Entering and leaving are single operations on a set of tokens, so that a thread that is interrupted during either
+    does not leave its token behind.
 
     Attributes:
-        inside: Who is. To leave is ``inside.discard(token)``, by the thread itself: an interrupt that came on the way
-            into a method of ours would leave the token behind.
+        inside: The tokens of the requests inside. A request leaves by ``inside.discard(token)``. There is no method for
+            it: an exception at the start of the method would leave the token inside.
     """
 
     def __init__(self) -> None:
@@ -110,19 +110,19 @@ class Gate:
         self._closed = threading.Lock()
 
     def enter(self, token: object) -> None:
-        """Pass together with others; waits while somebody is alone. Discard the token even where this was cut off."""
+        """Enter, after waiting while a thread is exclusive. Discard the token even if this method is interrupted."""
         with self._closed:
             self.inside.add(token)
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Wait until nobody is inside, and keep everybody out. Not for a thread that is inside itself."""
+    def exclusive(self) -> Iterator[None]:
+        """Wait until no request is inside and keep all requests out; not for a thread that is inside itself."""
         with self._closed:
             self.wait_empty()
             yield
 
     def wait_empty(self, until: float | None = None) -> bool:
-        """Wait until nobody is inside, true, or until then by ``time.monotonic``."""
+        """Wait until no request is inside, at most until a time of ``time.monotonic``; return whether none is."""
         while self.inside and (until is None or time.monotonic() < until):
-            time.sleep(_ALONE_S)
+            time.sleep(_EMPTY_CHECK_S)
         return not self.inside

@@ -1,7 +1,7 @@
-"""Lanes in C, for programs that are all on the CPU; see ``lanes.c``.
+"""Lanes in C, for programs that run on the CPU only; see ``lanes.c``.
 
-The library is made when Chrion is installed, where that can be done (Linux, a C compiler). Without it lanes are
-threads of the interpreter, which takes longer to hand work over, and everything else is the same.
+The library is compiled when Chrion is installed, if possible (on Linux with a C compiler). Without it, lanes are Python
+threads, which have a longer handoff latency; nothing else changes.
 """
 
 from chrion.native.bindings import NativeBinding, NativeError, NativeFrame, NativeLanes, NativeSession, available

@@ -14,18 +14,18 @@ from typing import Any
 import onnxruntime as ort
 
 _PATH = Path(__file__).with_name("liblanes.so")
-#: For so long a lane spins before it parks, in us, for another lane as for the next request: between two requests that
-#: follow at once, a lane that is done early has nothing to do for half of that.
-_PATIENCE_US = 800.0
+#: The time in us that a lane spins before it parks, while it waits for another lane or for the next request. Between
+#: two consecutive requests, a lane that finishes early waits for half of that time.
+_SPIN_US = 800.0
 #: A limit on waiting that is never reached.
 _NO_LIMIT_S = 1e8
 
-#: What a step does: wait for a lane's count, run a segment, signal a count.
+#: The kinds of steps: wait for a lane's count, run a segment, signal a count.
 WAIT, RUN, SIGNAL = range(3)
 
 
 class NativeError(Exception):
-    """Onnxruntime refused something, or a segment failed; ``segment`` is its index."""
+    """An error of onnxruntime, from a call or in a segment; ``segment`` is the index of the segment."""
 
     def __init__(self, message: str, segment: int) -> None:
         super().__init__(message)
@@ -84,7 +84,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def available() -> bool:
-    """Whether the library is there."""
+    """Return whether the compiled library exists."""
     return _library() is not None
 
 
@@ -96,16 +96,16 @@ def _loaded() -> ctypes.CDLL:
 
 
 class _Resource:
-    """An object of the library, which is released by reference counting after everything that uses it.
+    """An object of the library, which is released by reference counting after all resources that use it.
 
-    The garbage collector clears the objects of a reference cycle in any order. A resource is part of no cycle: the
-    resources that use it refer to it, and the finaliser of its Python object (see :func:`_finalise`). So a binding is
-    always released before its session, and a frame before both.
+    The garbage collector clears the objects of a reference cycle in any order, so a resource must not be part of a
+    cycle. Only the resources that use it, and the finaliser of its Python object (see :func:`_finalise`), refer to it.
+    Therefore a binding is released before its session, and a frame before both.
 
     Args:
-        pointer: Address of the object.
-        release: Releases it.
-        used: Resources that the object uses.
+        pointer: The address of the object.
+        release: The function that releases the object.
+        used: The resources that the object uses.
     """
 
     def __init__(self, pointer: int, release: Callable[[int], object], *used: _Resource) -> None:
@@ -119,23 +119,23 @@ class _Resource:
 
 
 def _finalise(owner: object, resource: _Resource) -> None:
-    """Keep a resource at least until its owner is collected."""
+    """Keep a resource alive until its owner is collected."""
     weakref.finalize(owner, _drop, resource).atexit = False
 
 
 def _drop(resource: _Resource) -> None:
-    """Do nothing; the caller's reference ends with the call."""
+    """Do nothing; the reference to the resource ends with the call."""
 
 
 class NativeSession:
     """An onnxruntime session that lanes in C run.
 
     Args:
-        model: A serialised model.
-        options: Its options. The library is registered with them, so they should not be used for another session.
+        model: The serialised model.
+        options: The session options. The library is registered with them, so they should not be used again.
 
     Raises:
-        NativeError: Onnxruntime refuses the model or the options.
+        NativeError: onnxruntime refuses the model or the options.
     """
 
     def __init__(self, model: bytes, options: ort.SessionOptions) -> None:
@@ -153,7 +153,7 @@ class NativeSession:
 
 
 class NativeBinding:
-    """The tensors bound to a session's inputs and outputs, all in the host's memory."""
+    """The tensors that are bound to a session's inputs and outputs, all in host memory."""
 
     def __init__(self, session: NativeSession) -> None:
         self._library, failure = _loaded(), _Failure()
@@ -167,7 +167,7 @@ class NativeBinding:
         """Bind an input to a tensor, which the caller keeps alive.
 
         Raises:
-            NativeError: Onnxruntime refuses the name or the tensor.
+            NativeError: onnxruntime refuses the name or the tensor.
         """
         self._bind(name, ortvalue, output=False)
 
@@ -175,7 +175,7 @@ class NativeBinding:
         """Bind an output to a tensor, which the caller keeps alive.
 
         Raises:
-            NativeError: Onnxruntime refuses the name or the tensor.
+            NativeError: onnxruntime refuses the name or the tensor.
         """
         self._bind(name, ortvalue, output=True)
 
@@ -196,14 +196,15 @@ class NativeBinding:
 
 
 class NativeLanes:
-    """Lanes in C for one program, with a thread for each but the first.
+    """The lanes in C of one program: a thread for each lane except the first, which runs on the caller's thread.
 
     Args:
-        steps: What each lane does: (kind, first, second), see ``lanes.c``; lanes are numbered by their index here.
-        cores: The logical CPU of each lane; None for a lane without a core of its own.
+        steps: The steps of each lane, as triples (kind, first argument, second argument) of ``lanes.c``. Steps refer to
+            lanes by their indices in this sequence.
+        cores: The logical CPU of each lane; None for a lane that is not pinned.
 
     Raises:
-        RuntimeError: The system provides no more threads.
+        RuntimeError: The system cannot create the threads.
     """
 
     def __init__(self, steps: Sequence[Sequence[tuple[int, int, int]]], cores: Sequence[int | None]) -> None:
@@ -212,19 +213,19 @@ class NativeLanes:
         parts = (_Part * len(steps))()
         for part, lane, core in zip(parts, encoded, cores, strict=True):
             part.steps, part.count, part.core = lane, len(lane), -1 if core is None else core
-        #: Address of the lanes; None once they are closed.
-        self._pointer: int | None = self._library.chrion_start(len(parts), parts, _PATIENCE_US)
+        #: The address of the lanes; None if they are closed.
+        self._pointer: int | None = self._library.chrion_start(len(parts), parts, _SPIN_US)
         if self._pointer is None:
-            raise RuntimeError("the system provides no threads for lanes")
+            raise RuntimeError("cannot create the threads of lanes")
         self._stop_arguments = self._library, self._pointer, encoded, process
         self._finaliser = weakref.finalize(self, _stop, *self._stop_arguments)
         self._finaliser.atexit = False
 
     def close(self, seconds: float | None = None) -> None:
-        """Stop the lanes when the requests that they have begun are finished. May be called repeatedly.
+        """Stop the lanes after the requests that they have started; further calls do nothing.
 
         Args:
-            seconds: Wait no longer than this.
+            seconds: The longest time to wait for them; no limit if None.
         """
         self._pointer = None
         if self._finaliser.detach():
@@ -232,7 +233,7 @@ class NativeLanes:
 
     @property
     def pointer(self) -> int:
-        """Address of the lanes.
+        """The address of the lanes.
 
         Raises:
             RuntimeError: The lanes are closed.
@@ -242,15 +243,16 @@ class NativeLanes:
         return self._pointer
 
     def run(self, frame: NativeFrame, times: Any = None) -> None:
-        """Serve a request on a frame, which serves no other meanwhile.
+        """Serve a request on a frame, which must not serve another one at the same time.
 
         Args:
             frame: A frame of these lanes.
-            times: Array of float64, [segments, 2]: filled with when each segment began and ended, in us of the
-                monotonic clock.
+            times: A float64 array of [segments, 2] that receives the start and the end of each segment, in us of the
+                monotonic clock; None to record no times.
 
         Raises:
             RuntimeError: The lanes are closed.
+            ValueError: The frame belongs to other lanes.
             NativeError: A segment failed.
         """
         lanes = self._pointer
@@ -264,7 +266,7 @@ class NativeLanes:
 
 
 class NativeFrame:
-    """State of one request in flight on lanes in C.
+    """The state of one request on lanes in C.
 
     Args:
         lanes: The lanes.
@@ -272,7 +274,7 @@ class NativeFrame:
         bindings: The binding of each segment.
 
     Attributes:
-        failure: Where a request that fails leaves its error.
+        failure: Receives the error of a request that fails.
     """
 
     def __init__(
@@ -285,7 +287,7 @@ class NativeFrame:
         pointers = [(ctypes.c_void_p * len(given))(*(resource.pointer for resource in given)) for given in used]
         self.pointer = library.chrion_frame(lanes.pointer, len(sessions), *pointers)
         if not self.pointer:
-            raise MemoryError("no memory for a frame")
+            raise MemoryError("cannot allocate a frame")
         _finalise(self, _Resource(self.pointer, library.chrion_free_frame, *used[0], *used[1]))
 
 
@@ -295,4 +297,5 @@ def _stop(library: ctypes.CDLL, pointer: int, steps: object, process: int, secon
         _STEPS_IN_USE.append(steps)  # a lane that has not finished still reads them
 
 
+#: The steps of lanes that did not stop in time.
 _STEPS_IN_USE: list[object] = []

@@ -1,16 +1,16 @@
-/* Lanes that carry out a program without the interpreter.
+/* Lanes that run a program without the GIL.
  *
- * A request is one call: the caller's thread carries out the first lane, threads of this library the others. Between
- * two segments a lane does nothing but read and write counters, so a handoff takes a fraction of a microsecond and no
- * lane ever waits for the interpreter's lock.
+ * A request is one call: the caller's thread runs the first lane, and threads of this library run the others. Between
+ * two segments a lane only reads and writes counters. Therefore a handoff takes a fraction of a microsecond, and no
+ * lane waits for the GIL.
  *
- * onnxruntime is met through its C API. The table of its functions, and session options, are handed over as they are
- * to any library of custom operators (RegisterCustomOps), so that no second copy of onnxruntime is loaded.
+ * onnxruntime is used through its C API. The library receives the table of its functions and the session options in the
+ * way of a library of custom operators (RegisterCustomOps), so that no second copy of onnxruntime is loaded.
  *
- * Guarantees. Each lane takes requests in the order in which they were submitted, the same for all lanes, so two
- * requests never wait for each other crosswise. A lane that fails, or sees that another has failed, sets its counter
- * to the end and stops; so every wait ends. chrion_run returns when all lanes have let go of the frame.
- * Assumptions. A frame serves one request at a time. chrion_stop comes after the last chrion_run has returned.
+ * Guarantees: All lanes process requests in the order of submission, so two requests cannot wait for each other. A lane
+ * that fails, or finds that another lane has failed, sets its counter to the end and leaves the request, so every wait
+ * ends. When chrion_run returns, no lane uses the frame.
+ * Assumptions: A frame serves one request at a time. chrion_stop is called after the last chrion_run has returned.
  */
 #define _GNU_SOURCE
 #include <linux/futex.h>
@@ -35,7 +35,7 @@
 #define RELAX() ((void)0)
 #endif
 
-/* ---- onnxruntime's C API: positions in its table of functions, which only ever grows. ---- */
+/* ---- onnxruntime's C API: indices into its table of functions, which stay valid in later versions. ---- */
 
 typedef struct OrtStatus OrtStatus;
 typedef struct OrtEnv OrtEnv;
@@ -67,7 +67,7 @@ enum {
   BindInput = 136,
   BindOutput = 137,
 };
-/* Of its enumerations: OrtLoggingLevel, OrtAllocatorType, OrtMemType. */
+/* Values of OrtLoggingLevel, OrtAllocatorType and OrtMemType. */
 enum { WARNING = 2, DEVICE_ALLOCATOR = 0, DEFAULT_MEMORY = 0 };
 #define API_VERSION 17
 #define CALL(result, name, ...) ((result(*)(__VA_ARGS__))api[name])
@@ -75,17 +75,17 @@ enum { WARNING = 2, DEVICE_ALLOCATOR = 0, DEFAULT_MEMORY = 0 };
 static void *const *api;
 static OrtEnv *environment;
 static OrtMemoryInfo *host;
-/* What RegisterCustomOps was last given on this thread: chrion_open takes it at once. */
+/* The options of the last call of RegisterCustomOps on this thread, for the call of chrion_open that follows. */
 static _Thread_local OrtSessionOptions *given;
 
-/* Why something failed; code is onnxruntime's, 0 for success. */
+/* The reason of a failure. The code is onnxruntime's, and 0 for success. */
 typedef struct {
   int32_t code;
   int32_t segment;
   char message[2048];
 } Failure;
 
-/* Turn a status into a failure; true if there is none. */
+/* Convert a status to a failure, and release it. Return true if the status is success. */
 static bool succeeded(OrtStatus *status, Failure *failure) {
   if (!status) return true;
   if (failure) {
@@ -97,18 +97,20 @@ static bool succeeded(OrtStatus *status, Failure *failure) {
   return false;
 }
 
-/* Called by onnxruntime for session options that are to know this library: it adds no operators to them. */
+/* Called by onnxruntime when this library is registered with session options. Keeps a copy of the options; there are no
+ * operators to add. */
 OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base) {
   if (!api) {
     void *const *table = base->GetApi(API_VERSION);
-    if (!table) return NULL; /* chrion_open says so */
+    if (!table) return NULL; /* chrion_open then reports an error */
     api = table;
   }
   return CALL(OrtStatus *, CloneSessionOptions, const OrtSessionOptions *, OrtSessionOptions **)(options, &given);
 }
 
-/* What all sessions share: onnxruntime's environment, of which a process has one, and a name for the host's memory. */
-static bool prepared(Failure *failure) {
+/* Create what all sessions share, once: onnxruntime's environment, of which a process has one, and the description of
+ * host memory. */
+static bool prepare(Failure *failure) {
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   pthread_mutex_lock(&lock);
   bool done = (environment || succeeded(CALL(OrtStatus *, CreateEnv, int, const char *, OrtEnv **)(
@@ -121,7 +123,7 @@ static bool prepared(Failure *failure) {
   return done;
 }
 
-/* A session of a serialised model, with the options given last on this thread; NULL where it fails. */
+/* Open a serialised model with the options that were last registered on this thread. Return NULL on failure. */
 OrtSession *chrion_open(const void *model, size_t bytes, Failure *failure) {
   OrtSessionOptions *options = given;
   OrtSession *session = NULL;
@@ -129,10 +131,10 @@ OrtSession *chrion_open(const void *model, size_t bytes, Failure *failure) {
   given = NULL;
   if (!options) {
     failure->code = 1;
-    snprintf(failure->message, sizeof failure->message, "no session options were given");
+    snprintf(failure->message, sizeof failure->message, "no session options are registered");
     return NULL;
   }
-  if (prepared(failure))
+  if (prepare(failure))
     succeeded(CALL(OrtStatus *, CreateSessionFromArray, OrtEnv *, const void *, size_t, const OrtSessionOptions *,
                    OrtSession **)(environment, model, bytes, options, &session),
               failure);
@@ -151,7 +153,7 @@ OrtIoBinding *chrion_binding(OrtSession *session, Failure *failure) {
 
 void chrion_unbind(OrtIoBinding *binding) { CALL(void, ReleaseIoBinding, OrtIoBinding *)(binding); }
 
-/* Bind memory of the host's, which has to stay, to an input or output; false where it fails. */
+/* Bind host memory, which the caller keeps, to an input or output. Return false on failure. */
 bool chrion_bind(OrtIoBinding *binding, bool output, const char *name, void *data, size_t bytes, const int64_t *shape,
                  size_t rank, int type, Failure *failure) {
   OrtValue *value = NULL;
@@ -167,14 +169,14 @@ bool chrion_bind(OrtIoBinding *binding, bool output, const char *name, void *dat
   return bound;
 }
 
-/* ---- Counters: one thread advances, any number wait, spinning first, then parked in the kernel. ---- */
+/* ---- Counters: one thread advances, any number wait. Waiters first spin and then park in the kernel. ---- */
 
-/* Twice the count, and one more if somebody may be parked. On a cache line of its own. */
+/* The count in the upper 31 bits, and in the lowest bit whether a waiter may be parked. On a cache line of its own. */
 typedef struct {
   _Alignas(64) _Atomic uint32_t word;
 } Counter;
 
-/* Counts are 31 bits wide and may wrap around: of two, the later one is less than half the way ahead. */
+/* Counts have 31 bits and may wrap around: the later of two counts is less than half of the range ahead. */
 #define BITS 0x7fffffffu
 #define ENDED 0x3fffffffu
 
@@ -185,30 +187,30 @@ static double now_us(void) {
 }
 
 static void advance(Counter *counter, uint32_t count) {
-  /* After the exchange the counter may be gone, with the request it belonged to: only its address is used. A wake-up
-   * that hits memory used anew is no harm, since whoever parks looks again. */
+  /* After the exchange the counter may have been freed with its frame; only its address is used. A wake-up of an
+   * unrelated waiter at the same address is harmless, since waiters check their condition again. */
   if (atomic_exchange_explicit(&counter->word, count << 1, memory_order_acq_rel) & 1)
     syscall(SYS_futex, &counter->word, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
 }
 
 static bool reached(uint32_t word, uint32_t count) { return (((word >> 1) - count) & BITS) <= ENDED; }
 
-static uint32_t look(Counter *counter) { return atomic_load_explicit(&counter->word, memory_order_acquire); }
+static uint32_t load(Counter *counter) { return atomic_load_explicit(&counter->word, memory_order_acquire); }
 
-static void wait_for(Counter *counter, uint32_t count, double patience_us) {
+static void wait_for(Counter *counter, uint32_t count, double spin_us) {
   double until = 0;
-  for (int turn = 0; !reached(look(counter), count); turn++) {
+  for (int spins = 0; !reached(load(counter), count); spins++) {
     RELAX();
-    if (turn % 64 == 63) { /* the clock is dearer than a look */
+    if (spins % 64 == 63) { /* reading the clock takes longer than reading the counter */
       double now = now_us();
-      if (until == 0) until = now + patience_us;
+      if (until == 0) until = now + spin_us;
       if (now >= until) break;
     }
   }
   for (;;) {
-    uint32_t word = look(counter);
+    uint32_t word = load(counter);
     if (reached(word, count)) return;
-    /* The flag is set before sleeping, and the kernel compares again: an advance in between is not missed. */
+    /* The flag is set before sleeping, and the kernel compares the word again, so that no advance is missed. */
     if ((word & 1) || atomic_compare_exchange_weak(&counter->word, &word, word | 1))
       syscall(SYS_futex, &counter->word, FUTEX_WAIT_PRIVATE, word | 1, NULL, NULL, 0);
   }
@@ -218,7 +220,7 @@ static void wait_for(Counter *counter, uint32_t count, double patience_us) {
 
 enum { WAIT, RUN, SIGNAL };
 
-/* wait: lane and count; run: segment; signal: count. */
+/* The arguments a and b are lane and count for WAIT, segment for RUN, and count for SIGNAL. */
 typedef struct {
   int32_t kind, a, b;
 } Step;
@@ -226,21 +228,21 @@ typedef struct {
 typedef struct {
   const Step *steps;
   int32_t count;
-  /* The logical CPU the lane has to itself, or -1. */
+  /* The logical CPU that the lane is pinned to, or -1. */
   int32_t core;
 } Part;
 
-/* One lane's share of a request, while it waits for the lane. */
+/* An entry of a lane's queue of requests. */
 typedef struct Request {
   struct Frame *frame;
   struct Request *next;
 } Request;
 
-/* What one request works on. */
+/* The state of one request. */
 typedef struct Frame {
   OrtSession **sessions;
   OrtIoBinding **bindings;
-  /* Where to note start and end of each segment, in microseconds of the monotonic clock, or NULL. */
+  /* Receives the start and the end of each segment, in microseconds of the monotonic clock; or NULL. */
   double *times;
   Counter *counters;
   Request *requests;
@@ -252,7 +254,7 @@ typedef struct {
   struct Lanes *lanes;
   Part part;
   int index;
-  /* How many requests it has been given, and those that it has not begun. */
+  /* The number of submitted requests, and the queue of those that the lane has not started. */
   Counter submitted;
   pthread_mutex_t lock;
   Request *first, *last;
@@ -261,22 +263,23 @@ typedef struct {
 
 typedef struct Lanes {
   int count, started;
-  double patience_us;
-  /* Held while a request is given to all lanes. */
+  double spin_us;
+  /* Held while a request is submitted to all lanes. */
   pthread_mutex_t order;
   uint32_t requests;
   Lane lane[];
 } Lanes;
 
-/* A lane without a core of its own spins at the cost of one that works: no longer than parking takes. */
-static double patience_us(const Lane *lane) { return lane->part.core < 0 ? 3 : lane->lanes->patience_us; }
+/* A lane that is not pinned may occupy the core of a working lane while it spins, so it spins no longer than parking
+ * takes. */
+static double spin_us(const Lane *lane) { return lane->part.core < 0 ? 3 : lane->lanes->spin_us; }
 
 static void run(Frame *frame, int32_t segment) {
   if (frame->times) frame->times[2 * segment] = now_us();
   OrtStatus *status = CALL(OrtStatus *, RunWithBinding, OrtSession *, const void *, const OrtIoBinding *)(
       frame->sessions[segment], NULL, frame->bindings[segment]);
   if (frame->times) frame->times[2 * segment + 1] = now_us();
-  if (status) { /* several lanes may fail at once: the first one counts */
+  if (status) { /* several lanes may fail at the same time; the first failure is reported */
     bool first = !atomic_exchange(&frame->claimed, true);
     if (first) frame->failure->segment = segment;
     succeeded(status, first ? frame->failure : NULL);
@@ -289,7 +292,7 @@ static void perform(Lane *lane, Frame *frame) {
   for (int32_t at = 0; at < lane->part.count; at++) {
     const Step *step = &lane->part.steps[at];
     if (step->kind == WAIT)
-      wait_for(&frame->counters[step->a], (uint32_t)step->b, patience_us(lane));
+      wait_for(&frame->counters[step->a], (uint32_t)step->b, spin_us(lane));
     else if (step->kind == SIGNAL)
       advance(own, (uint32_t)step->a);
     else if (atomic_load_explicit(&frame->failed, memory_order_acquire))
@@ -297,17 +300,17 @@ static void perform(Lane *lane, Frame *frame) {
     else
       run(frame, step->a);
   }
-  advance(own, ENDED); /* from here on the frame belongs to the caller again */
+  advance(own, ENDED); /* after this the lane does not use the frame */
 }
 
 static void pin(int core) {
   cpu_set_t set;
   CPU_ZERO(&set);
   CPU_SET(core, &set);
-  sched_setaffinity(0, sizeof set, &set); /* where it is refused, the system chooses */
+  sched_setaffinity(0, sizeof set, &set); /* if this fails, the system chooses a CPU */
 }
 
-static void give(Lane *lane, Request *request, uint32_t number) {
+static void submit(Lane *lane, Request *request, uint32_t number) {
   request->next = NULL;
   pthread_mutex_lock(&lane->lock);
   if (lane->last)
@@ -333,17 +336,17 @@ static void *work(void *argument) {
   Lane *lane = argument;
   if (lane->part.core >= 0) pin(lane->part.core);
   for (uint32_t number = 1;; number++) {
-    wait_for(&lane->submitted, number & BITS, patience_us(lane));
+    wait_for(&lane->submitted, number & BITS, spin_us(lane));
     Frame *frame = take(lane);
     if (!frame) return NULL;
     perform(lane, frame);
   }
 }
 
-/* Let all lanes end what they have been given, then stop them, waiting for it no longer than that; true if they have
- * ended, and all is freed. */
+/* Stop all lanes after the requests that were submitted to them, waiting for at most the given time. Return true if the
+ * lanes have stopped and are freed. */
 bool chrion_stop(Lanes *lanes, double seconds) {
-  Request *last = calloc((size_t)lanes->count, sizeof *last); /* frames that are none */
+  Request *last = calloc((size_t)lanes->count, sizeof *last); /* requests without a frame stop lanes */
   struct timespec until;
   bool ended = last != NULL;
   clock_gettime(CLOCK_REALTIME, &until);
@@ -353,26 +356,27 @@ bool chrion_stop(Lanes *lanes, double seconds) {
   until.tv_nsec %= 1000000000;
   pthread_mutex_lock(&lanes->order);
   lanes->requests++;
-  for (int at = 1; last && at <= lanes->started; at++) give(&lanes->lane[at], &last[at], lanes->requests);
+  for (int at = 1; last && at <= lanes->started; at++) submit(&lanes->lane[at], &last[at], lanes->requests);
   pthread_mutex_unlock(&lanes->order);
   for (int at = 1; last && at <= lanes->started; at++)
     ended &= pthread_timedjoin_np(lanes->lane[at].thread, NULL, &until) == 0;
-  if (!ended) return false; /* a lane may still read them */
+  if (!ended) return false; /* a lane may still use the memory */
   free(last);
   free(lanes);
   return true;
 }
 
-/* Lanes for a program, and their threads; NULL where the system gives none. The first part is the callers'. */
-Lanes *chrion_start(int count, const Part *parts, double patience_us) {
+/* Create the lanes of a program and their threads. Return NULL if that fails. The first part runs on the threads of the
+ * callers of chrion_run. */
+Lanes *chrion_start(int count, const Part *parts, double spin_us) {
   size_t bytes = sizeof(Lanes) + (size_t)count * sizeof(Lane);
   Lanes *lanes = aligned_alloc(64, (bytes + 63) / 64 * 64);
   if (!lanes) return NULL;
   memset(lanes, 0, bytes);
   lanes->count = count;
-  lanes->patience_us = patience_us;
+  lanes->spin_us = spin_us;
   pthread_mutex_init(&lanes->order, NULL);
-  /* Lanes inherit the mask. Asynchronous signals are for the interpreter's threads. Synchronous ones are not blocked: a
+  /* Lanes inherit the mask. Asynchronous signals are for Python's threads. Synchronous ones are not blocked: a
    * lane raises them itself, and a blocked one would kill the process without running an installed handler. */
   static const int synchronous[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT};
   sigset_t blocked, before;
@@ -406,7 +410,7 @@ void chrion_free_frame(Frame *frame) {
   free(frame);
 }
 
-/* A frame for so many segments, whose sessions and bindings are the caller's; NULL where memory is short. */
+/* Create a frame for a number of segments, whose sessions and bindings the caller keeps. Return NULL without memory. */
 Frame *chrion_frame(const Lanes *lanes, int segments, OrtSession *const *sessions, OrtIoBinding *const *bindings) {
   Frame *frame = calloc(1, sizeof *frame);
   if (!frame) return NULL;
@@ -425,7 +429,7 @@ Frame *chrion_frame(const Lanes *lanes, int segments, OrtSession *const *session
   return frame;
 }
 
-/* Serve a request on a frame; true if all went well. */
+/* Serve a request on a frame. Return true if no segment failed. */
 bool chrion_run(Lanes *lanes, Frame *frame, double *times, Failure *failure) {
   cpu_set_t before;
   Lane *own = &lanes->lane[0];
@@ -437,14 +441,14 @@ bool chrion_run(Lanes *lanes, Frame *frame, double *times, Failure *failure) {
   for (int at = 0; at < lanes->count; at++) atomic_store(&frame->counters[at].word, 0);
   pthread_mutex_lock(&lanes->order);
   lanes->requests++;
-  for (int at = 1; at < lanes->count; at++) give(&lanes->lane[at], &frame->requests[at], lanes->requests);
+  for (int at = 1; at < lanes->count; at++) submit(&lanes->lane[at], &frame->requests[at], lanes->requests);
   pthread_mutex_unlock(&lanes->order);
   bool pinned = own->part.core >= 0 && sched_getaffinity(0, sizeof before, &before) == 0;
   if (pinned) pin(own->part.core);
   perform(own, frame);
-  /* Still pinned: a waiting caller elsewhere would take a core from a lane that works. */
+  /* The caller stays pinned while it waits; on another core it would disturb a working lane. */
   for (int at = 1; at < lanes->count; at++)
-    wait_for(&frame->counters[at], ENDED, patience_us(own));
+    wait_for(&frame->counters[at], ENDED, spin_us(own));
   if (pinned) sched_setaffinity(0, sizeof before, &before);
   return !atomic_load(&frame->failed);
 }

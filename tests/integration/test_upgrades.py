@@ -56,9 +56,9 @@ def test_a_profile_is_read_and_planned_from(name: str) -> None:
     ("schema", "way"),
     [
         ("chrion.{}/2", "upgrade Chrion"),
-        ("chrion.{}/0", "write it again"),
-        ("chrion.other/1", "write it again"),
-        (None, "write it again"),
+        ("chrion.{}/0", "create the file again"),
+        ("chrion.other/1", "create the file again"),
+        (None, "create the file again"),
     ],
 )
 def test_other_schemas_are_refused_with_the_schema_hint(

@@ -23,7 +23,7 @@ def test_what_has_come_needs_no_waiting() -> None:
 @pytest.mark.parametrize("turns", [0, 10**9])
 def test_a_waiter_wakes_whether_it_spins_or_parks(monkeypatch: pytest.MonkeyPatch, turns: int) -> None:
     """With no turns to spin it parks at once, with many it never does; either way it sees the change."""
-    monkeypatch.setattr(waiting, "SPIN_TURNS", turns)
+    monkeypatch.setattr(waiting, "MAX_SPINS", turns)
     counter, through = Counter(), threading.Event()
 
     def wait() -> None:
@@ -44,9 +44,9 @@ def test_a_waiter_wakes_whether_it_spins_or_parks(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_waiter_parks_after_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It spins SPIN_TURNS times, and no more."""
-    relaxed: list[int] = []
-    monkeypatch.setattr(waiting, "relax", relaxed.append)
+    """It spins MAX_SPINS times, and no more."""
+    spins: list[int] = []
+    monkeypatch.setattr(waiting, "spin", spins.append)
     counter = Counter()
     thread = threading.Thread(target=counter.wait, args=(1,))
     thread.start()
@@ -54,12 +54,12 @@ def test_a_waiter_parks_after_its_turns(monkeypatch: pytest.MonkeyPatch) -> None
         time.sleep(0.001)
     counter.advance(1)
     thread.join(20)
-    assert relaxed == list(range(waiting.SPIN_TURNS))
+    assert spins == list(range(waiting.MAX_SPINS))
 
 
 def test_no_advance_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two threads hand a count to and fro, parking every time."""
-    monkeypatch.setattr(waiting, "SPIN_TURNS", 0)
+    monkeypatch.setattr(waiting, "MAX_SPINS", 0)
     ping, pong = Counter(), Counter()
 
     def echo() -> None:
@@ -89,7 +89,7 @@ def test_a_gate_is_passed_together_or_alone() -> None:
         gate.inside.discard("first")
 
     def be_alone() -> None:
-        with gate.alone():
+        with gate.exclusive():
             log.append("alone")
 
     first, second = threading.Thread(target=pass_through), threading.Thread(target=be_alone)

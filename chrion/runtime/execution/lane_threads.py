@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from chrion.cores import pin
-from chrion.waiting import relax
+from chrion.waiting import spin
 
 #: Rounds that an idle thread spins before it parks: about a tenth of a millisecond.
 _IDLE_ROUNDS = 8
@@ -123,7 +123,7 @@ def _work(lane: _LaneThread) -> None:
         for done in range(_IDLE_ROUNDS):
             if not parts.empty():
                 break
-            relax(done)
+            spin(done)
         lane.part = parts.get()
         if lane.part is None:
             lane.stopped = True

@@ -212,7 +212,7 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
     def _join(self, request: _Request, lanes: Sequence[int]) -> None:
         """Wait until lanes have finished their parts."""
         for lane in lanes:
-            request.counters[lane].wait(_FINISHED, look=self._lane_threads.tend)
+            request.counters[lane].wait(_FINISHED, on_timeout=self._lane_threads.tend)
 
     def _carry_out(self, request: _Request, lane: int, step: Run | Copy) -> None:
         """Run a segment or copy a value."""
@@ -275,7 +275,7 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
     def _capture(self, frame: DeviceFrame, accelerator: Accelerator) -> None:
         """Capture the frame's CUDA graphs on zeros, while no request uses the device."""
         lanes = {i.segment: lane for lane, steps in self._program.lanes.items() for i in steps if isinstance(i, Run)}
-        with self._gate.alone():
+        with self._gate.exclusive():
             frame.begin({info.name: zeros(info) for info in self._graph.inputs}, {})
             frame.fill_with_zeros()
             for index, segment in enumerate(self._segments):
