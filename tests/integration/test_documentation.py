@@ -141,6 +141,23 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_names_in_the_text_exist(page: Path) -> None:
+    """Files and modules that a page names in its text exist, and modules have what is named of them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    quoted = re.findall(r"`([^`\n]+)`", text)
+    top = r"(?:chrion|docs|examples|models|profiles|scenarios|scripts|tests)/[\w./-]+|(?:test|bench)_\w+\.py"
+    for name in (q.split()[0] for q in quoted if re.fullmatch(top, q.split()[0]) and not q.endswith("...")):
+        found = (
+            (ROOT / name).exists() if "/" in name else [*(ROOT / "tests").rglob(name), *(ROOT / "scripts").glob(name)]
+        )
+        assert found, name
+    packages = sorted(p.name for p in (ROOT / "chrion").iterdir() if (p / "__init__.py").exists())
+    dotted = re.compile(rf"(?:chrion|{'|'.join(packages)})(?:\.[A-Za-z_]\w*)+")
+    for name in (q for q in quoted if dotted.fullmatch(q) and not q.endswith((".py", ".policies"))):
+        _resolve(name if name.startswith("chrion.") else f"chrion.{name}")
+
+
 def test_the_results_of_the_readme_stand_in_the_pages_it_links_to() -> None:
     """Every figure in the README's table of results is also in the page of its row."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -206,6 +223,21 @@ def test_stability_lists_the_public_modules() -> None:
     modules = re.findall(r"^\.\. module:: (chrion\.\S+)", reference, re.MULTILINE)
     section = stability.split("## Public API")[1].split("\n- ")[1]
     assert set(re.findall(r"`(chrion\.[a-z]+)`", section)) == set(modules)
+
+
+def _resolve(name: str) -> object:
+    """Import a dotted name: a module, or an attribute of one."""
+    module, attributes = name, []
+    while True:
+        try:
+            found: object = importlib.import_module(module)
+            break
+        except ModuleNotFoundError:
+            module, _, attribute = module.rpartition(".")
+            attributes.insert(0, attribute)
+    for attribute in attributes:
+        found = getattr(found, attribute)
+    return found
 
 
 def _exported(name: str) -> set[str]:
