@@ -85,7 +85,9 @@ def plot_comparison(comparison: Comparison, path: Path) -> None:
         )
     best = comparison.best_plain
     if best:
-        axes.axvline(best.median_ms, color=COLOURS[5], linestyle="--", label=plain_text(best.name))
+        axes.axvline(
+            best.median_ms, color=COLOURS[5], linestyle="--", label=f"best plain session:\n{plain_text(best.name)}"
+        )
     axes.set_yticks(rows, [plain_text(e.policy) for e in shown])
     axes.invert_yaxis()
     axes.set_xlim(left=0)

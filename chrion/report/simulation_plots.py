@@ -1,4 +1,4 @@
-"""Pictures of results: latency histograms, rates against what was swept, memory over time."""
+"""Pictures of simulation results: latency histograms, rates of a sweep, GPU memory over time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from chrion.errors import OptionError
-from chrion.report.figures import new_figure, save_figure
+from chrion.report.categories import COLOURS
+from chrion.report.figures import new_figure, plain_text, save_figure, shorten_name
 from chrion.simulator.metrics import Counts, bin_edges
 from chrion.simulator.results import PatternResult
 from chrion.simulator.sweep import SweepPoint
@@ -22,117 +23,137 @@ if TYPE_CHECKING:
 _PANELS = 3
 #: Bins of a histogram between its ends.
 _BARS = 60
-#: A logarithmic axis shorter than this has labels at 2 and 5 as well.
-_SHORT_SPAN = 2000.0
-_COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
+#: A logarithmic axis whose ends have a smaller ratio also has labels at 2 and 5.
+_SHORT_RATIO = 2000.0
+_LINES = ("-", "--", "-.", ":")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 def plot_results(results: Sequence[PatternResult], path: Path) -> None:
-    """Draw execution times by family (Figure 11), all response times, and the memory of the first server.
+    """Draw execution times by family (Figure 11), all response times, and the GPU memory of the first server.
 
     Raises:
-        OptionError: matplotlib is missing, or the file cannot be written.
+        OptionError: matplotlib is not installed, or the file cannot be written.
     """
-    figure = new_figure(10, 6.4)
-    families = _busiest(results)
+    figure = new_figure(12, 6.4)
+    families = _busiest_families(results)
     grid = figure.add_gridspec(2, 6)
     span = 6 // len(families)
     for i, family in enumerate(families):
         axes = figure.add_subplot(grid[0, i * span : (i + 1) * span])
-        _histograms(axes, [(r.pattern, r.executions[family]) for r in results])
-        _label(axes, f"{family}: execution", "ms", "share of requests" if i == 0 else "")
+        _draw_histograms(axes, [(r.pattern, r.executions[family]) for r in results])
+        _label(axes, f"{family}: execution time", "ms", "share of requests" if i == 0 else "")
     axes = figure.add_subplot(grid[1, :3])
-    _histograms(axes, [(r.pattern, r.responses) for r in results], log=True)
-    _label(axes, "all models: response", "ms", "share of requests")
-    _memory(figure.add_subplot(grid[1, 3:]), results)
-    _legend(figure, axes)
+    _draw_histograms(axes, [(r.pattern, r.responses) for r in results], log=True)
+    _label(axes, "all models: response time", "ms, logarithmic", "share of requests")
+    memory = figure.add_subplot(grid[1, 3:])
+    _draw_memory(memory, results)
+    handles, labels = axes.get_legend_handles_labels()
+    budgets, names = memory.get_legend_handles_labels()
+    _add_legend(figure, [*handles, *budgets[:1]], [*labels, *names[:1]])
     save_figure(figure, path)
 
 
 def plot_histograms(panels: Mapping[str, Sequence[tuple[str, Counts]]], path: Path) -> None:
-    """Draw histograms side by side: by panel's title, the named counts.
+    """Draw histograms of execution time side by side: the title of each panel, and its named counts.
 
     Raises:
-        OptionError: matplotlib is missing, or the file cannot be written.
+        OptionError: matplotlib is not installed, or the file cannot be written.
     """
-    figure = new_figure(3.4 * len(panels), 3.2)
-    for i, (axes, (title, named)) in enumerate(
-        zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True)
-    ):
-        _histograms(axes, named)
-        _label(axes, title, "ms", "share of requests" if i == 0 else "")
-    _legend(figure, axes)
+    figure = new_figure(3.4 * len(panels) + 1.8, 3.2)
+    row = figure.subplots(1, len(panels), squeeze=False)[0]
+    for i, (axes, (title, named)) in enumerate(zip(row, panels.items(), strict=True)):
+        _draw_histograms(axes, named)
+        _label(axes, title, "execution time, ms", "share of requests" if i == 0 else "")
+    _add_legend(figure, *row[0].get_legend_handles_labels())
     save_figure(figure, path)
 
 
 def plot_sweep(points: Sequence[SweepPoint], path: Path) -> None:
-    """Draw violations and swapping against the first swept key, one line for each pattern and each other value.
+    """Draw violations and swapping against the first swept key.
 
-    Copies of models stand as the number of models.
+    A line has the colour of its pattern, and the markers and the dashes of its values of the other swept keys. A swept
+    number of copies is drawn as the number of models.
 
     Raises:
-        OptionError: matplotlib is missing, the file cannot be written, or the first key's values are no numbers.
+        OptionError: matplotlib is not installed, the file cannot be written, or a value of the first key is no number.
     """
     key, *others = points[0].values
     check_axis(key, [point.values[key] for point in points])
-    of_models = key.rsplit(".", 1)[-1] == "copies"
-    lines: dict[tuple[Any, ...], list[tuple[float, float, float]]] = {}
+    is_copies = key.rsplit(".", 1)[-1] == "copies"
+    lines: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
     for point in points:
-        at = point.models if of_models else point.values[key]
+        x = point.models if is_copies else point.values[key]
+        setting = ", ".join(f"{other} = {point.values[other]}" for other in others)
         for result in point.results:
-            name = (result.pattern, *(f"{other} = {point.values[other]}" for other in others))
-            lines.setdefault(name, []).append((at, result.total.violation_rate, result.total.swapping_rate))
-    figure = new_figure(9, 3.8)
+            row = (x, 100 * result.total.violation_rate, 100 * result.total.swapping_rate)
+            lines.setdefault((result.pattern, setting), []).append(row)
+    patterns = list(dict.fromkeys(pattern for pattern, _ in lines))
+    settings = list(dict.fromkeys(setting for _, setting in lines))
+    entries = len(patterns) + (len(settings) if others else 0)
+    figure = new_figure(11, max(3.8, 0.8 + 0.21 * entries))
     left, right = figure.subplots(1, 2)
-    for i, (name, rows) in enumerate(lines.items()):
+    for (pattern, setting), rows in lines.items():
         x, violations, swapping = zip(*sorted(rows), strict=True)
-        style = {"color": _COLOURS[i % len(_COLOURS)], "marker": "o", "markersize": 3, "label": ", ".join(name)}
-        left.plot(x, np.array(violations) * 100, **style)
-        right.plot(x, np.array(swapping) * 100, **style)
-    label = "models" if of_models else key
+        style = line_style(patterns.index(pattern), settings.index(setting))
+        left.plot(x, violations, **style)
+        right.plot(x, swapping, **style)
+    label = "models" if is_copies else key
     _label(left, "SLO violations", label, "% of requests")
     _label(right, "swapping", label, "loads in % of requests")
     for axes in (left, right):
         axes.set_ylim(bottom=0)
-    _legend(figure, left)
+    _add_sweep_legend(figure, patterns, settings if others else [])
     save_figure(figure, path)
 
 
+def line_style(pattern: int, setting: int) -> dict[str, Any]:
+    """Return how a line of a sweep is drawn: no two of 7 patterns and 32 settings look the same."""
+    return {
+        "color": COLOURS[pattern % len(COLOURS)],
+        "marker": _MARKERS[setting % len(_MARKERS)],
+        "linestyle": _LINES[(setting + setting // len(_MARKERS) + pattern // len(COLOURS)) % len(_LINES)],
+        "markersize": 4,
+    }
+
+
 def check_axis(key: str, values: Sequence[Any]) -> None:
-    """See before a long sweep that its first key can be an axis.
+    """Check, before a long sweep, that its first key can be an axis.
 
     Raises:
-        OptionError: Its values are no numbers.
+        OptionError: A value is no number.
     """
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise OptionError(f"--plot: {key} = {value!r} is not a number", hint="name a key of numbers first")
+            hint = "name a key with numeric values first"
+            raise OptionError(f"--plot: expected numbers on the axis, found {key} = {value!r}", hint=hint)
 
 
-def _histograms(axes: Axes, named: Sequence[tuple[str, Counts]], *, log: bool = False) -> None:
-    """Shares of requests over common bins between the 0.1 % and 99.9 % points of them all."""
+def _draw_histograms(axes: Axes, named: Sequence[tuple[str, Counts]], *, log: bool = False) -> None:
+    """Draw shares of requests in common bins, from the 0.1 % to the 99.9 % quantile of all of them."""
     edges = _common_edges([counts for _, counts in named])
     middles = np.sqrt(bin_edges()[:-1] * bin_edges()[1:])
     for i, (name, counts) in enumerate(named):
         shares, _ = np.histogram(np.clip(middles, edges[0], edges[-1]), edges, weights=counts / max(1, counts.sum()))
-        axes.stairs(shares, edges, label=name, color=_COLOURS[i % len(_COLOURS)], fill=True, alpha=0.25)
-        axes.stairs(shares, edges, color=_COLOURS[i % len(_COLOURS)], linewidth=1.3)
+        colour, line = COLOURS[i % len(COLOURS)], _LINES[i % len(_LINES)]
+        axes.stairs(shares, edges, color=colour, fill=True, alpha=0.25)
+        axes.stairs(shares, edges, label=shorten_name(name), color=colour, linestyle=line, linewidth=1.3)
     if log:
-        _log_scale(axes, edges[-1] / edges[0])
+        _set_log_scale(axes, edges[-1] / edges[0])
 
 
-def _log_scale(axes: Axes, span: float) -> None:
-    """A logarithmic axis with plain numbers."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter  # noqa: PLC0415 # an extra
+def _set_log_scale(axes: Axes, ratio: float) -> None:
+    """Make the x-axis logarithmic, with plain numbers as labels."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter  # noqa: PLC0415 - optional dependency
 
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if span < _SHORT_SPAN else (1.0,)))
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if ratio < _SHORT_RATIO else (1.0,)))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _busiest(results: Sequence[PatternResult]) -> list[str]:
-    """The families with most executions, in the scenario's order; at least one."""
+def _busiest_families(results: Sequence[PatternResult]) -> list[str]:
+    """Return the families with most executions, in the scenario's order; at least one."""
     executions = results[0].executions
     ranked = sorted(executions, key=lambda family: -int(executions[family].sum()))
     chosen = [family for family in ranked[:_PANELS] if executions[family].any()] or ranked[:1]
@@ -140,7 +161,7 @@ def _busiest(results: Sequence[PatternResult]) -> list[str]:
 
 
 def _common_edges(histograms: Sequence[Counts]) -> np.ndarray[Any, Any]:
-    """Edges that are some of the histograms' own, so that no bin is split."""
+    """Return edges that are also edges of the histograms' own bins, so that no bin is split."""
     total = np.sum(histograms, axis=0)
     edges = bin_edges()
     if not total.any():
@@ -152,24 +173,38 @@ def _common_edges(histograms: Sequence[Counts]) -> np.ndarray[Any, Any]:
     return edges[np.unique(np.clip(chosen, 0, len(edges) - 1))]
 
 
-def _memory(axes: Axes, results: Sequence[PatternResult]) -> None:
+def _draw_memory(axes: Axes, results: Sequence[PatternResult]) -> None:
     for i, result in enumerate(results):
         server = result.servers[0]
         seconds = np.arange(len(server.memory_mb) + 1) * server.memory_bin_ms / 1000
-        axes.stairs(np.array(server.memory_mb) / 1000, seconds, baseline=None, color=_COLOURS[i % len(_COLOURS)])
-        axes.axhline(server.memory_budget_mb / 1000, color="black", linewidth=0.8, linestyle=":")
+        colour, line = COLOURS[i % len(COLOURS)], _LINES[i % len(_LINES)]
+        axes.stairs(np.array(server.memory_mb) / 1000, seconds, baseline=None, color=colour, linestyle=line)
+    budget_gb = results[0].servers[0].memory_budget_mb / 1000
+    axes.axhline(budget_gb, color="black", linewidth=0.8, linestyle=(0, (1, 3)), label="memory budget")
     axes.set_ylim(bottom=0)
-    _label(axes, "server 0: GPU memory held by models", "s", "GB")
+    _label(axes, "server 0: GPU memory held by models", "time, s", "GB")
 
 
-def _legend(figure: Figure, axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=min(3, len(labels)), frameon=False)
+def _add_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
+    figure.legend(handles, labels, loc="outside right upper", fontsize=8, frameon=False)
+
+
+def _add_sweep_legend(figure: Figure, patterns: Sequence[str], settings: Sequence[str]) -> None:
+    """Put the colours of the patterns and the styles of the settings beside the axes."""
+    from matplotlib.lines import Line2D  # noqa: PLC0415 - an optional dependency
+
+    handles = []
+    for at, pattern in enumerate(patterns):
+        style = line_style(at, 0) | ({"marker": ""} if settings else {})
+        handles.append(Line2D([], [], **style, label=shorten_name(pattern)))
+    for at, setting in enumerate(settings):
+        handles.append(Line2D([], [], **(line_style(0, at) | {"color": "black"}), label=shorten_name(setting, 36)))
+    figure.legend(handles=handles, loc="outside right upper", fontsize=8, frameon=False)
 
 
 def _label(axes: Axes, title: str, x: str, y: str) -> None:
-    axes.set_title(title, fontsize=10)
-    axes.set_xlabel(x)
+    axes.set_title(plain_text(title), fontsize=10)
+    axes.set_xlabel(plain_text(x))
     axes.set_ylabel(y)
     axes.grid(visible=True, alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

@@ -113,7 +113,7 @@ def test_a_plot_needs_numbers_and_a_known_format(source: ScenarioSource, tmp_pat
     """Words cannot be an axis, and an unknown suffix is refused in one line."""
     pytest.importorskip("matplotlib")
     points = run_sweep(source, parameter_grid([("eviction", ("lru", "lfu"))]))
-    with pytest.raises(OptionError, match="is not a number"):
+    with pytest.raises(OptionError, match="expected numbers on the axis"):
         plots.plot_sweep(points, tmp_path / "sweep.png")
     with pytest.raises(
         OptionError, match=r"run.xyz: unsupported picture format: expected .png, .svg, .pdf, found .xyz"

@@ -1,0 +1,161 @@
+"""Pictures: their formats, and legends that are whole, beside the axes, and distinct."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chrion import Plan, Profile, load
+from chrion.benchmark.comparison import Comparison, PolicyResult
+from chrion.benchmark.latency import Timing
+from chrion.errors import OptionError
+from chrion.report import (
+    alpha_sweep,
+    check_picture,
+    comparison,
+    measured_chart,
+    plot_timelines,
+    predicted_chart,
+    simulation_plots,
+    timeline_picture,
+)
+from chrion.report.figures import PICTURE_FORMATS
+from chrion.runtime import Event
+from chrion.scheduler import Prediction, fixed_plan
+from chrion.simulator import find_scenario, run_sweep, simulate
+from chrion.simulator.overrides import parameter_grid
+from helpers import MACHINE, alternating_lanes, branches
+
+pytest.importorskip("matplotlib")
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+MAGIC = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
+
+
+@pytest.fixture
+def plan() -> Plan:
+    graph = load(branches())
+    made = fixed_plan(graph, alternating_lanes(graph))
+    return replace(made, slo_ms=4.5, accelerator_only=Prediction(5.0, 9.0, 8.0), cpu_only=Prediction(6.0, 0.0, 0.0))
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Return the figures that are drawn in a test, instead of files."""
+    drawn: list[Figure] = []
+    for module in (alpha_sweep, comparison, simulation_plots, timeline_picture):
+        monkeypatch.setattr(module, "save_figure", lambda figure, _: drawn.append(figure))
+    return drawn
+
+
+def check_legend(figure: Figure) -> None:
+    """Check that the legend is within the picture and covers no axes."""
+    FigureCanvasAgg(figure).draw()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert box.x0 >= figure.bbox.x0 - 1
+    assert box.x1 <= figure.bbox.x1 + 1
+    assert box.y0 >= figure.bbox.y0 - 1
+    assert box.y1 <= figure.bbox.y1 + 1
+    assert not any(box.overlaps(axes.get_window_extent()) for axes in figure.axes)
+
+
+@pytest.mark.parametrize("suffix", PICTURE_FORMATS)
+def test_the_suffix_decides_the_format(suffix: str, plan: Plan, tmp_path: Path) -> None:
+    """A .pdf file holds a PDF document, whatever the case of its suffix."""
+    for name in (f"t{suffix}", f"T{suffix.upper()}"):
+        plot_timelines(plan, [predicted_chart(plan)], tmp_path / name)
+        assert (tmp_path / name).read_bytes().startswith(MAGIC[suffix])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("t.jpg", "--png: t.jpg: unsupported picture format: expected .png, .svg, .pdf, found .jpg"),
+        ("t", "--png: t: unsupported picture format: expected .png, .svg, .pdf, found no suffix"),
+        ("none/t.png", "--png: none/t.png: cannot be written: there is no folder none"),
+    ],
+)
+def test_bad_picture_files_are_refused_by_name(
+    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message has the option, the file, what was expected and what was found."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OptionError) as caught:
+        check_picture("--png", Path(name))
+    assert str(caught.value) == message
+
+
+def test_timelines_have_a_legend_and_an_slo_line(plan: Plan, figures: list[Figure]) -> None:
+    """Each operator type or layer has an entry, and so have copies and the SLO; similar charts share a scale."""
+    copies = [Event(1, 0, 0.0, 4.2), Event(1 << 20, -1, 0.0, 0.5, "x")]
+    plot_timelines(plan, [predicted_chart(plan), measured_chart(plan, copies)], Path(), graph=load(branches()))
+    (figure,) = figures
+    check_legend(figure)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert sorted(labels[:-2]) == ["Gemm", "MatMul", "Neg", "Relu"]
+    assert labels[-2:] == ["copies", "SLO 4.50 ms"]
+    first, second = figure.axes
+    assert first.get_xlim() == second.get_xlim()
+    assert all(any(line.get_xdata()[0] == 4.5 for line in axes.lines) for axes in figure.axes)
+
+
+def test_a_slow_run_gets_its_own_scale(plan: Plan, figures: list[Figure]) -> None:
+    """A measured run thirty times as long does not squeeze the prediction."""
+    plot_timelines(plan, [predicted_chart(plan), measured_chart(plan, [Event(1, 0, 0.0, 120.0)])], Path())
+    ends = [axes.get_xlim()[1] for axes in figures[0].axes]
+    assert ends == [pytest.approx(4.5 * 1.02), pytest.approx(120.0 * 1.02)]
+
+
+def test_names_are_drawn_as_they_are(plan: Plan, tmp_path: Path) -> None:
+    """Dollar signs and backslashes in names are no formulas."""
+    odd = replace(plan, model=r"$\frac{$", operators=tuple(f"$\\x{{{i}$" for i in range(4)))
+    plot_timelines(odd, [predicted_chart(odd)], tmp_path / "t.png")
+    assert (tmp_path / "t.png").read_bytes().startswith(MAGIC[".png"])
+
+
+def styles(lines: Sequence[Any]) -> list[tuple[str, str, str]]:
+    """Return colour, marker and dashes of lines."""
+    return [(str(line.get_color()), str(line.get_marker()), str(line.get_linestyle())) for line in lines]
+
+
+def test_a_sweep_of_two_keys_has_a_whole_legend_and_distinct_lines(figures: list[Figure]) -> None:
+    """Three patterns and eight settings are 24 lines, no two of which look the same; the legend shows all of them."""
+    source = find_scenario("table7").changed({"requests": 50})
+    keys = [("gpu_memory_gb", (8, 12)), ("eviction", ("lru", "lfu", "cost", "belady")), ("gpu_slots", (1, 2))]
+    simulation_plots.plot_sweep(run_sweep(source, parameter_grid(keys)), Path())  # type: ignore[arg-type]
+    (figure,) = figures
+    check_legend(figure)
+    for axes in figure.axes:
+        assert len(axes.lines) == len(set(styles(axes.lines))) == 24
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels[:4] == ["gpu", "latency-optimal", "memory-optimal", "eviction = lru, gpu_slots = 1"]
+    assert len(labels) == 3 + 8
+
+
+def test_lines_of_many_settings_are_distinct() -> None:
+    """Seven patterns with 32 settings each have 224 different styles."""
+    found = [simulation_plots.line_style(pattern, setting) for pattern in range(7) for setting in range(32)]
+    assert len({(style["color"], style["marker"], style["linestyle"]) for style in found}) == 224
+
+
+def test_legends_of_results_comparisons_and_alpha_sweeps_cover_nothing(plan: Plan, figures: list[Figure]) -> None:
+    """They stand beside or below the axes."""
+    results = simulate(find_scenario("table7").changed({"requests": 200}).build())
+    simulation_plots.plot_results(results, Path())
+    panels = {name: [(r.pattern, r.executions[name]) for r in results] for name in ("baseline", "batch-1")}
+    simulation_plots.plot_histograms(panels, Path())
+    timing = Timing("heft", 4.0, 3.5, 5.0, 9)
+    rows = (PolicyResult("heft", plan, 1.0, 2, 1, timing), PolicyResult("greedy", plan, 1.0))
+    baseline = Timing("onnxruntime, 2 threads", 6.0, 5.0, 7.0, 9)
+    found = Comparison(load(branches()), Profile(MACHINE, 2, None, {}), rows, (baseline,))
+    comparison.plot_comparison(found, Path())
+    alpha_sweep.plot_alpha_sweep([(0.0, plan), (1.0, plan)], Path())
+    assert len(figures) == 4
+    for figure in figures:
+        check_legend(figure)
