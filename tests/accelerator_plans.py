@@ -1,4 +1,4 @@
-"""Plans that put operators on an accelerator, and what it can run."""
+"""Plans that place operators on an accelerator, and the operators that it supports."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from chrion.scheduler import Plan, fixed_plan
 WEBGPU = "WebGpuExecutionProvider"
 
 
-def able(graph: Graph, device: Device) -> set[int]:
-    """Operators that the device runs by themselves, and that onnxruntime leaves there in the whole model."""
+def find_supported_operators(graph: Graph, device: Device) -> set[int]:
+    """Return the operators that the device runs individually and that onnxruntime assigns to it in the whole model."""
     extractor = Extractor(graph)
     left = find_cpu_nodes(graph.model, weights_folder_option(graph.weights_folder), device)
     kept = [i for i, nodes in enumerate(graph.nodes) if not {graph.model.graph.node[n].name for n in nodes} & left]
     feeds = captured_inputs(graph, extractor, kept)
     found = set()
     for i in kept:
-        with contextlib.suppress(Exception):  # it cannot
+        with contextlib.suppress(Exception):  # the device does not support the operator
             OperatorBench(extractor, i, feeds, device)
             found.add(i)
     return found
 
 
-def mixed_plan(graph: Graph, there: set[int], seed: int, streams: int = 1) -> Plan:
-    """A random placement of a random order over two cores and the accelerator, which gets about half of what it can."""
+def draw_mixed_plan(graph: Graph, supported: set[int], seed: int, streams: int = 1) -> Plan:
+    """Return a random plan over two cores and the accelerator, which gets about 60 % of the supported operators."""
     pick = random.Random(seed)
     lanes = [
-        -pick.randrange(streams) if i in there and pick.random() < 0.6 else pick.randint(1, 2)
+        -pick.randrange(streams) if i in supported and pick.random() < 0.6 else pick.randint(1, 2)
         for i in range(len(graph.dag))
     ]
-    return placed(graph, lanes)
+    return fixed_webgpu_plan(graph, lanes)
 
 
-def placed(graph: Graph, lanes: Sequence[int]) -> Plan:
-    """A plan with these lanes; those of the accelerator are WebGPU's."""
+def fixed_webgpu_plan(graph: Graph, lanes: Sequence[int]) -> Plan:
+    """Return a plan of the given lanes; the accelerator's lanes are WebGPU's."""
     return fixed_plan(graph, lanes, accelerator=WEBGPU if any(lane <= 0 for lane in lanes) else None)
 
 
-def engine_of(session: HybridSession) -> CutEngine:
-    """The engine that carries the session's plan out."""
+def cut_engine(session: HybridSession) -> CutEngine:
+    """Return the engine that executes the session's plan."""
     assert isinstance(session._engine, CutEngine)
     return session._engine

@@ -1,4 +1,4 @@
-"""Operator graphs of published networks, as their papers draw them: no shapes, no weights."""
+"""Operator graphs of published networks, as drawn in their papers, without shapes and weights."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from chrion.graph import Dag
 
 
 class _Drawing:
-    """Collects operators and edges."""
+    """A graph under construction: the number of operators, and the edges."""
 
     def __init__(self) -> None:
         self.count = 0
         self.edges: list[tuple[int, int]] = []
 
     def operator(self, *sources: int | None) -> int:
-        """An operator that reads from others; None is the network's input."""
+        """Add an operator that reads the outputs of others and return it; None is the network's input."""
         self.edges += [(source, self.count) for source in sources if source is not None]
         self.count += 1
         return self.count - 1
 
     def convolution(self, source: int | None) -> int:
-        """Convolution, batch norm and ReLU, each an operator."""
+        """Add a convolution, a batch normalisation and a ReLU, each an operator; return the last."""
         return self.operator(self.operator(self.operator(source)))
 
     def dag(self) -> Dag:
@@ -27,7 +27,7 @@ class _Drawing:
 
 
 def googlenet() -> Dag:
-    """GoogLeNet (Szegedy et al., 2015): a stem, nine inception modules, a pool before the third and eighth, a head."""
+    """Return GoogLeNet (Szegedy et al., 2015): nine inception modules, with pools before the third and the eighth."""
     net = _Drawing()
     at = net.operator(net.convolution(None))
     at = net.operator(net.convolution(net.convolution(at)))
@@ -42,7 +42,7 @@ def googlenet() -> Dag:
 
 
 def inception_e() -> Dag:
-    """The widest module of Inception-v3: eleven operators, a convolution and what follows it counted as one."""
+    """Return the widest module of Inception-v3: eleven operators, if a convolution and its activation count as one."""
     net = _Drawing()
     one = net.operator(None)
     three = net.operator(None)
@@ -54,7 +54,7 @@ def inception_e() -> Dag:
 
 
 def fire() -> Dag:
-    """A fire module of SqueezeNet with complex bypass: squeeze, two expansions, their concatenation, bypass, sum."""
+    """Return a fire module of SqueezeNet with complex bypass: squeeze, two expansions, concatenation, bypass, sum."""
     net = _Drawing()
     squeeze = net.operator(None)
     joined = net.operator(net.operator(squeeze), net.operator(squeeze))
@@ -63,7 +63,7 @@ def fire() -> Dag:
 
 
 def nasnet_first_cell() -> Dag:
-    """NasNet-A's cell after a reduction: inputs adjusted, five separable convolutions of two, pools, and all sums."""
+    """Return NasNet-A's cell after a reduction: adjusted inputs, five pairs of separable convolutions, pools, sums."""
     net = _Drawing()
     left = net.operator(net.operator(None), net.operator(None))
     right = net.operator(None)

@@ -1,4 +1,4 @@
-"""What every test shares: a cache of its own, and a look afterwards at what it has left behind."""
+"""Fixtures of all tests: a separate cache, checked plans, and a check that no lane thread remains."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from chrion.scheduler import planner
 from chrion.scheduler.evaluation.validation import check_solution
 from helpers import lane_threads
 
-# The same examples in every CI run: a change is judged by what it changes. Elsewhere they are new each time.
+# CI runs the same examples each time, so that only a change can make a test fail; other runs draw new ones.
 settings.register_profile("ci", derandomize=True, deadline=None)
 if os.environ.get("CI"):
     settings.load_profile("ci")
@@ -27,7 +27,7 @@ if os.environ.get("CI"):
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep measurements in a folder that goes away; tests share it, so that each signature is measured once."""
+    """Keep measurements in a temporary folder; tests share it, so that each signature is measured once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CHRION_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("CHRION_TUNE", "now")  # tests of tuning in the background ask for it
@@ -36,7 +36,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_waiting() -> Iterator[None]:
-    """No test is about how good a measurement is, so none waits for quiet moments."""
+    """Do not wait for the end of interference, since no test depends on precise measurements."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(guard, "_PATIENCE_S", 0.0)
         patch.setattr(measure_graph, "_PATIENCE_S", 0.0)
@@ -45,7 +45,7 @@ def _no_waiting() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _valid_plans() -> Iterator[None]:
-    """Whatever a test plans, and by whichever policy, is checked as every schedule is."""
+    """Check the schedule of every plan that a test makes."""
     made = planner._PlanBuilder.build
 
     def checked(draft: Any, chosen: Any, *baselines: Any) -> Any:
@@ -59,22 +59,22 @@ def _valid_plans() -> Iterator[None]:
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lanes are threads of the interpreter, as they are where no compiler was at hand."""
+    """Use Python threads as lanes, as on a machine without a compiler."""
     monkeypatch.setattr(native, "available", lambda: False)
 
 
 @pytest.fixture(params=[True, False], ids=["native", "interpreted"])
 def either_lanes(request: pytest.FixtureRequest) -> None:
-    """Both kinds of lanes."""
+    """Run the test with native lanes and with Python threads as lanes."""
     if not request.param:
         request.getfixturevalue("interpreted")
     elif not native.available():
-        pytest.skip("lanes are not compiled here")
+        pytest.skip("native lanes are not compiled")
 
 
 @pytest.fixture(autouse=True)
 def _nothing_left() -> Iterator[None]:
-    """No lane outlives its session, and the caller's affinity is what it was."""
+    """Check that no lane thread outlives its session, and that the caller's affinity is restored."""
     before = os.sched_getaffinity(0)
     yield
     assert os.sched_getaffinity(0) == before, "the main thread's affinity was not restored"

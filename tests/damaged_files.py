@@ -1,4 +1,4 @@
-"""Files as an enemy, a broken disk or a careless editor would leave them."""
+"""Hypothesis strategies for damaged files: corrupted bytes, and JSON with unexpected content."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-#: Numbers that are rarely thought of.
+#: Numbers that are easily overlooked.
 _NUMBERS = [0, -1, 1, 2**31, 2**63, 10**19, 10**400, -0.0, 0.5, 1e308, float("inf"), float("nan")]
 _ODD = st.one_of(
     st.sampled_from([*_NUMBERS, None, True, "", "\ud800", "x" * 5000, [], {}, [[[]]], {"a": {}}]),
@@ -19,7 +19,7 @@ _ODD = st.one_of(
 
 @st.composite
 def damaged_bytes(draw: st.DrawFn, whole: bytes) -> bytes:
-    """A file with some bytes changed, lost, doubled or put in, or cut short."""
+    """Draw the content of a file with bytes changed, deleted, duplicated, inserted or cut off."""
     content = bytearray(whole)
     for _ in range(draw(st.integers(1, 6))):
         at = draw(st.integers(0, len(content)))
@@ -40,10 +40,10 @@ def damaged_bytes(draw: st.DrawFn, whole: bytes) -> bytes:
 
 @st.composite
 def damaged_json(draw: st.DrawFn, whole: Any) -> bytes:
-    """JSON that is well-formed, but holds, somewhere in it, what does not belong there."""
+    """Draw well-formed JSON with values replaced, deleted or duplicated."""
     content = json.loads(json.dumps(whole))
     for _ in range(draw(st.integers(1, 3))):
-        path = draw(st.sampled_from(_places(content)))
+        path = draw(st.sampled_from(_paths(content)))
         if not path:
             content = draw(_ODD)
             break
@@ -60,11 +60,11 @@ def damaged_json(draw: st.DrawFn, whole: Any) -> bytes:
     return json.dumps(content).encode()
 
 
-def _places(content: Any) -> list[tuple[Any, ...]]:
-    """Paths to everything in plain data, that to itself first; few of many alike."""
+def _paths(content: Any) -> list[tuple[Any, ...]]:
+    """Return the paths to all values in plain data, the empty one first; of a long list, only the first values."""
     found: list[tuple[Any, ...]] = [()]
     if isinstance(content, dict | list):
         pairs = list(content.items() if isinstance(content, dict) else enumerate(content))
         for key, value in pairs[:40]:
-            found += [(key, *path) for path in _places(value)]
+            found += [(key, *path) for path in _paths(value)]
     return found

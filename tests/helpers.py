@@ -35,7 +35,7 @@ def make_model(
     opset: int = 17,
     **rest: Any,
 ) -> onnx.ModelProto:
-    """A model of opset 17; ``rest`` goes to ``make_model``."""
+    """Build a model of opset 17 by default; ``rest`` is passed to ``onnx.helper.make_model``."""
     initializers = [onnx.numpy_helper.from_array(array, name) for name, array in (weights or {}).items()]
     graph = helper.make_graph(list(nodes), "tiny", list(inputs), list(outputs), initializers)
     domains = [helper.make_opsetid(d, 1) for d in {f.domain for f in rest.get("functions", ())}]
@@ -44,7 +44,7 @@ def make_model(
 
 
 def branches(*, size: int = 4) -> onnx.ModelProto:
-    """Two branches that meet: ``y = relu(x) @ w + (-x) @ w``, over a shared weight, and the left one as ``l``."""
+    """Build two branches that join: ``y = relu(x) @ w + (-x) @ w`` with a shared weight; ``l`` is the left product."""
     w = np.linspace(-1, 1, size * size, dtype=np.float32).reshape(size, size)
     nodes = [
         node("Relu", ["x"], ["a"], name="left"),
@@ -58,7 +58,7 @@ def branches(*, size: int = 4) -> onnx.ModelProto:
 
 
 def alternating_lanes(graph: Graph) -> list[int]:
-    """Lanes 1 and 2 in turn, along a topological order."""
+    """Assign lanes 1 and 2 alternately along a topological order."""
     lanes = [0] * len(graph.dag)
     for at, i in enumerate(graph.dag.topological_order):
         lanes[i] = 1 + at % 2
@@ -66,7 +66,7 @@ def alternating_lanes(graph: Graph) -> list[int]:
 
 
 def run_plain(model: onnx.ModelProto | str, feed: Feed, names: Sequence[str] | None = None) -> list[Any]:
-    """What plain onnxruntime makes of it."""
+    """Run a model with plain onnxruntime on one thread and return its outputs."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
@@ -76,7 +76,7 @@ def run_plain(model: onnx.ModelProto | str, feed: Feed, names: Sequence[str] | N
 
 
 def assert_equal(ours: Sequence[Any], theirs: Sequence[Any]) -> None:
-    """Same types, shapes and values, within float tolerance."""
+    """Assert equal types and shapes, and equal values within float tolerance."""
     assert len(ours) == len(theirs)
     for a, b in zip(ours, theirs, strict=True):
         if isinstance(b, list):
@@ -90,44 +90,44 @@ def assert_equal(ours: Sequence[Any], theirs: Sequence[Any]) -> None:
 
 
 def assert_same_as_plain(session: HybridSession, model: onnx.ModelProto | str, feed: Feed) -> None:
-    """A session gives what plain onnxruntime gives."""
+    """Assert that a session returns the outputs of plain onnxruntime."""
     assert_equal(session.run(None, feed), run_plain(model, feed))
 
 
-class QuietCores:
-    """Cores that nobody else uses; or that are disturbed at some of the looks, counted from 0."""
+class FakeInterferenceMonitor:
+    """A monitor of cores with interference at the given checks only, counted from 0."""
 
-    def __init__(self, disturbed_at: Sequence[int] = ()) -> None:
-        self.looks = 0
-        self._disturbed_at = disturbed_at
+    def __init__(self, interference_at: Sequence[int] = ()) -> None:
+        self.checks = 0
+        self._interference_at = interference_at
 
     def wait(self) -> bool:
-        """There is nothing to wait for."""
+        """Return immediately."""
         return True
 
     def has_interference(self) -> bool:
-        """As asked for."""
-        self.looks += 1
-        return self.looks - 1 in self._disturbed_at
+        """Return whether this check is one of those with interference."""
+        self.checks += 1
+        return self.checks - 1 in self._interference_at
 
 
 @functools.cache
 def smallest_graph() -> Graph:
-    """A graph of one cell, for what needs any graph."""
+    """Return a graph of one LSTM cell, for tests that need any graph."""
     return load(build("lstm", {"layers": 1, "seq": 1, "batch": 1, "io": 2}))
 
 
 def lane_threads() -> list[str]:
-    """Names of the lanes' threads that are alive, the interpreter's and others."""
+    """Return the names of the lane threads that are alive, Python threads and native threads."""
     found = [t.name for t in threading.enumerate()]
     for task in Path("/proc/self/task").glob("*/comm"):
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the thread has just ended
             found.append(task.read_text().strip())
     return [name for name in found if name.startswith("chrion-lane-")]
 
 
 def remaining_lane_threads() -> list[str]:
-    """The same once those that stop have stopped."""
+    """Wait up to ten seconds for lane threads to end, and return the names of those that remain."""
     end = time.monotonic() + 10
     while (found := lane_threads()) and time.monotonic() < end:
         time.sleep(0.01)

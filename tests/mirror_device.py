@@ -1,4 +1,4 @@
-"""A second memory without a second device: copies are made, and are all that is to see of it."""
+"""A device of the CPU provider with separate buffers, so that transfers take place without an accelerator."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from chrion.graph.model import ELEMENT_BYTES, TensorInfo
 
 
 class MirrorDevice(Device):
-    """The CPU's provider with buffers of its own, so that programs for it have every kind of copy."""
+    """The CPU provider with separate buffers: programs for it contain every kind of transfer."""
 
     def supports(self, kind: str) -> bool:
-        """All that has a size."""
+        """Return whether elements of the type have a fixed size."""
         return kind in ELEMENT_BYTES
 
     def allocate(self, info: TensorInfo) -> ort.OrtValue:
-        """Host memory that stands for the device's."""
+        """Allocate host memory in place of device memory."""
         return allocate(info)
 
     def to_device(self, info: TensorInfo, array: np.ndarray[Any, Any]) -> ort.OrtValue:
-        """A copy."""
+        """Copy an array to a new buffer."""
         buffer = self.allocate(info)
         buffer.update_inplace(np.ascontiguousarray(array) if array.ndim else array)
         return buffer
 
     def upload(self, source: ort.OrtValue, target: ort.OrtValue) -> None:
-        """Copy."""
+        """Copy to the device."""
         target.update_inplace(source.numpy())
 
     def download(self, kind: str) -> Any:
-        """What copies back."""
+        """Return the object that copies to host memory."""
         del kind
         return self
 
     def copy(self, source: ort.OrtValue, target: ort.OrtValue) -> None:
-        """Copy back."""
+        """Copy to host memory."""
         target.update_inplace(source.numpy())

@@ -1,4 +1,4 @@
-"""A model that is cut anywhere, options for it, and what both kinds of session make of them."""
+"""A model that can be cut anywhere, and the comparison of HybridSession and InferenceSession with given options."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Change = Callable[[ort.SessionOptions], object]
 
 
 def chain(*, free: bool = False) -> onnx.ModelProto:
-    """``y = relu(x @ w) @ w``, cut anywhere; ``free`` leaves the rows open."""
+    """Build ``y = relu(x @ w) @ w``, which can be cut anywhere; with ``free``, the number of rows is symbolic."""
     w = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
     nodes = [
         node("MatMul", ["x", "w"], ["a"], name="first"),
@@ -40,18 +40,18 @@ def chain(*, free: bool = False) -> onnx.ModelProto:
 
 
 def ort_value(array: np.ndarray[Any, Any]) -> ort.OrtValue:
-    """An OrtValue of an array."""
+    """Return an OrtValue of an array."""
     return ort.OrtValue.ortvalue_from_numpy(array)
 
 
 @functools.cache
 def doubled() -> ort.OrtValue:
-    """Another weight, which stays: session options only point to it."""
+    """Return a weight that is never freed, since session options only refer to it."""
     return ort_value(DOUBLED)
 
 
 def options(change: Change = lambda _: None) -> ort.SessionOptions:
-    """Quiet options with a change."""
+    """Return session options that log nothing, with a change applied."""
     made = ort.SessionOptions()
     made.log_severity_level = 4
     change(made)
@@ -59,26 +59,26 @@ def options(change: Change = lambda _: None) -> ort.SessionOptions:
 
 
 def cut(model: onnx.ModelProto | str, given: ort.SessionOptions | None = None, **rest: Any) -> HybridSession:
-    """A session with the operators on lanes at random."""
+    """Create a session of a random plan."""
     return HybridSession(model, given, [CPU], plan=partial(random_plan, pick=Random(0)), **rest)
 
 
 def plain(model: onnx.ModelProto | str, given: ort.SessionOptions, **rest: Any) -> ort.InferenceSession:
-    """InferenceSession with the same options."""
+    """Create an InferenceSession with the same options."""
     source = model if isinstance(model, str) else model.SerializeToString()
     return ort.InferenceSession(source, given, [CPU], **rest)
 
 
 def outcome(run: Callable[[], Any]) -> Any:
-    """What comes out, or the type of what is raised."""
+    """Return the result of a call, or the type of its exception."""
     try:
         return run()
-    except Exception as error:  # noqa: BLE001 - any: both sessions have to agree on it
+    except Exception as error:  # noqa: BLE001 - both sessions must raise the same
         return type(error)
 
 
 def assert_same_outcome(ours: Any, theirs: Any) -> None:
-    """Equal outputs, or the same exception."""
+    """Assert equal outputs or the same exception."""
     if isinstance(theirs, type):
         assert ours is theirs
     else:
@@ -86,7 +86,7 @@ def assert_same_outcome(ours: Any, theirs: Any) -> None:
 
 
 def check_session(change: Change, treatment: Treatment, named: str) -> None:
-    """A session with an option gives what InferenceSession gives, cut or plain as the table says."""
+    """Assert that a session with an option gives InferenceSession's outcome, and is cut or plain as the table says."""
     theirs = outcome(lambda: plain(chain(), options(change)).run(None, FEED))
 
     def run() -> Any:

@@ -1,9 +1,9 @@
-"""Answers of a session compared with plain onnxruntime's, within stated tolerances.
+"""Outputs of a session compared with those of plain onnxruntime, within stated tolerances.
 
-A cut model may differ from a whole one in the last bits, since onnxruntime fuses less of it; and a model may turn a
-last bit into a whole number, by rounding, comparing, or the sine of something large. So where answers differ, plain
-onnxruntime is asked again, at its other optimisation levels and for inputs that differ in their last bits: if it does
-not agree with itself, the model settles nothing.
+The outputs of a cut model may differ from those of the whole model in their last bits, since onnxruntime fuses less of
+it; and a model may amplify a last bit to a whole number, by rounding, comparing, or the sine of a large number.
+Therefore, if outputs differ, plain onnxruntime is run again at its other optimisation levels, and with inputs that
+differ in their last bits. If it does not agree with itself, the comparison is unsettled.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ _LEVELS = (
     ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
 )
-#: How often inputs are changed in their last bits.
-_NUDGES = 4
-#: Numbers of eight mantissa bits and about ten.
-_HALVES = {"bfloat16": 5e-2, "float16": 1e-2}
+#: Number of runs with inputs that differ in their last bits.
+_PERTURBATIONS = 4
+#: Least relative tolerance of types with eight and eleven significant bits.
+_HALF_TOLERANCES = {"bfloat16": 5e-2, "float16": 1e-2}
 
 Feed = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far floating-point numbers may differ: ``|a - b| <= absolute + relative * |b|``.
+    """The largest accepted difference of floating-point numbers: ``|a - b| <= absolute + relative * |b|``.
 
-    Half-precision numbers may differ by at least 1 % (float16) or 5 % (bfloat16). All else has to be equal.
+    The relative tolerance is at least 1 % for float16 and 5 % for bfloat16. Values of other types must be equal.
     """
 
     relative: float = 1e-4
     absolute: float = 1e-5
 
     def of(self, dtype: np.dtype[Any]) -> tuple[float, float]:
-        """Relative and absolute tolerance for a type."""
-        least = _HALVES.get(dtype.name, 0.0)
+        """Return the relative and the absolute tolerance for a type."""
+        least = _HALF_TOLERANCES.get(dtype.name, 0.0)
         return max(self.relative, least), max(self.absolute, least / 10)
 
 
@@ -55,24 +55,24 @@ class Reference:
 
     Args:
         source: A model file or its bytes.
-        tolerance: Within which answers count as equal.
+        tolerance: Differences up to it count as equal.
 
     Raises:
-        Exception: What InferenceSession raises for a model that it refuses.
+        Exception: InferenceSession's exception for a model that it refuses.
     """
 
     def __init__(self, source: str | Path | bytes, tolerance: Tolerance = STRICT) -> None:
         self._source = source
         self._tolerance = tolerance
         self._others: list[ort.InferenceSession] = []
-        #: As an InferenceSession is by default, but for its threads.
+        #: A default InferenceSession, except for its single thread.
         self.session = self._open(_LEVELS[0])
 
     def open_all_levels(self) -> None:
-        """Open the sessions of the other optimisation levels, which otherwise happens when they are needed.
+        """Open the sessions of the other optimisation levels, which are otherwise opened when they are needed.
 
         Raises:
-            Exception: What InferenceSession raises for a model that it refuses.
+            Exception: InferenceSession's exception for a model that it refuses.
         """
         self._others = self._others or [self._open(level) for level in _LEVELS[1:]]
 
@@ -81,23 +81,23 @@ class Reference:
         return list(self.session.run(None, feed, quiet_run()))
 
     def settles(self, feed: Feed, expected: Sequence[Any]) -> bool:
-        """Return whether plain onnxruntime agrees with ``expected``, its answer, however it is asked."""
-        return not any(difference(other, expected, self._tolerance) for other in self._alike(feed))
+        """Return whether all other runs of plain onnxruntime agree with ``expected``, its outputs."""
+        return not any(difference(other, expected, self._tolerance) for other in self._run_variants(feed))
 
     def difference(self, found: Sequence[Any], expected: Sequence[Any]) -> str:
-        """Describe how answers differ beyond the tolerance; empty if they do not."""
+        """Describe how outputs differ beyond the tolerance; empty if they do not."""
         return difference(found, expected, self._tolerance)
 
-    def _alike(self, feed: Feed) -> Iterator[list[Any]]:
-        """Run the request at other optimisation levels, then almost the same request."""
-        with contextlib.suppress(Exception):  # a level may refuse what the others take
+    def _run_variants(self, feed: Feed) -> Iterator[list[Any]]:
+        """Run the request at other optimisation levels, and then with perturbed inputs."""
+        with contextlib.suppress(Exception):  # a level may refuse a model that others accept
             self.open_all_levels()
         for other in self._others:
             with contextlib.suppress(Exception):
                 yield other.run(None, feed, quiet_run())
         numbers = np.random.default_rng(0)
-        for _ in range(_NUDGES):
-            yield self.run({name: _nudged(value, numbers) for name, value in feed.items()})
+        for _ in range(_PERTURBATIONS):
+            yield self.run({name: _perturb(value, numbers) for name, value in feed.items()})
 
     def _open(self, level: ort.GraphOptimizationLevel) -> ort.InferenceSession:
         options = quiet_options()
@@ -131,7 +131,11 @@ def difference(ours: Any, theirs: Any, tolerance: Tolerance = STRICT) -> str:
     if isinstance(theirs, dict):
         return _map_difference(ours, theirs, tolerance)
     if isinstance(theirs, np.ndarray):
-        return _array_difference(ours, theirs, tolerance) if isinstance(ours, np.ndarray) else _kinds(ours, theirs)
+        return (
+            _array_difference(ours, theirs, tolerance)
+            if isinstance(ours, np.ndarray)
+            else _type_difference(ours, theirs)
+        )
     if isinstance(theirs, float):
         return _number_difference(ours, theirs, tolerance)
     return "" if type(ours) is type(theirs) and ours == theirs else f"{ours!r}, not {theirs!r}"
@@ -139,7 +143,7 @@ def difference(ours: Any, theirs: Any, tolerance: Tolerance = STRICT) -> str:
 
 def _sequence_difference(ours: Any, theirs: Sequence[Any], tolerance: Tolerance) -> str:
     if not isinstance(ours, list | tuple):
-        return _kinds(ours, theirs)
+        return _type_difference(ours, theirs)
     if len(ours) != len(theirs):
         return f"{len(ours)} outputs, not {len(theirs)}"
     for at, (a, b) in enumerate(zip(ours, theirs, strict=True)):
@@ -150,7 +154,7 @@ def _sequence_difference(ours: Any, theirs: Sequence[Any], tolerance: Tolerance)
 
 def _map_difference(ours: Any, theirs: Mapping[Any, Any], tolerance: Tolerance) -> str:
     if not isinstance(ours, dict):
-        return _kinds(ours, theirs)
+        return _type_difference(ours, theirs)
     if ours.keys() != theirs.keys():
         return f"keys {sorted(map(repr, ours))}, not {sorted(map(repr, theirs))}"
     for key, b in theirs.items():
@@ -162,10 +166,10 @@ def _map_difference(ours: Any, theirs: Mapping[Any, Any], tolerance: Tolerance) 
 def _array_difference(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], tolerance: Tolerance) -> str:
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return f"{a.dtype}{list(a.shape)}, not {b.dtype}{list(b.shape)}"
-    if b.dtype.kind not in "fc" and b.dtype.name not in _HALVES:
+    if b.dtype.kind not in "fc" and b.dtype.name not in _HALF_TOLERANCES:
         return "" if np.array_equal(a, b) else f"{a}, not {b}"
     relative, absolute = tolerance.of(b.dtype)
-    if b.dtype.name in _HALVES:
+    if b.dtype.name in _HALF_TOLERANCES:
         a, b = a.astype(np.float32), b.astype(np.float32)
     with np.errstate(all="ignore"):
         same = np.allclose(a, b, rtol=relative, atol=absolute, equal_nan=True)
@@ -174,18 +178,18 @@ def _array_difference(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], toleranc
 
 def _number_difference(ours: Any, theirs: float, tolerance: Tolerance) -> str:
     if not isinstance(ours, float):
-        return _kinds(ours, theirs)
+        return _type_difference(ours, theirs)
     both_nan = math.isnan(ours) and math.isnan(theirs)
     near = math.isclose(ours, theirs, rel_tol=tolerance.relative, abs_tol=tolerance.absolute)
     return "" if both_nan or near else f"{ours}, not {theirs}"
 
 
-def _kinds(ours: Any, theirs: Any) -> str:
+def _type_difference(ours: Any, theirs: Any) -> str:
     return f"{type(ours).__name__}, not {type(theirs).__name__}"
 
 
-def _nudged(value: Any, numbers: np.random.Generator) -> Any:
-    """Change an array in its last bits."""
+def _perturb(value: Any, numbers: np.random.Generator) -> Any:
+    """Return an array that differs in its last bits."""
     if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
         return value
     signs = numbers.choice([-1, 1], value.shape)

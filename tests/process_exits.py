@@ -1,4 +1,4 @@
-"""A process that ends, or forks, with a session in use: ``python process_exits.py HOW``."""
+"""Programs that end or fork while a session is in use: ``python process_exits.py PROGRAM``."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _SIZE = 600
 
 
 def busy_session() -> tuple[HybridSession, dict[str, np.ndarray]]:
-    """Two lanes that compute for a while."""
+    """Return a session with two lanes that compute for a while, and its feed."""
     w = np.eye(_SIZE, dtype=np.float32)
     nodes = []
-    for side in "ab":
+    for tower in "ab":
         for step in range(6):
-            before = f"{side}{step - 1}" if step else "x"
-            nodes.append(node("MatMul", [before, "w"], [f"{side}{step}"], name=f"{side}{step}"))
+            source = f"{tower}{step - 1}" if step else "x"
+            nodes.append(node("MatMul", [source, "w"], [f"{tower}{step}"], name=f"{tower}{step}"))
     nodes.append(node("Add", ["a5", "b5"], ["y"], name="sum"))
     shape = [_SIZE, _SIZE]
     graph = load(make_model(nodes, [value("x", FLOAT, shape)], [value("y", FLOAT, shape)], {"w": w}))
@@ -34,14 +34,14 @@ def busy_session() -> tuple[HybridSession, dict[str, np.ndarray]]:
     return HybridSession(graph, plan=plan), {"x": np.ones((_SIZE, _SIZE), np.float32)}
 
 
-def tell(*what: object) -> None:
-    """Write a line that is out before the process is."""
-    sys.stdout.write(" ".join(map(str, what)) + "\n")
+def write_line(*words: object) -> None:
+    """Write a line and flush it, so that it is printed even if the process aborts."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
     sys.stdout.flush()
 
 
-def in_flight() -> HybridSession:
-    """Daemon threads that call all the time, one call under way."""
+def start_calls() -> HybridSession:
+    """Start daemon threads that call a session continuously, and return while a call is in flight."""
     session, feed = busy_session()
 
     def call() -> None:
@@ -49,44 +49,44 @@ def in_flight() -> HybridSession:
             while True:
                 session.run(None, feed)
         except RuntimeError as error:
-            tell(error)
+            write_line(error)
 
-    begun = time.perf_counter()
+    start = time.perf_counter()
     session.run(None, feed)
-    took = time.perf_counter() - begun
+    run_s = time.perf_counter() - start
     for _ in range(2):
         threading.Thread(target=call, daemon=True).start()
-    time.sleep(1.5 * took)
+    time.sleep(1.5 * run_s)
     return session
 
 
 def end() -> None:
-    """The main thread comes to its end."""
-    in_flight()
+    """Return from the main thread."""
+    start_calls()
 
 
 def leave() -> None:
-    """``sys.exit``."""
-    in_flight()
+    """Call ``sys.exit``."""
+    start_calls()
     sys.exit(3)
 
 
 def fail() -> None:
-    """An exception that nobody handles."""
-    in_flight()
+    """Raise an unhandled exception."""
+    start_calls()
     raise ValueError("unhandled")
 
 
 def late() -> None:
-    """A run when the process is ending already: before the session is told of it, and after."""
+    """Run requests in exit handlers, one before the session's own handler and one after it."""
     session, feed = busy_session()
     session.run(None, feed)
 
     def run() -> None:
         try:
-            tell(session.run(None, feed)[0].shape)
+            write_line(session.run(None, feed)[0].shape)
         except RuntimeError as error:
-            tell(error)
+            write_line(error)
 
     atexit.unregister(process_hooks._run_exit_hooks)
     atexit.register(run)
@@ -95,8 +95,8 @@ def late() -> None:
 
 
 def fork() -> None:
-    """A child of a process that has a session, while other threads are using it."""
-    session = in_flight()
+    """Fork while other threads use a session, and use the session in the child."""
+    session = start_calls()
     child = os.fork()
     if child == 0:
         code = 1
@@ -108,16 +108,16 @@ def fork() -> None:
         finally:
             os._exit(code)
     _, status = os.waitpid(child, 0)
-    tell("child", os.waitstatus_to_exitcode(status))
+    write_line("child", os.waitstatus_to_exitcode(status))
 
 
 def thread() -> None:
-    """A thread that is no daemon is waited for, as ever."""
+    """Return from the main thread while a non-daemon thread runs a request."""
     session, feed = busy_session()
-    threading.Thread(target=lambda: tell(session.run(None, feed)[0].shape)).start()
+    threading.Thread(target=lambda: write_line(session.run(None, feed)[0].shape)).start()
 
 
-HOW: dict[str, Callable[[], object]] = {f.__name__: f for f in (end, leave, fail, late, fork, thread)}
+PROGRAMS: dict[str, Callable[[], object]] = {f.__name__: f for f in (end, leave, fail, late, fork, thread)}
 
 if __name__ == "__main__":
-    HOW[sys.argv[1]]()
+    PROGRAMS[sys.argv[1]]()

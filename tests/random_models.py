@@ -1,7 +1,7 @@
-"""Random ONNX models with every oddity that real ones may have, and inputs for them.
+"""Random ONNX models with the unusual features that real models may have, and inputs for them.
 
-All chance comes from one ``random.Random``: a seed makes a model again, and Hypothesis, whose ``randoms()`` are such
-objects, can shrink it. What operators are put together is in :mod:`random_steps`.
+All randomness comes from one ``random.Random``. Therefore a seed reproduces a model, and Hypothesis, whose
+``randoms()`` are such objects, can shrink it. :mod:`random_operators` contains the operators of the models.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ FLOAT, DOUBLE, HALF = TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16
 INT8, UINT8, INT32, INT64 = TensorProto.INT8, TensorProto.UINT8, TensorProto.INT32, TensorProto.INT64
 BOOL, STRING = TensorProto.BOOL, TensorProto.STRING
 KINDS = (FLOAT, FLOAT, FLOAT, FLOAT, DOUBLE, HALF, INT8, UINT8, INT32, INT64, BOOL)
-#: Name of the free dimension, where there is one.
+#: Name of the free dimension, if there is one.
 FREE = "n"
-#: Values of more elements are not made.
-_MOST_ELEMENTS = 4096
-#: Sizes that the free dimension is taken for when the model is made.
-_USUAL = 3
+#: Most elements of a value.
+_MAX_ELEMENTS = 4096
+#: Size of the free dimension that is assumed while the model is built.
+_ASSUMED_SIZE = 3
 
 
 class UnfitError(Exception):
-    """Nothing in the model so far suits a step."""
+    """The model has no value yet that suits a step."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor of the model; its dimensions may hold the free one."""
+    """A tensor of the model; one of its dimensions may be the free one."""
 
     name: str
     kind: int
-    #: None where the size depends on the data.
+    #: None if the size depends on the data.
     shape: Shape | None
 
     @property
@@ -52,15 +52,15 @@ class Value:
 
     @property
     def elements(self) -> int:
-        """How many there are if the free dimension has its usual size."""
-        return math.prod(_USUAL if isinstance(d, str) else d for d in self.shape or ())
+        """The number of elements if the free dimension has its assumed size."""
+        return math.prod(_ASSUMED_SIZE if isinstance(d, str) else d for d in self.shape or ())
 
     def info(self) -> onnx.ValueInfoProto:
         return helper.make_tensor_value_info(self.name, self.kind, self.shape)
 
 
 class Draft:
-    """A model under construction: nodes, weights, and the values that later operators may read."""
+    """A model under construction: its nodes, weights, and the values that later operators may read."""
 
     def __init__(self, pick: Random) -> None:
         self.pick = pick
@@ -68,12 +68,12 @@ class Draft:
         self.opset = pick.choice([17, 21])
         self.nodes: list[onnx.NodeProto] = []
         self.functions: list[onnx.FunctionProto] = []
-        #: Further domains that operators come from.
+        #: Further operator domains.
         self.domains: set[str] = set()
         self.values: list[Value] = []
-        #: Tensors of a size that depends on the data: they may be read by few operators, and returned.
+        #: Tensors whose size depends on the data: few operators can read them, and they may be outputs.
         self.loose: list[Value] = []
-        self.others: list[onnx.ValueInfoProto] = []  # outputs that are no tensors
+        self.others: list[onnx.ValueInfoProto] = []  # outputs that are not tensors
         self.weights: dict[str, np.ndarray[Any, Any]] = {}
         self.weight_values: list[Value] = []
         self.inputs = self._inputs()
@@ -100,15 +100,15 @@ class Draft:
         """Whether an input has the free dimension."""
         return any(FREE in (i.shape or ()) for i in self.inputs)
 
-    def feed(self, size: int = _USUAL) -> dict[str, np.ndarray[Any, Any]]:
-        """Inputs; the free dimension has the given size."""
+    def feed(self, size: int = _ASSUMED_SIZE) -> dict[str, np.ndarray[Any, Any]]:
+        """Return random inputs; the free dimension has the given size."""
         return {
             i.name: self.array(i.kind, tuple(size if isinstance(d, str) else d for d in i.shape or ()))
             for i in self.inputs
         }
 
     def array(self, kind: int, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        """Random numbers of moderate size."""
+        """Return random numbers of moderate size."""
         if kind == BOOL:
             return np.asarray(self.numbers.integers(0, 2, shape), np.bool_)
         if kind in {FLOAT, DOUBLE, HALF}:
@@ -116,10 +116,10 @@ class Draft:
         least = 0 if kind == UINT8 else -4
         return np.asarray(self.numbers.integers(least, 5, shape), helper.tensor_dtype_to_np_dtype(kind))
 
-    # Choosing.
+    # Selection of values.
 
     def one(self, kinds: set[int] | None = None, *, ranks: range = range(9), least: int = 0) -> Value:
-        """A value of one of the kinds and ranks, all of whose dimensions are at least so large."""
+        """Return a value of one of the kinds and ranks, whose dimensions are all at least ``least``."""
         fitting = [
             v
             for v in self.values
@@ -132,7 +132,7 @@ class Draft:
         return self.pick.choice(fitting)
 
     def axis(self, value: Value, *, fixed: bool = False) -> int:
-        """An axis of a value, perhaps counted from the end; ``fixed`` ones are not the free dimension."""
+        """Return an axis of a value, sometimes counted from the end; with ``fixed``, not the free dimension."""
         fitting = [at for at, d in enumerate(value.shape or ()) if not (fixed and isinstance(d, str))]
         if not fitting:
             raise UnfitError
@@ -140,28 +140,28 @@ class Draft:
         return at if self.pick.random() < 0.7 else at - value.rank
 
     def partner(self, value: Value) -> Value:
-        """What broadcasts with a value to its shape: a value there is, or a weight, perhaps one already in use."""
+        """Return a value that broadcasts to the shape of another: an existing value, or an old or new weight."""
         fitting = [v for v in self.values if v.kind == value.kind and _fits(v.shape, value.shape)]
         if fitting and self.pick.random() < 0.6:
             return self.pick.choice(fitting)
         shape = [1 if isinstance(d, str) or self.pick.random() < 0.3 else d for d in value.shape or ()]
         return self.weight(value.kind, tuple(shape[self.pick.randint(0, len(shape)) :]))
 
-    # Making.
+    # Construction.
 
     def fresh(self) -> str:
         self._count += 1
         return f"v{self._count}"
 
     def weight(self, kind: int, shape: tuple[int, ...]) -> Value:
-        """A weight, half of the time one that is there."""
+        """Return a weight: in half of the cases an existing one, if there is one of the same kind and shape."""
         same = [w for w in self.weight_values if (w.kind, w.shape) == (kind, shape)]
         if same and self.pick.random() < 0.5:
             return self.pick.choice(same)
         return self.constant(self.array(kind, shape))
 
     def weight_of(self, array: Any) -> Value:
-        """A weight of given numbers; the same one for all who ask for them."""
+        """Return the weight of the given numbers; equal numbers share one weight."""
         array = np.asarray(array)
         kind = helper.np_dtype_to_tensor_dtype(array.dtype)
         for known in self.weight_values:
@@ -170,7 +170,7 @@ class Draft:
         return self.constant(array)
 
     def constant(self, array: Any) -> Value:
-        """A weight of given numbers."""
+        """Add a weight of the given numbers and return it."""
         array = np.asarray(array)
         value = Value(f"w{len(self.weights)}", helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
         self.weights[value.name] = array
@@ -178,22 +178,22 @@ class Draft:
         return value
 
     def add(self, op_type: str, inputs: list[Value | None], outputs: list[str], **attributes: Any) -> None:
-        """Add a node; some have no name, and None stands for an input left out."""
+        """Add a node, sometimes without a name; None stands for an omitted input."""
         name = self.pick.choice(["", f"{op_type}.{len(self.nodes)}"])
         read = [v.name if v else "" for v in inputs]
         self.nodes.append(node(op_type, read, outputs, name=name, **attributes))
 
     def made(self, op_type: str, inputs: list[Value | None], kind: int, shape: Shape, **attributes: Any) -> Value:
-        """Add a node of one output, which later ones may read."""
+        """Add a node with one output and return the output, which later nodes may read."""
         value = Value(self.fresh(), kind, shape)
-        if value.elements > _MOST_ELEMENTS:
+        if value.elements > _MAX_ELEMENTS:
             raise UnfitError
         self.add(op_type, inputs, [value.name], **attributes)
         self.values.append(value)
         return value
 
     def model(self) -> onnx.ModelProto:
-        """What has been made, with outputs chosen from it."""
+        """Return the model, with randomly chosen outputs."""
         made = [v for v in self.values if v not in self.inputs] or self.values[:1]
         outputs = [v.info() for v in self.pick.sample(made, self.pick.randint(1, min(3, len(made))))]
         outputs += [v.info() for v in self.loose if self.pick.random() < 0.3]
@@ -205,7 +205,7 @@ class Draft:
         self.pick.shuffle(outputs)
         inputs = [i.info() for i in self.inputs]
         if self.weight_values and self.pick.random() < 0.2:
-            inputs.append(self.pick.choice(self.weight_values).info())  # a default that requests may replace
+            inputs.append(self.pick.choice(self.weight_values).info())  # a default value that requests may replace
         graph = helper.make_graph(
             self.nodes,
             "random",
@@ -223,7 +223,7 @@ def _unique(outputs: list[onnx.ValueInfoProto]) -> list[onnx.ValueInfoProto]:
 
 
 def _fits(shape: Shape | None, into: Shape | None) -> bool:
-    """Whether a shape broadcasts to another."""
+    """Return whether a shape broadcasts to another."""
     assert shape is not None
     assert into is not None
     if len(shape) > len(into):
@@ -232,7 +232,11 @@ def _fits(shape: Shape | None, into: Shape | None) -> bool:
 
 
 def fixed(value: Value, axis: int) -> int:
-    """The size of an axis that must not be the free one."""
+    """Return the size of an axis.
+
+    Raises:
+        UnfitError: The axis is the free dimension.
+    """
     size: Any = (value.shape or ())[axis]
     if isinstance(size, str):
         raise UnfitError

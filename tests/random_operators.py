@@ -1,4 +1,4 @@
-"""What random models are made of: each step adds an operator, or a few that belong together."""
+"""The steps of random models: each adds an operator, or a few related ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REAL = {FLOAT, DOUBLE}
 NUMBERS = {FLOAT, DOUBLE, INT32, INT64}
 ANY = {FLOAT, DOUBLE, HALF, INT8, UINT8, INT32, INT64, BOOL}
 
-#: Element-wise operators and the types that onnxruntime has them for on the CPU.
+#: Element-wise operators and the types that onnxruntime supports on the CPU.
 UNARY = {
     **dict.fromkeys(["Tanh", "Sigmoid", "Floor", "Ceil", "Round", "Sqrt", "Reciprocal"], REAL),
     **dict.fromkeys(["Erf", "Softplus", "Softsign", "LeakyRelu", "HardSigmoid", "ThresholdedRelu"], SINGLE),
@@ -67,7 +67,7 @@ Step = Callable[[Draft], None]
 
 
 def random_model(pick: Random, size: int) -> Draft:
-    """Put ``size`` random steps together."""
+    """Build a model of ``size`` random steps."""
     draft = Draft(pick)
     for _ in range(size):
         for _ in range(20):
@@ -79,7 +79,7 @@ def random_model(pick: Random, size: int) -> Draft:
     return draft
 
 
-# Element by element.
+# Element-wise operators.
 
 
 def unary(d: Draft) -> None:
@@ -98,7 +98,7 @@ def binary(d: Draft) -> None:
 
 
 def several(d: Draft) -> None:
-    """Any number of inputs."""
+    """Add a variadic operator with three inputs."""
     x = d.one({FLOAT})
     d.made(d.pick.choice(["Sum", "Max", "Min", "Mean"]), [x, *(d.partner(x) for _ in range(2))], FLOAT, x.shape or ())
 
@@ -119,7 +119,7 @@ def cast(d: Draft) -> None:
     x = d.one()
     to = d.pick.choice(sorted(ANY))
     if x.kind in {FLOAT, DOUBLE, HALF} and to not in {FLOAT, DOUBLE, HALF, BOOL}:
-        # What a large number becomes in a small type is not defined.
+        # The conversion of a large number to a small type is undefined.
         x = d.made(
             "Clip", [d.made("Cast", [x], FLOAT, x.shape or (), to=FLOAT), *bounds(d, 0, 100)], FLOAT, x.shape or ()
         )
@@ -131,14 +131,14 @@ def bounds(d: Draft, least: float, most: float) -> list[Value | None]:
 
 
 def clip(d: Draft) -> None:
-    """An optional input left out, in the middle or at the end."""
+    """Add a Clip, sometimes without optional inputs, in the middle or at the end."""
     x = d.one({FLOAT})
     low, high = bounds(d, -1, 1)
     d.made("Clip", d.pick.choice([[x, None, high], [x, low], [x, low, high], [x]]), FLOAT, x.shape or ())
 
 
 def dropout(d: Draft) -> None:
-    """An optional output that others read, or not."""
+    """Add a Dropout with or without its optional output, which later operators may read."""
     x = d.one({FLOAT})
     made, mask = Value(d.fresh(), FLOAT, x.shape), Value(d.fresh(), BOOL, x.shape)
     wanted = d.pick.random() < 0.5
@@ -146,7 +146,7 @@ def dropout(d: Draft) -> None:
     d.values += [made, mask] if wanted else [made]
 
 
-# Along axes.
+# Operators along axes.
 
 
 def reduce(d: Draft) -> None:
@@ -162,7 +162,7 @@ def reduce(d: Draft) -> None:
 
 
 def reduce_all(d: Draft) -> None:
-    """To a scalar."""
+    """Add a reduction to a scalar."""
     x = d.one({FLOAT}, least=1)
     d.made(d.pick.choice(["ReduceSum", "ReduceMax", "ReduceMean"]), [x], FLOAT, (), keepdims=0)
 
@@ -187,13 +187,13 @@ def cumulate(d: Draft) -> None:
 def normalise(d: Draft) -> None:
     x = d.one({FLOAT}, ranks=range(2, 5), least=1)
     last = fixed(x, -1)
-    # onnxruntime 1.31 crashes where a bias is left out by an empty name.
+    # onnxruntime 1.31 crashes if a bias is omitted by an empty name.
     bias = d.pick.choice([[], [d.weight(FLOAT, (last,))]])
     d.made("LayerNormalization", [x, d.weight(FLOAT, (last,)), *bias], FLOAT, x.shape or ())
 
 
 def top(d: Draft) -> None:
-    """Two outputs, of which often only one is read."""
+    """Add a TopK, whose two outputs are often not both read."""
     x = d.one({FLOAT, INT64}, ranks=range(1, 5), least=2)
     axis = d.axis(x, fixed=True)
     shape = tuple(2 if at == axis % x.rank else s for at, s in enumerate(x.shape or ()))
@@ -212,7 +212,7 @@ def product(d: Draft) -> None:
 
 
 def wide_product(d: Draft) -> None:
-    """Over a weight above a kilobyte, and back over the same."""
+    """Add a product with a weight of more than a kilobyte, and one with the same weight transposed."""
     x = d.one({FLOAT}, ranks=range(1, 4), least=1)
     inner = fixed(x, -1)
     big = d.weight(FLOAT, (inner, 300))
@@ -228,7 +228,7 @@ def gemm(d: Draft) -> None:
 
 
 def integers(d: Draft) -> None:
-    """Quantised on the way, multiplied in integers."""
+    """Add a dynamic quantisation, and a product of integers or a dequantisation."""
     x = d.one({FLOAT}, ranks=range(2, 3), least=1)
     names = [d.fresh() for _ in range(3)]
     d.add("DynamicQuantizeLinear", [x], names)
@@ -256,7 +256,7 @@ def convolve(d: Draft) -> None:
 
 
 def recurrent(d: Draft) -> None:
-    """Over the first axis, in one direction or both, with states that are given or not."""
+    """Add a recurrent operator in one or both directions, with or without an initial state."""
     x = d.one({FLOAT}, ranks=range(3, 4), least=1)
     steps, batch, width = x.shape or ()
     if isinstance(batch, str) or isinstance(width, str):
@@ -274,7 +274,7 @@ def recurrent(d: Draft) -> None:
     d.values += [made, last]
 
 
-# Form.
+# Operators that change shapes.
 
 
 def transpose(d: Draft) -> None:
@@ -284,13 +284,13 @@ def transpose(d: Draft) -> None:
 
 
 def reshape(d: Draft) -> None:
-    """To one axis, but for a free first one."""
+    """Add a Reshape to one axis, which keeps a free first axis."""
     x = d.one(ranks=range(1, 5), least=1)
     head = [e for e in (x.shape or ())[:1] if e == FREE]
     rest = (x.shape or ())[len(head) :]
     if FREE in rest:
         raise UnfitError
-    size = int(np.prod(rest))  # type: ignore[arg-type] # no free one is left
+    size = int(np.prod(rest))  # type: ignore[arg-type] # no free dimension is left
     d.made("Reshape", [x, d.constant(np.array([0] * len(head) + [size]))], x.kind, (*head, size))
 
 
@@ -327,7 +327,7 @@ def split(d: Draft) -> None:
 
 
 def slice_(d: Draft) -> None:
-    """Perhaps to nothing."""
+    """Add a Slice, sometimes an empty one."""
     x = d.one(ranks=range(1, 5), least=1)
     axis = d.axis(x, fixed=True)
     size = fixed(x, axis)
@@ -371,11 +371,11 @@ def one_hot(d: Draft) -> None:
     d.made("OneHot", [x, d.constant(np.array([4])), d.constant(np.float32([0, 1]))], FLOAT, (*(x.shape or ()), 4))
 
 
-# What cannot be cut.
+# Operators around which a model cannot be cut.
 
 
 def non_zero(d: Draft) -> None:
-    """A size that depends on the data, in the middle and perhaps as an output."""
+    """Add a NonZero, whose shape depends on the data, as an inner value and sometimes as an output."""
     x = d.one({FLOAT, BOOL, INT64}, ranks=range(1, 4))
     found = Value(d.fresh(), INT64, (x.rank, None))  # type: ignore[arg-type] # as a graph output declares it
     d.add("NonZero", [x], [found.name])
@@ -414,7 +414,7 @@ def optional(d: Draft) -> None:
 
 
 def branch(d: Draft) -> None:
-    """An If over a value of the model, whose branches read others from outside; perhaps one in another."""
+    """Add an If, whose branches read values of the outer graph; sometimes one branch contains another If."""
     x = d.one({FLOAT, INT64})
     other, flag = d.partner(x), condition(d)
 
@@ -437,7 +437,7 @@ def condition(d: Draft) -> Value:
 
 
 def loop(d: Draft) -> None:
-    """Three rounds that carry a value on, read another from outside, and collect what each has made."""
+    """Add a Loop of three iterations with a loop-carried value, an outer value and a scan output."""
     x = d.one({FLOAT, INT64})
     other, count, inner = d.partner(x), d.constant(np.int64(3)), [d.fresh() for _ in range(5)]
     at, going, state, after, collected = inner
@@ -455,7 +455,7 @@ def loop(d: Draft) -> None:
 
 
 def scan(d: Draft) -> None:
-    """Over the first axis, with a state."""
+    """Add a Scan over the first axis with a state."""
     x = d.one({FLOAT}, ranks=range(2, 4), least=1)
     rest = (x.shape or ())[1:]
     if FREE in rest:
@@ -474,7 +474,7 @@ def scan(d: Draft) -> None:
 
 
 def function(d: Draft) -> None:
-    """A function of the model's own."""
+    """Add a call of a function that the model defines."""
     x = d.one({FLOAT})
     if not any(f.name == "Wave" for f in d.functions):
         d.functions.append(
@@ -491,7 +491,7 @@ def function(d: Draft) -> None:
 
 
 def dead_end(d: Draft) -> None:
-    """A result that nobody reads."""
+    """Add an operator whose output is not read."""
     d.add("Exp", [d.one({FLOAT})], [d.fresh()])
 
 

@@ -1,4 +1,4 @@
-"""What exporters write: several operators that onnxruntime fuses, or that only the run knows the shapes of."""
+"""Patterns of operators that exporters write: subgraphs that onnxruntime fuses, and shapes computed at run time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def scalar(d: Draft, number: float) -> Value:
 
 
 def dense(d: Draft, x: Value | None = None) -> None:
-    """One or two MatMul and Add over the same weights, of rank 2 or 3: Gemms between reshapes to added shapes."""
+    """Add one or two pairs of MatMul and Add with shared weights, of rank 2 or 3, which onnxruntime fuses to Gemms."""
     x = x or d.one({FLOAT}, ranks=range(2, 4), least=1)
     inner = fixed(x, -1)
     weight, bias = d.weight(FLOAT, (inner, inner)), d.weight(FLOAT, (inner,))
@@ -41,7 +41,7 @@ def dense(d: Draft, x: Value | None = None) -> None:
 
 
 def gelu(d: Draft) -> None:
-    """Spelt out, with scalars that others share."""
+    """Add a Gelu of elementary operators, with shared scalars."""
     x = d.one({FLOAT})
     shape = shape_of(x)
     spread = d.made("Erf", [d.made("Div", [x, scalar(d, math.sqrt(2))], FLOAT, shape)], FLOAT, shape)
@@ -51,7 +51,7 @@ def gelu(d: Draft) -> None:
 
 
 def layer_norm(d: Draft) -> Value:
-    """Spelt out, or the operator."""
+    """Add a layer normalisation: the operator, or elementary operators."""
     x = d.one({FLOAT}, ranks=range(2, 4), least=2)
     size, shape = fixed(x, -1), shape_of(x)
     gain, shift = d.weight(FLOAT, (size,)), d.weight(FLOAT, (size,))
@@ -68,7 +68,7 @@ def layer_norm(d: Draft) -> Value:
 
 
 def mean(d: Draft, x: Value) -> Value:
-    """Over the last axis, which is an attribute before opset 18."""
+    """Add the mean over the last axis, which is an attribute before opset 18."""
     shape = (*shape_of(x)[:-1], 1)
     if d.opset < 18:
         return d.made("ReduceMean", [x], FLOAT, shape, axes=[-1])
@@ -76,7 +76,7 @@ def mean(d: Draft, x: Value) -> Value:
 
 
 def attention(d: Draft) -> None:
-    """A layer of a transformer, of two heads over the middle axis; the first axis may be free."""
+    """Add a transformer layer with two heads over the middle axis; the first axis may be free."""
     source = d.one({FLOAT}, ranks=range(3, 4), least=1)
     batch, steps, size = shape_of(source)
     if isinstance(steps, str) or isinstance(size, str) or size % 2:
@@ -103,7 +103,7 @@ def attention(d: Draft) -> None:
 
 
 def convolution(d: Draft) -> None:
-    """Convolution, batch normalisation, sum and activation, of which onnxruntime makes one operator."""
+    """Add a convolution, batch normalisation, sum and activation, which onnxruntime fuses to one operator."""
     x = d.one({FLOAT}, ranks=range(4, 5), least=1)
     channels = fixed(x, 1)
     numbers = [d.weight(FLOAT, (channels,)) for _ in range(3)]
@@ -117,7 +117,7 @@ def convolution(d: Draft) -> None:
 
 
 def transposed_product(d: Draft) -> None:
-    """Transposed and scaled before it is multiplied: all of it one operator of onnxruntime's own."""
+    """Add a product with a transposed and scaled operand, which onnxruntime fuses to one operator of its own."""
     x = d.one({FLOAT}, ranks=range(2, 3), least=1)
     turned = d.made("Transpose", [x], FLOAT, shape_of(x)[::-1], perm=[1, 0])
     scaled = d.made("Mul", [turned, scalar(d, 0.25)], FLOAT, shape_of(turned))
@@ -125,9 +125,9 @@ def transposed_product(d: Draft) -> None:
 
 
 def quantised(d: Draft) -> None:
-    """Between QuantizeLinear and DequantizeLinear, which onnxruntime replaces by integer arithmetic.
+    """Add a product between QuantizeLinear and DequantizeLinear, which onnxruntime replaces by integer arithmetic.
 
-    No step divides another, so that no product lies half-way between two numbers.
+    No quantisation step divides another, so that no product lies half-way between two levels.
     """
     x = d.one({FLOAT}, ranks=range(2, 3), least=1)
     inner = fixed(x, -1)
@@ -142,11 +142,11 @@ def quantised(d: Draft) -> None:
     rounded(d.made("MatMul", [rounded(x, 0.0517), weight], FLOAT, shape_of(x)), 0.0471)
 
 
-# Shapes that are computed, and inputs that are left out.
+# Computed shapes and omitted inputs.
 
 
 def reshaped_by_shape(d: Draft) -> None:
-    """To a shape that is put together from the value's own, as PyTorch's exporter writes ``x.view(x.size(0), -1)``."""
+    """Add a Reshape to a shape computed from the value's own, as PyTorch exports ``x.view(x.size(0), -1)``."""
     x = d.one(ranks=range(2, 5), least=1)
     if FREE in shape_of(x)[1:]:
         raise UnfitError
@@ -159,7 +159,7 @@ def reshaped_by_shape(d: Draft) -> None:
 
 
 def ranges(d: Draft) -> None:
-    """Positions along an axis, as embeddings have them."""
+    """Add a Gather by positions along an axis, as in embeddings."""
     x = d.one(ranks=range(1, 4), least=1)
     size = d.made("Gather", [d.made("Shape", [x], INT64, (x.rank,)), d.weight_of(np.int64(0))], INT64, ())
     at = d.made("Range", [d.weight_of(np.int64(0)), size, d.weight_of(np.int64(1))], INT64, (shape_of(x)[0],))
@@ -168,14 +168,14 @@ def ranges(d: Draft) -> None:
 
 
 def resized(d: Draft) -> None:
-    """With an input left out in the middle."""
+    """Add a Resize with an omitted input in the middle."""
     x = d.one({FLOAT}, ranks=range(3, 4), least=1)
     doubled = d.weight_of(np.array([1, 1, 2], np.float32))
     d.made("Resize", [x, None, doubled], FLOAT, (*shape_of(x)[:2], 2 * fixed(x, 2)), mode="nearest")
 
 
 def temperature(d: Draft) -> None:
-    """Scaled by a number that each request brings."""
+    """Add a product with a scalar input of the request."""
     x = d.one({FLOAT})
     found = [i for i in d.inputs if i.kind == FLOAT and i.shape == ()]
     if not found:
@@ -185,11 +185,11 @@ def temperature(d: Draft) -> None:
     d.made("Mul", [x, found[0]], FLOAT, shape_of(x))
 
 
-# Nesting, and operators of others.
+# Nested graphs and functions, and operators of other domains.
 
 
 def branch_in_loop(d: Draft) -> None:
-    """A Loop over a body with an If, both of which read a weight of the outermost graph."""
+    """Add a Loop whose body contains an If; both read a weight of the outermost graph."""
     x = d.one({FLOAT}, least=1)
     weight, rounds = d.partner(x), d.weight_of(np.int64(2))
     at, going, state, after, odd, start, one, other = (d.fresh() for _ in range(8))
@@ -214,7 +214,7 @@ def branch_in_loop(d: Draft) -> None:
 
 
 def nested_function(d: Draft) -> None:
-    """A function of the model's own that calls another."""
+    """Add a call of a function that calls another function of the model."""
     x = d.one({FLOAT})
     opsets = [helper.make_opsetid("", d.opset), helper.make_opsetid("local", 1)]
     if not any(f.name == "Twice" for f in d.functions):
@@ -225,7 +225,7 @@ def nested_function(d: Draft) -> None:
 
 
 def of_microsoft(d: Draft) -> None:
-    """An operator of onnxruntime's own domain, as its optimiser and PyTorch's exporter write them."""
+    """Add an operator of onnxruntime's own domain, as its optimiser and PyTorch's exporter write them."""
     x = d.one({FLOAT}, ranks=range(2, 4), least=1)
     size = fixed(x, -1)
     d.domains.add(MICROSOFT)

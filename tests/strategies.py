@@ -1,4 +1,4 @@
-"""Random graphs, costs and schedules. All times are whole numbers, so that sums and ties are exact."""
+"""Hypothesis strategies for graphs, costs and schedules; times are whole numbers, so that sums and ties are exact."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from chrion.scheduler import Schedule
 
 @st.composite
 def dags(draw: st.DrawFn, largest: int = 9, *, requests: bool = False) -> Dag:
-    """A random DAG whose indices are in no particular order; its edges carry 0 to 4 bytes.
+    """Draw a DAG whose indices are in no particular order; its edges carry 0 to 4 bytes.
 
-    With ``requests``, some operators read inputs of a request, and some make its outputs.
+    With ``requests``, some operators read inputs of a request, and some produce its outputs.
     """
     n = draw(st.integers(1, largest))
     name = draw(st.permutations(range(n)))
@@ -33,13 +33,13 @@ def dags(draw: st.DrawFn, largest: int = 9, *, requests: bool = False) -> Dag:
         request_inputs=tuple((size, tuple(sorted(readers))) for size, readers in brought),
         request_outputs=tuple(
             (i, i) for i in sorted(draw(operators))
-        ),  # of such a graph, each operator makes one value
+        ),  # each operator of such a graph produces one value
     )
 
 
 @st.composite
 def costs_for(draw: st.DrawFn, dag: Dag, *, accelerator: bool | None = None, dispatch: bool = True) -> Costs:
-    """Random costs with up to three cores; with or without an accelerator unless ``accelerator`` says so."""
+    """Draw costs with up to three cores; whether there is an accelerator is drawn, too, if ``accelerator`` is None."""
     n = len(dag)
 
     def row(low: int, high: int) -> tuple[float, ...]:
@@ -62,7 +62,7 @@ def costs_for(draw: st.DrawFn, dag: Dag, *, accelerator: bool | None = None, dis
 
 @st.composite
 def topological_orders(draw: st.DrawFn, dag: Dag) -> tuple[int, ...]:
-    """Any topological order."""
+    """Draw a topological order."""
     order: list[int] = []
     while len(order) < len(dag):
         ready = [i for i in range(len(dag)) if i not in order and set(dag.predecessors[i]) <= set(order)]
@@ -74,7 +74,7 @@ def topological_orders(draw: st.DrawFn, dag: Dag) -> tuple[int, ...]:
 def schedules(
     draw: st.DrawFn, dag: Dag, costs: Costs, *, most_streams: int = 1, staged: bool | None = False
 ) -> Schedule:
-    """Any valid schedule; with stages, without, or either if ``staged`` is None."""
+    """Draw a valid schedule; whether it has stages is drawn, too, if ``staged`` is None."""
     has = costs.accelerator_ms is not None
     streams = draw(st.integers(1, most_streams)) if has else 1
     cores = draw(st.integers(0 if has else 1, costs.cores))

@@ -11,7 +11,7 @@ from chrion import load
 from chrion.benchmark.latency import SessionFactory, hybrid_candidate, plain_baselines, time_candidates
 from chrion.profiler.measure import synthetic_inputs
 from chrion.scheduler import fixed_plan
-from helpers import QuietCores, alternating_lanes, assert_equal, branches, run_plain
+from helpers import FakeInterferenceMonitor, alternating_lanes, assert_equal, branches, run_plain
 
 Log = list[tuple[str, str]]
 
@@ -39,7 +39,7 @@ def test_one_candidate_is_open_at_a_time_and_rounds_start_with_different_ones() 
         rounds=3,
         trial_s=0.0,
         progress=lambda *step: steps.append(step),
-        monitor=QuietCores(),
+        monitor=FakeInterferenceMonitor(),
     )
     order = "abc" + "bca" + "cab"
     opened_and_closed = [(name, what) for name, what in log if what != "run"]
@@ -57,7 +57,7 @@ def test_one_candidate_is_open_at_a_time_and_rounds_start_with_different_ones() 
 def test_a_trial_with_interference_is_repeated() -> None:
     """Its times are discarded, and the same session is timed again at once."""
     log: Log = []
-    monitor = QuietCores(disturbed_at=[0])
+    monitor = FakeInterferenceMonitor(interference_at=[0])
     timings = time_candidates({name: candidate(name, log) for name in "ab"}, rounds=1, trial_s=0.0, monitor=monitor)
     assert [name for name, what in log if what == "opened"] == ["a", "b"]
     runs = {name: log.count((name, "run")) for name in "ab"}
@@ -67,16 +67,16 @@ def test_a_trial_with_interference_is_repeated() -> None:
 
 def test_constant_interference_does_not_prevent_timing() -> None:
     """After eight attempts the last times are kept."""
-    monitor = QuietCores(disturbed_at=range(99))
+    monitor = FakeInterferenceMonitor(interference_at=range(99))
     (timing,) = time_candidates({"a": candidate("a", [])}, rounds=2, trial_s=0.0, monitor=monitor)
     assert timing.runs >= 10
-    assert monitor.looks == 2 * 8
+    assert monitor.checks == 2 * 8
 
 
 def test_interference_is_checked_right_before_and_after_the_timed_runs() -> None:
     """Opening a session takes a while, during which interference may begin or end."""
     log: Log = []
-    monitor = QuietCores()
+    monitor = FakeInterferenceMonitor()
     monitor.wait = lambda: not log.append(("", "before"))  # type: ignore[method-assign, func-returns-value]
     monitor.has_interference = lambda: bool(log.append(("", "after")))  # type: ignore[method-assign, func-returns-value]
     time_candidates({"a": candidate("a", log)}, rounds=1, trial_s=0.0, monitor=monitor)
@@ -86,10 +86,10 @@ def test_interference_is_checked_right_before_and_after_the_timed_runs() -> None
 
 def test_without_patience_a_trial_is_not_repeated() -> None:
     """If no quiet moment was found before a trial, interference after it is not checked."""
-    monitor = QuietCores(disturbed_at=range(99))
+    monitor = FakeInterferenceMonitor(interference_at=range(99))
     monitor.wait = lambda: False  # type: ignore[method-assign]
     time_candidates({"a": candidate("a", [])}, rounds=2, trial_s=0.0, monitor=monitor)
-    assert monitor.looks == 0
+    assert monitor.checks == 0
 
 
 def test_a_candidate_that_fails_is_closed() -> None:

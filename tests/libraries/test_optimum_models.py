@@ -1,6 +1,6 @@
-"""Models of optimum and pipelines of transformers over a HybridSession give what they give over an InferenceSession.
+"""Tests that optimum, transformers and sentence-transformers give the same outputs with a HybridSession.
 
-They want an environment of their own, with PyTorch, which ``.ci/run`` makes. Elsewhere these tests are skipped.
+The tests need an environment with PyTorch, which ``.ci/run`` creates. In other environments they are skipped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ torch = pytest.importorskip("torch", reason="optimum: no PyTorch in this environ
 hf = pytest.importorskip("transformers", reason="optimum: no transformers in this environment")
 optimum = pytest.importorskip("optimum.onnxruntime", reason="optimum: no optimum-onnx in this environment")
 
-# Of the libraries themselves.
+# The libraries themselves warn.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 CPU = ["CPUExecutionProvider"]
@@ -35,18 +35,18 @@ Make = Callable[[Path], Any]
 
 
 def cut(path: Path) -> HybridSession:
-    """Return a session of which every shape is cut."""
+    """Return a session that is cut for every shape."""
     return HybridSession(path, providers=CPU, plan=partial(random_plan, pick=Random(0), everywhere=False), strict=True)
 
 
 def chosen(path: Path) -> HybridSession:
-    """Return a session as users make it."""
+    """Return a default session."""
     return HybridSession(str(path), ort.SessionOptions(), CPU)
 
 
 @pytest.fixture(params=[cut, chosen], ids=["cut", "chosen"])
 def ours(request: pytest.FixtureRequest) -> Iterator[Make]:
-    """Makes sessions, and closes them."""
+    """Return a function that creates sessions, which are closed after the test."""
     made: list[HybridSession] = []
 
     def make(path: Path) -> HybridSession:
@@ -64,7 +64,7 @@ def theirs(path: Path) -> ort.InferenceSession:
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BERT encoder, whose output's dimensions have the names of the input's, by which optimum sizes its buffers."""
+    """Return a BERT encoder whose outputs name the inputs' dimensions, which optimum needs to size its buffers."""
     path = read_sample("transformer_models-bert", tmp_path_factory.mktemp("bert")).model
     model = onnx.load(path)
     model.graph.output[0].type.tensor_type.shape.dim[1].dim_param = "sequence"
@@ -74,13 +74,13 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A GPT-2 decoder with past keys and values."""
+    """Return a GPT-2 decoder with past keys and values."""
     return read_sample("optimum_models-gpt2-past", tmp_path_factory.mktemp("gpt2")).model
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A tokenizer of a few words."""
+    """Return a tokenizer of a few words."""
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "two", "three", "four"]
     vocabulary = tmp_path_factory.mktemp("words") / "vocab.txt"
     vocabulary.write_text("\n".join(words))
@@ -96,7 +96,7 @@ def assert_close(found: Any, expected: Any) -> None:
 
 
 def test_a_session_is_an_inference_session(encoder: Path, ours: Make) -> None:
-    """To ``isinstance``, and by the attributes that libraries read."""
+    """A session passes ``isinstance`` and has the private attributes that libraries read."""
     session, plain = ours(encoder), theirs(encoder)
     assert isinstance(session, ort.InferenceSession)
     assert session._model_path == plain._model_path
@@ -106,8 +106,8 @@ def test_a_session_is_an_inference_session(encoder: Path, ours: Make) -> None:
 
 
 @pytest.mark.parametrize("bound", [False, True], ids=["arrays", "IOBinding"])
-def test_a_model_takes_a_session(encoder: Path, ours: Make, tokenizer: Any, *, bound: bool) -> None:
-    """Tensors of PyTorch and arrays of numpy, of several shapes, with and without optimum's own IOBinding."""
+def test_a_model_runs_with_a_session(encoder: Path, ours: Make, tokenizer: Any, *, bound: bool) -> None:
+    """Outputs are equal for PyTorch tensors and numpy arrays of several shapes, with and without IOBinding."""
     model, reference = features(ours(encoder)), features(theirs(encoder))
     model.use_io_binding = bound
     for texts in (TEXTS, TEXTS[:1], ["two two two two"], TEXTS):
@@ -119,7 +119,7 @@ def test_a_model_takes_a_session(encoder: Path, ours: Make, tokenizer: Any, *, b
 
 
 def test_a_cut_session_stays_cut(encoder: Path, tokenizer: Any) -> None:
-    """What optimum does with a session does not make it run plain."""
+    """A session that optimum has used still runs its plan."""
     with cut(encoder) as session:
         model = features(session)
         model(**tokenizer(TEXTS, padding=True, return_tensors="pt"))
@@ -127,8 +127,8 @@ def test_a_cut_session_stays_cut(encoder: Path, tokenizer: Any) -> None:
         assert len(session.plan.segments) > 1
 
 
-def test_a_pipeline_takes_a_model(encoder: Path, ours: Make, tokenizer: Any) -> None:
-    """Feature extraction over a list of texts, one at a time and in batches."""
+def test_a_pipeline_runs_with_a_session(encoder: Path, ours: Make, tokenizer: Any) -> None:
+    """Feature extraction gives equal outputs for texts one at a time and in batches."""
     made = [
         hf.pipeline("feature-extraction", model=features(session), tokenizer=tokenizer)
         for session in (ours(encoder), theirs(encoder))
@@ -139,8 +139,8 @@ def test_a_pipeline_takes_a_model(encoder: Path, ours: Make, tokenizer: Any) -> 
             assert_close(ours_, theirs_)
 
 
-def test_a_model_moves_to_the_device_it_is_on(encoder: Path, ours: Make) -> None:
-    """``to`` is what pipelines call; and ``set_providers`` is what it calls for other devices."""
+def test_a_model_can_be_moved_to_the_cpu(encoder: Path, ours: Make) -> None:
+    """``to``, which pipelines call, and ``set_providers``, which it calls for other devices, accept the CPU."""
     session = ours(encoder)
     model = features(session).to("cpu")
     assert str(model.device) == "cpu"
@@ -148,8 +148,8 @@ def test_a_model_moves_to_the_device_it_is_on(encoder: Path, ours: Make) -> None
     assert session.get_providers() == CPU
 
 
-def test_text_is_generated(decoder: Path, ours: Make) -> None:
-    """The same tokens, with past keys and values of one length after another."""
+def test_generated_text_is_equal(decoder: Path, ours: Make) -> None:
+    """A decoder generates the same tokens, with past keys and values of growing length."""
     config = hf.GPT2Config(
         vocab_size=100, n_embd=32, n_layer=2, n_head=4, n_positions=64, eos_token_id=99, pad_token_id=0
     )
@@ -164,8 +164,8 @@ def test_text_is_generated(decoder: Path, ours: Make) -> None:
     assert generate(ours(decoder)).tolist() == generate(theirs(decoder)).tolist()
 
 
-def test_sentences_are_embedded(encoder: Path, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By sentence-transformers, whose sessions optimum opens: in the place of its InferenceSession, ours does."""
+def test_embeddings_are_equal(encoder: Path, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Embeddings of sentence-transformers do not change if optimum opens a HybridSession."""
     sentences = pytest.importorskip("sentence_transformers", reason="optimum: no sentence-transformers")
     hf.BertConfig(**SIZES).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)

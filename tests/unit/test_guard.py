@@ -11,7 +11,7 @@ import pytest
 from chrion.runtime.selection import guard
 from chrion.runtime.selection.decisions import Decision, DecisionCache
 from chrion.runtime.selection.guard import Candidate, Opener, compare
-from helpers import QuietCores
+from helpers import FakeInterferenceMonitor
 
 
 def contender(name: str, ms: float, clock: list[float], *, resident_mb: float = 0.0, plain: bool = True) -> Candidate:
@@ -38,7 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_the_fastest_wins(clock: list[float]) -> None:
     """Whoever it is."""
     rivals = [contender("plain", 5.0, clock), contender("plan", 3.0, clock, plain=False)]
-    winner, trials, _ = compare(rivals, None, QuietCores())
+    winner, trials, _ = compare(rivals, None, FakeInterferenceMonitor())
     assert winner == "plan"
     assert [round(t.median_ms, 6) for t in trials] == [5.0, 3.0]
 
@@ -46,7 +46,7 @@ def test_the_fastest_wins(clock: list[float]) -> None:
 def test_a_plan_must_beat_a_plain_session_by_more_than_noise(clock: list[float]) -> None:
     """Two percent are not enough."""
     rivals = [contender("plain", 5.0, clock), contender("plan", 4.9, clock, plain=False)]
-    assert compare(rivals, None, QuietCores())[0] == "plain"
+    assert compare(rivals, None, FakeInterferenceMonitor())[0] == "plain"
 
 
 def test_a_close_race_goes_on(clock: list[float]) -> None:
@@ -73,7 +73,7 @@ def test_a_close_race_goes_on(clock: list[float]) -> None:
         Candidate("far", far, plain=False),  # type: ignore[arg-type]
         Candidate("behind", behind, plain=False),  # type: ignore[arg-type]
     ]
-    winner, trials, _ = compare(rivals, None, QuietCores())
+    winner, trials, _ = compare(rivals, None, FakeInterferenceMonitor())
     assert winner == "unlucky"
     assert [round(t.median_ms, 6) for t in trials] == [8.5, 7.0, 20.0, 10.5]
     assert (opened.count("far"), opened.count("behind")) == (1, 3)
@@ -87,7 +87,7 @@ def test_a_lucky_turn_is_not_enough(clock: list[float]) -> None:
         return contender("", next(luck, 9.0), clock).open()
 
     rivals = [contender("plain", 8.5, clock), Candidate("lucky", lucky, plain=False)]  # type: ignore[arg-type]
-    winner, trials, _ = compare(rivals, None, QuietCores())
+    winner, trials, _ = compare(rivals, None, FakeInterferenceMonitor())
     assert winner == "plain"
     assert [round(t.median_ms, 6) for t in trials] == [8.5, 5.0]
 
@@ -100,7 +100,7 @@ def test_the_best_plain_session_is_never_given_up(clock: list[float]) -> None:
         return contender("", next(luck, 9.0), clock).open()
 
     rivals = [contender("plain", 8.5, clock), Candidate("lucky", lucky, plain=False)]  # type: ignore[arg-type]
-    assert compare(rivals, None, QuietCores())[0] == "plain"
+    assert compare(rivals, None, FakeInterferenceMonitor())[0] == "plain"
 
 
 def test_the_callers_own_session_is_not_given_up_for_one_bad_turn(clock: list[float]) -> None:
@@ -111,7 +111,7 @@ def test_the_callers_own_session_is_not_given_up_for_one_bad_turn(clock: list[fl
         return contender("", next(first, 5.0), clock).open()
 
     rivals = [Candidate("own", own), contender("one thread", 9.0, clock)]  # type: ignore[arg-type]
-    assert compare(rivals, None, QuietCores())[0] == "own"
+    assert compare(rivals, None, FakeInterferenceMonitor())[0] == "own"
 
 
 def changing(name: str, times_ms: Sequence[float], clock: list[float], *, plain: bool = True) -> Candidate:
@@ -127,7 +127,7 @@ def changing(name: str, times_ms: Sequence[float], clock: list[float], *, plain:
 def test_a_lucky_run_does_not_make_a_plain_session_the_best(clock: list[float]) -> None:
     """One of five runs is fast, in every turn; the other is faster in all others."""
     rivals = [changing("steady", [6.0], clock), changing("lucky", [9.0, 9.0, 5.0, 9.0, 9.0], clock)]
-    assert compare(rivals, None, QuietCores())[0] == "steady"
+    assert compare(rivals, None, FakeInterferenceMonitor())[0] == "steady"
 
 
 def test_a_plan_has_to_be_usually_faster_than_every_plain_session(clock: list[float]) -> None:
@@ -137,7 +137,7 @@ def test_a_plan_has_to_be_usually_faster_than_every_plain_session(clock: list[fl
         changing("lucky", [9.0, 9.0, 5.0, 9.0, 9.0], clock),
         changing("plan", [8.0, 8.0, 4.7, 8.0, 8.0], clock, plain=False),
     ]
-    assert compare(rivals, None, QuietCores())[0] == "steady"
+    assert compare(rivals, None, FakeInterferenceMonitor())[0] == "steady"
 
 
 def test_one_that_fails_only_at_times_has_lost(clock: list[float]) -> None:
@@ -150,7 +150,7 @@ def test_one_that_fails_only_at_times_has_lost(clock: list[float]) -> None:
             raise RuntimeError("now")
 
     flaky = Candidate("flaky", lambda: (fails_at_times, lambda: None), plain=False)
-    winner, trials, _ = compare([contender("plain", 5.0, clock), flaky], None, QuietCores())
+    winner, trials, _ = compare([contender("plain", 5.0, clock), flaky], None, FakeInterferenceMonitor())
     assert (winner, trials[1].median_ms) == ("plain", float("inf"))
 
 
@@ -164,7 +164,7 @@ def test_a_plan_that_wins_by_little_is_timed_for_longer(clock: list[float], plan
         return contender("", plan_ms, clock).open()
 
     rivals = [contender("plain", 5.0, clock), Candidate("plan", plan, plain=False)]  # type: ignore[arg-type]
-    compare(rivals, None, QuietCores())
+    compare(rivals, None, FakeInterferenceMonitor())
     assert len(opened) == rounds
 
 
@@ -184,7 +184,7 @@ def test_a_slow_model_is_not_judged_by_one_turn(clock: list[float]) -> None:
         Candidate("plain", plain),  # type: ignore[arg-type]
         Candidate("plan", lucky, plain=False),  # type: ignore[arg-type]
     ]
-    assert compare(rivals, None, QuietCores())[0] == "plain"
+    assert compare(rivals, None, FakeInterferenceMonitor())[0] == "plain"
 
 
 @pytest.mark.parametrize("lasting", [True, False])
@@ -197,7 +197,7 @@ def test_who_may_stay_open_is_opened_once(clock: list[float], *, lasting: bool) 
         return contender("", 1.0, clock).open()[0], lambda: closed.append(1)
 
     plan = Candidate("plan", open_, plain=False, kept_open=lasting)  # type: ignore[arg-type]
-    assert compare([contender("plain", 1.1, clock), plan], None, QuietCores())[0] == "plan"
+    assert compare([contender("plain", 1.1, clock), plan], None, FakeInterferenceMonitor())[0] == "plan"
     assert len(opened) == len(closed)
     assert (len(opened) == 1) is lasting
 
@@ -209,7 +209,7 @@ def test_one_that_may_stay_open_but_does_not_open_has_lost(clock: list[float]) -
         raise RuntimeError("no")
 
     plan = Candidate("plan", broken, plain=False, kept_open=True)  # type: ignore[arg-type]
-    assert compare([contender("plain", 1.1, clock), plan], None, QuietCores())[0] == "plain"
+    assert compare([contender("plain", 1.1, clock), plan], None, FakeInterferenceMonitor())[0] == "plain"
 
 
 def test_within_the_slo_the_least_memory_wins(clock: list[float]) -> None:
@@ -219,9 +219,9 @@ def test_within_the_slo_the_least_memory_wins(clock: list[float]) -> None:
         contender("slow", 8.0, clock, resident_mb=0.0),
         contender("plan", 4.0, clock, resident_mb=300.0, plain=False),
     ]
-    assert compare(rivals, 5.0, QuietCores())[0] == "plan"
-    assert compare(rivals, 10.0, QuietCores())[0] == "slow"
-    assert compare(rivals, 1.0, QuietCores())[0] == "plain"
+    assert compare(rivals, 5.0, FakeInterferenceMonitor())[0] == "plan"
+    assert compare(rivals, 10.0, FakeInterferenceMonitor())[0] == "slow"
+    assert compare(rivals, 1.0, FakeInterferenceMonitor())[0] == "plain"
 
 
 def test_a_contender_that_fails_has_lost(clock: list[float]) -> None:
@@ -234,7 +234,7 @@ def test_a_contender_that_fails_has_lost(clock: list[float]) -> None:
         return broken, lambda: None
 
     rivals = [Candidate("a", broken), Candidate("b", breaks), contender("plain", 9.0, clock)]  # type: ignore[arg-type]
-    winner, trials, _ = compare(rivals, None, QuietCores())
+    winner, trials, _ = compare(rivals, None, FakeInterferenceMonitor())
     assert winner == "plain"
     assert [t.median_ms for t in trials[:2]] == [float("inf")] * 2
 

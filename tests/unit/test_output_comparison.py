@@ -1,4 +1,4 @@
-"""Comparing answers, and settling those that differ."""
+"""Tests of the comparison of outputs, and of settling differences."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
     ],
 )
 def test_values_of_every_kind_are_compared(ours: list[Any], theirs: list[Any], wrong: bool) -> None:  # noqa: FBT001
-    """Tensors, text, sequences, maps and missing values, by structure."""
+    """Tensors, text, sequences, maps and missing values are compared by structure, type and value."""
     assert bool(difference(ours, theirs)) == wrong
 
 
-def test_tolerances_are_those_stated() -> None:
-    """Relative and absolute, and wider for half precision."""
+def test_tolerances_are_relative_and_absolute() -> None:
+    """Either tolerance admits a difference, and tolerances are wider for half precision."""
     x = np.full(3, 100.0, np.float32)
     assert not difference([x * np.float32(1.0009)], [x], Tolerance(1e-3, 0.0))
     assert difference([x * np.float32(1.002)], [x], Tolerance(1e-3, 0.0))
@@ -47,8 +47,8 @@ def test_tolerances_are_those_stated() -> None:
     assert difference([x.astype(np.float16) * np.float16(1.05)], [x.astype(np.float16)], Tolerance(1e-6, 1e-6))
 
 
-def test_plain_onnxruntime_settles_what_it_agrees_with_itself_on() -> None:
-    """A last bit of the input decides over a rounded number, but not over a sum."""
+def test_differences_are_settled_if_plain_onnxruntime_agrees_with_itself() -> None:
+    """A last bit of the input changes a rounded number, which is unsettled, but not a sum, which is settled."""
     shape = [2, 4]
     rounding = make_model(
         [node("Cast", ["x"], ["y"], to=INT64)], [value("x", FLOAT, shape)], [value("y", INT64, shape)]

@@ -1,7 +1,7 @@
-"""A second device without a GPU: onnxruntime's WebGPU provider on a software Vulkan driver.
+"""Fixtures of the tests on a second device: onnxruntime's WebGPU provider with a software Vulkan driver.
 
-It wants an environment of its own, with onnxruntime-webgpu instead of onnxruntime, and the driver named in
-VK_ICD_FILENAMES; ``.ci/run`` makes both. Elsewhere these tests are skipped.
+The tests need an environment with onnxruntime-webgpu in place of onnxruntime, and the driver named in
+``VK_ICD_FILENAMES``; ``.ci/run`` creates both. In other environments they are skipped.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def device() -> Device:
-    """WebGPU's device; without one the tests are skipped."""
+    """Return the WebGPU device; skip the test if there is none."""
     if PROVIDER not in ort.get_available_providers():
-        pytest.skip("webgpu: this environment's onnxruntime has no WebGPU")
+        pytest.skip("webgpu: onnxruntime of this environment lacks the provider")
     reason = failure_reason(PROVIDER)
     if reason:
         pytest.skip(f"webgpu: {reason}")

@@ -1,4 +1,4 @@
-"""What is copied between the memories, how often, and what stays where it is."""
+"""Tests of the transfers between host memory and device memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from accelerator_plans import engine_of, placed
+from accelerator_plans import cut_engine, fixed_webgpu_plan
 from chrion import HybridSession, load
 from chrion.devices import Device
 from chrion.devices.device import Download
@@ -24,7 +24,7 @@ CODES = {n: getattr(TensorProto, n.upper()) for n in ("float", "int32", "uint32"
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often something has been copied each way."""
+    """Return a counter of the copies in each direction."""
     count: Counter[str] = Counter()
     upload, download = Device.upload, Download.copy
     monkeypatch.setattr(Device, "upload", lambda self, *a: (count.update(["up"]), upload(self, *a))[1])
@@ -33,7 +33,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def through(name: str) -> onnx.ModelProto:
-    """X to a type, through two operators on it, and back to floating point."""
+    """Build a model that converts x to a type, applies two operators, and converts back to floating point."""
     op_type, inputs = {"float": ("Neg", 1), "bool": ("Not", 1)}.get(name, ("Add", 2))
     first = node("Tanh", ["x"], ["a"]) if name == "float" else node("Cast", ["x"], ["a"], to=CODES[name])
     last = node("Exp", ["c"], ["y"]) if name == "float" else node("Cast", ["c"], ["y"], to=FLOAT)
@@ -42,48 +42,48 @@ def through(name: str) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("name", CODES)
-def test_every_type_that_the_device_holds_crosses_both_ways(device: Device, name: str, counted: Counter[str]) -> None:
-    """Made on the CPU and read on the device, and the other way round."""
+def test_every_supported_type_is_copied_in_both_directions(device: Device, name: str, counted: Counter[str]) -> None:
+    """Values produced on the CPU are read on the device, and the other way round."""
     kind = f"tensor({name})"
     assert device.supports(kind)
     model = through(name)
     graph = load(model)
     x = {"x": np.abs(X) * 3}
     for lanes in ([1, 0, 1, 0], [0, 1, 0, 1]):
-        with HybridSession(graph, plan=placed(graph, lanes), strict=True) as session:
+        with HybridSession(graph, plan=fixed_webgpu_plan(graph, lanes), strict=True) as session:
             counted.clear()
             assert_same_as_plain(session, model, x)
-            program = engine_of(session).program
+            program = cut_engine(session).program
             assert program.copies == counted["up"] + counted["down"] >= 3
 
 
 @pytest.mark.parametrize("name", ["int64", "double", "int8", "uint8", "int16", "float16"])
-def test_what_the_device_does_not_hold_stays_with_the_host(device: Device, name: str) -> None:
-    """Types without a kernel there (16 bit floats without the hardware) are no buffers; asking for one is an error."""
+def test_unsupported_types_have_no_device_buffers(device: Device, name: str) -> None:
+    """Allocating a buffer of a type without device kernels raises TypeError."""
     if name == "float16" and device.supports("tensor(float16)"):
-        pytest.skip("this device has 16 bit floats")
+        pytest.skip("the device supports float16")
     assert not device.supports(f"tensor({name})")
     with pytest.raises(TypeError, match=name):
         device.allocate(TensorInfo("x", f"tensor({name})", (2,)))
 
 
-def test_values_that_the_device_does_not_hold_are_fetched_by_its_sessions(
+def test_device_segments_read_unsupported_types_from_host_memory(
     device: Device,  # noqa: ARG001 - skipped without it
     counted: Counter[str],
 ) -> None:
-    """Indices of 64 bits, made on the CPU anew in each request, steer a Gather on the device."""
+    """A Gather on the device reads 64-bit indices that the CPU computes in each request."""
     nodes = [node("ArgMax", ["x"], ["i"], axis=1, keepdims=0), node("Gather", ["x", "i"], ["y"], axis=1)]
     model = make_model(nodes, [value("x", FLOAT, [2, 4])], [value("y", FLOAT, [2, 2]), value("i", INT64, [2])])
     graph = load(model)
-    with HybridSession(graph, plan=placed(graph, [1, 0]), strict=True) as session:
+    with HybridSession(graph, plan=fixed_webgpu_plan(graph, [1, 0]), strict=True) as session:
         for x in (X, -X, X[::-1].copy()):
             counted.clear()
             assert_same_as_plain(session, model, {"x": x})
-            assert counted == {"up": 1, "down": 1}  # x there, y back
+            assert counted == {"up": 1, "down": 1}  # x to the device, y back
 
 
-def test_a_value_is_copied_once_to_each_side(device: Device, counted: Counter[str]) -> None:  # noqa: ARG001
-    """Three readers in two segments there, two here: one upload, one download; inner values do not move."""
+def test_a_value_is_copied_once_in_each_direction(device: Device, counted: Counter[str]) -> None:  # noqa: ARG001
+    """Three readers on the device take one upload, and two on the CPU one download; inner values are not copied."""
     nodes = [
         node("Relu", ["x"], ["a"]),  # CPU
         node("Neg", ["a"], ["b"]),
@@ -97,21 +97,21 @@ def test_a_value_is_copied_once_to_each_side(device: Device, counted: Counter[st
     model = make_model(nodes, [value("x", FLOAT, [2, 4])], [value("y", FLOAT, [2, 4])])
     graph = load(model)
     lanes = [0 if name in {"Neg", "Tanh", "Abs", "Add", "Sub"} else 1 for name in graph.dag.op_types]
-    with HybridSession(graph, plan=placed(graph, lanes), strict=True) as session:
+    with HybridSession(graph, plan=fixed_webgpu_plan(graph, lanes), strict=True) as session:
         for _ in range(2):
             counted.clear()
             assert_same_as_plain(session, model, {"x": X})
             assert counted == {"up": 1, "down": 1}
-        lanes_used = set(engine_of(session).program.lanes)
+        lanes_used = set(cut_engine(session).program.lanes)
     assert lanes_used == {0, 1, UPLOAD_LANE, DOWNLOAD_LANE}
 
 
 def test_outputs_and_inputs_may_stay_on_the_device(device: Device, counted: Counter[str]) -> None:
-    """Bound there, an output is not copied, and feeds the next request as it is; a fresh one is made in each run."""
+    """An output bound on the device is not copied and can be an input; without a buffer, each run allocates one."""
     graph = load(branches())
     expected = dict(zip(("y", "l"), run_plain(branches(), {"x": X}), strict=True))
     lanes = [0 if name != "right" else 1 for name in graph.dag.names]
-    with HybridSession(graph, plan=placed(graph, lanes), strict=True) as session:
+    with HybridSession(graph, plan=fixed_webgpu_plan(graph, lanes), strict=True) as session:
         binding = session.io_binding()
         binding.bind_cpu_input("x", X)
         binding.bind_output("y", "webgpu")
@@ -126,11 +126,11 @@ def test_outputs_and_inputs_may_stay_on_the_device(device: Device, counted: Coun
         assert binding.get_outputs()[0] is not y
         np.testing.assert_allclose(binding.copy_outputs_to_cpu()[0], expected["y"], rtol=1e-5)
         counted.clear()
-        again = session.run(None, {"x": y})  # it has x's shape
-        assert counted["up"] <= 1  # what the CPU makes of it
+        again = session.run(None, {"x": y})  # y has the shape of x
+        assert counted["up"] <= 1  # the result of the CPU's operator
         for ours, theirs in zip(again, run_plain(branches(), {"x": expected["y"]}), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
-        # After that, an array of the host's again.
+        # A subsequent request with an array in host memory.
         assert_same_as_plain(session, branches(), {"x": X})
         target = device.allocate(graph.values["y"])
         binding.bind_ortvalue_output("y", target)
@@ -140,10 +140,10 @@ def test_outputs_and_inputs_may_stay_on_the_device(device: Device, counted: Coun
 
 
 @pytest.mark.parametrize("lanes", [[1, 1, 1, 0], [0, 0, 1, 1]])
-def test_an_output_of_either_side_can_be_had_on_the_device(device: Device, lanes: list[int]) -> None:
-    """Made on the CPU it is brought there when the run has ended."""
+def test_any_output_can_be_bound_on_the_device(device: Device, lanes: list[int]) -> None:
+    """An output of a CPU lane is copied to the device at the end of the run."""
     graph = load(branches())
-    with HybridSession(graph, plan=placed(graph, lanes), strict=True) as session:
+    with HybridSession(graph, plan=fixed_webgpu_plan(graph, lanes), strict=True) as session:
         binding = session.io_binding()
         binding.bind_cpu_input("x", X)
         for name in ("y", "l"):
@@ -158,26 +158,26 @@ def test_an_output_of_either_side_can_be_had_on_the_device(device: Device, lanes
         np.testing.assert_allclose(to_host(target).numpy(), run_plain(branches(), {"x": X})[1], rtol=1e-5)
 
 
-def test_buffers_copy_what_they_hold(device: Device) -> None:
-    """Up and down again, whatever the shape; the fence waits for what came before it."""
+def test_copies_preserve_values_of_any_shape(device: Device) -> None:
+    """An upload and a download return the values of tensors of several shapes."""
     for shape in ((1,), (3, 5), (), (2, 1, 7)):
         info = TensorInfo("x", "tensor(float)", shape)
-        there = device.to_device(info, np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape))
+        buffer = device.to_device(info, np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape))
         device.fence()
         host = allocate(info)
-        device.download(info.type).copy(there, host)
+        device.download(info.type).copy(buffer, host)
         np.testing.assert_array_equal(host.numpy().ravel(), np.arange(max(1, int(np.prod(shape)))))
 
 
-def test_host_memory_that_is_copied_when_it_is_bound_is_noticed(device: Device) -> None:
-    """Plain host memory follows; memory of a device does not, since a session on the CPU takes a copy of it."""
+def test_memory_that_is_copied_when_bound_is_detected(device: Device) -> None:
+    """A CPU session reads updates of bound host memory, but not of device memory, which it copies when it is bound."""
     assert device.reads_updates(allocate)
     assert not device.reads_updates(device.allocate)
     assert not device.has_pinned_memory
 
 
 def test_booleans_keep_their_values(device: Device) -> None:
-    """A mask made on the device decides on the CPU."""
+    """A mask computed on the device selects values on the CPU, and the other way round."""
     nodes = [node("Greater", ["x", "x2"], ["m"]), node("Where", ["m", "x", "x2"], ["y"])]
     shape = [2, 4]
     model = make_model(
@@ -188,5 +188,5 @@ def test_booleans_keep_their_values(device: Device) -> None:
     graph = load(model)
     assert device.supports("tensor(bool)")
     for lanes in ([0, 1], [1, 0]):
-        with HybridSession(graph, plan=placed(graph, lanes), strict=True) as session:
+        with HybridSession(graph, plan=fixed_webgpu_plan(graph, lanes), strict=True) as session:
             assert_same_as_plain(session, model, {"x": X, "x2": -X})

@@ -1,4 +1,4 @@
-"""How captured graphs are numbered and replayed. WebGPU captures nothing here: what is tested is who asks for what."""
+"""Tests of the numbering and replay of captured graphs; WebGPU captures none, so the requests for them are tested."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from accelerator_plans import placed
+from accelerator_plans import fixed_webgpu_plan
 from chrion import HybridSession, load
 from chrion.devices import Device
 from chrion.runtime.execution import accelerator as module
@@ -28,23 +28,23 @@ class Call(NamedTuple):
 
 @pytest.fixture
 def calls(device: Device, monkeypatch: pytest.MonkeyPatch) -> list[Call]:  # noqa: ARG001 - skipped without it
-    """Runs on the accelerator, with graphs asked for."""
+    """Return the list of runs on the accelerator, with graphs requested."""
     found: list[Call] = []
     run = Accelerator.run
 
-    def noted(self: Accelerator, *args: Any, graph: int | None, replayed: bool, **more: Any) -> None:
+    def recorded(self: Accelerator, *args: Any, graph: int | None, replayed: bool, **more: Any) -> None:
         found.append(Call(graph, replayed))
         run(self, *args, graph=graph, replayed=replayed, **more)
 
     monkeypatch.setattr(module, "wants_graphs", lambda *_: True)
-    monkeypatch.setattr(Accelerator, "run", noted)
+    monkeypatch.setattr(Accelerator, "run", recorded)
     return found
 
 
 def test_each_segment_is_captured_before_the_first_request(calls: list[Call]) -> None:
-    """Once for a frame, on buffers of its own; then the same numbers come again and again."""
+    """Each frame captures its segments once, and its requests replay the same numbers."""
     graph = load(branches())
-    with HybridSession(graph, plan=placed(graph, [0, 1, 0, 1]), strict=True) as session:
+    with HybridSession(graph, plan=fixed_webgpu_plan(graph, [0, 1, 0, 1]), strict=True) as session:
         assert_same_as_plain(session, branches(), {"x": X})
         captured, first = calls[:2], calls[2:]
         assert [call.replayed for call in captured] == [True, True]
@@ -56,9 +56,9 @@ def test_each_segment_is_captured_before_the_first_request(calls: list[Call]) ->
 
 
 def test_buffers_of_the_caller_are_not_replayed(calls: list[Call]) -> None:
-    """A graph would read and write where it was captured; such runs skip it."""
+    """A segment that writes to a caller's buffer is run instead, since a graph uses the buffers of its capture."""
     graph = load(branches())
-    with HybridSession(graph, plan=placed(graph, [0, 1, 0, 1]), strict=True) as session:
+    with HybridSession(graph, plan=fixed_webgpu_plan(graph, [0, 1, 0, 1]), strict=True) as session:
         session.run(None, {"x": X})
         binding = session.io_binding()
         binding.bind_cpu_input("x", X)
@@ -72,22 +72,22 @@ def test_buffers_of_the_caller_are_not_replayed(calls: list[Call]) -> None:
         assert all(call.graph is not None for call in calls)
 
 
-def test_segments_that_fetch_from_the_host_are_not_captured(calls: list[Call]) -> None:
-    """Indices that the device does not hold are bound anew in each run."""
+def test_segments_that_read_host_memory_are_not_captured(calls: list[Call]) -> None:
+    """A segment with indices of an unsupported type is run in each request."""
     nodes = [node("Relu", ["x"], ["a"]), node("Gather", ["a", "i"], ["y"], axis=1)]
     inputs = [value("x", FLOAT, [2, 4]), value("i", INT64, [2])]
     model: onnx.ModelProto = make_model(nodes, inputs, [value("y", FLOAT, [2, 2])])
     graph = load(model)
-    with HybridSession(graph, plan=placed(graph, [1, 0]), strict=True) as session:
+    with HybridSession(graph, plan=fixed_webgpu_plan(graph, [1, 0]), strict=True) as session:
         for index in ([0, 3], [1, 1]):
             assert_same_as_plain(session, model, {"x": X, "i": np.array(index)})
     assert [call.replayed for call in calls] == [False, False]
 
 
-def test_the_callers_run_options_are_those_of_segments(calls: list[Call]) -> None:
-    """Where there are graphs they give way: the number of the graph has to be right."""
+def test_run_options_do_not_replace_the_graphs_number(calls: list[Call]) -> None:
+    """With graphs, the runs of segments have the number of the graph even if the caller gives run options."""
     graph = load(branches())
-    with HybridSession(graph, plan=placed(graph, [0, 1, 0, 1]), strict=True) as session:
+    with HybridSession(graph, plan=fixed_webgpu_plan(graph, [0, 1, 0, 1]), strict=True) as session:
         options = ort.RunOptions()
         options.logid = "ours"
         assert len(session.run(None, {"x": X}, options)) == 2

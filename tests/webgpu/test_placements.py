@@ -1,4 +1,4 @@
-"""Mixed placements on a real second device give what plain onnxruntime gives on the CPU."""
+"""Tests that placements on the CPU and a second device give the outputs of plain onnxruntime on the CPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from accelerator_plans import able, engine_of, mixed_plan, placed
+from accelerator_plans import cut_engine, draw_mixed_plan, find_supported_operators, fixed_webgpu_plan
 from chrion import Graph, HybridSession, load
 from chrion.benchmark.accuracy import largest_difference
 from chrion.devices import Device
@@ -21,10 +21,10 @@ X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
 
 
 def cnn() -> onnx.ModelProto:
-    """Two convolutional branches over one input, joined, pooled and classified.
+    """Build two convolutional branches over one input, joined, pooled and classified.
 
-    None of them is 1 x 1: after one such convolution onnxruntime 1.27's WebGPU miscomputes others in the same process,
-    in plain sessions as well.
+    No convolution is 1 x 1: after one such convolution, WebGPU of onnxruntime 1.27 miscomputes others in the same
+    process, in plain sessions, too.
     """
     rng = np.random.default_rng(3)
     weights = {
@@ -49,7 +49,7 @@ def cnn() -> onnx.ModelProto:
 
 
 def lstm(chunk: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """A stack of three layers over six steps in chunks, and an input."""
+    """Build a stack of three layers over six steps in chunks, and an input."""
     model = build_recurrent(RecurrentSpec(layers=3, batch=1, io=8, seq=6, chunk=chunk))
     shape = [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
     feed = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
@@ -58,40 +58,42 @@ def lstm(chunk: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
 
 @pytest.mark.parametrize("chunk", [1, 2, 6])
 @pytest.mark.parametrize("seed", range(3))
-def test_lstms_over_both_sides(device: Device, chunk: int, seed: int) -> None:
-    """Layers and steps on either side hand their states to and fro."""
+def test_lstms_on_both_devices(device: Device, chunk: int, seed: int) -> None:
+    """Chunks of LSTM layers on both devices exchange their states and give correct outputs."""
     model, feed = lstm(chunk)
     graph = load(model)
-    there = able(graph, device)
-    assert any(graph.dag.op_types[i] == "LSTM" for i in there)
-    with HybridSession(graph, plan=mixed_plan(graph, there, seed), strict=True) as session:
+    supported = find_supported_operators(graph, device)
+    assert any(graph.dag.op_types[i] == "LSTM" for i in supported)
+    with HybridSession(graph, plan=draw_mixed_plan(graph, supported, seed), strict=True) as session:
         for _ in range(2):
             assert_same_as_plain(session, model, feed)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_cnn_over_both_sides(device: Device, seed: int) -> None:
-    """Convolutions, pooling and a classifier, with branches."""
+def test_a_cnn_on_both_devices(device: Device, seed: int) -> None:
+    """Convolutions, pooling and a classifier on both devices give correct outputs."""
     graph = load(cnn())
     feed = {"x": np.random.default_rng(seed).standard_normal((1, 3, 8, 8)).astype(np.float32)}
-    with HybridSession(graph, plan=mixed_plan(graph, able(graph, device), seed), strict=True) as session:
+    with HybridSession(
+        graph, plan=draw_mixed_plan(graph, find_supported_operators(graph, device), seed), strict=True
+    ) as session:
         assert_same_as_plain(session, cnn(), feed)
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_random_graphs_over_both_sides(device: Device, seed: int) -> None:
-    """Whatever the device can run of a random model may be there, on one lane of it or on two.
+def test_random_graphs_on_both_devices(device: Device, seed: int) -> None:
+    """Random placements of random models on the CPU and one or two lanes of the device give correct outputs.
 
-    Its kernels approximate some functions, such as the error function, to three or four digits.
+    WebGPU's kernels approximate some functions, such as the error function, to three or four digits.
     """
     draft = random_model(Random(seed), 4 + seed % 12)
     model, feed = draft.model(), draft.feed()
     try:
         expected = run_plain(model, feed)
-    except Exception:  # noqa: BLE001 - the generator knows less than onnxruntime
-        pytest.skip("onnxruntime refuses this one")
+    except Exception:  # noqa: BLE001 - the generator does not know all of onnxruntime's rules
+        pytest.skip("onnxruntime refuses this model")
     graph = load(model, {name: array.shape for name, array in feed.items()})
-    plan = mixed_plan(graph, able(graph, device), seed, streams=1 + seed % 2)
+    plan = draw_mixed_plan(graph, find_supported_operators(graph, device), seed, streams=1 + seed % 2)
     with HybridSession(graph, plan=plan, strict=True) as session:
         for _ in range(2):
             for ours, theirs in zip(session.run(None, feed), expected, strict=True):
@@ -101,21 +103,21 @@ def test_random_graphs_over_both_sides(device: Device, seed: int) -> None:
                     assert largest_difference([ours], [theirs]) < 1e-3
 
 
-def test_requests_at_once(device: Device) -> None:
-    """Several threads share a session, with a frame each; nobody gets another's results."""
+def test_concurrent_requests(device: Device) -> None:
+    """Each of several threads that share a session gets the outputs of its own requests."""
     graph = load(branches())
-    assert able(graph, device) == {0, 1, 2, 3}
+    assert find_supported_operators(graph, device) == {0, 1, 2, 3}
     wrong: list[str] = []
-    with HybridSession(graph, plan=placed(graph, [0, 1, 0, 1]), strict=True) as session:
+    with HybridSession(graph, plan=fixed_webgpu_plan(graph, [0, 1, 0, 1]), strict=True) as session:
 
-        def ask(at: int) -> None:
+        def run_requests(at: int) -> None:
             x = np.full((2, 4), at, np.float32)
             expected = run_plain(branches(), {"x": x})
             found = [session.run(None, {"x": x}) for _ in range(10)]
             equal = [np.allclose(a, b, atol=1e-5) for ours in found for a, b in zip(ours, expected, strict=True)]
             wrong.extend([f"request {at}"] * equal.count(False))
 
-        threads = [threading.Thread(target=ask, args=(at,)) for at in range(4)]
+        threads = [threading.Thread(target=run_requests, args=(at,)) for at in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -123,13 +125,13 @@ def test_requests_at_once(device: Device) -> None:
     assert not wrong
 
 
-def test_lanes_of_both_sides_and_of_copies_are_traced(device: Device) -> None:  # noqa: ARG001 - skipped without it
+def test_a_trace_contains_segments_and_copies(device: Device) -> None:  # noqa: ARG001 - skipped without it
     """A trace has each segment once on its lane, and each copy once on the lane of its direction."""
     graph: Graph = load(branches())
-    with HybridSession(graph, plan=placed(graph, [0, 1, 0, 1]), strict=True) as session:
+    with HybridSession(graph, plan=fixed_webgpu_plan(graph, [0, 1, 0, 1]), strict=True) as session:
         events = session.trace({"x": X})
-        program = engine_of(session).program
-    assert sorted(e.segment for e in events if not e.copied) == list(range(len(engine_of(session).segments)))
+        program = cut_engine(session).program
+    assert sorted(e.segment for e in events if not e.copied) == list(range(len(cut_engine(session).segments)))
     assert len([e for e in events if e.copied]) == program.copies > 0
     assert {e.lane for e in events} == set(program.lanes)
     assert all(e.end_ms >= e.start_ms for e in events)
