@@ -16,7 +16,7 @@ graph = chrion.load(build("lstm", {"layers": 12, "batch": 8, "seq": 4, "io": 512
 profile = chrion.Profile.load(PROFILE)
 
 for budget in (None, "440MB", "0MB"):
-    plan = chrion.partition(graph, profile, gpu_budget=budget, policy="chrion")
+    plan = chrion.partition(graph, profile, gpu_budget=budget)
     predicted = plan.predicted
     print(
         f"budget {budget or 'none':>5}: {predicted.latency_ms:4.1f} ms, {predicted.resident_mb:5.1f} MB resident, "

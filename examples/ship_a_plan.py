@@ -17,7 +17,7 @@ onnx.save(build("lstm", {"layers": 4, "batch": 1, "seq": 8}), folder / "model.on
 # On the machine that will serve the model, or with a profile that was measured there.
 graph = chrion.load(folder / "model.onnx")
 profile = chrion.profile(graph)
-chrion.partition(graph, profile, policy="chrion").save(folder / "model.plan.json")
+chrion.partition(graph, profile).save(folder / "model.plan.json")
 
 # In every serving process. A plan of another model, or for more cores, would raise PlanError.
 with chrion.HybridSession(folder / "model.onnx", plan=folder / "model.plan.json") as session:

@@ -34,7 +34,7 @@ plan = fixed_plan(graph, schedule.lanes, schedule.order)  # cuts the graph into 
 timeline = evaluate(graph.dag, costs, schedule, plan.segments)
 print(f"least loaded: predicted {timeline.latency_ms:.3f} ms in {len(plan.segments)} segments")
 
-default = chrion.partition(graph, chrion.profile(graph), policy="chrion")
+default = chrion.partition(graph, chrion.profile(graph))
 print(f"chrion: predicted {default.predicted.latency_ms:.3f} ms in {len(default.segments)} segments")
 
 with chrion.HybridSession(graph, plan=plan) as session:
