@@ -1,4 +1,4 @@
-"""The stored profile of the paper's machine against the figures printed in the paper."""
+"""Plans for the bundled profile of the paper's machine, compared with the results in the paper."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TABLE_6 = {
 
 @pytest.fixture(scope="module")
 def paper() -> Profile:
-    """The profile that is shipped."""
+    """The bundled profile."""
     return Profile.load(bundled_folder("profiles") / "gtx1080ti-paper.json")
 
 
@@ -41,7 +41,7 @@ def baseline() -> Graph:
 
 
 def test_the_profile_holds_the_derived_constants(paper: Profile, baseline: Graph) -> None:
-    """51.5 us a cell and 345 MB once; the machine is the paper's."""
+    """51.5 us for each cell and 345 MB of base memory, on the paper's machine."""
     assert "1080 Ti" in (paper.machine.accelerator or "")
     assert paper.base_memory_mb == 345.0
     cells = [c for c in paper.operators.values() if c.op_type == "LSTM"]
@@ -64,8 +64,8 @@ def test_the_rows_of_table_6(paper: Profile, name: str) -> None:
     assert cpu.memory_mb == 0.0
 
 
-def test_the_papers_plan_beats_its_gpu(paper: Profile, baseline: Graph) -> None:
-    """Within 60 ms and with alpha 0.3, in latency and in memory, as section 6.3 finds."""
+def test_the_papers_plan_beats_the_gpu_alone(paper: Profile, baseline: Graph) -> None:
+    """In latency and in memory, with an SLO of 60 ms and alpha 0.3, as in section 6.3."""
     plan = partition(baseline, paper, "60ms", 0.3, "chrion-paper")
     assert plan.meets_slo
     assert plan.accelerator_only is not None
@@ -73,8 +73,8 @@ def test_the_papers_plan_beats_its_gpu(paper: Profile, baseline: Graph) -> None:
     assert plan.predicted.memory_mb < plan.accelerator_only.memory_mb
 
 
-def test_the_latency_optimal_plan_is_at_least_the_papers(paper: Profile, baseline: Graph) -> None:
-    """Table 6 has 52.0 ms in 948.1 MB: our margins over accelerator-only are no smaller than the paper's."""
+def test_the_latency_optimal_plan_gains_as_much_as_the_papers(paper: Profile, baseline: Graph) -> None:
+    """Table 6 has 52.0 ms and 948.1 MB; the gains over the accelerator alone are no smaller here."""
     plan = partition(baseline, paper, policy="chrion-paper")
     assert plan.accelerator_only is not None
     assert plan.predicted.latency_ms / plan.accelerator_only.latency_ms <= 52.0 / 59.3
@@ -82,7 +82,7 @@ def test_the_latency_optimal_plan_is_at_least_the_papers(paper: Profile, baselin
 
 
 def test_memory_falls_as_alpha_grows(paper: Profile, baseline: Graph) -> None:
-    """Figure 10: from 0 to 1 in steps, less memory and more latency in the end."""
+    """Figure 10: from alpha 0 to 1, memory decreases and latency increases."""
     plans = [partition(baseline, paper, alpha=alpha, policy="chrion-paper") for alpha in (0.0, 0.3, 1.0)]
     assert plans[0].predicted.latency_ms == min(p.predicted.latency_ms for p in plans)
     assert plans[2].predicted.memory_mb < plans[0].predicted.memory_mb
@@ -94,8 +94,8 @@ def test_equal_inputs_give_equal_plans(paper: Profile, baseline: Graph) -> None:
 
 
 @pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"exact"}))  # too large for an exact solution
-def test_every_policy_plans_what_the_timeline_confirms(paper: Profile, baseline: Graph, policy: str) -> None:
-    """The figures of a plan are those of the one cost definition."""
+def test_predictions_of_every_policy_are_those_of_the_evaluator(paper: Profile, baseline: Graph, policy: str) -> None:
+    """For all policies but the exact one, which is for small graphs."""
     plan = partition(baseline, paper, alpha=0.1, policy=policy)
     timeline = evaluate(baseline.dag, paper.costs(baseline.dag), plan.schedule, plan.segments)
     assert (plan.predicted.latency_ms, plan.predicted.memory_mb) == (timeline.latency_ms, timeline.memory_mb)

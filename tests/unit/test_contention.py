@@ -1,4 +1,4 @@
-"""Several lanes on one accelerator, against what is known of sharing it."""
+"""Contention of several lanes on one accelerator."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from chrion.scheduler import Schedule, evaluate
 
 
 def device(times: list[float], shares: list[float], **machine: float) -> Costs:
-    """Operators of the given times and shares on an accelerator without cores."""
+    """Return costs with the given times and shares on an accelerator, without cores."""
     return Costs(tuple(times), (), (OperatorMemory(),) * len(times), accelerator_share=tuple(shares), **machine)  # type: ignore[arg-type]
 
 
-def test_two_that_fill_the_device_share_it_evenly() -> None:
-    """2 and 6 ms of work side by side: the short one ends at 4, the other has 4 left and the device to itself."""
+def test_two_operators_that_fill_the_device_share_it_evenly() -> None:
+    """2 and 6 ms of work side by side: the first ends at 4 ms, the other then has 4 ms left."""
     dag = Dag.from_edges(2, [])
     timeline = evaluate(dag, device([2.0, 6.0], [1.0, 1.0]), Schedule((0, 1), (0, -1), 0, 2))
     assert timeline.finish_ms == pytest.approx((4.0, 8.0))
     assert timeline.busy_ms == pytest.approx((4.0, 8.0))
 
 
-def test_those_that_fit_together_do_not_delay_each_other() -> None:
-    """Shares of a half each fill the device between them; a third operator slows all three by a half."""
+def test_operators_that_fit_together_do_not_slow_each_other() -> None:
+    """Two shares of one half fill the device; with a third operator, all take half as long again."""
     dag = Dag.from_edges(3, [])
     costs = device([2.0, 2.0, 2.0], [0.5, 0.5, 0.5])
     assert evaluate(dag, costs, Schedule((0, 1, 2), (0, -1, 0), 0, 2)).finish_ms == pytest.approx((2.0, 2.0, 4.0))
@@ -33,14 +33,14 @@ def test_those_that_fit_together_do_not_delay_each_other() -> None:
 
 
 def test_between_lanes_of_one_device_nothing_is_copied() -> None:
-    """A result is seen on another of its lanes a handoff later, whatever its size."""
+    """A result is visible to another lane a handoff later, whatever its size."""
     dag = Dag.from_edges(2, [(0, 1)], [1_000_000])
     costs = device([1.0, 1.0], [1.0, 1.0], handoff_ms=0.5)
     assert evaluate(dag, costs, Schedule((0, 1), (0, -1), 0, 2)).start_ms == pytest.approx((0.0, 1.5))
 
 
-def test_who_ends_first_leaves_its_part_to_the_others() -> None:
-    """A CPU lane is not slowed; a dispatch occupies nothing of the device."""
+def test_a_finished_operator_leaves_its_share_to_the_others() -> None:
+    """CPU lanes are not slowed, and a dispatch occupies no share of the device."""
     dag = Dag.from_edges(3, [])
     costs = Costs(
         (4.0, 2.0, 9.0), ((9.0, 9.0, 5.0),), (OperatorMemory(),) * 3, dispatch_ms=1.0, accelerator_share=(1.0, 1.0, 1.0)
@@ -51,8 +51,8 @@ def test_who_ends_first_leaves_its_part_to_the_others() -> None:
 
 
 @given(st.data())
-def test_a_full_device_is_never_given_out_twice_nor_idle(data: st.DataObject) -> None:
-    """Independent operators that each fill it take as long on any lanes as one after the other."""
+def test_a_full_device_is_neither_shared_twice_nor_idle(data: st.DataObject) -> None:
+    """Independent operators that each fill it take as long on any lanes as in sequence."""
     times = data.draw(st.lists(st.integers(0, 9).map(float), min_size=1, max_size=8))
     lanes = tuple(data.draw(st.integers(-2, 0)) for _ in times)
     dag = Dag.from_edges(len(times), [])
@@ -62,7 +62,7 @@ def test_a_full_device_is_never_given_out_twice_nor_idle(data: st.DataObject) ->
 
 @given(st.data())
 def test_shares_bound_the_latency(data: st.DataObject) -> None:
-    """No sooner than the fullest lane or the work over the whole device; no later than one after the other."""
+    """At least the most loaded lane and the work divided by the whole device; at most all in sequence."""
     n = data.draw(st.integers(1, 8))
     times = [float(data.draw(st.integers(0, 9))) for _ in range(n)]
     shares = [data.draw(st.integers(0, 4)) / 4 for _ in range(n)]

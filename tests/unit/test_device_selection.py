@@ -1,4 +1,4 @@
-"""Algorithm 2: device selection, against hand-worked cases and the literal text."""
+"""Algorithm 2: device selection, compared with worked examples and with the literal algorithm."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INFINITE = float("inf")
 def naive_selection(
     dag: Dag, costs: Costs, order: tuple[int, ...], alpha: float
 ) -> tuple[tuple[int, ...], int, float, float]:
-    """Algorithm 2, line by line: lanes, k*, L and M."""
+    """Return lanes, k*, L and M of Algorithm 2, line by line."""
     best: tuple[float, tuple[int, ...], int, float, float] | None = None
     for k in range(costs.cores + 1):
         selected: dict[int, int] = {}
@@ -64,7 +64,7 @@ def naive_selection(
 
 @given(st.data())
 def test_the_selection_is_that_of_the_literal_algorithm(data: st.DataObject) -> None:
-    """Lanes, k*, L and M equal a transcription that compares every lane for every operator and every k'."""
+    """Lanes, k*, L and M equal those of a transcription that compares every lane for every operator and k'."""
     dag = data.draw(dags())
     costs = data.draw(costs_for(dag))
     order = data.draw(topological_orders(dag))
@@ -77,7 +77,7 @@ def test_the_selection_is_that_of_the_literal_algorithm(data: st.DataObject) -> 
 
 @given(st.data())
 def test_the_selection_agrees_with_the_cost_definition(data: st.DataObject) -> None:
-    """Where handoff, dispatch, copies and base memory are nothing, L and M are what the timeline makes of the schedule.
+    """Without handoff, dispatch, copies and base memory, L and M are those of the evaluator.
 
     With copies M still is; L is Equation 2's then, in which every edge has a copy of its own that waits for no other.
     """
@@ -95,12 +95,12 @@ def test_the_selection_agrees_with_the_cost_definition(data: st.DataObject) -> N
 
 
 @given(st.data())
-def test_operators_that_the_accelerator_lacks_stay_on_cores(data: st.DataObject) -> None:
+def test_operators_not_supported_on_the_accelerator_stay_on_cores(data: st.DataObject) -> None:
     """An infinite time keeps an operator off the accelerator, as in the literal algorithm."""
     dag = data.draw(dags())
     drawn = data.draw(costs_for(dag, accelerator=True))
-    barred = data.draw(st.sets(st.integers(0, len(dag) - 1), min_size=1))
-    times = tuple(INFINITE if i in barred else ms for i, ms in enumerate(drawn.accelerator_ms or ()))
+    unsupported = data.draw(st.sets(st.integers(0, len(dag) - 1), min_size=1))
+    times = tuple(INFINITE if i in unsupported else ms for i, ms in enumerate(drawn.accelerator_ms or ()))
     costs = Costs(times, drawn.cpu_ms, drawn.memory, drawn.upload, drawn.download)
     order = data.draw(topological_orders(dag))
     if costs.cores == 0:
@@ -108,7 +108,7 @@ def test_operators_that_the_accelerator_lacks_stay_on_cores(data: st.DataObject)
             select_devices(dag, costs, order, 0.0)
         return
     found = select_devices(dag, costs, order, 1.0)
-    assert all(found.schedule.lanes[i] for i in barred)
+    assert all(found.schedule.lanes[i] for i in unsupported)
     assert math.isfinite(found.latency_ms)
     assert found.schedule.lanes == naive_selection(dag, costs, order, 1.0)[0]
 
@@ -129,14 +129,14 @@ CHAIN_COSTS = Costs(
     ],
 )
 def test_a_chain_by_hand(alpha: float, lanes: tuple[int, ...], cores: int, latency_ms: float, memory_mb: float) -> None:
-    """A chain moves to the core as a whole once a megabyte is worth more than a millisecond."""
+    """The whole chain moves to the core if a megabyte costs more than a millisecond."""
     found = select_devices(CHAIN, CHAIN_COSTS, (0, 1, 2), alpha)
     assert (found.schedule.lanes, found.schedule.cores) == (lanes, cores)
     assert (found.latency_ms, found.memory_mb) == (latency_ms, memory_mb)
 
 
 def test_independent_operators_by_hand() -> None:
-    """Four operators of 2 ms there and 3 ms on cores: two lanes end after 6 ms, three after 4."""
+    """Four operators of 2 ms on the accelerator and 3 ms on cores: two lanes take 6 ms, three lanes 4."""
     dag = Dag.from_edges(4, [])
     costs = Costs((2.0,) * 4, ((3.0,) * 4, (3.0,) * 4), (OperatorMemory(),) * 4)
     found = select_devices(dag, costs, (0, 1, 2, 3), 0.0)
@@ -146,7 +146,7 @@ def test_independent_operators_by_hand() -> None:
 
 
 def test_contention_can_make_fewer_cores_better() -> None:
-    """Where two busy cores are three times as slow, one is kept."""
+    """One core is used if two busy cores are three times as slow."""
     dag = Dag.from_edges(2, [])
     costs = Costs(None, ((2.0, 2.0), (6.0, 6.0)), (OperatorMemory(),) * 2)
     found = select_devices(dag, costs, (0, 1), 0.0)
@@ -154,12 +154,12 @@ def test_contention_can_make_fewer_cores_better() -> None:
 
 
 def test_a_tie_between_core_counts_takes_the_fewest() -> None:
-    """A chain gains nothing from a second core, so it is given one."""
+    """A chain gains nothing from a second core."""
     costs = Costs(None, ((2.0,) * 3, (2.0,) * 3), (OperatorMemory(),) * 3)
     assert select_devices(CHAIN, costs, (0, 1, 2), 0.0).schedule.cores == 1
 
 
-def test_neither_accelerator_nor_core() -> None:
-    """Costs without any device are refused."""
+def test_costs_without_a_device_are_refused() -> None:
+    """There is neither an accelerator nor a core."""
     with pytest.raises(ScheduleError):
         select_devices(CHAIN, Costs(None, (), (OperatorMemory(),) * 3), (0, 1, 2), 0.0)

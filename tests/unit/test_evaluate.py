@@ -1,4 +1,4 @@
-"""The definition of latency and memory, against a simulation that walks through time step by step."""
+"""The evaluator, compared with a simulation in steps of one millisecond."""
 
 from __future__ import annotations
 
@@ -19,23 +19,26 @@ from chrion.scheduler.evaluation.evaluate import lower_bound_ms
 from strategies import costs_for, dags, schedules
 
 
-def uploaded_inputs(dag: Dag, costs: Costs, there: Sequence[bool]) -> dict[int, float]:
-    """When the accelerator's operators have the request's inputs: those that any of them reads go up in turn."""
+def uploaded_inputs(dag: Dag, costs: Costs, on_device: Sequence[bool]) -> dict[int, float]:
+    """Return when the accelerator's operators have the request's inputs, which are copied one after another."""
     clock, found = 0.0, {}
     for size, readers in dag.request_inputs:
-        if any(there[i] for i in readers):
+        if any(on_device[i] for i in readers):
             clock += costs.upload.latency_ms + size * costs.upload.ms_per_byte
-            found |= {i: clock for i in readers if there[i]}
+            found |= {i: clock for i in readers if on_device[i]}
     return found
 
 
 def simulate(
     dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequence[int]]
 ) -> tuple[dict[int, float], dict[int, float], list[float], float]:
-    """Walk through whole milliseconds; whoever can start, starts. Returns starts, finishes, busy time by lane, latency.
+    """Simulate whole milliseconds: every segment that can start, starts.
 
-    A value goes to the other side once. Each direction is a queue in the order of the segments that make the values;
-    the request's inputs go up before all else.
+    A value is copied to the other device once. Each direction is a queue in the order of the segments that make the
+    values; the request's inputs are copied before all other values.
+
+    Returns:
+        Starts, finishes, busy times by lane, and the latency.
     """
     lanes = [*range(schedule.cores + 1), *range(1 - schedule.streams, 0)]
     waiting = {lane: [s for s in segments if schedule.lanes[s[0]] == lane] for lane in lanes}
@@ -44,25 +47,30 @@ def simulate(
     start: dict[int, float] = {}
     finish: dict[int, float] = {}
     seen: dict[int, float] = {}
-    there = [lane <= 0 for lane in schedule.lanes]
-    taken = {m for m, _ in dag.request_outputs if there[m]}
-    crossing = [m for s in segments for m in s if m in taken or any(there[t] != there[m] for t in dag.successors[m])]
-    queues = {side: [m for m in crossing if there[m] == side] for side in (True, False)}
+    on_device = [lane <= 0 for lane in schedule.lanes]
+    copied = {m for m in range(len(dag)) if any(on_device[s] != on_device[m] for s in dag.successors[m])}
+    copied |= {m for m, _ in dag.request_outputs if on_device[m]}
+    queues = {
+        download: [m for s in segments for m in s if m in copied and on_device[m] == download]
+        for download in (True, False)
+    }
     copier_free = {True: 0.0, False: 0.0}
-    copied: dict[int, float] = {}
-    inputs = uploaded_inputs(dag, costs, there)
+    arrivals: dict[int, float] = {}
+    inputs = uploaded_inputs(dag, costs, on_device)
     copier_free[False] = max(inputs.values(), default=0.0)
 
     def copy(now: float) -> None:
-        for side, queue in queues.items():
-            while queue and max(seen.get(queue[0], now + 1), copier_free[side]) <= now:
+        """Start the copies that are next in their queues."""
+        for download, queue in queues.items():
+            while queue and max(seen.get(queue[0], now + 1), copier_free[download]) <= now:
                 m = queue.pop(0)
-                cost = costs.download if side else costs.upload
+                cost = costs.download if download else costs.upload
                 sent = [dag.edge_bytes[s][dag.predecessors[s].index(m)] for s in dag.successors[m]]
                 largest = max(sent, default=0)
-                copied[m] = copier_free[side] = now + cost.latency_ms + largest * cost.ms_per_byte
+                arrivals[m] = copier_free[download] = now + cost.latency_ms + largest * cost.ms_per_byte
 
     def arrived(i: int, now: float) -> bool:
+        """Return True if all that an operator reads from other lanes has arrived, and its stage may start."""
         for m in dag.predecessors[i]:
             source, target = schedule.lanes[m], schedule.lanes[i]
             if source == target:
@@ -72,9 +80,9 @@ def simulate(
             if (source > 0) == (target > 0):
                 if seen[m] + costs.handoff_ms > now:
                     return False
-            elif copied.get(m, now + 1) > now:
+            elif arrivals.get(m, now + 1) > now:
                 return False
-        # Everything of earlier stages has ended, and is known of elsewhere a handoff later.
+        # A stage starts when all earlier ones have ended, on other lanes a handoff earlier.
         for m in range(len(dag)):
             if stages[m] < stages[i] and m not in seen:
                 return False
@@ -83,13 +91,14 @@ def simulate(
         return True
 
     def length(i: int) -> float:
+        """Return the duration of an operator."""
         if schedule.lanes[i] <= 0:
             return (costs.accelerator_ms or ())[i]
         used = {lane for lane, stage in zip(schedule.lanes, stages, strict=True) if lane > 0 and stage == stages[i]}
         return costs.cpu_ms[(len(used) if schedule.stages else schedule.cores) - 1][i]
 
     for now in range(2000):
-        # Operators that take no time let others start within the same millisecond.
+        # After operators of no duration, others may start in the same millisecond.
         for _ in range(len(segments) + 1):
             copy(now)
             for lane in lanes:
@@ -108,19 +117,19 @@ def simulate(
                     free[lane] = clock
                     busy[lane] += clock - now
         if not any(waiting.values()) and not any(queues.values()):
-            return start, finish, busy, max([*finish.values(), *copied.values()])
+            return start, finish, busy, max([*finish.values(), *arrivals.values()])
     raise AssertionError("the schedule never ends")
 
 
 def in_runs(schedule: Schedule) -> list[list[int]]:
-    """Neighbours in the order that share a lane and a stage, as one segment each."""
+    """Return segments of neighbours in the order that share a lane and a stage."""
     stages = schedule.stages or (0,) * len(schedule.order)
     return [list(run) for _, run in itertools.groupby(schedule.order, key=lambda i: (schedule.lanes[i], stages[i]))]
 
 
 @given(st.data(), st.sampled_from(["one each", "cut", "runs"]))
-def test_the_timeline_is_the_simulated_one(data: st.DataObject, how: str) -> None:
-    """Starts, finishes, latency and busy times equal a simulation, with segments, handoffs, dispatch and copies."""
+def test_the_timeline_is_that_of_the_simulation(data: st.DataObject, how: str) -> None:
+    """Starts, finishes, latency and busy times are equal, with segments, handoffs, dispatch and copies."""
     dag = data.draw(dags(requests=True))
     costs = data.draw(costs_for(dag))
     schedule = data.draw(schedules(dag, costs, staged=None))
@@ -140,8 +149,8 @@ def test_the_timeline_is_the_simulated_one(data: st.DataObject, how: str) -> Non
 
 
 @given(st.data())
-def test_lanes_that_occupy_nothing_of_the_device_run_as_if_alone(data: st.DataObject) -> None:
-    """Several accelerator lanes, with stages or without, follow the same simulation as long as they do not contend."""
+def test_lanes_without_a_share_of_the_device_are_not_slowed(data: st.DataObject) -> None:
+    """Several accelerator lanes without contention follow the same simulation, with stages and without."""
     dag = data.draw(dags(requests=True))
     costs = replace(data.draw(costs_for(dag, accelerator=True)), accelerator_share=(0.0,) * len(dag))
     schedule = data.draw(schedules(dag, costs, most_streams=3, staged=None))
@@ -155,8 +164,8 @@ def test_lanes_that_occupy_nothing_of_the_device_run_as_if_alone(data: st.DataOb
 
 
 @given(st.data())
-def test_the_lower_bound_is_one(data: st.DataObject) -> None:
-    """No schedule on its lanes is faster: staged or not, on any number of accelerator lanes of any shares."""
+def test_no_schedule_is_below_the_lower_bound(data: st.DataObject) -> None:
+    """With stages or without, on any number of accelerator lanes with any shares."""
     dag = data.draw(dags(requests=True))
     shares = tuple(data.draw(st.integers(0, 4)) / 4 for _ in range(len(dag)))
     costs = replace(data.draw(costs_for(dag)), accelerator_share=shares)
@@ -166,7 +175,7 @@ def test_the_lower_bound_is_one(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_memory_is_equation_4(data: st.DataObject) -> None:
-    """M sums outputs, ephemeral tensors and weights of accelerator operators, and what they take in from the CPU."""
+    """M sums outputs, ephemeral tensors and weights of accelerator operators, and their inputs from the CPU."""
     dag = data.draw(dags())
     costs = data.draw(costs_for(dag))
     schedule = data.draw(schedules(dag, costs))
@@ -193,11 +202,11 @@ def test_two_lanes_by_hand() -> None:
     assert timeline.start_ms == (0.0, 21.0, 29.0)
     assert timeline.finish_ms == (7.0, 26.0, 36.0)
     assert timeline.busy_ms == (5.0, 14.0)
-    assert timeline.memory_mb == 8.0  # 1 + 2 + 4 of its own and 1 that it takes in
+    assert timeline.memory_mb == 8.0  # 1 + 2 + 4 of its own, and an input of 1
 
 
-def test_results_of_a_segment_are_seen_when_it_ends() -> None:
-    """An operator that waits for the first of a segment's two starts after the second, a handoff and a dispatch."""
+def test_results_of_a_segment_are_visible_when_it_ends() -> None:
+    """A successor of the first of two operators starts after the second, a handoff and a dispatch."""
     dag = Dag.from_edges(3, [(0, 2)])
     costs = uniform_costs(dag, cpu_ms=(10.0, 10.0), handoff_ms=2.0, dispatch_ms=1.0)
     schedule = Schedule((0, 1, 2), (1, 1, 2), 2)
@@ -205,8 +214,8 @@ def test_results_of_a_segment_are_seen_when_it_ends() -> None:
     assert evaluate(dag, costs, schedule, [(0,), (1,), (2,)]).start_ms == (1.0, 12.0, 14.0)
 
 
-def test_the_number_of_cores_decides_the_speed() -> None:
-    """With k* = 2, W[i, 2] counts on every core, also where one of them has nothing to do."""
+def test_the_number_of_cores_determines_the_speed() -> None:
+    """With k* = 2, W[i, 2] applies to every core, even if one of them is idle."""
     dag = Dag.from_edges(1, [])
     costs = uniform_costs(dag, cpu_ms=(10.0, 13.0))
     assert evaluate(dag, costs, Schedule((0,), (1,), 1)).latency_ms == 10.0
@@ -235,22 +244,22 @@ PAIR_COSTS = Costs((1.0, float("inf")), ((1.0, 1.0),), (OperatorMemory(),) * 2)
         (Schedule((0, 1), (1, 0), 1), "not supported on the accelerator"),
     ],
 )
-def test_broken_schedules_are_refused(schedule: Schedule, message: str) -> None:
-    """Constraints 6 to 10, and operators that a lane cannot run."""
+def test_invalid_schedules_are_refused(schedule: Schedule, message: str) -> None:
+    """Constraints 6 to 10, and operators that are not supported on their lane."""
     with pytest.raises(ScheduleError, match=message):
         validate(PAIR, PAIR_COSTS, schedule)
     with pytest.raises(ScheduleError, match=message):
         evaluate(PAIR, PAIR_COSTS, schedule)
 
 
-def test_no_accelerator_means_no_lane_0() -> None:
-    """Lane 0 is refused where there is no accelerator."""
+def test_lane_0_needs_an_accelerator() -> None:
+    """It is refused without one."""
     with pytest.raises(ScheduleError, match="not supported on the accelerator"):
         evaluate(PAIR, PAIR_COSTS.without_accelerator(), Schedule((0, 1), (0, 1), 1))
 
 
 def test_an_empty_graph_takes_no_time() -> None:
-    """Nothing to do is done at once."""
+    """Latency and memory are 0."""
     dag = Dag.from_edges(0, [])
     timeline = evaluate(dag, uniform_costs(dag), Schedule((), (), 0))
     assert (timeline.latency_ms, timeline.memory_mb) == (0.0, 0.0)

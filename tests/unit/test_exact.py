@@ -1,4 +1,4 @@
-"""The exact policy against exhaustive search."""
+"""The exact policy, compared with exhaustive search."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_no_order_and_placement_is_faster(data: st.DataObject) -> None:
 
 
 def test_large_graphs_and_alphas_are_refused() -> None:
-    """It would not end, and it does not know memory."""
+    """The solver would not terminate, and the model has no memory."""
     dag = Dag.from_edges(50, [])
     with pytest.raises(OptionError, match="at most 40 operators"):
         solve(dag, uniform_costs(dag), 1)
@@ -51,14 +51,14 @@ def test_large_graphs_and_alphas_are_refused() -> None:
         exact(small, uniform_costs(small), 0.5)
 
 
-def test_what_the_accelerator_cannot_run_is_left_to_a_core() -> None:
-    """The accelerator alone is no choice then."""
+def test_unsupported_operators_run_on_a_core() -> None:
+    """The accelerator alone is not considered."""
     dag = Dag.from_edges(2, [(0, 1)])
     costs = replace(uniform_costs(dag), accelerator_ms=(0.5, float("inf")))
     assert exact(dag, costs, 0.0).lanes[1] > 0
 
 
-def test_nothing_to_do_takes_no_time() -> None:
-    """A model may be folded away altogether."""
+def test_an_empty_graph_has_an_empty_schedule() -> None:
+    """Constant folding may remove all operators of a model."""
     dag = Dag.from_edges(0, [])
     assert exact(dag, uniform_costs(dag), 0.0).order == ()

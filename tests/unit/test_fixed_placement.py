@@ -1,4 +1,4 @@
-"""Orders drawn at random."""
+"""Random orders."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ EDGES = [(0, 1), (0, 2), (3, 4)]
 
 @given(dag=dags(), seed=st.integers(0, 1000))
 def test_orders_are_topological(dag: Dag, seed: int) -> None:
-    """Every operator once, after all that it waits for; equal seeds give equal orders."""
+    """Every operator occurs once, after its predecessors; equal seeds give equal orders."""
     order = random_order(dag, Random(seed))
     assert sorted(order) == list(range(len(dag)))
     assert all(order.index(m) < order.index(i) for i in range(len(dag)) for m in dag.predecessors[i])
     assert order == random_order(dag, Random(seed))
 
 
-def test_every_order_comes_up() -> None:
-    """Against all permutations that keep the edges."""
+def test_every_order_is_possible() -> None:
+    """Compared with all permutations that respect the edges."""
     dag = Dag.from_edges(5, [(0, 1), (0, 2), (3, 4)])
     valid = {
         o

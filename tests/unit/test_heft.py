@@ -1,4 +1,4 @@
-"""HEFT."""
+"""HEFT: its published example, ranks, gaps and overheads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_published_example_takes_80() -> None:
     assert makespan(schedule_heft(DAG, COSTS, 2)) == HEFT_MAKESPAN
 
 
-def test_upward_ranks_are_the_longest_way_to_an_exit() -> None:
+def test_upward_ranks_are_the_longest_paths_to_an_exit() -> None:
     """A diamond of unit times with a handoff of two: 1, then 1 + 2 + 1, then 1 + 2 + 4."""
     dag = Dag.from_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
     costs = uniform_costs(dag, cpu_ms=[1.0, 1.0], handoff_ms=2.0)
@@ -29,24 +29,24 @@ def test_upward_ranks_are_the_longest_way_to_an_exit() -> None:
 
 
 def test_independent_operators_are_spread() -> None:
-    """Four equal operators on two cores take twice one's time."""
+    """Four equal operators on two cores take as long as two of them."""
     dag = Dag.from_edges(4, [])
     costs = uniform_costs(dag, cpu_ms=[1.0, 1.0])
     assert evaluate(dag, costs, schedule_heft(dag, costs, 2)).latency_ms == 2.0
 
 
-def test_a_handoff_dearer_than_the_work_keeps_all_on_one_lane() -> None:
-    """Scattering does not look free."""
+def test_costly_handoffs_keep_everything_on_one_lane() -> None:
+    """A handoff takes longer here than all operators together."""
     dag = Dag.from_edges(3, [(0, 1), (0, 2)])
     costs = uniform_costs(dag, cpu_ms=[1.0, 1.0], handoff_ms=10.0)
     assert len(set(schedule_heft(dag, costs, 2).lanes)) == 1
 
 
 def test_idle_gaps_are_filled() -> None:
-    """An operator of least rank, placed last, goes into the gap in which the only core waits for the accelerator.
+    """The operator of least rank, placed last, fills the gap in which the core waits for the accelerator.
 
-    0 on the core until 1, then 1 on the accelerator alone until 11 with copies of no length, then 2 on the core; the
-    lonely 3 fits between.
+    Operator 0 runs on the core until 1 ms, operator 1 on the accelerator until 11 ms, then 2 on the core; copies take
+    no time. Operator 3, without edges, fits between.
     """
     dag = Dag.from_edges(4, [(0, 1), (1, 2)])
     costs = Costs(
@@ -60,7 +60,7 @@ def test_idle_gaps_are_filled() -> None:
     assert (timeline.start_ms[3], timeline.latency_ms) == (1.0, 12.0)
 
 
-def test_operators_of_no_time_follow_what_they_wait_for() -> None:
+def test_operators_of_no_duration_follow_their_predecessors() -> None:
     """Equal ranks do not put an operator before its predecessor of a higher index."""
     dag = Dag.from_edges(3, [(2, 1), (1, 0)])
     costs = uniform_costs(dag, cpu_ms=[0.0], dispatch_ms=1.0)

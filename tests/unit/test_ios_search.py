@@ -1,4 +1,4 @@
-"""IOS, against every sequence of stages there is, and the sizes of the search that its authors published."""
+"""The search of IOS, compared with all sequences of stages and with the published sizes of the search."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 def groups_of(dag: Dag, operators: Sequence[int]) -> Groups:
-    """The weakly connected parts of some operators."""
+    """Return the weakly connected components of some operators."""
     graph: nx.Graph[int] = nx.Graph()
     graph.add_nodes_from(operators)
     graph.add_edges_from((m, i) for i in operators for m in dag.predecessors[i] if m in operators)
@@ -34,7 +34,7 @@ def groups_of(dag: Dag, operators: Sequence[int]) -> Groups:
 
 
 def stages_of(dag: Dag, remaining: frozenset[int], r: int | None, s: int | None, groups: str) -> Iterator[Groups]:
-    """Every last stage of a set of operators: of all its subsets, those that no edge leaves and the limits admit."""
+    """Yield every last stage of a set of operators: the subsets that no edge leaves, within the limits."""
     for size in range(1, len(remaining) + 1):
         for chosen in itertools.combinations(sorted(remaining), size):
             if any(after in remaining and after not in chosen for i in chosen for after in dag.successors[i]):
@@ -50,7 +50,7 @@ def stages_of(dag: Dag, remaining: frozenset[int], r: int | None, s: int | None,
 def sequences(
     dag: Dag, remaining: frozenset[int], r: int | None, s: int | None, groups: str
 ) -> Iterator[tuple[Groups, ...]]:
-    """Every sequence of stages of a set of operators, last stage last."""
+    """Yield every sequence of stages of a set of operators, from the first stage to the last."""
     if not remaining:
         yield ()
     for last in stages_of(dag, remaining, r, s, groups):
@@ -63,7 +63,7 @@ LIMITS = st.sampled_from([(None, None), (1, 1), (1, 3), (2, None), (3, 2), (None
 
 @settings(max_examples=60, deadline=None)
 @given(dag=dags(5), limits=LIMITS, groups=st.sampled_from(GROUPS))
-def test_the_search_space_is_all_of_it(dag: Dag, limits: tuple[int | None, int | None], groups: str) -> None:
+def test_the_search_space_is_complete(dag: Dag, limits: tuple[int | None, int | None], groups: str) -> None:
     """States, transitions and schedules equal a count over all subsets of operators."""
     r, s = limits
     everything = frozenset(range(len(dag)))
@@ -86,7 +86,7 @@ def test_the_search_space_is_all_of_it(dag: Dag, limits: tuple[int | None, int |
 def test_no_sequence_of_stages_is_faster(
     data: st.DataObject, limits: tuple[int | None, int | None], groups: str
 ) -> None:
-    """The total of its stages is the least over all sequences, by the same costs."""
+    """The total latency of its stages is the least over all sequences."""
     r, s = limits
     dag = data.draw(dags(5))
     costs = replace(data.draw(costs_for(dag)), streams=2)
@@ -94,13 +94,13 @@ def test_no_sequence_of_stages_is_faster(
     found = search_stages(dag, stage_ms, r=r, s=s, groups=groups)
     assert sorted(i for stage in found for group in stage.groups for i in group) == list(range(len(dag)))
     home = {i: at for at, block in enumerate(split_into_blocks(dag)) for i in block}
-    totals: dict[bool, list[float]] = {False: [], True: []}  # by whether each stage stays within a block
+    totals: dict[bool, list[float]] = {False: [], True: []}  # key: every stage is within a block
     for stages in sequences(dag, frozenset(range(len(dag))), r, s, groups):
         within = all(len({home[i] for i in itertools.chain(*stage)}) == 1 for stage in stages)
         totals[within].append(sum(stage_ms(stage) for stage in stages))
     total_ms = sum(stage_ms(stage.groups) for stage in found)
     assert total_ms == pytest.approx(min(totals[True]))
-    if not costs.dispatch_ms:  # then nothing is lost by ending a stage at an articulation point
+    if not costs.dispatch_ms:  # then ending a stage at an articulation point costs nothing
         assert total_ms == pytest.approx(min(totals[True] + totals[False]))
 
 
@@ -120,8 +120,8 @@ def test_published_sizes_of_the_search(dag: Dag, transitions: str, schedules: st
     assert f"{sequences_found:.2g}" == schedules
 
 
-def test_connected_groups_are_a_wider_search() -> None:
-    """The text's own definition admits groups of several roots, which were never counted."""
+def test_connected_groups_have_a_larger_search_space() -> None:
+    """The definition in the text includes groups of several roots, which the published counts do not."""
     rooted, connected = count_search_space(inception_e(), groups="rooted"), count_search_space(inception_e())
     assert connected[0] == rooted[0]
     assert connected[1] > rooted[1]
@@ -129,7 +129,7 @@ def test_connected_groups_are_a_wider_search() -> None:
 
 
 def test_an_unknown_definition_is_refused() -> None:
-    """By name, with those there are."""
+    """The message has the name and the valid ones."""
     with pytest.raises(OptionError, match=r"unknown definition of groups 'some'.*connected, rooted"):
         count_search_space(fire(), groups="some")
 
@@ -139,18 +139,19 @@ FIGURE_2 = Dag.from_edges(5, [(0, 1), (1, 4), (2, 4), (3, 4)])
 
 
 def figure_2(share: float) -> DeviceLanes:
-    """Four operators of 1 ms on an accelerator with three lanes."""
+    """Return four operators of 1 ms on an accelerator with three lanes."""
     times = (1.0, 1.0, 1.0, 1.0, 0.0)
     costs = Costs(times, (), (OperatorMemory(),) * 5, accelerator_share=(share,) * 5, handoff_ms=0.1, streams=3)
     return DeviceLanes(FIGURE_2, costs)
 
 
 def total(device: DeviceLanes, stages: Sequence[Stage]) -> float:
+    """Return the total latency of stages."""
     return sum(device.stage_ms(stage.groups) for stage in stages)
 
 
-def test_greedy_crowds_the_first_stage_and_starves_the_second() -> None:
-    """As in Figure 2: greedy runs a, c, d at once and b alone; two at a time fill the device and are faster."""
+def test_greedy_overloads_the_first_stage() -> None:
+    """As in Figure 2: greedy runs a, c, d together and b alone; two and two fill the device and are faster."""
     device = figure_2(0.5)
     greedy, found = greedy_stages(FIGURE_2), search_stages(FIGURE_2, device.stage_ms, r=1)
     assert [len(stage.groups) for stage in greedy] == [3, 1, 1]
@@ -159,8 +160,8 @@ def test_greedy_crowds_the_first_stage_and_starves_the_second() -> None:
     assert total(device, found) == pytest.approx(2.0 + 4 * 0.1)
 
 
-def test_a_larger_batch_wants_another_schedule() -> None:
-    """Where each operator fills the device by itself, side by side gains nothing; each schedule is best at its own."""
+def test_a_larger_batch_needs_another_schedule() -> None:
+    """If every operator fills the device, concurrency gains nothing; each schedule is best for its batch size."""
     small, large = figure_2(0.3), figure_2(1.0)
     for_small, for_large = search_stages(FIGURE_2, small.stage_ms), search_stages(FIGURE_2, large.stage_ms)
     assert for_small != for_large
@@ -170,7 +171,7 @@ def test_a_larger_batch_wants_another_schedule() -> None:
 
 
 def test_merging_is_chosen_where_it_is_faster() -> None:
-    """The stage that can be merged is, if that takes less than running it side by side; another never is."""
+    """A stage that can be merged is merged if that takes less time than running it concurrently."""
     device = figure_2(0.5)
 
     def merged(ms: float) -> list[Stage]:
@@ -181,14 +182,14 @@ def test_merging_is_chosen_where_it_is_faster() -> None:
 
 
 def test_blocks_end_at_articulation_points() -> None:
-    """A diamond between two chains: the operators that all paths pass end a block each."""
+    """A diamond between two chains: every operator that all paths contain ends a block."""
     dag = Dag.from_edges(6, [(0, 1), (1, 2), (1, 3), (2, 4), (3, 4), (4, 5)])
     assert split_into_blocks(dag) == [[0], [1], [2, 3, 4], [5]]
 
 
 @given(dag=dags(12))
-def test_blocks_follow_each_other(dag: Dag) -> None:
-    """Together they are the graph, and each operator of a block comes before all of the next."""
+def test_blocks_are_ordered(dag: Dag) -> None:
+    """Together they are the graph, and the last operator of a block precedes all of the next block."""
     found = split_into_blocks(dag)
     assert sorted(i for block in found for i in block) == list(range(len(dag)))
     for before, after in itertools.pairwise(found):
@@ -196,30 +197,30 @@ def test_blocks_follow_each_other(dag: Dag) -> None:
 
 
 def test_equal_blocks_are_searched_once() -> None:
-    """A stack of equal modules costs as many looks at the costs as one."""
+    """A stack of equal modules needs the costs of one module only."""
     modules = 5
     edges = [(4 * m + a, 4 * m + b) for m in range(modules) for a, b in [(0, 3), (1, 3), (2, 3)]]
     edges += [(4 * m - 1, 4 * m + a) for m in range(1, modules) for a in range(3)]
     dag = Dag.from_edges(4 * modules, edges)
     dag = replace(dag, signatures=tuple(str(i % 4) for i in range(len(dag))))
-    looks = []
-    stages = search_stages(dag, lambda groups: looks.append(groups) or 1.0)  # type: ignore[func-returns-value]
+    requests = []
+    stages = search_stages(dag, lambda groups: requests.append(groups) or 1.0)  # type: ignore[func-returns-value]
     assert sum(len(group) for stage in stages for group in stage.groups) == len(dag)
-    assert max(i for groups in looks for group in groups for i in group) < 4
+    assert max(i for groups in requests for group in groups for i in group) < 4
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(12, 30), (30, 3), (60, 1)])
-def test_large_blocks_end(rows: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Grids, as of recurrent layers, and wide ones far beyond what can be searched: valid stages, bounded work."""
+def test_the_search_of_large_blocks_terminates(rows: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grids of recurrent layers, and wide ones that cannot be searched whole: valid stages, bounded work."""
     monkeypatch.setattr(ios_search, "_MOST_ENDINGS", 4000)
     edges = [(at, at + 1) for at in range(rows * columns) if (at + 1) % columns]
     edges += [(at, at + columns) for at in range((rows - 1) * columns)] if columns > 3 else []
     dag = Dag.from_edges(rows * columns, edges)
-    looks = 0
+    requests = 0
 
     def cost(groups: Sequence[Sequence[int]]) -> float:
-        nonlocal looks
-        looks += 1
+        nonlocal requests
+        requests += 1
         return float(max(map(len, groups)))
 
     done: set[int] = set()
@@ -229,11 +230,11 @@ def test_large_blocks_end(rows: int, columns: int, monkeypatch: pytest.MonkeyPat
                 assert set(dag.predecessors[i]) <= done | set(group)
         done |= {i for group in stage.groups for i in group}
     assert done == set(range(len(dag)))
-    assert looks < 10 * 4000 * len(dag) / 10
+    assert requests < 10 * 4000 * len(dag) / 10
 
 
-def test_a_cell_of_eighteen_operators_is_searched_whole() -> None:
-    """NasNet's size: five pairs of branches that are summed, on two inputs, and the optimum of four lanes."""
+def test_a_cell_of_eighteen_operators_is_searched_as_one_block() -> None:
+    """The size of a NASNet cell: five sums of two branches; the result is the optimum for four lanes."""
     edges, sums = [], []
     for pair in range(5):
         left, right, both = 3 * pair + 2, 3 * pair + 3, 3 * pair + 4

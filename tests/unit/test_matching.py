@@ -10,8 +10,8 @@ from chrion.scheduler.policies.matching import maximum_matching
 
 
 @given(st.integers(0, 9).flatmap(lambda n: st.lists(st.lists(st.integers(0, 7), unique=True), min_size=n, max_size=n)))
-def test_it_is_as_large_as_networkx_finds(edges: list[list[int]]) -> None:
-    """Along edges, no right node twice, and as many as an independent library matches."""
+def test_it_is_as_large_as_that_of_networkx(edges: list[list[int]]) -> None:
+    """It uses only edges, and each right node at most once."""
     found = maximum_matching(edges, 8)
     matched = [right for right in found if right is not None]
     assert len(set(matched)) == len(matched)
@@ -23,8 +23,8 @@ def test_it_is_as_large_as_networkx_finds(edges: list[list[int]]) -> None:
     assert len(matched) == len(expected) // 2
 
 
-def test_a_path_of_any_length_is_turned_over() -> None:
-    """The last free node makes every other one of two thousand change its partner."""
+def test_augmenting_paths_may_be_long() -> None:
+    """The last free node changes the partner of two thousand others."""
     n = 2000
     edges = [[i, i + 1] for i in range(n)] + [[0]]
     assert maximum_matching(edges, n + 1) == [*range(1, n + 1), 0]

@@ -1,4 +1,4 @@
-"""The list whose elements can be compared."""
+"""The order-maintenance list."""
 
 from __future__ import annotations
 
@@ -10,51 +10,51 @@ from hypothesis import strategies as st
 from chrion.scheduler.policies.order_list import OrderKey, OrderList
 
 
-def positions(places: OrderList) -> list[int]:
-    """Items from the first to the last."""
-    found, place = [], places.head.following
-    while place.item != -1:
-        found.append(place.item)
-        place = place.following
+def items(order: OrderList) -> list[int]:
+    """Return the items from the first to the last."""
+    found, key = [], order.head.following
+    while key.item != -1:
+        found.append(key.item)
+        key = key.following
     return found
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 1000)), max_size=200))
-def test_places_stand_like_the_elements_of_a_list(steps: list[tuple[bool, int]]) -> None:
-    """After any insertions and removals the order is that of a plain list, and comparing two places tells it."""
-    places, plain, made = OrderList(), [], {}
+def test_keys_compare_like_positions_in_a_plain_list(steps: list[tuple[bool, int]]) -> None:
+    """After any insertions and removals the items are those of a plain list, and keys are ordered by position."""
+    order, plain, made = OrderList(), [], {}
     for item, (remove, at) in enumerate(steps):
         if remove and plain:
             gone = plain.pop(at % len(plain))
-            places.remove(made.pop(gone))
+            order.remove(made.pop(gone))
         else:
             where = at % (len(plain) + 1)
-            made[item] = places.insert(item, made[plain[where - 1]] if where else places.head)
+            made[item] = order.insert(item, made[plain[where - 1]] if where else order.head)
             plain.insert(where, item)
-    assert positions(places) == plain
+    assert items(order) == plain
     in_order = [made[item] for item in plain]
     assert all(a < b and not b < a for a, b in itertools.pairwise(in_order))
 
 
-def test_inserting_at_one_spot_runs_out_of_tags_and_recovers() -> None:
-    """Twenty thousand insertions behind the same place leave strictly growing tags within the two ends."""
-    places = OrderList()
-    anchor = places.insert(0, places.head)
+def test_tags_are_spread_when_they_run_out() -> None:
+    """After twenty thousand insertions behind the same key, tags still increase strictly."""
+    order = OrderList()
+    anchor = order.insert(0, order.head)
     for item in range(1, 20_000):
-        places.insert(item, anchor)
-    assert positions(places) == [0, *range(19_999, 0, -1)]
-    tags, place = [], places.head
-    while place.following is not place:
-        tags.append(place.tag)
-        place = place.following
+        order.insert(item, anchor)
+    assert items(order) == [0, *range(19_999, 0, -1)]
+    tags, key = [], order.head
+    while key.following is not key:
+        tags.append(key.tag)
+        key = key.following
     assert tags == sorted(set(tags))
     assert tags[0] == 0
 
 
 def test_appending_keeps_order() -> None:
-    """Insertions each behind the last one grow towards the far end."""
-    places = OrderList()
-    last: OrderKey = places.head
+    """Each of five thousand items is inserted behind the last one."""
+    order = OrderList()
+    last: OrderKey = order.head
     for item in range(5000):
-        last = places.insert(item, last)
-    assert positions(places) == list(range(5000))
+        last = order.insert(item, last)
+    assert items(order) == list(range(5000))

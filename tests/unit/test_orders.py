@@ -1,4 +1,4 @@
-"""Algorithm 1: the hybrid of breadth and depth first, against hand-worked graphs and the literal text."""
+"""Algorithm 1: the hybrid of breadth and depth first, compared with worked examples and with the literal algorithm."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ FIGURE_8 = [(A, B), (A, C), (B, D), (C, E), (D, F), (E, F)]
 
 
 def figure_8(between: int, at_the_root: int) -> tuple[Dag, Costs]:
-    """Figure 8's graph; 5 ms an operator everywhere, so 5 ms on average; a byte takes 1 ms to copy."""
+    """Return Figure 8's graph, with 5 ms for each operator on every device, and 1 ms to copy a byte."""
     dag = Dag.from_edges(6, FIGURE_8, [at_the_root, at_the_root, between, between, 1, 1])
     copy = CopyCost(0.0, 1.0)
     return dag, uniform_costs(dag, accelerator_ms=5.0, cpu_ms=(5.0,), upload=copy, download=copy)
 
 
 def naive_order(dag: Dag, costs: Costs, *, merge: bool) -> tuple[int, ...]:
-    """Algorithm 1 as printed, with children pushed as breadth-first search does and merged as section 4.2 says."""
+    """Return the order of Algorithm 1 as printed, with children pushed breadth first and merged as in section 4.2."""
     n = len(dag)
     children = [[w for w in range(n) if v in dag.predecessors[w]] for v in range(n)]
     devices = len(costs.cpu_ms) + (costs.accelerator_ms is not None)
@@ -65,7 +65,7 @@ def test_figure_8_merges_close_neighbours() -> None:
 
 
 def test_figure_8_without_costly_copies_is_breadth_first() -> None:
-    """Where no copy takes longer than an operator, the order is Figure 8's breadth-first one."""
+    """If no copy takes longer than an operator, the order is the breadth-first one of Figure 8."""
     assert hybrid_order(*figure_8(between=4, at_the_root=4)) == (A, B, C, D, E, F)
 
 
@@ -96,7 +96,7 @@ def test_cores_alone_merge_nothing() -> None:
 
 
 def test_a_child_of_two_parents_never_merges() -> None:
-    """F waits for D and E, so that it comes last however long its copies take."""
+    """It comes after both, however long its copies take."""
     dag = Dag.from_edges(3, [(0, 2), (1, 2)], [100, 100])
     copy = CopyCost(0.0, 1.0)
     assert hybrid_order(dag, uniform_costs(dag, accelerator_ms=1.0, upload=copy, download=copy)) == (0, 1, 2)
@@ -110,7 +110,7 @@ def test_no_operators() -> None:
 
 @given(st.data())
 def test_hybrid_order_is_the_literal_algorithm(data: st.DataObject) -> None:
-    """The ordered list gives what the queue of Algorithm 1 gives, turn by turn."""
+    """The order-maintenance list gives the order of Algorithm 1's queue."""
     dag = data.draw(dags(12))
     costs = data.draw(costs_for(dag))
     costs = Costs(costs.accelerator_ms, costs.cpu_ms, costs.memory, costs.upload, costs.upload)
@@ -120,7 +120,7 @@ def test_hybrid_order_is_the_literal_algorithm(data: st.DataObject) -> None:
 
 @given(dags(12))
 def test_dfs_order_is_the_recursive_one(dag: Dag) -> None:
-    """Depth first goes on to the first child whose predecessors are all done, and backs up where there is none."""
+    """It visits the first child whose predecessors are all done, and backtracks if there is none."""
     order: list[int] = []
 
     def visit(v: int) -> None:
@@ -137,7 +137,7 @@ def test_dfs_order_is_the_recursive_one(dag: Dag) -> None:
 
 @pytest.mark.parametrize("width", [1, 7])
 def test_long_chains_need_no_recursion(width: int) -> None:
-    """Merging thousands of operators behind one another does not exhaust the stack."""
+    """Thousands of joined operators do not exhaust the stack."""
     n = 6000
     dag = Dag.from_edges(n, [(i, i + width) for i in range(n - width)], [1] * (n - width))
     copy = CopyCost(9.0, 0.0)

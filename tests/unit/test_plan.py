@@ -1,4 +1,4 @@
-"""Plan files: round trips, and what is refused."""
+"""Plan files: round trips, and refusal of damaged files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAN, INFINITE = float("nan"), float("inf")
 
 
 def plan_of(dag: Dag, schedule: Schedule, **fields: Any) -> Plan:
-    """A plan around a schedule."""
+    """Return a plan with a schedule."""
     segments = cut(dag, schedule.order, schedule.lanes, stages=schedule.stages)
     return Plan(
         **{
@@ -59,14 +59,14 @@ PLAN = plan_of(DAG, Schedule((0, 1, 2, 3), (1, 1, 2, 1), 2))
 
 
 def test_a_plan_survives_its_file(tmp_path: Path) -> None:
-    """What is read equals what was written, field by field."""
+    """The plan read equals the plan written, field by field."""
     PLAN.save(tmp_path / "p.json")
     assert Plan.load(tmp_path / "p.json") == PLAN
 
 
 @given(data=st.data())
 def test_any_plan_survives_its_file(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """Round trips of random schedules with their predicted figures."""
+    """Round trips of random schedules with their predictions."""
     dag = data.draw(dags())
     costs = data.draw(costs_for(dag))
     schedule = data.draw(schedules(dag, costs, most_streams=3, staged=None))
@@ -81,7 +81,7 @@ def test_any_plan_survives_its_file(tmp_path_factory: pytest.TempPathFactory, da
 
 
 def test_counts_and_verdict() -> None:
-    """Operators on either side are counted by lane; an SLO is met up to the last microsecond."""
+    """Operators are counted by device; the SLO is met by an equal latency."""
     plan = plan_of(DAG, Schedule((0, 1, 2, 3), (0, 0, 1, 0), 1))
     assert (plan.on_accelerator, plan.on_cpu) == (3, 1)
     assert replace(plan, slo_ms=1.5).meets_slo
@@ -89,20 +89,20 @@ def test_counts_and_verdict() -> None:
     assert replace(plan, slo_ms=None).meets_slo
 
 
-#: Keys that older plan files do not have, and what they stand for there.
+#: Keys that older plan files do not have.
 LATER = ("streams", "stages", "merged", "budget_mb")
 
 
 @pytest.mark.parametrize("key", [key for key in PLAN.to_json() if key not in LATER])
 def test_a_missing_key_is_refused(tmp_path: Path, key: str) -> None:
-    """A plan file needs every key it was written with from the beginning."""
+    """A plan file needs every key of the first version."""
     content = PLAN.to_json()
     del content[key]
     assert_refused(tmp_path, json.dumps(content))
 
 
 def test_an_older_file_is_read() -> None:
-    """Without the keys that came later, a plan has one accelerator lane, no stages and no budget."""
+    """Without the later keys, a plan has one accelerator lane, no stages and no budget."""
     content = {key: value for key, value in PLAN.to_json().items() if key not in LATER}
     assert Plan.from_json(content) == replace(PLAN, budget_mb=None)
 
@@ -166,14 +166,14 @@ def test_an_older_file_is_read() -> None:
     ],
 )
 def test_a_damaged_value_is_refused(tmp_path: Path, key: str, value: Any) -> None:
-    """Values of the wrong type, out of range, or that contradict each other."""
+    """Values of the wrong type, out of range, or in contradiction to each other."""
     assert_refused(tmp_path, json.dumps(PLAN.to_json() | {key: value}))
 
 
 @pytest.mark.parametrize("value", [NAN, INFINITE, -0.5, "1", None, True, [1.0]])
 @pytest.mark.parametrize("key", ["latency_ms", "memory_mb"])
 def test_a_damaged_prediction_is_refused(tmp_path: Path, key: str, value: Any) -> None:
-    """Predicted figures are finite and not negative."""
+    """Predictions are finite and not negative."""
     content = PLAN.to_json()
     content["predicted"][key] = value
     assert_refused(tmp_path, json.dumps(content))
@@ -190,20 +190,20 @@ def test_a_damaged_prediction_is_refused(tmp_path: Path, key: str, value: Any) -
         lambda text: b"\x80" + text.encode(),
     ],
 )
-def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, damage: Callable[[str], str | bytes]) -> None:
-    """Cut short, empty, of another kind, not text."""
+def test_a_file_without_a_plan_is_refused(tmp_path: Path, damage: Callable[[str], str | bytes]) -> None:
+    """Truncated, empty, of another type, not text."""
     assert_refused(tmp_path, damage(json.dumps(PLAN.to_json())))
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
-    """Both say what cannot be read."""
+    """The message says that they cannot be read."""
     for path in (tmp_path / "none.json", tmp_path):
         with pytest.raises(PlanError, match="cannot be read"):
             Plan.load(path)
 
 
 def assert_refused(tmp_path: Path, content: str | bytes) -> None:
-    """The file is refused with an error that names it."""
+    """Assert that the file is refused with an error that names it."""
     path = tmp_path / "damaged.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(PlanError, match=r"damaged\.json") as caught:

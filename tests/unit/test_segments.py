@@ -1,4 +1,4 @@
-"""Cutting a placed order into segments."""
+"""Segments of a placed order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from strategies import costs_for, dags, schedules
 @settings(max_examples=300)
 @given(st.data())
 def test_cutting_changes_no_start_and_no_finish(data: st.DataObject) -> None:
-    """Where starting a segment costs nothing, every operator runs exactly when it would by itself."""
+    """Without a dispatch, every operator runs exactly when it would in a segment of its own."""
     dag = data.draw(dags())
     costs = data.draw(costs_for(dag, dispatch=False))
     schedule = data.draw(schedules(dag, costs))
@@ -30,7 +30,7 @@ def test_cutting_changes_no_start_and_no_finish(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_segments_are_a_convex_partition_in_topological_order(data: st.DataObject) -> None:
-    """Each operator is in one segment, on one lane; no path leaves a segment and returns; none waits for a later."""
+    """Each operator is in one segment on one lane; no path leaves a segment and returns to it."""
     dag = data.draw(dags())
     costs = data.draw(costs_for(dag))
     schedule = data.draw(schedules(dag, costs))
@@ -51,9 +51,9 @@ def test_segments_are_a_convex_partition_in_topological_order(data: st.DataObjec
 
 @given(st.data())
 def test_neighbours_are_cut_only_for_a_reason(data: st.DataObject) -> None:
-    """A lane's next segment begins where it waits for more, or where the last one's end is awaited elsewhere."""
+    """A lane starts a new segment only to wait for more values, or because another lane waits for the last one."""
     dag = data.draw(dags())
-    # Copies of all edges alike: waiting for an operator is then waiting for all of its results.
+    # With equal copies on all edges, waiting for an operator is waiting for all of its results.
     dag = replace(dag, edge_bytes=tuple((1,) * len(before) for before in dag.predecessors))
     costs = data.draw(costs_for(dag))
     schedule = data.draw(schedules(dag, costs))
@@ -71,26 +71,26 @@ def test_neighbours_are_cut_only_for_a_reason(data: st.DataObject) -> None:
 
 
 def test_one_lane_is_one_segment() -> None:
-    """Nothing is awaited, so nothing is cut."""
+    """No other lane waits, so there is no reason to cut."""
     dag = Dag.from_edges(4, [(0, 1), (1, 2), (0, 3)])
     assert cut(dag, (0, 1, 2, 3), (1, 1, 1, 1)) == ((0, 1, 2, 3),)
 
 
 def test_two_lanes_by_hand() -> None:
-    """Lane 1 runs 0, 1, 3 and lane 2 runs 2, which waits for 1 and is awaited by 3."""
+    """Lane 1 runs 0, 1, 3 and lane 2 runs 2, between 1 and 3."""
     dag = Dag.from_edges(4, [(0, 1), (1, 2), (2, 3)])
     assert cut(dag, (0, 1, 2, 3), (1, 1, 2, 1)) == ((0, 1), (2,), (3,))
 
 
 def test_a_larger_copy_from_the_same_operator_starts_a_new_segment() -> None:
-    """0 makes a small value for 1 and a large one for 2, both on the accelerator: together, 1 waits for 2's copy."""
+    """0 makes a small value for 1 and a large one for 2, both on the accelerator: joined, 1 would wait for both."""
     dag = replace(Dag.from_edges(3, [(0, 1), (0, 2)], [1, 9]), edge_values=((), ((0,),), ((1,),)), value_bytes=(1, 9))
     assert cut(dag, (0, 1, 2), (1, 0, 0)) == ((0,), (1,), (2,))
     assert cut(dag, (0, 2, 1), (1, 0, 0)) == ((0,), (2, 1))
 
 
 def test_joining_an_earlier_segment_changes_no_order_of_copies() -> None:
-    """1 and 2 are copied to 3, 2 after 1: also if 2 runs with 0, which comes before 1."""
+    """1 and 2 are copied to 3 in this order, even if 2 joins the segment of 0, which precedes 1."""
     dag = Dag.from_edges(4, [(1, 3), (2, 3)])
     assert cut(dag, (0, 1, 2, 3), (1, 2, 1, 0)) == ((1,), (0, 2), (3,))
 

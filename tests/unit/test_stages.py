@@ -48,7 +48,7 @@ def test_greedy_stages_are_the_topological_generations(dag: Dag) -> None:
 
 
 def test_the_longest_groups_are_packed_first() -> None:
-    """3, 1 and 2 ms on two lanes: 3 alone, 2 and 1 together."""
+    """3, 1 and 2 ms on two lanes: 3 ms alone, 2 and 1 ms together."""
     dag = Dag.from_edges(3, [])
     costs = Costs(None, ((3.0, 1.0, 2.0), (3.0, 1.0, 2.0)), (OperatorMemory(),) * 3)
     device = DeviceLanes(dag, costs)
