@@ -42,11 +42,10 @@ def simulate(
     """
     lanes = [*range(schedule.cores + 1), *range(1 - schedule.streams, 0)]
     waiting = {lane: [s for s in segments if schedule.lanes[s[0]] == lane] for lane in lanes}
-    free, busy = [0.0 for _ in lanes], [0.0 for _ in lanes]
+    free, busy = [0.0] * len(lanes), [0.0] * len(lanes)
     stages = schedule.stages or (0,) * len(dag)
     start: dict[int, float] = {}
     finish: dict[int, float] = {}
-    seen: dict[int, float] = {}
     on_device = [lane <= 0 for lane in schedule.lanes]
     copied = {m for m in range(len(dag)) if any(on_device[s] != on_device[m] for s in dag.successors[m])}
     copied |= {m for m, _ in dag.request_outputs if on_device[m]}
@@ -55,7 +54,7 @@ def simulate(
         for download in (True, False)
     }
     copier_free = {True: 0.0, False: 0.0}
-    arrivals: dict[int, float] = {}
+    seen, arrivals = dict[int, float](), dict[int, float]()
     inputs = uploaded_inputs(dag, costs, on_device)
     copier_free[False] = max(inputs.values(), default=0.0)
 
