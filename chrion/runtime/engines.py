@@ -309,10 +309,14 @@ class Engines:
         graph = self._graph
         if graph is None:
             return self.current
-        check_feed(graph.declared_inputs, feed)
-        shapes = tuple(shape_of(feed[i.name]) for i in graph.inputs)
+        try:
+            shapes = tuple(shape_of(feed[i.name]) for i in graph.inputs)
+        except Exception:
+            check_feed(graph.declared_inputs, feed)
+            raise
         with self._lock:
             if shapes not in self._by_shape:
+                check_feed(graph.declared_inputs, feed)  # nothing is tuned for a request that is refused
                 self._put(shapes, self._select(graph, shapes))
                 self._drop_plain()
             self._by_shape.move_to_end(shapes)

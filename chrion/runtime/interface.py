@@ -15,7 +15,7 @@ import onnxruntime as ort
 
 from chrion.graph.model import ModelMetadata, TensorInfo
 from chrion.runtime.engines import Engines
-from chrion.runtime.requests import MissingInputError, check_call, check_kinds
+from chrion.runtime.requests import check_arguments, check_required
 
 _MANY = "a request runs in several onnxruntime sessions"
 _MEMORY = "inputs are taken from either memory, and outputs given in either: bind them where they are"
@@ -64,7 +64,7 @@ _OF_PLAIN = frozenset(
 class InferenceInterface:
     """Methods of InferenceSession in terms of others."""
 
-    run: Callable[..., list[Any]]
+    _serve_arrays: Callable[..., list[Any]]
     get_providers: Callable[[], Sequence[str]]
     get_provider_options: Callable[[], Mapping[str, Mapping[str, str]]]
     get_session_options: Callable[[], ort.SessionOptions]
@@ -116,18 +116,15 @@ class InferenceInterface:
             ValueError: An input is missing.
             TypeError: The callback cannot be called; see also :meth:`run`.
         """
-        check_call(output_names, input_feed, run_options, options_error=RuntimeError)
-        missing = [info.name for info in self.get_inputs() if info.name not in input_feed]
-        if missing:
-            raise MissingInputError(f"Required inputs ({missing}) are missing from input feed ({list(input_feed)}).")
-        check_kinds(input_feed)
+        check_arguments(output_names, input_feed, run_options, options_error=RuntimeError)
+        check_required([info.name for info in self.get_inputs()], input_feed)
         if not callable(callback):
             raise TypeError(f"callback: expected something to call, found {callback!r}")
 
         def deliver() -> None:
             try:
-                outputs, problem = self.run(output_names, input_feed, run_options), ""
-            except Exception as error:  # noqa: BLE001 - the callback is told
+                outputs, problem = self._serve_arrays(output_names, input_feed, run_options), ""
+            except Exception as error:  # noqa: BLE001 - passed to the callback
                 outputs, problem = [], str(error) or type(error).__name__
             callback(outputs, user_data, problem)
 

@@ -1,4 +1,10 @@
-"""Between what callers hand over and what onnxruntime binds."""
+"""Requests: the checks of a call's arguments, and the conversion of its inputs to what onnxruntime binds.
+
+A request is checked once, with the exceptions that InferenceSession raises. :func:`check_arguments` checks the types of
+a call's arguments when a method of the session is called. :func:`prepare_request` checks names, types and shapes
+against the model when the request is served by lanes; a plain session has its own checks. :class:`FastPathMatcher`
+recognises requests that pass all of them.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +18,221 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 from chrion.devices.host import numpy_dtype
 from chrion.graph.model import TensorInfo
 
-#: What onnxruntime takes for no input, whatever its type.
-_NO_VALUES = (str, bytes, int, float, complex, tuple, np.generic)
+#: Types that onnxruntime accepts for no input.
+_NOT_INPUTS = (str, bytes, int, float, complex, tuple, np.generic)
 
 
-def as_ort_value(name: str, value: Any) -> ort.OrtValue:
-    """Wrap a caller's array without copying it (text and non-contiguous arrays are copied).
+class MissingInputError(ValueError):
+    """The request has no value for an input of the model."""
+
+
+class FastPathMatcher:
+    """Recognises the requests that nearly all are: for each input, an array of its type and shape.
+
+    Such a request passes every check of this module, which cost far more than the recognition.
+
+    Args:
+        inputs: The inputs, of known shapes.
+    """
+
+    def __init__(self, inputs: Sequence[TensorInfo]) -> None:
+        #: Inputs of types that numpy lacks are missing, so that no request with them is recognised.
+        self._expected = {i.name: (dtype, i.shape) for i in inputs if (dtype := numeric_dtype(i.type)) is not None}
+        self._count = len(inputs)
+
+    def matches(self, feed: Mapping[str, Any]) -> bool:
+        """Return whether the inputs are a dictionary of contiguous numeric arrays of the expected types and shapes."""
+        if type(feed) is not dict or len(feed) != self._count:
+            return False
+        for name, value in feed.items():
+            if type(value) is not np.ndarray or self._expected.get(name) != (value.dtype, value.shape):
+                return False
+            if not value.flags.c_contiguous:
+                return False
+        return True
+
+
+def check_arguments(
+    output_names: Any,
+    input_feed: Any,
+    run_options: Any,
+    *,
+    options_error: type[Exception] = TypeError,
+    ort_values: bool = False,
+) -> None:
+    """Raise if the arguments of a run have types that onnxruntime does not accept.
+
+    Args:
+        output_names: Should be names, or None.
+        input_feed: Should be values by input name.
+        run_options: Should be run options, or None.
+        options_error: Exception for other options, which depends on the method.
+        ort_values: Whether all inputs have to be OrtValues.
 
     Raises:
-        ValueError: onnxruntime has no tensor type for it.
+        AttributeError: ``input_feed`` is not a mapping, or a value in it is not an OrtValue, if it has to be.
+        TypeError: Names are not strings.
+        RuntimeError: A value in ``input_feed`` is a bare number or text, or a tuple.
     """
+    if not hasattr(input_feed, "keys"):
+        raise AttributeError(f"input_feed: expected values by input name, found {_type_of(input_feed)}")
+    if output_names and (isinstance(output_names, str | bytes) or not all(isinstance(n, str) for n in output_names)):
+        raise TypeError(f"output_names: expected a list of names or None, found {output_names!r}")
+    for name in input_feed:
+        if not isinstance(name, str):
+            raise TypeError(f"input_feed: expected input names, found {name!r}")
+    check_run_options(run_options, options_error)
+    for name, value in input_feed.items():
+        if ort_values:
+            check_ort_value(name, value)
+        elif isinstance(value, _NOT_INPUTS):
+            message = f"Input {name!r}: expected an array, a list or an OrtValue, found {_type_of(value)}"
+            raise RuntimeError(message)
+
+
+def check_run_options(run_options: Any, error: type[Exception]) -> None:
+    """Raise ``error`` if ``run_options`` is neither run options nor None."""
+    if run_options is not None and not isinstance(run_options, ort.RunOptions):
+        raise error(f"run_options: expected onnxruntime.RunOptions or None, found {_type_of(run_options)}")
+
+
+def check_ort_value(name: str, value: Any) -> None:
+    """Raise if a value is not an OrtValue.
+
+    Raises:
+        AttributeError: As onnxruntime.
+    """
+    if not isinstance(value, ort.OrtValue):
+        raise AttributeError(f"{name!r}: expected an OrtValue, found {_type_of(value)}")  # noqa: TRY004 - as onnxruntime
+
+
+def check_required(inputs: Sequence[str], feed: Mapping[str, Any]) -> None:
+    """Raise if the request has no value for an input.
+
+    Raises:
+        MissingInputError: It lists the inputs that are missing.
+    """
+    missing = [name for name in inputs if name not in feed]
+    if missing:
+        raise MissingInputError(f"Required inputs ({missing}) are missing from input feed ({list(feed)}).")
+
+
+def check_feed(inputs: Sequence[TensorInfo], feed: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the inputs of a request against the model.
+
+    Returns:
+        The same inputs, lists converted to arrays.
+
+    Raises:
+        MissingInputError: An input is missing.
+        InvalidArgument: A name is not an input's, or an input has a wrong element type, rank or dimension.
+        RuntimeError: A list cannot be converted.
+        Fail: A value is None.
+    """
+    known = {info.name: info for info in inputs}
+    check_required(list(known), feed)
+    checked = {}
+    for name, value in feed.items():
+        if name not in known:
+            raise InvalidArgument(f"Invalid input name: {name}; the model's inputs are {', '.join(known) or 'none'}")
+        checked[name] = _check_input(known[name], value)
+    return checked
+
+
+def prepare_request(
+    inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], names: Sequence[str] | None, feed: Mapping[str, Any]
+) -> tuple[list[str], dict[str, ort.OrtValue]]:
+    """Check a request against the model, and convert its inputs.
+
+    Args:
+        inputs: The model's inputs, of known shapes.
+        outputs: Its outputs.
+        names: Outputs that are asked for; all if there are none.
+        feed: Values by input name.
+
+    Returns:
+        Names of the outputs, and inputs that can be bound.
+
+    Raises:
+        Exception: As :func:`check_feed` and :func:`output_names`.
+        ValueError: onnxruntime has no tensor type for an array.
+    """
+    chosen = output_names(outputs, names)
+    return chosen, {name: _as_ort_value(name, value) for name, value in check_feed(inputs, feed).items()}
+
+
+def output_names(outputs: Sequence[TensorInfo], names: Sequence[str] | None) -> list[str]:
+    """Return the names of the outputs that are asked for; all if none are named.
+
+    Raises:
+        InvalidArgument: A name is not an output's.
+    """
+    known = [info.name for info in outputs]
+    for name in names or ():
+        if name not in known:
+            raise InvalidArgument(f"Invalid output name: {name}; the model's outputs are {', '.join(known)}")
+    return list(names) if names else known
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """Return the shape of an array, list or OrtValue."""
+    return tuple(value.shape()) if isinstance(value, ort.OrtValue) else np.shape(value)
+
+
+def numeric_dtype(kind: str) -> np.dtype[Any] | None:
+    """Return numpy's own type for a tensor of numbers; None if it has none, and for text."""
+    try:
+        dtype = numpy_dtype(kind)
+    except TypeError:
+        return None
+    return dtype if dtype.kind in "biufc" else None
+
+
+def _check_input(info: TensorInfo, value: Any) -> Any:
+    """Check the type and shape of an input; return it, or an array if it is a list."""
+    if isinstance(value, list):
+        value = _as_array(info, value)
+    elif value is None:
+        raise Fail(f"Missing input: {info.name} is None, expected a {info.type}")
+    if isinstance(value, ort.OrtValue):
+        found = value.data_type()
+        fits = found == info.type
+    else:
+        dtype = np.asarray(value).dtype
+        found = str(dtype)
+        fits = dtype.kind in "OSU" if info.type == "tensor(string)" else _is_type(dtype, info.type)
+    if not fits:
+        raise InvalidArgument(f"Unexpected input data type for {info.name}. Actual: ({found}), expected: ({info.type})")
+    if info.shape is not None:
+        _check_shape(info.name, info.shape, shape_of(value))
+    return value
+
+
+def _check_shape(name: str, expected: Sequence[int | str | None], found: Sequence[int]) -> None:
+    if len(found) != len(expected):
+        raise InvalidArgument(
+            f"Invalid rank for input: {name} Got: {len(found)} Expected: {len(expected)} Please fix either the "
+            f"inputs/outputs or the model."
+        )
+    wrong = [at for at, (e, f) in enumerate(zip(expected, found, strict=True)) if isinstance(e, int) and e != f]
+    if wrong:
+        details = " ".join(f"index: {at} Got: {found[at]} Expected: {expected[at]}" for at in wrong)
+        raise InvalidArgument(
+            f"Got invalid dimensions for input: {name} for the following indices {details} Please fix either the "
+            f"inputs/outputs or the model."
+        )
+
+
+def _as_array(info: TensorInfo, value: list[Any]) -> np.ndarray[Any, Any]:
+    """Convert a list to an array of the input's type."""
+    try:
+        return np.asarray(value, numpy_dtype(info.type))
+    except (ValueError, TypeError) as error:
+        raise RuntimeError(f"Input {info.name!r}: the list cannot be converted to a {info.type}: {error}") from error
+
+
+def _as_ort_value(name: str, value: Any) -> ort.OrtValue:
+    """Wrap an array without copying it; text and arrays that are not contiguous are copied."""
     if isinstance(value, ort.OrtValue):
         return value
     if not isinstance(value, np.ndarray):
@@ -34,179 +245,13 @@ def as_ort_value(name: str, value: Any) -> ort.OrtValue:
         raise ValueError(f"Input {name!r}: {value.dtype} arrays are not supported") from error
 
 
-def as_array(info: TensorInfo, value: list[Any]) -> np.ndarray[Any, Any]:
-    """An array of a list, of the type that the input has."""
-    try:
-        return np.asarray(value, numpy_dtype(info.type))
-    except (ValueError, TypeError) as error:
-        raise RuntimeError(f"Input {info.name!r}: no {info.type} can be made of the given list: {error}") from error
-
-
-class FastPathMatcher:
-    """Tells the feed that nearly every request brings, an array as it should be for each input, from all others.
-
-    It passes every check below, and telling costs far less than they do.
-
-    Args:
-        inputs: The inputs, of known shapes.
-    """
-
-    def __init__(self, inputs: Sequence[TensorInfo]) -> None:
-        #: Without inputs that numpy has no type for, so that a feed with them is not among the usual ones.
-        self._expected = {i.name: (dtype, i.shape) for i in inputs if (dtype := numeric_dtype(i.type)) is not None}
-        self._count = len(inputs)
-
-    def matches(self, feed: Mapping[str, Any]) -> bool:
-        """Whether the feed is a dictionary of contiguous arrays of numbers, one for each input and of its size."""
-        if type(feed) is not dict or len(feed) != self._count:
-            return False
-        for name, value in feed.items():
-            if type(value) is not np.ndarray or self._expected.get(name) != (value.dtype, value.shape):
-                return False
-            if not value.flags.c_contiguous:
-                return False
-        return True
-
-
-class MissingInputError(ValueError):
-    """An input that the model needs was not given."""
-
-
-def check_call(
-    output_names: Any, input_feed: Any, run_options: Any, *, options_error: type[Exception] = TypeError
-) -> None:
-    """Refuse arguments of ``run`` that are no names, feeds or options at all, with onnxruntime's kinds of exception.
-
-    Args:
-        output_names: Names, or nothing.
-        input_feed: What should be values by input name.
-        run_options: Options, or None.
-        options_error: What onnxruntime's method raises for other options.
-
-    Raises:
-        AttributeError: The feed is no mapping.
-        TypeError: Names are not strings, or ``run_options`` is something else.
-    """
-    if not hasattr(input_feed, "keys"):
-        raise AttributeError(f"input_feed: expected values by input name, found {_kind(input_feed)}")
-    if output_names and (isinstance(output_names, str | bytes) or not all(isinstance(n, str) for n in output_names)):
-        raise TypeError(f"output_names: expected a list of names or None, found {output_names!r}")
-    for name in input_feed:
-        if not isinstance(name, str):
-            raise TypeError(f"input_feed: expected input names, found {name!r}")
-    check_run_options(run_options, options_error)
-
-
-def check_run_options(run_options: Any, error: type[Exception]) -> None:
-    """Refuse what are no run options, with the exception that onnxruntime's method raises."""
-    if run_options is not None and not isinstance(run_options, ort.RunOptions):
-        raise error(f"run_options: expected onnxruntime.RunOptions or None, found {_kind(run_options)}")
-
-
-def check_kinds(input_feed: Mapping[str, Any]) -> None:
-    """Refuse values that onnxruntime makes nothing of.
-
-    Raises:
-        RuntimeError: A bare number or text, or a tuple, where an array belongs.
-    """
-    for name, value in input_feed.items():
-        if isinstance(value, _NO_VALUES):
-            what = f"Input {name!r}: expected an array, a list or an OrtValue, found {_kind(value)}"
-            raise RuntimeError(what)  # noqa: TRY004 - as onnxruntime
-
-
-def check_ort_value(name: str, value: Any) -> None:
-    """Refuse what is no OrtValue, as onnxruntime does.
-
-    Raises:
-        AttributeError: It is something else.
-    """
-    if not isinstance(value, ort.OrtValue):
-        raise AttributeError(f"{name!r}: expected an OrtValue, found {_kind(value)}")  # noqa: TRY004 - onnxruntime's
-
-
-def check_feed(inputs: Sequence[TensorInfo], feed: Mapping[str, Any]) -> None:
-    """Refuse what InferenceSession refuses, with the same kinds of exception.
-
-    Raises:
-        ValueError: An input is missing.
-        InvalidArgument: A name that is no input, a wrong element type, rank or dimension.
-        Fail: A value is None.
-    """
-    known = {info.name: info for info in inputs}
-    missing = [name for name in known if name not in feed]
-    if missing:
-        raise MissingInputError(f"Required inputs ({missing}) are missing from input feed ({list(feed)}).")
-    for name, value in feed.items():
-        if name not in known:
-            raise InvalidArgument(f"Invalid input name: {name}; the model's inputs are {', '.join(known) or 'none'}")
-        _check_value(known[name], value)
-
-
-def check_outputs(outputs: Sequence[TensorInfo], names: Sequence[str] | None) -> list[str]:
-    """The outputs asked for: all where none are named.
-
-    Raises:
-        InvalidArgument: A name that is no output.
-    """
-    known = [info.name for info in outputs]
-    for name in names or ():
-        if name not in known:
-            raise InvalidArgument(f"Invalid output name: {name}; the model's outputs are {', '.join(known)}")
-    return list(names) if names else known
-
-
-def shape_of(value: Any) -> tuple[int, ...]:
-    """Shape of an array or OrtValue."""
-    return tuple(value.shape()) if isinstance(value, ort.OrtValue) else np.shape(value)
-
-
-def _check_value(info: TensorInfo, value: Any) -> None:
-    if isinstance(value, list):
-        value = as_array(info, value)
-    elif value is None:
-        raise Fail(f"Missing input: {info.name} is None, expected a {info.type}")
-    if isinstance(value, ort.OrtValue):
-        found = value.data_type()
-        fits = found == info.type
-    else:
-        found = str(np.asarray(value).dtype)
-        text = info.type == "tensor(string)"
-        fits = np.asarray(value).dtype.kind in "OSU" if text else _same_type(info.type, np.asarray(value).dtype)
-    if not fits:
-        raise InvalidArgument(f"Unexpected input data type for {info.name}. Actual: ({found}), expected: ({info.type})")
-    shape = shape_of(value)
-    if info.shape is None:
-        return
-    if len(shape) != len(info.shape):
-        raise InvalidArgument(
-            f"Invalid rank for input: {info.name} Got: {len(shape)} Expected: {len(info.shape)} Please fix either the "
-            f"inputs/outputs or the model."
-        )
-    wrong = [at for at, (d, s) in enumerate(zip(info.shape, shape, strict=True)) if isinstance(d, int) and d != s]
-    if wrong:
-        details = " ".join(f"index: {at} Got: {shape[at]} Expected: {info.shape[at]}" for at in wrong)
-        raise InvalidArgument(
-            f"Got invalid dimensions for input: {info.name} for the following indices {details} Please fix either the "
-            f"inputs/outputs or the model."
-        )
-
-
-def numeric_dtype(kind: str) -> np.dtype[Any] | None:
-    """Numpy's own type for a tensor of numbers; None where it has none, and for text."""
-    try:
-        dtype = numpy_dtype(kind)
-    except TypeError:
-        return None
-    return dtype if dtype.kind in "biufc" else None
-
-
-def _same_type(kind: str, dtype: np.dtype[Any]) -> bool:
+def _is_type(dtype: np.dtype[Any], kind: str) -> bool:
+    """Return whether a numpy type is onnxruntime's ``tensor(float)``, for example."""
     try:
         return numpy_dtype(kind) == dtype
-    except TypeError:  # numpy has no such type: bfloat16, or the smaller floats
+    except TypeError:  # numpy lacks bfloat16 and the smaller floats
         return kind == f"tensor({dtype.name})"
 
 
-def _kind(value: Any) -> str:
+def _type_of(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"

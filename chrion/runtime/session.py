@@ -20,17 +20,7 @@ from chrion.runtime.execution.executor import Event
 from chrion.runtime.interface import InferenceInterface
 from chrion.runtime.iobinding import HybridIOBinding
 from chrion.runtime.options.session_options import known_arguments, wants_errors
-from chrion.runtime.requests import (
-    MissingInputError,
-    as_array,
-    as_ort_value,
-    check_call,
-    check_feed,
-    check_kinds,
-    check_ort_value,
-    check_outputs,
-    check_run_options,
-)
+from chrion.runtime.requests import MissingInputError, check_arguments, check_run_options
 from chrion.runtime.selection.admission import plain_source
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.scheduler.plan import Plan
@@ -143,12 +133,6 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
             InvalidArgument: A name is unknown, or an array has another type or shape than the model requires.
             Exception: Raised by onnxruntime while running, with the names of operators.
         """
-
-        def serve(engine: Engine) -> list[Any]:
-            if isinstance(engine, PlainEngine):
-                return list(engine.session.run(output_names, input_feed, run_options))
-            return self._run_cut(engine, output_names, input_feed, run_options, arrays=True)
-
         engines = self._engines
         engine = engines.current
         if isinstance(engine, PlainEngine) and (
@@ -168,11 +152,10 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
             try:
                 return engine.run_fast_path(input_feed)
             except RuntimeError as error:
-                return engines.serve_plain(engine, serve, error)
+                return engines.serve_plain(engine, lambda plain: _run(plain, None, input_feed, None), error)
         else:
-            check_call(output_names, input_feed, run_options)
-            check_kinds(input_feed)
-        return engines.serve(input_feed, serve, run_options)
+            check_arguments(output_names, input_feed, run_options)
+        return self._serve_arrays(output_names, input_feed, run_options)
 
     def run_with_ort_values(
         self,
@@ -181,14 +164,12 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         run_options: ort.RunOptions | None = None,
     ) -> list[ort.OrtValue]:
         """Run the model on OrtValues and return OrtValues; otherwise like :meth:`run`."""
-        check_call(output_names, input_dict_ort_values, run_options)
-        for name, value in input_dict_ort_values.items():
-            check_ort_value(name, value)
+        check_arguments(output_names, input_dict_ort_values, run_options, ort_values=True)
 
         def serve(engine: Engine) -> list[ort.OrtValue]:
             if isinstance(engine, PlainEngine):
                 return list(engine.session.run_with_ort_values(output_names, input_dict_ort_values, run_options))
-            return self._run_cut(engine, output_names, input_dict_ort_values, run_options, arrays=False)
+            return _run_cut(engine, output_names, input_dict_ort_values, run_options, arrays=False)
 
         return self._engines.serve(input_dict_ort_values, serve, run_options)
 
@@ -222,7 +203,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         def serve(engine: Engine) -> list[ort.OrtValue]:
             if isinstance(engine, PlainEngine):
                 return iobinding.run_plain(engine.session, run_options)
-            names, feeds = _checked(engine, list(iobinding.outputs), iobinding.inputs)
+            names, feeds = engine.prepare(list(iobinding.outputs), iobinding.inputs)
             on_device = set(iobinding.devices)
             values = engine.run(feeds, names, targets=targets, on_device=on_device, run_options=run_options)
             return [values[name] for name in names]
@@ -290,7 +271,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         engine = self._engines.for_feed(input_feed)
         events: list[Event] = []
         if isinstance(engine, CutEngine):
-            names, feeds = _checked(engine, None, input_feed)
+            names, feeds = engine.prepare(None, input_feed)
             engine.run(feeds, names, events=events, arrays=True)
         return events
 
@@ -333,38 +314,35 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         """
         return self._engines.has_whole_session() and binding._session is self._sess  # noqa: SLF001
 
-    def _run_cut(
-        self,
-        engine: CutEngine,
-        output_names: Sequence[str] | None,
-        feed: Mapping[str, Any],
-        run_options: ort.RunOptions | None,
-        *,
-        arrays: bool,
+    def _serve_arrays(
+        self, output_names: Sequence[str] | None, feed: Mapping[str, Any], run_options: ort.RunOptions | None
     ) -> list[Any]:
-        names, feeds = _checked(engine, output_names, feed)
-        try:
-            values = engine.run(feeds, names, run_options=run_options, arrays=arrays)
-        except RuntimeError as error:
-            if run_options is not None and run_options.terminate:
-                raise Fail(str(error)) from error  # as InferenceSession's run does; segments raise RuntimeError
-            raise
-        return [values[name] for name in names]
+        """Serve a request whose arguments have been checked."""
+        return self._engines.serve(feed, lambda engine: _run(engine, output_names, feed, run_options), run_options)
 
 
-def _checked(
-    engine: CutEngine, names: Sequence[str] | None, feed: Mapping[str, Any]
-) -> tuple[list[str], Mapping[str, Any]]:
-    """Check a request, and return the names of its outputs and its inputs as they can be bound.
+def _run(
+    engine: Engine, names: Sequence[str] | None, feed: Mapping[str, Any], run_options: ort.RunOptions | None
+) -> list[Any]:
+    """Run a request on an engine and return its outputs as arrays."""
+    if isinstance(engine, PlainEngine):
+        return list(engine.session.run(names, feed, run_options))
+    return _run_cut(engine, names, feed, run_options, arrays=True)
 
-    Raises:
-        InvalidArgument: A name is unknown, or an input has another type or shape than the model requires.
-        MissingInputError: An input is missing.
-    """
-    outputs = check_outputs(engine.graph.outputs, names)
-    if engine.fast_path.matches(feed):
-        return outputs, feed
-    check_feed(engine.graph.inputs, feed)
-    infos = {i.name: i for i in engine.graph.inputs}
-    arrays = {n: as_array(infos[n], value) if isinstance(value, list) else value for n, value in feed.items()}
-    return outputs, {name: as_ort_value(name, value) for name, value in arrays.items()}
+
+def _run_cut(
+    engine: CutEngine,
+    output_names: Sequence[str] | None,
+    feed: Mapping[str, Any],
+    run_options: ort.RunOptions | None,
+    *,
+    arrays: bool,
+) -> list[Any]:
+    names, feeds = engine.prepare(output_names, feed)
+    try:
+        values = engine.run(feeds, names, run_options=run_options, arrays=arrays)
+    except RuntimeError as error:
+        if run_options is not None and run_options.terminate:
+            raise Fail(str(error)) from error  # as InferenceSession's run does; segments raise RuntimeError
+        raise
+    return [values[name] for name in names]

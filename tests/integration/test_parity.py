@@ -362,7 +362,7 @@ def test_no_fallback_to_other_providers_still_serves_what_a_segment_fails(monkey
         raise RuntimeError("no such luck")
 
     with HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph)), enable_fallback=0) as session:
-        monkeypatch.setattr("chrion.runtime.execution.engine.CutEngine.run", fails)
+        monkeypatch.setattr("chrion.runtime.execution.executor.Executor.run", fails)
         assert_equal(session.run(None, {"x": X}), run_plain(branches(), {"x": X}))
 
 

@@ -13,7 +13,7 @@ import onnxruntime as ort
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
-from chrion.runtime.execution.engine import CutEngine
+from chrion.runtime.execution.executor import Executor
 from chrion.runtime.options.session_options import run_reason
 from chrion.runtime.options.table import (
     RUN_KEYS,
@@ -63,15 +63,15 @@ RUN_CHANGES: Mapping[str, Callable[[ort.RunOptions], object]] = {
 
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[ort.RunOptions | None]:
-    """The run options that cut engines get."""
+    """Record the run options that executors get."""
     seen: list[ort.RunOptions | None] = []
-    real = CutEngine.run
+    real = Executor.run
 
-    def run(self: CutEngine, *given: Any, **rest: Any) -> Any:
+    def run(self: Executor[Any], *given: Any, **rest: Any) -> Any:
         seen.append(rest.get("run_options"))
         return real(self, *given, **rest)
 
-    monkeypatch.setattr(CutEngine, "run", run)
+    monkeypatch.setattr(Executor, "run", run)
     return seen
 
 

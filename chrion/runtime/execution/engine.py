@@ -33,7 +33,7 @@ from chrion.runtime.execution.program import build_program
 from chrion.runtime.execution.python_executor import PythonExecutor
 from chrion.runtime.execution.segments import Segment, SegmentFactory
 from chrion.runtime.execution.transfers import find_transfers
-from chrion.runtime.requests import FastPathMatcher
+from chrion.runtime.requests import FastPathMatcher, output_names, prepare_request
 from chrion.scheduler.plan import Plan
 from chrion.units import format_mb, format_ms
 
@@ -108,6 +108,12 @@ class CutEngine:
     def native(self) -> bool:
         """Whether requests without run options run on lanes in C."""
         return self._native is not None
+
+    def prepare(self, names: Sequence[str] | None, feed: Mapping[str, Any]) -> tuple[list[str], Mapping[str, Any]]:
+        """Check a request against the model, and convert its inputs; see :func:`prepare_request`."""
+        if self.fast_path.matches(feed):
+            return output_names(self.graph.outputs, names), feed
+        return prepare_request(self.graph.inputs, self.graph.outputs, names, feed)
 
     def run_fast_path(self, feeds: Mapping[str, Array]) -> list[Any]:
         """Run one request that :attr:`fast_path` matches; return all outputs as arrays."""
