@@ -1,4 +1,4 @@
-"""Encoders like BERT.
+"""Transformer encoders such as BERT.
 
 Devlin et al., *BERT: pre-training of deep bidirectional transformers* (2019): post-norm blocks of attention and two
 dense layers with GELU.
@@ -18,7 +18,7 @@ from chrion.zoo.network import check_sizes
 
 @dataclass(frozen=True, slots=True)
 class BertSpec:
-    """The defaults are BERT-base."""
+    """Parameters of the encoder; the defaults are those of BERT-base."""
 
     batch: int = 1
     #: Steps of a sequence.
@@ -26,7 +26,7 @@ class BertSpec:
     layers: int = 12
     hidden: int = 768
     heads: int = 12
-    #: Width between the two dense layers of a block.
+    #: The width between the two dense layers of a block.
     inner: int = 3072
     vocabulary: int = 30_522
     seed: int = 0
@@ -37,33 +37,33 @@ class BertSpec:
 
 
 def check_heads(hidden: int, heads: int) -> None:
-    """Make sure that heads share the width evenly.
+    """Check that the number of heads divides the width.
 
     Raises:
-        OptionError: They do not.
+        OptionError: It does not.
     """
     if hidden % heads:
-        raise OptionError(f"heads: a width of {hidden} cannot be shared by {heads}")
+        raise OptionError(f"heads: {heads} does not divide the width of {hidden}")
 
 
 def build_bert(spec: BertSpec) -> onnx.ModelProto:
     """Build the network.
 
-    Inputs ``ids``, ``segments`` [batch, seq] (int64) and ``mask`` [batch, seq] (1.0 where there is a word, 0.0 where
-    there is none), output ``Y`` [batch, seq, hidden].
+    Inputs are ``ids`` and ``segments`` [batch, seq] (int64) and ``mask`` [batch, seq] (1.0 for a word, 0.0 for
+    padding); the output is ``Y`` [batch, seq, hidden].
     """
     net = Transformer(spec.seed, spec.batch, spec.hidden, spec.heads, bias=True)
     shape = [spec.batch, spec.seq]
-    words = net.embedded(net.input("ids", shape, TensorProto.INT64), spec.vocabulary, "words")
-    segments = net.embedded(net.input("segments", shape, TensorProto.INT64), 2, "segments")
-    places = net.normal("places", spec.seq, spec.hidden, deviation=1.0)
-    x = net.layer_norm(net.op("Add", net.op("Add", words, segments), places))
+    words = net.embed(net.input("ids", shape, TensorProto.INT64), spec.vocabulary, "words")
+    segments = net.embed(net.input("segments", shape, TensorProto.INT64), 2, "segments")
+    positions = net.normal("places", spec.seq, spec.hidden, deviation=1.0)
+    x = net.layer_norm(net.op("Add", net.op("Add", words, segments), positions))
     hidden = net.op("Sub", net.number(1.0), net.input("mask", shape))
     mask = net.op("Mul", net.op("Unsqueeze", hidden, net.integers(1, 2)), net.number(-1e4))
     for at in range(spec.layers):
         with net.scope(f"block{at}"):
-            asked = net.attention(x, x, mask, scaled=True)
-            x = net.layer_norm(net.op("Add", asked, x))
+            attended = net.attention(x, x, mask, scaled=True)
+            x = net.layer_norm(net.op("Add", attended, x))
             wide = net.gelu(net.dense(x, spec.hidden, spec.inner, "wide"))
             x = net.layer_norm(net.op("Add", net.dense(wide, spec.inner, spec.hidden, "narrow"), x))
     net.output(x, "Y", [spec.batch, spec.seq, spec.hidden])

@@ -1,7 +1,7 @@
-"""What convolutional networks are made of: convolution, batch norm and ReLU as operators of their own.
+"""Building blocks of convolutional networks: convolution, batch normalisation and ReLU as separate operators.
 
-Weights are drawn such that values keep their size from layer to layer: every value carries the mean of its squares,
-as far as it can be known without running the network, and a convolution's weights make that of its output 1.
+Weights are scaled such that values neither grow nor vanish from layer to layer. Every value has an estimate of its mean
+square, and the weights of a convolution make the mean square of its output 1.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from chrion.zoo.network import Network, check_sizes
 
 @dataclass(frozen=True, slots=True)
 class ScaledSpec:
-    """Specification of a network whose layers all have a share of the published channels."""
+    """Parameters of a network whose layers have a fraction of the published numbers of channels."""
 
     batch: int = 1
     #: Height and width of the image.
     resolution: int = 224
-    #: Share of the published channels.
+    #: The fraction of the published numbers of channels.
     width: float = 1.0
     classes: int = 1000
     seed: int = 0
@@ -31,7 +31,7 @@ class ScaledSpec:
         check_sizes(self)
 
     def share(self, channels: int) -> int:
-        """How many of a layer's published channels there are; one at least."""
+        """Return the scaled number of channels of a layer, at least one."""
         return max(1, round(channels * self.width))
 
 
@@ -41,7 +41,7 @@ class Image:
 
     name: str
     channels: int
-    #: Mean of the squares of its elements.
+    #: The estimated mean square of its elements.
     power: float = 1.0
 
 
@@ -49,10 +49,10 @@ class ConvNet(Network):
     """A network on images."""
 
     def image(self, batch: int, resolution: int) -> Image:
-        """The input: ``X`` [batch, 3, resolution, resolution]."""
+        """Add the input ``X`` [batch, 3, resolution, resolution]."""
         return Image(self.input("X", [batch, 3, resolution, resolution]), 3)
 
-    def conv(  # noqa: PLR0913 - what a convolution is made of
+    def conv(  # noqa: PLR0913 - all properties of a convolution
         self,
         x: Image,
         channels: int,
@@ -64,7 +64,7 @@ class ConvNet(Network):
         groups: int = 1,
         bias: bool = False,
     ) -> Image:
-        """A convolution; without ``pads`` the input is padded so that a stride of 1 keeps its size."""
+        """Add a convolution; without ``pads`` the padding preserves the size for a stride of 1."""
         height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
         half = [dilation * (height - 1) // 2, dilation * (width - 1) // 2]
         fan_in = x.channels // groups * height * width
@@ -76,7 +76,7 @@ class ConvNet(Network):
         return Image(self.op("Conv", x.name, *weights, **attributes), channels)
 
     def batch_norm(self, x: Image) -> Image:
-        """Batch normalisation with the statistics of a value of mean 0 and variance 1, nearly."""
+        """Add a batch normalisation with a mean close to 0 and a variance close to 1."""
         slots = {"scale": (1.0, 0.05), "B": (0.0, 0.05), "mean": (0.0, 0.05), "var": (1.0, 0.02)}
         weights = []
         for slot, (mean, spread) in slots.items():
@@ -85,7 +85,7 @@ class ConvNet(Network):
         return replace(x, name=self.op("BatchNormalization", x.name, *weights))
 
     def relu(self, x: Image) -> Image:
-        """Half of a symmetric value's power is lost."""
+        """Add a ReLU, which halves the mean square of a symmetric value."""
         return Image(self.op("Relu", x.name), x.channels, x.power / 2)
 
     def conv_bn_relu(
@@ -97,20 +97,23 @@ class ConvNet(Network):
         stride: int = 1,
         pads: Sequence[int] | None = None,
     ) -> Image:
-        """Three operators."""
+        """Add a convolution, a batch normalisation and a ReLU."""
         return self.relu(self.batch_norm(self.conv(x, channels, kernel, stride=stride, pads=pads)))
 
     def relu_conv_bn(self, x: Image, channels: int) -> Image:
-        """ReLU, a convolution of points, batch norm."""
+        """Add a ReLU, a pointwise convolution and a batch normalisation."""
         return self.batch_norm(self.conv(self.relu(x), channels, 1))
 
     def separable(self, x: Image, channels: int, kernel: int, *, stride: int = 1, dilation: int = 1) -> Image:
-        """ReLU, a convolution of each channel by itself, one of points, batch norm."""
+        """Add a ReLU, a depthwise convolution, a pointwise convolution and a batch normalisation."""
         deep = self.conv(self.relu(x), x.channels, kernel, stride=stride, dilation=dilation, groups=x.channels)
         return self.batch_norm(self.conv(deep, channels, 1))
 
-    def halved(self, x: Image, channels: int) -> Image:
-        """ReLU, then half of the channels from the even points and half from the odd ones, then batch norm."""
+    def factorised_reduction(self, x: Image, channels: int) -> Image:
+        """Add a factorised reduction: half of the channels from even pixels, the other half from odd ones.
+
+        A ReLU precedes it, and a batch normalisation follows.
+        """
         x = self.relu(x)
         bounds = (self.integers(1, 1), self.integers(1 << 30, 1 << 30), self.integers(2, 3))
         odd = replace(x, name=self.op("Slice", x.name, *bounds))
@@ -119,32 +122,32 @@ class ConvNet(Network):
         return self.batch_norm(self.concat([even, rest]))
 
     def max_pool(self, x: Image, kernel: int, stride: int, pad: int = 0, *, ceil: bool = False) -> Image:
-        """The largest value of each window."""
+        """Add a max pooling."""
         given = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [pad] * 4, "ceil_mode": int(ceil)}
         return replace(x, name=self.op("MaxPool", x.name, **given))
 
     def average_pool(self, x: Image, kernel: int, stride: int = 1, pad: int = 1) -> Image:
-        """The mean of each window; what lies outside does not count."""
+        """Add an average pooling that does not count padding."""
         given = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [pad] * 4, "count_include_pad": 0}
         return replace(x, name=self.op("AveragePool", x.name, **given))
 
     def concat(self, parts: Sequence[Image]) -> Image:
-        """Channels one after another."""
+        """Concatenate values along their channels."""
         channels = sum(p.channels for p in parts)
         power = sum(p.power * p.channels for p in parts) / channels
         return Image(self.op("Concat", *(p.name for p in parts), axis=1), channels, power)
 
     def add(self, *parts: Image) -> Image:
-        """The sum of two or more."""
-        made = self.op("Add" if len(parts) == 2 else "Sum", *(p.name for p in parts))
-        return Image(made, parts[0].channels, sum(p.power for p in parts))
+        """Add up two or more values."""
+        total = self.op("Add" if len(parts) == 2 else "Sum", *(p.name for p in parts))
+        return Image(total, parts[0].channels, sum(p.power for p in parts))
 
     def global_pool(self, x: Image) -> Image:
-        """The mean of each channel: [batch, channels, 1, 1]."""
+        """Add a global average pooling to [batch, channels, 1, 1]."""
         return replace(x, name=self.op("GlobalAveragePool", x.name))
 
-    def classified(self, x: Image, name: str, batch: int, classes: int) -> onnx.ModelProto:
-        """Pool, flatten, one dense layer: output ``Y`` [batch, classes]."""
+    def classifier(self, x: Image, name: str, batch: int, classes: int) -> onnx.ModelProto:
+        """Add global pooling and a dense layer to the output ``Y`` [batch, classes], and return the model."""
         flat = self.op("Flatten", self.global_pool(x).name)
         weights = self.normal("W", classes, x.channels, deviation=x.channels**-0.5)
         logits = self.op("Gemm", flat, weights, self.normal("b", classes, deviation=0.1), transB=1)

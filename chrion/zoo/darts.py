@@ -1,8 +1,8 @@
-"""A network of searched cells, after DARTS.
+"""DARTS: a network of cells that were found by architecture search.
 
 Liu et al., *DARTS: differentiable architecture search* (2019): the second-order genotype of Figures 4 and 5, in the
-ImageNet network of 14 cells and 48 channels. A cell has four nodes, each the sum of two operations on the outputs of
-the two cells before or on earlier nodes; what the cell puts out are all four.
+ImageNet network of 14 cells and 48 channels. A cell has four nodes. Each is the sum of two operations on the outputs of
+the two previous cells or on earlier nodes, and the output of the cell is the concatenation of its nodes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import onnx
 from chrion.zoo.convolutional import ConvNet, Image
 from chrion.zoo.network import check_sizes
 
-#: For every node two operations, and what each reads: 0 and 1 are the cells before, 2 is the first node.
+#: Two operations for every node, each with the index of its input: 0 and 1 are the previous cells, 2 the first node.
 _NORMAL = (
     (("separable", 0), ("separable", 1)),
     (("separable", 0), ("separable", 1)),
@@ -32,13 +32,13 @@ _REDUCTION = (
 
 @dataclass(frozen=True, slots=True)
 class DartsSpec:
-    """The defaults are the published network."""
+    """Parameters of the network; the defaults are the published ones."""
 
     batch: int = 1
     #: Height and width of the image.
     resolution: int = 224
     cells: int = 14
-    #: Channels of a node in the first third, doubled in each further one.
+    #: The channels of a node in the first third of the cells; they double in each of the other thirds.
     channels: int = 48
     classes: int = 1000
     seed: int = 0
@@ -49,17 +49,17 @@ class DartsSpec:
 
 class _Darts(ConvNet):
     def operation(self, kind: str, x: Image, stride: int) -> Image:
-        """One of those that the search chose from."""
+        """Add an operation of the search space."""
         if kind == "separable":
             return self.separable(self.separable(x, x.channels, 3, stride=stride), x.channels, 3)
         if kind == "dilated":
             return self.separable(x, x.channels, 3, stride=stride, dilation=2)
         if kind == "pool":
             return self.max_pool(x, 3, stride, 1)
-        return x if stride == 1 else self.halved(x, x.channels)
+        return x if stride == 1 else self.factorised_reduction(x, x.channels)
 
     def cell(self, genotype: Sequence[Sequence[tuple[str, int]]], before: Image, x: Image, *, halve: bool) -> Image:
-        """Four nodes; with ``halve`` what they read of the cells before is halved in size."""
+        """Add a cell; with ``halve`` its operations on the previous cells halve the size."""
         states = [before, x]
         for node in genotype:
             made = [self.operation(kind, states[at], 2 if halve and at < 2 else 1) for kind, at in node]
@@ -74,13 +74,13 @@ def build_darts(spec: DartsSpec) -> onnx.ModelProto:
     half = net.conv_bn_relu(image, max(1, spec.channels // 2), 3, stride=2)
     before = net.batch_norm(net.conv(half, spec.channels, 3, stride=2))
     x = net.batch_norm(net.conv(net.relu(before), spec.channels, 3, stride=2))
-    channels, halved = spec.channels, True
+    channels, reduced = spec.channels, True
     for at in range(spec.cells):
         halve = at in {spec.cells // 3, 2 * spec.cells // 3}
         channels *= 2 if halve else 1
         with net.scope(f"cell{at}"):
-            left = net.halved(before, channels) if halved else net.relu_conv_bn(before, channels)
+            left = net.factorised_reduction(before, channels) if reduced else net.relu_conv_bn(before, channels)
             right = net.relu_conv_bn(x, channels)
             before, x = x, net.cell(_REDUCTION if halve else _NORMAL, left, right, halve=halve)
-        halved = halve
-    return net.classified(x, "darts", spec.batch, spec.classes)
+        reduced = halve
+    return net.classifier(x, "darts", spec.batch, spec.classes)

@@ -1,8 +1,8 @@
-"""DeepFM: click prediction from many categories, by a factorisation machine and a deep network side by side.
+"""DeepFM: click prediction with a factorisation machine and a deep network in parallel.
 
 Guo et al., *DeepFM: a factorization-machine based neural network for CTR prediction* (2017), for the 26 categorical and
-13 numerical fields of Criteo: embeddings of 10, three hidden layers of 400. Every field has tables of its own, so that
-there are many small operators, none of which waits for another.
+13 numerical fields of Criteo: embeddings of 10, three hidden layers of 400. Every field has tables of its own, so there
+are many small independent operators.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from chrion.zoo.network import Network, check_sizes
 
 @dataclass(frozen=True, slots=True)
 class DeepFmSpec:
-    """The defaults are the published network on Criteo, with tables of 10 000 rows."""
+    """Parameters of the network; the defaults are those published for Criteo, with tables of 10 000 rows."""
 
     batch: int = 1
-    #: Categorical fields.
+    #: The number of categorical fields.
     fields: int = 26
-    #: Numerical fields.
+    #: The number of numerical fields.
     numbers: int = 13
-    #: Categories of each field.
+    #: The number of categories of each field.
     vocabulary: int = 10_000
     embedding: int = 10
     layers: int = 3
-    #: Width of a hidden layer.
+    #: The width of a hidden layer.
     hidden: int = 400
     seed: int = 0
 
@@ -39,35 +39,35 @@ class DeepFmSpec:
 def build_deepfm(spec: DeepFmSpec) -> onnx.ModelProto:
     """Build the network.
 
-    Inputs ``categories`` [batch, fields] (int64 below ``vocabulary``) and ``numbers`` [batch, numbers], output ``Y``
-    [batch, 1], the probability of a click.
+    Inputs are ``categories`` [batch, fields] (int64 below ``vocabulary``) and ``numbers`` [batch, numbers]; the output
+    ``Y`` [batch, 1] is the probability of a click.
     """
     net = _DeepFm(spec.seed)
     categories = net.input("categories", [spec.batch, spec.fields], TensorProto.INT64)
     numbers = net.input("numbers", [spec.batch, spec.numbers])
     columns = [net.unique(f"category{at}") for at in range(spec.fields)]
     net.node("Split", [categories, net.integers(*[1] * spec.fields)], columns, axis=1)
-    vectors = [net.looked_up(column, spec.vocabulary, spec.embedding) for column in columns]
-    alone = [net.looked_up(column, spec.vocabulary, 1) for column in columns]
-    first = net.op("Squeeze", net.op("Sum", *alone), net.integers(1))
-    together = net.op("Concat", *vectors, axis=1)
-    flat = net.op("Reshape", together, net.integers(spec.batch, -1))
+    vectors = [net.embed(column, spec.vocabulary, spec.embedding) for column in columns]
+    weights = [net.embed(column, spec.vocabulary, 1) for column in columns]
+    first = net.op("Squeeze", net.op("Sum", *weights), net.integers(1))
+    stacked = net.op("Concat", *vectors, axis=1)
+    flat = net.op("Reshape", stacked, net.integers(spec.batch, -1))
     deep, width = net.op("Concat", flat, numbers, axis=1), spec.fields * spec.embedding + spec.numbers
     for at in range(spec.layers):
         deep, width = net.op("Relu", net.dense(deep, width, spec.hidden, f"deep{at}")), spec.hidden
     linear = net.dense(numbers, spec.numbers, 1, "first")
-    logit = net.op("Sum", first, linear, net.pairs(together), net.dense(deep, width, 1, "last"))
+    logit = net.op("Sum", first, linear, net.pairs(stacked), net.dense(deep, width, 1, "last"))
     net.output(net.op("Sigmoid", logit), "Y", [spec.batch, 1])
     return net.model("deepfm")
 
 
 class _DeepFm(Network):
-    def looked_up(self, column: str, rows: int, width: int) -> str:
-        """An embedding: [batch, 1, width]."""
+    def embed(self, column: str, rows: int, width: int) -> str:
+        """Add an embedding of [batch, 1, width]."""
         return self.op("Gather", self.normal("table", rows, width, deviation=0.1), column, axis=0)
 
     def pairs(self, vectors: str) -> str:
-        """Products of all pairs of vectors, by (sum^2 - sum of squares) / 2: [batch, 1]."""
+        """Add the sum of the products of all pairs of vectors, (sum^2 - sum of squares) / 2: [batch, 1]."""
         second = self.integers(1)
         squared = self.op("Mul", *[self.op("ReduceSum", vectors, second, keepdims=0)] * 2)
         squares = self.op("ReduceSum", self.op("Mul", vectors, vectors), second, keepdims=0)

@@ -1,8 +1,8 @@
 """GoogLeNet and Inception-v3: blocks of parallel branches, with batch norm after every convolution.
 
-Szegedy et al., *Going deeper with convolutions* (2015), Table 1; *Rethinking the Inception architecture* (2016).
-Without the classifiers that help training only. Inception-v3 is IOS's 119 operators: 94 convolutions (each with batch
-norm and ReLU), 14 pools, 11 concatenations.
+Szegedy et al., *Going deeper with convolutions* (2015), Table 1; *Rethinking the Inception architecture* (2016). The
+auxiliary classifiers, which serve training only, are left out. Inception-v3 has the 119 operators of IOS: 94
+convolutions (each with batch norm and ReLU), 14 pools and 11 concatenations.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from chrion.errors import OptionError
 from chrion.zoo.convolutional import ConvNet, Image, ScaledSpec
 from chrion.zoo.network import check_sizes
 
-#: Channels of a block's branches: 1x1; 1x1 before 3x3; 1x1 before 5x5; 1x1 after the pool. None: a pool between blocks.
+#: The channels of a block's branches: 1x1; 1x1 and 3x3; 1x1 and 5x5; 1x1 after pooling. None is a pool between blocks.
 _GOOGLENET = (
     (64, (96, 128), (16, 32), 32),
     (128, (128, 192), (32, 96), 64),
@@ -30,29 +30,29 @@ _GOOGLENET = (
     (384, (192, 384), (48, 128), 128),
 )
 _ACROSS, _DOWN = (1, 7), (7, 1)
-_LEAST = 75
+_MIN_RESOLUTION = 75
 
 
 class GoogLeNetSpec(ScaledSpec):
-    """The defaults are the published network."""
+    """Parameters of GoogLeNet; the defaults are the published ones."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class InceptionSpec(ScaledSpec):
-    """The defaults are the published network."""
+    """Parameters of Inception-v3; the defaults are the published ones."""
 
     resolution: int = 299
 
     def __post_init__(self) -> None:
         check_sizes(self)
-        if self.resolution < _LEAST:
-            raise OptionError(f"resolution: {self.resolution} is below {_LEAST}, and nothing would be left to pool")
+        if self.resolution < _MIN_RESOLUTION:
+            raise OptionError(f"resolution: {self.resolution} is below {_MIN_RESOLUTION}, too small for the last pool")
 
 
 class _Inception(ConvNet):
-    """A network of which every layer has a share of the published channels."""
+    """A network whose layers have a fraction of the published numbers of channels."""
 
     def __init__(self, spec: ScaledSpec) -> None:
         super().__init__(spec.seed)
@@ -61,12 +61,12 @@ class _Inception(ConvNet):
     def layer(
         self, x: Image, channels: int, kernel: int | tuple[int, int] = 1, *, stride: int = 1, padded: bool = True
     ) -> Image:
-        """Convolution, batch norm, ReLU."""
+        """Add a convolution, a batch normalisation and a ReLU."""
         pads = None if padded else [0] * 4
         return self.conv_bn_relu(x, self._share(channels), kernel, stride=stride, pads=pads)
 
     def chain(self, x: Image, *layers: tuple[int, int | tuple[int, int]]) -> Image:
-        """Layers of (channels, kernel), one after another."""
+        """Add layers of (channels, kernel) in sequence."""
         for channels, kernel in layers:
             x = self.layer(x, channels, kernel)
         return x
@@ -87,7 +87,7 @@ def build_googlenet(spec: GoogLeNetSpec) -> onnx.ModelProto:
             branches = [net.layer(x, points), net.chain(x, (before3, 1), (after3, 3))]
             branches += [net.chain(x, (before5, 1), (after5, 5)), net.layer(net.max_pool(x, 3, 1, 1), pooled)]
             x = net.concat(branches)
-    return net.classified(x, "googlenet", spec.batch, spec.classes)
+    return net.classifier(x, "googlenet", spec.batch, spec.classes)
 
 
 def build_inception(spec: InceptionSpec) -> onnx.ModelProto:
@@ -109,38 +109,38 @@ def build_inception(spec: InceptionSpec) -> onnx.ModelProto:
     ):
         with net.scope(f"block{at}"):
             x = net.concat(block(net, x, channels))
-    return net.classified(x, "inception-v3", spec.batch, spec.classes)
+    return net.classifier(x, "inception-v3", spec.batch, spec.classes)
 
 
 def _block_a(net: _Inception, x: Image, pooled: int) -> list[Image]:
-    """Figure 5: 5x5, and two 3x3 in a row."""
+    """Return the branches of Figure 5: 5x5, and 3x3 twice."""
     branches = [net.layer(x, 64), net.chain(x, (48, 1), (64, 5)), net.chain(x, (64, 1), (96, 3), (96, 3))]
     return [*branches, net.layer(net.average_pool(x, 3), pooled)]
 
 
 def _block_b(net: _Inception, x: Image, channels: int) -> list[Image]:
-    """Figure 10: half the size."""
+    """Return the branches of Figure 10, which halves the size."""
     left = net.layer(x, channels, 3, stride=2, padded=False)
     right = net.layer(net.chain(x, (64, 1), (96, 3)), 96, 3, stride=2, padded=False)
     return [left, right, net.max_pool(x, 3, 2)]
 
 
 def _block_c(net: _Inception, x: Image, c: int) -> list[Image]:
-    """Figure 6: 7x7 as 1x7 and 7x1."""
+    """Return the branches of Figure 6: 7x7 factorised into 1x7 and 7x1."""
     once = net.chain(x, (c, 1), (c, _ACROSS), (192, _DOWN))
     twice = net.chain(x, (c, 1), (c, _DOWN), (c, _ACROSS), (c, _DOWN), (192, _ACROSS))
     return [net.layer(x, 192), once, twice, net.layer(net.average_pool(x, 3), 192)]
 
 
 def _block_d(net: _Inception, x: Image, c: int) -> list[Image]:
-    """Half the size again."""
+    """Return the branches of the second block that halves the size."""
     left = net.layer(net.layer(x, c), 320, 3, stride=2, padded=False)
     right = net.layer(net.chain(x, (c, 1), (c, _ACROSS), (c, _DOWN)), c, 3, stride=2, padded=False)
     return [left, right, net.max_pool(x, 3, 2)]
 
 
 def _block_e(net: _Inception, x: Image, c: int) -> list[Image]:
-    """Figure 7: branches that fork again."""
+    """Return the branches of Figure 7, two of which fork again."""
     left, right = net.layer(x, c), net.chain(x, (448, 1), (c, 3))
     forks = [net.layer(branch, c, kernel) for branch in (left, right) for kernel in ((1, 3), (3, 1))]
     return [net.layer(x, 320), *forks, net.layer(net.average_pool(x, 3), 192)]

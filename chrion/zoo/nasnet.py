@@ -1,7 +1,8 @@
-"""NASNet-A, large and mobile: searched cells of five pairs of branches.
+"""NASNet-A: cells of five pairs of branches that were found by architecture search.
 
-Zoph et al., *Learning transferable architectures for scalable image recognition* (2018), Figure 4; how cells are joined
-at the stem and where sizes change follows the published networks. Large is IOS's 374 operators.
+Zoph et al., *Learning transferable architectures for scalable image recognition* (2018), Figure 4. The stem and the
+connections of cells where the size changes follow the published networks. The large network has the 374 operators of
+IOS.
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ from chrion.zoo.network import check_sizes
 
 @dataclass(frozen=True, slots=True)
 class NasNetSpec:
-    """The defaults are NASNet-A (6 @ 4032), the large one; mobile is 4 @ 1056, with 44 channels and 32 in the stem."""
+    """Parameters of the network; the defaults are those of the large one, NASNet-A (6 @ 4032).
+
+    The mobile network is NASNet-A (4 @ 1056), with 44 channels and 32 in the stem.
+    """
 
     batch: int = 1
     #: Height and width of the image.
     resolution: int = 331
-    #: Normal cells in each of three rows.
+    #: The number of normal cells in each of three rows.
     cells: int = 6
-    #: Channels of a branch in the first row, doubled in each further one; the last cell puts out 24 times as many.
+    #: The channels of a branch in the first row; they double in each other row. The last cell has 24 times as many.
     channels: int = 168
-    #: Channels of the first convolution.
+    #: The channels of the first convolution.
     stem: int = 96
     classes: int = 1000
     seed: int = 0
@@ -43,28 +47,28 @@ def build_nasnet(spec: NasNetSpec) -> onnx.ModelProto:
     with net.scope("stem0"):
         before = net.reduction_cell(net.relu_conv_bn(x, quarter), x, quarter)
     with net.scope("stem1"):
-        x = net.reduction_cell(net.relu_conv_bn(before, half), net.halved(x, half), half)
+        x = net.reduction_cell(net.relu_conv_bn(before, half), net.factorised_reduction(x, half), half)
     for row in range(3):
         channels = spec.channels << row
-        if row:  # the cell after a reduction reads what the reduction has read before
+        if row:  # the cell after a reduction reads the earlier input of the reduction
             with net.scope(f"reduction{row}"):
                 left, right = net.relu_conv_bn(before, channels), net.relu_conv_bn(x, channels)
                 x = net.reduction_cell(right, left, channels)
         for at in range(spec.cells):
             with net.scope(f"cell{row}.{at}"):
-                left = net.relu_conv_bn(before, channels) if at else net.halved(before, channels)
+                left = net.relu_conv_bn(before, channels) if at else net.factorised_reduction(before, channels)
                 before, x = x, net.normal_cell(left, net.relu_conv_bn(x, channels))
-    return net.classified(net.relu(x), "nasnet-a", spec.batch, spec.classes)
+    return net.classifier(net.relu(x), "nasnet-a", spec.batch, spec.classes)
 
 
 class _NasNet(ConvNet):
     def branch(self, x: Image, channels: int, kernel: int, stride: int = 1) -> Image:
-        """Two separable convolutions; the first changes the size, and only from the stem the channels."""
+        """Add two separable convolutions; the first has the stride, and keeps the channels except after the stem."""
         middle = min(x.channels, channels)
         return self.separable(self.separable(x, middle, kernel, stride=stride), channels, kernel)
 
     def normal_cell(self, left: Image, right: Image) -> Image:
-        """Figure 4, left: the size stays; what came before is put out, too."""
+        """Add a normal cell (Figure 4, left), which keeps the size and also outputs the earlier input."""
         channels = right.channels
         pairs = [
             (self.branch(right, channels, 5), self.branch(left, channels, 3)),
@@ -76,7 +80,7 @@ class _NasNet(ConvNet):
         return self.concat([left, *(self.add(*pair) for pair in pairs)])
 
     def reduction_cell(self, near: Image, far: Image, channels: int) -> Image:
-        """Figure 4, right: half the size."""
+        """Add a reduction cell (Figure 4, right), which halves the size."""
         first = self.add(self.branch(near, channels, 5, 2), self.branch(far, channels, 7, 2))
         second = self.add(self.max_pool(near, 3, 2, 1), self.branch(far, channels, 7, 2))
         third = self.add(self.average_pool(near, 3, 2), self.branch(far, channels, 5, 2))

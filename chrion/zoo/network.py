@@ -1,4 +1,4 @@
-"""Networks under construction: nodes, seeded weights, inputs and outputs, and at last the model."""
+"""A builder of models: nodes, seeded weights, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _OPSET, _IR_VERSION = 17, 8
 
 
 def check_sizes(spec: Any) -> None:
-    """Make sure that the numbers of a specification are above zero; a seed may be zero.
+    """Check that the numbers of a specification are above zero; a seed may be zero.
 
     Raises:
-        OptionError: One is not.
+        OptionError: A number is too small.
     """
     for name in (f.name for f in fields(spec)):
         number, least = getattr(spec, name), 0 if name == "seed" else 1
@@ -33,7 +33,11 @@ def check_sizes(spec: Any) -> None:
 
 
 class Network:
-    """Nodes and weights in the order they are made; equal seeds give equal weights."""
+    """A model under construction. Equal seeds give equal weights.
+
+    Args:
+        seed: The seed of the weights.
+    """
 
     def __init__(self, seed: int) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -46,70 +50,73 @@ class Network:
 
     @contextlib.contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Names made inside begin with this one."""
+        """Prefix all names that are created in this context."""
         self._scope.append(name)
         yield
         self._scope.pop()
 
     def unique(self, stem: str) -> str:
-        """A name that no other value, weight or node has."""
+        """Return an unused name for a value, weight or node."""
         name = "/".join([*self._scope, stem])
         self._counts[name] += 1
         count = self._counts[name]
         return name if count == 1 else f"{name}.{count}"
 
     def input(self, name: str, shape: Sequence[int], element: int = TensorProto.FLOAT) -> str:
-        """An input of the model."""
+        """Add an input of the model."""
         name = self.unique(name)
         self.inputs.append(helper.make_tensor_value_info(name, element, shape))
         return name
 
     def output(self, source: str, name: str, shape: Sequence[int | str] | None = None) -> None:
-        """Hand out, under a name of its own, floats that a node of one output made and that no other node reads."""
-        maker = next(node for node in reversed(self.nodes) if source in node.output)
-        maker.output[0] = name
+        """Add an output of the model and rename its value.
+
+        The value is the only output of its node, has floats, and is read by no other node.
+        """
+        producer = next(node for node in reversed(self.nodes) if source in node.output)
+        producer.output[0] = name
         self.outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
 
     def constant(self, name: str, value: npt.NDArray[np.generic]) -> str:
-        """A weight of the model; one that is there already is kept."""
+        """Add a weight, unless there is one of that name."""
         if name not in self.weights:
             self.weights[name] = numpy_helper.from_array(value, name)
         return name
 
     def integers(self, *values: int) -> str:
-        """A list of integers: a shape, axes or bounds."""
+        """Add a constant list of integers: a shape, axes or bounds."""
         return self.constant(f"[{','.join(map(str, values))}]", np.array(values, np.int64))
 
     def number(self, value: float) -> str:
-        """One float."""
+        """Add a constant float."""
         return self.constant(f"{value:.9g}", np.array(value, np.float32))
 
     def normal(self, stem: str, *shape: int, deviation: float) -> str:
-        """A weight of normally distributed values."""
+        """Add a weight of normally distributed values."""
         drawn = self.random.standard_normal(shape, dtype=np.float32)
         return self.constant(self.unique(stem), drawn * np.float32(deviation))
 
     def node(self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> None:
-        """A node, named after its first output."""
+        """Add a node, named after its first output."""
         name = next(filter(None, outputs))
         self.nodes.append(helper.make_node(op_type, inputs, outputs, name=f"{op_type}:{name}", **attributes))
 
     def op(self, op_type: str, *inputs: str, **attributes: Any) -> str:
-        """A node of one output, whose name is returned."""
+        """Add a node of one output; return the name of the output."""
         output = self.unique(op_type.lower())
         self.node(op_type, inputs, [output], **attributes)
         return output
 
-    def dense(  # noqa: PLR0913 - what a dense layer is made of
+    def dense(  # noqa: PLR0913 - all properties of a dense layer
         self, source: str, width: int, target: int, stem: str, *, bias: bool = True, gain: float = 1.0
     ) -> str:
-        """A product with a matrix of ``width`` rows and ``target`` columns; values grow by about ``gain``."""
+        """Add a product with a matrix of [width, target], which scales values by about ``gain``."""
         with self.scope(stem):
-            made = self.op("MatMul", source, self.normal("W", width, target, deviation=gain * width**-0.5))
-            return self.op("Add", made, self.normal("b", target, deviation=0.1)) if bias else made
+            product = self.op("MatMul", source, self.normal("W", width, target, deviation=gain * width**-0.5))
+            return self.op("Add", product, self.normal("b", target, deviation=0.1)) if bias else product
 
     def model(self, name: str) -> onnx.ModelProto:
-        """The model."""
+        """Return the model."""
         graph = helper.make_graph(self.nodes, name, self.inputs, self.outputs, list(self.weights.values()))
         opsets = [helper.make_opsetid("", _OPSET)]
         return helper.make_model(graph, producer_name="chrion", opset_imports=opsets, ir_version=_IR_VERSION)

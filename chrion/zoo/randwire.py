@@ -1,8 +1,8 @@
-"""Randomly wired networks: stages whose nodes are wired as a small-world graph.
+"""Randomly wired networks: stages whose nodes are connected as a small-world graph.
 
-Xie et al., *Exploring randomly wired neural networks for image recognition* (2019), Table 1: graphs by Watts and
-Strogatz, WS(4, 0.75), every edge from the lower to the higher index. A node sums what it is sent, weighted, and does
-ReLU, a separable convolution, and batch norm. The regular network is IOS's 120 operators.
+Xie et al., *Exploring randomly wired neural networks for image recognition* (2019), Table 1: Watts-Strogatz graphs
+WS(4, 0.75) with all edges from the lower to the higher index. A node computes the weighted sum of its inputs, ReLU, a
+separable convolution and batch norm. The regular network has the 120 operators of IOS.
 """
 
 from __future__ import annotations
@@ -20,34 +20,37 @@ from chrion.zoo.network import check_sizes
 
 @dataclass(frozen=True, slots=True)
 class RandWireSpec:
-    """The defaults are the regular network; the small one has 78 channels and one wired stage less."""
+    """Parameters of the network; the defaults are those of the regular one.
+
+    The small network has 78 channels and one wired stage less.
+    """
 
     batch: int = 1
     #: Height and width of the image.
     resolution: int = 224
     channels: int = 109
-    #: Nodes of a wired stage; the first of the regular network has half as many.
+    #: The nodes of a wired stage; the first stage of the regular network has half as many.
     nodes: int = 32
-    #: Neighbours of each node on the ring that wiring begins with.
+    #: The neighbours of each node in the initial ring.
     neighbours: int = 4
-    #: That an edge is moved elsewhere.
+    #: The probability that an edge of the ring is rewired.
     probability: float = 0.75
     small: bool = False
     classes: int = 1000
-    #: Of the wiring and the weights.
+    #: The seed of the wiring and the weights.
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_sizes(self)
         least = self.nodes if self.small else self.nodes // 2
         if self.neighbours >= least:
-            raise OptionError(f"neighbours: {self.neighbours} are too many for a stage of {least} nodes")
+            raise OptionError(f"neighbours: {self.neighbours} is too many for a stage of {least} nodes")
         if self.probability > 1:
             raise OptionError(f"probability: {self.probability} is above 1")
 
 
 def wiring(nodes: int, neighbours: int, probability: float, seed: int) -> list[list[int]]:
-    """Who sends to each node of a stage: nodes of lower index; none means that it reads the stage's input."""
+    """Return the predecessors of each node of a stage; a node without any reads the stage's input."""
     import networkx as nx  # noqa: PLC0415 - takes a tenth of a second to import
 
     graph = nx.connected_watts_strogatz_graph(nodes, neighbours, probability, tries=200, seed=seed)
@@ -63,25 +66,29 @@ def build_randwire(spec: RandWireSpec) -> onnx.ModelProto:
     sizes = [spec.nodes] * 3 if spec.small else [spec.nodes // 2, *[spec.nodes] * 3]
     for stage, nodes in enumerate(sizes):
         with net.scope(f"stage{stage}"):
-            senders = wiring(nodes, spec.neighbours, spec.probability, spec.seed + stage)
-            x = net.stage(x, spec.channels << stage, senders)
+            predecessors = wiring(nodes, spec.neighbours, spec.probability, spec.seed + stage)
+            x = net.stage(x, spec.channels << stage, predecessors)
     x = net.batch_norm(net.conv(net.relu(x), 1280, 1))
-    return net.classified(x, "randwire", spec.batch, spec.classes)
+    return net.classifier(x, "randwire", spec.batch, spec.classes)
 
 
 class _RandWire(ConvNet):
-    def stage(self, x: Image, channels: int, senders: Sequence[Sequence[int]]) -> Image:
-        """Wired nodes; those that nobody sends to halve the stage's input, the mean of the last ones is put out."""
+    def stage(self, x: Image, channels: int, predecessors: Sequence[Sequence[int]]) -> Image:
+        """Add a stage of wired nodes.
+
+        Nodes without predecessors halve the size of the stage's input; the output is the mean of the nodes without
+        successors.
+        """
         made: list[Image] = []
-        for sources in senders:
-            total = self.weighted([made[i] for i in sources]) if sources else x
+        for sources in predecessors:
+            total = self.weighted_sum([made[i] for i in sources]) if sources else x
             made.append(self.separable(total, channels, 3, stride=1 if sources else 2))
-        heard = {i for sources in senders for i in sources}
-        last = [image for i, image in enumerate(made) if i not in heard]
+        with_successors = {i for sources in predecessors for i in sources}
+        last = [image for i, image in enumerate(made) if i not in with_successors]
         return Image(self.op("Mean", *(image.name for image in last)), channels, 1 / len(last))
 
-    def weighted(self, parts: Sequence[Image]) -> Image:
-        """The sum of all, each times a weight from 0 to 1; a single one as it is."""
+    def weighted_sum(self, parts: Sequence[Image]) -> Image:
+        """Add the sum of values, each times a weight between 0 and 1; return a single value unchanged."""
         if len(parts) == 1:
             return parts[0]
         scales = 1 / (1 + np.exp(-self.random.standard_normal(len(parts))))

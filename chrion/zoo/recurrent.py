@@ -1,9 +1,9 @@
 """Stacks of recurrent layers, folded or unfolded along time.
 
 A stack of ``layers`` layers over ``seq`` steps is unfolded into chunks of ``chunk`` steps: every layer becomes
-``seq / chunk`` ONNX operators that hand their state on. ``chunk=1`` is the paper's graph (Figure 4b), one operator
-a step; ``chunk=seq`` is the folded one (Figure 4a), one operator a layer. The same seed gives the same weights,
-and so the same results, whatever the chunk.
+``seq / chunk`` ONNX operators that pass on their states. ``chunk=1`` is the paper's graph (Figure 4b) with one operator
+per step; ``chunk=seq`` is the folded graph (Figure 4a) with one operator per layer. The weights depend on the seed and
+not on the chunk, and therefore the results as well.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from onnx import TensorProto, helper
 from chrion.errors import OptionError
 from chrion.zoo.network import Network, check_sizes
 
-#: Gates of each cell: rows of its weights, in multiples of the hidden size.
+#: The number of gates of each cell: the rows of its weights, in multiples of the hidden size.
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class RecurrentSpec:
-    """What a stack looks like; the defaults are the paper's baseline (Table 6)."""
+    """Parameters of a stack; the defaults are the paper's baseline (Table 6)."""
 
     cell: str = "LSTM"
     layers: int = 12
     batch: int = 8
-    #: Width of the input and of each layer's output.
+    #: The width of the input and of each layer's output.
     io: int = 64
     seq: int = 96
-    #: Steps an operator takes.
+    #: The steps of one operator.
     chunk: int = 1
     bidirectional: bool = False
     seed: int = 0
@@ -43,11 +43,11 @@ class RecurrentSpec:
             raise OptionError(f"cell: {self.cell!r} is not one of {', '.join(GATES)}")
         check_sizes(self)
         if self.chunk > self.seq:
-            raise OptionError(f"chunk: {self.chunk} steps are more than the sequence's {self.seq}")
+            raise OptionError(f"chunk: {self.chunk} steps exceed the sequence of {self.seq}")
 
 
 def build_recurrent(spec: RecurrentSpec) -> onnx.ModelProto:
-    """Build the stack: input ``X`` [seq, batch, io], output ``Y`` [seq, batch, io], or twice the width both ways."""
+    """Build the stack: input ``X`` [seq, batch, io], output ``Y`` [seq, batch, io], or twice as wide if bidirectional."""
     stack = _Stack(spec)
     inputs = stack.split(stack.input("X", [spec.seq, spec.batch, spec.io]))
     for layer in range(spec.layers):
@@ -59,7 +59,7 @@ def build_recurrent(spec: RecurrentSpec) -> onnx.ModelProto:
 
 
 class _Stack(Network):
-    """A stack while it is being built."""
+    """A stack under construction."""
 
     def __init__(self, spec: RecurrentSpec) -> None:
         super().__init__(spec.seed)
@@ -67,7 +67,7 @@ class _Stack(Network):
         self.steps = [min(spec.chunk, spec.seq - t) for t in range(0, spec.seq, spec.chunk)]
 
     def split(self, name: str) -> list[str]:
-        """One tensor a chunk of time: [steps, batch, io]."""
+        """Split a value into one tensor of [steps, batch, io] per chunk."""
         if len(self.steps) == 1:
             return [name]
         sizes = self.constant("split_sizes", np.array(self.steps, np.int64))
@@ -83,13 +83,14 @@ class _Stack(Network):
         return name
 
     def layer(self, layer: int, inputs: Sequence[str]) -> list[str]:
-        """Outputs of one layer, a tensor a chunk."""
+        """Add a layer; return its output as one tensor per chunk."""
         if not self.spec.bidirectional:
             return self.direction(layer, "forward", inputs)
-        there = self.direction(layer, "forward", inputs)
-        back = self.direction(layer, "reverse", inputs)
+        forward = self.direction(layer, "forward", inputs)
+        backward = self.direction(layer, "reverse", inputs)
         return [
-            self.concatenate(pair, f"l{layer}.t{t}", axis=2) for t, pair in enumerate(zip(there, back, strict=True))
+            self.concatenate(pair, f"l{layer}.t{t}", axis=2)
+            for t, pair in enumerate(zip(forward, backward, strict=True))
         ]
 
     def direction(self, layer: int, direction: str, inputs: Sequence[str]) -> list[str]:
@@ -109,10 +110,10 @@ class _Stack(Network):
             outputs[t], states = self.chunk(f"{tag}.t{t}", direction, self.steps[t], inputs[t], weights, states)
         return outputs
 
-    def chunk(  # noqa: PLR0913, PLR0917 - a recurrent operator's inputs
+    def chunk(  # noqa: PLR0913, PLR0917 - all inputs of a recurrent operator
         self, tag: str, direction: str, steps: int, source: str, weights: Sequence[str], states: Sequence[str]
     ) -> tuple[str, list[str]]:
-        """One operator over ``steps`` steps: its output [steps, batch, io] and its final states."""
+        """Add an operator over ``steps`` steps; return its output [steps, batch, io] and its final states."""
         spec = self.spec
         sequence = "" if steps == 1 else f"{tag}.Y"
         after = [f"{tag}.h", f"{tag}.c"][: len(states)]
@@ -130,6 +131,6 @@ class _Stack(Network):
         return f"{tag}.y", after
 
     def _uniform(self, *shape: int) -> npt.NDArray[np.float32]:
-        """Values as recurrent layers are usually initialised with."""
+        """Return uniform random values, the usual initialisation of recurrent layers."""
         bound = self.spec.io**-0.5
         return self.random.uniform(-bound, bound, shape).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Model specifications: a TOML file names a builder and its parameters.
+"""Model specifications: TOML files that name a builder and its parameters.
 
 ::
 
@@ -6,8 +6,8 @@
     [parameters]
     layers = 8
 
-``chrion model NAME`` takes the name of such a file in ``models/`` or of a builder; parameters given beside the name
-replace those of the file.
+``chrion model NAME`` accepts the name of such a file in ``models/`` or of a builder; parameters on the command line
+override those of the file.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ Parameter = int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class Builder:
-    """What makes models of one family."""
+    """A builder of models of one family."""
 
     spec: type[Any]
     build: Callable[[Any], onnx.ModelProto]
-    #: Fields of the specification that the builder fixes.
+    #: Fields of the specification with a fixed value.
     fixed: Mapping[str, str]
 
     @property
     def parameters(self) -> dict[str, str]:
-        """Names of its parameters, and their types by name."""
+        """The names of its parameters, with the names of their types."""
         return {f.name: str(f.type) for f in fields(self.spec) if f.name not in self.fixed}
 
 
@@ -66,41 +66,41 @@ BUILDERS = {
 
 
 def names() -> list[str]:
-    """Builders, then the specifications in ``models/``, each in alphabetical order."""
+    """Return the names of all builders, then of the specifications in ``models/``, both in alphabetical order."""
     return [*sorted(BUILDERS), *sorted(p.stem for p in bundled_folder("models").glob("*.toml"))]
 
 
 def specification(name: str, parameters: Mapping[str, Parameter] | None = None) -> Any:
-    """Look a model up.
+    """Return the specification of a model.
 
     Args:
-        name: A builder (``lstm``, ``inception-v3``, ...), or a specification's name or file.
-        parameters: What replaces the specification's own.
+        name: A builder (``lstm``, ``inception-v3``, ...), or the name or file of a specification.
+        parameters: Parameters that override those of the specification.
 
     Returns:
         The builder's specification: a :class:`RecurrentSpec`, an :class:`InceptionSpec`, ...
 
     Raises:
-        OptionError: No such model or parameter, or a parameter out of range.
+        OptionError: The model or a parameter does not exist, or a parameter is out of range.
         ModelError: The specification's file is damaged.
     """
-    return _looked_up(name, parameters or {})[1]
+    return _find_builder(name, parameters or {})[1]
 
 
 def build(name: str, parameters: Mapping[str, Parameter] | None = None) -> onnx.ModelProto:
-    """Build the model of that name; see :func:`specification`."""
-    builder, spec = _looked_up(name, parameters or {})
+    """Build a model by its name; see :func:`specification`."""
+    builder, spec = _find_builder(name, parameters or {})
     return builder.build(spec)
 
 
-def _looked_up(name: str, parameters: Mapping[str, Parameter]) -> tuple[Builder, Any]:
+def _find_builder(name: str, parameters: Mapping[str, Parameter]) -> tuple[Builder, Any]:
     family, own = (name, {}) if name in BUILDERS else _read(_find(name))
     builder = BUILDERS[family]
     given = {**own, **parameters}
     kinds = builder.parameters
     for key, value in given.items():
         if key not in kinds:
-            raise OptionError(f"model {name}: no parameter {key!r}", hint=f"it takes {', '.join(kinds)}")
+            raise OptionError(f"model {name}: unknown parameter {key!r}", hint=f"its parameters are {', '.join(kinds)}")
         if type(value).__name__ != kinds[key] and (type(value), kinds[key]) != (int, "float"):
             raise OptionError(f"model {name}: {key} = {value!r} is not of type {kinds[key]}")
     return builder, builder.spec(**builder.fixed, **given)
@@ -109,7 +109,7 @@ def _looked_up(name: str, parameters: Mapping[str, Parameter]) -> tuple[Builder,
 def _find(name: str) -> Path:
     path = Path(name) if name.endswith(".toml") else bundled_folder("models") / f"{name}.toml"
     if not path.is_file():
-        raise OptionError(f"model: there is none named {name!r}", hint="chrion model --list shows them")
+        raise OptionError(f"unknown model {name!r}", hint="chrion model --list shows all models")
     return path
 
 
@@ -121,5 +121,8 @@ def _read(path: Path) -> tuple[str, dict[str, Parameter]]:
     builder, parameters = content.get("builder"), content.get("parameters", {})
     if builder not in BUILDERS or not isinstance(parameters, dict):
         known = ", ".join(sorted(BUILDERS))
-        raise ModelError(f"{path}: builder {builder!r} with [parameters] expected", hint=f"builders are {known}")
+        raise ModelError(
+            f"{path}: expected a builder and a [parameters] table, found builder {builder!r}",
+            hint=f"builders are {known}",
+        )
     return builder, parameters

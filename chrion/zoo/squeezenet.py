@@ -1,7 +1,7 @@
-"""SqueezeNet with complex bypass: fire modules, each with a path round it.
+"""SqueezeNet with complex bypass: fire modules with residual connections.
 
-Iandola et al., *SqueezeNet* (2016), Figure 2, right. IOS's 50 operators: 30 convolutions (each with its ReLU), 4 pools,
-8 concatenations, 8 additions.
+Iandola et al., *SqueezeNet* (2016), Figure 2, right. The network has the 50 operators of IOS: 30 convolutions (each
+with its ReLU), 4 pools, 8 concatenations and 8 additions.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ import onnx
 
 from chrion.zoo.convolutional import ConvNet, Image, ScaledSpec
 
-#: Channels squeezed to, and each half expanded to; None: a pool between modules.
+#: The channels of the squeeze layer and of each half of the expand layer; None is a pool between modules.
 _FIRES = ((16, 64), (16, 64), (32, 128), None, (32, 128), (48, 192), (48, 192), (64, 256), None, (64, 256))
 
 
 class SqueezeNetSpec(ScaledSpec):
-    """The defaults are the published network."""
+    """Parameters of the network; the defaults are the published ones."""
 
     __slots__ = ()
 
 
 class _SqueezeNet(ConvNet):
     def layer(self, x: Image, channels: int, kernel: int = 1, stride: int = 1) -> Image:
-        """Convolution and ReLU; there is no batch norm."""
+        """Add a convolution and a ReLU."""
         return self.relu(self.conv(x, channels, kernel, stride=stride, bias=True))
 
     def fire(self, x: Image, squeezed: int, expanded: int) -> Image:
-        """Squeeze, expand both ways, and add what came in, through a convolution where channels differ."""
-        inside = self.layer(x, squeezed)
-        made = self.concat([self.layer(inside, expanded), self.layer(inside, expanded, 3)])
-        return self.add(made, x if x.channels == made.channels else self.layer(x, made.channels))
+        """Add a fire module and its bypass, which has a convolution if the numbers of channels differ."""
+        narrow = self.layer(x, squeezed)
+        wide = self.concat([self.layer(narrow, expanded), self.layer(narrow, expanded, 3)])
+        return self.add(wide, x if x.channels == wide.channels else self.layer(x, wide.channels))
 
 
 def build_squeezenet(spec: SqueezeNetSpec) -> onnx.ModelProto:

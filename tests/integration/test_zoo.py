@@ -247,16 +247,16 @@ def test_published_amounts_of_work(name: str, billions: float, published: float)
 
 def test_wiring_is_a_small_world_without_cycles() -> None:
     """Seeded; connected, with as many edges as a ring of k neighbours, all from lower to higher."""
-    senders = wiring(32, 4, 0.75, 1)
-    assert senders == wiring(32, 4, 0.75, 1) != wiring(32, 4, 0.75, 2)
-    assert sum(map(len, senders)) == 32 * 4 // 2
-    assert all(other < i for i, others in enumerate(senders) for other in others)
-    assert senders[0] == []
+    predecessors = wiring(32, 4, 0.75, 1)
+    assert predecessors == wiring(32, 4, 0.75, 1) != wiring(32, 4, 0.75, 2)
+    assert sum(map(len, predecessors)) == 32 * 4 // 2
+    assert all(other < i for i, others in enumerate(predecessors) for other in others)
+    assert predecessors[0] == []
 
 
 def test_relative_positions_are_t5s() -> None:
     """Half of 32 buckets for either direction, exact up to 7, the last from 128 on; one direction: exact up to 15."""
-    both, past = relative_buckets(200, both_ways=True), relative_buckets(200, both_ways=False)
+    both, past = relative_buckets(200, bidirectional=True), relative_buckets(200, bidirectional=False)
     assert both[150, 150:158].tolist() == [0, *range(17, 24)]
     assert both[150, 143:151].tolist() == [7, 6, 5, 4, 3, 2, 1, 0]
     assert (both[199, 0], both[0, 199]) == (15, 31)
