@@ -84,7 +84,10 @@ class CoreMonitor:
         return not disturbed
 
     def _median_ms(self) -> float:
-        """Return the median of many calls; preempted threads, which few calls show, scale it by the time they wait."""
+        """Return the median time of many calls, scaled by the elapsed time over the CPU time of the thread.
+
+        Preemption delays a few calls by a long time, so the median alone does not show it.
+        """
         start, start_running = time.perf_counter(), time.thread_time()
         times = time_calls(lambda: self._session.run(None, self._feed), _CALLS)
         elapsed_s, running_s = time.perf_counter() - start, time.thread_time() - start_running

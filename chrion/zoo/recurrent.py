@@ -47,7 +47,7 @@ class RecurrentSpec:
 
 
 def build_recurrent(spec: RecurrentSpec) -> onnx.ModelProto:
-    """Build the stack: input ``X`` [seq, batch, io], output ``Y`` [seq, batch, io], or twice as wide if bidirectional."""
+    """Build the stack: input ``X`` and output ``Y`` of [seq, batch, io]; twice the output width if bidirectional."""
     stack = _Stack(spec)
     inputs = stack.split(stack.input("X", [spec.seq, spec.batch, spec.io]))
     for layer in range(spec.layers):

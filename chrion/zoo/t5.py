@@ -95,7 +95,7 @@ class _T5(Transformer):
         return self.op("Unsqueeze", self.op("Transpose", bias, perm=[2, 0, 1]), self.integers(0))
 
     def attention_block(self, x: str, memory: str, added: str) -> str:
-        """Add attention to ``memory``, or self-attention if that is empty, and a residual connection; no scaling of scores."""
+        """Add unscaled attention to ``memory``, or self-attention if that is empty, and a residual connection."""
         with self.scope("other" if memory else "self"):
             normal = self.rms_norm(x)
             return self.op("Add", x, self.attention(normal, memory or normal, added, scaled=False))

@@ -102,8 +102,8 @@ def test_parameters_out_of_range_are_refused(parameters: dict[str, Any]) -> None
 
 
 def test_unknown_and_damaged_specifications_are_refused(tmp_path: Any) -> None:
-    """A name that is none, a file that is no specification."""
-    with pytest.raises(OptionError, match="none named"):
+    """An unknown name and a file that is not a specification are errors."""
+    with pytest.raises(OptionError, match="unknown model 'transformer'"):
         build("transformer")
     for text in ("not toml [", 'builder = "cnn"', 'builder = "lstm"\nparameters = 3'):
         path = tmp_path / "m.toml"
