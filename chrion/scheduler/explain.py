@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from chrion.errors import OptionError
@@ -54,61 +54,76 @@ def find_operators(planned: Graph, name: str) -> list[int]:
     Raises:
         OptionError: No operator has that name; the hint has the most similar names.
     """
-    names = [_aliases(planned, i) for i in range(len(planned.dag))]
-    found = _lookup(names, name)
-    fused = _fused_values(planned, name) if not found else iter(())
-    while not found and (value := next(fused, None)):
-        found = _lookup(names, value)
+    index = _NameIndex(planned)
+    found = index.lookup(name)
+    if not found:
+        found = next((own for value in _fused_values(planned, name) if (own := index.lookup(value))), [])
     if found:
         return found
-    known = list(dict.fromkeys(alias for own in names for aliases in own for alias in aliases))
-    near = difflib.get_close_matches(name, known, n=3)
-    listed = near or known[:3]
-    hint = f"{'did you mean' if near else 'for example'} {', '.join(map(repr, listed))}" if listed else ""
+    similar = difflib.get_close_matches(name, index.names, n=3)
+    listed = similar or index.names[:3]
+    hint = f"{'did you mean' if similar else 'for example'} {', '.join(map(repr, listed))}" if listed else ""
     raise OptionError(f"unknown operator {name!r} in model {planned.name!r}", hint=hint)
 
 
-_Aliases = tuple[list[str], list[str], list[str]]
+class _NameIndex:
+    """The names of a graph's operators, nodes and values.
 
+    Attributes:
+        names: All names that stand for one operator.
+    """
 
-def _aliases(planned: Graph, i: int) -> _Aliases:
-    """Return the names of an operator: its own, those of its nodes and of merged ones, and those of its values."""
-    nodes = [planned.model.graph.node[at] for at in planned.nodes[i]]
-    own = planned.dag.names[i]
-    return [own], [*(node.name for node in nodes), *own.split("+")], [v for node in nodes for v in node.output if v]
+    def __init__(self, planned: Graph) -> None:
+        # By precedence: operators, nodes and merged operators, values, and what was cut into chunks.
+        self._kinds: list[dict[str, set[int]]] = [{}, {}, {}, {}]
+        for i, operator in enumerate(planned.dag.names):
+            nodes = [planned.model.graph.node[at] for at in planned.nodes[i]]
+            self._add(0, i, [operator])
+            self._add(1, i, [*(node.name for node in nodes), *operator.split("+")])
+            self._add(2, i, [value for node in nodes for value in node.output if value])
+        self.names = list(dict.fromkeys(name for kind in self._kinds[:3] for name in kind))
+        for kind in self._kinds[:3]:
+            for name, operators in kind.items():
+                self._add_parents(name, operators)
 
+    def lookup(self, name: str) -> list[int]:
+        """Return the operators that a name stands for, in ascending order; none if it is unknown."""
+        return next((sorted(kind[name]) for kind in self._kinds if name in kind), [])
 
-def _lookup(names: Sequence[_Aliases], name: str) -> list[int]:
-    """Return the operators with a name, by the first kind of alias that matches; else those that it was cut into."""
-    for kind in range(3):
-        found = [i for i, aliases in enumerate(names) if name in aliases[kind]]
-        if found:
-            return found
-    parts = f"{name}/"
-    return [i for i, own in enumerate(names) if any(a.startswith(parts) for aliases in own for a in aliases)]
+    def _add(self, kind: int, i: int, names: Iterable[str]) -> None:
+        for name in names:
+            self._kinds[kind].setdefault(name, set()).add(i)
+
+    def _add_parents(self, name: str, operators: Iterable[int]) -> None:
+        """Add ``a/b`` and ``a`` for ``a/b/c``: chunks are named after what they are cut from."""
+        while name := name.rpartition("/")[0]:
+            self._kinds[3].setdefault(name, set()).update(operators)
 
 
 def _fused_values(planned: Graph, name: str) -> Iterator[str]:
     """Yield the values of a node in the model's file, and those computed from them, the closest first."""
     import onnx  # noqa: PLC0415 - only for names that are unknown otherwise
 
+    source = planned.source
     try:
-        source = planned.source
-        model = (
-            onnx.load_model_from_string(source)
-            if isinstance(source, bytes)
-            else onnx.load(str(source), load_external_data=False)
-        )
+        if isinstance(source, bytes):
+            model = onnx.load_model_from_string(source)
+        else:
+            model = onnx.load(str(source), load_external_data=False)
     except Exception:  # noqa: BLE001 - the file is gone, or in another format: the name stays unknown
         return
     readers: dict[str, list[str]] = defaultdict(list)
     for node in model.graph.node:
         for value in node.input:
             readers[value] += node.output
-    values = [v for node in model.graph.node if name == node.name or name in node.output for v in node.output if v]
-    for value in values:  # grows while it is walked
+    named = (node for node in model.graph.node if name == node.name or name in node.output)
+    values = dict.fromkeys(value for node in named for value in node.output if value)
+    queue = list(values)
+    for value in queue:  # grows while it is walked
         yield value
-        values += [v for v in readers[value] if v and v not in values]
+        new = [after for after in readers[value] if after and after not in values]
+        values |= dict.fromkeys(new)
+        queue += new
 
 
 def _list_operators(planned: Graph, plan: Plan, name: str, found: Sequence[int]) -> list[str]:
@@ -134,9 +149,9 @@ def _explain_operator(planned: Graph, profile: Profile, plan: Plan, i: int) -> l
     for at, segment in enumerate(plan.segments):
         for member in segment:
             labels[member] = at
-    size = len(plan.segments[labels[i]])
+    sizes = f"in a segment of {len(plan.segments[labels[i]])} and a group of {len(members)} operators"
     lines = [
-        f"{dag.names[i]} ({dag.op_types[i]}) is on {lane_name(lane)}: segment of {size}, group of {len(members)}",
+        f"{dag.names[i]} ({dag.op_types[i]}) is on {lane_name(lane)}: {sizes}",
         _times(costs.accelerator_ms[i] if costs.accelerator_ms else None, costs.cpu_ms[max(schedule.cores, 1) - 1][i]),
     ]
     problem = Problem(dag, costs)
@@ -157,4 +172,4 @@ def _explain_operator(planned: Graph, profile: Profile, plan: Plan, i: int) -> l
 
 def _times(accelerator_ms: float | None, cpu_ms: float) -> str:
     accelerator = "" if accelerator_ms is None else f", on the accelerator {format_ms(accelerator_ms)}"
-    return f"alone it takes {format_ms(cpu_ms)} on a core{accelerator}"
+    return f"alone, it takes {format_ms(cpu_ms)} on a core{accelerator}"

@@ -49,7 +49,7 @@ def fixed_plan(  # noqa: PLR0913 - the parts of a plan that can be given
         digest=graph.digest,
         shapes=graph.shapes,
         chunk=None,
-        policy="by hand",
+        policy="fixed placement",
         alpha=0.0,
         slo_ms=None,
         budget_mb=None,

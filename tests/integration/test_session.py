@@ -795,7 +795,7 @@ def test_explain_tells_who_runs_what() -> None:
     assert "4 operators in" in text  # one product and the sum have become one operator
     assert "cpu1: 2 operators" in text
     assert "cpu2: 2 operators" in text
-    assert "policy by hand" in text
+    assert "policy fixed placement" in text
 
 
 def test_a_trace_has_every_segment_once_and_in_order() -> None:

@@ -85,8 +85,8 @@ def test_an_unknown_name_is_refused_with_similar_ones(graph: Graph, name: str, h
 def test_an_operator_is_explained(graph: Graph, profile: Profile, plan: Plan) -> None:
     """Its lane, its times, and the plan with its group on each other lane."""
     lines = explain_placement(graph, profile, plan, "sum")
-    assert lines[0].startswith("right_product/MatMulAddFusion (Gemm) is on cpu2: segment of ")
-    assert lines[1].startswith("alone it takes ")
+    assert lines[0].startswith("right_product/MatMulAddFusion (Gemm) is on cpu2: in a segment of ")
+    assert lines[1].startswith("alone, it takes ")
     assert [line.split(":")[0] for line in lines[2:]] == ["with its group on gpu0", "with its group on cpu1"]
 
 

@@ -70,11 +70,18 @@ def test_a_broken_package_breaks_no_other_policy(install: Install, target: str, 
         assert find_policy(name).make_solver(DAG, COSTS)(0.0).timeline.latency_ms == 3.0
 
 
-def test_an_invalid_schedule_of_a_package_is_refused(install: Install) -> None:
-    """It is checked like any schedule that comes from outside."""
-    install("broken", "backwards = broken:backwards")
-    solve = find_policy("backwards").make_solver(DAG, COSTS)
-    with pytest.raises(ScheduleError, match="precedes its predecessor"):
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        ("backwards", ": schedule: operator '1' precedes its predecessor '0'"),
+        ("nothing", " returned a NoneType, expected a Schedule"),
+    ],
+)
+def test_an_invalid_schedule_of_a_package_is_refused(install: Install, function: str, reason: str) -> None:
+    """The error names the policy and its package."""
+    install("broken", f"bad = broken:{function}")
+    solve = find_policy("bad").make_solver(DAG, COSTS)
+    with pytest.raises(ScheduleError, match=f"policy 'bad' of package broken{reason}"):
         solve(0.0)
 
 

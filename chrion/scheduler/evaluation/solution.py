@@ -60,7 +60,7 @@ class VariantSolution:
 
 
 class Problem:
-    """A graph and its costs; evaluates schedules and counts the work.
+    """A graph and its costs, with an evaluator that counts its work.
 
     Args:
         dag: The graph.

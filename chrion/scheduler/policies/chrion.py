@@ -1,7 +1,7 @@
 """The default policy: initial solutions of several kinds, the best of them improved by local search.
 
 It keeps the skeleton of the paper: for every number of cores k', choose lanes by finish time plus alpha times memory,
-and keep the k' with the least L + alpha * M. M is resident memory here.
+and keep the k' with the least L + alpha * M, where M is resident memory.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from chrion.scheduler.evaluation.solution import Problem, VariantSolution
 from chrion.scheduler.policies.ios_search import StageCost, search_stages
 from chrion.scheduler.policies.stages import DeviceLanes, Stage, schedule_stages
 
-#: Of sets of siblings up to this size, subsets are merged as well.
-_MOST_SUBSETS_OF = 3
+#: Largest set of siblings of which subsets are merged as well.
+_LARGEST_WITH_SUBSETS = 3
 
 
 def merged_variants(graph: Graph) -> list[Graph]:
@@ -62,10 +62,12 @@ def solve_with_merging(
 
 
 def _stage_cost(graph: Graph, device: DeviceLanes, meter: StageMeter | None) -> StageCost:
+    """Return the measured or predicted stage cost."""
     return device.stage_ms if meter is None else meter(graph, device)
 
 
 def _evaluate(graph: Graph, costs: Costs, stages: Sequence[Stage]) -> VariantSolution:
+    """Return the solution of a sequence of stages."""
     schedule = schedule_stages(graph.dag, DeviceLanes(graph.dag, costs), stages)
     return VariantSolution(0.0, Problem(graph.dag, costs).evaluate(schedule, origin="ios"), None, graph)
 
@@ -74,7 +76,7 @@ def _disjoint_merges(graph: Graph) -> list[list[tuple[int, ...]]]:
     """Return the merges that IOS considers, as lists of disjoint ones: sets of siblings, and subsets of small sets."""
     choices: list[list[tuple[int, ...]]] = []
     for siblings in mergeable_groups(graph):
-        parts = range(2, len(siblings)) if len(siblings) <= _MOST_SUBSETS_OF else ()
+        parts = range(2, len(siblings)) if len(siblings) <= _LARGEST_WITH_SUBSETS else ()
         choices.append([siblings, *(part for size in parts for part in itertools.combinations(siblings, size))])
     return [[group for group in taken if group] for taken in itertools.zip_longest(*choices, fillvalue=())]
 
@@ -100,6 +102,7 @@ def _replacements(dag: Dag, index: dict[str, int], group: Sequence[int]) -> tupl
 
 
 def _members(stage: Stage) -> tuple[int, ...]:
+    """Return the operators of a stage in ascending order."""
     return tuple(sorted(itertools.chain(*stage.groups)))
 
 

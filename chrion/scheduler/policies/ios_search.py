@@ -26,7 +26,7 @@ from chrion.scheduler.policies.stages import Stage
 
 #: From the groups of a stage, each in a topological order, to its latency in ms.
 StageCost = Callable[[Sequence[Sequence[int]]], float]
-#: From operators, in ascending order, to the latency in ms of a stage of what they become when they are merged.
+#: From operators, in ascending order, to the latency in ms of the stage that they become if they are merged.
 MergedCosts = Mapping[tuple[int, ...], float]
 
 #: Most endings of one search, of all searches of a graph together, and of each search after that.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 
-from chrion.errors import OptionError
+from chrion.errors import OptionError, ScheduleError
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.solution import Problem, Solution
@@ -119,12 +119,13 @@ def find_policy(name: str) -> Policy:
 
 
 def _plugins() -> dict[str, EntryPoint]:
+    """Return the entry points of installed packages by policy name."""
     return _discover(tuple(sys.path))
 
 
 @lru_cache(maxsize=8)
 def _discover(path: tuple[str, ...]) -> dict[str, EntryPoint]:  # noqa: ARG001 - a new path may hold other packages
-    """Return the entry points of installed packages by policy name; warn about names that are taken."""
+    """Find the entry points of installed packages; warn about names that are taken."""
     found: dict[str, EntryPoint] = {}
     for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: (point.name, _package(point))):
         if point.name in POLICIES:
@@ -164,11 +165,24 @@ def _load(point: EntryPoint) -> Policy:
             hint=f"update or uninstall {_package(point)}",
         )
 
-    def checked(dag: Dag, costs: Costs, alpha: float) -> Schedule:
-        schedule: Schedule = function(dag, costs, alpha)
-        validate(dag, costs, schedule)
-        return schedule
-
     lines = (function.__doc__ or "").strip().splitlines()
     description = lines[0] if lines else f"Policy of package {_package(point)}."
-    return _policy(point.name, description, checked, weighs_memory=True)
+    # A package does not say if its policy weighs memory: to meet a budget, raising alpha is tried.
+    return _policy(point.name, description, _checked(point, function), weighs_memory=True)
+
+
+def _checked(point: EntryPoint, function: Callable[[Dag, Costs, float], object]) -> ScheduleFunction:
+    """Return a package's function with a check of its schedules."""
+    origin = f"policy {point.name!r} of package {_package(point)}"
+
+    def checked(dag: Dag, costs: Costs, alpha: float) -> Schedule:
+        schedule = function(dag, costs, alpha)
+        if not isinstance(schedule, Schedule):
+            raise ScheduleError(f"{origin} returned a {type(schedule).__name__}, expected a Schedule")
+        try:
+            validate(dag, costs, schedule)
+        except ScheduleError as error:
+            raise ScheduleError(f"{origin}: {error.message}") from error
+        return schedule
+
+    return checked

@@ -1,4 +1,4 @@
-"""Wavefront: the order of Rammer (Ma et al., 2020). The same stages as greedy, distributed over the lanes in turn."""
+"""Wavefront: the order of Rammer (Ma et al., 2020). The stages of greedy, distributed over the lanes round robin."""
 
 from __future__ import annotations
 

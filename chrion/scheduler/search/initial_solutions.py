@@ -27,7 +27,7 @@ from chrion.scheduler.policies.orders import hybrid_order
 from chrion.scheduler.schedule import Schedule
 from chrion.scheduler.search.grouping import Groups, assign_round_robin, group_operators, tile_order, unit_order
 
-#: Larger graphs have initial solutions for one lane and the greedy selection only.
+#: Larger graphs have initial solutions on one lane and by device selection only.
 LARGE = 20_000
 
 

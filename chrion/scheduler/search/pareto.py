@@ -100,7 +100,7 @@ def _latency(solution: Solution) -> float:
 def _descend(
     problem: Problem, search: LocalSearch, start: Solution, units: Sequence[Sequence[int]], work: int
 ) -> Iterator[Solution]:
-    """Yield the solutions between ``start`` and an empty accelerator, and all that were tried beside them.
+    """Yield the solutions between ``start`` and an empty accelerator, and all placements tried in between.
 
     Half of the work (operators to evaluate) is for the steps, half for the local search after each.
     """
