@@ -81,8 +81,7 @@ class HybridBackend(Backend):
             model: A ModelProto, its bytes, or a file.
             device: ``CPU``, ``CUDA`` or ``CUDA:n``.
             kwargs: ``plan``, ``slo``, ``alpha``, ``cores``, ``strict`` and ``sess_options`` are passed to
-            HybridSession;
-                others are ignored, since test suites pass their tolerances.
+                HybridSession; others are ignored, since test suites pass their tolerances.
         """
         provider, options = _provider(device)
         providers = [CPU_PROVIDER] if provider == CPU_PROVIDER else [(provider, options), CPU_PROVIDER]

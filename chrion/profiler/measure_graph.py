@@ -57,8 +57,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
         graph: The graph; all of its shapes must be known.
         cores: The number of CPU cores to measure (k); all physical cores that this process may use if None.
         accelerator: An execution provider by its full or short name (``cuda``), or ``auto`` for the first one that
-        works
-            on this machine; None to measure CPU cores only.
+            works on this machine; None to measure CPU cores only.
         progress: A function that is called after each measured signature.
         fresh: Measure all operators, even those in the cache of measurements.
         variants: Further graphs whose operators to measure, such as the graph with merged operators.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import re
 import sys
@@ -182,7 +183,7 @@ def test_the_readme_names_the_test_command_of_ci() -> None:
 def test_the_reference_documents_what_is_exported() -> None:
     """The API reference names everything that the public modules export, once, and nothing else."""
     text = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
-    documented = re.findall(r"^\.\. (?:auto)?(?:class|function|data|exception):: (\S+)", text, re.MULTILINE)
+    documented = re.findall(r"^\.\. (?:auto)?(?:class|function|data|exception):: ([\w.]+)", text, re.MULTILINE)
     assert len(documented) == len(set(documented))
     modules = re.findall(r"^\.\. module:: (\S+)", text, re.MULTILINE)
     assert modules[0] == "chrion"
@@ -192,6 +193,18 @@ def test_the_reference_documents_what_is_exported() -> None:
     # The base of all errors stands among the errors.
     expected = expected - {"chrion.ChrionError"} | {"chrion.errors.ChrionError"}
     assert set(documented) == expected
+
+
+def test_documented_arguments_exist() -> None:
+    """Every argument that the docstring of a public function or class describes is one of its parameters."""
+    text = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
+    for name in re.findall(r"^\.\. auto(?:class|function):: ([\w.]+)", text, re.MULTILINE):
+        public = _resolve(name)
+        members = [m for key, m in vars(public).items() if not key.startswith("_")] if inspect.isclass(public) else []
+        for described in (public, *filter(inspect.isfunction, members)):
+            section = re.search(r"^Args:\n(.*?)(?:^\S|\Z)", inspect.getdoc(described) or "", re.MULTILINE | re.DOTALL)
+            found = re.findall(r"^    (\S+)(?=:)|^    (\S+)", section[1], re.MULTILINE) if section else []
+            assert {a or b for a, b in found} <= set(inspect.signature(described).parameters), described
 
 
 def test_the_keys_of_files_are_documented(tmp_path: Path) -> None:
