@@ -28,12 +28,13 @@ def schedule_cpop(dag: Dag, costs: Costs, cores: int) -> Schedule:
     path = critical_path(dag, priority)
     scheduler = ListScheduler(dag, costs, cores)
     path_lane = min(scheduler.lanes, key=lambda lane: sum(scheduler.lane_ms[lane][i] for i in path))
+    on_path = frozenset(path)
     unplaced = [len(before) for before in dag.predecessors]
     ready = [(-priority[i], i) for i, count in enumerate(unplaced) if count == 0]
     heapq.heapify(ready)
     while ready:
         _, i = heapq.heappop(ready)
-        lanes = [path_lane] if i in path else scheduler.lanes
+        lanes = [path_lane] if i in on_path else scheduler.lanes
         slots = [scheduler.slot(i, lane) for lane in lanes]
         scheduler.place(i, min(slots, key=lambda slot: (slot.end, slot.lane)))
         for after in dag.successors[i]:

@@ -3,7 +3,7 @@
 Interval scheduling in OR-Tools CP-SAT with the cost definition of the evaluator, every operator a segment: an optional
 interval for each operator and lane, no overlap on a lane, a handoff for each edge between CPU lanes, and copies on
 lanes of their own, including those of the request's inputs and outputs. Times are integers of a resolution that keeps
-rounding below a ten-thousandth of the makespan. An operator has one duration wherever it stands in the order, so weight
+rounding below a ten-thousandth of the makespan. The duration of an operator does not depend on the order, so weight
 reloads (:mod:`chrion.scheduler.evaluation.weight_cache`) are left out.
 """
 
@@ -56,7 +56,7 @@ def solve(dag: Dag, costs: Costs, cores: int, *, limit_s: float = _LIMIT_S) -> O
     Args:
         dag: A graph of at most 40 operators.
         costs: The machine's costs.
-        cores: CPU lanes in use, which decides their speed.
+        cores: Number of CPU lanes, which determines their speed.
         limit_s: Time limit, after which the best schedule so far is returned.
 
     Raises:
@@ -70,6 +70,7 @@ def solve(dag: Dag, costs: Costs, cores: int, *, limit_s: float = _LIMIT_S) -> O
 
 
 def _cp_model() -> Any:
+    """Import OR-Tools, which is optional."""
     try:
         from ortools.sat.python import cp_model  # noqa: PLC0415 - an extra
     except ImportError as error:
@@ -149,7 +150,7 @@ class _Model:
             self.model.add(self.on[self.dag.topological_order[0]][1] >= self.on[self.dag.topological_order[0]][2])
 
     def _precede(self, before: int, after: int) -> None:
-        """Constrain an edge: its end starts after its beginning, between CPU lanes a handoff later."""
+        """Constrain an edge: ``after`` starts when ``before`` has ended, on another CPU lane a handoff later."""
         self.model.add(self.start[after] >= self.end[before])
         delay = round(self.costs.handoff_ms / self.tick_ms)
         if delay:
@@ -192,7 +193,7 @@ class _Model:
         return end
 
     def _in_order(self, i: int, j: int, holds: Any, copies: Mapping[tuple[int, bool], Sequence[_Copy]]) -> None:
-        """Add the consequences of operator ``i`` standing before ``j`` in the order."""
+        """Add the constraints that hold if operator ``i`` precedes ``j`` in the order."""
         self.model.add(self.position[i] < self.position[j]).only_enforce_if(holds)
         for first, second in zip(self.on[i], self.on[j], strict=True):
             self.model.add(self.start[j] >= self.end[i]).only_enforce_if([holds, first, second])

@@ -12,7 +12,7 @@ from chrion.graph.dag import Dag
 from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
 from chrion.scheduler.policies.core_counts import best_core_count
-from chrion.scheduler.policies.list_scheduling import ListScheduler, Slot, upward_ranks
+from chrion.scheduler.policies.list_scheduling import ListScheduler, TimeSlot, upward_ranks
 from chrion.scheduler.schedule import Schedule
 
 
@@ -37,7 +37,7 @@ def schedule_heft(dag: Dag, costs: Costs, cores: int, *, alpha: float = 0.0) -> 
     for i in sorted(range(len(dag)), key=lambda v: (-rank[v], position[v])):  # equal ranks: predecessors first
         price = alpha * _marginal_mb(dag, costs, i, resident) if alpha else 0.0
 
-        def preference(slot: Slot, price: float = price) -> tuple[float, float, int]:
+        def preference(slot: TimeSlot, price: float = price) -> tuple[float, float, int]:
             return slot.end + (price if is_accelerator_lane(slot.lane) else 0.0), slot.start, slot.lane
 
         best = min((scheduler.slot(i, lane) for lane in scheduler.lanes), key=preference)

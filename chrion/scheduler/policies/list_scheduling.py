@@ -17,7 +17,7 @@ from chrion.profiler.costs import Costs
 from chrion.scheduler.schedule import Schedule
 
 
-class Slot(NamedTuple):
+class TimeSlot(NamedTuple):
     """A time interval on a lane, in ms."""
 
     lane: int
@@ -40,19 +40,19 @@ class ListScheduler:
         self.lanes = range(0 if costs.accelerator_ms is not None else 1, cores + 1)
         #: W: time of every operator on each lane, by lane.
         self.lane_ms = [costs.lane_ms(lane, cores) for lane in range(cores + 1)]
-        self._slots = [Slot(0, 0.0, 0.0)] * len(dag)
+        self._slots = [TimeSlot(0, 0.0, 0.0)] * len(dag)
         self._busy: list[list[tuple[float, float]]] = [[] for _ in range(cores + 1)]
 
-    def slot(self, i: int, lane: int) -> Slot:
+    def slot(self, i: int, lane: int) -> TimeSlot:
         """Return the earliest slot of operator ``i`` on a lane; its predecessors must have been placed."""
         length = self.lane_ms[lane][i]
         before = self._dag.predecessors[i]
         if all(self._slots[m].lane != lane for m in before):
             length += self._costs.dispatch_ms
         start = _first_gap(self._busy[lane], self._ready_ms(i, lane), length)
-        return Slot(lane, start, start + length)
+        return TimeSlot(lane, start, start + length)
 
-    def place(self, i: int, slot: Slot) -> None:
+    def place(self, i: int, slot: TimeSlot) -> None:
         """Place operator ``i`` in a slot."""
         self._slots[i] = slot
         bisect.insort(self._busy[slot.lane], (slot.start, slot.end))
