@@ -1,4 +1,4 @@
-"""Chrion as a backend of ONNX."""
+"""Chrion as an ONNX backend."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ X = np.linspace(-2, 2, 8, dtype=np.float32).reshape(2, 4)
 
 
 def test_it_is_a_backend() -> None:
-    """Both classes are subclasses of ONNX's own, and the module has their functions."""
+    """Both classes are subclasses of ONNX's class, and the module has its functions."""
     assert issubclass(HybridBackend, Backend)
     assert issubclass(RandomCutBackend, HybridBackend)
     assert chrion.backend.is_compatible(branches())
@@ -30,22 +30,22 @@ def test_it_is_a_backend() -> None:
         assert getattr(chrion.backend, name).__self__ is HybridBackend
 
 
-@pytest.mark.parametrize(("device", "there"), [("CPU", True), ("CPU:0", True), ("CPU:1", False), ("FPGA", False)])
-def test_devices(device: str, *, there: bool) -> None:
-    """The CPU is always there, what nobody has heard of never."""
-    assert chrion.backend.supports_device(device) is there
-    assert chrion.backend.is_compatible(branches(), device) is there
+@pytest.mark.parametrize(("device", "supported"), [("CPU", True), ("CPU:0", True), ("CPU:1", False), ("FPGA", False)])
+def test_supported_devices(device: str, *, supported: bool) -> None:
+    """The CPU is supported, and unknown devices are not."""
+    assert chrion.backend.supports_device(device) is supported
+    assert chrion.backend.is_compatible(branches(), device) is supported
 
 
 def test_an_unknown_device_is_refused() -> None:
-    """In one line that says which there are."""
+    """The error lists the supported devices in one line."""
     with pytest.raises(OptionError, match=r"'FPGA'.*CUDA:n"):
         chrion.backend.prepare(branches(), "FPGA")
 
 
 @pytest.mark.parametrize("inputs", [[X], (X,), X, {"x": X}])
-def test_inputs_come_in_order_by_name_or_alone(inputs: Any) -> None:
-    """Outputs come in the model's order, and by name."""
+def test_inputs_are_given_in_order_by_name_or_alone(inputs: Any) -> None:
+    """Outputs are in the model's order, and available by name."""
     model = branches()
     prepared = RandomCutBackend.prepare(model)
     assert isinstance(prepared, BackendRep)
@@ -57,22 +57,22 @@ def test_inputs_come_in_order_by_name_or_alone(inputs: Any) -> None:
 
 
 def test_surplus_inputs_are_refused() -> None:
-    """With the names of those there are."""
+    """The error names the inputs of the model."""
     with pytest.raises(ValueError, match=r"the model has 1 inputs \(x\), got 2"):
         RandomCutBackend.run_model(branches(), [X, X])
 
 
 @pytest.mark.parametrize("kind", ["proto", "bytes", "path"])
 def test_models_are_prepared_from_protos_bytes_and_files(tmp_path: Path, kind: str) -> None:
-    """Options of HybridSession are handed on, others let be."""
+    """Options of HybridSession are passed on, and others are ignored."""
     model, path = branches(), tmp_path / "m.onnx"
     onnx.save(model, path)
     source: Any = {"proto": model, "bytes": model.SerializeToString(), "path": str(path)}[kind]
     assert_equal(list(chrion.backend.run_model(source, [X], cores=1, rtol=1e-3)), run_plain(model, {"x": X}))
 
 
-def test_free_dimensions_are_cut_for_each_shape() -> None:
-    """A plan is made for the shapes that come."""
+def test_models_with_free_dimensions_are_cut_for_each_shape() -> None:
+    """A plan is made for the shapes of a request."""
     model = make_model(
         [node("Relu", ["x"], ["a"]), node("Neg", ["x"], ["b"]), node("Add", ["a", "b"], ["y"])],
         [value("x", FLOAT, ["n", 4])],
@@ -88,7 +88,7 @@ def test_free_dimensions_are_cut_for_each_shape() -> None:
 
 
 def test_one_operator_runs_alone() -> None:
-    """Of ONNX's own domains, with optional inputs left out, repeated inputs, and an opset of its own."""
+    """It may be of ONNX's other domains, and have omitted or repeated inputs and an opset of its own."""
     clip = node("Clip", ["x", "", "most"], ["y"])
     (found,) = chrion.backend.run_node(clip, [X, np.array(1.0, np.float32)])
     np.testing.assert_array_equal(found, np.minimum(X, 1))
@@ -101,8 +101,8 @@ def test_one_operator_runs_alone() -> None:
     np.testing.assert_array_equal(found, (X - 1) * 2)
 
 
-def test_equal_seeds_scatter_alike() -> None:
-    """Every operator is a segment; seeds give the same plan again, and others another."""
+def test_equal_seeds_give_equal_plans() -> None:
+    """Every operator is a segment, and other seeds give other plans."""
     graph = load(branches())
     plans = [random_plan(graph, Random(seed)) for seed in (1, 1, *range(2, 9))]
     assert plans[0] == plans[1]

@@ -1,4 +1,4 @@
-"""Providers by name, what is found by itself, and devices that have no memory of their own."""
+"""Names and probes of providers, and devices without memory of their own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CPU = "CPUExecutionProvider"
 
 @pytest.fixture
 def offered(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
-    """Providers that this onnxruntime is made to offer, each with the reason why it does not work."""
+    """Return the providers that onnxruntime pretends to offer, each with its failure or None; tests add to it."""
     offers: dict[str, str | None] = {CPU: None}
     monkeypatch.setattr(ort, "get_available_providers", lambda: list(offers))
     monkeypatch.setattr(providers, "failure_reason", lambda name: offers[name])
@@ -30,8 +30,8 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
     return offers
 
 
-def test_names_short_and_full(offered: dict[str, str | None]) -> None:
-    """Any provider that onnxruntime offers may be named; one that it does not offer is refused with a hint."""
+def test_short_and_full_names_of_providers(offered: dict[str, str | None]) -> None:
+    """Any provider that onnxruntime offers may be named; an unknown one is refused with a hint."""
     offered |= {"CUDAExecutionProvider": None, "MadeUpExecutionProvider": None}
     assert provider_name("cuda") == provider_name("CUDA") == "CUDAExecutionProvider"
     assert usable_provider("MadeUpExecutionProvider") == "MadeUpExecutionProvider"
@@ -42,18 +42,18 @@ def test_names_short_and_full(offered: dict[str, str | None]) -> None:
 
 
 def test_missing_libraries_are_one_line_with_the_extra(offered: dict[str, str | None]) -> None:
-    """What is missing, and what to install."""
+    """The line has the missing library and the command that installs it."""
     offered["CUDAExecutionProvider"] = "libcublasLt.so.13: cannot open shared object file"
     with pytest.raises(ProviderError) as caught:
         usable_provider("cuda")
-    told = str(caught.value)
-    assert "libcublasLt.so.13" in told
-    assert "pip install 'chrion[cuda]'" in told
-    assert "\n" not in told
+    message = str(caught.value)
+    assert "libcublasLt.so.13" in message
+    assert "pip install 'chrion[cuda]'" in message
+    assert "\n" not in message
 
 
-def test_the_first_that_works_is_found(offered: dict[str, str | None]) -> None:
-    """CUDA before WebGPU; one that does not work is passed over; TensorRT and the CPU are never chosen."""
+def test_the_first_working_provider_is_chosen(offered: dict[str, str | None]) -> None:
+    """CUDA precedes WebGPU, a broken provider is skipped, and TensorRT and the CPU are never chosen."""
     assert usable_provider("auto") is None
     offered |= {"TensorrtExecutionProvider": None}
     assert usable_provider("auto") is None
@@ -63,18 +63,16 @@ def test_the_first_that_works_is_found(offered: dict[str, str | None]) -> None:
     assert usable_provider("auto") == "CUDAExecutionProvider"
 
 
-def test_a_machine_without_a_driver_is_not_tried(
-    offered: dict[str, str | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Trying takes a second, and a GPU build of onnxruntime is what most have."""
+def test_without_a_driver_there_is_no_probe(offered: dict[str, str | None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe takes a second, and GPU builds of onnxruntime are common on machines without a GPU."""
     offered["CUDAExecutionProvider"] = None
     monkeypatch.setattr(Path, "exists", lambda _: False)
     assert usable_provider("auto") is None
-    assert usable_provider("cuda") == "CUDAExecutionProvider"  # asked for, it is tried
+    assert usable_provider("cuda") == "CUDAExecutionProvider"  # an explicit choice is probed
 
 
-def test_trying_a_provider() -> None:
-    """The CPU's works; one that is not there says so."""
+def test_probes_of_providers() -> None:
+    """The CPU's provider works; a missing provider has a reason."""
     assert probe_provider(CPU).reason is None
     assert "NoSuch" in (probe_provider("NoSuchExecutionProvider").reason or "")
 
@@ -89,8 +87,8 @@ def test_trying_a_provider() -> None:
         ("", "the probe ended with exit code 3"),
     ],
 )
-def test_the_line_that_says_most(errors: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of whatever a provider writes when it fails."""
+def test_the_reason_is_one_line_of_stderr(errors: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is chosen from all that a provider writes when it fails."""
     done = type("Done", (), {"returncode": 3, "stdout": "", "stderr": errors})
     monkeypatch.setattr(probe.subprocess, "run", lambda *_, **__: done)
     assert probe_provider.__wrapped__("X") == ProbeResult(reason)
@@ -99,15 +97,15 @@ def test_the_line_that_says_most(errors: str, reason: str, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("output", "memory_mb"), [('{"memory_mb": 345.5}\n', 345.5), ('{"memory_mb": null}\n', None), ("noise", None)]
 )
-def test_what_a_provider_holds_at_once(output: str, memory_mb: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process that tries it says so, where NVML tells."""
+def test_the_memory_of_a_provider(output: str, memory_mb: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe reports it if NVML is available."""
     done = type("Done", (), {"returncode": 0, "stdout": output, "stderr": ""})
     monkeypatch.setattr(probe.subprocess, "run", lambda *_, **__: done)
     assert probe_provider.__wrapped__("X") == ProbeResult(None, memory_mb)
 
 
-def test_the_cpus_provider_has_no_memory_of_its_own() -> None:
-    """Nothing is held there; values stay where they are, and there is nothing to wait for."""
+def test_the_cpu_provider_uses_host_memory() -> None:
+    """It supports no buffers, values stay in host memory, and a fence returns at once."""
     device = Device(CPU)
     info = TensorInfo("x", "tensor(float)", (2, 3))
     assert not device.supports("tensor(float)")
@@ -123,16 +121,16 @@ def test_the_cpus_provider_has_no_memory_of_its_own() -> None:
 
 @pytest.mark.parametrize("kind", ["float", "double", "float16", "int8", "uint64", "bool", "bfloat16"])
 def test_host_memory_of_every_type(kind: str) -> None:
-    """Allocated by onnxruntime, with its type and shape; zeros are zero."""
+    """Onnxruntime allocates it with type and shape, and zeros are zero."""
     info = TensorInfo("x", f"tensor({kind})", (2, 3))
     made = allocate(info)
     assert (made.data_type(), tuple(made.shape())) == (f"tensor({kind})", (2, 3))
-    if kind != "bfloat16":  # numpy has none
+    if kind != "bfloat16":  # which numpy does not have
         assert not zeros(info).numpy().any()
 
 
-def test_sessions_of_the_cpus_provider_are_wholly_there() -> None:
-    """Also recorded as such; a session that was not told to record is asked in vain."""
+def test_all_nodes_of_a_cpu_session_are_on_the_cpu() -> None:
+    """The recorded assignment lists no other provider."""
     model = smallest_session_bytes()
     session = open_on_one_provider(model, ort.SessionOptions(), CPU, {})
     assert find_foreign_nodes(session, CPU) == {}
@@ -140,7 +138,7 @@ def test_sessions_of_the_cpus_provider_are_wholly_there() -> None:
 
 
 def smallest_session_bytes() -> bytes:
-    """A model of one node."""
+    """Return a model of one node."""
     assert smallest_session(CPU).get_providers() == [CPU]
     return make_model(
         [node("Relu", ["x"], ["y"])], [value("x", FLOAT, [1])], [value("y", FLOAT, [1])]

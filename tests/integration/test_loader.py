@@ -1,4 +1,4 @@
-"""From ONNX files to graphs."""
+"""Loading of ONNX files as graphs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run_cut(model: onnx.ModelProto | str, feed: dict[str, Any]) -> None:
 
 
 def test_operators_edges_and_bytes_by_hand() -> None:
-    """A diamond of 32-byte tensors over a shared weight of 64 bytes."""
+    """A diamond of 32-byte tensors with a shared weight of 64 bytes."""
     nodes = [
         node("Relu", ["x"], ["a"], name="A"),
         node("MatMul", ["a", "w"], ["b"], name="B"),
@@ -61,8 +61,8 @@ def test_operators_edges_and_bytes_by_hand() -> None:
     assert dag.signatures[at["B"]] == dag.signatures[at["C"]]
 
 
-def test_signatures_tell_attributes_shapes_and_integer_weights_apart() -> None:
-    """What costs differently has another signature."""
+def test_signatures_depend_on_attributes_shapes_and_integer_weights() -> None:
+    """Operators of different cost have different signatures."""
     nodes = [
         node("Softmax", ["x"], ["a"], name="a", axis=0),
         node("Softmax", ["x"], ["b"], name="b", axis=1),
@@ -78,8 +78,8 @@ def test_signatures_tell_attributes_shapes_and_integer_weights_apart() -> None:
     assert len({signature[name] for name in "abde"}) == 4
 
 
-def test_missing_names_are_made_up_and_unique() -> None:
-    """Given names are kept."""
+def test_missing_names_are_generated_and_unique() -> None:
+    """Existing names are kept."""
     nodes = [node("Relu", ["x"], ["a"]), node("Neg", ["a"], ["b"], name="Relu_0"), node("Relu", ["b"], ["y"])]
     names = load(make_model(nodes, *ONE)).dag.names
     assert "Relu_0" in names
@@ -88,7 +88,7 @@ def test_missing_names_are_made_up_and_unique() -> None:
 
 
 def test_repeated_names_are_refused_as_onnxruntime_refuses_them() -> None:
-    """The error says which name it is."""
+    """The error contains the name."""
     model = make_model([node("Relu", ["x"], ["a"], name="same"), node("Neg", ["a"], ["y"], name="same")], *ONE)
     with pytest.raises(Exception, match="same"):
         run_plain(model, {"x": X})
@@ -97,7 +97,7 @@ def test_repeated_names_are_refused_as_onnxruntime_refuses_them() -> None:
 
 
 def test_external_data_is_found_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loaded by path, also a relative one, and not needed once it is loaded."""
+    """The model is loaded by an absolute or relative path, and its file is not needed afterwards."""
     model = branches(size=32)
     reference = branches(size=32)
     feed = {"x": np.ones((2, 32), np.float32)}
@@ -112,7 +112,7 @@ def test_external_data_is_found_beside_the_file(tmp_path: Path, monkeypatch: pyt
 
 
 def test_missing_external_data_is_a_model_error(tmp_path: Path) -> None:
-    """It is onnxruntime that says so."""
+    """The message is onnxruntime's."""
     onnx.save(branches(size=32), tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
     (tmp_path / "w.bin").unlink()
     with pytest.raises(ModelError, match=r"m\.onnx"):
@@ -120,7 +120,7 @@ def test_missing_external_data_is_a_model_error(tmp_path: Path) -> None:
 
 
 def test_a_file_above_two_gigabytes_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    """Protobuf cannot hold it; the error says what to do."""
+    """Protobuf cannot parse such a file; the error has a hint."""
     path = tmp_path / "big.onnx"
     with path.open("wb") as file:
         file.truncate((1 << 31) + 1)  # takes no room on the disk
@@ -131,7 +131,7 @@ def test_a_file_above_two_gigabytes_is_refused_before_it_is_read(tmp_path: Path)
 
 @pytest.mark.parametrize("error", [ValueError, EncodeError])
 def test_a_proto_above_two_gigabytes_is_refused(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
-    """Whatever the protobuf library raises when it cannot write it."""
+    """Any error of the protobuf library when it serialises the model becomes a ModelError."""
 
     def refuse(*_: object, **__: object) -> bytes:
         raise error("too large")
@@ -146,8 +146,8 @@ def test_a_proto_above_two_gigabytes_is_refused(monkeypatch: pytest.MonkeyPatch,
     "content",
     [b"", b"not a model", b"\x00" * 100, branches().SerializeToString()[:-40], branches().SerializeToString()[:10]],
 )
-def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes) -> None:
-    """Empty, text, zeros, cut short: as a file and as bytes."""
+def test_other_files_than_models_are_refused(tmp_path: Path, content: bytes) -> None:
+    """Empty, text, zero and truncated contents are errors, as a file and as bytes."""
     path = tmp_path / "m.onnx"
     path.write_bytes(content)
     with pytest.raises(ModelError, match=r"m\.onnx"):
@@ -157,14 +157,14 @@ def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("path", ["missing.onnx", "."])
-def test_what_is_no_file_is_refused(tmp_path: Path, path: str) -> None:
-    """A missing file and a folder."""
+def test_a_missing_file_is_refused(tmp_path: Path, path: str) -> None:
+    """A missing file and a folder are errors."""
     with pytest.raises(ModelError, match="cannot be read"):
         load(tmp_path / path)
 
 
 def test_shapes_fix_free_dimensions() -> None:
-    """By input, by the dimension's name, and for all inputs that share it."""
+    """Shapes are given by input or by dimension, and apply to all inputs that share the dimension."""
     inputs = [value("a", FLOAT, ["n", 4]), value("b", FLOAT, ["n", "m"])]
     model = make_model([node("Concat", ["a", "b"], ["y"], axis=1)], inputs, [value("y", FLOAT, None)])
     assert load(model).free_dimensions == ("a[nx4]", "b[nxm]")
@@ -179,7 +179,7 @@ def test_shapes_fix_free_dimensions() -> None:
     "shapes", [{"z": (1,)}, {"x": (3, 4)}, {"x": (2, 4, 1)}, {"x": (2,)}, {"batch": (2,)}, {"y": (2, 4)}]
 )
 def test_shapes_that_do_not_fit_are_refused(shapes: dict[str, tuple[int, ...]]) -> None:
-    """No such input, another size, another rank."""
+    """An unknown input, another size and another rank are errors."""
     with pytest.raises(ShapeError):
         load(branches(), shapes)
 
@@ -192,8 +192,8 @@ def test_loading_does_not_change_the_callers_proto() -> None:
     assert model.SerializeToString() == before
 
 
-def test_functions_of_the_model() -> None:
-    """Model-local functions run as onnxruntime runs them."""
+def test_model_local_functions() -> None:
+    """They give the results of plain onnxruntime."""
     opsets = [onnx.helper.make_opsetid("", 17)]
     body = [node("Add", ["p", "p"], ["t"]), node("Relu", ["t"], ["q"])]
     twice = onnx.helper.make_function("local", "Twice", ["p"], ["q"], body, opsets)
@@ -206,7 +206,7 @@ def test_functions_of_the_model() -> None:
     run_cut(make_model(nodes, *ONE, functions=[twice]), {"x": X})
 
 
-def test_control_flow_is_one_operator_that_reads_what_it_captures() -> None:
+def test_control_flow_is_one_operator_that_reads_its_captures() -> None:
     """A Loop that captures an outer value, and an If inside an If."""
 
     def graph_of(nodes: list[onnx.NodeProto], *outputs: str) -> onnx.GraphProto:
@@ -249,8 +249,8 @@ def test_control_flow_is_one_operator_that_reads_what_it_captures() -> None:
         run_cut(model, {"x": X, "c": np.array(c)})
 
 
-def test_values_that_cannot_cross_a_cut_stay_together() -> None:
-    """A sequence, and all on a path between its makers and readers, are one operator; the rest is not."""
+def test_nodes_that_share_a_sequence_are_one_operator() -> None:
+    """All nodes on paths between its producers and readers belong to it, and no others."""
     nodes = [
         node("SequenceConstruct", ["x", "x"], ["s"], name="s"),
         node("SequenceLength", ["s"], ["n"], name="n"),
@@ -272,7 +272,7 @@ def _operators(groups: tuple[tuple[int, ...], ...], model: onnx.ModelProto) -> l
 
 
 def test_the_digest_depends_on_structure_not_on_weights() -> None:
-    """A retrained model takes the same plan, another attribute does not."""
+    """A plan fits a retrained model, and not one with another attribute."""
 
     def model(scale: float, slope: float) -> onnx.ModelProto:
         nodes = [node("LeakyRelu", ["x"], ["a"], alpha=slope), node("MatMul", ["a", "w"], ["y"])]
@@ -284,7 +284,7 @@ def test_the_digest_depends_on_structure_not_on_weights() -> None:
 
 @pytest.mark.parametrize("make", [lambda p: p, str, lambda p: p.read_bytes(), onnx.load])
 def test_all_sources_give_the_same_graph(tmp_path: Path, make: Callable[[Path], Any]) -> None:
-    """A path, its text, bytes and a proto."""
+    """A path, its text, bytes and a ModelProto are equivalent."""
     path = tmp_path / "m.onnx"
     onnx.save(branches(), path)
     assert load(make(path)).digest == load(branches()).digest

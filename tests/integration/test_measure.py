@@ -1,4 +1,4 @@
-"""Profiles measured here: every signature once, kept between runs, with contention and an accelerator."""
+"""Profiles of this machine: signatures, caching, contention and an accelerator."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from helpers import BOOL, FLOAT, INT64, branches, make_model, node, value
 
 @pytest.fixture
 def stack() -> Graph:
-    """Two layers over three steps: few signatures, several operators each."""
+    """Return two layers over three steps: few signatures with several operators each."""
     return load(build("lstm", {"layers": 2, "seq": 3, "io": 4, "batch": 1}))
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own."""
+    """Set a cache folder for the test, and return it."""
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -41,7 +41,7 @@ def refuse(*_: object) -> None:
 
 @pytest.mark.usefixtures("cache")
 def test_each_signature_is_measured_once(stack: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Equal operators share a measurement; progress counts signatures."""
+    """Equal operators share a measurement, and progress counts signatures."""
     seen: list[int] = []
     original = measure_graph.measure_operator
     monkeypatch.setattr(measure_graph, "measure_operator", lambda e, i, *rest: seen.append(i) or original(e, i, *rest))
@@ -56,8 +56,8 @@ def test_each_signature_is_measured_once(stack: Graph, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("cache")
-def test_what_was_measured_is_kept(stack: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second profile measures nothing and is the same; a fresh one measures again."""
+def test_measurements_are_cached(stack: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second profile is equal without new measurements; a fresh one measures again."""
     first = profile(stack, 1)
     with monkeypatch.context() as patch:
         patch.setattr(measure_graph, "measure_operator", refuse)
@@ -68,7 +68,7 @@ def test_what_was_measured_is_kept(stack: Graph, monkeypatch: pytest.MonkeyPatch
 
 
 def test_damaged_measurements_are_measured_again(stack: Graph, cache: Path) -> None:
-    """Empty, cut short, of another signature, with a negative time: each counts as not there."""
+    """An empty or truncated file, another signature, and a negative time count as missing."""
     first = profile(stack, 1)
     files = sorted(cache.rglob("*.json"))
     assert len(files) == len(first.operators)
@@ -81,10 +81,10 @@ def test_damaged_measurements_are_measured_again(stack: Graph, cache: Path) -> N
         assert files[0].read_text() != damage
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(
+def test_a_cache_that_cannot_be_written_is_ignored(
     stack: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file stands where the measurements' folder should be."""
+    """A file is in the place of the measurements' folder."""
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
     (tmp_path / "measurements").touch()
     assert set(profile(stack, 1).operators) == set(stack.dag.signatures)
@@ -92,7 +92,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(
 
 @pytest.mark.usefixtures("cache")
 def test_contention_is_measured_with_as_many_threads_as_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For j busy cores the operator runs on the first j lanes at once."""
+    """For j busy cores the operator runs on the first j lanes at the same time."""
     asked: list[tuple[int, ...]] = []
 
     def time(_: OperatorBench, cores: Sequence[int] = ()) -> Sample:
@@ -100,7 +100,7 @@ def test_contention_is_measured_with_as_many_threads_as_cores(monkeypatch: pytes
         return Sample(float(len(cores)), 0.0)
 
     monkeypatch.setattr(OperatorBench, "time", time)
-    monkeypatch.setattr(CoreMonitor, "has_interference", lambda _: False)  # or it would be measured again
+    monkeypatch.setattr(CoreMonitor, "has_interference", lambda _: False)  # otherwise it is measured again
     core = physical_cores()[0]
     monkeypatch.setattr(measure_graph, "physical_cores", lambda: (core, core, core))
     graph = load(branches())
@@ -111,26 +111,26 @@ def test_contention_is_measured_with_as_many_threads_as_cores(monkeypatch: pytes
 
 
 def test_threads_on_all_cores_time_one_operator() -> None:
-    """Real threads, as many as asked for, pinned, and gone afterwards."""
+    """The threads are real and pinned, and end afterwards."""
     graph = load(branches())
     bench = OperatorBench(measure_graph.Extractor(graph), 0, {})
     before = threading.active_count()
     sample = bench.time([physical_cores()[0]] * 3)
     assert sample.median_ms > 0
     assert threading.active_count() == before
-    assert bench.copies > 1  # an operator this small is timed side by side with copies of itself
+    assert bench.copies > 1  # a small operator is measured with several copies
 
 
-def test_fetching_weights_takes_time() -> None:
-    """About a byte a cycle or more; nothing is measured where the cache is not known."""
+def test_weight_reload_takes_time() -> None:
+    """It takes at least about a cycle per byte; without a known cache size the result is zero."""
     cores = physical_cores()
     assert 0 <= measure_reload_ms_per_byte(cores, 1 << 20) < 1e-5
     assert measure_reload_ms_per_byte(cores, 0) == 0.0
 
 
 @pytest.mark.usefixtures("cache")
-def test_copies_leave_their_weights_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each packs its own: half of the cache is theirs, and no more; one copy is timed where even that is too much."""
+def test_the_weights_of_all_copies_fit_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together they take at most half of the cache; if one copy is too large, it is timed alone."""
     rng = np.random.default_rng(0)
     weights = {"w": rng.normal(size=(64, 64)).astype(np.float32)}
     product = make_model(
@@ -148,7 +148,7 @@ def test_copies_leave_their_weights_in_the_cache(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("cache")
 def test_any_provider_may_be_the_accelerator(stack: Graph) -> None:
-    """By its short name; its times, copies and name are in the profile, and a plan can use it."""
+    """It is given by its short name; the profile has its times and copies, and a plan can use it."""
     found = profile(stack, 1, "cpu")
     assert found.accelerator == found.machine.accelerator == "CPUExecutionProvider"
     assert all(c.accelerator_ms is not None and c.accelerator_ms > 0 for c in found.operators.values())
@@ -168,16 +168,16 @@ def test_any_provider_may_be_the_accelerator(stack: Graph) -> None:
         (None, "abacus", ProviderError),
     ],
 )
-def test_what_the_machine_does_not_have_is_refused(
+def test_missing_cores_and_providers_are_refused(
     stack: Graph, cores: int | None, accelerator: str | None, error: type[Exception]
 ) -> None:
-    """Cores that are not there, a provider that nobody knows."""
+    """Too many cores and an unknown provider are errors."""
     with pytest.raises(error, match=r"cores|accelerator"):
         profile(stack, cores, accelerator)
 
 
-def test_an_accelerator_that_does_not_work_says_why(stack: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own reason, and for CUDA where the libraries come from."""
+def test_a_broken_accelerator_is_an_error_with_its_reason(stack: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For CUDA the hint has the command that installs its libraries."""
     monkeypatch.setattr(providers, "provider_name", lambda _: "CUDAExecutionProvider")
     monkeypatch.setattr(providers, "failure_reason", lambda _: "no driver")
     with pytest.raises(ProviderError, match="does not work on this machine: no driver") as caught:
@@ -185,8 +185,8 @@ def test_an_accelerator_that_does_not_work_says_why(stack: Graph, monkeypatch: p
     assert "chrion[cuda]" in caught.value.hint
 
 
-def test_free_dimensions_have_no_costs() -> None:
-    """The error says which ones, and how to fix them."""
+def test_free_dimensions_are_refused() -> None:
+    """The error names the dimensions, and how to fix them."""
     model = make_model([node("Relu", ["x"], ["y"])], [value("x", FLOAT, ["n", 2])], [value("y", FLOAT, ["n", 2])])
     with pytest.raises(ShapeError, match=r"x\[nx2\]") as caught:
         profile(load(model))
@@ -195,7 +195,7 @@ def test_free_dimensions_have_no_costs() -> None:
 
 @pytest.mark.usefixtures("cache")
 def test_integer_inputs_are_taken_from_a_run() -> None:
-    """Indices made inside the model are in range; made up one by one they might not be."""
+    """Indices that the model computes are in range, which synthetic ones might not be."""
     nodes = [node("ArgMax", ["x"], ["i"], axis=1, keepdims=0), node("Gather", ["x", "i"], ["y"], axis=1)]
     graph = load(make_model(nodes, [value("x", FLOAT, [2, 4])], [value("y", FLOAT, [2, 2])]))
     feeds = measure_graph.captured_inputs(graph, measure_graph.Extractor(graph), [0, 1])
@@ -205,8 +205,8 @@ def test_integer_inputs_are_taken_from_a_run() -> None:
 
 
 @pytest.mark.usefixtures("cache")
-def test_inputs_that_cannot_be_made_up_are_a_model_error() -> None:
-    """A sequence has no arrays."""
+def test_inputs_without_synthetic_values_are_an_error() -> None:
+    """A sequence has no array."""
     info = onnx.helper.make_tensor_sequence_value_info("s", FLOAT, None)
     nodes = [node("SequenceAt", ["s", "i"], ["v"]), node("Relu", ["v"], ["y"])]
     graph = load(make_model(nodes, [info, value("i", INT64, [])], [value("y", FLOAT, None)]))
@@ -215,7 +215,7 @@ def test_inputs_that_cannot_be_made_up_are_a_model_error() -> None:
 
 
 def test_synthetic_inputs_fit_the_model() -> None:
-    """They have each input's type and shape; equal seeds give equal values."""
+    """They have each input's type and shape, and equal seeds give equal values."""
     inputs = [value("x", FLOAT, [2, 3]), value("i", INT64, [0]), value("b", BOOL, [])]
     nodes = [node("Identity", [i.name], ["o" + i.name]) for i in inputs]
     graph = load(make_model(nodes, inputs, [value("o" + i.name, i.type.tensor_type.elem_type, None) for i in inputs]))

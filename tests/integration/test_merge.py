@@ -1,4 +1,4 @@
-"""Merged siblings compute what they did apart, and what cannot be merged is left alone."""
+"""Merged operators give the same results, and others are not merged."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ CASES = 150
 
 
 def run_graph(graph: Graph, feed: dict[str, Any]) -> list[Any]:
-    """Outputs of a graph's own model by plain onnxruntime, in the order of the graph's outputs."""
+    """Return the outputs of a graph's model in plain onnxruntime, in the order of the graph's outputs."""
     options = ort.SessionOptions()
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(graph.weights_folder))
     return list(ort.InferenceSession(graph.model.SerializeToString(), options).run(None, feed))
 
 
 def check(model: onnx.ModelProto, feed: dict[str, Any], names: list[tuple[str, ...]]) -> Graph:
-    """These operators, and no others, are merged; the result is that of the model as it was."""
+    """Check that exactly these operators are merged, with the results of the original model."""
     graph = chrion.load(model)
     groups = mergeable_groups(graph)
-    # onnxruntime orders independent operators as it likes
+    # the order of independent operators is onnxruntime's choice
     assert sorted(tuple(sorted(graph.dag.names[i] for i in group)) for group in groups) == names
     merged = merge_operators(graph, groups)
     for ours, theirs in zip(run_graph(merged, feed), run_plain(model, feed), strict=True):
@@ -49,7 +49,7 @@ def convolutions(
     kernels: list[tuple[int, ...]],
     biased: tuple[bool, ...] = (),
 ) -> onnx.ModelProto:
-    """Convolutions ``c0``, ``c1``, ... of one input ``x``, each with a kernel and attributes, each a graph output."""
+    """Return convolutions ``c0``, ``c1``, ... of one input ``x``, each with a kernel, attributes and an output."""
     nodes, weights = [], {}
     for at, (kernel, given) in enumerate(zip(kernels, options, strict=True)):
         inputs = ["x", f"w{at}"]
@@ -62,8 +62,8 @@ def convolutions(
     return make_model(nodes, [value("x", FLOAT, list(size))], results, weights)
 
 
-def random_siblings(seed: int) -> tuple[onnx.ModelProto, dict[str, Any]]:
-    """Two to five convolutions of one input with all that may differ, some followed by an activation."""
+def random_convolutions(seed: int) -> tuple[onnx.ModelProto, dict[str, Any]]:
+    """Return two to five random convolutions of one input, some followed by an activation, and a request."""
     pick = np.random.default_rng(seed)
     rank = int(pick.integers(1, 4))
     stride = [int(s) for s in pick.integers(1, 3, rank)]
@@ -75,11 +75,11 @@ def random_siblings(seed: int) -> tuple[onnx.ModelProto, dict[str, Any]]:
         given: dict[str, Any] = {"strides": stride, "dilations": dilation, "group": int(pick.choice([1, 1, 1, 1, 2]))}
         match pick.integers(4):
             case 0:
-                given["dilations"] = [1] * rank  # onnxruntime takes no others with SAME
+                given["dilations"] = [1] * rank  # onnxruntime supports no other with SAME
                 given["auto_pad"] = str(pick.choice(["SAME_UPPER", "SAME_LOWER", "VALID"]))
             case 1:  # anything
                 given["pads"] = [int(p) for p in pick.integers(0, 3, 2 * rank)]
-            case _:  # what keeps the size of a stride of 1, on any side
+            case _:  # padding that preserves the size, on either side
                 total = [(k - 1) * d for k, d in zip(kernel, dilation, strict=True)]
                 before = [int(pick.integers(0, t + 1)) for t in total]
                 given["pads"] = [*before, *(t - b for t, b in zip(total, before, strict=True))]
@@ -103,10 +103,10 @@ def random_siblings(seed: int) -> tuple[onnx.ModelProto, dict[str, Any]]:
 
 
 def test_random_convolutions_give_the_same_merged() -> None:
-    """Strides, dilations, padding of all kinds, biases, groups, activations, one to three axes, free dimensions."""
+    """Random strides, dilations, paddings, biases, groups, activations, ranks and free dimensions."""
     merged = 0
     for seed in range(CASES):
-        model, feed = random_siblings(seed)
+        model, feed = random_convolutions(seed)
         graph = chrion.load(model)
         groups = mergeable_groups(graph)
         if not groups:
@@ -123,18 +123,18 @@ def integer_attribute(graph: Graph, operator: int, name: str) -> int:
     return next((a.i for a in found if a.name == name), 1)
 
 
-def test_sets_are_maximal() -> None:
-    """No operator could join a set that begins before its own."""
+def test_groups_are_maximal() -> None:
+    """No operator fits a group that is before its own."""
     for seed in range(0, CASES, 3):
-        graph = chrion.load(random_siblings(seed)[0])
+        graph = chrion.load(random_convolutions(seed)[0])
         groups = mergeable_groups(graph)
         rest = set(range(len(graph.dag))).difference(*groups)
         for a, b in itertools.combinations(sorted([*groups, *((i,) for i in rest)]), 2):
             assert not any(mergeable_groups(graph, {*a, i}) == [tuple(sorted({*a, i}))] for i in b)
 
 
-def test_a_small_kernel_stands_where_its_padding_says() -> None:
-    """Kernels of 2 padded after the input begin at offset 1 of 3, not at (3 - 2) // 2; a point stands in the middle."""
+def test_a_small_kernel_is_embedded_by_its_padding() -> None:
+    """Kernels of 2 with padding after the input start at 1 of 3, not at (3 - 2) // 2; a point is in the centre."""
     late, early, middle, point = [0, 0, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]
     options = [{"pads": late}, {"pads": early}, {"pads": middle}, {"pads": point}]
     model = convolutions(*options, kernels=[(2, 2), (2, 2), (3, 3), (1, 1)])
@@ -152,8 +152,8 @@ def test_a_small_kernel_stands_where_its_padding_says() -> None:
         at += counts[name]
 
 
-def test_opposite_padding_needs_a_kernel_wider_than_any() -> None:
-    """Three before and three after: five in all."""
+def test_opposite_padding_needs_a_larger_kernel() -> None:
+    """Three before and three after the input need five."""
     model = convolutions({"pads": [2, 2, 0, 0]}, {"pads": [0, 0, 2, 2]}, kernels=[(3, 3), (3, 3)])
     graph = check(model, {"x": numbers(9, 2, 3, 9, 8)}, [("c0", "c1")])
     merged = next(n for n in graph.model.graph.node if n.op_type == "Conv")
@@ -171,8 +171,8 @@ def test_opposite_padding_needs_a_kernel_wider_than_any() -> None:
         ({"dilations": [2, 2], "pads": [2] * 4}, {"dilations": [2, 2], "pads": [1, 1, 3, 3]}, [(3, 3), (3, 3)]),
     ],
 )
-def test_what_differs_too_much_stays_apart(left: Any, right: Any, kernels: Any) -> None:
-    """Output size, stride, groups, dilation, or an offset that is no whole number of dilations."""
+def test_incompatible_convolutions_are_not_merged(left: Any, right: Any, kernels: Any) -> None:
+    """Another output size, stride, number of groups, dilation, or an offset that is no multiple of the dilation."""
     if left.get("group") == 3:  # three channels in, so as many out
         model = convolutions(left, right, kernels=kernels, size=(2, 3, 9, 8))
         for tensor in model.graph.initializer:
@@ -187,15 +187,15 @@ def test_what_differs_too_much_stays_apart(left: Any, right: Any, kernels: Any) 
         merge_operators(graph, [(0, 1)])
 
 
-def test_equal_dilation_merges_and_a_point_has_none() -> None:
-    """Kernels of 3 and 5 with dilation 2 beside a point of whatever dilation."""
+def test_a_point_fits_any_dilation() -> None:
+    """Kernels of 3 and 5 with dilation 2 are merged with a point."""
     options = [{"dilations": [2, 2], "pads": [2] * 4}, {"dilations": [2, 2], "pads": [4] * 4}, {"dilations": [3, 3]}]
     model = convolutions(*options, kernels=[(3, 3), (5, 5), (1, 1)], biased=(True, False, True))
     check(model, {"x": numbers(9, 2, 3, 9, 8)}, [("c0", "c1", "c2")])
 
 
-def test_free_dimensions_merge_where_sizes_agree_whatever_they_are() -> None:
-    """With a stride of 2, SAME depends on the size: those stay; explicit padding of equal growth goes."""
+def test_free_dimensions_are_merged_if_sizes_always_agree() -> None:
+    """With a stride of 2, SAME depends on the size; explicit padding of equal growth does not."""
     pads: dict[str, Any] = {"strides": [2, 2], "pads": [1] * 4}
     point: dict[str, Any] = {"strides": [2, 2]}
     same: dict[str, Any] = {"strides": [2, 2], "auto_pad": "SAME_UPPER"}
@@ -206,8 +206,8 @@ def test_free_dimensions_merge_where_sizes_agree_whatever_they_are() -> None:
     check(fixed, {"x": numbers(1, 1, 3, 9, 9)}, [("c0", "c1", "c2", "c3")])
 
 
-def test_weights_that_others_share_or_that_are_fed() -> None:
-    """A weight read elsewhere, too, stays; one that a request feeds keeps its operator apart."""
+def test_shared_weights_and_weights_of_a_request() -> None:
+    """A weight with other readers is kept; an operator whose weight is an input is not merged."""
     nodes = [
         node("Neg", ["x"], ["n"], name="n"),
         node("Conv", ["x", "w"], ["a"], name="a"),
@@ -226,7 +226,7 @@ def test_weights_that_others_share_or_that_are_fed() -> None:
 
 
 def test_weights_with_a_default_and_old_opsets() -> None:
-    """A weight that is listed as an input, too, is constant; before opset 13 a split has its sizes as an attribute."""
+    """A weight that is also an input is constant; before opset 13 a split has its sizes as an attribute."""
     nodes = [node("MatMul", ["x", f"w{at}"], [f"y{at}"], name=f"m{at}") for at in range(2)]
     weights = {f"w{at}": numbers(at, 6, 3 + at) for at in range(2)}
     inputs = [value("x", FLOAT, [2, 6]), value("w0", FLOAT, [6, 3])]
@@ -245,7 +245,7 @@ def products(*matrices: np.ndarray[Any, Any], shape: list[int | str]) -> onnx.Mo
 
 @pytest.mark.parametrize("shape", [[6], [4, 6], [2, 4, 6], ["n", "t", 6]])
 def test_products_of_one_value(shape: list[int | str]) -> None:
-    """Queries, keys and values; large weights go to a file; a stack of matrices stays apart."""
+    """Queries, keys and values are merged, with large weights in a file; a stack of matrices is not."""
     model = products(numbers(0, 6, 300), numbers(1, 6, 5), numbers(2, 6, 1), numbers(3, 2, 6, 6), shape=shape)
     fed = [d if isinstance(d, int) else 2 for d in shape]
     check(model, {"x": numbers(4, *fed)}, [("m0", "m1", "m2")])
@@ -253,7 +253,7 @@ def test_products_of_one_value(shape: list[int | str]) -> None:
 
 @pytest.mark.parametrize("transposed", [0, 1])
 def test_gemms_of_one_value(transposed: int) -> None:
-    """What they add may be missing, a number or a row; each may have its matrix either way; alpha and beta are kept."""
+    """The bias may be missing, a number or a row; matrices may be transposed; alpha and beta are kept."""
     weights = {"w0": numbers(0, 6, 5), "w1": numbers(1, 4, 6), "w2": numbers(2, 6, 3), "w3": numbers(3, 6, 2)}
     weights |= {"b1": numbers(4, 4), "b2": numbers(5, 1), "b3": numbers(6, 3, 2)}
     options: dict[str, Any] = {"transA": transposed, "alpha": 0.5, "beta": 2.0}
@@ -271,7 +271,7 @@ def test_gemms_of_one_value(transposed: int) -> None:
 
 
 def test_fused_convolutions_merge_with_those_of_the_same_activation() -> None:
-    """The operator that onnxruntime makes of two, as a model that it has optimised holds it."""
+    """Onnxruntime's fused operator, as an optimised model has it."""
     nodes = [
         node("FusedConv", ["x", f"w{at}"], [f"y{at}"], name=f"c{at}", domain="com.microsoft", **given)
         for at, given in enumerate(
@@ -292,7 +292,7 @@ def test_fused_convolutions_merge_with_those_of_the_same_activation() -> None:
 
 
 def test_groups_are_restricted_deterministic_and_checked() -> None:
-    """Only the operators asked for; equal names each time; a part of a set will do; no operator twice."""
+    """Only the given operators, with equal names each time; a part of a group is valid, a repeated operator is not."""
     model = products(*(numbers(at, 6, 4) for at in range(4)), shape=[2, 6])
     graph = chrion.load(model)
     assert mergeable_groups(graph, [3, 1]) == [(1, 3)]
@@ -309,8 +309,8 @@ def test_groups_are_restricted_deterministic_and_checked() -> None:
 
 
 def test_a_merged_graph_runs_on_lanes() -> None:
-    """Cut into segments, with weights in files of their own, it gives what the model gives."""
-    model, feed = random_siblings(1)
+    """Cut into segments, with weights in separate files, it gives the model's results."""
+    model, feed = random_convolutions(1)
     graph = chrion.load(model)
     merged = merge_operators(graph, mergeable_groups(graph))
     assert len(merged.dag) > 2

@@ -1,4 +1,4 @@
-"""Lanes in C: the same results and errors as with the interpreter's lanes, and nothing left behind."""
+"""Lanes in C: the same results and errors as Python lanes, and the release of all resources."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from helpers import (
     value,
 )
 
-# What hangs is a failure.
+# A test that hangs fails.
 pytestmark = pytest.mark.timeout(120, method="thread")
 compiled = pytest.mark.skipif(not available(), reason="lanes are not compiled here")
 
@@ -40,13 +40,13 @@ STEPS, ROWS, WIDTH = 6, 5, 3
 
 
 @pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="no C compiler, or not Linux")
-def test_lanes_are_compiled_where_they_can_be() -> None:
-    """Installing has done it."""
+def test_lanes_are_compiled() -> None:
+    """The installation compiles them if possible."""
     assert available()
 
 
 def picks() -> onnx.ModelProto:
-    """Rows picked from a table by one input each, and summed: an index out of range fails one step."""
+    """Return a model that sums rows of a table, each selected by an input; an index out of range fails one segment."""
     nodes, total = [], "pick0"
     for step in range(STEPS):
         nodes.append(node("Gather", ["table", f"i{step}"], [f"pick{step}"], name=f"pick{step}"))
@@ -59,19 +59,19 @@ def picks() -> onnx.ModelProto:
 
 
 def feed_of(caller: int, wrong: int | None = None) -> dict[str, Any]:
-    """Rows that differ from caller to caller; one of them not there."""
+    """Return a request of one caller; ``wrong`` is an input with an index out of range."""
     rows = [(caller + 2 * step) % ROWS for step in range(STEPS)]
     return {f"i{step}": np.array([99 if step == wrong else row]) for step, row in enumerate(rows)}
 
 
 def cut(model: onnx.ModelProto, **shapes: tuple[int, ...]) -> HybridSession:
-    """A session whose operators take turns on two lanes."""
+    """Return a session whose operators alternate between two lanes."""
     graph = load(model, shapes)
     return HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph)))
 
 
 def first_beside(session: HybridSession, operator: str) -> str:
-    """The first operator of the segment that one is in: what a message names."""
+    """Return the first operator of another operator's segment, which error messages name."""
     engine = session._engine
     assert isinstance(engine, CutEngine)
     assert engine._native is not None
@@ -85,8 +85,8 @@ def runs_native(session: HybridSession) -> bool:
 
 @compiled
 @pytest.mark.parametrize("wrong", range(STEPS))
-def test_a_step_that_fails_among_other_requests(wrong: int) -> None:
-    """Its request gets the error with the operator's name, and onnxruntime's own words; all others are served."""
+def test_a_segment_that_fails_among_other_requests(wrong: int) -> None:
+    """Its request gets an error with the operator's name and onnxruntime's message; all others succeed."""
     model = picks()
     with pytest.raises(Exception, match="indices element out of data bounds"):
         run_plain(model, feed_of(0, wrong))
@@ -115,8 +115,8 @@ def test_a_step_that_fails_among_other_requests(wrong: int) -> None:
 
 
 @compiled
-def test_what_is_left_to_the_interpreter() -> None:
-    """Sizes that only the run knows, and requests with run options; both give what plain onnxruntime gives."""
+def test_requests_that_lanes_in_c_do_not_serve() -> None:
+    """Sizes that depend on the data, and run options; both give the results of plain onnxruntime."""
     x = np.array([[0, 1, 0, 2], [3, 0, 0, 4]], np.float32)
     nodes = [node("Relu", ["x"], ["a"]), node("NonZero", ["a"], ["y"]), node("Neg", ["x"], ["b"])]
     model = make_model(nodes, [value("x", FLOAT, [2, 4])], [value("y", INT64, [2, "n"]), value("b", FLOAT, [2, 4])])
@@ -137,7 +137,7 @@ def test_what_is_left_to_the_interpreter() -> None:
 @compiled
 @pytest.mark.parametrize("size", [4, 600])
 def test_values_in_and_out(size: int) -> None:
-    """Arrays small and large, OrtValues, targets of the caller's: each request has its own results."""
+    """Small and large arrays, OrtValues, and the caller's outputs: each request has its own results."""
     model = branches(size=size)
     rng = np.random.default_rng(0)
     feeds = [{"x": rng.standard_normal((2, size)).astype(np.float32)} for _ in range(3)]
@@ -157,12 +157,12 @@ def test_values_in_and_out(size: int) -> None:
         binding.bind_output("y", "cpu", 0, np.float32, target.shape, target.ctypes.data)
         session.run_with_iobinding(binding)
         assert_equal([target], expected[0][:1])
-        assert_equal(results[1], expected[1])  # as they were
+        assert_equal(results[1], expected[1])  # unchanged
 
 
 @compiled
 def test_empty_tensors() -> None:
-    """A tensor without elements has no memory, and crosses lanes all the same."""
+    """A tensor without elements has no memory, and is passed between lanes as well."""
     nodes = [node("Relu", ["x"], ["a"]), node("Neg", ["a"], ["b"]), node("Concat", ["b", "w"], ["y"], axis=0)]
     weights = {"w": np.ones((2, 4), np.float32)}
     model = make_model(
@@ -175,8 +175,8 @@ def test_empty_tensors() -> None:
 
 
 @compiled
-def test_a_trace_tells_when_each_segment_ran() -> None:
-    """In the order of the lanes' waits: what reads a result begins when what makes it has ended."""
+def test_a_trace_has_the_times_of_segments() -> None:
+    """A segment starts after the segments whose results it reads have ended."""
     graph = load(branches())
     session = HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph)))
     with session:
@@ -193,7 +193,7 @@ def test_a_trace_tells_when_each_segment_ran() -> None:
     assert all(0 <= e.start_ms <= e.end_ms < 1e3 for e in events.values())
 
 
-# The library by itself.
+# The library alone.
 
 
 def adder() -> NativeSession:
@@ -220,8 +220,8 @@ def relay(rounds: int) -> tuple[NativeLanes, NativeFrame, list[ort.OrtValue]]:
 
 
 @compiled
-def test_lanes_take_turns() -> None:
-    """Each sees what the other has written, request after request."""
+def test_lanes_alternate() -> None:
+    """Each lane reads what the other has written, request after request."""
     lanes, frame, numbers = relay(rounds=501)
     for _ in range(20):
         for number in numbers:
@@ -234,8 +234,8 @@ def test_lanes_take_turns() -> None:
 
 
 @compiled
-def test_what_onnxruntime_refuses() -> None:
-    """A model, a name, a shape: its message."""
+def test_errors_of_onnxruntime() -> None:
+    """A wrong model, name and shape raise onnxruntime's message."""
     with pytest.raises(NativeError, match=r"(?i)protobuf|model"):
         NativeSession(b"no model", ort.SessionOptions())
     lanes, frame, numbers = relay(rounds=1)
@@ -252,8 +252,8 @@ def test_what_onnxruntime_refuses() -> None:
 
 
 @compiled
-def test_lanes_that_nobody_holds_stop() -> None:
-    """With the frames that hold them."""
+def test_lanes_without_references_stop() -> None:
+    """They stop when their frames have been collected, too."""
     lanes, frame, _ = relay(rounds=3)
     lanes.run(frame)
     del lanes, frame
@@ -262,7 +262,7 @@ def test_lanes_that_nobody_holds_stop() -> None:
 
 @compiled
 def test_many_sessions_from_many_threads() -> None:
-    """Options that are handed over on one thread are not taken by another."""
+    """Options that one thread registers are not used by another."""
     model = branches()
     feeds: list[Mapping[str, Any]] = [{"x": np.full((2, 4), at, np.float32)} for at in range(8)]
     expected = [run_plain(model, feed) for feed in feeds]

@@ -1,4 +1,4 @@
-"""Recurrent models: built stacks, and every variant of the operators, against plain onnxruntime."""
+"""Recurrent models: stacks, and all variants of the operators, against plain onnxruntime."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CELLS = ["LSTM", "GRU", "RNN"]
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_chunk_does_not_change_the_result(cell: str, bidirectional: bool) -> None:  # noqa: FBT001
-    """Unfolded, chunked (also unevenly) and folded stacks give the same, in plain onnxruntime and on lanes."""
+    """Unfolded, chunked (also unevenly) and folded stacks agree, in plain onnxruntime and on lanes."""
     x = np.random.default_rng(1).standard_normal((7, 2, 6)).astype(np.float32)
     spec: dict[str, Any] = {"cell": cell, "layers": 3, "batch": 2, "io": 6, "seq": 7, "bidirectional": bidirectional}
     folded = run_plain(build_recurrent(RecurrentSpec(**spec, chunk=7)), {"X": x})
@@ -34,7 +34,7 @@ def test_the_chunk_does_not_change_the_result(cell: str, bidirectional: bool) ->
 
 
 def test_the_unfolded_stack_is_the_recurrence() -> None:
-    """A simple RNN by hand: h = tanh(x W' + h R' + b), layer upon layer."""
+    """The reference is a simple RNN: h = tanh(x W' + h R' + b) for each layer."""
     spec = RecurrentSpec(cell="RNN", layers=2, batch=2, io=3, seq=4)
     model = build_recurrent(spec)
     weights = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
@@ -78,7 +78,7 @@ TABLE_6 = {
 
 @pytest.mark.parametrize("name", TABLE_6)
 def test_the_specifications_are_table_6(name: str) -> None:
-    """Thirteen structures, each a step an operator."""
+    """Thirteen structures with one operator per step."""
     assert name in names()
     spec = specification(name)
     assert (spec.layers, spec.batch, spec.io, spec.seq) == TABLE_6[name]
@@ -86,7 +86,7 @@ def test_the_specifications_are_table_6(name: str) -> None:
 
 
 def test_equal_seeds_give_equal_weights() -> None:
-    """And other seeds others."""
+    """Other seeds give other weights."""
     made = [build("gru", {"layers": 1, "seq": 2, "io": 4, "seed": s}).SerializeToString() for s in (0, 0, 1)]
     assert made[0] == made[1] != made[2]
 
@@ -96,7 +96,7 @@ def test_equal_seeds_give_equal_weights() -> None:
     [{"layers": 0}, {"batch": -1}, {"chunk": 97}, {"seed": -1}, {"nothing": 1}, {"layers": True}, {"layers": 1.5}],
 )
 def test_parameters_out_of_range_are_refused(parameters: dict[str, Any]) -> None:
-    """Sizes are whole numbers above zero, a chunk is at most the sequence."""
+    """Sizes are whole numbers above zero, and a chunk is at most the sequence."""
     with pytest.raises(OptionError):
         build("lstm", parameters)
 
@@ -116,7 +116,7 @@ GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 
 def variant(cell: str, options: dict[str, Any]) -> tuple[onnx.ModelProto, dict[str, np.ndarray[Any, Any]]]:
-    """Two branches of one recurrent operator with all that ``options`` ask for, and the sum of their final states."""
+    """Return a model of two branches of one recurrent operator with the given options, and a request."""
     seq, batch, width, hidden = 5, 3, 4, 6
     pick = np.random.default_rng(3)
     options = dict(options)
@@ -178,7 +178,7 @@ def variant(cell: str, options: dict[str, Any]) -> tuple[onnx.ModelProto, dict[s
     ],
 )
 def test_variants_of_recurrent_operators(cells: list[str], options: dict[str, Any]) -> None:
-    """Each on two lanes equals plain onnxruntime."""
+    """Each variant on two lanes equals plain onnxruntime."""
     for cell in cells:
         model, feed = variant(cell, options)
         expected = run_plain(model, feed)
@@ -189,12 +189,12 @@ def test_variants_of_recurrent_operators(cells: list[str], options: dict[str, An
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_batch_major_layout_is_served_or_refused_as_onnxruntime_does(cell: str) -> None:
-    """Where the CPU provider lacks layout 1, the session raises what InferenceSession raises."""
+def test_batch_major_layout_behaves_as_in_onnxruntime(cell: str) -> None:
+    """If the CPU provider lacks layout 1, the session raises the error of InferenceSession."""
     model, feed = variant(cell, {"layout": 1})
     try:
         expected = run_plain(model, feed)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is to be the same
+    except Exception as error:  # noqa: BLE001 - any error, which has to be the same
         with pytest.raises(type(error)):
             HybridSession(model).run(None, feed)
     else:

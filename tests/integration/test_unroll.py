@@ -1,4 +1,4 @@
-"""Recurrent operators cut into chunks compute what they did whole."""
+"""Unrolled recurrent operators give the same results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RNG = np.random.default_rng(0)
 def operator(
     cell: str, direction: str, *, states: str = "none", peepholes: bool = False, **attributes: Any
 ) -> onnx.ModelProto:
-    """One recurrent operator with all of its outputs."""
+    """Return a model of one recurrent operator with all of its outputs."""
     both = 2 if direction == "bidirectional" else 1
     gates, count = GATES[cell], 2 if cell == "LSTM" else 1
     weights = {
@@ -52,7 +52,7 @@ def operator(
 
 
 def run(model: onnx.ModelProto, feed: dict[str, Any], folder: str = "") -> list[Any]:
-    """Outputs by plain onnxruntime."""
+    """Return the outputs of plain onnxruntime."""
     options = ort.SessionOptions()
     if folder:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
@@ -60,7 +60,7 @@ def run(model: onnx.ModelProto, feed: dict[str, Any], folder: str = "") -> list[
 
 
 def check(model: onnx.ModelProto, chunk: int) -> None:
-    """Whole and cut give the same."""
+    """Check that the unrolled model gives the same outputs."""
     graph = chrion.load(model)
     shapes = {i.name: i.shape for i in graph.inputs}
     feed = {name: RNG.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
@@ -75,7 +75,7 @@ def check(model: onnx.ModelProto, chunk: int) -> None:
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("cell", GATES)
 def test_every_cell_direction_and_chunk(cell: str, direction: str, chunk: int) -> None:
-    """Chunks that do not divide the sequence included."""
+    """The chunk may not divide the sequence."""
     check(operator(cell, direction), chunk)
 
 
@@ -83,13 +83,13 @@ def test_every_cell_direction_and_chunk(cell: str, direction: str, chunk: int) -
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("cell", GATES)
 def test_initial_states(cell: str, direction: str, states: str) -> None:
-    """Given as weights or by the request."""
+    """They are weights or inputs of the request."""
     check(operator(cell, direction, states=states), 5)
 
 
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 def test_peepholes_clip_and_other_options(direction: str) -> None:
-    """Each direction keeps its own."""
+    """Each direction keeps its own options."""
     check(operator("LSTM", direction, peepholes=True, clip=0.3), 4)
     check(operator("LSTM", direction, peepholes=True, states="constant"), 4)
     check(operator("GRU", direction, linear_before_reset=1), 4)
@@ -97,7 +97,7 @@ def test_peepholes_clip_and_other_options(direction: str) -> None:
     check(operator("RNN", direction, activations=names), 4)
 
 
-def test_sequence_lengths_and_weights_that_are_not_constant_stay_whole() -> None:
+def test_sequence_lengths_and_variable_weights_are_not_unrolled() -> None:
     """They cannot be cut along time, or would have to be copied."""
     whole = operator("LSTM", "forward")
     whole.graph.node[0].input[4] = "lengths"
@@ -114,7 +114,7 @@ def test_sequence_lengths_and_weights_that_are_not_constant_stay_whole() -> None
 
 
 def test_layers_follow_each_other_chunk_by_chunk() -> None:
-    """In a stack the second layer's first chunk does not wait for the first layer's last."""
+    """The first chunk of the second layer does not depend on the last chunk of the first layer."""
     graph = unroll(chrion.load(build("lstm", {"layers": 3, "seq": 12, "batch": 1, "io": 8, "chunk": 12})), 4)
     dag = graph.dag
     cells = [i for i, t in enumerate(dag.op_types) if t == "LSTM"]
@@ -129,7 +129,7 @@ def test_layers_follow_each_other_chunk_by_chunk() -> None:
 
 
 def test_chunk_choices_are_few_and_below_the_length() -> None:
-    """Fractions of the sequence; the whole of it only where that parts two directions."""
+    """They are fractions of the sequence; the whole sequence is one only for bidirectional operators."""
     one = chrion.load(build("lstm", {"layers": 1, "seq": 96, "batch": 1, "io": 8, "chunk": 96}))
     assert chunk_choices(one) == (48, 32, 24, 16, 12, 8)
     assert chunk_choices(chrion.load(build("lstm", {"layers": 1, "seq": 4, "batch": 1, "io": 8}))) == ()
@@ -137,8 +137,8 @@ def test_chunk_choices_are_few_and_below_the_length() -> None:
 
 
 @pytest.mark.parametrize(("cell", "both"), [("lstm", False), ("gru", False), ("lstm", True)])
-def test_a_plan_with_chunks_runs_as_plain_onnxruntime(cell: str, *, both: bool) -> None:
-    """From the folded model, by the default policy, through its file."""
+def test_a_plan_with_chunks_gives_the_results_of_plain_onnxruntime(cell: str, *, both: bool) -> None:
+    """The plan is made from the folded model by the default policy, and read from its file."""
     parameters = {"layers": 4, "seq": 24, "batch": 1, "io": 32, "chunk": 24, "bidirectional": both}
     model = build(cell, parameters)
     graph = chrion.load(model)
@@ -148,7 +148,7 @@ def test_a_plan_with_chunks_runs_as_plain_onnxruntime(cell: str, *, both: bool) 
         np.testing.assert_allclose(session.run(None, {"X": x})[0], run(model, {"X": x})[0], rtol=1e-5, atol=1e-6)
 
 
-#: Activation functions, and whether each takes an alpha and a beta (ONNX, LSTM).
+#: Activation functions, and whether each has an alpha and a beta (ONNX, LSTM).
 PARAMETERS = {
     "Sigmoid": (False, False),
     "Tanh": (False, False),
@@ -165,8 +165,8 @@ PARAMETERS = {
 FUNCTIONS = {"LSTM": 3, "GRU": 2, "RNN": 1}
 
 
-def any_attributes(pick: Random) -> dict[str, Any]:
-    """Return a cell, its attributes and optional inputs, of every kind that ONNX has."""
+def random_attributes(pick: Random) -> dict[str, Any]:
+    """Return a random cell with attributes and optional inputs of every kind."""
     cell = pick.choice(list(GATES))
     direction = pick.choice(["forward", "reverse", "bidirectional"])
     chosen: dict[str, Any] = {"cell": cell, "direction": direction}
@@ -184,16 +184,16 @@ def any_attributes(pick: Random) -> dict[str, Any]:
         for at, attribute in enumerate(("activation_alpha", "activation_beta")):
             takers = [name for name in names if PARAMETERS[name][at]]
             given = pick.choice([0, len(takers), pick.randint(0, len(takers))])
-            if given:  # functions without one use their defaults
+            if given:  # otherwise functions use their defaults
                 chosen[attribute] = [round(pick.uniform(0.1, 0.5), 2) for _ in range(given)]
     return chosen
 
 
 @settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 @given(pick=st.randoms(use_true_random=False), chunk=st.sampled_from([SEQ, 5, 1]))
-def test_any_attributes_compute_the_same(pick: Random, chunk: int) -> None:
-    """Whatever is cut equals the whole operator in plain onnxruntime; what is not surely right is left whole."""
-    model = operator(**any_attributes(pick))
+def test_random_attributes_give_the_same_results(pick: Random, chunk: int) -> None:
+    """Operators that are unrolled equal plain onnxruntime; those with ambiguous attributes are not unrolled."""
+    model = operator(**random_attributes(pick))
     graph = chrion.load(model)
     feed = {i.name: np.asarray(RNG.standard_normal(i.shape), np.float32) for i in graph.inputs}
     cut = unroll(graph, chunk)
@@ -202,8 +202,8 @@ def test_any_attributes_compute_the_same(pick: Random, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("parameters", [{"activation_alpha": [0.5]}, {"activation_beta": [0.5]}])
-def test_directions_that_share_activation_parameters_stay_whole(parameters: dict[str, list[float]]) -> None:
-    """The lists skip functions without a parameter, so that half of a list is not one direction's share."""
+def test_directions_that_share_activation_parameters_are_not_unrolled(parameters: dict[str, list[float]]) -> None:
+    """The lists skip functions without parameters, so half of a list does not belong to one direction."""
     model = operator("RNN", "bidirectional", activations=["HardSigmoid", "Tanh"], **parameters)
     graph = chrion.load(model)
     assert unroll(graph, 3) is graph

@@ -1,4 +1,4 @@
-"""The zoo's networks: published structure at published sizes, and runs at small ones."""
+"""The zoo's networks: published structure at published sizes, and runs at small sizes."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
 }
 
 
-def request(model: onnx.ModelProto, seed: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Random inputs; words are below 20, and none is masked."""
+def random_request(model: onnx.ModelProto, seed: int) -> dict[str, np.ndarray[Any, Any]]:
+    """Return random inputs; words are below 20 and not masked."""
     pick = np.random.default_rng(seed)
     feed: dict[str, np.ndarray[Any, Any]] = {}
     for info in model.graph.input:
@@ -58,20 +58,20 @@ def counts(model: onnx.ModelProto) -> Counter[str]:
     return Counter(n.op_type for n in model.graph.node)
 
 
-def test_the_small_ones_are_all_there_are() -> None:
-    """Every builder but the recurrent ones, which have tests of their own."""
+def test_all_builders_have_small_parameters() -> None:
+    """Recurrent builders have tests of their own."""
     assert set(SMALL) == set(BUILDERS) - {"lstm", "gru", "rnn"}
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_networks_run_and_give_the_same_on_lanes(name: str) -> None:
-    """The output has its declared shape and moderate values that differ, and does not depend on who computes it."""
+def test_networks_give_the_results_of_plain_onnxruntime_on_lanes(name: str) -> None:
+    """The output has its declared shape, and moderate and different values."""
     parameters, shape = SMALL[name]
     model = build(name, parameters)
     onnx.checker.check_model(model, full_check=True)
     assert [d.dim_value for d in model.graph.output[0].type.tensor_type.shape.dim] == list(shape)
     graph = chrion.load(model)
-    feed = request(model, 1)
+    feed = random_request(model, 1)
     expected = run_plain(model, feed)
     assert expected[0].shape == shape
     assert np.abs(expected[0]).max() < 1e2
@@ -81,10 +81,10 @@ def test_networks_run_and_give_the_same_on_lanes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_the_requests_of_a_batch_do_not_mix(name: str) -> None:
-    """Another first request changes the first answer, and no other."""
+def test_the_items_of_a_batch_are_independent(name: str) -> None:
+    """Another first item changes the first result, and no other."""
     model = build(name, SMALL[name][0])
-    feed, other = request(model, 1), request(model, 2)
+    feed, other = random_request(model, 1), random_request(model, 2)
     axis = 1 if name == "seq2seq" else 0
     mixed = {i: np.concatenate([np.take(other[i], [0], axis), np.take(feed[i], [1], axis)], axis) for i in feed}
     before, after = run_plain(model, feed)[0], run_plain(model, mixed)[0]
@@ -94,7 +94,7 @@ def test_the_requests_of_a_batch_do_not_mix(name: str) -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_equal_seeds_give_equal_networks(name: str) -> None:
-    """And another seed other weights."""
+    """Another seed gives other weights."""
     parameters, _ = SMALL[name]
     first, again, other = (build(name, {**parameters, "seed": s}).SerializeToString() for s in (3, 3, 4))
     assert first == again != other
@@ -102,7 +102,7 @@ def test_equal_seeds_give_equal_networks(name: str) -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_every_parameter_is_checked(name: str) -> None:
-    """None may be zero but the seed; a size is a whole number."""
+    """Only the seed may be zero, and sizes are whole numbers."""
     for parameter, kind in BUILDERS[name].parameters.items():
         if kind == "bool" or parameter == "seed":
             continue
@@ -123,13 +123,13 @@ def test_every_parameter_is_checked(name: str) -> None:
     ],
 )
 def test_parameters_that_do_not_fit_each_other_are_refused(name: str, parameters: dict[str, Any]) -> None:
-    """Too small an image, heads that do not share the width, too many neighbours, no probability."""
+    """Too small an image, too many neighbours, heads that do not divide the width, and an invalid probability."""
     with pytest.raises(OptionError):
         specification(name, parameters)
 
 
-def test_every_specification_is_one_and_every_parameter_an_option() -> None:
-    """Files in models/ name builders and parameters; the command has an option for each parameter."""
+def test_specifications_are_valid_and_parameters_are_options() -> None:
+    """Files in models/ name builders and parameters, and the command has an option for each parameter."""
     for path in bundled_folder("models").glob("*.toml"):
         specification(path.stem)
         assert path.stem in names()
@@ -167,7 +167,7 @@ def producer(model: onnx.ModelProto, name: str) -> onnx.NodeProto:
 
 
 def test_published_operator_counts_of_inception() -> None:
-    """119 by IOS: 94 convolutions, 14 pools, 11 concatenations."""
+    """119 according to IOS: 94 convolutions, 14 pools, 11 concatenations."""
     model = build("inception-v3", {"width": 0.05})
     made = counts(model)
     assert (made["Conv"], made["BatchNormalization"], made["Relu"]) == (94, 94, 94)
@@ -177,7 +177,7 @@ def test_published_operator_counts_of_inception() -> None:
 
 
 def test_published_operator_counts_of_squeezenet() -> None:
-    """50 by IOS; additions are operators here, since a bypass ends in each."""
+    """50 according to IOS; additions count, since each ends a bypass."""
     model = build("squeezenet", {"width": 0.1})
     made = counts(model)
     assert (made["Conv"], made["Relu"], made["MaxPool"], made["GlobalAveragePool"]) == (30, 30, 3, 1)
@@ -185,12 +185,12 @@ def test_published_operator_counts_of_squeezenet() -> None:
 
 
 def test_published_operator_counts_of_nasnet() -> None:
-    """374 by IOS for the large one."""
+    """374 according to IOS for the large network."""
     assert units(build("nasnet-a-large", {"channels": 8, "stem": 4})) == 374
 
 
 def test_published_operator_counts_of_randwire() -> None:
-    """120 by IOS for the regular one: 114 convolutions, four stages' ends, the last ReLU and pool."""
+    """120 according to IOS for the regular network: 114 convolutions, four ends of stages, the last ReLU and pool."""
     model = build("randwire-regular", {"channels": 4})
     made = counts(model)
     assert made["Conv"] - 112 == 114  # 112 nodes with a depthwise one each
@@ -199,7 +199,7 @@ def test_published_operator_counts_of_randwire() -> None:
 
 
 def test_googlenet_has_nine_blocks_of_four_branches() -> None:
-    """57 convolutions, each with batch norm and ReLU, as long as onnxruntime does not fuse them."""
+    """It has 57 convolutions with batch norm and ReLU before onnxruntime fuses them."""
     model = build("googlenet", {"width": 0.1})
     plain_graph, fused = chrion.load(model, optimise=False), chrion.load(model)
     found = Counter(plain_graph.dag.op_types)
@@ -211,9 +211,9 @@ def test_googlenet_has_nine_blocks_of_four_branches() -> None:
 
 
 def concurrency(dag: Dag) -> int:
-    """The most operators of which none waits for another: by Dilworth, n less a largest matching of the closure."""
+    """Return the size of the largest antichain: by Dilworth, n minus a maximum matching of the transitive closure."""
     graph: nx.DiGraph[int] = nx.DiGraph([(m, i) for i in range(len(dag)) for m in dag.predecessors[i]])
-    for i in list(nx.topological_sort(graph)):  # a chain is as wide as one operator
+    for i in list(nx.topological_sort(graph)):  # a chain has a width of one operator
         before = list(graph.predecessors(i))
         if len(before) == 1 and graph.out_degree(before[0]) == 1:
             graph.add_edges_from([(before[0], after) for after in graph.successors(i)])
@@ -230,7 +230,7 @@ def concurrency(dag: Dag) -> int:
     ("name", "parameters", "degree"), [("inception-v3", {"width": 0.05}, 6), ("darts", {"channels": 4}, 7)]
 )
 def test_published_degrees_of_concurrency(name: str, parameters: dict[str, Any], degree: int) -> None:
-    """Nimble's Table 3.1."""
+    """The figures are those of Nimble, Table 3.1."""
     assert concurrency(chrion.load(build(name, parameters), optimise=False).dag) == degree
 
 
@@ -239,14 +239,14 @@ def test_published_degrees_of_concurrency(name: str, parameters: dict[str, Any],
     [("inception-v3", 0.05, 5.7), ("darts", 0.05, 0.5), ("nasnet-a-mobile", 0.05, 0.6), ("randwire-regular", 0.1, 4.0)],
 )
 def test_published_amounts_of_work(name: str, billions: float, published: float) -> None:
-    """Multiply-adds at published sizes, in billions, as far as they are printed: Nimble's Table 3.1; Xie et al."""
+    """Billions of multiply-adds at published sizes, to the printed digits (Nimble, Table 3.1; Xie et al.)."""
     dag = chrion.load(build(name)).dag
     work = sum(flops for flops, kind in zip(dag.flops, dag.op_types, strict=True) if kind in {"Conv", "Gemm"}) / 2e9
     assert abs(work - published) <= billions
 
 
 def test_wiring_is_a_small_world_without_cycles() -> None:
-    """Seeded; connected, with as many edges as a ring of k neighbours, all from lower to higher."""
+    """It is seeded and connected, with the edges of a ring of k neighbours, all to a higher index."""
     predecessors = wiring(32, 4, 0.75, 1)
     assert predecessors == wiring(32, 4, 0.75, 1) != wiring(32, 4, 0.75, 2)
     assert sum(map(len, predecessors)) == 32 * 4 // 2
@@ -254,8 +254,8 @@ def test_wiring_is_a_small_world_without_cycles() -> None:
     assert predecessors[0] == []
 
 
-def test_relative_positions_are_t5s() -> None:
-    """Half of 32 buckets for either direction, exact up to 7, the last from 128 on; one direction: exact up to 15."""
+def test_relative_positions_are_those_of_t5() -> None:
+    """Both directions: half of 32 buckets each, exact below 8, the last from 128 on; one direction: exact below 16."""
     both, past = relative_buckets(200, bidirectional=True), relative_buckets(200, bidirectional=False)
     assert both[150, 150:158].tolist() == [0, *range(17, 24)]
     assert both[150, 143:151].tolist() == [7, 6, 5, 4, 3, 2, 1, 0]
@@ -266,9 +266,9 @@ def test_relative_positions_are_t5s() -> None:
 
 
 def test_a_masked_word_changes_nothing_in_bert() -> None:
-    """What stands where the mask is 0 does not reach the other steps."""
+    """A word where the mask is 0 does not affect other steps."""
     model = build("bert", SMALL["bert"][0])
-    feed = request(model, 1)
+    feed = random_request(model, 1)
     feed["mask"][:, 4] = 0
     other = {**feed, "ids": feed["ids"].copy()}
     other["ids"][:, 4] = (other["ids"][:, 4] + 1) % 20
@@ -281,7 +281,7 @@ def test_a_masked_word_changes_nothing_in_bert() -> None:
 def test_t5_does_not_look_ahead() -> None:
     """A later target word changes no earlier output; a source word changes all."""
     model = build("t5", SMALL["t5"][0])
-    feed = request(model, 1)
+    feed = random_request(model, 1)
     first = run_plain(model, feed)[0]
     for name, at, same in (("target", 3, 3), ("ids", 5, 0)):
         changed = {**feed, name: feed[name].copy()}
@@ -292,11 +292,11 @@ def test_t5_does_not_look_ahead() -> None:
 
 
 def test_deepfm_is_a_factorisation_machine_and_a_deep_network() -> None:
-    """By hand, all pairs of embeddings one by one."""
+    """The reference adds up all pairs of embeddings one by one."""
     model = build("deepfm", {"batch": 2, "fields": 3, "numbers": 2, "vocabulary": 20, "layers": 1, "hidden": 4})
     w = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
     tables = [w[name] for name in ("table", *(f"table.{at}" for at in range(2, 7)))]
-    feed = request(model, 1)
+    feed = random_request(model, 1)
     expected = []
     for ids, numbers in zip(feed["categories"], feed["numbers"], strict=True):
         vectors = [tables[at][i] for at, i in enumerate(ids)]

@@ -1,4 +1,4 @@
-"""Freed memory goes back to the system."""
+"""Return of freed memory to the operating system."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from chrion.allocator import trim
 
-#: Frees 80 MB in pieces beneath one that stays, which keeps glibc from returning them by itself.
+#: Frees 80 MB in fragments below one that stays in use, which prevents glibc from returning them by itself.
 FRAGMENTS = """
 import numpy as np, psutil
 from chrion.allocator import trim
@@ -25,15 +25,15 @@ print((before - rss().rss) / 1e6)
 
 
 @pytest.mark.skipif(not hasattr(ctypes.pythonapi, "malloc_trim"), reason="the C library is not glibc")
-def test_freed_pieces_are_returned() -> None:
-    """Most of 80 MB."""
+def test_freed_fragments_are_returned() -> None:
+    """Most of 80 MB of fragments leaves the process."""
     command = [sys.executable, "-c", FRAGMENTS]
     done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603 - this interpreter
     assert float(done.stdout) > 40
 
 
 def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without ``malloc_trim`` nothing happens."""
+    """Without ``malloc_trim`` the call does nothing."""
     library = object()
     monkeypatch.setattr("chrion.allocator.ctypes.pythonapi", library)
     trim()

@@ -1,4 +1,4 @@
-"""Cores this process may use."""
+"""The cores that this process may use, and pinned threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chrion import cores
 
 
 def test_cores_are_among_the_allowed_ones() -> None:
-    """One logical CPU of each physical core, in ascending order."""
+    """The result has one logical CPU of each physical core, in ascending order."""
     found = cores.physical_cores()
     assert found
     assert set(found) <= os.sched_getaffinity(0)
@@ -20,15 +20,15 @@ def test_cores_are_among_the_allowed_ones() -> None:
 
 
 def test_affinity_is_respected() -> None:
-    """A thread that is limited to one CPU sees one core."""
+    """A thread that is limited to one CPU has one core."""
     one = min(os.sched_getaffinity(0))
     seen: list[tuple[int, ...]] = []
 
-    def look() -> None:
+    def record() -> None:
         with cores.pinned(one):
             seen.append(cores.physical_cores())
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=record)
     thread.start()
     thread.join()
     assert seen == [(one,)]
@@ -49,7 +49,7 @@ def test_affinity_is_respected() -> None:
 def test_the_control_groups_quota_is_respected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], limit: int
 ) -> None:
-    """Both versions' files; half a core still counts as one."""
+    """Both versions of control groups count; half a CPU counts as one."""
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -60,7 +60,7 @@ def test_the_control_groups_quota_is_respected(
 
 
 def test_siblings_share_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of CPUs 0 to 3, where 0 and 2, and 1 and 3 are siblings, 0 and 1 are taken."""
+    """If CPUs 0 and 2, and 1 and 3, are siblings, the cores are 0 and 1."""
     for cpu in range(4):
         (tmp_path / f"cpu{cpu}" / "topology").mkdir(parents=True)
         (tmp_path / f"cpu{cpu}" / "topology" / "thread_siblings_list").write_text(f"{cpu % 2},{cpu % 2 + 2}\n")
@@ -71,7 +71,7 @@ def test_siblings_share_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_pinning_is_undone() -> None:
-    """Also when the work fails."""
+    """The affinity is restored even if the work fails."""
     before = os.sched_getaffinity(0)
     core = max(before)
 
@@ -85,15 +85,15 @@ def test_pinning_is_undone() -> None:
     assert os.sched_getaffinity(0) == before
 
 
-def test_the_same_work_on_several_cores_at_once() -> None:
-    """Each in a thread that may use its core only; results in the order asked for."""
+def test_work_runs_on_several_cores() -> None:
+    """Each thread may use its core only, and results are in the order of the cores."""
     allowed = sorted(os.sched_getaffinity(0))
     assert cores.run_on_cores(allowed, lambda: os.sched_getaffinity(0)) == [{cpu} for cpu in allowed]
     assert sorted(os.sched_getaffinity(0)) == allowed
 
 
-def test_what_one_core_raises_reaches_the_caller() -> None:
-    """After all have ended."""
+def test_an_exception_on_a_core_reaches_the_caller() -> None:
+    """The call raises the exception of the work."""
     with pytest.raises(ZeroDivisionError):
         cores.run_on_cores(sorted(os.sched_getaffinity(0)), lambda: 1 // 0)
 
@@ -107,10 +107,10 @@ def test_what_one_core_raises_reaches_the_caller() -> None:
         ([], 0),
     ],
 )
-def test_a_cores_own_cache_is_the_largest_it_shares_with_no_other(
+def test_the_private_cache_is_the_largest_of_one_core(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caches: list[tuple[str, str]], size: int
 ) -> None:
-    """Both hardware threads of a core share its caches; what cannot be read is not there."""
+    """The hardware threads of a core share its caches; an unreadable cache counts as missing."""
     monkeypatch.setattr(cores, "_TOPOLOGY", tmp_path)
     topology = tmp_path / "cpu0" / "topology"
     topology.mkdir(parents=True)

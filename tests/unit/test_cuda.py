@@ -1,4 +1,4 @@
-"""Options of CUDA's sessions and runs, as onnxruntime's documentation has them; nothing here needs a GPU."""
+"""CUDA's options of sessions and runs, without a GPU."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from chrion.devices import cuda
 from chrion.devices.cuda import CUDA_PROVIDER
 
 
-def test_the_arena_grows_as_requested_unless_the_caller_wants_otherwise() -> None:
-    """The caller's options win over ours; the stream is handed over by its address, as text."""
-    ours = cuda.provider_options(CUDA_PROVIDER, {"device_id": "1"}, 4096, graph=False)
-    assert ours == {"arena_extend_strategy": "kSameAsRequested", "device_id": "1", "user_compute_stream": "4096"}
-    theirs = {"arena_extend_strategy": "kNextPowerOfTwo", "user_compute_stream": "7"}
-    assert cuda.provider_options(CUDA_PROVIDER, theirs, 4096, graph=False) == theirs
+def test_the_callers_options_take_precedence() -> None:
+    """The arena grows as requested by default; the stream is given by its address as text."""
+    defaults = cuda.provider_options(CUDA_PROVIDER, {"device_id": "1"}, 4096, graph=False)
+    assert defaults == {"arena_extend_strategy": "kSameAsRequested", "device_id": "1", "user_compute_stream": "4096"}
+    callers = {"arena_extend_strategy": "kNextPowerOfTwo", "user_compute_stream": "7"}
+    assert cuda.provider_options(CUDA_PROVIDER, callers, 4096, graph=False) == callers
     assert "user_compute_stream" not in cuda.provider_options(CUDA_PROVIDER, {}, None, graph=False)
 
 
-def test_graphs_are_taken_segment_by_segment() -> None:
-    """What the caller asks for as a whole is asked for only where a segment can be captured."""
-    asked = {"enable_cuda_graph": "1"}
-    assert cuda.wants_graphs(CUDA_PROVIDER, asked)
+def test_cuda_graphs_are_enabled_per_segment() -> None:
+    """The caller's option for the whole model applies only to segments that can be captured."""
+    given = {"enable_cuda_graph": "1"}
+    assert cuda.wants_graphs(CUDA_PROVIDER, given)
     assert cuda.wants_graphs(CUDA_PROVIDER, {"enable_cuda_graph": True})
     assert not cuda.wants_graphs(CUDA_PROVIDER, {"enable_cuda_graph": "0"})
-    assert not cuda.wants_graphs("WebGpuExecutionProvider", asked)
-    assert cuda.provider_options(CUDA_PROVIDER, asked, None, graph=True)["enable_cuda_graph"] == "1"
-    assert "enable_cuda_graph" not in cuda.provider_options(CUDA_PROVIDER, asked, None, graph=False)
+    assert not cuda.wants_graphs("WebGpuExecutionProvider", given)
+    assert cuda.provider_options(CUDA_PROVIDER, given, None, graph=True)["enable_cuda_graph"] == "1"
+    assert "enable_cuda_graph" not in cuda.provider_options(CUDA_PROVIDER, given, None, graph=False)
 
 
-def test_other_providers_get_what_they_are_given() -> None:
-    """No option of CUDA's strays."""
+def test_other_providers_get_the_callers_options() -> None:
+    """Options, streams and pinned memory of CUDA are for CUDA only."""
     assert cuda.provider_options("WebGpuExecutionProvider", {"a": "b"}, None, graph=False) == {"a": "b"}
     assert cuda.session_entries("WebGpuExecutionProvider") == {}
     assert cuda.session_entries(CUDA_PROVIDER) == {"session.use_device_allocator_for_initializers": "1"}
@@ -41,7 +41,7 @@ def test_other_providers_get_what_they_are_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "entries"),
+    ("given", "entries"),
     [
         ({"wait": True}, {}),
         ({"wait": False}, {"disable_synchronize_execution_providers": "1"}),
@@ -50,9 +50,9 @@ def test_other_providers_get_what_they_are_given() -> None:
         ({"wait": False, "graph": 2}, {"disable_synchronize_execution_providers": "1", "gpu_graph_id": "2"}),
     ],
 )
-def test_run_options(asked: dict[str, object], entries: dict[str, str]) -> None:
-    """Only the run that somebody looks at waits; -1 skips a session's graphs."""
-    assert cuda.run_entries(**asked) == entries  # type: ignore[arg-type]
+def test_run_options(given: dict[str, object], entries: dict[str, str]) -> None:
+    """A run waits if its results are read next; graph -1 skips capture and replay."""
+    assert cuda.run_entries(**given) == entries  # type: ignore[arg-type]
 
 
 class FakeGpu:
@@ -70,8 +70,8 @@ class FakeGpu:
         return "pinned", kind
 
 
-def test_streams_and_pinned_memory_of_the_right_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the number of the GPU; where onnxruntime lists none, there is neither."""
+def test_streams_and_pinned_memory_belong_to_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number selects the GPU; a missing GPU has neither."""
     devices = [SimpleNamespace(ep_name="CPUExecutionProvider"), FakeGpu(0), FakeGpu(1)]
     monkeypatch.setattr(ort, "get_ep_devices", lambda: devices)
     monkeypatch.setattr(ort, "OrtDeviceMemoryType", SimpleNamespace(HOST_ACCESSIBLE="host"), raising=False)
@@ -81,14 +81,14 @@ def test_streams_and_pinned_memory_of_the_right_gpu(monkeypatch: pytest.MonkeyPa
     assert cuda.pinned_memory(CUDA_PROVIDER, 2) is None
 
 
-def test_a_gpu_that_refuses_a_stream_is_used_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each session has its own then."""
+def test_a_gpu_without_streams_is_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a stream cannot be created, each session has its own."""
 
     class Refusing(FakeGpu):
         def create_sync_stream(self) -> SimpleNamespace:
             raise RuntimeError("no")
 
-        def memory_info(self, kind: object) -> tuple[str, object]:  # noqa: ARG002 - as the real one
+        def memory_info(self, kind: object) -> tuple[str, object]:  # noqa: ARG002 - the real signature
             raise RuntimeError("no")
 
     monkeypatch.setattr(ort, "get_ep_devices", lambda: [Refusing(0)])

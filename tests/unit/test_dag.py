@@ -15,7 +15,7 @@ from strategies import dags
 
 
 def test_predecessors_keep_the_order_of_their_edges() -> None:
-    """Edges as given decide; successors are ascending."""
+    """Predecessors are in the order of the edges, successors in ascending order."""
     dag = Dag.from_edges(4, [(2, 3), (0, 3), (1, 3), (0, 1)], [5, 6, 7, 8])
     assert dag.predecessors == ((), (0,), (), (2, 0, 1))
     assert dag.edge_bytes == ((), (8,), (), (5, 6, 7))
@@ -25,7 +25,7 @@ def test_predecessors_keep_the_order_of_their_edges() -> None:
 
 
 def test_a_repeated_edge_counts_once() -> None:
-    """Its bytes add up."""
+    """The bytes of equal edges are added up."""
     dag = Dag.from_edges(2, [(0, 1), (0, 1)], [2, 3])
     assert (dag.predecessors[1], dag.edge_bytes[1]) == ((0,), (5,))
 
@@ -40,23 +40,23 @@ def test_a_repeated_edge_counts_once() -> None:
         (2, [(0, 1)], [1, 2]),
     ],
 )
-def test_what_is_no_dag_is_refused(n: int, edges: list[tuple[int, int]], sizes: list[int] | None) -> None:
-    """Edges outside, loops, cycles, and sizes that do not match."""
+def test_invalid_edges_are_refused(n: int, edges: list[tuple[int, int]], sizes: list[int] | None) -> None:
+    """Indices out of range, loops, cycles, and another number of sizes are errors."""
     with pytest.raises(ModelError, match="graph"):
         Dag.from_edges(n, edges, sizes)
 
 
 @given(dags(15))
-def test_the_topological_order_is_one(dag: Dag) -> None:
-    """As networkx sees it."""
+def test_the_topological_order_is_valid(dag: Dag) -> None:
+    """Every operator occurs once, after its predecessors."""
     position = {i: at for at, i in enumerate(dag.topological_order)}
     assert sorted(position) == list(range(len(dag)))
     assert all(position[m] < position[i] for i, before in enumerate(dag.predecessors) for m in before)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12))
-def test_cycles_are_found_where_networkx_finds_them(edges: list[tuple[int, int]]) -> None:
-    """Any edges: either a DAG, or refused."""
+def test_cycles_are_found_as_by_networkx(edges: list[tuple[int, int]]) -> None:
+    """Any edges either form a DAG or are refused."""
     graph = nx.DiGraph(edges)
     if nx.is_directed_acyclic_graph(graph):
         dag = Dag.from_edges(6, edges)
@@ -67,6 +67,6 @@ def test_cycles_are_found_where_networkx_finds_them(edges: list[tuple[int, int]]
 
 
 def test_a_dag_cannot_be_changed() -> None:
-    """Its fields are frozen."""
+    """The fields of a DAG are frozen."""
     with pytest.raises(FrozenInstanceError):
         Dag.from_edges(1, []).names = ("x",)  # type: ignore[misc]

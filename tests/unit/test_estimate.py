@@ -1,4 +1,4 @@
-"""Times fitted to flops and bytes."""
+"""Times that are estimated from flops and bytes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ COEFFICIENT = st.sampled_from([0.0, 0.01, 0.5, 2.0])
 
 
 @given(COEFFICIENT, COEFFICIENT, COEFFICIENT, st.integers(0, 99))
-def test_exact_data_give_their_coefficients_back(a: float, f: float, b: float, seed: int) -> None:
-    """Noise-free times are predicted exactly for operators never seen."""
+def test_exact_data_are_predicted_exactly(a: float, f: float, b: float, seed: int) -> None:
+    """Times without noise determine the times of other operators."""
     if a + f + b == 0:
         return
     pick = np.random.default_rng(seed)
@@ -27,27 +27,27 @@ def test_exact_data_give_their_coefficients_back(a: float, f: float, b: float, s
 
 @given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9), st.floats(1e-6, 1e3)), max_size=8))
 def test_no_coefficient_is_negative(rows: list[tuple[int, int, float]]) -> None:
-    """So that no estimate is, whatever was measured."""
+    """Coefficients are finite and not negative for any measurements."""
     coefficients = fit([Work("T", *row) for row in rows])
     assert (coefficients >= 0).all()
     assert np.isfinite(coefficients).all()
 
 
-def test_a_type_never_seen_borrows_from_all() -> None:
-    """And with nothing known at all, the estimate is zero."""
+def test_an_unknown_type_is_estimated_from_all_operators() -> None:
+    """Without any known operator, the estimate is zero."""
     assert Estimator([Work("T", 10, 10, 3.0)]).time_ms(Work("U", 20, 10)) == pytest.approx(6.0)
     assert Estimator([]).time_ms(Work("U", 20, 10)) == 0.0
 
 
-def test_what_takes_no_time_lends_none() -> None:
-    """An operator that costs nothing says nothing of how fast the machine is."""
+def test_operators_without_time_are_ignored_for_other_types() -> None:
+    """An operator of zero time does not affect the estimates of other types."""
     known = [Work("T", 10, 10, 3.0), Work("Identity", 10, 10, 0.0)]
     assert Estimator(known).time_ms(Work("U", 20, 10)) == pytest.approx(6.0)
     assert Estimator(known).time_ms(Work("Identity", 20, 10)) == pytest.approx(0.0, abs=1e-6)
 
 
-def test_types_are_kept_apart() -> None:
-    """Each type has a fit of its own."""
+def test_types_are_fitted_separately() -> None:
+    """Each type has its own coefficients."""
     estimate = Estimator([Work("T", 10, 0, 1.0), Work("U", 10, 0, 5.0)])
     assert estimate.time_ms(Work("T", 20, 0)) == pytest.approx(2.0)
     assert estimate.time_ms(Work("U", 20, 0)) == pytest.approx(10.0)
@@ -55,15 +55,15 @@ def test_types_are_kept_apart() -> None:
 
 @given(st.floats(0, 1), st.floats(1e-9, 1e-5))
 def test_copies_fit_latency_and_bandwidth(latency: float, slope: float) -> None:
-    """Exact times give both back."""
+    """Exact times determine latency and bandwidth."""
     sizes = [1 << 12, 1 << 16, 1 << 20, 1 << 25]
     cost = fit_copy(sizes, [latency + slope * size for size in sizes])
     for size in sizes:
         assert cost.ms(size) == pytest.approx(latency + slope * size, rel=1e-3, abs=1e-9)
 
 
-def test_a_copy_is_never_free_of_sense() -> None:
-    """Times that shrink with size would need a negative slope, a steep start a negative latency: neither is given."""
+def test_copy_costs_are_never_negative() -> None:
+    """Data that would need a negative slope or latency get neither."""
     for times in ([3.0, 2.0, 1.0], [0.001, 1.0, 9.0]):
         cost = fit_copy([1000, 2000, 3000], times)
         assert cost.latency_ms >= 0

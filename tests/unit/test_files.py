@@ -1,4 +1,4 @@
-"""Files written whole or not at all."""
+"""Files that are written atomically, schemas, and folders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chrion.files import bundled_folder, cache_folder, read_json, write_atomical
 
 
 def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:
-    """Text and bytes; nothing else is left in the folder."""
+    """Text and bytes can be written, and no other file remains in the folder."""
     path = tmp_path / "f"
     write_atomically(path, "one")
     write_atomically(path, b"two")
@@ -21,7 +21,7 @@ def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where renaming fails, the old content stands and the scratch file is gone."""
+    """If renaming fails, the old content remains and the temporary file is removed."""
     path = tmp_path / "f"
     path.write_text("old")
 
@@ -36,8 +36,8 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("where", ["missing/f", "file/f", "folder", "long" * 80])
-def test_where_nothing_can_be_written(tmp_path: Path, where: str) -> None:
-    """A missing folder, a file in a folder's place, a folder in the file's place, a name too long."""
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path, where: str) -> None:
+    """A missing folder, a file as a folder, a folder as a file, and too long a name are errors."""
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     with pytest.raises(OptionError, match="cannot be written"):
@@ -47,13 +47,13 @@ def test_where_nothing_can_be_written(tmp_path: Path, where: str) -> None:
 
 @pytest.mark.parametrize("path", [".", "/"])
 def test_a_folder_without_a_name_is_refused(path: str) -> None:
-    """The current folder and the root are no files."""
+    """The current folder and the root folder are not files."""
     with pytest.raises(OptionError, match="cannot be written"):
         write_atomically(Path(path), "x")
 
 
-def test_json_says_its_schema(tmp_path: Path) -> None:
-    """A file of another schema is refused with what was found."""
+def test_json_of_another_schema_is_refused(tmp_path: Path) -> None:
+    """The error names the schema that was found."""
     path = tmp_path / "f.json"
     path.write_text(json.dumps({"schema": "a/1", "x": 2}))
     assert read_json(path, "a/1", PlanError)["x"] == 2
@@ -61,14 +61,14 @@ def test_json_says_its_schema(tmp_path: Path) -> None:
         read_json(path, "a/2", PlanError)
 
 
-def test_the_cache_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is made if missing, for its owner alone."""
+def test_the_environment_sets_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is created for its owner only."""
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path / "a" / "b"))
     assert cache_folder() == tmp_path / "a" / "b"
     assert cache_folder().stat().st_mode & 0o777 == 0o700
 
 
-def test_models_and_profiles_are_shipped() -> None:
-    """Table 6's thirteen specifications and the paper's profile."""
+def test_models_and_profiles_are_bundled() -> None:
+    """The thirteen specifications of Table 6 and the paper's profile are part of the package."""
     assert len(list(bundled_folder("models").glob("*.toml"))) >= 13
     assert (bundled_folder("profiles") / "gtx1080ti-paper.json").is_file()

@@ -1,55 +1,55 @@
-"""Looking whether the cores are quiet, with looks that are made up."""
+"""Detection of interference, with given measurements."""
 
 from __future__ import annotations
 
 import pytest
 
 from chrion.cores import physical_cores
-from chrion.profiler import interference as quiet
+from chrion.profiler import interference
 from chrion.profiler.interference import CoreMonitor
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What the next looks will take, in ms; 1 ms once they are used up."""
+def measurements(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The times of the next measurements in ms; 1 ms after the last of them."""
     coming: list[float] = []
-    monkeypatch.setattr(quiet, "run_on_cores", lambda *_: [coming.pop(0) if coming else 1.0])
+    monkeypatch.setattr(interference, "run_on_cores", lambda *_: [coming.pop(0) if coming else 1.0])
     return coming
 
 
-def test_slow_arithmetic_is_a_disturbance(looks: list[float]) -> None:
-    """Lanes that share a core with others take up to half as long again; clocks vary by less."""
+def test_slow_arithmetic_is_interference(measurements: list[float]) -> None:
+    """Shared cores are up to 50 % slower, while clocks vary by less."""
     monitor = CoreMonitor([0], patience_s=0.0)
-    looks += [1.5, 1.05, 1.0, 2.0]
+    measurements += [1.5, 1.05, 1.0, 2.0]
     assert [monitor.has_interference() for _ in range(4)] == [True, False, False, True]
 
 
-def test_a_faster_look_moves_the_mark(looks: list[float]) -> None:
-    """What was taken for quiet at first was not."""
+def test_a_faster_measurement_becomes_the_reference(measurements: list[float]) -> None:
+    """Earlier measurements may all have had interference."""
     monitor = CoreMonitor([0], patience_s=0.0)
-    looks += [0.5, 1.0]
+    measurements += [0.5, 1.0]
     assert [monitor.has_interference() for _ in range(2)] == [False, True]
 
 
-def test_waiting_ends_with_the_disturbance(looks: list[float]) -> None:
-    """And says that it is quiet now."""
+def test_waiting_ends_with_the_interference(measurements: list[float]) -> None:
+    """The result is then true."""
     monitor = CoreMonitor([0], patience_s=60.0)
-    looks += [2.0, 2.0, 1.0, 2.0]
+    measurements += [2.0, 2.0, 1.0, 2.0]
     assert monitor.wait()
-    assert looks == [2.0]
+    assert measurements == [2.0]
 
 
-def test_patience_ends(looks: list[float]) -> None:
-    """A machine that is never quiet is looked at once each time."""
+def test_waiting_is_limited(measurements: list[float]) -> None:
+    """Without patience, each wait takes one measurement."""
     monitor = CoreMonitor([0], patience_s=0.0)
-    looks += [2.0, 2.0, 2.0]
+    measurements += [2.0, 2.0, 2.0]
     assert not monitor.wait()
     assert not monitor.wait()
-    assert looks == [2.0]
+    assert measurements == [2.0]
 
 
-def test_a_real_look_takes_time() -> None:
-    """On all cores of this machine."""
+def test_a_real_measurement_takes_time() -> None:
+    """The arithmetic runs on all cores of this machine."""
     monitor = CoreMonitor(physical_cores(), patience_s=0.0)
     assert monitor.cores == physical_cores()
     assert monitor.measure_ms() > 0.0

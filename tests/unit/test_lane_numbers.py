@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from chrion.lane_numbers import all_lanes, display_order, is_accelerator_lane, lane_name
 
 
-def test_names() -> None:
-    """Lanes of the accelerator count from 0 down, cores from 1 up."""
+def test_names_of_lanes() -> None:
+    """Lanes of the accelerator count down from 0, and cores up from 1."""
     assert [lane_name(lane) for lane in (0, -1, -2, 1, 2)] == ["gpu0", "gpu1", "gpu2", "cpu1", "cpu2"]
     assert [is_accelerator_lane(lane) for lane in (0, -1, 1)] == [True, True, False]
 
 
 @given(cores=st.integers(0, 5), streams=st.integers(1, 5))
-def test_a_list_with_an_entry_a_lane_is_indexed_by_the_lane(cores: int, streams: int) -> None:
-    """Every lane has a place of its own, the first of the accelerator and the cores at their own numbers."""
+def test_lane_numbers_index_a_list(cores: int, streams: int) -> None:
+    """Every lane has its own entry, and lane 0 and the cores have theirs at their numbers."""
     lanes = all_lanes(cores, streams)
     entries = [""] * (cores + streams)
     for lane in lanes:

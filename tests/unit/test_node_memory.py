@@ -1,4 +1,4 @@
-"""Scratch memory of operators as onnxruntime's own table tells it."""
+"""Scratch memory of operators, as onnxruntime reports it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Transpose_3,64,0,64,120
 """
 
 
-def test_the_largest_figure_counts() -> None:
-    """Nodes run one after another; a missing figure is none."""
+def test_the_largest_size_is_returned() -> None:
+    """A missing size counts as zero."""
     assert read_scratch(TABLE) == 8132
     assert read_scratch("#name,input_sizes\nRelu_1,64\n") == 0
     assert read_scratch("") == 0
 
 
-def test_a_recurrent_operator_takes_scratch_memory() -> None:
-    """Onnxruntime allocates an LSTM's gates anew in each run: at least one step of them, and not all of the model."""
+def test_an_lstm_has_scratch_memory() -> None:
+    """Onnxruntime allocates the gates of an LSTM in each run: those of one step at least, and less than the model."""
     hidden, steps = 16, 30
     weights = {name: np.zeros((1, 4 * hidden, hidden), np.float32) for name in ("W", "R")}
     lstm = node("LSTM", ["x", "W", "R"], ["y"], hidden_size=hidden)

@@ -1,4 +1,4 @@
-"""Process-level GPU memory, against a driver that is made up."""
+"""GPU memory of processes, with a fake driver."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from chrion.devices.nvml import Gpu
 
 
 class Driver:
-    """Two GPUs; processes by number with what they hold on each, in bytes."""
+    """A fake driver of GPUs, given the bytes of each process on each of them."""
 
     NVMLError = RuntimeError
 
@@ -25,7 +25,7 @@ class Driver:
         self._read = threading.Semaphore(0)
 
     def await_readings(self, count: int) -> None:
-        """Return when processes have been read so often from now on."""
+        """Wait until the processes have been read ``count`` more times."""
         while self._read.acquire(blocking=False):
             pass
         for _ in range(count):
@@ -54,7 +54,7 @@ Install = Callable[..., Driver]
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Puts a driver in place; ``shown`` says whether it numbers processes as we do."""
+    """Return a function that installs a fake driver; ``shown`` tells whether it uses our process numbers."""
 
     def put(held: list[dict[int, int | None]], *, shown: bool = True) -> Driver:
         driver = Driver(held)
@@ -65,16 +65,16 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
     return put
 
 
-def test_without_a_driver_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None, and no error."""
+def test_without_a_driver_the_memory_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The functions return None or nothing, and do not raise."""
     monkeypatch.setattr(nvml, "_library", lambda: None)
     assert nvml.gpus() == ()
     assert nvml.used_mb() is None
     assert nvml.MemoryMonitor().growth_mb() is None
 
 
-def test_a_process_is_summed_over_gpus(install: Install) -> None:
-    """Other processes do not count; a figure that the driver withholds does not either."""
+def test_memory_is_summed_over_gpus(install: Install) -> None:
+    """Other processes and withheld sizes do not count."""
     me = os.getpid()
     install([{me: 300_000_000, 1: 900_000_000}, {me: 20_000_000, 2: None}])
     assert nvml.used_mb() == 320.0
@@ -83,8 +83,8 @@ def test_a_process_is_summed_over_gpus(install: Install) -> None:
     assert nvml.gpus() == (Gpu("GPU 0", 8000.0, 1200.0), Gpu("GPU 1", 8000.0, 20.0))
 
 
-def test_in_a_container_all_processes_together_count(install: Install) -> None:
-    """The driver numbers them differently there, so that differences are what can be had."""
+def test_in_a_container_all_processes_count(install: Install) -> None:
+    """The driver numbers processes differently in a container, so only growth can be measured."""
     driver = install([{999: 500_000_000}], shown=False)
     assert nvml.used_mb() == 500.0
     monitor = nvml.MemoryMonitor()
@@ -93,28 +93,28 @@ def test_in_a_container_all_processes_together_count(install: Install) -> None:
 
 
 def test_growth_of_the_process(install: Install) -> None:
-    """Between two readings, from nothing."""
+    """The growth is the difference of two readings."""
     driver = install([{}])
     monitor = nvml.MemoryMonitor()
     driver.held[0][os.getpid()] = 345_000_000
     assert monitor.growth_mb() == 345.0
 
 
-def test_a_peak_inside_a_run_is_seen(install: Install) -> None:
-    """What a run gives back before it ends counts towards the peak, and not towards what is held afterwards."""
+def test_the_peak_within_a_run_is_found(install: Install) -> None:
+    """Memory that is released before the end counts for the peak, and not for the growth."""
     me = os.getpid()
     driver = install([{me: 100_000_000}])
     monitor = nvml.MemoryMonitor()
     with monitor.sampled():
         driver.held[0] = {me: 700_000_000}
-        driver.await_readings(2)  # the first may have begun before
+        driver.await_readings(2)  # the first one may have started earlier
         driver.held[0] = {me: 300_000_000}
     assert monitor.growth_mb() == 200.0
     assert monitor.peak_mb() == 600.0
 
 
-def test_nothing_is_sampled_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No thread is started, and the peak is not known."""
+def test_without_a_driver_no_thread_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peak is then unknown."""
     monkeypatch.setattr(nvml, "_library", lambda: None)
     monitor = nvml.MemoryMonitor()
     before = threading.active_count()
@@ -123,16 +123,16 @@ def test_nothing_is_sampled_without_a_driver(monkeypatch: pytest.MonkeyPatch) ->
     assert monitor.peak_mb() is None
 
 
-def test_sampling_ends_with_a_run_that_fails(install: Install) -> None:
-    """The error passes, and the thread is gone."""
+def test_sampling_ends_if_the_run_fails(install: Install) -> None:
+    """The error is raised, and the thread has ended."""
     install([{}])
     with pytest.raises(ValueError, match="broken"), nvml.MemoryMonitor().sampled():
         raise ValueError("broken")
     assert not [t for t in threading.enumerate() if t.name == "chrion-nvml"]
 
 
-def test_a_rival_is_charged_its_peak(install: Install) -> None:
-    """Memory held while it runs, with what loading it took, though both are given back before it is over."""
+def test_the_memory_of_a_session_is_its_peak(install: Install) -> None:
+    """It includes memory of loading and running, even if both is released before the end."""
     me = os.getpid()
     driver = install([{}])
 

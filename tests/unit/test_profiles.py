@@ -1,4 +1,4 @@
-"""Profile files, and the matrices that a profile makes of a graph."""
+"""Profile files, and the cost matrices of a profile for a graph."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ PROFILE = Profile(
 DAG = Dag.from_edges(2, [(0, 1)], [4_000_000])
 
 
-def test_a_profile_survives_its_file(tmp_path: Path) -> None:
-    """What is read equals what was written."""
+def test_a_profile_is_read_as_written(tmp_path: Path) -> None:
+    """The profile that is read equals the one that was written."""
     PROFILE.save(tmp_path / "p.json")
     assert Profile.load(tmp_path / "p.json") == PROFILE
     assert json.loads((tmp_path / "p.json").read_text())["fingerprint"] == MACHINE.fingerprint
 
 
-def test_a_profile_without_operators_survives_its_file(tmp_path: Path) -> None:
-    """An empty table is still JSON."""
+def test_a_profile_without_operators_is_read_as_written(tmp_path: Path) -> None:
+    """An empty table is valid JSON."""
     empty = replace(PROFILE, operators={}, accelerator=None)
     empty.save(tmp_path / "p.json")
     assert Profile.load(tmp_path / "p.json") == empty
@@ -72,10 +72,10 @@ TIMES = st.floats(0, 1e9)
     ),
     handoff_ms=TIMES,
 )
-def test_any_profile_survives_its_file(
+def test_any_profile_is_read_as_written(
     tmp_path_factory: pytest.TempPathFactory, costs: dict[str, OperatorCost], handoff_ms: float
 ) -> None:
-    """Round trips whatever the signatures and figures are."""
+    """This holds for any signatures and figures."""
     profile = replace(PROFILE, operators=costs, handoff_ms=handoff_ms)
     path = tmp_path_factory.mktemp("profiles") / "p.json"
     profile.save(path)
@@ -83,7 +83,7 @@ def test_any_profile_survives_its_file(
 
 
 def test_costs_are_the_matrices() -> None:
-    """W, M, C and b of measured signatures, as they were measured."""
+    """W, M, C and b of measured signatures equal the measurements."""
     costs = PROFILE.costs(DAG)
     assert costs.accelerator_ms == (0.25, INFINITE)
     assert costs.cpu_ms == ((1.0, 2.0), (1.5, 3.0))
@@ -97,19 +97,19 @@ def test_costs_are_the_matrices() -> None:
 
 @pytest.mark.parametrize("cores", [-1, 3])
 def test_more_cores_than_measured_are_refused(cores: int) -> None:
-    """A profile knows only the cores it was measured on."""
+    """A profile has costs for the measured numbers of cores only."""
     with pytest.raises(ProfileError, match="cores"):
         PROFILE.costs(DAG, cores)
 
 
 def test_a_profile_without_operators_has_no_costs() -> None:
-    """There is nothing to estimate from."""
+    """Without operators there is no basis for estimates."""
     with pytest.raises(ProfileError, match="no operator"):
         replace(PROFILE, operators={}).costs(DAG)
 
 
 def test_missing_signatures_are_estimated_from_their_type() -> None:
-    """Relus of 1 and 2 ms for 100 and 200 bytes put one of 400 bytes at 4 ms; what never ran there stays off."""
+    """Relus of 1 and 2 ms for 100 and 200 bytes predict 4 ms for 400; LSTMs never ran on the accelerator."""
     known = {
         "a": OperatorCost("Relu", (1.0, 2.0), 0.5, bytes=100),
         "b": OperatorCost("Relu", (2.0, 4.0), 1.0, bytes=200),
@@ -128,13 +128,13 @@ def test_missing_signatures_are_estimated_from_their_type() -> None:
     assert math.isinf(costs.accelerator_ms[1])
 
 
-#: The fingerprint follows from the machine; files of the first release say nothing of caches.
+#: The fingerprint follows from the machine, and files of the first release have no figures of caches.
 NOT_NEEDED = {"fingerprint", "cache_bytes", "reload_ms_per_byte"}
 
 
 @pytest.mark.parametrize("key", [k for k in json.loads(PROFILE.to_json()) if k not in NOT_NEEDED])
 def test_a_missing_key_is_refused(tmp_path: Path, key: str) -> None:
-    """A profile needs nearly every key it is written with."""
+    """Nearly all keys of a profile are required."""
     content = json.loads(PROFILE.to_json())
     del content[key]
     assert_refused(tmp_path, json.dumps(content))
@@ -167,7 +167,7 @@ def test_a_missing_key_is_refused(tmp_path: Path, key: str) -> None:
     ],
 )
 def test_a_damaged_value_is_refused(tmp_path: Path, key: str, value: Any) -> None:
-    """Values of the wrong type, negative or not finite."""
+    """Values of a wrong type, negative values, and infinite values are errors."""
     assert_refused(tmp_path, json.dumps(json.loads(PROFILE.to_json()) | {key: value}))
 
 
@@ -187,20 +187,20 @@ def test_a_damaged_value_is_refused(tmp_path: Path, key: str, value: Any) -> Non
     ],
 )
 def test_a_damaged_operator_is_refused(tmp_path: Path, key: str, value: Any) -> None:
-    """Times of operators are finite and not negative, one for each core."""
+    """The times of operators must be finite and not negative, one per number of cores."""
     content = json.loads(PROFILE.to_json())
     content["operators"]["0"][key] = value
     assert_refused(tmp_path, json.dumps(content))
 
 
 def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
-    """Half a profile is none."""
+    """Half of a profile is an error."""
     text = PROFILE.to_json()
     assert_refused(tmp_path, text[: len(text) // 2])
 
 
 def assert_refused(tmp_path: Path, content: str) -> None:
-    """The file is refused with an error that names it."""
+    """Check that a file is refused with an error that names it."""
     (tmp_path / "damaged.json").write_text(content)
     with pytest.raises(ProfileError, match=r"damaged\.json"):
         Profile.load(tmp_path / "damaged.json")

@@ -1,4 +1,4 @@
-"""The counter that waiters spin on, then park at."""
+"""The counter that threads wait for, and the gate."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from chrion import waiting
 from chrion.waiting import Counter, Gate
 
 
-def test_what_has_come_needs_no_waiting() -> None:
-    """A count reached already returns at once."""
+def test_a_reached_count_needs_no_wait() -> None:
+    """A wait for a count that was reached returns at once."""
     counter = Counter()
     counter.advance(3)
     counter.wait(3)
@@ -20,10 +20,10 @@ def test_what_has_come_needs_no_waiting() -> None:
     assert counter.count == 3
 
 
-@pytest.mark.parametrize("turns", [0, 10**9])
-def test_a_waiter_wakes_whether_it_spins_or_parks(monkeypatch: pytest.MonkeyPatch, turns: int) -> None:
-    """With no turns to spin it parks at once, with many it never does; either way it sees the change."""
-    monkeypatch.setattr(waiting, "MAX_SPINS", turns)
+@pytest.mark.parametrize("max_spins", [0, 10**9])
+def test_a_waiter_wakes_whether_it_spins_or_parks(monkeypatch: pytest.MonkeyPatch, max_spins: int) -> None:
+    """Without spins it parks at once, with many it never parks; it sees the change in both cases."""
+    monkeypatch.setattr(waiting, "MAX_SPINS", max_spins)
     counter, through = Counter(), threading.Event()
 
     def wait() -> None:
@@ -33,9 +33,9 @@ def test_a_waiter_wakes_whether_it_spins_or_parks(monkeypatch: pytest.MonkeyPatc
     thread = threading.Thread(target=wait)
     thread.start()
     counter.advance(1)
-    while turns == 0 and not counter._parked:
+    while max_spins == 0 and not counter._parked:
         time.sleep(0.001)
-    assert bool(counter._parked) == (turns == 0)
+    assert bool(counter._parked) == (max_spins == 0)
     assert not through.is_set()
     counter.advance(2)
     thread.join(20)
@@ -43,8 +43,8 @@ def test_a_waiter_wakes_whether_it_spins_or_parks(monkeypatch: pytest.MonkeyPatc
     assert not counter._parked
 
 
-def test_a_waiter_parks_after_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It spins MAX_SPINS times, and no more."""
+def test_a_waiter_parks_after_its_spins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It spins MAX_SPINS times."""
     spins: list[int] = []
     monkeypatch.setattr(waiting, "spin", spins.append)
     counter = Counter()
@@ -58,7 +58,7 @@ def test_a_waiter_parks_after_its_turns(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_no_advance_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two threads hand a count to and fro, parking every time."""
+    """Two threads advance counters alternately and park every time."""
     monkeypatch.setattr(waiting, "MAX_SPINS", 0)
     ping, pong = Counter(), Counter()
 
@@ -76,8 +76,8 @@ def test_no_advance_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (ping.count, pong.count) == (300, 300)
 
 
-def test_a_gate_is_passed_together_or_alone() -> None:
-    """Whoever is alone waits for those inside, and they wait for it; two pass at once otherwise."""
+def test_a_gate_is_shared_or_exclusive() -> None:
+    """Two requests are inside at once; the exclusive thread waits for them, and later ones wait for it."""
     gate, log = Gate(), []
     inside, leave = threading.Event(), threading.Event()
 
@@ -88,11 +88,11 @@ def test_a_gate_is_passed_together_or_alone() -> None:
         log.append("out")
         gate.inside.discard("first")
 
-    def be_alone() -> None:
+    def run_alone() -> None:
         with gate.exclusive():
             log.append("alone")
 
-    first, second = threading.Thread(target=pass_through), threading.Thread(target=be_alone)
+    first, second = threading.Thread(target=pass_through), threading.Thread(target=run_alone)
     first.start()
     assert inside.wait(5)
     gate.enter("second")  # at once
