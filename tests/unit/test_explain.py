@@ -25,7 +25,7 @@ def graph() -> Graph:
 
 @pytest.fixture(scope="module")
 def profile(graph: Graph) -> Profile:
-    """Costs of that model."""
+    """Random costs of that model."""
     return random_profile(graph, Random(0))
 
 

@@ -27,7 +27,7 @@ def test_the_published_example() -> None:
 
 
 def test_googlenet_has_28_streams() -> None:
-    """As published."""
+    """The number that the paper gives."""
     assert max(opara_streams(googlenet())) + 1 == 28
 
 

@@ -29,7 +29,7 @@ def graph() -> Graph:
 
 @pytest.fixture(scope="module")
 def profile(graph: Graph) -> Profile:
-    """Costs of that model on an accelerator and two cores."""
+    """Random costs of that model on an accelerator and two cores."""
     return random_profile(graph, Random(0))
 
 
@@ -42,7 +42,7 @@ def test_the_default_policy_is_that_of_the_command(graph: Graph, profile: Profil
 
 
 def test_the_initial_solution_is_a_remark(graph: Graph, profile: Profile) -> None:
-    """Of the default policy; other policies have none."""
+    """The default policy has this remark; other policies have none."""
     assert [remark.split(":")[0] for remark in partition(graph, profile).remarks] == ["initial solution"]
     assert partition(graph, profile, policy="heft").remarks == ()
 
@@ -63,7 +63,7 @@ def test_the_chunk_length_is_a_remark() -> None:
 
 
 def test_limits_that_no_plan_keeps_are_remarks(graph: Graph, profile: Profile) -> None:
-    """The excess over the SLO, and over the budget."""
+    """They give the excess over the SLO, and over the budget."""
     plan = partition(graph, profile, slo="1us")
     assert not plan.meets_slo
     assert plan.remarks[-1].startswith("no plan meets the SLO of 1 us: the fastest misses it by ")
@@ -93,7 +93,7 @@ def test_invalid_options_are_refused(options: dict[str, object], message: str) -
 def test_a_policy_of_a_package_plans(
     graph: Graph, profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its name; limits apply as to any policy."""
+    """It is selected by name, and limits apply as for any policy."""
     policy_installer(tmp_path, monkeypatch)("last-core", "last-core = last_core:last_core")
     plan = partition(graph, profile, policy="last-core", slo="1s", gpu_budget="1MB")
     assert plan.policy == "last-core"

@@ -26,7 +26,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 @pytest.mark.usefixtures("install")
 def test_every_built_in_policy_has_a_line_of_description() -> None:
-    """Of a length for help texts; names are in the order of the registry."""
+    """It fits into a help text; the names are in the order of the registry."""
     described = describe_policies()
     assert list(described) == policy_names() == list(POLICIES)
     for text in described.values():
@@ -61,7 +61,7 @@ def test_an_installed_package_adds_a_policy(install: Install) -> None:
     ],
 )
 def test_a_broken_package_breaks_no_other_policy(install: Install, target: str, reason: str) -> None:
-    """The error names the package; everything else goes on working, and the list says what is wrong."""
+    """The error names the package, other policies keep working, and the description has the reason."""
     install("broken", f"bad = {target}\ngood = broken:last_core")
     with pytest.raises(OptionError, match=rf"policy 'bad' of package broken:? {reason}.*uninstall broken"):
         find_policy("bad")
@@ -97,7 +97,7 @@ def test_a_built_in_name_stays_built_in(install: Install) -> None:
 
 
 def test_the_first_of_two_packages_keeps_a_name(install: Install) -> None:
-    """By name of the packages; the other is ignored with a warning."""
+    """Packages are ordered by name; the policy of the second is ignored with a warning."""
     install("package-b", "same = package_b:missing")
     install("package-a", "same = package_a:last_core")
     with pytest.warns(RuntimeWarning, match="'same' of package package-b is ignored: package package-a has"):
