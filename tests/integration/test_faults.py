@@ -1,6 +1,6 @@
-"""Faults of the accelerator, injected one by one: the session warns and goes on without it, or raises if it is strict.
+"""Tests of faults of the accelerator: the session warns and continues without it, or raises if it is strict.
 
-The accelerator is the CPU's provider, so that the faults are the only thing that is made up.
+The CPU provider stands for the accelerator, and faults are injected into its calls.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ Session = Callable[..., HybridSession]
 
 @pytest.fixture
 def graph() -> Graph:
-    """Two branches."""
+    """Return a graph of two branches."""
     return load(branches())
 
 
 @pytest.fixture
 def opened(graph: Graph) -> Iterator[Session]:
-    """Makes sessions of a plan with one branch on the accelerator."""
+    """Return a function that creates sessions of a plan with one branch on the accelerator."""
     sessions: list[HybridSession] = []
 
     def make(**config: Any) -> HybridSession:
@@ -55,7 +55,7 @@ def opened(graph: Graph) -> Iterator[Session]:
 
 
 def raising(error: Exception, after: int = 0) -> Callable[..., Any]:
-    """What raises, but for its first ``after`` calls, which do nothing."""
+    """Return a function that raises, except in its first ``after`` calls, which do nothing."""
     calls = [0]
 
     def fail(*_: Any, **__: Any) -> None:
@@ -78,7 +78,7 @@ AT_LOAD = [
 def test_a_fault_at_load(
     opened: Session, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The CPU serves, the warning and ``explain`` say why; strict, it is a ProviderError with the reason."""
+    """The CPU serves requests, and the warning and ``explain`` give the reason; a strict session raises it."""
     monkeypatch.setattr(Accelerator, "open", raising(error))
     with pytest.raises(ProviderError, match=str(error)[:20]):
         opened(strict=True)
@@ -93,7 +93,7 @@ def test_a_fault_at_load(
 def test_a_provider_that_does_not_start(
     graph: Graph, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its own reason, and what to install; the given plan is not carried out."""
+    """The warning contains the provider's reason and what to install, and the given plan is not executed."""
     monkeypatch.setattr(providers, "failure_reason", lambda _: "libcudart.so.13: cannot open shared object file")
     plan = fixed_plan(graph, [0, 1, 0, 1], accelerator="CUDAExecutionProvider")
     with pytest.raises(ProviderError, match=r"libcudart.*chrion\[cuda\]"):
@@ -109,14 +109,14 @@ AT_RUN = [RuntimeException("CUDA failure 2: out of memory"), Fail("device lost")
 
 @pytest.mark.parametrize("after", [0, 3])
 @pytest.mark.parametrize("error", AT_RUN, ids=["memory full", "lost", "lost otherwise"])
-def test_a_fault_in_a_run(
+def test_a_fault_during_a_run(
     opened: Session,
     error: Exception,
     after: int,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The request is served by the CPU, and all later ones without trying the accelerator again."""
+    """The CPU serves the request, and all later ones without trying the accelerator again."""
     session, strict = opened(), opened(strict=True)
     run = Accelerator.run
     fail = raising(error, after)
@@ -132,13 +132,13 @@ def test_a_fault_in_a_run(
     assert caplog.text.count("the model runs on the CPU") == 1
     assert str(error) in session.explain()
     assert session.get_providers() == [CPU]
-    fail = raising(error)  # as the function that patches run looks it up
+    fail = raising(error)  # captured before run is patched
     with pytest.raises(type(error), match=f"operator.*{error}"):
         strict.run(None, {"x": X})
 
 
-def test_a_fault_while_buffers_are_made(opened: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that is full when a request comes is a fault of the accelerator as well."""
+def test_a_fault_while_buffers_are_allocated(opened: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full memory at the time of a request is a fault of the accelerator, too."""
     session, strict = opened(), opened(strict=True)
     monkeypatch.setattr(DeviceFrame, "_keep", raising(RuntimeException("out of memory")))
     with pytest.raises(RuntimeException, match="out of memory"):
@@ -148,7 +148,7 @@ def test_a_fault_while_buffers_are_made(opened: Session, monkeypatch: pytest.Mon
 
 
 def test_a_fault_with_bound_outputs(opened: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``run_with_iobinding`` is served as well, into the caller's buffer."""
+    """The CPU serves ``run_with_iobinding``, too, and writes to the caller's buffer."""
     session = opened()
     monkeypatch.setattr(Accelerator, "run", raising(Fail("device lost")))
     target = ort.OrtValue.ortvalue_from_numpy(np.zeros((2, 4), np.float32))
@@ -161,13 +161,13 @@ def test_a_fault_with_bound_outputs(opened: Session, monkeypatch: pytest.MonkeyP
 
 
 def gather() -> onnx.ModelProto:
-    """Indices that the caller chooses."""
+    """Return a model whose caller chooses indices."""
     nodes = [node("Relu", ["x"], ["a"]), node("Gather", ["a", "i"], ["y"], axis=1)]
     return make_model(nodes, [value("x", FLOAT, [2, 4]), value("i", INT64, [2])], [value("y", FLOAT, [2, 2])])
 
 
-def test_a_request_at_fault_is_not_held_against_the_accelerator(caplog: pytest.LogCaptureFixture) -> None:
-    """An index out of range raises, as in plain onnxruntime; the next request is served as planned."""
+def test_an_invalid_request_is_not_a_fault_of_the_accelerator(caplog: pytest.LogCaptureFixture) -> None:
+    """An index out of range raises, as in plain onnxruntime, and the next request is served by the plan."""
     graph = load(gather())
     with HybridSession(graph, plan=fixed_plan(graph, [1, 0], accelerator=CPU)) as session:
         with pytest.raises(RuntimeError, match="indices element out of data bounds"):
@@ -181,7 +181,7 @@ def test_a_request_at_fault_is_not_held_against_the_accelerator(caplog: pytest.L
 def test_a_session_that_made_its_plan_plans_again_without(
     graph: Graph, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    """From the costs it has measured, the guard chooses anew among what runs on the CPU."""
+    """The guard chooses again among the candidates on the CPU, from the costs that were measured."""
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
     monkeypatch.setattr(
         "chrion.runtime.selection.selector.compare", lambda candidates, _: Comparison(candidates[-1].name, ())
@@ -200,13 +200,13 @@ def test_a_session_that_made_its_plan_plans_again_without(
 
 
 def planned(graph: Graph, profile: Any, *_: object, **__: object) -> list[Any]:
-    """A plan on the accelerator where the profile has one."""
+    """Return a plan on the accelerator if the profile has one."""
     lanes = [2, 1, 2, 1] if profile.accelerator is None else [0, 1, 0, 1]
     return [fixed_plan(graph, lanes, accelerator=profile.accelerator)]
 
 
-def test_plain_sessions_on_an_accelerator_fall_back_too(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that runs in one piece there, and fails, is served by the CPU from then on."""
+def test_a_plain_session_on_an_accelerator_falls_back(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a fault of a model that runs plain on the accelerator, the CPU serves all requests."""
     with HybridSession(graph, plan=fixed_plan(graph, [1, 1, 1, 1])) as session:
         plain = session._engine
         assert isinstance(plain, PlainEngine)
@@ -218,13 +218,13 @@ def test_plain_sessions_on_an_accelerator_fall_back_too(graph: Graph, monkeypatc
 
 
 class Broken:
-    """A session whose device is gone."""
+    """Stands for a session whose device has failed."""
 
     run = staticmethod(raising(Fail("device lost")))
 
 
-def test_a_strict_session_raises_where_its_plan_cannot_be_opened(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without ``strict`` the model runs plain; see ``test_library_errors.py``."""
+def test_a_strict_session_raises_if_its_plan_cannot_be_opened(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ``strict``, the model runs plain, as ``test_library_errors.py`` tests."""
     monkeypatch.setattr(engines, "SegmentFactory", raising(Fail("no")))
     with pytest.raises(Fail, match="no"):
         HybridSession(graph, plan=fixed_plan(graph, [1, 2, 1, 2]), strict=True)

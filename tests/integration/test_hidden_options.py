@@ -1,4 +1,4 @@
-"""Session options that Python cannot read back, or that write files: found, and left to one session."""
+"""Tests of session options that Python cannot read back, and of options that write files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from option_cases import (
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to work in, in which files show."""
+    """Change to an empty folder, in which files that a session writes appear."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -50,7 +50,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_added_initializer_replaces_the_weight() -> None:
-    """The answer is that of the caller's weight, not of the model's."""
+    """Outputs are those of the added weight, not of the model's own."""
     given = options(lambda o: o.add_initializer("w", doubled()))
     with cut(chain(), given) as session:
         assert "'add_initializer'" in session.explain()
@@ -59,8 +59,8 @@ def test_an_added_initializer_replaces_the_weight() -> None:
     assert not np.allclose(found, plain(chain(), options()).run(None, FEED)[0])
 
 
-def test_added_initializers_are_looked_for_on_the_accelerator_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A weight in its memory replaces only those that are used there; one that does not work hides nothing else."""
+def test_added_initializers_are_detected_on_the_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both providers are probed, and a failing accelerator does not hide a weight that is replaced on the CPU."""
     tried: list[Any] = []
     real = option_probe._open
 
@@ -78,13 +78,13 @@ def test_added_initializers_are_looked_for_on_the_accelerator_too(monkeypatch: p
 
 
 def test_an_added_initializer_of_another_name_changes_nothing() -> None:
-    """The model is cut."""
+    """The model is cut if no weight has the name of the added initialiser."""
     check_session(lambda o: o.add_initializer("other", ort_value(DOUBLED)), Treatment.HONOURED, "")
 
 
 @pytest.mark.parametrize("where", ["subgraph", "constant", "folded"])
-def test_added_initializers_are_noticed_wherever_the_weight_is(where: str) -> None:
-    """In a graph within a node, of a Constant node, and one that is gone once the model is optimised."""
+def test_added_initializers_are_detected_wherever_the_weight_is(where: str) -> None:
+    """A weight in an inner graph, in a Constant node, or removed by optimisation can be replaced."""
     model = chain()
     weight = model.graph.initializer[0]
     if where == "subgraph":
@@ -108,14 +108,14 @@ def test_added_initializers_are_noticed_wherever_the_weight_is(where: str) -> No
 
 
 def external(folder: Path) -> str:
-    """The chain with its weight in a file, by its path."""
+    """Write the chain with its weight in a separate file, and return its path."""
     path = folder / "model.onnx"
     onnx.save(chain(), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     return str(path)
 
 
 def test_added_external_initializers_replace_the_weight(folder: Path) -> None:
-    """The answer is that of the caller's weight, not of the file's."""
+    """Outputs are those of the added weight, not of the weight in the file."""
     given = options(lambda o: o.add_external_initializers(["w"], [doubled()]))
     path = external(folder)
     with cut(path, given) as session:
@@ -124,7 +124,7 @@ def test_added_external_initializers_replace_the_weight(folder: Path) -> None:
 
 
 def test_files_of_weights_in_memory_replace_those_on_the_disk(folder: Path) -> None:
-    """The answer is that of the file in memory; without one, the model is cut."""
+    """Outputs are those of the weight file in memory; without one, the model is cut."""
     path, content = external(folder), DOUBLED.tobytes()
     given = options(
         lambda o: o.add_external_initializers_from_files_in_memory(["weights.bin"], [content], [len(content)])
@@ -140,7 +140,7 @@ def test_files_of_weights_in_memory_replace_those_on_the_disk(folder: Path) -> N
 
 @pytest.mark.parametrize("way", ["name", "denotation"])
 def test_fixed_dimensions_are_those_of_the_session(way: str) -> None:
-    """Shown, and asked of a request."""
+    """The session shows fixed dimensions, and requests must have them."""
 
     def change(made: ort.SessionOptions) -> None:
         if way == "name":
@@ -159,14 +159,14 @@ def test_fixed_dimensions_are_those_of_the_session(way: str) -> None:
 
 
 def test_other_fixed_dimensions_change_nothing() -> None:
-    """The model is cut, and its dimensions stay free."""
+    """If no dimension of the model is fixed, the model is cut and its dimensions stay symbolic."""
     with cut(chain(free=True), options(lambda o: o.add_free_dimension_override_by_name("columns", 2))) as session:
         session.run(None, FEED)
         assert session.plan is not None
 
 
 def choose_cpu(made: ort.SessionOptions) -> None:
-    """Name the CPU's device."""
+    """Select the CPU device."""
     made.add_provider_for_devices([d for d in ort.get_ep_devices() if d.ep_name == CPU], {})
 
 
@@ -180,29 +180,29 @@ def choose_cpu(made: ort.SessionOptions) -> None:
     ],
 )
 def test_providers_in_the_options_are_used(change: Change) -> None:
-    """By the one session that reads them."""
+    """The model runs plain, so that one session reads the providers in the options."""
     with HybridSession(chain(), options(change), plan=partial(random_plan, pick=Random(0))) as session:
         assert "'has_providers'" in session.explain()
         assert_equal(session.run(None, FEED), plain(chain(), options()).run(None, FEED))
 
 
 def test_a_cancelled_load_raises() -> None:
-    """As InferenceSession does."""
+    """A cancelled load raises InferenceSession's exception."""
     given = options(lambda o: o.set_load_cancellation_flag(True))
-    with pytest.raises(Exception) as expected:  # noqa: PT011 - any: it is what this finds out
+    with pytest.raises(Exception) as expected:  # noqa: PT011 - the type is compared below
         plain(chain(), given)
     with pytest.raises(type(expected.value)):
         cut(chain(), given)
 
 
 def test_a_library_without_operators_changes_nothing() -> None:
-    """The model is cut."""
+    """The model is cut if a registered library contains no operators."""
     library = str(Path(chrion.native.__file__).with_name("liblanes.so"))
     check_session(lambda o: o.register_custom_ops_library(library), Treatment.HONOURED, "")
 
 
-def test_wrong_options_raise_what_onnxruntime_raises() -> None:
-    """Although no segment would get them."""
+def test_invalid_options_raise_onnxruntimes_exception() -> None:
+    """Invalid options are refused, although no segment would receive them."""
     check_session(
         lambda o: o.add_session_config_entry("session.intra_op_thread_affinities", "1;2;3;4;5;6;7;8;9"),
         Treatment.PLAIN,
@@ -215,7 +215,7 @@ def test_wrong_options_raise_what_onnxruntime_raises() -> None:
 
 @pytest.mark.parametrize("planned", [True, False])
 def test_one_profile_is_written(planned: bool) -> None:  # noqa: FBT001 - a parameter
-    """By the one session that runs the model; none by what Chrion tries."""
+    """Only the session that runs the model writes a profile, not those that are opened for tuning."""
     given = options(lambda o: setattr(o, "enable_profiling", True))
     make = cut if planned else partial(HybridSession, providers=[CPU])
     with make(chain(), given) as session:
@@ -227,7 +227,7 @@ def test_one_profile_is_written(planned: bool) -> None:  # noqa: FBT001 - a para
 
 
 def test_without_profiling_its_end_is_empty() -> None:
-    """Cut or plain, as of InferenceSession."""
+    """``end_profiling`` returns an empty text without profiling, as InferenceSession's does."""
     theirs = plain(chain(), options())
     for planned in (cut(chain()), HybridSession(chain(), cores=1)):
         with planned as session:
@@ -236,7 +236,7 @@ def test_without_profiling_its_end_is_empty() -> None:
 
 
 def test_the_optimised_model_is_written_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And by the session that runs it."""
+    """Only the session that runs the model writes the optimised model."""
     made: list[PlainEngine] = []
     real = PlainEngine.__init__
 
@@ -253,8 +253,8 @@ def test_the_optimised_model_is_written_once(folder: Path, monkeypatch: pytest.M
     assert [path.name for path in folder.glob("*")] == ["optimised.onnx"]
 
 
-def test_models_that_lead_outside_are_refused_with_any_options(folder: Path) -> None:
-    """Also where the options say that it runs plain."""
+def test_models_with_outside_weights_are_refused_with_any_options(folder: Path) -> None:
+    """Weights outside the model's folder are refused, also if the options make the model run plain."""
     (folder / "inside").mkdir()
     path = external(folder / "inside")
     model = onnx.load(path, load_external_data=False)

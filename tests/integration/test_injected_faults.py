@@ -1,7 +1,7 @@
-"""One fault at a time, at every instruction of a program, while other requests are in flight.
+"""Tests of single faults at every instruction of a program, while other requests are in flight.
 
-The request that meets it gets the error, with an operator's name; the others are served, and so is whatever comes next.
-Lanes are the interpreter's here, where faults can be put; ``test_native.py`` has those of the others.
+The request in which the fault occurs raises an error with an operator's name; all other requests are served. Lanes are
+Python threads, into which faults can be injected; ``test_native.py`` tests faults of native lanes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from chrion.zoo import RecurrentSpec, build_recurrent
 from helpers import alternating_lanes, assert_equal, branches, run_plain
 from mirror_device import MirrorDevice
 
-# A fault that nobody notices would hang.
+# A fault that is not detected would cause a deadlock.
 pytestmark = [pytest.mark.timeout(120, method="thread"), pytest.mark.usefixtures("interpreted")]
 
 CALLERS, CALLS = 3, 3
@@ -34,7 +34,7 @@ STACK = RecurrentSpec(layers=2, batch=1, io=4, seq=3)
 
 
 class Fault:
-    """Strikes once."""
+    """A fault that occurs once."""
 
     def __init__(self, make: Callable[[], BaseException]) -> None:
         self._make = make
@@ -42,7 +42,7 @@ class Fault:
         self._left = 1
 
     def taken(self) -> bool:
-        """True for the first who asks."""
+        """Return True to the first caller only."""
         with self._lock:
             self._left -= 1
             return self._left == 0
@@ -53,7 +53,7 @@ class Fault:
 
 
 class FaultySession:
-    """An onnxruntime session that a fault may strike."""
+    """An onnxruntime session in which a fault may occur."""
 
     def __init__(self, session: Any, fault: Fault) -> None:
         self._session = session
@@ -69,7 +69,7 @@ class FaultySession:
 
 @dataclass(frozen=True)
 class Subject:
-    """A session to inject faults into."""
+    """A session into which faults are injected."""
 
     session: HybridSession
     feeds: list[dict[str, Any]]
@@ -82,19 +82,19 @@ class Subject:
 
     @property
     def instructions(self) -> list[tuple[int, int, Instruction]]:
-        """Lane, number and instruction."""
+        """The instructions, each with its lane and its number."""
         lanes = self.engine.program.lanes
         return [(lane, at, step) for lane, steps in lanes.items() for at, step in enumerate(steps)]
 
-    def storm(self) -> list[Exception]:
-        """Call from several threads at once; what was raised. All that was returned is right."""
+    def call_concurrently(self) -> list[Exception]:
+        """Call the session from several threads, check all outputs, and return the exceptions."""
         raised: list[Exception] = []
 
         def call(caller: int) -> None:
             for _ in range(CALLS):
                 try:
                     found = self.session.run(None, self.feeds[caller])
-                except Exception as error:  # noqa: BLE001 - looked at below
+                except Exception as error:  # noqa: BLE001 - returned
                     raised.append(error)
                 else:
                     assert_equal(found, self.expected[caller])
@@ -104,11 +104,11 @@ class Subject:
         return raised
 
     def assert_struck_once(self, kind: type[Exception], *named: str) -> None:
-        """One request fails as it should, the others do not, nor does any after that."""
-        (error,) = self.storm()
+        """Assert that one request fails with the injected error, and no other and no later request."""
+        (error,) = self.call_concurrently()
         assert isinstance(error, kind)
         assert all(name in str(error) for name in named), f"{error} names none of {named}"
-        assert self.storm() == []
+        assert self.call_concurrently() == []
 
 
 def subject(graph: Graph, lanes: list[int], model: Any, **options: Any) -> Subject:
@@ -122,7 +122,7 @@ def subject(graph: Graph, lanes: list[int], model: Any, **options: Any) -> Subje
 
 @pytest.fixture(params=["branches", "stack", "accelerator", "copies"])
 def opened(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Subject]]:
-    """Opens sessions of one program: on CPU lanes; with an accelerator; and with copies between two memories."""
+    """Return a function that opens sessions: on CPU lanes, with an accelerator, or with a device of separate memory."""
     model = build_recurrent(STACK) if request.param == "stack" else branches()
     graph = load(model)
     lanes = {
@@ -145,7 +145,7 @@ def opened(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def names_of(one: Subject, step: Run | Copy) -> str:
-    """What a message about an instruction has to say."""
+    """Return the name that a message about an instruction must contain."""
     if isinstance(step, Run):
         return repr(one.engine.segments[step.segment].operators[0])
     return repr(step.value)
@@ -155,7 +155,7 @@ def names_of(one: Subject, step: Run | Copy) -> str:
 def test_a_step_that_fails(
     opened: Callable[[], Subject], make: Callable[[], Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each run of a segment and each copy, one after the other."""
+    """A failure of any segment or copy fails one request, with a message that names it."""
     one = opened()
     steps = [step for _, _, step in one.instructions if isinstance(step, Run | Copy)]
     assert len(steps) >= len(one.engine.segments)
@@ -183,7 +183,7 @@ def test_a_step_that_fails(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_lane_that_dies(opened: Callable[[], Subject], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before each instruction of every lane that has a thread of its own: a new thread goes on in its place."""
+    """If a lane's thread ends before any instruction, one request fails and a new thread replaces it."""
     one = opened()
     perform, first = PythonExecutor.run_lane, next(iter(one.engine.program.lanes))
     for lane, at, step in one.instructions:
@@ -205,7 +205,7 @@ def test_a_lane_that_dies(opened: Callable[[], Subject], monkeypatch: pytest.Mon
                     request.counters[on].advance(instruction.count)
                 else:
                     self._carry_out(request, on, instruction)
-            raise SystemExit  # the thread is gone, and has told nobody
+            raise SystemExit  # the thread ends without a report
 
         if lane != first:
             with monkeypatch.context() as patch:
@@ -215,7 +215,7 @@ def test_a_lane_that_dies(opened: Callable[[], Subject], monkeypatch: pytest.Mon
 
 
 def test_an_allocation_that_fails(opened: Callable[[], Subject], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each buffer of a new frame and of a request: the error names who would have written or read it."""
+    """A failed allocation of any buffer of a frame or a request fails one request, and the error names the segment."""
     reached = True
     at = 0
     while reached:
@@ -231,13 +231,13 @@ def test_an_allocation_that_fails(opened: Callable[[], Subject], monkeypatch: py
             patch.setattr(host_frame, "allocate", failing)
             patch.setattr(device_frame, "allocate", failing)
             patch.setattr(MirrorDevice, "allocate", lambda _, info: failing(info))
-            raised = one.storm()
+            raised = one.call_concurrently()
         reached = bool(raised)
         if reached:
             (error,) = raised
             assert isinstance(error, MemoryError)
             assert any(name in str(error) for name in one.engine.graph.dag.names), f"{error} names no operator"
-            assert one.storm() == []
+            assert one.call_concurrently() == []
             at += 1
         one.session.close()
         assert at < 200

@@ -1,4 +1,4 @@
-"""Any exception of a library while a model is loaded, profiled, planned, cut or tuned: the model runs plain."""
+"""Tests that the model runs plain after any exception of a library while it is loaded, profiled, planned or tuned."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ERRORS = [
     MemoryError(),
     Fail("unexpected"),
 ]
-#: One function for each step, as the step before it calls it.
+#: The function of each step, under the name by which the previous step calls it.
 STEPS = {
     "read": "chrion.graph.reading._read",
     "optimise": "chrion.graph.loader.optimise_model",
@@ -47,7 +47,7 @@ STEPS = {
     "tune": "chrion.runtime.selection.selector.compare",
     "keep the decision": "chrion.runtime.selection.selector.DecisionCache.keep",
 }
-#: What only happens where a plan is opened.
+#: The steps of opening a plan.
 CUTS = {
     "extract": "chrion.graph.extract.Extractor.extract",
     "find transfers": "chrion.runtime.execution.engine.find_transfers",
@@ -59,7 +59,7 @@ CUTS = {
 
 
 def raising(error: Exception, calls: list[int] | None = None) -> Callable[..., Any]:
-    """Return a function that raises an error, and counts its calls."""
+    """Return a function that raises an error and counts its calls."""
 
     def fail(*_: Any, **__: Any) -> None:
         if calls is not None:
@@ -88,7 +88,7 @@ def _own_decisions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_a_session_that_plans_runs_plain(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str, error: Exception, *, free: bool
 ) -> None:
-    """Outputs equal plain onnxruntime's, and the reason names the error."""
+    """Outputs equal plain onnxruntime's, and the reason for the plain session names the error."""
     model = free_branches() if free else branches()
     monkeypatch.setattr(STEPS[step], raising(error))
     with caplog.at_level(logging.CRITICAL), HybridSession(model, ort.SessionOptions()) as session:
@@ -101,7 +101,7 @@ def test_a_session_that_plans_runs_plain(
 def test_a_model_that_cannot_be_loaded_again_for_its_shapes_runs_plain(
     monkeypatch: pytest.MonkeyPatch, *, free: bool
 ) -> None:
-    """Loading for the shapes of a request may fail although loading the model did not."""
+    """The model runs plain if loading it for the shapes of a request fails, although loading the model succeeded."""
     model = free_branches() if free else branches()
     with HybridSession(model) as session:
         monkeypatch.setattr("chrion.runtime.engines.load", raising(IndexError("unexpected")))
@@ -114,7 +114,7 @@ def test_a_model_that_cannot_be_loaded_again_for_its_shapes_runs_plain(
 def test_a_session_whose_plan_cannot_be_opened_runs_plain(
     monkeypatch: pytest.MonkeyPatch, step: str, error: Exception
 ) -> None:
-    """A given plan included; a strict session raises instead."""
+    """The model runs plain, also with a given plan; a strict session raises the error."""
     graph = load(branches())
     plan = fixed_plan(graph, alternating_lanes(graph))
     calls: list[int] = []
@@ -122,7 +122,7 @@ def test_a_session_whose_plan_cannot_be_opened_runs_plain(
     with HybridSession(branches(), plan=plan) as session:
         assert_equal(session.run(None, {"x": X}), run_plain(branches(), {"x": X}))
         assert calls
-        # Lanes in Python take the place of lanes in C that onnxruntime refuses.
+        # Python lanes replace native lanes that onnxruntime refuses.
         stays = step == "start the lanes" and isinstance(error, RuntimeError)
         assert (session.plan is not None) == stays
         assert stays or type(error).__name__ in session.explain()
@@ -131,8 +131,8 @@ def test_a_session_whose_plan_cannot_be_opened_runs_plain(
             HybridSession(branches(), plan=plan, strict=True)
 
 
-def test_what_the_caller_got_wrong_is_raised(tmp_path: Path) -> None:
-    """A plan that is not for the model, and whatever the caller's own planning function raises."""
+def test_errors_of_the_caller_are_raised(tmp_path: Path) -> None:
+    """A plan for another model is refused, and an exception of the caller's planning function is raised."""
     other = load(make_model([node("Relu", ["x"], ["y"])], [value("x", FLOAT, [2])], [value("y", FLOAT, [2])]))
     with pytest.raises(PlanError):
         HybridSession(branches(), plan=fixed_plan(other, [1]))
@@ -145,7 +145,7 @@ def test_what_the_caller_got_wrong_is_raised(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", [[], [2, 4]], ids=["scalar", "matrix"])
 def test_default_session_options_on_a_model_of_one_operator(shape: list[int]) -> None:
-    """A model that no plan cuts, given what most callers give."""
+    """A model that cannot be cut runs with default session options."""
     model = make_model([node("Exp", ["x"], ["y"])], [value("x", FLOAT, shape)], [value("y", FLOAT, shape)])
     x = np.full(shape, 0.5, np.float32)
     with HybridSession(model, ort.SessionOptions(), providers=["CPUExecutionProvider"]) as session:
@@ -153,8 +153,8 @@ def test_default_session_options_on_a_model_of_one_operator(shape: list[int]) ->
         assert "one segment" in session.explain()
 
 
-def test_scalar_inputs_are_measured_and_tried() -> None:
-    """A temperature, say: operators that read it have costs, and candidates are timed with it."""
+def test_scalar_inputs_are_measured() -> None:
+    """Operators that read a scalar input, such as a temperature, have costs, and candidates are timed with it."""
     nodes = [node("Mul", ["x", "t"], ["a"], name="a"), node("Exp", ["x"], ["b"], name="b"), node("Add", "ab", ["y"])]
     model = make_model(nodes, [value("x", FLOAT, [2, 4]), value("t", FLOAT, [])], [value("y", FLOAT, [2, 4])])
     graph = load(model)
@@ -165,8 +165,8 @@ def test_scalar_inputs_are_measured_and_tried() -> None:
         assert "could be timed" not in session.explain()
 
 
-def test_inputs_that_no_candidate_runs_with_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where synthetic inputs do not suit the model, the reason says so rather than naming a winner."""
+def test_unsuitable_synthetic_inputs_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If no candidate runs with the synthetic inputs, the reason says so."""
     monkeypatch.setattr(
         "chrion.runtime.selection.selector.synthetic_inputs", lambda _: {"x": np.zeros((9, 9), np.float32)}
     )
@@ -194,7 +194,7 @@ def zip_map() -> onnx.ModelProto:
 
 
 def test_sequences_of_maps_run_plain() -> None:
-    """Graphs of operators do not hold them, which is no error of the session's; loading says what is at fault."""
+    """A model with an output of maps runs plain, and loading it as a graph raises an error that names the output."""
     (expected,) = run_plain(zip_map(), {"x": X})
     with HybridSession(zip_map()) as session:
         assert session.run(None, {"x": X}) == [expected]
@@ -204,7 +204,7 @@ def test_sequences_of_maps_run_plain() -> None:
 
 
 def test_sequences_of_maps_are_copied_from_a_binding() -> None:
-    """As a plain session's binding does."""
+    """A sequence of maps is copied from a binding as by plain onnxruntime."""
     (expected,) = run_plain(zip_map(), {"x": X})
     with HybridSession(zip_map()) as session:
         binding = session.io_binding()

@@ -1,4 +1,4 @@
-"""Nine real architectures that come with the onnx package."""
+"""Tests of the nine real architectures in the onnx package."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ FOLDER = Path(next(iter(data_path))) / "light"
 MODELS = sorted(p.stem for p in FOLDER.glob("*.onnx"))
 
 
-def test_there_are_nine() -> None:
-    """The package has them all."""
+def test_the_package_has_nine_models() -> None:
+    """The onnx package contains nine models."""
     assert len(MODELS) == 9
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_real_architectures_give_what_onnxruntime_gives(name: str) -> None:
-    """Cut at every third operator, over two lanes."""
+def test_real_architectures_give_onnxruntimes_outputs(name: str) -> None:
+    """Each model is cut after every third operator and placed on two lanes."""
     path = str(FOLDER / f"{name}.onnx")
     graph = load(path)
     assert len(graph.dag) > 5

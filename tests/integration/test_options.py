@@ -1,4 +1,4 @@
-"""Every option of onnxruntime, on a cut session: honoured, or the model runs plain, or without effect."""
+"""Tests of every option of onnxruntime on a cut session: honoured, run plain, or without effect."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from option_cases import (
 
 
 def segment_options(session: HybridSession) -> list[ort.SessionOptions]:
-    """Options of every segment, where lanes are threads of the interpreter."""
+    """Return the options of every segment of a session with Python lanes."""
     assert isinstance(session._engine, CutEngine)
     session.run(None, FEED, ort.RunOptions())
     executor = session._engine._python_executor()
@@ -51,36 +51,36 @@ def segment_options(session: HybridSession) -> list[ort.SessionOptions]:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to work in, in which files show."""
+    """Change to an empty folder, in which files that a session writes appear."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-# The table is whole.
+# Completeness of the table.
 
 
 def members(kind: type) -> set[str]:
-    """What onnxruntime's class offers."""
+    """Return the public members of a class."""
     return {name for name in dir(kind) if not name.startswith("_")}
 
 
-#: Members that only some releases have.
+#: Members that only some releases of onnxruntime have.
 NEWER = {"execution_order", "set_ep_context_data_read_func", "clear_ep_context_data_read_func", "add_provider"}
 
 
 def test_every_member_of_session_options_is_in_the_table() -> None:
-    """A release of onnxruntime that adds one fails here until the table has it."""
+    """A member that a new release of onnxruntime adds fails this test until the table contains it."""
     assert members(ort.SessionOptions) <= set(SESSION_OPTIONS)
     assert set(SESSION_OPTIONS) - NEWER <= members(ort.SessionOptions)
 
 
 def test_every_member_of_run_options_is_in_the_table() -> None:
-    """As above."""
+    """A member that a new release of onnxruntime adds fails this test until the table contains it."""
     assert members(ort.RunOptions) == set(RUN_OPTIONS)
 
 
 def test_every_key_in_the_library_is_in_the_table() -> None:
-    """The installed library holds the keys it reads as texts; a release that reads another fails here."""
+    """All configuration keys in the texts of the installed library are in the table."""
     capi = Path(ort.__file__).parent / "capi"
     (library,) = [*capi.glob("onnxruntime_pybind11_state*.so"), *capi.glob("onnxruntime_pybind11_state*.pyd")]
     areas = b"session|optimization|ep|mlas|memory|qnn"
@@ -89,14 +89,14 @@ def test_every_key_in_the_library_is_in_the_table() -> None:
     assert {key.decode() for key in found} - set(SESSION_KEYS) - set(RUN_KEYS) == set()
 
 
-def test_the_page_says_what_the_table_says() -> None:
-    """``python scripts/options_page.py`` writes it."""
+def test_the_page_agrees_with_the_table() -> None:
+    """The page is up to date with ``python scripts/options_page.py``."""
     assert options_page.PAGE.read_text() == options_page.format_page()
 
 
 # Session configuration.
 
-#: A value of each key that means something; "1" for the others.
+#: A meaningful value of each key; "1" for the others.
 VALUES = {
     "ep.context_file_path": "context.onnx",
     "optimization.disable_specified_optimizers": "ConstantFolding",
@@ -119,7 +119,7 @@ VALUES = {
 
 @pytest.mark.parametrize("key", SESSION_KEYS)
 def test_a_session_key_is_treated_as_the_table_says(key: str) -> None:
-    """Cut or plain, with equal outputs."""
+    """The session is cut or plain as the table says, with equal outputs."""
 
     def change(made: ort.SessionOptions) -> None:
         made.intra_op_num_threads = 2
@@ -131,8 +131,8 @@ def test_a_session_key_is_treated_as_the_table_says(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", [key for key, option in SESSION_KEYS.items() if option.harmless])
-def test_values_that_change_nothing_leave_the_model_cut(key: str) -> None:
-    """Those that the table lists."""
+def test_harmless_values_leave_the_model_cut(key: str) -> None:
+    """With the values that the table lists, the session is cut."""
     for harmless in SESSION_KEYS[key].harmless or ():
         if harmless:
             check_session(lambda o, text=harmless: o.add_session_config_entry(key, text), Treatment.HONOURED, key)
@@ -140,7 +140,7 @@ def test_values_that_change_nothing_leave_the_model_cut(key: str) -> None:
 
 @pytest.mark.parametrize("key", [key for key, option in SESSION_KEYS.items() if option.inherited])
 def test_segments_inherit_a_session_key(key: str, native_options: list[ort.SessionOptions]) -> None:
-    """With lanes in C and in Python."""
+    """Segments have the key with native lanes and with Python lanes."""
     with cut(chain(), options(lambda o: o.add_session_config_entry(key, "1"))) as session:
         found = [*segment_options(session), *native_options]
         assert len(found) > 1
@@ -149,7 +149,7 @@ def test_segments_inherit_a_session_key(key: str, native_options: list[ort.Sessi
 
 @pytest.fixture
 def native_options(monkeypatch: pytest.MonkeyPatch) -> list[ort.SessionOptions]:
-    """The options that sessions of lanes in C are made with."""
+    """Return the options with which native lanes open sessions."""
     seen: list[ort.SessionOptions] = []
     real = segment.NativeSession
 
@@ -163,7 +163,7 @@ def native_options(monkeypatch: pytest.MonkeyPatch) -> list[ort.SessionOptions]:
 
 # Members of SessionOptions.
 
-#: Other values than the defaults.
+#: Values other than the defaults.
 CHANGED: Mapping[str, Any] = {
     "enable_cpu_mem_arena": False,
     "enable_mem_pattern": False,
@@ -186,28 +186,28 @@ CHANGED: Mapping[str, Any] = {
 
 @pytest.mark.parametrize("name", CHANGED)
 def test_an_attribute_is_treated_as_the_table_says(name: str) -> None:
-    """Cut or plain, with equal outputs."""
+    """The session is cut or plain as the table says, with equal outputs."""
     assert CHANGED[name] != getattr(ort.SessionOptions(), name)
     check_session(lambda o: setattr(o, name, CHANGED[name]), SESSION_OPTIONS[name].treatment, name)
 
 
-def test_every_attribute_is_tried() -> None:
-    """Those above are all."""
+def test_every_attribute_is_tested() -> None:
+    """The values above cover all attributes of the table."""
     attributes = {name for name in SESSION_OPTIONS if not callable(getattr(ort.SessionOptions(), name, print))}
     assert attributes == set(CHANGED)
 
 
 @pytest.mark.parametrize("name", [name for name, option in SESSION_OPTIONS.items() if option.inherited])
 def test_segments_inherit_an_attribute(name: str, native_options: list[ort.SessionOptions]) -> None:
-    """With lanes in C and in Python."""
+    """Segments have the attribute with native lanes and with Python lanes."""
     with cut(chain(), options(lambda o: setattr(o, name, CHANGED[name]))) as session:
         found = [*segment_options(session), *native_options]
         assert len(found) > 1
         assert [getattr(o, name) for o in found] == [CHANGED[name]] * len(found)
 
 
-def test_a_model_that_is_not_to_be_optimised_is_cut_as_it_is() -> None:
-    """The optimiser may be what is at fault, so Chrion leaves it out too."""
+def test_a_model_is_cut_without_optimisation_if_options_disable_it() -> None:
+    """Chrion does not optimise the model either, since the optimiser may be the reason for the option."""
     model = chain()
     model.graph.node.insert(1, node("Identity", ["a"], ["c"], name="nothing"))
     model.graph.node[2].input[0] = "c"
@@ -223,7 +223,7 @@ def test_a_model_that_is_not_to_be_optimised_is_cut_as_it_is() -> None:
 
 
 def test_decisions_depend_on_the_options() -> None:
-    """On what changes how fast a session is, not on the log."""
+    """The key of a decision contains the options that affect latency, but not those of logging."""
     changes: list[Change] = [
         lambda _: None,
         lambda o: setattr(o, "intra_op_num_threads", 1),
@@ -238,7 +238,7 @@ def test_decisions_depend_on_the_options() -> None:
 
 
 def test_decisions_are_kept_for_the_options() -> None:
-    """Session options and the accelerator's options are part of the key of a remembered decision."""
+    """The key of a decision contains the session options and the accelerator's options."""
 
     def goal(given: ort.SessionOptions | None, device: str) -> tuple[object, ...]:
         accelerator = [("CUDAExecutionProvider", {"device_id": device})]
@@ -250,8 +250,8 @@ def test_decisions_are_kept_for_the_options() -> None:
     assert goal(options(), "0") == goals[2]
 
 
-def test_the_baseline_has_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a plan has to beat is the session that the caller would have had, and nothing else is tried."""
+def test_the_baseline_has_the_callers_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the plain session that the caller would have created is a baseline."""
     seen: list[str] = []
 
     def compare(contenders: list[Any], *_: Any) -> Comparison:
@@ -270,7 +270,7 @@ def test_the_baseline_has_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_plans_use_no_more_lanes_than_threads_are_allowed(
     monkeypatch: pytest.MonkeyPatch, threads: int, cores: int | None, lanes: int | None
 ) -> None:
-    """As ``intra_op_num_threads`` has it, unless ``cores`` is given; never more than there are."""
+    """``intra_op_num_threads`` limits the lanes unless ``cores`` is given, and the machine's cores limit both."""
     available = len(choosing.physical_cores())
     cores, lanes = cores and min(cores, available), min(64, available) if threads == 64 else lanes
     asked: list[int | None] = []
@@ -289,23 +289,23 @@ def test_plans_use_no_more_lanes_than_threads_are_allowed(
 
 
 @pytest.mark.parametrize("rest", [{"disabled_optimizers": ["ConstantFolding"]}, {"read_config_from_model": 1}])
-def test_arguments_that_are_of_one_session_run_plain(rest: dict[str, Any]) -> None:
-    """And that session gets them."""
+def test_arguments_for_one_session_run_plain(rest: dict[str, Any]) -> None:
+    """The model runs plain, and the plain session receives the arguments."""
     with cut(chain(), **rest) as session:
         assert repr(next(iter(rest))) in session.explain()
         assert_equal(session.run(None, FEED), plain(chain(), options(), **rest).run(None, FEED))
 
 
-def test_options_in_the_model_are_read_where_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As InferenceSession does."""
+def test_options_in_the_model_are_read_if_the_environment_enables_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options stored in the model have the effect that they have on InferenceSession."""
     monkeypatch.setenv("ORT_LOAD_CONFIG_FROM_MODEL", "1")
     with cut(chain()) as session:
         assert "'ORT_LOAD_CONFIG_FROM_MODEL'" in session.explain()
         assert_equal(session.run(None, FEED), plain(chain(), options()).run(None, FEED))
 
 
-def test_without_fallback_failures_are_raised() -> None:
-    """``enable_fallback=0`` is ``strict=True``, and leaves the model cut."""
+def test_disabling_fallback_makes_engines_strict() -> None:
+    """``enable_fallback=0`` makes the engines strict and leaves the model cut."""
     with cut(chain(), enable_fallback=0) as session:
         assert session.plan is not None
         assert session._engines.config.strict
@@ -314,7 +314,7 @@ def test_without_fallback_failures_are_raised() -> None:
 
 
 def test_arguments_that_onnxruntime_ignores_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
-    """With a warning, since one of Chrion's own may be meant."""
+    """An unknown argument is ignored with a warning, since one of Chrion's own may be meant."""
     plain(chain(), options(), unheard_of=1)
     with cut(chain(), unheard_of=1) as session:
         assert session.plan is not None
@@ -322,7 +322,7 @@ def test_arguments_that_onnxruntime_ignores_are_ignored(caplog: pytest.LogCaptur
 
 
 def test_every_argument_is_in_the_table() -> None:
-    """Also those that InferenceSession takes out of its keyword arguments."""
+    """All arguments of InferenceSession are in the table, including those in its keyword arguments."""
     source = inspect.getsource(ort.InferenceSession.__init__)
     taken = set(re.findall(r"kwargs(?:\.get\(|\[)\"(\w+)\"", source))
     named = set(inspect.signature(ort.InferenceSession.__init__).parameters) - {"self", "kwargs"}

@@ -1,4 +1,4 @@
-"""HybridSession's interface beside InferenceSession's: the same methods and arguments, the same calls refused alike."""
+"""Tests that HybridSession has the interface of InferenceSession: equal methods, arguments and refused calls."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ BINDING_NOT_OFFERED = {"get_outputs_as_ortvaluevector": "get_outputs gives the s
 
 
 def public(kind: type) -> list[str]:
-    """Public methods, also inherited ones."""
+    """Return public methods, including inherited ones."""
     return [name for name, _ in inspect.getmembers(kind, callable) if not name.startswith("_")]
 
 
 def parameters(method: Callable[..., Any]) -> list[tuple[str, Any]]:
-    """Names and defaults; vendor ids are an enumeration here and a number there."""
+    """Return names and defaults; vendor ids are enumerations in one class and numbers in the other."""
     found = [p for p in inspect.signature(method).parameters.values() if p.kind is not p.KEYWORD_ONLY]
     return [(p.name, p.default) for p in found]
 
@@ -42,8 +42,8 @@ def parameters(method: Callable[..., Any]) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("name", public(ort.InferenceSession))
-def test_every_method_is_there_or_has_a_reason(name: str) -> None:
-    """With the same arguments in the same order; a method that is not offered says why when it is asked for."""
+def test_every_method_is_offered_or_has_a_reason(name: str) -> None:
+    """A method has the same arguments in the same order, or its AttributeError gives the reason for its absence."""
     if name not in NOT_OFFERED:
         assert parameters(getattr(HybridSession, name)) == parameters(getattr(ort.InferenceSession, name))
         return
@@ -58,38 +58,38 @@ def test_every_method_is_there_or_has_a_reason(name: str) -> None:
 
 @pytest.mark.parametrize("name", NOT_OFFERED)
 def test_a_plain_session_offers_every_method(name: str) -> None:
-    """While the model runs plain, they are those of its one session."""
+    """While the model runs plain, every method is that of its plain session."""
     with HybridSession(branches(), cores=1) as session:
         assert session.plan is None
         assert getattr(session, name).__name__ == name
 
 
 def test_reasons_are_for_methods_that_exist() -> None:
-    """A reason for something that onnxruntime does not have would be a leftover."""
+    """Every method that is not offered exists in onnxruntime."""
     assert set(NOT_OFFERED) <= set(public(ort.InferenceSession))
     assert set(BINDING_NOT_OFFERED) <= set(public(ort.IOBinding))
 
 
 def test_the_constructor_takes_the_same_arguments() -> None:
-    """In the same order; what it adds can be given by name only."""
+    """Arguments have the same order, and additional ones are keyword-only."""
     assert parameters(HybridSession.__init__) == parameters(ort.InferenceSession.__init__)
 
 
 @pytest.mark.parametrize("name", public(ort.IOBinding))
-def test_every_method_of_a_binding_is_there_or_has_a_reason(name: str) -> None:
-    """With the same arguments."""
+def test_every_method_of_a_binding_is_offered_or_has_a_reason(name: str) -> None:
+    """A method of a binding has the same arguments, or its AttributeError gives the reason for its absence."""
     if name in BINDING_NOT_OFFERED:
         assert not hasattr(HybridIOBinding, name), "it is offered after all"
     else:
         assert parameters(getattr(HybridIOBinding, name)) == parameters(getattr(ort.IOBinding, name))
 
 
-# Wrong calls.
+# Invalid calls.
 
 
 @pytest.fixture(scope="module")
 def theirs() -> ort.InferenceSession:
-    """Plain onnxruntime; with two threads, without which it has no ``run_async``."""
+    """Return a plain session with two threads, without which it has no ``run_async``."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 2
@@ -98,7 +98,7 @@ def theirs() -> ort.InferenceSession:
 
 @pytest.fixture(params=["cut", "plain", "free"])
 def ours(request: pytest.FixtureRequest) -> Iterator[HybridSession]:
-    """Cut over two lanes; in one piece; and with dimensions that the feed fixes."""
+    """Return a session that is cut over two lanes, runs plain, or has a dimension that the feed fixes."""
     graph = load(branches())
     if request.param == "cut":
         session = HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph)))
@@ -147,7 +147,7 @@ def by_bound_arrays(session: Session, names: Any, feed: Any, options: Any) -> No
 
 
 def by_async(session: Session, names: Any, feed: Any, options: Any) -> None:
-    """Raise what the callback is told as well."""
+    """Run asynchronously, and raise the error that the callback receives."""
     told: list[tuple[Any, Any, str]] = []
     done = threading.Event()
 
@@ -165,7 +165,7 @@ def by_async(session: Session, names: Any, feed: Any, options: Any) -> None:
 
 
 class AsyncError(Exception):
-    """What a callback was told."""
+    """The error that a callback received."""
 
 
 def terminating() -> ort.RunOptions:
@@ -197,13 +197,13 @@ WRONG: dict[str, tuple[Any, Any, Any, str]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_calls_raise_the_same(
+def test_invalid_calls_raise_the_same(
     theirs: ort.InferenceSession, ours: HybridSession, way: Callable[..., None], wrong: str
 ) -> None:
-    """The same kind of exception, which names what is wrong; and the session works afterwards."""
+    """Both sessions raise the same type with a message that names the cause, and can be used afterwards."""
     names, feed, options, named = WRONG[wrong]
     options = options() if callable(options) else options
-    with pytest.raises(Exception) as expected:  # noqa: PT011 - any: it is what this finds out
+    with pytest.raises(Exception) as expected:  # noqa: PT011 - the type is compared below
         way(theirs, names, feed, options)
     with pytest.raises(type(expected.value), match=f"(?s){named}"):
         way(ours, names, feed, options)
@@ -211,15 +211,15 @@ def test_wrong_calls_raise_the_same(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_right_calls_are_taken(ours: HybridSession, way: Callable[..., None]) -> None:
-    """Otherwise the wrong ones would prove nothing."""
+def test_valid_calls_are_served(ours: HybridSession, way: Callable[..., None]) -> None:
+    """Every way to call a session succeeds with valid arguments."""
     way(ours, None, {"x": X}, None)
     way(ours, ["l"], {"x": X}, ort.RunOptions())
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_closed_session_refuses_every_call(way: Callable[..., None]) -> None:
-    """However it is called."""
+    """Every way to call a closed session raises an error that says so."""
     graph = load(branches())
     session = HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph)))
     session.close()
@@ -228,7 +228,7 @@ def test_a_closed_session_refuses_every_call(way: Callable[..., None]) -> None:
 
 
 def test_a_binding_of_another_session_is_refused(theirs: ort.InferenceSession, ours: HybridSession) -> None:
-    """Ours of another session, and onnxruntime's own."""
+    """A binding of another HybridSession and one of onnxruntime's are refused."""
     graph = load(branches())
     with HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph))) as other:
         with pytest.raises(ValueError, match="session that created it"):
@@ -239,8 +239,8 @@ def test_a_binding_of_another_session_is_refused(theirs: ort.InferenceSession, o
         theirs.run_with_iobinding(ort.InferenceSession(branches().SerializeToString()).io_binding())
 
 
-def test_a_callback_that_cannot_be_called_is_refused(theirs: ort.InferenceSession, ours: HybridSession) -> None:
-    """At once, as there."""
+def test_a_callback_that_is_not_callable_is_refused(theirs: ort.InferenceSession, ours: HybridSession) -> None:
+    """Both sessions raise immediately."""
     for session in (theirs, ours):
         with pytest.raises(TypeError):
             session.run_async(None, {"x": X}, 5, None)
@@ -250,7 +250,7 @@ def test_a_callback_that_cannot_be_called_is_refused(theirs: ort.InferenceSessio
 
 
 def test_outputs_of_the_other_ways_to_run(ours: HybridSession) -> None:
-    """OrtValues, and what a callback is given."""
+    """OrtValues and the outputs that a callback receives equal plain onnxruntime's outputs."""
     y, left = run_plain(branches(), {"x": X})
     found = ours.run_with_ort_values(["l", "y"], {"x": ort.OrtValue.ortvalue_from_numpy(X)})
     assert_equal([v.numpy() for v in found], [left, y])
@@ -263,7 +263,7 @@ def test_outputs_of_the_other_ways_to_run(ours: HybridSession) -> None:
 
 
 def test_options_read_as_they_were_given(ours: HybridSession, theirs: ort.InferenceSession) -> None:
-    """Session options, provider options, memory for a tensor, and what happens when the accelerator fails."""
+    """Session options, provider options and the fallback can be read as they were given."""
     assert isinstance(ours.get_session_options(), ort.SessionOptions)
     assert ours.get_provider_options() == theirs.get_provider_options()
     memory = ours.create_ortvalue_from_shape_and_type([2, 4], np.float32, "cpu")
@@ -279,12 +279,12 @@ def test_options_read_as_they_were_given(ours: HybridSession, theirs: ort.Infere
 
 
 def test_a_terminated_run_raises_what_onnxruntime_raises(ours: HybridSession) -> None:
-    """``Fail``, which is no RuntimeError."""
+    """A terminated run raises ``Fail``, which is not a RuntimeError."""
     with pytest.raises(Fail, match="terminate"):
         ours.run(None, {"x": X}, terminating())
 
 
-# Libraries that look at a session.
+# Attributes that libraries read.
 
 
 #: Attributes that InferenceSession has by private names, and how to compare them.
@@ -305,7 +305,7 @@ PRIVATE: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", PRIVATE)
 @pytest.mark.parametrize("kind", ["cut", "plain"])
 def test_private_attributes_are_those_of_inference_session(tmp_path: Path, name: str, kind: str) -> None:
-    """Of a model in a file and of one in memory."""
+    """Private attributes are equal for a model in a file and for one in memory."""
     onnx.save(branches(), tmp_path / "model.onnx")
     graph = load(branches())
     plan = fixed_plan(graph, alternating_lanes(graph) if kind == "cut" else [1] * len(graph.dag))
@@ -319,20 +319,20 @@ def test_private_attributes_are_those_of_inference_session(tmp_path: Path, name:
 
 
 def test_every_private_attribute_is_there(ours: HybridSession, theirs: ort.InferenceSession) -> None:
-    """Whatever InferenceSession's constructor sets can be read."""
+    """Every attribute that InferenceSession's constructor sets can be read."""
     assert [name for name in vars(theirs) if not hasattr(ours, name)] == []
 
 
 def test_descriptions_can_be_kept_in_sets_and_changed(ours: HybridSession) -> None:
-    """As those of onnxruntime; a change is the caller's own."""
+    """Descriptions of inputs are hashable, and a caller's change does not affect the session."""
     (info,) = ours.get_inputs()
     assert len({info, *ours.get_outputs()}) == 3
     info.shape.append(7)
     assert ours.get_inputs()[0].shape[-1] == 4
 
 
-def test_a_closed_session_opens_nothing(ours: HybridSession) -> None:
-    """Neither by its private attributes nor for other providers nor by a binding of onnxruntime's own."""
+def test_a_closed_session_opens_no_session(ours: HybridSession) -> None:
+    """Private attributes, ``set_providers`` and onnxruntime's IOBinding are refused after closing."""
     binding = ort.IOBinding(ours)
     binding.bind_cpu_input("x", X)
     binding.bind_output("y")
@@ -347,15 +347,15 @@ def test_a_closed_session_opens_nothing(ours: HybridSession) -> None:
 
 
 def test_arguments_that_inference_session_ignores(caplog: pytest.LogCaptureFixture) -> None:
-    """They are ignored here, even those that have the names of others inside; a warning says so."""
+    """Unknown keyword arguments are ignored with a warning, also if internal arguments have their names."""
     rest = {"options": None, "reason": "none", "source": b""}
     with HybridSession(branches(), ort.SessionOptions(), **rest) as session:
         assert_equal(session.run(None, {"x": X}), run_plain(branches(), {"x": X}))
     assert all(repr(name) in caplog.text for name in rest)
 
 
-def test_no_fallback_to_other_providers_still_serves_what_a_segment_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``enable_fallback=0`` is about providers; only ``strict`` raises what a segment raises."""
+def test_a_segments_failure_is_served_without_provider_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``enable_fallback=0`` concerns providers only; only ``strict`` raises the error of a segment."""
     graph = load(branches())
 
     def fails(*_: Any, **__: Any) -> None:
@@ -366,8 +366,8 @@ def test_no_fallback_to_other_providers_still_serves_what_a_segment_fails(monkey
         assert_equal(session.run(None, {"x": X}), run_plain(branches(), {"x": X}))
 
 
-def test_what_is_no_model_or_no_options_is_refused_alike() -> None:
-    """With a TypeError."""
+def test_invalid_models_and_options_are_refused_with_a_type_error() -> None:
+    """Both sessions raise TypeError."""
     wrong: list[tuple[Any, ...]] = [(bytearray(b"x"),), (None,), (3,), (branches().SerializeToString(), {"a": 1})]
     for arguments in wrong:
         for kind in (ort.InferenceSession, HybridSession):
@@ -376,7 +376,7 @@ def test_what_is_no_model_or_no_options_is_refused_alike() -> None:
 
 
 def test_a_binding_without_outputs_is_refused(ours: HybridSession, theirs: ort.InferenceSession) -> None:
-    """By both."""
+    """Both sessions refuse a binding without outputs."""
     for session in (ours, theirs):
         binding = session.io_binding()
         binding.bind_cpu_input("x", X)
@@ -384,8 +384,8 @@ def test_a_binding_without_outputs_is_refused(ours: HybridSession, theirs: ort.I
             session.run_with_iobinding(binding)
 
 
-def test_a_binding_of_onnxruntime_itself(ours: HybridSession, theirs: ort.InferenceSession) -> None:
-    """What ``onnxruntime.IOBinding(session)`` binds is run; one of another session is refused."""
+def test_a_binding_of_onnxruntimes_class_is_run(ours: HybridSession, theirs: ort.InferenceSession) -> None:
+    """A binding of ``onnxruntime.IOBinding(session)`` is run; one of another session is refused."""
     binding = ort.IOBinding(ours)
     binding.bind_cpu_input("x", X)
     binding.bind_output("y")
@@ -398,7 +398,7 @@ def test_a_binding_of_onnxruntime_itself(ours: HybridSession, theirs: ort.Infere
 
 @pytest.mark.parametrize("kind", ["cut", "plain"])
 def test_scalars_are_bound_as_scalars(kind: str) -> None:
-    """An array without dimensions keeps its rank, from an array and from an address."""
+    """An array without dimensions keeps its rank, bound as an array and by address."""
     nodes = [node("Mul", ["x", "t"], ["a"]), node("Exp", ["a"], ["y"])]
     model = make_model(nodes, [value("x", FLOAT, [2]), value("t", FLOAT, [])], [value("y", FLOAT, [2])])
     graph = load(model)

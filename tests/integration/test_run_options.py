@@ -1,4 +1,4 @@
-"""Options of a request, on a cut session: honoured by every segment, or the request runs plain."""
+"""Tests of the options of a request on a cut session: honoured by every segment, or the request runs plain."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from option_cases import (
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to work in, in which files show."""
+    """Change to an empty folder, in which files that a session writes appear."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -46,13 +46,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run_options(change: Callable[[ort.RunOptions], object]) -> ort.RunOptions:
-    """Run options with a change."""
+    """Return run options with a change applied."""
     made = ort.RunOptions()
     change(made)
     return made
 
 
-#: A change of each readable run option, apart from ``terminate``.
+#: A change of each readable run option except ``terminate``.
 RUN_CHANGES: Mapping[str, Callable[[ort.RunOptions], object]] = {
     "log_severity_level": lambda o: setattr(o, "log_severity_level", 4),
     "log_verbosity_level": lambda o: setattr(o, "log_verbosity_level", 1),
@@ -63,7 +63,7 @@ RUN_CHANGES: Mapping[str, Callable[[ort.RunOptions], object]] = {
 
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[ort.RunOptions | None]:
-    """Record the run options that executors get."""
+    """Return the list of run options that executors receive."""
     seen: list[ort.RunOptions | None] = []
     real = Executor.run
 
@@ -77,7 +77,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[ort.RunOptions | None]:
 
 @pytest.mark.parametrize("name", RUN_CHANGES)
 def test_a_run_option_is_treated_as_the_table_says(name: str, requests: list[ort.RunOptions | None]) -> None:
-    """The request is served by the segments, or by a plain session; however it is made."""
+    """The request runs on the segments or plain as the table says, whichever method makes it."""
     given = run_options(RUN_CHANGES[name])
     expected = plain(chain(), options()).run(None, FEED)
     with cut(chain()) as session:
@@ -95,7 +95,7 @@ def test_a_run_option_is_treated_as_the_table_says(name: str, requests: list[ort
 
 @pytest.mark.parametrize("key", RUN_KEYS)
 def test_a_run_key_is_treated_as_the_table_says(key: str, requests: list[ort.RunOptions | None]) -> None:
-    """On the CPU alone, keys for accelerators change nothing; with one, the request runs plain."""
+    """On the CPU, keys for accelerators have no effect; with an accelerator, the request runs plain."""
     given = run_options(lambda o: o.add_run_config_entry(key, "cpu:0" if key.startswith("memory") else "1"))
     with cut(chain()) as session:
         assert_equal(session.run(None, FEED, given), plain(chain(), options()).run(None, FEED, given))
@@ -103,16 +103,16 @@ def test_a_run_key_is_treated_as_the_table_says(key: str, requests: list[ort.Run
     assert (repr(key) in run_reason(given, accelerated=True)) == (RUN_KEYS[key].treatment is Treatment.PLAIN)
 
 
-def test_arenas_of_other_devices_are_not_the_segments_business() -> None:
-    """The request runs plain, and raises what InferenceSession raises."""
+def test_memory_arenas_of_other_devices_raise_onnxruntimes_exception() -> None:
+    """The request runs plain and raises InferenceSession's exception."""
     given = run_options(lambda o: o.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0;gpu:0"))
     with cut(chain()) as session:
         ours = outcome(lambda: session.run(None, FEED, given))
     assert_same_outcome(ours, outcome(lambda: plain(chain(), options()).run(None, FEED, given)))
 
 
-def test_a_request_is_terminated_while_it_runs() -> None:
-    """From another thread, as InferenceSession's; and the next one is whole."""
+def test_a_running_request_can_be_terminated() -> None:
+    """Another thread terminates a request, and the next request succeeds."""
     w = np.eye(600, dtype=np.float32)
     names = ["x", *(f"v{at}" for at in range(99)), "y"]
     nodes = [node("MatMul", [a, "w"], [b], name=b) for a, b in itertools.pairwise(names)]
@@ -131,7 +131,7 @@ def test_a_request_is_terminated_while_it_runs() -> None:
 
 @pytest.fixture
 def adapter(folder: Path) -> Iterator[ort.RunOptions]:
-    """Run options with an active adapter, which replaces the weight; they only point to it."""
+    """Yield run options with an active adapter that replaces the weight; they only refer to the adapter."""
     made = ort.AdapterFormat()
     made.set_adapter_version(1)
     made.set_model_version(1)
@@ -146,7 +146,7 @@ def adapter(folder: Path) -> Iterator[ort.RunOptions]:
 
 
 def test_an_adapter_gives_its_weights(adapter: ort.RunOptions, requests: list[ort.RunOptions | None]) -> None:
-    """The request runs plain, and the next one on the segments."""
+    """A request with an adapter runs plain with the adapter's weights, and the next one runs on the segments."""
     model = chain()
     model.graph.input.append(value("w", FLOAT, [4, 4]))
     with cut(model) as session:
@@ -158,15 +158,15 @@ def test_an_adapter_gives_its_weights(adapter: ort.RunOptions, requests: list[or
 
 
 def test_an_adapter_for_another_model_is_refused(adapter: ort.RunOptions) -> None:
-    """As by InferenceSession, however the model is cut."""
+    """An adapter for another model is refused as by InferenceSession."""
     with cut(chain()) as session:
         for either in (session, plain(chain(), options())):
             with pytest.raises(InvalidArgument, match="w"):
                 either.run(None, FEED, adapter)
 
 
-def test_every_run_option_is_tried() -> None:
-    """Those above are all."""
+def test_every_run_option_is_tested() -> None:
+    """The changes above cover all run options of the table."""
     methods = {name for name in RUN_OPTIONS if callable(getattr(ort.RunOptions(), name))}
     assert methods == {"add_active_adapter", "add_run_config_entry", "get_run_config_entry"}
     assert set(RUN_OPTIONS) - methods == {*RUN_CHANGES, "terminate"}

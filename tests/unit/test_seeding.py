@@ -1,4 +1,4 @@
-"""Models and requests without their large arrays, and restored."""
+"""Tests of models and requests that are stored without their large arrays."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ INDICES = NUMBERS.permutation(512).astype(np.int64)
 MASK = np.triu(np.full((32, 32), -np.inf, np.float32), 1)
 
 
-def weighty() -> onnx.ModelProto:
-    """A model with weights in an initialiser, in a constant, and in a branch; and notes of an exporter."""
+def weighted_model() -> onnx.ModelProto:
+    """Return a model with weights in an initialiser, a constant and a branch, and with an exporter's notes."""
     branch = helper.make_graph(
         [helper.make_node("Constant", [], ["inner"], value=numpy_helper.from_array(VARIANCE, "inner"))],
         "branch",
@@ -50,8 +50,8 @@ def weighty() -> onnx.ModelProto:
 
 
 def test_a_stripped_model_is_restored() -> None:
-    """Names, types and shapes are the same; large weights resemble the original ones; the rest is equal."""
-    model = weighty()
+    """Names, types and shapes are equal, large weights resemble the original ones, and all other values are equal."""
+    model = weighted_model()
     stripped = strip(model)
     restored = restore(onnx.load_from_string(stripped.SerializeToString()))
     assert stripped.ByteSize() < model.ByteSize() / 1.5
@@ -65,12 +65,12 @@ def test_a_stripped_model_is_restored() -> None:
     assert after["variance"].mean() == pytest.approx(VARIANCE.mean(), abs=0.05)
     assert after["variance"].std() == pytest.approx(VARIANCE.std(), rel=0.2)
     assert restored.SerializeToString() == restore(stripped).SerializeToString()
-    assert model.SerializeToString() == weighty().SerializeToString(), "the original was changed"
+    assert model.SerializeToString() == weighted_model().SerializeToString(), "the original was changed"
 
 
 def test_constants_in_nodes_and_branches_are_restored() -> None:
-    """Wherever a tensor is, its weights are drawn again."""
-    stripped = strip(weighty())
+    """Weights are drawn again in Constant nodes and in inner graphs."""
+    stripped = strip(weighted_model())
     assert not stripped.graph.node[1].attribute[0].t.raw_data
     restored = restore(stripped)
     table = numpy_helper.to_array(restored.graph.node[1].attribute[0].t)
@@ -80,24 +80,24 @@ def test_constants_in_nodes_and_branches_are_restored() -> None:
         assert (inner.shape, inner.min() > 0.4) == (VARIANCE.shape, True)
 
 
-def test_notes_are_stripped_but_not_what_sessions_show() -> None:
-    """Notes at nodes go; the model's metadata, and the types of its values, stay."""
-    stripped = strip(weighty())
+def test_exporters_notes_are_stripped() -> None:
+    """Notes at nodes are removed; the model's metadata and the types of its values are kept."""
+    stripped = strip(weighted_model())
     assert not stripped.graph.node[0].doc_string
     assert not stripped.graph.node[0].metadata_props
     assert [entry.value for entry in stripped.metadata_props] == ["somebody"]
     assert [info.name for info in stripped.graph.value_info] == ["a"]
 
 
-def test_only_what_can_be_drawn_is_replaced() -> None:
-    """Not masks, indices, text, small arrays, or arrays that compress well."""
+def test_only_arrays_that_can_be_drawn_are_replaced() -> None:
+    """Masks, indices, text, small arrays and arrays that compress well are kept."""
     assert all(map(seedable, (VARIANCE, TABLE, CODES)))
     assert not any(map(seedable, (MASK, INDICES, VARIANCE[:8], np.zeros(4096, np.float32), CODES.astype(str))))
 
 
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.BFLOAT16, TensorProto.UINT8])
 def test_a_recipe_keeps_type_and_range(kind: int) -> None:
-    """Every type that is replaced is drawn within the range of the original."""
+    """Arrays of every type are drawn within the range of the original."""
     array = (NUMBERS.uniform(3, 200, (16, 32))).astype(helper.tensor_dtype_to_np_dtype(kind))
     recipe = Recipe.from_json(json.loads(json.dumps(Recipe.of(array, "name").to_json())))
     drawn = recipe.draw()
@@ -107,10 +107,11 @@ def test_a_recipe_keeps_type_and_range(kind: int) -> None:
 
 
 def test_a_case_is_written_and_read(tmp_path: Path) -> None:
-    """Requests keep names, types and shapes; small ones, and text, their values."""
+    """Requests keep names, types and shapes; small arrays and text keep their values."""
     folder = tmp_path / "case"
     folder.mkdir()
-    onnx.save(weighty(), folder / "model.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
+    model = weighted_model()
+    onnx.save(model, folder / "model.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
     feed: dict[str, Any] = {
         "ids": NUMBERS.integers(0, 30000, (4, 128)),
         "x": VARIANCE,
@@ -127,7 +128,7 @@ def test_a_case_is_written_and_read(tmp_path: Path) -> None:
     assert written == sum(path.stat().st_size for path in (tmp_path / "sample").iterdir())
     restored = read_sample("family-model-a", tmp_path, tmp_path / "sample")
     assert restored.case == case
-    assert len(onnx.load(restored.model).graph.initializer) == len(weighty().graph.initializer)
+    assert len(onnx.load(restored.model).graph.initializer) == len(weighted_model().graph.initializer)
     found = restored.feeds[0]
     assert [(name, np.asarray(v).dtype) for name, v in found.items() if name != "items"] == [
         (name, v.dtype) for name, v in feed.items() if name != "items"

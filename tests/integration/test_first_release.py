@@ -1,4 +1,4 @@
-"""Files that the first release wrote: they are read, and mean the same.
+"""Tests that files of the first release are read with the same meaning.
 
 ``tests/data/first_release`` holds two models, a profile of each, and a plan from that profile: one that cuts recurrent
 operators into chunks for two cores, and one for an accelerator. Times in the profiles are twenty times those measured,
@@ -23,8 +23,8 @@ MODELS = ("branches", "lstm")
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_plan_is_read_and_carried_out(name: str) -> None:
-    """As it was meant: on its lanes, with its chunks; and the outputs are right."""
+def test_a_plan_is_read_and_executed(name: str) -> None:
+    """The plan runs on its lanes and with its chunks, and gives correct outputs."""
     model, file = FIRST / f"{name}.onnx", FIRST / f"{name}.plan.json"
     written = json.loads(file.read_text())
     with HybridSession(model, plan=file) as session:
@@ -40,8 +40,8 @@ def test_a_plan_is_read_and_carried_out(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_profile_is_read_and_planned_from(name: str) -> None:
-    """Its signatures still are those of the model's operators: nothing is estimated."""
+def test_a_profile_is_read_and_used_for_planning(name: str) -> None:
+    """Its signatures are those of the model's operators, so that no cost is estimated."""
     graph, profile = load(FIRST / f"{name}.onnx"), Profile.load(FIRST / f"{name}.profile.json")
     written = json.loads((FIRST / f"{name}.profile.json").read_text())
     assert {s: list(o.cpu_ms) for s, o in profile.operators.items()} == {
@@ -64,7 +64,7 @@ def test_a_profile_is_read_and_planned_from(name: str) -> None:
 def test_other_schemas_are_refused_with_the_schema_hint(
     tmp_path: Path, kind: str, error: type[InputError], schema: str | None, way: str
 ) -> None:
-    """Newer files, older ones, and those of something else."""
+    """Files of newer, older and other schemas are refused with a hint."""
     content = json.loads((FIRST / f"lstm.{kind}.json").read_text())
     content["schema"] = schema and schema.format(kind)
     path = tmp_path / "file.json"
@@ -74,7 +74,7 @@ def test_other_schemas_are_refused_with_the_schema_hint(
         read(path)
 
 
-def test_a_plan_whose_model_has_changed_is_refused_with_the_schema_hint() -> None:
-    """It says what differs, and how to make another one."""
+def test_a_plan_of_another_model_is_refused() -> None:
+    """The error says what differs and how to create a new plan."""
     with pytest.raises(PlanError, match=r"does not fit.*chrion partition"):
         HybridSession(FIRST / "branches.onnx", plan=FIRST / "lstm.plan.json")

@@ -1,4 +1,4 @@
-"""Damaged and hostile files: every reader says in one line what is wrong, and does nothing else."""
+"""Tests of damaged and malicious files: every reader refuses them with one line and has no other effect."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ memory_mb = 0
 
 
 def refused_or_read(read: Callable[[Path], object], content: bytes, path: Path) -> bool:
-    """Whether a reader takes a file; it must not fail but with a line of its own."""
+    """Return whether a reader accepts a file; it must raise no other exception than one with a single line."""
     path.write_bytes(content)
     try:
         read(path)
@@ -86,12 +86,12 @@ def refused_or_read(read: Callable[[Path], object], content: bytes, path: Path) 
 
 
 def plan_and_graph(path: Path) -> None:
-    """Read a plan and see whether it is for the model."""
+    """Read a plan and check that it fits the model."""
     Plan.load(path).apply(GRAPH)
 
 
 def profile_and_costs(path: Path) -> None:
-    """Read a profile and estimate with it."""
+    """Read a profile and estimate costs with it."""
     Profile.load(path).costs(GRAPH.dag)
 
 
@@ -101,21 +101,21 @@ def profile_and_costs(path: Path) -> None:
 @OFTEN
 @given(content=st.one_of(damaged_json(PLAN), damaged_bytes(json.dumps(PLAN).encode())))
 def test_damaged_plans(tmp_path: Path, content: bytes) -> None:
-    """A plan is refused, or is one that the model can be run by, or is for another model."""
+    """A damaged plan is refused, does not fit the model, or can be executed."""
     refused_or_read(plan_and_graph, content, tmp_path / "plan.json")
 
 
 @OFTEN
 @given(content=st.one_of(damaged_json(PROFILE), damaged_bytes(json.dumps(PROFILE).encode())))
 def test_damaged_profiles(tmp_path: Path, content: bytes) -> None:
-    """A profile is refused, or gives costs."""
+    """A damaged profile is refused or gives costs."""
     refused_or_read(profile_and_costs, content, tmp_path / "profile.json")
 
 
 @OFTEN
 @given(content=damaged_bytes(SCENARIO))
 def test_damaged_scenarios(tmp_path: Path, content: bytes) -> None:
-    """A scenario is refused, or can be built."""
+    """A damaged scenario is refused or can be built."""
     refused_or_read(lambda path: find_scenario(str(path)).build(), content, tmp_path / "s.toml")
 
 
@@ -123,15 +123,15 @@ def test_damaged_scenarios(tmp_path: Path, content: bytes) -> None:
 @OFTEN
 @given(data=st.data())
 def test_damaged_traces(tmp_path: Path, kind: str, data: st.DataObject) -> None:
-    """A trace is refused, or read."""
+    """A damaged trace is refused or read."""
     content = data.draw(damaged_bytes(TRACES[kind]))
     path = tmp_path / "trace.csv"
     path.unlink(missing_ok=True)
     refused_or_read(lambda path: read_trace(kind, path), content, path)
 
 
-def test_what_is_whole_is_read(tmp_path: Path) -> None:
-    """The files that the tests above damage are good ones."""
+def test_undamaged_files_are_read(tmp_path: Path) -> None:
+    """The files that the other tests damage are valid."""
     assert refused_or_read(plan_and_graph, json.dumps(PLAN).encode(), tmp_path / "p")
     assert refused_or_read(profile_and_costs, json.dumps(PROFILE).encode(), tmp_path / "q")
     assert refused_or_read(lambda path: find_scenario(str(path)).build(), SCENARIO, tmp_path / "s.toml")
@@ -141,21 +141,21 @@ def test_what_is_whole_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("read", "failure"), [(Plan.load, PlanError), (Profile.load, ProfileError)])
-def test_json_nested_without_end(tmp_path: Path, read: Callable[[Path], object], failure: type[InputError]) -> None:
-    """It is refused before the stack is used up."""
+def test_deeply_nested_json(tmp_path: Path, read: Callable[[Path], object], failure: type[InputError]) -> None:
+    """Deeply nested JSON is refused before the stack overflows."""
     path = tmp_path / "deep.json"
     path.write_text('{"schema":' + "[" * 200_000)
     with pytest.raises(failure, match="not JSON: nested too deep"):
         read(path)
 
 
-def test_toml_nested_without_end(tmp_path: Path) -> None:
-    """As for JSON."""
+def test_deeply_nested_toml(tmp_path: Path) -> None:
+    """Deeply nested TOML is refused before the stack overflows."""
     assert not refused_or_read(lambda p: find_scenario(str(p)), b"a = " + b"[" * 200_000, tmp_path / "deep.toml")
 
 
-def test_a_device_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading stops where no file of the kind goes on."""
+def test_endless_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading stops at the size limit of the kind of file."""
     monkeypatch.setattr("chrion.graph.reading._MAX_BYTES", 1 << 20)
     zero = Path("/dev/zero")
     with pytest.raises(PlanError, match="File too large"):
@@ -170,21 +170,21 @@ def test_a_device_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recurrent() -> bytes:
-    """A small model with weights, chunks and several layers."""
+    """Return a small model with weights, chunks and several layers."""
     return bytes(build_recurrent(RecurrentSpec(layers=2, batch=1, io=3, seq=4, chunk=2)).SerializeToString())
 
 
 def read_model(content: bytes) -> str:
-    """Load a model where memory and time are short; empty if that went well, or was refused in a line."""
-    import resource  # noqa: PLC0415 - only Unix has it
+    """Load a model with limited memory and time; return an empty text if it is loaded, or refused in one line."""
+    import resource  # noqa: PLC0415 - exists on Unix only
 
     resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
     try:
         graph = load(content)
-        graph.digest  # noqa: B018 - reads all of it
+        graph.digest  # noqa: B018 - reads the whole model
     except InputError as error:
         return "" if "\n" not in error.message else f"more than a line: {error}"
-    except Exception as error:  # noqa: BLE001 - that is what is looked for
+    except Exception as error:  # noqa: BLE001 - the test detects unexpected exceptions
         return f"{type(error).__name__}: {error}"
     return ""
 
@@ -192,13 +192,13 @@ def read_model(content: bytes) -> str:
 @settings(deadline=None, max_examples=6)
 @given(st.lists(st.one_of(damaged_bytes(recurrent()), damaged_bytes(branches().SerializeToString())), min_size=25))
 def test_damaged_models(contents: list[bytes]) -> None:
-    """A model is refused in a line, or loaded; no process crashes or hangs over one."""
+    """A damaged model is refused in one line or loaded; no process crashes or hangs."""
     wrong = {r.reason if isinstance(r, FailedJob) else r for _, r in run_all(read_model, contents, 2, timeout_s=60.0)}
     assert wrong <= {""}
 
 
-def test_a_model_whose_name_is_no_text() -> None:
-    """Onnxruntime runs it, and so does a session."""
+def test_a_model_whose_name_is_not_valid_text() -> None:
+    """A session runs a model with an invalid name, as onnxruntime does."""
     model, x = branches(), np.ones((2, 4), np.float32)
     damaged = model.SerializeToString().replace(b"tiny", b"t\xffny")
     with HybridSession(damaged) as session:
@@ -210,7 +210,7 @@ def test_a_model_whose_name_is_no_text() -> None:
 
 
 def weights_elsewhere(location: str) -> onnx.ModelProto:
-    """A model whose only weight is in another file."""
+    """Return a model whose only weight is in another file."""
     weight = TensorProto(name="w", data_type=FLOAT, dims=[1000], data_location=TensorProto.EXTERNAL)
     weight.external_data.add(key="location", value=location)
     model = make_model([node("Add", ["x", "w"], ["y"])], [value("x", FLOAT, [1000])], [value("y", FLOAT, [1000])])
@@ -220,7 +220,7 @@ def weights_elsewhere(location: str) -> onnx.ModelProto:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model's folder, and beside it one with a secret, to which links lead."""
+    """Return a model's folder; links in it lead to a folder with a secret file next to it."""
     secret, own = tmp_path / "secret", tmp_path / "models"
     for made in (secret, own):
         made.mkdir()
@@ -248,8 +248,8 @@ def folder(tmp_path: Path) -> Path:
         "*/_ORT_MEM_ADDR_/*",
     ],
 )
-def test_weights_outside_of_the_folder_are_refused(folder: Path, location: str) -> None:
-    """Absolute paths, paths and links that lead out, addresses: by load and by a session, with the weight's name."""
+def test_weights_outside_the_folder_are_refused(folder: Path, location: str) -> None:
+    """Absolute paths, paths and links that leave the folder, and URLs are refused with the name of the weight."""
     path = folder / "m.onnx"
     onnx.save(weights_elsewhere(location), path)
     for read in (load, HybridSession):
@@ -257,8 +257,8 @@ def test_weights_outside_of_the_folder_are_refused(folder: Path, location: str) 
             read(path)
 
 
-def test_weights_of_inner_graphs_and_functions_are_looked_at(folder: Path) -> None:
-    """A path may hide in a constant, a branch, or a function."""
+def test_weights_of_inner_graphs_and_functions_are_checked(folder: Path) -> None:
+    """A path outside the folder is refused in a constant, in a branch and in a function."""
     weight = weights_elsewhere("../secret/w.bin").graph.initializer[0]
     constant = node("Constant", [], ["c"], value=weight)
     inner = helper.make_graph([constant], "inner", [], [value("c", FLOAT, [1000])])
@@ -277,7 +277,7 @@ def test_weights_of_inner_graphs_and_functions_are_looked_at(folder: Path) -> No
 
 @pytest.mark.parametrize("location", ["w.bin", "./w.bin", "inner.bin"])
 def test_weights_in_the_folder_are_read(folder: Path, location: str) -> None:
-    """Also by a link that stays in it."""
+    """Weights in the folder are read, also through a link within it."""
     path = folder / "m.onnx"
     onnx.save(weights_elsewhere(location), path)
     x = np.arange(1000, dtype=np.float32)
@@ -290,8 +290,8 @@ def test_weights_in_the_folder_are_read(folder: Path, location: str) -> None:
 
 @OFTEN
 @given(content=damaged_bytes(b'{"signature": "s", "cost": {"op_type": "Relu", "cpu_ms": [1.0, 2.0]}}'))
-def test_damaged_measurements_count_as_not_there(content: bytes) -> None:
-    """Whatever stands in the file."""
+def test_damaged_measurements_are_ignored(content: bytes) -> None:
+    """A damaged file of measurements counts as missing."""
     cache = Cache("damaged", 2)
     cache.put("s", OperatorCost("Relu", (1.0, 2.0)))
     path = cache._path("s")
@@ -302,8 +302,8 @@ def test_damaged_measurements_count_as_not_there(content: bytes) -> None:
 
 @settings(OFTEN, max_examples=60)
 @given(content=damaged_json({"winner": "plan 1", "plan": PLAN, "why": "fastest"}))
-def test_damaged_choices_count_as_not_there(content: bytes) -> None:
-    """Whatever stands in the file."""
+def test_damaged_decisions_are_ignored(content: bytes) -> None:
+    """A damaged file of decisions counts as missing."""
     memory = DecisionCache("damaged")
     memory.keep(Decision("plain", None, "why"))
     memory._path.write_bytes(content)
@@ -311,8 +311,8 @@ def test_damaged_choices_count_as_not_there(content: bytes) -> None:
     assert found is None or isinstance(found, Decision)
 
 
-def test_a_choice_that_fits_no_more_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A plan in the cache that is for another model, or for more cores than there are, does no harm."""
+def test_a_decision_that_no_longer_fits_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A cached plan for another model, or for more cores than exist, has no effect."""
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
     model, x = branches(size=5), np.ones((2, 5), np.float32)
     HybridSession(model, cores=1).close()
@@ -325,7 +325,7 @@ def test_a_choice_that_fits_no_more_is_made_again(monkeypatch: pytest.MonkeyPatc
 
 
 def test_cached_files_are_private(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Folders for their owner alone, files as well, whatever the mask says."""
+    """Only the owner can access cached files and folders, whatever the umask."""
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path / "cache"))
     before = os.umask(0)
     try:
@@ -349,15 +349,15 @@ def _write_and_read(start: int) -> int:
 
 
 def test_many_processes_share_a_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """While four write the same file, each finds a whole one every time, and no scratch file is left."""
+    """While four processes write one file, each always reads a complete one, and no temporary file remains."""
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
     with multiprocessing.get_context("spawn").Pool(4) as pool:
         assert pool.map(_write_and_read, range(4)) == [300] * 4
     assert len([p for p in tmp_path.rglob("*") if p.is_file()]) == 1
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As where a file stands in the folder's place: nothing is kept, and everything works."""
+def test_an_unwritable_cache_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """If a file is in the place of the cache's folder, nothing is cached and sessions work."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path / "file" / "cache"))
     cache = Cache("f", 1)
