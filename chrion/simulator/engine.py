@@ -1,10 +1,9 @@
-"""The event loop: requests in order of arrival, and between them what follows from them.
+"""The event loop: requests in order of arrival, and between them the events that they cause.
 
-Events stand in a heap as ``(time, sequence, action, payload)``; the sequence number makes equal times come in the
-order in which they were foreseen, so a run is the same for the same seed. An event at the time of an arrival comes
-before it. Arrivals never enter the heap: they come in chunks that are already in order, so memory does not grow with
-their number. One request costs one event, and two or three more where a hybrid variant gives its slot and cores back
-before its end.
+Events are kept in a heap as ``(time, sequence, action, payload)``. The sequence number orders events of the same time
+by their creation, so that equal seeds give equal runs. An event at the time of an arrival precedes the arrival.
+Arrivals never enter the heap: they come in chunks that are already in order, so memory does not grow with their number.
+A request costs one event, and two or three more if a hybrid variant releases its slot and cores before its end.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from chrion.simulator.variants import Jitter, Variant
 
 #: Requests in order of arrival: times in ms, models. Both of shape [n].
 Chunk = tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]
-#: Events between two visits of the statistics while the last requests end.
+#: Events between two flushes of the metrics while the last requests end.
 _DRAIN = 1 << 16
 
 
 class NextUseOracle:
-    """When each model is asked for next: the oracle of Belady's policy. Needs the whole trace in memory."""
+    """The time of each model's next request, as Belady's policy needs it. Keeps the whole trace in memory."""
 
     def __init__(self, models: npt.NDArray[np.int64]) -> None:
         order = np.argsort(models, kind="stable")
@@ -40,20 +39,20 @@ class NextUseOracle:
         self._positions = [order[a:b].tolist() for a, b in pairwise(bounds)]
 
     def next_use(self, model: int, number: int) -> float:
-        """The number of the first request for ``model`` after request ``number``, or infinity."""
+        """Return the number of the first request for ``model`` after request ``number``, or infinity."""
         positions = self._positions[model] if model < len(self._positions) else []
         index = bisect_right(positions, number)
         return float(positions[index]) if index < len(positions) else float("inf")
 
 
 def read_ahead(chunks: Iterable[Chunk]) -> NextUseOracle:
-    """Read all requests ahead."""
+    """Return an oracle of all requests of a workload."""
     return NextUseOracle(np.concatenate([np.zeros(0, np.int64), *(models for _, models in chunks)]))
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """All that a run needs apart from its requests."""
+    """The inputs of a run, apart from its requests."""
 
     #: One entry a server.
     servers: Sequence[ServerSpec]
@@ -62,16 +61,16 @@ class EngineConfig:
     policies: ServerPolicies
     route: Route
     seed: int
-    #: Late is told by the time since arrival; else by the execution time alone.
+    #: Compare the response time with the objective; otherwise the execution time.
     from_arrival: bool = True
-    #: Fill the memory with the first models that fit before the first request.
+    #: Load models in their order before the first request, as far as they fit.
     preload: bool = False
-    #: What will be asked for; only Belady's policy looks.
+    #: The future requests; only Belady's policy uses them.
     oracle: NextUseOracle | None = None
 
 
 class Engine:
-    """One run over one cluster."""
+    """One run of one cluster."""
 
     def __init__(self, config: EngineConfig, journal: Callable[[float, str, int, int], None] | None = None) -> None:
         models, servers = len(config.variants), len(config.servers)
@@ -108,9 +107,12 @@ class Engine:
 
         Args:
             chunks: The requests.
-            progress: Hears after each chunk how many requests have arrived.
-            keep: Gets the records of ended requests, shape [n, 7], in the order in which they started; see
-                :data:`chrion.simulator.metrics.COLUMNS`.
+            progress: Called after each chunk with the number of requests that have arrived.
+            keep: Called with the records of requests, shape [n, 7], in the order in which they started or were dropped;
+                see :data:`chrion.simulator.metrics.COLUMNS`.
+
+        Returns:
+            The metrics of all requests.
         """
         for times, models in chunks:
             factors, draws = self._jitter.draw(models), self._draws.random(len(models))
@@ -149,7 +151,7 @@ class Engine:
         heapq.heappush(self._events, (at, next(self._sequence), action, payload))
 
     def _next_use(self, model: int) -> float:
-        assert self.config.oracle  # noqa: S101 # given to servers only where there is one
+        assert self.config.oracle  # noqa: S101 # servers have this method only if there is an oracle
         return self.config.oracle.next_use(model, self._number - 1)
 
     def _flush(self, keep: Callable[[npt.NDArray[np.float64]], None], *, force: bool = False) -> None:
@@ -158,7 +160,7 @@ class Engine:
             keep(rows)
 
     def _preload(self) -> None:
-        """Pinned models first, on every server that can hold them; then, if asked, the others while they fit."""
+        """Load pinned models on every server that can hold them, then other models while they fit, if configured."""
         pinned = self.config.policies.pinned
         for server in self.servers:
             for model in range(len(pinned)):
@@ -170,7 +172,7 @@ class Engine:
 
 
 def eligible_servers(variant: Variant, servers: Sequence[ServerSpec]) -> list[int]:
-    """Servers whose memory and cores are enough for the variant, in ascending order."""
+    """Return the indices of the servers with enough memory, cores and slots for a variant, in ascending order."""
     return [
         i
         for i, spec in enumerate(servers)

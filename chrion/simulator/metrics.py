@@ -1,8 +1,8 @@
-"""What a run is remembered by, in memory that does not grow with the requests.
+"""Metrics of a run, in memory that does not grow with the number of requests.
 
-Latencies go into histograms whose bins grow by 1 % each, so a quantile is known within half a percent from a
-millisecond's hundredth to a day. Sums are exact. Memory over time is a step function averaged over equal bins; when
-time outgrows them, bins merge in pairs.
+Latencies are counted in histograms whose bins grow by 1 % each, so quantiles from 0.01 ms to a day are exact to half a
+percent. Sums are exact. Memory over time is a step function averaged over equal bins; bins are merged in pairs when
+the run is longer than all of them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
-#: Columns of a request's record: number, model, server, arrival, start, end (ms), whether it waited for a load.
+#: Columns of a request's record: number, model, server, arrival, start, end (all in ms), whether it waited for a load.
 COLUMNS = 7
-#: Requests between two visits of the histograms.
+#: Requests that are recorded before the histograms are updated.
 _BATCH = 1 << 15
 
 _FIRST_MS = 0.01
@@ -28,20 +28,20 @@ _LOG_GROWTH = float(np.log(_GROWTH))
 
 
 def bin_edges() -> Floats:
-    """Edges in ms of every histogram's bins, shape [bins + 1]; the first bin also holds all that is shorter."""
+    """Return the edges in ms of the histograms' bins, shape [bins + 1]; the first bin also counts shorter latencies."""
     edges: Floats = np.multiply(_FIRST_MS, _GROWTH ** np.arange(_BINS + 1), dtype=np.float64)
     return edges
 
 
 def bin_index(values_ms: Floats) -> Counts:
-    """The bin of each value; what is out of range goes to the first or the last."""
+    """Return the bin of each value; values out of range are in the first or the last bin."""
     with np.errstate(divide="ignore"):
         index = np.floor(np.log(values_ms / _FIRST_MS) / _LOG_GROWTH)
     return np.clip(index, 0, _BINS - 1).astype(np.int64)
 
 
 def quantile(counts: Counts, share: float) -> float:
-    """The value in ms that ``share`` of the counted ones do not exceed, to half a bin; NaN if none was counted."""
+    """Return the ``share`` quantile in ms, exact to half a bin; NaN for an empty histogram."""
     total = int(counts.sum())
     if total == 0:
         return float("nan")
@@ -50,26 +50,26 @@ def quantile(counts: Counts, share: float) -> float:
 
 
 class BinnedAverage:
-    """The mean of a step function over equal bins of time, at most ``bins`` of them, and its peak."""
+    """The peak of a step function and its means over equal bins of time, of which there are at most ``bins``."""
 
     def __init__(self, bins: int = 512, width_ms: float = 1000.0) -> None:
         self.bins = bins
         self.width_ms = width_ms
         self.peak = 0.0
-        #: The time of the last step, and the integral until then.
+        #: The time of the last step in ms, and the integral until then.
         self.now = 0.0
         self.area = 0.0
         self._areas = [0.0] * bins
         self._value = 0.0
 
     def step(self, now: float, value: float) -> None:
-        """The function takes this value from ``now`` on; times must not go back."""
+        """Set the function's value from ``now`` on; times must not decrease."""
         self._advance(now)
         self._value = value
         self.peak = max(self.peak, value)
 
     def means(self, end_ms: float) -> tuple[float, list[float]]:
-        """Close the function at ``end_ms``; return the width of a bin in ms and the mean in each begun bin."""
+        """End the function at ``end_ms``; return the width of a bin in ms and the mean of each bin until then."""
         end_ms = max(end_ms, self.now)
         self._advance(end_ms)
         width, filled = self.width_ms, []
@@ -95,7 +95,7 @@ class BinnedAverage:
 
 
 class RequestMetrics:
-    """Counts, sums and histograms over the ended requests, by model and by server."""
+    """Counts, sums and histograms of requests, by model and by server."""
 
     def __init__(self, models: int, servers: int, slo_ms: Sequence[float], *, from_arrival: bool) -> None:
         self._slo_ms = np.array(slo_ms)
@@ -106,18 +106,18 @@ class RequestMetrics:
         self.executions = np.zeros((models, _BINS), np.int64)
         self.cold_responses = np.zeros(_BINS, np.int64)
         self.end_ms = 0.0
-        #: Execution time by server and model: what busy times follow from.
+        #: Execution time by server and model, from which busy times follow.
         self.served_ms = np.zeros((servers, models))
         self.server_arrivals = np.zeros(servers, np.int64)
         self._rows = array("d")
-        #: Takes one request's record; see :data:`COLUMNS`.
+        #: Adds one request's record; see :data:`COLUMNS`.
         self.record = self._rows.extend
 
     def flush(self, *, force: bool = False) -> npt.NDArray[np.float64] | None:
-        """Move the records into the tables, if there are many or if forced.
+        """Count the records, if there are many or if forced.
 
         Returns:
-            The records moved, shape [n, 7]; None where nothing was done.
+            The records, shape [n, 7]; None if nothing was counted.
         """
         if not self._rows or (len(self._rows) < _BATCH * COLUMNS and not force):
             return None

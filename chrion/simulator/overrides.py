@@ -1,8 +1,7 @@
-"""``--set key=value`` and ``--sweep key=a,b``: changes to a scenario before it is read.
+"""Changes to the values of a scenario: ``--set key=value`` and ``--sweep key=a,b``.
 
-A key is a path (``servers.gpu_memory_gb``, ``models.baseline.copies``, ``variants.gpu.jitter_cv``) or, where only one
-section knows it, the bare last part (``gpu_memory_gb``). A path into servers, models or variants that names none of
-them means all.
+A key is a path (``servers.gpu_memory_gb``, ``models.baseline.copies``, ``variants.gpu.jitter_cv``), or its last part
+alone (``gpu_memory_gb``) if only one section has it. A path that names no server, model or variant changes all of them.
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ from typing import Any
 from chrion.errors import OptionError
 from chrion.simulator.settings import SECTIONS
 
-#: Keys at the top of a scenario.
+#: Keys at the top level of a scenario.
 TOP_KEYS = ("name", "description", "seed", "preload", "patterns", "catalogue", "use")
-#: Keys of a variant's table: what a plan file says as well, and what it does not.
+#: Keys of a variant's table that a plan file provides.
 MEASURED_KEYS = ("memory_mb", "latency_ms", "gpu_busy_ms", "cpu_busy_ms", "cores")
-#: Keys whose values are words, and those that only a plan file gives a meaning.
+#: Keys with text as values, and keys that require a plan file.
 WORD_KEYS = ("distribution", "plan", "part", "memory")
 PLAN_KEYS = ("part", "memory")
 VARIANT_KEYS = (*MEASURED_KEYS, "load_mb", "jitter_cv", *WORD_KEYS)
 
 
 def parse_set(text: str) -> tuple[str, Any]:
-    """Read ``key=value``; the value is TOML, or else taken as text.
+    """Return the key and the value of ``key=value``; a value that is not TOML is text.
 
     Raises:
-        OptionError: There is no ``=``.
+        OptionError: The text has another form.
     """
     key, equals, value = text.partition("=")
     if not (equals and key.strip() and value.strip()):
@@ -40,10 +39,10 @@ def parse_set(text: str) -> tuple[str, Any]:
 
 
 def parse_sweep(text: str) -> tuple[str, tuple[Any, ...]]:
-    """Read ``key=a,b,c``.
+    """Return the key and the values of ``key=a,b,c``.
 
     Raises:
-        OptionError: It is not of that form.
+        OptionError: The text has another form.
     """
     key, equals, values = text.partition("=")
     parts = [part.strip() for part in values.split(",")]
@@ -53,20 +52,20 @@ def parse_sweep(text: str) -> tuple[str, tuple[Any, ...]]:
 
 
 def parameter_grid(sweeps: Sequence[tuple[str, tuple[Any, ...]]]) -> list[dict[str, Any]]:
-    """Every combination of the swept values, the last key changing fastest."""
+    """Return every combination of the swept values; the last key changes fastest."""
     keys = [key for key, _ in sweeps]
     return [dict(zip(keys, values, strict=True)) for values in itertools.product(*(values for _, values in sweeps))]
 
 
 def apply_sets(content: Mapping[str, Any], sets: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a scenario's content with some values changed.
+    """Return a copy of a scenario's content with some values changed.
 
     Args:
-        content: The scenario, its catalogue's models already among its own.
-        sets: Values by key, those of :data:`TOP_KEYS` apart.
+        content: The scenario, with the models of its catalogue.
+        sets: Values by key, without those of :data:`TOP_KEYS`.
 
     Raises:
-        OptionError: A key leads nowhere, or several sections know it.
+        OptionError: No section has a key, or several have it.
     """
     changed = copy.deepcopy(dict(content))
     for key, value in sets.items():
@@ -84,27 +83,27 @@ def _full_path(key: str) -> list[str]:
     homes += [name for name, kind in SECTIONS.items() if any(f.name == key for f in fields(kind))]
     if len(homes) != 1:
         named = ", ".join(f"{home}.{key}" for home in homes)
-        raise OptionError(f"key {key!r}: " + (f"could be {named}" if homes else "no section of a scenario has it"))
+        raise OptionError(f"ambiguous key {key!r}: expected one of {named}" if homes else f"unknown key {key!r}")
     return [homes[0], key]
 
 
 def _tables(content: dict[str, Any], path: list[str], key: str) -> list[dict[str, Any]]:
-    """The tables whose entry ``path[-1]`` is meant."""
+    """Return the tables in which a path sets the entry ``path[-1]``."""
     section, *rest = path
     if section == "variants":
         section, rest = "models", ["*", "variants", *rest[-2:]]
     if section not in SECTIONS:
-        raise OptionError(f"key {key!r}: no section {section!r}", hint=f"there are {', '.join(SECTIONS)} and variants")
+        raise OptionError(f"key {key!r}: unknown section {section!r}", hint=f"known: {', '.join(SECTIONS)}, variants")
     default: Any = [{}] if section == "servers" else {}
     tables = _entries(content.setdefault(section, default), rest[:-1] if len(rest) > 1 else ["*"])
     found = list(tables)
     if not found:
-        raise OptionError(f"key {key!r}: the scenario has no such entry")
+        raise OptionError(f"key {key!r}: the scenario has no entry of that name")
     return found
 
 
 def _entries(node: Any, path: list[str]) -> Iterator[dict[str, Any]]:
-    """Tables reached by a path through tables and arrays of tables; ``*`` or a missing name means all."""
+    """Yield the tables that a path leads to; ``*`` or a missing name matches all entries."""
     if isinstance(node, list):
         name, rest = (path[0], path[1:]) if path else ("*", [])
         for entry in node:

@@ -1,14 +1,14 @@
 """Decisions of a model server, as pure functions of plain state.
 
-Nothing here knows of the simulator: a real server can call the same functions with its own figures. There are four
-kinds of decision, each a table from name to function:
+The functions do not depend on the simulator: a real server can call them with its own figures. There are four kinds of
+decision, each with a table from names to functions:
 
-- eviction: which resident model leaves first when memory is short (:data:`EVICTION`, :func:`choose_victims`);
-- routing: which server a request goes to (:data:`ROUTING`);
+- eviction: which resident model is evicted first when memory is short (:data:`EVICTION`, :func:`choose_victims`);
+- routing: which server receives a request (:data:`ROUTING`);
 - load order: which of the waiting models is loaded next (:data:`LOAD_ORDER`);
-- admission: whether a request is worth starting (:data:`ADMISSION`).
+- admission: which requests are served and which are dropped (:data:`ADMISSION`).
 
-Ties go to whatever comes first: the model loaded first, the server of the lowest index.
+Ties are decided by order: for the model that was loaded first, and for the server with the lowest index.
 """
 
 from __future__ import annotations
@@ -16,72 +16,72 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-#: Requests by which a server may be ahead of the least loaded one and still be preferred for its resident weights.
+#: A server with resident weights is preferred while it has fewer than this many requests more than the least loaded.
 SPILL = 4
 
 
 @dataclass(slots=True, eq=False)
 class ResidentModel:
-    """A model in the memory of one server; kept up to date by whoever runs the server."""
+    """A model in the memory of one server; the server updates it."""
 
     key: int
     bytes: int
-    #: What bringing it back would cost.
+    #: Time to load it again after an eviction.
     load_ms: float
-    #: How much it matters, 1 by default; only the cost-aware policy asks.
+    #: Importance, 1 by default; used by the cost-aware policy only.
     weight: float = 1.0
-    #: A pinned model never leaves.
+    #: A pinned model is never evicted.
     pinned: bool = False
-    #: Requests running on it, or queued with its weights in place; with any it cannot leave.
+    #: Its requests that run, or are ready to run; with any it cannot be evicted.
     in_use: int = 0
-    #: Requests started on it here since the beginning, earlier stays in memory included.
+    #: Its requests that this server has started since the start of the run, evictions in between included.
     uses: int = 0
-    #: When its last request ended, or its load did.
+    #: The end of its last request, or of its load.
     idle_since_ms: float = 0.0
-    #: When it will be asked for next; only an oracle knows.
+    #: The number of its next request; infinity without an oracle.
     next_use: float = float("inf")
 
 
 @dataclass(slots=True)
 class Waiting:
-    """A model that requests wait for, on one server."""
+    """A model that waits for its load on one server."""
 
     key: int
-    #: Arrival of the first of them.
+    #: Arrival of the first request that waits for it.
     oldest_ms: float
-    #: Their execution time together: the demand that stays unserved until the load.
+    #: Total execution time of the requests that wait for it.
     demand_ms: float = 0.0
 
 
-#: ``rank(resident, now_ms)``: the least leaves first.
+#: ``rank(resident, now_ms)``: the model with the lowest rank is evicted first.
 Rank = Callable[[ResidentModel, float], float]
 #: ``route(outstanding, eligible, homes, draw)``: the server's index; see :func:`route_random`.
 Route = Callable[[Sequence[int], Sequence[int], Sequence[int], float], int]
-#: ``order(waiting)``: the least is loaded first.
+#: ``order(waiting)``: the model with the lowest value is loaded first.
 Order = Callable[[Waiting], float]
-#: ``admit(now_ms, deadline_ms, wait_ms, latency_ms)``: whether to serve.
+#: ``admit(now_ms, deadline_ms, wait_ms, latency_ms)``: true to serve the request, false to drop it.
 Admit = Callable[[float, float, float, float], bool]
 
 
 def rank_lru(resident: ResidentModel, now_ms: float) -> float:
-    """Least recently used first."""
+    """Rank the least recently used model first."""
     del now_ms
     return resident.idle_since_ms
 
 
 def rank_lfu(resident: ResidentModel, now_ms: float) -> float:
-    """Least frequently used first; uses are counted over the whole run, so a return does not start from nothing."""
+    """Rank the least frequently used model first; uses are counted over the whole run, across evictions."""
     del now_ms
     return resident.uses
 
 
 def rank_cost(resident: ResidentModel, now_ms: float) -> float:
-    """Longest idle time over (load time x weight) first: what is cheap to bring back leaves sooner."""
+    """Rank the model with the longest idle time / (load time x weight) first."""
     return -(now_ms - resident.idle_since_ms) / (resident.load_ms * resident.weight + 1e-9)
 
 
 def rank_belady(resident: ResidentModel, now_ms: float) -> float:
-    """Furthest next use first (Belady 1966): a bound that needs the future, for models of equal size."""
+    """Rank the model with the furthest next use first (Belady 1966); a bound for equal sizes that needs an oracle."""
     del now_ms
     return -resident.next_use
 
@@ -89,23 +89,23 @@ def rank_belady(resident: ResidentModel, now_ms: float) -> float:
 def choose_victims(
     residents: Iterable[ResidentModel], needed: int, rank: Rank, now_ms: float
 ) -> list[ResidentModel] | None:
-    """Choose who leaves so that ``needed`` bytes become free.
+    """Choose models to evict until ``needed`` bytes are free.
 
-    Pinned models and those in use stay.
+    Pinned models and models in use are not evicted.
 
     Args:
-        residents: What is in memory.
+        residents: The models in memory.
         needed: Bytes to free, above zero.
         rank: The eviction policy.
         now_ms: The time.
 
     Returns:
-        The models to evict, in order; None where even all that may leave are not enough.
+        The models to evict, in order; None if evicting all permitted models is not enough.
     """
-    free_to_go = [(rank(r, now_ms), i, r) for i, r in enumerate(residents) if not r.in_use and not r.pinned]
-    free_to_go.sort()
+    candidates = [(rank(r, now_ms), i, r) for i, r in enumerate(residents) if not r.in_use and not r.pinned]
+    candidates.sort()
     victims: list[ResidentModel] = []
-    for _, _, victim in free_to_go:
+    for _, _, victim in candidates:
         victims.append(victim)
         needed -= victim.bytes
         if needed <= 0:
@@ -114,12 +114,12 @@ def choose_victims(
 
 
 def route_random(outstanding: Sequence[int], eligible: Sequence[int], homes: Sequence[int], draw: float) -> int:
-    """Any server with equal chance.
+    """Choose any server with equal probability.
 
     Args:
         outstanding: Requests at each server, waiting or running.
         eligible: Servers whose memory can hold the model, in ascending order.
-        homes: Servers that hold its weights, or are about to.
+        homes: Servers with the model's weights in memory, or with a pending load of them.
         draw: A uniform random number in [0, 1).
     """
     del outstanding, homes
@@ -127,47 +127,48 @@ def route_random(outstanding: Sequence[int], eligible: Sequence[int], homes: Seq
 
 
 def route_least_loaded(outstanding: Sequence[int], eligible: Sequence[int], homes: Sequence[int], draw: float) -> int:
-    """The server with the fewest outstanding requests; arguments as in :func:`route_random`."""
+    """Choose the server with the fewest outstanding requests; arguments as in :func:`route_random`."""
     del homes, draw
     return min(eligible, key=outstanding.__getitem__)
 
 
 def route_resident_first(outstanding: Sequence[int], eligible: Sequence[int], homes: Sequence[int], draw: float) -> int:
-    """The least loaded server that holds the weights, unless it is :data:`SPILL` requests ahead of the least loaded.
+    """Choose the least loaded server that holds the weights; arguments as in :func:`route_random`.
 
-    Without the exception a hot model would stay on one server however long its queue grew.
+    If that server has :data:`SPILL` requests more than the least loaded one, choose the latter, so that a popular model
+    spreads to more servers as its queue grows.
     """
     del draw
-    emptiest = min(eligible, key=outstanding.__getitem__)
+    least_loaded = min(eligible, key=outstanding.__getitem__)
     if not homes:
-        return emptiest
+        return least_loaded
     home = min(homes, key=outstanding.__getitem__)
-    return home if outstanding[home] < outstanding[emptiest] + SPILL else emptiest
+    return home if outstanding[home] < outstanding[least_loaded] + SPILL else least_loaded
 
 
 def order_fifo(waiting: Waiting) -> float:
-    """The model whose first request waits longest."""
+    """Load the model whose first request waits longest."""
     return waiting.oldest_ms
 
 
 def order_demand(waiting: Waiting) -> float:
-    """The model with most unserved demand, as in Clockwork (OSDI 2020)."""
+    """Load the model with the greatest waiting demand, as Clockwork does (OSDI 2020)."""
     return -waiting.demand_ms
 
 
 def admit_all(now_ms: float, deadline_ms: float, wait_ms: float, latency_ms: float) -> bool:
-    """Every request."""
+    """Admit every request."""
     del now_ms, deadline_ms, wait_ms, latency_ms
     return True
 
 
 def admit_by_deadline(now_ms: float, deadline_ms: float, wait_ms: float, latency_ms: float) -> bool:
-    """Those that can still end by their deadline.
+    """Admit requests that can end by their deadline.
 
     Args:
         now_ms: The time.
-        deadline_ms: When the request must have ended.
-        wait_ms: The least it has to wait for a load and for the requests ahead of it.
+        deadline_ms: The time by which the request must end.
+        wait_ms: Lower bound of its wait for a load and for the requests before it.
         latency_ms: Its expected execution time.
     """
     return now_ms + wait_ms + latency_ms <= deadline_ms

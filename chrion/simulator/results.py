@@ -1,7 +1,7 @@
-"""What a simulation found, as frozen records, and as one JSON object.
+"""Results of a simulation, as frozen records and as JSON.
 
 Rates follow the paper: SLO violations = (late + dropped) / arrivals (Equation 12), swapping = loads / arrivals
-(Equation 13). Nothing fails in the simulation, so there is no third kind of violation.
+(Equation 13). Requests never fail in the simulation, so the paper's third kind of violation does not occur.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from chrion.simulator.metrics import Counts, RequestMetrics, bin_edges, quantile
 from chrion.simulator.scenario import Scenario
 
 SCHEMA = "chrion.simulation/1"
-#: The part of a model's requests that may violate before it counts as missing its objective.
+#: A model misses its objective if a greater share of its requests violates it.
 _TOLERATED = 0.01
 SWEEP_SCHEMA = "chrion.simulation-sweep/1"
 
 
 @dataclass(frozen=True, slots=True)
 class LatencySummary:
-    """A distribution in ms; NaN throughout where nothing was measured."""
+    """Mean and quantiles of latencies in ms; all are NaN if there were no requests."""
 
     mean_ms: float
     p50_ms: float
@@ -35,66 +35,66 @@ class LatencySummary:
 
 @dataclass(frozen=True, slots=True)
 class RequestSummary:
-    """What is counted of a model, or of all of them."""
+    """Counts and latencies of the requests of one model, or of all models."""
 
     name: str
     arrivals: int
-    #: Ended, in time or late.
+    #: Requests that ended, in time or late.
     completed: int
     dropped: int
     late: int
-    #: Completed requests that had waited for a load.
+    #: Completed requests that waited for a load.
     cold: int
     loads: int
     #: From arrival to end.
     response: LatencySummary
-    #: From start to end, on resident weights.
+    #: From start to end; the weights are in memory.
     execution: LatencySummary
     mean_wait_ms: float
 
     @property
     def violation_rate(self) -> float:
-        """Equation 12."""
+        """The rate of SLO violations (Equation 12)."""
         return (self.late + self.dropped) / self.arrivals if self.arrivals else 0.0
 
     @property
     def swapping_rate(self) -> float:
-        """Equation 13."""
+        """The rate of swapping (Equation 13)."""
         return self.loads / self.arrivals if self.arrivals else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ServerResult:
-    """What one server did."""
+    """The work and the memory of one server."""
 
     index: int
     arrivals: int
     loads: int
     loaded_mb: float
     evictions: int
-    #: Shares of the run's time: of all GPU slots, of all cores, of the PCIe link.
+    #: Busy shares of the run's time: of the GPU slots, of the cores, of the PCIe link.
     gpu_busy: float
     cpu_busy: float
     link_busy: float
     memory_budget_mb: float
     memory_peak_mb: float
     memory_mean_mb: float
-    #: Memory over time: the width of a bin in ms, and the mean of each.
+    #: Memory over time: the width of a bin in ms, and the mean of each bin.
     memory_bin_ms: float
     memory_mb: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PatternResult:
-    """One pattern over all requests."""
+    """The results of one pattern."""
 
     pattern: str
-    #: From time 0 to the last end.
+    #: From time 0 to the end of the last request.
     duration_ms: float
     total: RequestSummary
     models: tuple[RequestSummary, ...]
     servers: tuple[ServerResult, ...]
-    #: Responses of requests that had waited for a load.
+    #: Response times of requests that waited for a load.
     cold_response: LatencySummary
     #: Histograms of execution time by family of models, and of all response times; see
     #: :func:`chrion.simulator.metrics.bin_edges`.
@@ -103,22 +103,22 @@ class PatternResult:
 
     @property
     def models_missing(self) -> int:
-        """Models of which more than 1 % of the requests violate: busy models hide them in the rate of all requests."""
+        """Number of models with more than 1 % of their requests in violation; the overall rate may hide them."""
         return sum(model.violation_rate > _TOLERATED for model in self.models)
 
     @property
     def loads_per_s(self) -> float:
-        """Loads a second."""
+        """Loads per second."""
         return self.total.loads / self.duration_ms * 1000 if self.duration_ms else 0.0
 
     @property
     def loaded_mb_per_s(self) -> float:
-        """Megabytes a second over all links."""
+        """Megabytes per second over all links."""
         return sum(s.loaded_mb for s in self.servers) / self.duration_ms * 1000 if self.duration_ms else 0.0
 
 
 def collect(scenario: Scenario, pattern: str, engine: Engine) -> PatternResult:
-    """Turn what an engine holds after its run into a result."""
+    """Return the results of an engine after its run."""
     metrics = engine.metrics
     models = tuple(_model(scenario, metrics, engine.cluster.loads[i], i) for i in range(len(scenario.models)))
     families: dict[str, Counts] = {}
@@ -137,7 +137,7 @@ def collect(scenario: Scenario, pattern: str, engine: Engine) -> PatternResult:
 
 
 def to_json(scenario: Scenario, results: tuple[PatternResult, ...]) -> dict[str, Any]:
-    """One object of plain values; what is not a number is null."""
+    """Return results as plain data for JSON; values that are not known are null."""
     return {
         "schema": SCHEMA,
         "scenario": scenario.name,
@@ -151,11 +151,11 @@ def to_json(scenario: Scenario, results: tuple[PatternResult, ...]) -> dict[str,
 
 
 def summary(result: PatternResult) -> dict[str, Any]:
-    """The figures of a pattern without its models, servers and histograms."""
+    """Return a pattern's figures as plain data, without models, servers and histograms."""
     return {
         "pattern": result.pattern,
         "duration_ms": result.duration_ms,
-        **_counted_json(result.total),
+        **_summary_json(result.total),
         "cold_response": _plain(result.cold_response),
         "models_missing": result.models_missing,
         "loads_per_s": result.loads_per_s,
@@ -167,7 +167,7 @@ def summary(result: PatternResult) -> dict[str, Any]:
 def _pattern_json(result: PatternResult) -> dict[str, Any]:
     return {
         **summary(result),
-        "per_model": [_counted_json(model) for model in result.models],
+        "per_model": [_summary_json(model) for model in result.models],
         "per_server": [_plain(server) for server in result.servers],
         "response_histogram": histogram_rows(result.responses),
         "execution_histograms": {name: histogram_rows(counts) for name, counts in result.executions.items()},
@@ -175,18 +175,18 @@ def _pattern_json(result: PatternResult) -> dict[str, Any]:
 
 
 def histogram_rows(counts: Counts) -> list[list[float]]:
-    """The bins that are not empty: ``[from_ms, to_ms, count]``."""
+    """Return the bins that are not empty, as ``[from_ms, to_ms, count]``."""
     edges = bin_edges()
     return [[float(edges[i]), float(edges[i + 1]), int(counts[i])] for i in np.flatnonzero(counts)]
 
 
-def _counted_json(counted: RequestSummary) -> dict[str, Any]:
-    rates = {"violation_rate": counted.violation_rate, "swapping_rate": counted.swapping_rate}
-    return {**_plain(counted), **rates}
+def _summary_json(requests: RequestSummary) -> dict[str, Any]:
+    rates = {"violation_rate": requests.violation_rate, "swapping_rate": requests.swapping_rate}
+    return {**_plain(requests), **rates}
 
 
 def _plain(record: Any) -> Any:
-    """A record as JSON takes it: tables for records, lists for tuples, null for NaN."""
+    """Return a record as plain data for JSON: objects for records, lists for tuples, null for NaN."""
     if isinstance(record, float):
         return record if math.isfinite(record) else None
     if isinstance(record, tuple):

@@ -1,4 +1,4 @@
-"""One scenario, every pattern: the whole simulation in a call."""
+"""The simulation of a scenario in all its patterns."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from chrion.simulator.scenario import Scenario
 
 
 def simulate(scenario: Scenario, progress: Callable[[int], None] = lambda _: None) -> tuple[PatternResult, ...]:
-    """Run every pattern of a scenario over the same requests.
+    """Simulate every pattern of a scenario with the same requests.
 
     Args:
-        scenario: What to simulate.
-        progress: Hears now and then how many requests have arrived, all patterns together.
+        scenario: The scenario.
+        progress: Called repeatedly with the number of requests that have arrived, over all patterns.
 
     Returns:
-        One result a pattern, in the scenario's order.
+        One result for each pattern, in the scenario's order.
     """
     results = []
     done = 0

@@ -1,7 +1,7 @@
-"""From a TOML file to a scenario that can run.
+"""Scenarios: read from TOML files, completed with defaults and checked.
 
-Everything is checked here, before anything runs: names, ranges, plan and trace files, and that every model fits a
-server. All keys have defaults; an empty file simulates the paper's nine models. ``docs/simulation.md`` lists the keys.
+All errors are found before the simulation starts: names, ranges, plan and trace files, and models that fit no server.
+All keys have defaults; an empty file simulates the paper's nine models. ``docs/simulation.md`` lists the keys.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from chrion.simulator.variants import PLAN_MEMORY, PLAN_PARTS, Variant, from_pla
 from chrion.simulator.workload import Workload, build_workload
 
 _DEFAULT_CATALOGUE = "table6"
-#: Keys whose values name files.
+#: Keys whose values are paths of files.
 _FILES = ("path", "plan")
 _MODEL_KEYS = (*(f.name for f in fields(ModelSpec)), "variants")
 
@@ -44,31 +44,31 @@ class Model:
     name: str
     family: str
     spec: ModelSpec
-    #: Ways to serve it, by pattern.
+    #: The variants that serve it, by pattern.
     variants: Mapping[str, Variant]
     slo_ms: float
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A cluster, its models and what is asked of it; checked."""
+    """A checked scenario: a cluster, its models and its requests."""
 
     name: str
     seed: int
-    #: Whether memory is filled before the first request.
+    #: Whether models are loaded before the first request.
     preload: bool
-    #: The variants to compare, each over the same requests.
+    #: The patterns to compare, each with the same requests.
     patterns: tuple[str, ...]
     #: One entry a server.
     servers: tuple[ServerSpec, ...]
     policies: PolicySpec
-    #: ``response`` or ``execution``: what is held against the objective.
+    #: The latency that is compared with the objective: ``response`` or ``execution``.
     measure: str
     models: tuple[Model, ...]
     workload: Workload
 
     def engine_config(self, pattern: str) -> EngineConfig:
-        """What the engine needs to run one pattern."""
+        """Return the inputs of an engine that runs one pattern."""
         names = self.policies
         policies = ServerPolicies(
             rank=EVICTION[names.eviction],
@@ -93,26 +93,26 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioSource:
-    """A scenario's content as it stands in its file, to be changed and built."""
+    """The content of a scenario file and changes to it; :meth:`build` makes the scenario."""
 
     name: str
     content: Mapping[str, Any]
-    #: What paths in it are relative to.
+    #: The folder of relative paths in the file.
     folder: Path
     #: Values by key that replace the file's, as ``--set`` takes them.
     sets: Mapping[str, Any] = field(default_factory=dict)
 
     def changed(self, sets: Mapping[str, Any]) -> ScenarioSource:
-        """The same with some values set; a file named here is relative to the current folder."""
+        """Return a copy with some values set; paths among the values are relative to the current folder."""
         files = {k: str(Path(v).absolute()) for k, v in sets.items() if k.rsplit(".", 1)[-1] in _FILES and v}
         return replace(self, sets={**self.sets, **sets, **files})
 
     def build(self) -> Scenario:
-        """Apply the changes, complete with defaults, check.
+        """Return the scenario, with all changes and defaults, checked.
 
         Raises:
-            OptionError: A key leads nowhere.
-            ScenarioError: The scenario asks for what cannot be.
+            OptionError: The key of a change is unknown.
+            ScenarioError: The scenario is invalid.
             PlanError: A plan file cannot be read.
             TraceError: A row of the trace is malformed.
         """
@@ -123,27 +123,29 @@ class ScenarioSource:
 
 
 def find_scenario(name: str) -> ScenarioSource:
-    """Look a scenario up: a file, or the name of one that comes with Chrion.
+    """Return the source of a scenario, given its file or the name of a bundled scenario.
 
     Raises:
-        ScenarioError: There is none, or it is not TOML.
+        ScenarioError: The file does not exist, or is not TOML.
     """
     path = Path(name)
     if not path.is_file() and not name.endswith(".toml"):
         path = bundled_folder("scenarios") / f"{name}.toml"
     if not path.is_file():
         known = ", ".join(scenario_names())
-        raise ScenarioError(f"scenario: there is no file {name}", hint=f"these come with Chrion: {known}")
+        raise ScenarioError(
+            f"scenario {name!r} not found: neither a file nor a bundled scenario", hint=f"bundled: {known}"
+        )
     return ScenarioSource(path.stem, _read_toml(path), path.parent)
 
 
 def scenario_names() -> list[str]:
-    """The scenarios that come with Chrion."""
+    """Return the names of the bundled scenarios."""
     return sorted(path.stem for path in bundled_folder("scenarios").glob("*.toml"))
 
 
 def with_catalogue(content: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """A copy whose models include those of its catalogue; an own entry of the same name adds to the catalogue's."""
+    """Return a copy with the models of its catalogue; an own entry of the same name overrides the catalogue's keys."""
     own = content.get("models", [])
     if not isinstance(own, list) or not all(isinstance(entry, Mapping) for entry in own):
         raise ScenarioError("models: expected [[models]] tables")
@@ -156,7 +158,7 @@ def with_catalogue(content: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     models = {key: merged[key] for key in use}
     names = [str(entry.get("name")) for entry in own]
     if len(set(names)) < len(names):
-        raise ScenarioError(f"models: two are named {max(names, key=names.count)!r}", hint="copies makes several alike")
+        raise ScenarioError(f"models: duplicate name {max(names, key=names.count)!r}", hint="copies makes equal models")
     for key, entry in zip(names, own, strict=True):
         models[key] = {**models.get(key, {}), **entry}
     rest = {key: value for key, value in content.items() if key not in ("catalogue", "use")}
@@ -166,7 +168,7 @@ def with_catalogue(content: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def _catalogue(name: str, folder: Path) -> list[dict[str, Any]]:
     path = folder / name if name.endswith(".toml") else bundled_folder("scenarios") / "catalogues" / f"{name}.toml"
     if not path.is_file():
-        raise ScenarioError(f"catalogue = {name!r}: there is no file {path.name}")
+        raise ScenarioError(f"catalogue = {name!r}: {path.name} not found")
     entries = _read_toml(path).get("models", [])
     if not isinstance(entries, list) or not all(isinstance(e, dict) and "name" in e for e in entries):
         raise ScenarioError(f"{path}: expected [[models]] tables with names")
@@ -184,13 +186,13 @@ def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
     refuse_unknown(content, (*TOP_KEYS, *SECTIONS, "variants"), "scenario")
     seed, preload = content.get("seed", 0), content.get("preload", False)
     if type(seed) is not int or seed < 0:
-        raise ScenarioError(f"seed = {seed!r}: expected a whole number at or above 0")
+        raise ScenarioError(f"seed = {seed!r}: expected a whole number of at least 0")
     if type(preload) is not bool:
         raise ScenarioError(f"preload = {preload!r}: expected true or false")
     slo = read_section(SloSpec, content.get("slo", {}), "slo")
     policies = read_section(PolicySpec, content.get("policies", {}), "policies")
     if policies.admission == "deadline" and slo.measure != "response":
-        raise ScenarioError("policies.admission = 'deadline' needs slo.measure = 'response'")
+        raise ScenarioError("policies.admission = 'deadline' requires slo.measure = 'response'")
     servers = _servers(content.get("servers", [{}]))
     defaults = content.get("variants", {})
     families = [_family(entry, defaults, folder) for entry in content["models"]]
@@ -215,12 +217,12 @@ def _servers(groups: Any) -> tuple[ServerSpec, ...]:
     specs = [read_section(ServerSpec, group, "servers") for group in groups]
     for spec in specs:
         if spec.budget_bytes < 0:
-            raise ScenarioError(f"servers.reserved_gb = {spec.reserved_gb:g}: more than the GPU's memory")
+            raise ScenarioError(f"servers.reserved_gb = {spec.reserved_gb:g}: exceeds gpu_memory_gb")
     return tuple(spec for spec in specs for _ in range(spec.count))
 
 
 def _family(entry: Mapping[str, Any], defaults: Any, folder: Path) -> tuple[ModelSpec, dict[str, Variant]]:
-    """One ``[[models]]`` entry: its record and its variants."""
+    """Return the record of a ``[[models]]`` entry and its variants."""
     where = f"models.{entry.get('name', '?')}"
     refuse_unknown(entry, _MODEL_KEYS, where)
     spec = read_section(ModelSpec, {k: v for k, v in entry.items() if k != "variants"}, where)
@@ -246,60 +248,66 @@ def _variant(name: str, table: Any, defaults: Any, where: str, folder: Path) -> 
 
 
 def _check_variant(table: Mapping[str, Any], where: str) -> None:
-    """Refuse keys and types that no variant has, and figures beside the plan that already gives them."""
+    """Refuse unknown keys, wrong types, and figures beside the plan that provides them."""
     refuse_unknown(table, VARIANT_KEYS, where)
     for key, value in table.items():
         types = (str,) if key in WORD_KEYS else (int,) if key == "cores" else (int, float)
         if not isinstance(value, types) or isinstance(value, bool):
-            raise ScenarioError(f"{where}.{key} = {value!r}: of a wrong type")
+            expected = "text" if key in WORD_KEYS else "a whole number" if key == "cores" else "a number"
+            raise ScenarioError(f"{where}.{key} = {value!r}: expected {expected}")
         if isinstance(value, int) and abs(value) > LARGEST:
-            raise ScenarioError(f"{where}.{key}: not a number up to {LARGEST:g}")
+            raise ScenarioError(f"{where}.{key}: expected a number of at most {LARGEST:g}")
         if key in MEASURED_KEYS and "plan" in table:
-            raise ScenarioError(f"{where}.{key}: the plan file gives it", hint="leave out one of them")
+            raise ScenarioError(f"{where}.{key}: the plan file provides it", hint="leave out the key or the plan")
     for key, words in zip(PLAN_KEYS, (PLAN_PARTS, PLAN_MEMORY), strict=True):
         if key in table and (table[key] not in words or "plan" not in table):
-            raise ScenarioError(f"{where}.{key}: with a plan, one of {', '.join(words)}")
+            raise ScenarioError(f"{where}.{key} = {table[key]!r}: requires a plan, and one of {', '.join(words)}")
 
 
 def _patterns(given: Any, families: Sequence[tuple[ModelSpec, dict[str, Variant]]]) -> tuple[str, ...]:
     if not families:
-        raise ScenarioError("models: there is none")
+        raise ScenarioError("models: expected at least one model")
     common = [name for name in families[0][1] if all(name in variants for _, variants in families)]
+    if given is None and not common:
+        names = "; ".join(f"{spec.name}: {', '.join(variants)}" for spec, variants in families)
+        raise ScenarioError(f"models: no variant is common to all models ({names})", hint="rename variants")
     patterns = common if given is None else given
     words = isinstance(patterns, list) and all(isinstance(pattern, str) for pattern in patterns)
     if not words or not patterns or len(set(patterns)) < len(patterns):
-        raise ScenarioError(f"patterns = {given!r}: expected a list of variants' names, each once")
+        raise ScenarioError(f"patterns = {given!r}: expected a list of distinct names of variants")
     for spec, variants in families:
         for pattern in patterns:
             if pattern not in variants:
                 known = ", ".join(variants)
-                raise ScenarioError(f"models.{spec.name}: no variant {pattern!r}", hint=f"it has {known}")
+                raise ScenarioError(
+                    f"models.{spec.name}: pattern {pattern!r} is not one of its variants", hint=f"known: {known}"
+                )
     return tuple(patterns)
 
 
 def _models(
     families: Sequence[tuple[ModelSpec, dict[str, Variant]]], slo: SloSpec, patterns: tuple[str, ...]
 ) -> tuple[Model, ...]:
-    """Copies in turn: the first of every family, then the second, so that ranks alternate between families."""
+    """Return all models, the first copy of every family before the second, so that ranks alternate between families."""
     reference = slo.of or patterns[0]
     models = []
-    for turn in range(max(spec.copies for spec, _ in families)):
+    for copy in range(max(spec.copies for spec, _ in families)):
         for spec, variants in families:
-            if turn >= spec.copies:
+            if copy >= spec.copies:
                 continue
             if reference not in variants:
-                raise ScenarioError(f"slo.of = {reference!r}: model {spec.name} has no such variant")
+                raise ScenarioError(f"slo.of = {reference!r}: model {spec.name} has no variant of that name")
             objective = spec.slo_ms or slo.latency_ms or slo.factor * variants[reference].latency_ms
-            name = spec.name if spec.copies == 1 else f"{spec.name}#{turn + 1}"
+            name = spec.name if spec.copies == 1 else f"{spec.name}#{copy + 1}"
             models.append(Model(name, spec.name, spec, variants, objective))
     return tuple(models)
 
 
 def check_fit(models: Sequence[Model], servers: Sequence[ServerSpec], patterns: Sequence[str]) -> None:
-    """Refuse a model that no server can hold, alone or beside the pinned ones.
+    """Refuse models that fit no server, alone or beside the pinned models.
 
     Raises:
-        ScenarioError: There is one.
+        ScenarioError: A model does not fit.
     """
     most_bytes = max(spec.budget_bytes for spec in servers)
     for pattern in patterns:
@@ -309,11 +317,14 @@ def check_fit(models: Sequence[Model], servers: Sequence[ServerSpec], patterns: 
             where = f"models.{model.name}: variant {pattern}"
             eligible = eligible_servers(variant, servers)
             if not eligible and variant.memory_bytes > most_bytes:
-                has = f"the largest server has {most_bytes / 1e6:g} MB for models"
-                raise ScenarioError(f"{where} takes {variant.memory_mb:g} MB, {has}")
+                available = f"the largest server has {most_bytes / 1e6:g} MB for models"
+                raise ScenarioError(f"{where} needs {variant.memory_mb:g} MB, {available}")
             if not eligible:
-                raise ScenarioError(f"{where}: no server has the memory, the GPU slot and the {variant.cores} cores")
+                needs = [f"{variant.memory_mb:g} MB"]
+                needs += ["a GPU slot"] if variant.gpu_busy_ms else []
+                needs += ["1 core" if variant.cores == 1 else f"{variant.cores} cores"] if variant.cores else []
+                raise ScenarioError(f"{where} needs {', '.join(needs)}; no server has all of them")
             for i in eligible:
                 if pinned[i] + variant.memory_bytes > servers[i].budget_bytes:
-                    raise ScenarioError(f"{where} takes {variant.memory_mb:g} MB, too much beside the pinned models")
+                    raise ScenarioError(f"{where} needs {variant.memory_mb:g} MB, too much beside the pinned models")
                 pinned[i] += variant.memory_bytes if model.spec.pinned else 0

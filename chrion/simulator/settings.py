@@ -1,7 +1,6 @@
 """The sections of a scenario as records, with the range of every value beside its default.
 
-:func:`read_section` is the one reader of them all: it refuses unknown keys, wrong types and values out of range, and
-says where.
+:func:`read_section` reads each of them; it refuses unknown keys, wrong types and values out of range.
 """
 
 from __future__ import annotations
@@ -16,28 +15,29 @@ from chrion.simulator.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
 
 Section = TypeVar("Section")
 
-#: Kinds of workload: made up, and read from a trace file.
+#: Kinds of workload: synthetic, and read from a trace file.
 SYNTHETIC = ("uniform", "poisson", "gamma")
 TRACES = ("csv", "azure-functions-2019", "azure-llm-2023")
-#: How the functions of a trace become models.
+#: Mappings from the functions of a trace to models.
 MAPPINGS = ("name", "round-robin", "rank", "hash", "draw")
-#: No number of a scenario is greater, and none that must be above zero is less: sums and products stay finite.
+#: The largest number in a scenario, and the smallest that must be above zero: sums and products stay finite.
 LARGEST, SMALLEST = 1e12, 1e-9
+_TYPE_NAMES = {"float": "a number", "int": "a whole number", "str": "text", "bool": "true or false"}
 _TYPES = {"float": (float, int), "int": (int,), "str": (str,), "bool": (bool,)}
 
 
 def above_zero(default: float) -> Any:
-    """A number above zero."""
+    """Return the field of a number above zero."""
     return field(default=default, metadata={"above_zero": True})
 
 
 def at_least(default: float, low: float = 0, most: float = LARGEST) -> Any:
-    """A number from ``low`` to ``most``."""
+    """Return the field of a number from ``low`` to ``most``."""
     return field(default=default, metadata={"at_least": low, "most": most})
 
 
 def one_of(default: str, names: Sequence[str]) -> Any:
-    """One of some words."""
+    """Return the field of one of some words."""
     return field(default=default, metadata={"one_of": tuple(names)})
 
 
@@ -47,13 +47,13 @@ class ServerSpec:
 
     count: int = at_least(1, 1, 10_000)
     gpu_memory_gb: float = at_least(12.0)
-    #: GPU memory that no model can have: device contexts, scratch space, fragmentation.
+    #: GPU memory that is not for models: device contexts, scratch space, fragmentation.
     reserved_gb: float = at_least(0.0)
-    #: Requests that the GPU executes at once.
+    #: Requests that the GPU executes at the same time.
     gpu_slots: int = at_least(1)
     cpu_cores: int = at_least(12)
     pcie_gb_per_s: float = above_zero(12.0)
-    #: What a load costs apart from its bytes.
+    #: Fixed time of a load, in addition to its bytes over the bandwidth.
     load_fixed_ms: float = at_least(1.0)
 
     @property
@@ -74,57 +74,57 @@ class PolicySpec:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
-    """``[workload]``: who asks for what, and when."""
+    """``[workload]``: the requests, their models and their times of arrival."""
 
     kind: str = one_of("poisson", (*SYNTHETIC, *TRACES))
-    #: Requests a second, all models together; not for traces.
+    #: Requests per second over all models; not for traces.
     rate_per_s: float = above_zero(5.0)
-    #: How many requests are made up; not for traces.
+    #: Number of synthetic requests; not for traces.
     requests: int = at_least(20000, 1)
     #: Standard deviation over mean of the gaps between arrivals, for ``gamma``; above 1 is bursty.
     burst_cv: float = above_zero(4.0)
-    #: Model of rank r is asked for in proportion to share / r ** zipf_exponent; 0 leaves the shares alone.
+    #: The model of rank r is requested in proportion to share / r ** zipf_exponent; with 0, to its share.
     zipf_exponent: float = at_least(0.0)
     #: The trace file, relative to the scenario file.
     path: str = ""
-    #: How functions become models; empty takes ``name`` for csv, ``rank`` for functions, ``draw`` for requests without.
+    #: Mapping from functions to models; empty is ``name`` for csv, ``rank`` for functions, ``draw`` without functions.
     mapping: str = one_of("", ("", *MAPPINGS))
-    #: Requests for one request of the trace.
+    #: Requests for each request of the trace.
     rate_scale: float = above_zero(1.0)
-    #: Seconds for one second of the trace; below 1 the trace runs faster.
+    #: Seconds for each second of the trace; below 1 the trace is replayed faster.
     time_scale: float = above_zero(1.0)
-    #: The part of the trace that is replayed, in its own seconds; a length of 0 goes to its end.
+    #: The part of the trace that is replayed, in seconds of the trace; a length of 0 extends to its end.
     start_s: float = at_least(0.0)
     length_s: float = at_least(0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class SloSpec:
-    """``[slo]``: how long a request may take."""
+    """``[slo]``: the latency objective."""
 
-    #: One objective for every model; 0 takes ``factor``.
+    #: The objective of every model; 0 uses ``factor``.
     latency_ms: float = at_least(0.0)
-    #: Objective of a model: this many times the latency of its variant ``of``.
+    #: The objective of a model as a multiple of the latency of its variant ``of``.
     factor: float = above_zero(2.0)
-    #: Empty takes the first pattern.
+    #: Empty is the first pattern.
     of: str = ""
-    #: What must not exceed it: the time since arrival, or the execution alone.
+    #: The latency that is compared with it: from arrival to end, or from start to end.
     measure: str = one_of("response", ("response", "execution"))
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """``[[models]]``: one model, or several alike."""
+    """``[[models]]``: one model, or several equal ones."""
 
     name: str
     copies: int = at_least(1, 1, 100_000)
-    #: Its part of the requests, against the other models' shares.
+    #: Its share of the requests, relative to those of the other models.
     share: float = above_zero(1.0)
-    #: How much the cost-aware eviction values it.
+    #: Its importance for the cost-aware eviction policy.
     weight: float = above_zero(1.0)
     #: Loaded before the first request on every server, and never evicted.
     pinned: bool = False
-    #: Its own objective; 0 takes the scenario's.
+    #: Its own objective; 0 uses the scenario's.
     slo_ms: float = at_least(0.0)
 
 
@@ -139,15 +139,15 @@ SECTIONS: dict[str, type] = {
 
 
 def read_section(kind: type[Section], table: Any, where: str) -> Section:
-    """Make a record from a table of a scenario.
+    """Return the record of a table of a scenario.
 
     Args:
         kind: The record's class.
-        table: What stands in the scenario.
+        table: The table.
         where: The section's name, for messages.
 
     Raises:
-        ScenarioError: It is not a table, or a key is unknown or missing, or a value of a wrong type or out of range.
+        ScenarioError: It is not a table, a key is unknown or missing, or a value has a wrong type or is out of range.
     """
     if not isinstance(table, Mapping):
         raise ScenarioError(f"{where}: expected a table, found {table!r}")
@@ -159,38 +159,38 @@ def read_section(kind: type[Section], table: Any, where: str) -> Section:
 
 
 def refuse_unknown(table: Mapping[str, Any], known: Mapping[str, Any] | Sequence[str], where: str) -> None:
-    """Refuse a key that is not known, and guess what was meant.
+    """Refuse unknown keys, with a hint at the closest known one.
 
     Raises:
-        ScenarioError: There is one.
+        ScenarioError: A key is unknown.
     """
     for key in table:
         if key not in known:
             near = difflib.get_close_matches(key, list(known), 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
-            raise ScenarioError(f"{where}: no key {key!r}", hint=hint)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+            raise ScenarioError(f"{where}: unknown key {key!r}", hint=hint)
 
 
 def _value(spec: Field[Any], value: Any, where: str) -> Any:
     types = _TYPES[str(spec.type)]
-    what = f"{where}.{spec.name} = {value!r}"
+    where = f"{where}.{spec.name} = {value!r}"
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        raise ScenarioError(f"{what}: expected a value of type {spec.type}")
+        raise ScenarioError(f"{where}: expected {_TYPE_NAMES[str(spec.type)]}")
     limits = spec.metadata
     if "one_of" in limits and value not in limits["one_of"]:
         names = ", ".join(name for name in limits["one_of"] if name)
-        raise ScenarioError(f"{what}: not one of {names}")
+        raise ScenarioError(f"{where}: expected one of {names}")
     if isinstance(value, float | int):
-        _check_range(value, limits, what)
+        _check_range(value, limits, where)
     return float(value) if spec.type == "float" else value
 
 
-def _check_range(value: float, limits: Mapping[str, Any], what: str) -> None:
-    """Refuse a number out of its range; NaN is out of every one."""
+def _check_range(value: float, limits: Mapping[str, Any], where: str) -> None:
+    """Refuse a number out of its range; NaN is out of every range."""
     most = limits.get("most", LARGEST)
     if not abs(value) <= most:
-        raise ScenarioError(f"{what}: not a number up to {most:g}")
+        raise ScenarioError(f"{where}: expected a number of at most {most:g}")
     if "above_zero" in limits and value < SMALLEST:
-        raise ScenarioError(f"{what}: not above 0, {SMALLEST:g} at least")
+        raise ScenarioError(f"{where}: expected a number above 0, at least {SMALLEST:g}")
     if "at_least" in limits and value < limits["at_least"]:
-        raise ScenarioError(f"{what}: not at or above {limits['at_least']:g}")
+        raise ScenarioError(f"{where}: expected a number of at least {limits['at_least']:g}")

@@ -1,4 +1,4 @@
-"""A grid of scenarios, point by point in parallel processes or on a Ray cluster."""
+"""Sweeps: a scenario simulated at each point of a grid, in parallel processes or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from chrion.simulator.results import PatternResult, summary
 from chrion.simulator.run import simulate
 from chrion.simulator.scenario import ScenarioSource
 
-#: How long the machine of a Ray address may take to answer.
+#: Time limit in seconds for a connection to the address of a Ray cluster.
 _CONNECT_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SweepPoint:
-    """One point of the grid."""
+    """The results at one point of a grid."""
 
     #: The swept values, by key.
     values: Mapping[str, Any]
@@ -29,7 +29,7 @@ class SweepPoint:
     results: tuple[PatternResult, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the point as plain data for JSON."""
         return {
             "values": dict(self.values),
             "models": self.models,
@@ -45,22 +45,22 @@ def run_sweep(
     ray_address: str | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> list[SweepPoint]:
-    """Simulate a scenario at every point; all are checked before the first runs.
+    """Simulate a scenario at every point. All points are checked before the first one is simulated.
 
     Args:
         source: The scenario.
-        points: The values to set at each.
-        workers: Processes; one runs here without any.
-        ray_address: A Ray cluster's address, ``auto`` for the one this machine belongs to, ``local`` for a new one on
-            this machine; None uses processes.
-        progress: Hears how many points are done.
+        points: The values to set at each point.
+        workers: Number of processes; with 1 the simulation runs in this process.
+        ray_address: The address of a Ray cluster, ``auto`` for the cluster of this machine, or ``local`` for a new
+            cluster on this machine; None uses processes.
+        progress: Called with the number of points that are done.
 
     Returns:
-        The points, in the order given.
+        The results, in the order of the points.
 
     Raises:
-        InputError: A point is no scenario that can run.
-        OptionError: Ray is wanted but not installed, or not reachable.
+        InputError: The scenario of a point is invalid.
+        OptionError: Ray is not installed, or its cluster is not reachable.
     """
     tasks = [source.changed(values) for values in points]
     sizes = [len(task.build().models) for task in tasks]
@@ -82,7 +82,7 @@ def _run(task: ScenarioSource) -> tuple[PatternResult, ...]:
 
 
 def _in_processes(tasks: Sequence[ScenarioSource], workers: int) -> Iterator[tuple[int, tuple[PatternResult, ...]]]:
-    # A fresh interpreter each: threads of the parent, if there are any, make a fork unsafe.
+    # Each process is a new interpreter: a fork is unsafe if the parent has threads.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         futures = {pool.submit(_run, task): i for i, task in enumerate(tasks)}
         for future in as_completed(futures):
@@ -90,13 +90,13 @@ def _in_processes(tasks: Sequence[ScenarioSource], workers: int) -> Iterator[tup
 
 
 def _on_ray(tasks: Sequence[ScenarioSource], address: str) -> Iterator[tuple[int, tuple[PatternResult, ...]]]:
-    """Leave the cluster as it was found: a connection made here is closed here, nothing else is stopped."""
+    """Yield the index and the results of each task; a connection made by this function is closed, others are kept."""
     try:
-        import ray  # noqa: PLC0415 # an extra
+        import ray  # noqa: PLC0415 # an optional dependency
     except ImportError as error:
         raise OptionError("a sweep on Ray needs the package ray", hint="pip install 'chrion[ray]'") from error
-    mine = not ray.is_initialized()
-    if mine:
+    connects = not ray.is_initialized()
+    if connects:
         try:
             _check_reachable(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
@@ -110,12 +110,12 @@ def _on_ray(tasks: Sequence[ScenarioSource], address: str) -> Iterator[tuple[int
             for reference in ready:
                 yield pending.pop(reference), ray.get(reference)
     finally:
-        if mine:
+        if connects:
             ray.shutdown()
 
 
 def _check_reachable(address: str) -> None:
-    """Fail at once where nobody listens at ``host:port``; Ray itself would try for minutes."""
+    """Raise OSError at once if nothing listens at ``host:port``; Ray itself would retry for minutes."""
     host, colon, port = address.rpartition(":")
     if colon and "/" not in address:
         socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()

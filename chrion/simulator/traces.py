@@ -1,12 +1,12 @@
-"""Request traces as files: read whole, checked row by row, kept as compact arrays.
+"""Request traces: files that are checked row by row and kept as compact arrays.
 
-Three formats are known:
+Formats:
 
-- ``csv``: a header ``time_s,model``, then a line a request, times in seconds and not going back;
-- ``azure-functions-2019``: the per-minute invocation counts of "Serverless in the Wild" (ATC 2020), a line a function:
-  ``HashOwner,HashApp,HashFunction,Trigger`` and one column a minute;
-- ``azure-llm-2023``: ``TIMESTAMP,ContextTokens,GeneratedTokens``, a line a request (Splitwise, ISCA 2024). The token
-  counts are checked but not used: here a request has the latency of its model.
+- ``csv``: a header ``time_s,model``, then one line for each request; times are in seconds and do not decrease;
+- ``azure-functions-2019``: the invocation counts per minute of "Serverless in the Wild" (ATC 2020), one line for each
+  function: ``HashOwner,HashApp,HashFunction,Trigger`` and one column for each minute;
+- ``azure-llm-2023``: ``TIMESTAMP,ContextTokens,GeneratedTokens``, one line for each request (Splitwise, ISCA 2024). The
+  token counts are checked but not used: a simulated request has the latency of its model.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from chrion.errors import ScenarioError, TraceError
 _FUNCTION_COLUMNS = ["HashOwner", "HashApp", "HashFunction", "Trigger"]
 _LLM_COLUMNS = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
 
-#: No time of a trace is later: thirty thousand years, with times in ms still exact to 0.1.
+#: The latest time of a trace: thirty thousand years, at which times in ms are exact to 0.1.
 _LAST_S = 1e12
-#: Digits of the largest count.
+#: The most digits of a count.
 _DIGITS = 9
 
-#: Lines that are not empty, with their numbers.
+#: Numbers and cells of the lines that are not empty.
 _Rows = Iterator[tuple[int, list[str]]]
 
 
@@ -44,17 +44,17 @@ _Rows = Iterator[tuple[int, list[str]]]
 class Arrivals:
     """A trace with a time for each request."""
 
-    #: Seconds since the trace's beginning, not decreasing. Shape [n].
+    #: Seconds since the start of the trace, not decreasing. Shape [n].
     times_s: npt.NDArray[np.float64]
     #: Index of each request's function in ``names``. Shape [n].
     functions: npt.NDArray[np.int64]
-    #: Distinct functions in order of appearance; empty where the trace does not tell them.
+    #: Distinct functions in order of appearance; empty if the trace does not name them.
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MinuteCounts:
-    """A trace that only counts the requests of each minute."""
+    """A trace with the number of requests of each minute."""
 
     #: Requests by function and minute. Shape [functions, minutes].
     counts: npt.NDArray[np.int64]
@@ -65,22 +65,22 @@ _Reader = Callable[[Path, _Rows], Arrivals | MinuteCounts]
 
 
 def read_trace(kind: str, path: Path) -> Arrivals | MinuteCounts:
-    """Read a trace file.
+    """Return the content of a trace file.
 
     Args:
-        kind: Its format, see the module.
-        path: The file. It is read again only when it has changed.
+        kind: Its format; see the module.
+        path: The file. It is read again only if it has changed.
 
     Raises:
-        ScenarioError: There is no such file.
-        TraceError: A row is malformed; the message has its line, its column and what was expected.
+        ScenarioError: The file cannot be read.
+        TraceError: A row is malformed; the message contains the line, the column and the expected value.
     """
     try:
         state = path.stat()
     except OSError as error:
         raise ScenarioError(f"workload.path: {path}: {error.strerror}") from error
-    if not stat.S_ISREG(state.st_mode):  # a device may never end
-        raise ScenarioError(f"workload.path: {path}: not a file")
+    if not stat.S_ISREG(state.st_mode):  # reading a device may never end
+        raise ScenarioError(f"workload.path: {path}: not a regular file")
     return _read(kind, path, state.st_mtime_ns, state.st_size)
 
 
@@ -96,13 +96,13 @@ def _read(kind: str, path: Path, changed_ns: int, size: int) -> Arrivals | Minut
         trace = readers[kind](path, rows)
     empty = not trace.counts.any() if isinstance(trace, MinuteCounts) else not len(trace.times_s)
     if empty:
-        raise TraceError(f"{path}: holds no request")
+        raise TraceError(f"{path}: the trace has no requests")
     return trace
 
 
 @contextmanager
 def _rows(path: Path) -> Iterator[_Rows]:
-    """Lines with their numbers, empty ones left out."""
+    """Yield the numbers and cells of the lines that are not empty."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)
@@ -122,9 +122,9 @@ def _read_csv(path: Path, rows: _Rows) -> Arrivals:
         if not 0 <= time_s <= _LAST_S:
             raise _bad(path, line, "time_s", f"seconds from 0 to {_LAST_S:g}", row[0])
         if times and time_s < times[-1]:
-            raise _bad(path, line, "time_s", f"a time not before the last one, {times[-1]:g}", row[0])
+            raise _bad(path, line, "time_s", f"a time of at least the previous one, {times[-1]:g}", row[0])
         if not row[1].strip():
-            raise _bad(path, line, "model", "a model's name", row[1])
+            raise _bad(path, line, "model", "the name of a model", row[1])
         times.append(time_s)
         functions.append(names.setdefault(row[1].strip(), len(names)))
     return Arrivals(np.array(times), np.array(functions, np.int64), tuple(names))
@@ -141,11 +141,11 @@ def _read_llm(path: Path, rows: _Rows) -> Arrivals:
             raise _bad(path, line, "TIMESTAMP", "a time like 2023-11-16 18:15:46.6805900", row[0]) from None
         first = first or moment
         if last and ((moment.tzinfo is None) != (last.tzinfo is None) or moment < last):
-            raise _bad(path, line, "TIMESTAMP", f"a time not before the last one, {last}", row[0])
+            raise _bad(path, line, "TIMESTAMP", f"a time of at least the previous one, {last}", row[0])
         last = moment
         for column, text in zip(_LLM_COLUMNS[1:], row[1:], strict=True):
             if not _is_count(text):
-                raise _bad(path, line, column, "a whole number at or above 0", text)
+                raise _bad(path, line, column, "a whole number of at least 0", text)
         times.append((moment - first).total_seconds())
     return Arrivals(np.array(times), np.zeros(len(times), np.int64), ())
 
@@ -154,13 +154,13 @@ def _read_functions(path: Path, rows: _Rows) -> MinuteCounts:
     minutes = _header(path, rows, _FUNCTION_COLUMNS, more=True)[len(_FUNCTION_COLUMNS) :]
     for before, after in pairwise(minutes):
         if not (_is_count(before) and _is_count(after) and int(after) == int(before) + 1):
-            raise _bad(path, 1, after, "minutes numbered one after another", after)
+            raise _bad(path, 1, after, "consecutive numbers of minutes", after)
     names, counts = [], []
     for line, row in rows:
         _width(path, line, row, len(_FUNCTION_COLUMNS) + len(minutes))
         for minute, text in zip(minutes, row[len(_FUNCTION_COLUMNS) :], strict=True):
             if not _is_count(text):
-                raise _bad(path, line, minute, "a whole number at or above 0", text)
+                raise _bad(path, line, minute, "a whole number of at least 0", text)
         names.append(row[2])
         counts.append(np.array(row[len(_FUNCTION_COLUMNS) :], np.int64))
     return MinuteCounts(np.array(counts, np.int64).reshape(len(names), len(minutes)), tuple(names))

@@ -1,7 +1,7 @@
-"""Ways to serve one model: what each takes of a GPU and of CPU cores, and for how long.
+"""Variants of a model: the GPU memory, the GPU time and the CPU time of a way to serve it.
 
-A variant is one column of the paper's Table 6: the whole model on the GPU, or one of Chrion's hybrid plans. Its
-figures come from a scenario's table or from a plan file that ``chrion partition`` wrote.
+A variant corresponds to a column of the paper's Table 6: the whole model on the GPU, or one of Chrion's hybrid plans.
+Its figures are those of a scenario's table, or of a plan file that ``chrion partition`` wrote.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from chrion.errors import PlanError
 from chrion.scheduler.plan import Plan
 from chrion.simulator.settings import LARGEST
 
-#: Shapes of the latency distribution; each has mean 1 before it is multiplied by the latency.
+#: Distributions of the factor, of mean 1, that multiplies the latency of a request.
 DISTRIBUTIONS = ("constant", "lognormal", "exponential")
-#: What of a plan file is served: the plan, or the plain model on the accelerator.
+#: Parts of a plan file that can be served: the plan, or the whole model on the accelerator.
 PLAN_PARTS = ("plan", "accelerator_only")
-#: Which of its figures counts as memory: all tensors summed (Equation 4), or what an arena must hold.
+#: Figures that can count as memory: all tensors summed (Equation 4), or what an arena must hold.
 PLAN_MEMORY = ("summed", "resident")
 _MOST_CORES = 10_000
 
@@ -32,25 +32,25 @@ _MOST_CORES = 10_000
 class Variant:
     """One way to serve a model.
 
-    A request takes one GPU slot and ``len(core_busy_ms)`` cores when it starts, gives the slot back after
-    ``gpu_busy_ms`` and each core after its own busy time, and ends after ``latency_ms``. One random factor a request
-    stretches all of them alike.
+    A request takes one GPU slot and ``len(core_busy_ms)`` cores when it starts, releases the slot after
+    ``gpu_busy_ms`` and each core after its own busy time, and ends after ``latency_ms``. A random factor for each
+    request multiplies all of these times.
     """
 
     name: str
-    #: GPU memory held while the model is resident; zero for a variant that needs no GPU memory.
+    #: GPU memory of the resident model; zero for a variant without GPU memory.
     memory_mb: float
-    #: Mean time from start to end of one request on resident weights.
+    #: Mean time from the start to the end of a request; the weights are in memory.
     latency_ms: float
-    #: How long a request keeps its GPU slot; zero takes no slot.
+    #: Time for which a request keeps its GPU slot; zero for no slot.
     gpu_busy_ms: float
-    #: How long it keeps each of its CPU cores, longest first; empty takes no core.
+    #: Time for which a request keeps each of its CPU cores, longest first; empty for no cores.
     core_busy_ms: tuple[float, ...] = ()
-    #: What a load sends over PCIe.
+    #: Data that a load transfers over PCIe.
     load_mb: float = 0.0
     #: One of :data:`DISTRIBUTIONS`.
     distribution: str = "lognormal"
-    #: Standard deviation over mean; the exponential has 1 whatever stands here.
+    #: Standard deviation over mean; the exponential distribution has 1 and ignores this value.
     jitter_cv: float = 0.0
 
     def __post_init__(self) -> None:
@@ -58,30 +58,30 @@ class Variant:
 
     @property
     def memory_bytes(self) -> int:
-        """Whole bytes of GPU memory, so that sums are exact."""
+        """GPU memory in whole bytes, so that sums are exact."""
         return round(self.memory_mb * 1e6)
 
     @property
     def cores(self) -> int:
-        """CPU cores that a request takes."""
+        """Number of CPU cores of a request."""
         return len(self.core_busy_ms)
 
     def load_ms(self, bandwidth_gb_per_s: float, fixed_ms: float) -> float:
-        """Time to bring the weights over PCIe: bytes over bandwidth, and a fixed cost."""
+        """Return the time of a load: a fixed cost plus bytes over bandwidth."""
         return fixed_ms + self.load_mb / bandwidth_gb_per_s
 
 
 def from_table(name: str, table: Mapping[str, Any]) -> Variant:
-    """Make a variant from a scenario's table.
+    """Return the variant of a scenario's table.
 
     Args:
         name: The variant's name.
-        table: ``memory_mb``, ``latency_ms``, and where wanted ``gpu_busy_ms`` (default: the latency where the variant
-            has GPU memory), ``cpu_busy_ms`` (all cores together), ``cores``, ``load_mb`` (default: the memory),
+        table: ``memory_mb``, ``latency_ms``, and optionally ``gpu_busy_ms`` (default: the latency if the variant has
+            GPU memory), ``cpu_busy_ms`` (sum over the cores), ``cores``, ``load_mb`` (default: the memory),
             ``distribution`` and ``jitter_cv``.
 
     Raises:
-        ValueError: A figure is missing or cannot be.
+        ValueError: A figure is missing or out of range.
     """
     missing = [key for key in ("memory_mb", "latency_ms") if key not in table]
     if missing:
@@ -90,8 +90,8 @@ def from_table(name: str, table: Mapping[str, Any]) -> Variant:
     cpu_busy_ms = float(table.get("cpu_busy_ms", 0.0))
     cores = int(table.get("cores", 1 if cpu_busy_ms else 0))
     if bool(cpu_busy_ms) != (cores > 0) or not 0 <= cores <= _MOST_CORES:
-        wanted = f"from 1 to {_MOST_CORES}" if cpu_busy_ms else "0 without cpu_busy_ms"
-        raise ValueError(f"variant {name}: cores = {cores}: expected {wanted}")
+        expected = f"1 to {_MOST_CORES}" if cpu_busy_ms else "0 without cpu_busy_ms"
+        raise ValueError(f"variant {name}: cores = {cores}: expected {expected}")
     return Variant(
         name=name,
         memory_mb=memory_mb,
@@ -105,29 +105,30 @@ def from_table(name: str, table: Mapping[str, Any]) -> Variant:
 
 
 def from_plan(name: str, path: Path, table: Mapping[str, Any]) -> Variant:
-    """Make a variant from a plan file: its predicted latency and memory, and the busy time of each lane.
+    """Return the variant of a plan file, with its predicted latency and memory and the busy time of each lane.
 
     Args:
         name: The variant's name.
-        path: What ``chrion partition -o`` wrote.
-        table: ``distribution``, ``jitter_cv`` and ``load_mb``, which a plan does not hold; ``part``, one of
+        path: A file that ``chrion partition -o`` wrote.
+        table: Optionally ``distribution``, ``jitter_cv`` and ``load_mb``, which are not in a plan; ``part``, one of
             :data:`PLAN_PARTS`; and ``memory``, one of :data:`PLAN_MEMORY`.
 
     Raises:
-        PlanError: The file cannot be read, is damaged, or lacks what is asked of it.
+        PlanError: The file cannot be read, is damaged, or lacks the figures of that part.
     """
     plan = Plan.load(path)
-    further = plan.schedule.streams - 1  # accelerator lanes beside the first stand at the end
+    # The busy times of the accelerator's lanes after the first are at the end of the list.
+    further = plan.schedule.streams - 1
     predicted, busy_ms = plan.predicted, plan.busy_ms[: len(plan.busy_ms) - further]
     shared_ms = sum(plan.busy_ms[len(busy_ms) :])
     if table.get("part", PLAN_PARTS[0]) == "accelerator_only":
         if plan.accelerator_only is None:
-            raise PlanError(f"{path}: made without an accelerator, it has no figures for accelerator_only")
+            raise PlanError(f"{path}: no figures for accelerator_only: the plan was made without an accelerator")
         predicted = plan.accelerator_only
         busy_ms, shared_ms = (predicted.latency_ms,), 0.0
     resident = table.get("memory", PLAN_MEMORY[0]) == "resident"
     memory_mb = predicted.resident_mb if resident else predicted.memory_mb
-    # Sums of many operators may exceed the latency by a rounding.
+    # Rounding may make the sum over many operators exceed the latency.
     gpu_busy_ms, *lanes = (min(busy, predicted.latency_ms) for busy in busy_ms or (0.0,))
     gpu_busy_ms = min(gpu_busy_ms + shared_ms, predicted.latency_ms)
     try:
@@ -146,7 +147,7 @@ def from_plan(name: str, path: Path, table: Mapping[str, Any]) -> Variant:
 
 
 class Jitter:
-    """Draws the random factor of each request, from one stream of numbers whatever the variants are."""
+    """Random factors of requests, drawn from one stream of numbers for all variants."""
 
     def __init__(self, variants: tuple[Variant, ...], seed: np.random.SeedSequence) -> None:
         self._rng = np.random.default_rng(seed)
@@ -155,7 +156,7 @@ class Jitter:
         self._exponential = np.array([v.distribution == "exponential" for v in variants])
 
     def draw(self, models: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Give factors of mean 1, one for each request's model. Shape [n] in, [n] out."""
+        """Return factors of mean 1, one for each request; ``models`` has shape [n], the result too."""
         normal = self._rng.standard_normal(len(models))
         if self._exponential.any():
             exponential = self._rng.standard_exponential(len(models))
@@ -172,13 +173,13 @@ def _check(variant: Variant) -> None:
     figures |= {f"busy time of core {i + 1}": busy for i, busy in enumerate(variant.core_busy_ms)}
     for what, value in figures.items():
         if not 0 <= value <= LARGEST:
-            raise ValueError(f"{where}: {what} = {value:g} is not at or above 0, and at most {LARGEST:g}")
+            raise ValueError(f"{where}: {what} = {value:g}: expected 0 to {LARGEST:g}")
     if not 0 < variant.latency_ms <= LARGEST:
-        raise ValueError(f"{where}: latency_ms = {variant.latency_ms:g} is not above 0, and at most {LARGEST:g}")
+        raise ValueError(f"{where}: latency_ms = {variant.latency_ms:g}: expected above 0, at most {LARGEST:g}")
     longest = max((variant.gpu_busy_ms, *variant.core_busy_ms))
     if longest > variant.latency_ms * (1 + 1e-9):
-        raise ValueError(f"{where}: one lane is busy for {longest:g} ms, longer than the latency of a request")
+        raise ValueError(f"{where}: a lane is busy for {longest:g} ms, longer than the latency")
     if longest <= 0:
-        raise ValueError(f"{where}: a request is busy neither on the GPU nor on a core")
+        raise ValueError(f"{where}: no busy time on the GPU or on a core")
     if variant.distribution not in DISTRIBUTIONS:
-        raise ValueError(f"{where}: distribution {variant.distribution!r} is not one of {', '.join(DISTRIBUTIONS)}")
+        raise ValueError(f"{where}: distribution {variant.distribution!r}: expected one of {', '.join(DISTRIBUTIONS)}")

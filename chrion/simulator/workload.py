@@ -1,7 +1,7 @@
-"""Requests as chunks of arrival times and models, in order of time, made up or replayed from a trace.
+"""Workloads: requests as chunks of arrival times and models, in order of time, synthetic or replayed from a trace.
 
-Every workload is a small record that can be walked as often as one likes with the same outcome: times, models and
-the thinning of traces have random streams of their own, all from one seed.
+A workload is a small record that yields the same requests each time: arrival times, models and the scaling of traces
+have separate random streams, all from one seed.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from chrion.simulator.traces import MinuteCounts, read_trace
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
-#: Requests in a chunk of a made-up workload.
+#: Requests in a chunk.
 _CHUNK = 1 << 15
 _MINUTE_MS = 60_000.0
 _DEFAULT_MAPPING = {"csv": "name", "azure-functions-2019": "rank", "azure-llm-2023": "draw"}
 
 
 class Workload(Protocol):
-    """What a cluster is asked."""
+    """The requests to a cluster."""
 
     @property
     def requests(self) -> int:
-        """How many requests there will be, as far as is known before."""
+        """The number of requests, as far as it is known in advance."""
 
     def chunks(self) -> Iterator[tuple[Floats, Indices]]:
-        """Arrival times in ms and models, in order of time, chunk by chunk. Shapes [n]."""
+        """Yield chunks of arrival times in ms and models, both of shape [n], in order of time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Synthetic:
-    """Independent requests with gaps of mean ``1 / rate``: equal, exponential (Poisson) or Gamma distributed."""
+    """Independent requests with gaps of mean ``1 / rate``: constant, exponential (Poisson) or Gamma-distributed."""
 
     kind: str
     requests: int
     rate_per_s: float
     burst_cv: float
-    #: Chance of each model. Shape [models].
+    #: Probability of each model. Shape [models].
     chances: Floats
     seed: int
 
     def chunks(self) -> Iterator[tuple[Floats, Indices]]:
-        """See :class:`Workload`."""
+        """Yield chunks of requests; see :class:`Workload`."""
         gaps, models = _streams(self.seed, 2)
         start_ms, mean_ms = 0.0, 1000.0 / self.rate_per_s
         for first in range(0, self.requests, _CHUNK):
@@ -71,11 +71,11 @@ class Synthetic:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replay:
-    """The requests of a trace at their own times; with a rate scale above 1, copies lie between one and the next."""
+    """The requests of a trace at their times; with a rate scale above 1, copies lie between a request and the next."""
 
     #: Not decreasing. Shape [n].
     times_ms: Floats
-    #: The model of each request, shape [n]; None draws it.
+    #: The model of each request, shape [n]; None if models are drawn.
     models: Indices | None
     chances: Floats
     rate_scale: float
@@ -83,11 +83,11 @@ class Replay:
 
     @property
     def requests(self) -> int:
-        """About how many there will be: the scale decides by chance over the fraction."""
+        """The expected number of requests; the fractional part of the scale is applied at random."""
         return round(len(self.times_ms) * self.rate_scale)
 
     def chunks(self) -> Iterator[tuple[Floats, Indices]]:
-        """See :class:`Workload`."""
+        """Yield chunks of requests; see :class:`Workload`."""
         thinning, models = _streams(self.seed, 2)
         ends = np.append(self.times_ms[1:], self.times_ms[-1])
         for first in range(0, len(self.times_ms), _CHUNK):
@@ -96,8 +96,8 @@ class Replay:
             index = first + np.repeat(np.arange(len(copies)), copies)
             times = self.times_ms[index]
             if self.rate_scale > 1:
-                again = np.append([False], index[1:] == index[:-1]) if len(index) else np.zeros(0, bool)
-                times = times + again * thinning.random(len(index)) * (ends[index] - times)
+                repeated = np.append([False], index[1:] == index[:-1]) if len(index) else np.zeros(0, bool)
+                times = times + repeated * thinning.random(len(index)) * (ends[index] - times)
             order = np.argsort(times, kind="stable")
             picked = _draw(models, self.chances, len(index)) if self.models is None else self.models[index]
             yield times[order], picked[order]
@@ -105,7 +105,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PerMinute:
-    """Requests counted by minute, spread evenly by chance within each."""
+    """Requests counted by minute, at times drawn uniformly within each minute."""
 
     #: Shape [functions, minutes].
     counts: Indices
@@ -117,11 +117,11 @@ class PerMinute:
 
     @property
     def requests(self) -> int:
-        """About how many there will be: the scale decides by chance over the fraction."""
+        """The expected number of requests; the fractional part of the scale is applied at random."""
         return round(float(self.counts.sum()) * self.rate_scale)
 
     def chunks(self) -> Iterator[tuple[Floats, Indices]]:
-        """See :class:`Workload`."""
+        """Yield chunks of requests; see :class:`Workload`."""
         thinning, moments = _streams(self.seed, 2)
         for minute in range(self.counts.shape[1]):
             copies = scale_counts(self.counts[:, minute].astype(float), self.rate_scale, thinning)
@@ -134,24 +134,24 @@ class PerMinute:
 def build_workload(
     spec: WorkloadSpec, names: Sequence[str], shares: Sequence[float], seed: int, folder: Path
 ) -> Workload:
-    """Make the requests of a scenario ready; a trace is read and checked here.
+    """Return the workload of a scenario; a trace is read and checked.
 
     Args:
         spec: The section ``[workload]``.
         names: The models.
         shares: Their shares of the requests.
         seed: Equal seeds give equal requests.
-        folder: What the trace's path is relative to.
+        folder: The folder of a relative path of a trace.
 
     Raises:
-        ScenarioError: There is no trace file, or its functions do not become models in the way asked for.
+        ScenarioError: There is no trace file, or the mapping does not suit it.
         TraceError: A row of the trace is malformed.
     """
     chances = popularity(shares, spec.zipf_exponent)
     if spec.kind in SYNTHETIC:
         return Synthetic(spec.kind, spec.requests, spec.rate_per_s, spec.burst_cv, chances, seed)
     if not spec.path:
-        raise ScenarioError(f"workload.path is missing: kind {spec.kind!r} needs a trace file")
+        raise ScenarioError(f"workload.path is missing: kind {spec.kind!r} requires a trace file")
     trace = read_trace(spec.kind, folder / spec.path)
     mapping = spec.mapping or _DEFAULT_MAPPING[spec.kind]
     if isinstance(trace, MinuteCounts):
@@ -160,7 +160,7 @@ def build_workload(
     end = begin + spec.length_s if spec.length_s else np.inf
     part = (trace.times_s >= begin) & (trace.times_s < end)
     if not part.any():
-        raise ScenarioError(f"workload: the trace has no request from {begin:g} s to {end:g} s")
+        raise ScenarioError(f"workload: the trace has no requests from {begin:g} s to {end:g} s")
     totals = np.bincount(trace.functions, minlength=len(trace.names))
     models = None if mapping == "draw" else map_functions(trace.names, totals, mapping, names)[trace.functions[part]]
     times_ms = (trace.times_s[part] - begin) * 1000.0 * spec.time_scale
@@ -168,7 +168,7 @@ def build_workload(
 
 
 def popularity(shares: Sequence[float], zipf_exponent: float) -> Floats:
-    """Chance of each model: share / rank ** exponent, ranks in the order of the models. Shape [models], sum 1."""
+    """Return the probability of each model, share / rank ** exponent, normalised to sum 1. Shape [models]."""
     logs = np.log(shares) - zipf_exponent * np.log(np.arange(1, len(shares) + 1))
     raw = np.exp(logs - logs.max())
     chances: Floats = raw / raw.sum()
@@ -176,27 +176,27 @@ def popularity(shares: Sequence[float], zipf_exponent: float) -> Floats:
 
 
 def map_functions(functions: Sequence[str], totals: Indices, mapping: str, names: Sequence[str]) -> Indices:
-    """The model of each function of a trace.
+    """Return the model of each function of a trace.
 
     Args:
-        functions: Their names.
-        totals: Their requests. Shape [functions].
-        mapping: ``name``: a function is the model of its name. ``round-robin``: the models in turn, in the order of the
-            file. ``rank``: the models in turn, most requested function first. ``hash``: by a checksum of the name, so
-            that a function keeps its model in every part of a trace.
-        names: The models.
+        functions: Names of the functions.
+        totals: Their numbers of requests. Shape [functions].
+        mapping: ``name``: the model of the function's name. ``round-robin``: the models in rotation, in the order of
+            the file. ``rank``: the models in rotation, most requested function first. ``hash``: by a checksum of the
+            name, so that a function has the same model in every part of a trace.
+        names: Names of the models.
 
     Raises:
-        ScenarioError: The trace does not name functions, or a name is no model.
+        ScenarioError: The trace does not name functions, or a function is not the name of a model.
     """
     if not functions:
-        raise ScenarioError(f"workload.mapping = {mapping!r}: the trace names no functions", hint="take draw")
+        raise ScenarioError(f"workload.mapping = {mapping!r}: the trace names no functions", hint="use draw")
     if mapping == "name":
         index = {name: i for i, name in enumerate(names)}
         for function in functions:
             if function not in index:
-                hint = "mapping = 'round-robin', 'rank' or 'hash' gives its functions models"
-                raise ScenarioError(f"workload: the trace asks for {function!r}, which is no model", hint=hint)
+                hint = "other mappings: 'round-robin', 'rank', 'hash'"
+                raise ScenarioError(f"workload: the trace requests {function!r}, which is not a model", hint=hint)
         return np.array([index[function] for function in functions])
     if mapping == "hash":
         return np.array([zlib.crc32(function.encode()) % len(names) for function in functions])
@@ -208,7 +208,7 @@ def map_functions(functions: Sequence[str], totals: Indices, mapping: str, names
 
 
 def scale_counts(counts: Floats, scale: float, rng: np.random.Generator) -> Indices:
-    """Counts times ``scale``, the fraction rounded up with its own chance, so that the mean is right."""
+    """Return counts times ``scale``; a fraction is rounded up with a probability equal to it, which keeps the mean."""
     wanted = counts * scale
     whole = np.floor(wanted)
     return (whole + (rng.random(len(counts)) < wanted - whole)).astype(np.int64)
@@ -216,13 +216,13 @@ def scale_counts(counts: Floats, scale: float, rng: np.random.Generator) -> Indi
 
 def _per_minute(trace: MinuteCounts, spec: WorkloadSpec, mapping: str, names: Sequence[str], seed: int) -> PerMinute:
     if mapping == "draw":
-        raise ScenarioError("workload.mapping = 'draw': this trace names functions", hint="take rank or hash")
+        raise ScenarioError("workload.mapping = 'draw': the trace names functions", hint="use rank or hash")
     begin, length = spec.start_s / 60, spec.length_s / 60
     if begin % 1 or length % 1:
-        raise ScenarioError("workload: start_s and length_s must be whole minutes for a trace of minutes")
+        raise ScenarioError("workload: expected start_s and length_s in whole minutes for a trace of minutes")
     counts = trace.counts[:, int(begin) : int(begin + length) if length else None]
     if not counts.any():
-        raise ScenarioError(f"workload: the trace has no request from minute {begin:g} on")
+        raise ScenarioError(f"workload: the trace has no requests from minute {begin:g} on")
     models = map_functions(trace.names, trace.counts.sum(axis=1), mapping, names)
     return PerMinute(counts, models, spec.rate_scale, spec.time_scale, seed)
 

@@ -56,9 +56,9 @@ def test_sweep_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nonesuch.toml"], "scenario: there is no file nonesuch.toml"),
-        (["table7", "--set", "rate_per_s=-1"], "workload.rate_per_s = -1: not above 0"),
-        (["table7", "--set", "gpu_memory_gb=5"], "takes 1643 MB, the largest server has 1000 MB for models"),
+        (["nonesuch.toml"], "scenario 'nonesuch.toml' not found"),
+        (["table7", "--set", "rate_per_s=-1"], "workload.rate_per_s = -1: expected a number above 0"),
+        (["table7", "--set", "gpu_memory_gb=5"], "needs 1643 MB, the largest server has 1000 MB for models"),
         (["table7", "--sweep", "gpu_memory_gb"], "expected key=value,value"),
         (["table7", "--ray", "local"], "--ray: only a sweep runs on a cluster"),
         (["table7", "--plot", "no/such/folder.png"], "cannot be written"),

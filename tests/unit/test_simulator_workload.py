@@ -60,7 +60,7 @@ def test_csv_by_name(tmp_path: Path) -> None:
 
 def test_csv_of_an_unknown_model(tmp_path: Path) -> None:
     """A name that is no model is refused, with the ways out."""
-    with pytest.raises(ScenarioError, match=r"asks for 'x'.*round-robin"):
+    with pytest.raises(ScenarioError, match=r"requests 'x'.*round-robin"):
         replay(tmp_path, "time_s,model\n0.5,x\n")
 
 
@@ -74,7 +74,7 @@ def test_part_and_time_scale(tmp_path: Path) -> None:
 
 def test_an_empty_part_is_refused(tmp_path: Path) -> None:
     """A part of the trace without requests is no workload."""
-    with pytest.raises(ScenarioError, match="no request from 5 s"):
+    with pytest.raises(ScenarioError, match="no requests from 5 s"):
         replay(tmp_path, "time_s,model\n0,a\n", start_s=5.0)
 
 
