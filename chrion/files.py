@@ -122,8 +122,9 @@ def read_json(path: Path, schema: str, failure: type[InputError]) -> dict[str, A
     except ValueError as error:
         raise failure(f"{path}: not JSON: {error}") from error
     if not isinstance(content, dict) or content.get("schema") != schema:
-        found = content.get("schema") if isinstance(content, dict) else type(content).__name__
-        raise failure(f"{path}: expected a file of schema {schema}, found {found!r}", hint=_schema_hint(found, schema))
+        given = content.get("schema") if isinstance(content, dict) else None
+        found = repr(given) if given is not None else "no schema"
+        raise failure(f"{path}: expected a file of schema {schema}, found {found}", hint=_schema_hint(given, schema))
     return content
 
 

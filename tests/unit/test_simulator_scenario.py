@@ -145,6 +145,14 @@ def test_damaged_plans(tmp_path: Path, figures: Any, message: str) -> None:
         from_plan("x", plan(tmp_path, **figures), {})
 
 
+@pytest.mark.parametrize("content", ["{}", "[]", '{"model": "x"}', "null"])
+def test_a_json_file_that_is_no_plan_has_no_schema(content: str, tmp_path: Path) -> None:
+    """The message says that a schema is missing, instead of naming Python's None."""
+    (tmp_path / "x.plan.json").write_text(content)
+    with pytest.raises(PlanError, match=r"expected a file of schema chrion.plan/1, found no schema"):
+        scenario(tmp_path, MODEL + '[models.variants.chrion]\nplan = "x.plan.json"\n')
+
+
 def test_plan_files_are_variants_of_a_scenario(tmp_path: Path) -> None:
     """A variant may name a plan file beside the scenario."""
     plan(tmp_path, [4.0, 9.0], memory_mb=300.0)
