@@ -115,7 +115,8 @@ def test_lanes_block_asynchronous_signals_only() -> None:
     """A fault in a kernel reaches the handler that the application has installed; Ctrl+C reaches the main thread."""
     import signal  # noqa: PLC0415 - its names are the subject
 
-    lanes, _frame, _tensors = one_segment()
+    lanes, frame, _tensors = one_segment()
+    lanes.run(frame)  # a thread that has just been created still blocks all signals
     (mask,) = lane_masks()
     lanes.close()
 
