@@ -21,9 +21,8 @@ from chrion.errors import ScheduleError
 from chrion.files import bundled_folder
 from chrion.profiler.measure import synthetic_inputs
 from chrion.report import comparison_json, comparison_table, comparison_verdict, plot_comparison
-from chrion.scheduler import POLICIES, fixed_plan
+from chrion.scheduler import POLICIES, Policy, fixed_plan
 from chrion.scheduler.policies.ios_merging import merged_variants
-from chrion.scheduler.policies.registry import Policy
 from helpers import FLOAT, alternating_lanes, branches, make_model, node, value
 
 PAPER = str(bundled_folder("profiles") / "gtx1080ti-paper.json")
