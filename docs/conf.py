@@ -64,7 +64,15 @@ def write_policies(_: Sphinx) -> None:
     (DOCS / "_generated" / "policies.md").write_text(table + "\n", encoding="utf-8")
 
 
+def keep_first_colon(_app: Sphinx, what: str, _name: str, _object: object, _options: object, lines: list[str]) -> None:
+    """Break the first line of an attribute after its colon; napoleon would take what precedes it for a type."""
+    if what in {"attribute", "data", "property"} and lines and ": " in lines[0]:
+        head, rest = lines[0].split(": ", 1)
+        lines[:1] = [f"{head}:", rest]
+
+
 def setup(app: Sphinx) -> None:
     """Connect what this file adds to Sphinx."""
+    app.connect("autodoc-process-docstring", keep_first_colon, priority=400)  # before napoleon
     app.connect("builder-inited", write_command_reference)
     app.connect("builder-inited", write_policies)
