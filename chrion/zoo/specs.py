@@ -78,7 +78,7 @@ def specification(name: str, parameters: Mapping[str, Parameter] | None = None) 
         parameters: Parameters that override those of the specification.
 
     Returns:
-        The builder's specification: a :class:`RecurrentSpec`, an :class:`InceptionSpec`, ...
+        The builder's specification, a :class:`RecurrentSpec` or ``InceptionSpec`` for example.
 
     Raises:
         OptionError: The model or a parameter does not exist, or a parameter is out of range.
