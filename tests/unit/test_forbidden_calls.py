@@ -21,6 +21,7 @@ FORBIDDEN_PROGRAMS = {"system", "popen", "startfile", "execv", "spawnv", "posix_
 #: Exceptions by module, each with its reason.
 ALLOWED = {
     "chrion.devices.probe": {"subprocess"},  # runs itself with the same interpreter
+    "chrion.runtime.selection.tuning_process": {"subprocess"},  # runs its worker with the same interpreter
     "chrion.native.bindings": {"CDLL", "register_custom_ops_library"},  # the libraries that Chrion compiles
     "chrion.simulator.sweep": {"socket"},  # checks whether the given Ray cluster is reachable
 }
