@@ -279,9 +279,14 @@ class EngineSelector:
             return None
 
     def _plain_names(self, graph: Graph) -> list[str]:
-        """List the plain sessions to compare: the caller's first, then those with other numbers of threads."""
+        """List the plain sessions to compare: the caller's first, then those with other numbers of threads.
+
+        A model with free dimensions keeps the caller's for shapes that are not tuned; a second one would hold all
+        weights once more.
+        """
         config, names = self._config, [PLAIN]
-        if config.options is None and sum(graph.dag.weight_bytes) <= _ALTERNATIVE_BYTES:
+        small = sum(graph.dag.weight_bytes) <= _ALTERNATIVE_BYTES
+        if config.options is None and small and not graph.declared_free:
             cores = len(physical_cores())
             names += [f"{_PLAIN_THREADS}{count}" for count in ([1] if cores < 8 else [1, cores // 2])]
         if config.budget_mb is not None and config.accelerator:
