@@ -27,13 +27,14 @@ from chrion.graph.model import Graph, ModelMetadata, TensorInfo
 from chrion.graph.optimise import original_name
 from chrion.graph.ort_sessions import first_line
 from chrion.graph.reading import read_model
+from chrion.runtime.crowding import Crowding
 from chrion.runtime.execution.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
 from chrion.runtime.execution.executor import AcceleratorFailure
 from chrion.runtime.options.session_options import hidden_reason, optimises, run_reason, session_reason
 from chrion.runtime.requests import check_feed, shape_of
 from chrion.runtime.selection.admission import admit
 from chrion.runtime.selection.configuration import SessionConfig
-from chrion.runtime.selection.decisions import Decision
+from chrion.runtime.selection.decisions import Decision, model_bytes
 from chrion.runtime.selection.selector import PLAIN, EngineSelector, why_plain
 from chrion.runtime.selection.tuning import NOT_TUNED, Tuner
 from chrion.runtime.selection.tuning_process import NamedShapes
@@ -43,6 +44,8 @@ log = logging.getLogger(__name__)
 
 #: Most shapes with a plan in use at once, and most shapes known at once; the least recently used are evicted.
 _MAX_PLANS, _MAX_SHAPES = 8, 256
+#: Models of at most this many bytes, weights included, are opened once more for crowded requests.
+_CROWD_BYTES = 64e6
 #: Most requests whose shapes wait for the tuning thread, which looks at them a few times a second.
 _MAX_NOTED = 64
 _CLOSED = "this session is closed"
@@ -82,6 +85,7 @@ class Engines:
     Attributes:
         current: The engine of the last request's shapes.
         refusal: Why no request is served any more; empty while requests are served.
+        crowding: Requests in flight, and the session for more of them than there are cores.
         by_shapes: Whether each set of input shapes has an engine of its own.
     """
 
@@ -111,6 +115,7 @@ class Engines:
         self._tune = "now" if config.plan is not None or isinstance(model, Graph) else tune
         if self._tune == "now":
             self._graph, self._reason = admit(model, config)
+        self.crowding = Crowding(self._open_for_crowd)
         self.current = self._first()
 
     @property
@@ -155,7 +160,17 @@ class Engines:
             run: Runs the request on an engine.
             run_options: The request's options.
         """
+        in_flight = self.crowding.in_flight
+        in_flight.append(None)
+        try:
+            return self._serve(feed, run, run_options)
+        finally:
+            in_flight.pop()
+
+    def _serve(self, feed: Mapping[str, Any], run: Callable[[Engine], T], run_options: ort.RunOptions | None) -> T:
         engine = self.for_feed(feed)
+        if len(self.crowding.in_flight) > 1 or self.crowding.active:
+            engine = self.crowding.engine() or engine
         if isinstance(engine, CutEngine) and (reason := run_reason(run_options, accelerated=engine.accelerated)):
             engine = self.plain(reason)
         try:
@@ -263,6 +278,7 @@ class Engines:
                 self._plain = None
             self._selector.forget()
         self.stop_tuning()
+        self.crowding.close()
         for engine in engines:
             engine.close()
 
@@ -418,6 +434,13 @@ class Engines:
         return self._selector.open(graph, decision)
 
     # Both.
+
+    def _open_for_crowd(self) -> PlainEngine | None:
+        """Open a plain session of one thread; None with options of the caller, an accelerator, or many weights."""
+        config = self._config
+        if config.options is not None or config.accelerator or model_bytes(config.source) > _CROWD_BYTES:
+            return None
+        return self._selector.single_threaded("more requests in flight than cores")
 
     def _describe(
         self,

@@ -134,27 +134,33 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
             Exception: Raised by onnxruntime while running, with the names of operators.
         """
         engines = self._engines
-        engine = engines.current
-        if isinstance(engine, PlainEngine) and (
-            not engines.by_shapes or (engine.fast_path and engine.fast_path.matches(input_feed))
-        ):
-            if not engine.accelerated and not engines.refusal:
-                if engines.noted is not None:
-                    engines.note(input_feed)
-                outputs: list[Any] = engine.session.run(output_names, input_feed, run_options)  # it checks the call
-                return outputs
-        elif (  # nearly every request; none of what follows makes a difference to it
-            isinstance(engine, CutEngine)
-            and engine.native
-            and not (output_names or run_options or engines.refusal)
-            and engine.fast_path.matches(input_feed)
-        ):
-            try:
-                return engine.run_fast_path(input_feed)
-            except RuntimeError as error:
-                return engines.serve_plain(engine, lambda plain: _run(plain, None, input_feed, None), error)
-        else:
-            check_arguments(output_names, input_feed, run_options)
+        in_flight = engines.crowding.in_flight
+        in_flight.append(None)
+        try:
+            crowd = engines.crowding.engine() if len(in_flight) > 1 or engines.crowding.active else None
+            engine = crowd or engines.current
+            if isinstance(engine, PlainEngine) and (
+                crowd or not engines.by_shapes or (engine.fast_path and engine.fast_path.matches(input_feed))
+            ):
+                if not engine.accelerated and not engines.refusal:
+                    if engines.noted is not None:
+                        engines.note(input_feed)
+                    outputs: list[Any] = engine.session.run(output_names, input_feed, run_options)  # checks the call
+                    return outputs
+            elif (  # nearly every request; none of what follows makes a difference to it
+                isinstance(engine, CutEngine)
+                and engine.native
+                and not (output_names or run_options or engines.refusal)
+                and engine.fast_path.matches(input_feed)
+            ):
+                try:
+                    return engine.run_fast_path(input_feed)
+                except RuntimeError as error:
+                    return engines.serve_plain(engine, lambda plain: _run(plain, None, input_feed, None), error)
+            else:
+                check_arguments(output_names, input_feed, run_options)
+        finally:
+            in_flight.pop()
         return self._serve_arrays(output_names, input_feed, run_options)
 
     def run_with_ort_values(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -815,3 +816,51 @@ def test_a_trace_has_every_segment_once_and_in_order() -> None:
     for lane in (1, 2):
         own = sorted((e.start_ms, e.end_ms) for e in events if e.lane == lane)
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(own))
+
+
+@pytest.mark.parametrize("call", ["run", "ort values", "binding"])
+@pytest.mark.parametrize("cut", [True, False])
+def test_crowded_requests_are_served_by_one_thread_each(call: str, *, cut: bool) -> None:
+    """Outputs are right before, during and after the crowd; a single caller returns to the plan."""
+    graph = load(branches(size=64))
+    plan = fixed_plan(graph, alternating_lanes(graph)) if cut else None
+    expected = run_plain(branches(size=64), {"x": np.ones((2, 64), np.float32)})
+    wrong: list[object] = []
+    with HybridSession(graph if cut else branches(size=64), plan=plan, tune="now") as session:
+
+        def once() -> list[Any]:
+            x = np.ones((2, 64), np.float32)
+            if call == "run":
+                return session.run(None, {"x": x})
+            if call == "ort values":
+                found = session.run_with_ort_values(None, {"x": ort.OrtValue.ortvalue_from_numpy(x)})
+                return [output.numpy() for output in found]
+            binding = session.io_binding()
+            binding.bind_cpu_input("x", x)
+            for name in ("y", "l"):
+                binding.bind_output(name)
+            session.run_with_iobinding(binding)
+            return list(binding.copy_outputs_to_cpu())
+
+        def client() -> None:
+            try:
+                end = time.monotonic() + 20
+                while session._engines.crowding._engine is None and time.monotonic() < end:
+                    assert_equal(once(), expected)
+                for _ in range(50):
+                    assert_equal(once(), expected)
+            except BaseException as error:  # noqa: BLE001 - reported below
+                wrong.append(error)
+
+        threads = [threading.Thread(target=client) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+        assert session._engines.crowding._engine is not None
+        time.sleep(0.2)
+        once()
+        assert not session._engines.crowding.active
+        assert (session.plan is not None) is cut
+        assert_equal(once(), expected)

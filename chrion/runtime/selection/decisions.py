@@ -17,6 +17,8 @@ from typing import Any
 
 from chrion.errors import PlanError
 from chrion.files import cache_folder, read_cached, write_cached
+from chrion.graph.external import tensors_of
+from chrion.graph.reading import read_model
 from chrion.scheduler.plan import Plan
 
 #: An uncertain decision is valid for this many seconds, and each further one in a row for four times as long.
@@ -133,6 +135,23 @@ def model_files(path: str, external: Sequence[str]) -> tuple[FileState, ...]:
     folder = Path(path).parent
     states = (file_state(file) for file in (path, *sorted({str(folder / location) for location in external})))
     return tuple(state for state in states if state is not None)
+
+
+def model_bytes(source: str | bytes) -> int:
+    """Return the size of a model with its external weights, in bytes."""
+    return len(source) if isinstance(source, bytes) else sum(size for _, size, _ in files_of(source))
+
+
+def files_of(source: str | bytes) -> tuple[FileState, ...]:
+    """Return the state of all files of a model; none if it is given as bytes.
+
+    Raises:
+        ModelError: It cannot be read.
+    """
+    if isinstance(source, bytes):
+        return ()
+    entries = (entry for tensor in tensors_of(read_model(source)[0]) for entry in tensor.external_data)
+    return model_files(source, [entry.value for entry in entries if entry.key == "location"])
 
 
 def model_identity(source: str | bytes) -> str:

@@ -113,6 +113,10 @@ class EngineSelector:
         """
         return self._shared(decision.winner, self._plain_opener(decision.winner), decision.why)
 
+    def single_threaded(self, reason: str) -> PlainEngine:
+        """Return the plain session of one thread."""
+        return self._shared(f"{_PLAIN_THREADS}1", self._plain_opener(f"{_PLAIN_THREADS}1"), reason)
+
     def cache(self, *model: object) -> DecisionCache:
         """Return the cached decision on a model.
 

@@ -16,15 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
 
-from chrion.graph.external import tensors_of
 from chrion.graph.loader import load
 from chrion.graph.model import Graph
-from chrion.graph.reading import read_model
 from chrion.runtime.execution.engine import CannotCutError
 from chrion.runtime.options.transport import options_from_data, options_to_data
 from chrion.runtime.selection.admission import admit
 from chrion.runtime.selection.configuration import SessionConfig
-from chrion.runtime.selection.decisions import Decision, FileState, model_files
+from chrion.runtime.selection.decisions import Decision, files_of
 from chrion.runtime.selection.selector import PLAIN, EngineSelector, why_plain
 
 #: How often the process checks that the process it works for still exists, in seconds.
@@ -42,7 +40,7 @@ class Decider:
         self._config = config
         self._selector = EngineSelector(config)
         self._graph, self._reason = admit(config.source, config)
-        self._files = _files(config.source)
+        self._files = files_of(config.source)
 
     def decide(self, shapes: Mapping[str, Sequence[int]]) -> Decision:
         """Compare the candidates.
@@ -133,13 +131,6 @@ def _exit_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_CHECK_S)
     os._exit(1)
-
-
-def _files(source: str | bytes) -> tuple[FileState, ...]:
-    if isinstance(source, bytes):
-        return ()
-    entries = (entry for tensor in tensors_of(read_model(source)[0]) for entry in tensor.external_data)
-    return model_files(source, [entry.value for entry in entries if entry.key == "location"])
 
 
 if __name__ == "__main__":

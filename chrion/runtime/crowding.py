@@ -1,0 +1,82 @@
+"""Crowding: requests in flight at once, and the session that serves them when they are more than the cores.
+
+A plan, or a plain session with several threads, gives all cores to one request. When as many requests are in flight as
+there are cores, one thread for each is faster: no request waits for the others' threads. So crowded requests go to a
+plain session of one thread, until there was no crowd for a while. That session is opened when it is first needed, and
+holds the weights once more; a large model does without.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from chrion.cores import physical_cores
+from chrion.runtime.execution.engine import PlainEngine
+
+log = logging.getLogger(__name__)
+
+#: For how long requests count as crowded after the last crowd, in seconds.
+_HOLD_S = 0.1
+#: Crowded requests after which the session is opened.
+_PATIENCE = 32
+
+
+class Crowding:
+    """Decides which requests of a session are crowded.
+
+    Args:
+        open_session: Opens the session of one thread; returns None if there is to be none.
+        cores: Requests in flight that make a crowd, two at least; the number of physical cores if missing.
+        clock: Returns the time in seconds.
+
+    Attributes:
+        in_flight: One entry for each request in flight; appending and removing are atomic.
+        active: Whether requests are crowded, as far as known.
+    """
+
+    def __init__(
+        self,
+        open_session: Callable[[], PlainEngine | None],
+        cores: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.in_flight: deque[None] = deque()
+        self.active = False
+        self._open_session = open_session
+        self._crowd = max(2, cores if cores is not None else len(physical_cores()))
+        self._clock = clock
+        self._until_s = 0.0
+        self._requests = 0
+        self._opening = threading.Lock()
+        self._engine: PlainEngine | None = None
+
+    def engine(self) -> PlainEngine | None:
+        """Return the session for a request in flight; None if it is not crowded.
+
+        Called if several requests are in flight, or ``active`` is set: a single caller does not pay for it.
+        """
+        if len(self.in_flight) >= self._crowd:
+            self.active = True
+            self._until_s = self._clock() + _HOLD_S
+            if self._engine is None:
+                self._requests += 1  # a lost count does not matter
+                if self._requests >= _PATIENCE and self._opening.acquire(blocking=False):
+                    threading.Thread(target=self._open, name="chrion-crowding", daemon=True).start()
+        elif self.active and self._clock() >= self._until_s:
+            self.active = False
+        return self._engine if self.active else None
+
+    def close(self) -> None:
+        """Drop the session; it ends with the last request that uses it."""
+        self._opening.acquire(blocking=False)  # no other is opened
+        self._engine = None
+
+    def _open(self) -> None:
+        try:
+            self._engine = self._open_session()
+        except Exception as error:  # noqa: BLE001 - crowded requests are served as before
+            log.warning("crowded requests: no session of one thread: %s", error)
