@@ -162,7 +162,7 @@ def test_endless_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         Plan.load(zero)
     with pytest.raises(ModelError, match="more than 2 GB"):
         load(zero)
-    with pytest.raises(ScenarioError, match="not a file"):
+    with pytest.raises(ScenarioError, match="not a regular file"):
         read_trace("csv", zero)
 
 
