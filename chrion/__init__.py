@@ -1,7 +1,7 @@
-"""Run one ONNX model on an accelerator and the CPU cores of a machine at once.
+"""Inference of one ONNX model on an accelerator and the CPU cores of a machine at the same time.
 
-The names below are imported from their modules when they are first used: onnxruntime and onnx take about a second to
-import, and a command has to start, and to handle Ctrl-C, before that.
+The public names are imported from their modules on first use, because onnxruntime and onnx take up to a second to
+import; a command starts, and handles Ctrl-C, before that.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _MODULES = {
 }
 
 
-if not TYPE_CHECKING:  # type checkers would take any name for an attribute
+if not TYPE_CHECKING:  # type checkers would accept any attribute
 
     def __getattr__(name: str) -> Any:
-        """Import one of the names above, or a module of the package, on first use."""
+        """Import a public name or a module of the package on first use."""
         if name in _MODULES:
             value = getattr(importlib.import_module(_MODULES[name]), name)
-            globals()[name] = value  # the next use finds it without this function
+            globals()[name] = value  # later uses do not call this function
             return value
         if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):
             return importlib.import_module(f"{__name__}.{name}")

@@ -23,7 +23,7 @@ _SHOWN_ELEMENTS = 64
 _PACKED_BITS = {"UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "UINT2": 2, "INT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
 
 
-def assemble(  # noqa: PLR0913 - the stages of `load` meet here
+def assemble(  # noqa: PLR0913 - the results of all stages of `load`
     *,
     name: str,
     model: onnx.ModelProto,
@@ -82,7 +82,7 @@ def weight_info(tensor: onnx.TensorProto) -> TensorInfo:
 
 
 def node_reads(model: onnx.ModelProto) -> list[tuple[str, ...]]:
-    """Return the names that each node reads: its inputs in order, then what its bodies capture from outside, sorted."""
+    """Return the names that each node reads: its inputs in order, then the captures of its bodies, sorted."""
     return [
         tuple(dict.fromkeys([*filter(None, node.input), *sorted(captured_names(node))])) for node in model.graph.node
     ]
@@ -94,7 +94,7 @@ def captured_names(node: onnx.NodeProto) -> set[str]:
 
 
 def _outer_names(body: onnx.GraphProto) -> set[str]:
-    """Return the names that a body reads and does not define; a name is defined once in a body and its outer graphs."""
+    """Return the names that a body reads and does not define; ONNX allows no redefinition of outer names."""
     read = {name for node in body.node for name in (*node.input, *captured_names(node)) if name}
     return read.union(o.name for o in body.output) - defined_names(body)
 
@@ -106,27 +106,29 @@ def _operators(
 
     Such values are those whose size is unknown in advance because it depends on the data, those that are not plain
     tensors (sequences, maps, optionals, strings), and those between a node and its quantisation (see
-    :func:`_quantised`). The nodes that share one form one operator. Nodes on a path between two nodes of an operator
-    join it, too; otherwise the operators would wait for each other. The operators are therefore the strongly connected
-    components of the graph in which every edge that must not be cut also runs backwards.
+    :func:`_quantised_values`). The nodes that share one form one operator. Nodes on a path between two nodes of an
+    operator join it, too; otherwise the operators would wait for each other. The operators are therefore the strongly
+    connected components of the graph in which every edge that must not be cut also runs backwards.
     """
-    producer = {name: i for i, node in enumerate(model.graph.node) for name in node.output if name}
     import networkx as nx  # noqa: PLC0415 - takes a tenth of a second to import
 
-    kept = _quantised(model, reads, producer)
+    producer = {name: i for i, node in enumerate(model.graph.node) for name in node.output if name}
+    quantised = _quantised_values(model, reads, producer)
     links: nx.DiGraph[int] = nx.DiGraph()
     links.add_nodes_from(range(len(model.graph.node)))
     for i, names in enumerate(reads):
         for name in names:
             if name in producer:
                 links.add_edge(producer[name], i)
-                if values[name].bytes is None or name in kept:
+                if values[name].bytes is None or name in quantised:
                     links.add_edge(i, producer[name])
     groups = [tuple(sorted(group)) for group in nx.strongly_connected_components(links)]
     return tuple(sorted(groups))
 
 
-def _quantised(model: onnx.ModelProto, reads: Sequence[tuple[str, ...]], producer: Mapping[str, int]) -> set[str]:
+def _quantised_values(
+    model: onnx.ModelProto, reads: Sequence[tuple[str, ...]], producer: Mapping[str, int]
+) -> set[str]:
     """Return the values between a node and its own DequantizeLinear before it or QuantizeLinear after it.
 
     onnxruntime replaces the three by one node of integer arithmetic. If they were cut apart, the node would compute in
@@ -217,10 +219,10 @@ def _signature(
     slots += [_slot(name, values, constants) for name in reads if name not in set(node.input)]
     while slots and not slots[-1]:
         slots.pop()
-    made = " ".join(_repeats(["y" if name else "_" for name in node.output]))
+    outputs = " ".join(_repeats(["y" if name else "_" for name in node.output]))
     attributes = ", ".join(f"{a.name}={_attribute(a)}" for a in sorted(node.attribute, key=lambda a: a.name))
     domain = f"{node.domain}." if node.domain not in {"", "ai.onnx"} else ""
-    return f"{domain}{node.op_type}({', '.join(_repeats(slots))}) -> {made} {{{attributes}}}"
+    return f"{domain}{node.op_type}({', '.join(_repeats(slots))}) -> {outputs} {{{attributes}}}"
 
 
 def _repeats(slots: Sequence[str]) -> Iterator[str]:

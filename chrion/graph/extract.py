@@ -57,18 +57,19 @@ class Extractor:
 
         Args:
             operators: Indices into the graph's Dag. No other operator may be on a path between two of them.
-            copies: How many independent copies of the operators the sub-model has, all on the same inputs; more than
+            copies: The number of independent copies of the operators in the sub-model, all on the same inputs; more
+            than
                 one is for measuring.
         """
         nodes = sorted(node for i in operators for node in self.graph.nodes[i])
         inside = set(nodes)
-        made = [name for node in nodes for name in self.graph.model.graph.node[node].output if name]
+        computed = [name for node in nodes for name in self.graph.model.graph.node[node].output if name]
         reads = list(dict.fromkeys(name for node in nodes for name in self._reads[node]))
-        own = set(made)
+        own = set(computed)
         inputs = tuple(n for n in reads if n not in own and (n not in self._weights or n in self._states))
-        outputs = tuple(n for n in made if self._leaves(n, inside))
+        outputs = tuple(n for n in computed if self._leaves(n, inside))
         if not outputs:  # no operator reads it, but a model must have an output
-            outputs = tuple(made[:1])
+            outputs = tuple(computed[:1])
         weights = [n for n in reads if n in self._weights and n not in self._states]
         protos = [self.graph.model.graph.node[node] for node in nodes]
         results = [*outputs]
@@ -111,18 +112,18 @@ class Extractor:
 
     def _key(self, nodes: Sequence[int], inputs: Sequence[str], outputs: Sequence[str]) -> str:
         """Return the operators as text in which every value is identified by its origin instead of its name."""
-        place = {name: f"i{at}:{self.graph.values[name]}" for at, name in enumerate(inputs)}
+        origin = {name: f"i{at}:{self.graph.values[name]}" for at, name in enumerate(inputs)}
         lines = []
         for at, index in enumerate(nodes):
             node = self.graph.model.graph.node[index]
             attributes = sorted(a.SerializeToString(deterministic=True).hex() for a in node.attribute)
-            slots = [place.get(name, name) for name in node.input]
+            slots = [origin.get(name, name) for name in node.input]
             captured = [name for name in self._reads[index] if name not in set(node.input)]
             lines.append(
                 f"{node.domain}.{node.op_type}|{slots}|{captured}|{attributes}|{[bool(o) for o in node.output]}"
             )
-            place |= {name: f"n{at}.{slot}" for slot, name in enumerate(node.output) if name}
-        return "\n".join([*lines, *(place[name] for name in outputs)])
+            origin |= {name: f"n{at}.{slot}" for slot, name in enumerate(node.output) if name}
+        return "\n".join([*lines, *(origin[name] for name in outputs)])
 
 
 def _recurrent_states(model: onnx.ModelProto, weights: set[str]) -> tuple[set[str], set[str]]:

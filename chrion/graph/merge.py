@@ -60,14 +60,14 @@ def mergeable_groups(graph: Graph, operators: Iterable[int] | None = None) -> li
         member = _member(graph, i)
         if member is None:
             continue
-        sets = found.setdefault(member.key, [])
-        home = next((s for s in sets if member.fits([*s, member])), None)
-        if home is None:
-            sets.append([member])
+        groups = found.setdefault(member.key, [])
+        group = next((g for g in groups if member.fits([*g, member])), None)
+        if group is None:
+            groups.append([member])
         else:
-            home.append(member)
-    groups = (tuple(m.operator for m in s) for sets in found.values() for s in sets)
-    return sorted(group for group in groups if len(group) > 1)
+            group.append(member)
+    found_groups = (tuple(m.operator for m in group) for groups in found.values() for group in groups)
+    return sorted(operators for operators in found_groups if len(operators) > 1)
 
 
 def merge_operators(graph: Graph, groups: Sequence[Sequence[int]]) -> Graph:
@@ -94,18 +94,18 @@ def merge_operators(graph: Graph, groups: Sequence[Sequence[int]]) -> Graph:
 
 
 def _merged_model(graph: Graph, groups: Sequence[tuple[int, ...]]) -> onnx.ModelProto:
-    _check(graph, groups)
+    _check_groups(graph, groups)
     kept: dict[int, list[onnx.NodeProto]] = {at: [node] for at, node in enumerate(graph.model.graph.node)}
     added: dict[str, onnx.TensorProto] = {}
     for group in groups:
         merged, weights = _merged(graph, [m for m in (_member(graph, i) for i in group) if m is not None])
         added |= weights
-        places = [graph.nodes[i][0] for i in group]
-        kept |= {place: merged if place == min(places) else [] for place in places}
+        positions = [graph.nodes[i][0] for i in group]
+        kept |= {position: merged if position == min(positions) else [] for position in positions}
     return replace_nodes(graph.model, itertools.chain.from_iterable(kept.values()), added)
 
 
-def _check(graph: Graph, groups: Sequence[tuple[int, ...]]) -> None:
+def _check_groups(graph: Graph, groups: Sequence[tuple[int, ...]]) -> None:
     n = len(graph.dag)
     listed = [i for group in groups for i in group]
     if len(set(listed)) < len(listed) or not all(0 <= i < n for i in listed):
@@ -266,9 +266,9 @@ def _merged(graph: Graph, members: Sequence[_Member]) -> tuple[list[onnx.NodePro
     convolution = bool(members[0].axes)
     matrices = _kernels(graph, members) if convolution else [_matrix(graph, m.node) for m in members]
     stacked = np.concatenate(matrices, axis=0 if convolution else 1)
-    weights = [_stored(graph, f"{name}/W", stacked)]
+    weights = [_as_weight(graph, f"{name}/W", stacked)]
     if any(len(m.node.input) > 2 and m.node.input[2] for m in members):
-        weights.append(_stored(graph, f"{name}/B", np.concatenate([_row(graph, m.node, stacked) for m in members])))
+        weights.append(_as_weight(graph, f"{name}/B", np.concatenate([_bias(graph, m.node, stacked) for m in members])))
     merged = helper.make_node(first.op_type, [first.input[0], *(w.name for w in weights)], [name], name=name)
     merged.domain = first.domain
     replaced = {"pads", "auto_pad", "kernel_shape", "dilations", "transB"}
@@ -309,7 +309,7 @@ def _matrix(graph: Graph, node: onnx.NodeProto) -> Array:
     return matrix.T if int_attribute(node, "transB", 0) else matrix
 
 
-def _row(graph: Graph, node: onnx.NodeProto, like: Array) -> Array:
+def _bias(graph: Graph, node: onnx.NodeProto, like: Array) -> Array:
     """Return the bias that a node adds to its columns or channels."""
     count = _columns(graph, node)
     if len(node.input) < 3 or not node.input[2]:
@@ -323,7 +323,7 @@ def _value(graph: Graph, name: str) -> Array:
     return value
 
 
-def _stored(graph: Graph, name: str, value: Array) -> onnx.TensorProto:
+def _as_weight(graph: Graph, name: str, value: Array) -> onnx.TensorProto:
     """Return a value as a weight of the graph: in a file of its own in the graph's folder if it is large."""
     tensor = numpy_helper.from_array(np.ascontiguousarray(value), name)
     if len(tensor.raw_data) < INLINE_BYTES:

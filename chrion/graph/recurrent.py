@@ -3,7 +3,7 @@
 A folded LSTM, GRU or RNN is one operator: it runs on one lane, and the next layer waits for all of it. Unrolled, it is
 a sequence of recurrent operators over c steps each, which pass on their states. Layers can then follow each other
 chunk by chunk, and the two directions of a bidirectional layer can run in parallel, while onnxruntime's kernel still
-gets sequences. Operators between two layers that treat all steps alike (Squeeze, Relu, ...) are applied chunk by chunk,
+gets sequences. Operators between two layers that treat all steps alike (Squeeze, Relu, ...) are copy chunk by chunk,
 too, so that no layer waits for all of the previous one.
 
 Operators that are not unrolled: those with ``sequence_lens`` or with weights that are not constant; those with
@@ -27,7 +27,7 @@ from chrion.graph.loader import reassemble
 from chrion.graph.model import Graph
 from chrion.graph.rewrite import (
     STANDARD,
-    has_subgraphs,
+    has_bodies,
     int_attribute,
     replace_nodes,
     split_node,
@@ -36,7 +36,7 @@ from chrion.graph.rewrite import (
 )
 
 #: The number of states of each recurrent operator.
-_CELLS = {"LSTM": 2, "GRU": 1, "RNN": 1}
+_STATES = {"LSTM": 2, "GRU": 1, "RNN": 1}
 #: The positions of ``sequence_lens`` and of the first initial state among the inputs.
 _SEQUENCE_LENS, _INITIAL = 4, 5
 _PARAMETERS = frozenset({"activation_alpha", "activation_beta"})
@@ -78,15 +78,15 @@ def chunk_choices(graph: Graph) -> tuple[int, ...]:
     With a bidirectional operator, the whole sequence is the first of them: it separates the two directions.
     """
     longest = max(unrollable(graph), default=0)
-    both_ways = any(text_attribute(node, "direction", "") == "bidirectional" for node in graph.model.graph.node)
+    bidirectional = any(text_attribute(node, "direction", "") == "bidirectional" for node in graph.model.graph.node)
     choices = [-(-longest // parts) for parts in _PARTS if parts <= longest]
-    return tuple(dict.fromkeys([*([longest] if both_ways and longest else []), *choices]))
+    return tuple(dict.fromkeys([*([longest] if bidirectional and longest else []), *choices]))
 
 
 def _length(graph: Graph, node: onnx.NodeProto, weights: Iterable[str]) -> int:
     """Return the steps of a recurrent node that can be cut, or 0 for any other node."""
     inputs = list(node.input)
-    if node.op_type not in _CELLS or node.domain not in STANDARD or int_attribute(node, "layout", 0):
+    if node.op_type not in _STATES or node.domain not in STANDARD or int_attribute(node, "layout", 0):
         return 0
     if text_attribute(node, "direction", "") == "bidirectional" and any(
         a.name in _PARAMETERS and a.floats for a in node.attribute
@@ -119,8 +119,8 @@ class _Unroller:
         for node in self.graph.model.graph.node:
             length = _length(self.graph, node, self.weights)
             if length > 1:
-                self._recurrent(node, length)
-            elif not self._stepwise(node):
+                self._unroll_node(node, length)
+            elif not self._apply_by_chunk(node):
                 self._keep(node)
         for name in results:
             self._join(name)
@@ -129,7 +129,7 @@ class _Unroller:
     def _keep(self, node: onnx.NodeProto) -> None:
         for name in node.input:
             self._join(name)
-        if has_subgraphs([node]):  # its body may read any value of the graph
+        if has_bodies([node]):  # its body may read any value of the graph
             for name in list(self.parts):
                 self._join(name)
         self.nodes.append(node)
@@ -151,23 +151,23 @@ class _Unroller:
                 self._add_split(name, self.parts[name], f"{name}/split", sizes)
         return self.parts[name]
 
-    def _recurrent(self, node: onnx.NodeProto, length: int) -> None:
+    def _unroll_node(self, node: onnx.NodeProto, length: int) -> None:
         sizes = [min(self.chunk, length - t) for t in range(0, length, self.chunk)]
         sources = self._split(node.input[0], sizes)
         directions = {"bidirectional": ("forward", "reverse")}
         direction = text_attribute(node, "direction", "forward")
-        made = [
+        results = [
             self._direction(node, at, name, sources) for at, name in enumerate(directions.get(direction, (direction,)))
         ]
         outputs = [*node.output, "", "", ""]
         if outputs[0] in self.read:
-            rows = [list(pair) for pair in zip(*(m[0] for m in made), strict=True)]
+            rows = [list(pair) for pair in zip(*(chunks for chunks, _ in results), strict=True)]
             self.parts[outputs[0]] = [
                 self._concatenated(row, f"{outputs[0]}/t{t}", axis=1) for t, row in enumerate(rows)
             ]
-        for state, name in enumerate(outputs[1 : 1 + _CELLS[node.op_type]]):
+        for state, name in enumerate(outputs[1 : 1 + _STATES[node.op_type]]):
             if name in self.read:
-                self.nodes.append(_concat_node([m[1][state] for m in made], name, f"{name}/state", axis=0))
+                self.nodes.append(_concat_node([states[state] for _, states in results], name, f"{name}/state", axis=0))
 
     def _direction(
         self, node: onnx.NodeProto, at: int, direction: str, sources: Sequence[str]
@@ -177,7 +177,7 @@ class _Unroller:
         inputs = [*node.input, *[""] * 8][:8]
         constants = [self._slice(name, at, count) for name in inputs[1:4]]
         peepholes = self._slice(inputs[7], at, count)
-        given = inputs[_INITIAL : _INITIAL + _CELLS[node.op_type]]
+        given = inputs[_INITIAL : _INITIAL + _STATES[node.op_type]]
         states = [self._state(node, k, at, count) for k in range(len(given))]
         results = [""] * len(sources)
         order = list(range(len(sources)))
@@ -192,7 +192,7 @@ class _Unroller:
             results[t], states = sequence, after
         return results, states
 
-    def _stepwise(self, node: onnx.NodeProto) -> bool:
+    def _apply_by_chunk(self, node: onnx.NodeProto) -> bool:
         """Apply a node chunk by chunk if possible; return whether it was.
 
         Its input must exist in chunks, and it must treat all steps alike.
@@ -205,11 +205,11 @@ class _Unroller:
         name = node.output[0]
         self.parts[name] = [f"{name}/t{t}" for t in range(len(parts))]
         for t, (source, target) in enumerate(zip(parts, self.parts[name], strict=True)):
-            applied = onnx.NodeProto()
-            applied.CopyFrom(node)
-            applied.name = f"{node.name}/t{t}"
-            applied.input[0], applied.output[0] = source, target
-            self.nodes.append(applied)
+            copy = onnx.NodeProto()
+            copy.CopyFrom(node)
+            copy.name = f"{node.name}/t{t}"
+            copy.input[0], copy.output[0] = source, target
+            self.nodes.append(copy)
         return True
 
     def _treats_steps_alike(self, node: onnx.NodeProto) -> bool:
@@ -261,7 +261,7 @@ class _Unroller:
             self._join(name)
             return name
         targets = [f"{name}/{d}" for d in "fr"]
-        if not any(targets[0] in made.output for made in self.nodes):
+        if not any(targets[0] in other.output for other in self.nodes):
             self._join(name)
             self._add_split(name, targets, f"{name}/directions", [1, 1])
         return targets[at]
@@ -285,8 +285,8 @@ class _Unroller:
 
     def _add_split(self, name: str, targets: Sequence[str], node: str, sizes: Sequence[int]) -> None:
         """Add a node that splits a value along its first axis."""
-        made, weights = split_node(name, targets, node, standard_opset(self.graph.model), sizes, axis=0)
-        self.nodes.append(made)
+        split, weights = split_node(name, targets, node, standard_opset(self.graph.model), sizes, axis=0)
+        self.nodes.append(split)
         self.added |= weights
 
 

@@ -24,24 +24,24 @@ def replace_nodes(
     Returns:
         A model with the weights that its nodes read, or with all weights if a node has a body that may read any.
     """
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    del made.graph.node[:]
-    made.graph.node.extend(nodes)
-    used = {name for node in made.graph.node for name in node.input} | {o.name for o in made.graph.output}
-    captured = has_subgraphs(made.graph.node)
+    rewritten = onnx.ModelProto()
+    rewritten.CopyFrom(model)
+    del rewritten.graph.node[:]
+    rewritten.graph.node.extend(nodes)
+    used = {name for node in rewritten.graph.node for name in node.input} | {o.name for o in rewritten.graph.output}
+    captured = has_bodies(rewritten.graph.node)
     weights = [*model.graph.initializer, *added.values()]
-    del made.graph.initializer[:]
-    made.graph.initializer.extend(t for t in weights if captured or t.name in used)
-    return made
+    del rewritten.graph.initializer[:]
+    rewritten.graph.initializer.extend(t for t in weights if captured or t.name in used)
+    return rewritten
 
 
 def make_dense(model: onnx.ModelProto) -> None:
     """Convert the sparse initialisers of a model's graph to dense ones, in place, as onnxruntime does."""
     for sparse in model.graph.sparse_initializer:
-        values, places = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
+        values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
         dense = np.zeros(tuple(sparse.dims), values.dtype)
-        dense[tuple(places.T) if places.ndim > 1 else np.unravel_index(places, dense.shape)] = values
+        dense[tuple(indices.T) if indices.ndim > 1 else np.unravel_index(indices, dense.shape)] = values
         model.graph.initializer.append(numpy_helper.from_array(dense, sparse.values.name))
     del model.graph.sparse_initializer[:]
 
@@ -85,9 +85,9 @@ def bodies_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 def defined_names(graph: onnx.GraphProto) -> set[str]:
     """Return the names of the values that a graph defines itself: inputs, weights and node outputs."""
-    given = {v.name for v in graph.input} | {t.name for t in graph.initializer}
-    given |= {t.values.name for t in graph.sparse_initializer}
-    return given.union(*(node.output for node in graph.node))
+    names = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+    names |= {t.values.name for t in graph.sparse_initializer}
+    return names.union(*(node.output for node in graph.node))
 
 
 def split_node(  # noqa: PLR0913, PLR0917 - all properties of a Split
@@ -105,7 +105,7 @@ def standard_opset(model: onnx.ModelProto) -> int:
     return next(o.version for o in model.opset_import if o.domain in STANDARD)
 
 
-def has_subgraphs(nodes: Iterable[onnx.NodeProto]) -> bool:
+def has_bodies(nodes: Iterable[onnx.NodeProto]) -> bool:
     """Return whether a node has a body, as If, Loop and Scan have; a body may read any value of the graph."""
     kinds = {onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS}
     return any(a.type in kinds for node in nodes for a in node.attribute)

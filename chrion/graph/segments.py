@@ -50,39 +50,39 @@ def cut(
 
 def _without_delay(dag: Dag, order: Sequence[int], lanes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     closed: list[list[int]] = []  # by the ends of the operators that other lanes wait for: copies keep their order
-    filling: dict[int, tuple[list[int], dict[int, int]]] = {}
+    open_segments: dict[int, tuple[list[int], dict[int, int]]] = {}
     for i in order:
         lane = lanes[i]
         received = zip(dag.predecessors[i], dag.edge_values[i], strict=True)
         foreign = {m: max(values) for m, values in received if lanes[m] != lane}
-        segment, awaited = filling.get(lane, ([], {}))
+        segment, awaited = open_segments.get(lane, ([], {}))
         if segment and all(m in awaited and last <= awaited[m] for m, last in foreign.items()):
             segment.append(i)
         else:
             if segment:
                 closed.append(segment)
             segment, awaited = [i], foreign
-        filling[lane] = (segment, awaited)
+        open_segments[lane] = (segment, awaited)
         if any(lanes[s] != lane for s in dag.successors[i]):
-            closed.append(filling.pop(lane)[0])
-    closed.extend(segment for segment, _ in filling.values())
+            closed.append(open_segments.pop(lane)[0])
+    closed.extend(segment for segment, _ in open_segments.values())
     return tuple(tuple(s) for s in closed)
 
 
 def _by_tile(dag: Dag, order: Sequence[int], lanes: Sequence[int], tiles: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     closed: list[list[int]] = []  # in topological order: a segment is closed before the segments that read from it
-    filling: dict[int, list[int]] = {}
-    home: dict[int, list[int]] = {}
+    open_segments: dict[int, list[int]] = {}
+    segment_of: dict[int, list[int]] = {}
     for i in order:
         lane = lanes[i]
-        read = (m for m in dag.predecessors[i] if lanes[m] != lane and m in home)
-        closed.extend(filling.pop(lanes[m]) for m in read if filling.get(lanes[m]) is home[m])
-        segment = filling.get(lane)
+        read = (m for m in dag.predecessors[i] if lanes[m] != lane and m in segment_of)
+        closed.extend(open_segments.pop(lanes[m]) for m in read if open_segments.get(lanes[m]) is segment_of[m])
+        segment = open_segments.get(lane)
         if segment is None or tiles[segment[0]] != tiles[i]:
             if segment is not None:
                 closed.append(segment)
-            segment = filling[lane] = []
+            segment = open_segments[lane] = []
         segment.append(i)
-        home[i] = segment
-    closed.extend(filling.values())
+        segment_of[i] = segment
+    closed.extend(open_segments.values())
     return tuple(tuple(s) for s in closed)
