@@ -158,7 +158,7 @@ def hybrid_factory(source: bytes, feed: Feed) -> SessionFactory:
     """Return a factory of default HybridSessions."""
 
     def make() -> tuple[RunRequest, Callable[[], None]]:
-        session = HybridSession(source)
+        session = HybridSession(source, tune="now")
         return lambda: session.run(None, feed), session.close
 
     return make
@@ -281,7 +281,7 @@ def measure(case: Case, monitor: RecordingMonitor, patience_s: float) -> Measure
     source = case.build().SerializeToString()
     feed = synthetic_inputs(chrion.load(source))
     with TemporaryDirectory() as os.environ["CHRION_CACHE"]:  # earlier choices are not reused
-        with HybridSession(source) as session:
+        with HybridSession(source, tune="now") as session:
             plan = session.plan
         candidates = {
             HYBRID: hybrid_factory(source, feed),

@@ -234,7 +234,7 @@ def measure_user(bench: Bench, width: int, batch: int) -> dict[str, Any]:
     providers = list(dict.fromkeys([bench.provider, CPU_PROVIDER]))
 
     def hybrid() -> tuple[Callable[[], Sequence[Any]], Callable[[], None]]:
-        session = HybridSession(source, providers=providers)
+        session = HybridSession(source, providers=providers, tune="now")
         return lambda: session.run(None, feed), session.close
 
     cores = len(physical_cores())
@@ -244,7 +244,7 @@ def measure_user(bench: Bench, width: int, batch: int) -> dict[str, Any]:
     for threads in sorted({1, max(1, cores // 2), cores}):
         candidates[f"CPU, {threads} threads"] = plain_baseline(source, feed, threads)
     held = {name: peak_gpu_mb(bench, candidates[name]) for name in ("hybrid", "accelerator")}
-    with HybridSession(source, providers=providers) as session:
+    with HybridSession(source, providers=providers, tune="now") as session:
         explanation, plan = session.explain(), session.plan
     predicted = asdict(plan.predicted) if plan else None
     return {
