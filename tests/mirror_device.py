@@ -33,7 +33,7 @@ class MirrorDevice(Device):
         """Copy to the device."""
         target.update_inplace(source.numpy())
 
-    def download(self, kind: str) -> Any:
+    def downloader(self, kind: str) -> Any:
         """Return the object that copies to host memory."""
         del kind
         return self

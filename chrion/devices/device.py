@@ -118,7 +118,7 @@ class Device:
             binding.bind_ortvalue_output("y", result)
             seen = []
             for number in (1.0, 2.0):
-                self.download(_FLOAT).copy(self.to_device(info, np.array([number], np.float32)), source)
+                self.downloader(_FLOAT).copy(self.to_device(info, np.array([number], np.float32)), source)
                 session.run_with_iobinding(binding)
                 seen.append(float(result.numpy()[0]))
         except Exception as error:  # noqa: BLE001 - pageable memory works as well
@@ -140,11 +140,11 @@ class Device:
         with self.exclusive():
             self._uploader(source, target)
 
-    def download(self, kind: str) -> Download:
+    def downloader(self, kind: str) -> Downloader:
         """Return an object that copies buffers of a type to host memory."""
         if kind not in self._identities:
             self._identities[kind] = self._find_identity(kind)
-        return Download(self, self._identities[kind])
+        return Downloader(self, self._identities[kind])
 
     def fence(self) -> None:
         """Wait for all work that was started on the device; return at once if runs are synchronous."""
@@ -177,7 +177,7 @@ class Device:
         except Exception:  # noqa: BLE001 - not supported by this onnxruntime
             self._uploader = _update
             self.upload(host, buffer)
-        self.download(info.type).copy(buffer, host)
+        self.downloader(info.type).copy(buffer, host)
 
     def _from_onnxruntime(self, info: TensorInfo) -> ort.OrtValue:
         return ort.OrtValue.ortvalue_from_shape_and_type(
@@ -237,8 +237,8 @@ def _update(source: ort.OrtValue, target: ort.OrtValue) -> None:
     target.update_inplace(source.numpy())
 
 
-class Download:
-    """A copy of buffers of one type from a device to host memory; for one thread at a time."""
+class Downloader:
+    """A copier of buffers of one type from a device to host memory; for one thread at a time."""
 
     def __init__(self, device: Device, session: ort.InferenceSession | None) -> None:
         self._device = device

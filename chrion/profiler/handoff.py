@@ -25,20 +25,20 @@ from chrion.waiting import Counter
 _ROUNDS = 400
 
 
-def measure_handoff_ms(cores: Sequence[int], *, interpreted: bool = False) -> tuple[float, float]:
+def measure_handoff_ms(cores: Sequence[int], *, python_lanes: bool = False) -> tuple[float, float]:
     """Measure the handoff latency between two lanes, and the dispatch latency of a segment.
 
     The segment is an operator on one number, so that its time is the overhead of the call.
 
     Args:
         cores: Logical CPUs, of which the first two are used. With one CPU the handoff latency is zero.
-        interpreted: Measure lanes that are Python threads, as they are with an accelerator, even if lanes in C exist.
+        python_lanes: Measure lanes in Python, which programs with an accelerator use, even if lanes in C exist.
 
     Returns:
         The time from the end of a segment to the start of the next one on the other lane, and the time of a call of a
         segment, both in ms.
     """
-    if available() and not interpreted:
+    if available() and not python_lanes:
         return _native_ms(cores)
     session = smallest_session(CPU_PROVIDER)
     runs = [partial(session.run_with_iobinding, _bound(session)) for _ in range(2)]
@@ -55,11 +55,11 @@ def _native_ms(cores: Sequence[int]) -> tuple[float, float]:
     """Measure two lanes in C that run alternately, or one lane alone."""
     lanes = min(2, len(cores))
     steps: list[list[tuple[int, int, int]]] = [[] for _ in range(lanes)]
-    for turn in range(_ROUNDS):
-        mine, other = turn % lanes, (turn + 1) % lanes
-        if lanes > 1 and turn:
-            steps[mine].append((WAIT, other, (turn + 1) // 2))
-        steps[mine] += [(RUN, turn, 0), (SIGNAL, turn // lanes + 1, 0)]
+    for number in range(_ROUNDS):
+        own, other = number % lanes, (number + 1) % lanes
+        if lanes > 1 and number:
+            steps[own].append((WAIT, other, (number + 1) // 2))
+        steps[own] += [(RUN, number, 0), (SIGNAL, number // lanes + 1, 0)]
     session = NativeSession(smallest_model(), ort.SessionOptions())
     info = TensorInfo("x", "tensor(float)", (1,))
     values = [allocate(info) for _ in range(2 * lanes)]
@@ -70,7 +70,7 @@ def _native_ms(cores: Sequence[int]) -> tuple[float, float]:
         bind("xy"[at % 2], value)
     running = NativeLanes(steps, cores[:lanes])
     try:
-        frame = NativeFrame(running, [session] * _ROUNDS, [bindings[turn % lanes] for turn in range(_ROUNDS)])
+        frame = NativeFrame(running, [session] * _ROUNDS, [bindings[number % lanes] for number in range(_ROUNDS)])
         times = np.zeros((_ROUNDS, 2))
         running.run(frame)
         running.run(frame, times)
@@ -86,16 +86,16 @@ def _alternate(cores: Sequence[int], work: Sequence[Callable[[], None]]) -> tupl
 
     def echo() -> None:
         with pinned(cores[1]):
-            for turn in range(1, _ROUNDS + 1):
-                ping.wait(turn)
+            for number in range(1, _ROUNDS + 1):
+                ping.wait(number)
                 work[1]()
-                pong.advance(turn)
+                pong.advance(number)
 
-    def round_trip(turn: int) -> float:
+    def round_trip(number: int) -> float:
         before = time.perf_counter()
         took_ms = time_call(work[0])
-        ping.advance(turn)
-        pong.wait(turn)
+        ping.advance(number)
+        pong.wait(number)
         rounds.append((time.perf_counter() - before) * 1e3)
         return took_ms
 
@@ -103,7 +103,7 @@ def _alternate(cores: Sequence[int], work: Sequence[Callable[[], None]]) -> tupl
     thread = threading.Thread(target=echo, daemon=True)
     with pinned(cores[0]):
         thread.start()
-        calls = [round_trip(turn) for turn in range(1, _ROUNDS + 1)]
+        calls = [round_trip(number) for number in range(1, _ROUNDS + 1)]
     thread.join()
     return calls, rounds
 

@@ -85,7 +85,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
         cache.put(signature, cost)
     if not known and len(graph.dag):
         raise ModelError(f"model {graph.name}: none of its operators could be measured")
-    handoff_ms, dispatch_ms = measure_handoff_ms(lanes, interpreted=device is not None)
+    handoff_ms, dispatch_ms = measure_handoff_ms(lanes, python_lanes=device is not None)
     cache_bytes = min(map(private_cache_bytes, lanes))
     copies = measure_copies(device, handoff_ms) if device else Copies()
     return Profile(

@@ -48,7 +48,7 @@ def _timed_copies(
     device: Device, handoff_ms: float, host_memory: Callable[[TensorInfo], ort.OrtValue]
 ) -> tuple[CopyCost, CopyCost]:
     uploads, downloads = [], []
-    transfer = device.download("tensor(float)")
+    downloader = device.downloader("tensor(float)")
     for size in _COPY_BYTES:
         info = TensorInfo("x", "tensor(float)", (size // 4,))
         host, buffer = host_memory(info), device.allocate(info)
@@ -58,7 +58,7 @@ def _timed_copies(
             device.fence()
 
         uploads.append(_median_ms(upload))
-        downloads.append(_median_ms(partial(transfer.copy, buffer, host)))
+        downloads.append(_median_ms(partial(downloader.copy, buffer, host)))
     fits = (fit_copy(_COPY_BYTES, times) for times in (uploads, downloads))
     up, down = (replace(fit, latency_ms=fit.latency_ms + 2 * handoff_ms) for fit in fits)
     return up, down

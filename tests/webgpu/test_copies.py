@@ -12,7 +12,7 @@ from onnx import TensorProto
 from accelerator_plans import cut_engine, fixed_webgpu_plan
 from chrion import HybridSession, load
 from chrion.devices import Device
-from chrion.devices.device import Download
+from chrion.devices.device import Downloader
 from chrion.devices.host import allocate, on_host, to_host
 from chrion.graph.model import TensorInfo
 from chrion.lane_numbers import DOWNLOAD_LANE, UPLOAD_LANE
@@ -26,9 +26,9 @@ CODES = {n: getattr(TensorProto, n.upper()) for n in ("float", "int32", "uint32"
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Return a counter of the copies in each direction."""
     count: Counter[str] = Counter()
-    upload, download = Device.upload, Download.copy
+    upload, download = Device.upload, Downloader.copy
     monkeypatch.setattr(Device, "upload", lambda self, *a: (count.update(["up"]), upload(self, *a))[1])
-    monkeypatch.setattr(Download, "copy", lambda self, *a: (count.update(["down"]), download(self, *a))[1])
+    monkeypatch.setattr(Downloader, "copy", lambda self, *a: (count.update(["down"]), download(self, *a))[1])
     return count
 
 
@@ -165,7 +165,7 @@ def test_copies_preserve_values_of_any_shape(device: Device) -> None:
         buffer = device.to_device(info, np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape))
         device.fence()
         host = allocate(info)
-        device.download(info.type).copy(buffer, host)
+        device.downloader(info.type).copy(buffer, host)
         np.testing.assert_array_equal(host.numpy().ravel(), np.arange(max(1, int(np.prod(shape)))))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import onnxruntime as ort
 
 from chrion.devices import Device
-from chrion.devices.device import Download
+from chrion.devices.device import Downloader
 from chrion.devices.host import allocate, on_host, to_host, zeros
 from chrion.graph.model import Graph
 from chrion.runtime.execution.host_frame import Array, BoundOutput, bound_outputs
@@ -66,7 +66,7 @@ class DeviceFrame:
         #: Inputs that each segment on the accelerator takes from the host's memory: onnxruntime copies them when they
         #: are bound, so they are bound when the segment runs.
         self._deferred: list[list[tuple[str, BufferKey]]] = [[] for _ in segments]
-        self._downloads: dict[str, Download] = {}
+        self._downloads: dict[str, Downloader] = {}
         #: All values that each segment reads or writes.
         self._used: list[list[BufferKey]] = [[] for _ in segments]
         with device.exclusive():
@@ -246,7 +246,7 @@ class DeviceFrame:
                 binding.bind_ortvalue_input(inner, value)
         self._bound[key] = value
 
-    def _download(self, name: str) -> Download:
+    def _download(self, name: str) -> Downloader:
         if name not in self._downloads:
-            self._downloads[name] = self._device.download(self._graph.values[name].type)
+            self._downloads[name] = self._device.downloader(self._graph.values[name].type)
         return self._downloads[name]
