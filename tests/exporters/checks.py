@@ -296,7 +296,7 @@ class _Checks:
         """
         forced = maker is not None
         try:
-            session = HybridSession(source, quiet_options() if forced else None, plan=maker, strict=forced)
+            session = HybridSession(source, quiet_options() if forced else None, plan=maker, strict=forced, tune="now")
         except Exception as error:
             self._find(name, f"not created: {type(error).__name__}: {error}")
             yield None
@@ -310,7 +310,7 @@ class _Checks:
 
 def _refuse(model: Path, refused: Exception, outcome: Outcome) -> None:
     try:
-        HybridSession(model).close()
+        HybridSession(model, tune="now").close()
     except type(refused):
         return
     except Exception as error:
