@@ -1,7 +1,8 @@
-"""What InferenceSession offers beside running: how each of its methods stands with HybridSession.
+"""The interface of InferenceSession beyond running, as HybridSession provides it.
 
-Methods that follow from others are here. Those that make sense for one onnxruntime session alone are that session's
-while the model runs plain; otherwise they are not offered, and asking for one says why.
+Methods that follow from others are defined in :class:`InferenceInterface`. Methods that make sense for a single
+onnxruntime session only are that session's while the model runs plain; otherwise they raise an AttributeError with the
+reason.
 """
 
 from __future__ import annotations
@@ -17,30 +18,30 @@ from chrion.graph.model import ModelMetadata, TensorInfo
 from chrion.runtime.engines import Engines
 from chrion.runtime.requests import check_arguments, check_required
 
-_MANY = "a request runs in several onnxruntime sessions"
-_MEMORY = "inputs are taken from either memory, and outputs given in either: bind them where they are"
+_SEVERAL = "a request runs in several onnxruntime sessions"
+_MEMORY = "inputs and outputs may be in the memory of host or device: bind them where they are"
 
-#: Methods of InferenceSession that HybridSession has only while the model runs plain, and why.
+#: Methods of InferenceSession that HybridSession has only while the model runs plain, with the reason.
 NOT_OFFERED: Mapping[str, str] = {
-    "get_provider_graph_assignment_info": f"{_MANY}; plan and explain() say what runs where",
+    "get_provider_graph_assignment_info": f"{_SEVERAL}; plan and explain() describe the placement",
     "get_input_memory_infos": _MEMORY,
     "get_output_memory_infos": _MEMORY,
     "get_input_epdevices": _MEMORY,
-    "get_tuning_results": f"{_MANY}, each with results of its own",
-    "set_tuning_results": f"{_MANY}, each with results of its own",
-    "set_ep_dynamic_options": f"{_MANY}; give provider options when the session is made",
-    "release_captured_graph": "CUDA graphs belong to the buffers of a request; they go with the session",
+    "get_tuning_results": f"{_SEVERAL}, each of which has its own results",
+    "set_tuning_results": f"{_SEVERAL}, each of which has its own results",
+    "set_ep_dynamic_options": f"{_SEVERAL}; pass provider options when the session is created",
+    "release_captured_graph": "CUDA graphs belong to the buffers of a request, and are released with the session",
     "run_with_ortvaluevector": "run_with_ort_values and run_with_iobinding do the same with OrtValues",
 }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeArg:
-    """An input, output or weight, as onnxruntime's class of the same name describes it."""
+    """Description of an input, output or weight, with the attributes of onnxruntime's class of the same name."""
 
     name: str
     type: str
-    #: Sizes; a name or None stands for a free dimension. Empty for a scalar and where the rank is unknown.
+    #: Dimensions; a name or None is a free one. Empty for a scalar, and if the rank is unknown.
     shape: list[int | str | None]
 
     def __str__(self) -> str:
@@ -48,12 +49,12 @@ class NodeArg:
 
 
 def node_args(infos: Sequence[TensorInfo]) -> list[NodeArg]:
-    """Return new descriptions, which their receiver may change."""
+    """Return new descriptions, which the caller may modify."""
     return [NodeArg(info.name, info.type, list(info.shape or ())) for info in infos]
 
 
-#: Rare private attributes of InferenceSession, which a plain session answers for.
-_OF_PLAIN = frozenset(
+#: Rarely used private attributes of InferenceSession, which are taken from a plain session.
+_PLAIN_ATTRIBUTES = frozenset(
     {
         *("_enable_fallback", "_fallback_providers", "_read_config_from_model", "_captured_graph_bindings"),
         *("_input_meminfos", "_output_meminfos", "_input_epdevices", "_profiling_start_time_ns"),
@@ -62,7 +63,7 @@ _OF_PLAIN = frozenset(
 
 
 class InferenceInterface:
-    """Methods of InferenceSession in terms of others."""
+    """Methods of InferenceSession that are defined in terms of others."""
 
     _serve_arrays: Callable[..., list[Any]]
     get_providers: Callable[[], Sequence[str]]
@@ -70,7 +71,7 @@ class InferenceInterface:
     get_session_options: Callable[[], ort.SessionOptions]
     close: Callable[[], None]
     _engines: Engines
-    #: The model's file, or its bytes.
+    #: The model's file or bytes.
     _source: str | bytes
 
     def get_inputs(self) -> list[NodeArg]:
@@ -103,30 +104,32 @@ class InferenceInterface:
         user_data: Any,
         run_options: ort.RunOptions | None = None,
     ) -> None:
-        """Run the model in a thread of its own, and hand the outputs to a callback there.
+        """Run the model in a new thread, which passes the outputs to a callback.
 
         Args:
             output_names: Outputs to return; None or empty for all.
             input_feed: Arrays (or OrtValues) by input name.
-            callback: Called with the outputs, ``user_data`` and an empty text; or no outputs, and what went wrong.
-            user_data: For the callback.
-            run_options: Handed to onnxruntime.
+            callback: Called with the outputs, ``user_data`` and an empty message; after an error, with no outputs and
+                the message of the error.
+            user_data: Passed to the callback.
+            run_options: Passed to onnxruntime.
 
         Raises:
             ValueError: An input is missing.
-            TypeError: The callback cannot be called; see also :meth:`run`.
+            TypeError: ``callback`` is not callable.
+            Exception: As :meth:`run` for arguments of wrong types.
         """
         check_arguments(output_names, input_feed, run_options, options_error=RuntimeError)
         check_required([info.name for info in self.get_inputs()], input_feed)
         if not callable(callback):
-            raise TypeError(f"callback: expected something to call, found {callback!r}")
+            raise TypeError(f"callback: expected a callable, found {callback!r}")
 
         def deliver() -> None:
             try:
-                outputs, problem = self._serve_arrays(output_names, input_feed, run_options), ""
+                outputs, message = self._serve_arrays(output_names, input_feed, run_options), ""
             except Exception as error:  # noqa: BLE001 - passed to the callback
-                outputs, problem = [], str(error) or type(error).__name__
-            callback(outputs, user_data, problem)
+                outputs, message = [], str(error) or type(error).__name__
+            callback(outputs, user_data, message)
 
         threading.Thread(target=deliver, name="chrion-run-async", daemon=True).start()
 
@@ -138,37 +141,37 @@ class InferenceInterface:
         device_id: int = 0,
         vendor_id: int = -1,
     ) -> ort.OrtValue:
-        """Memory for a tensor, for :meth:`run_with_iobinding`; any session may use it."""
+        """Allocate a tensor for :meth:`run_with_iobinding`; it may be used with any session."""
         return ort.OrtValue.ortvalue_from_shape_and_type(shape, element_type, device_type, device_id, vendor_id)
 
     def end_profiling(self) -> str:
-        """End profiling, and return the profile's file; empty if ``enable_profiling`` was not set.
+        """End profiling and return the profile's file name; empty if ``enable_profiling`` was not set.
 
-        With that option the model runs plain. :meth:`HybridSession.trace` tells when each segment of a plan ran.
+        With that option the model runs plain. :meth:`HybridSession.trace` returns the times of a plan's segments.
         """
         session = self._plain_session()
         return str(session.end_profiling()) if session else ""
 
     def get_profiling_start_time_ns(self) -> int:
-        """Return when profiling began, in ns of ``time.monotonic_ns()``; 0 if ``enable_profiling`` was not set."""
+        """Return the start of profiling in ns of ``time.monotonic_ns()``; 0 if ``enable_profiling`` was not set."""
         session = self._plain_session()
         return int(session.get_profiling_start_time_ns()) if session else 0
 
     def _plain_session(self) -> ort.InferenceSession | None:
-        """Return the one session that the model runs in, or None while it is cut."""
+        """Return the session that the whole model runs in; None while the model is cut."""
         engines = self.__dict__.get("_engines")
         return engines and getattr(engines.current, "session", None)
 
-    # Attributes of InferenceSession that other libraries read, though their names are private.
+    # Private attributes of InferenceSession that libraries read.
 
     @property
     def _sess(self) -> Any:
-        """Session object of onnxruntime; while the model is cut, that of a plain session which is opened for it."""
-        return self._engines.whole_session()._sess  # noqa: SLF001 - this is what is asked for
+        """Onnxruntime's session object; while the model is cut, that of a plain session, opened for this purpose."""
+        return self._engines.whole_session()._sess  # noqa: SLF001 - the attribute that the caller reads
 
     @_sess.setter
     def _sess(self, value: None) -> None:
-        """Close the session, as dropping InferenceSession's object does."""
+        """Close the session, as dropping the object of an InferenceSession does."""
         if value is not None:
             raise AttributeError("_sess: expected None, which closes the session")
         self.close()
@@ -212,20 +215,20 @@ class InferenceInterface:
         return self.get_modelmeta()
 
     def __getattr__(self, name: str) -> Any:
-        if name in _OF_PLAIN:
+        if name in _PLAIN_ATTRIBUTES:
             return getattr(self._engines.whole_session(), name)
         reason = f": {NOT_OFFERED[name]}" if name in NOT_OFFERED else ""
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{reason}")
 
 
 class _Delegated:
-    """A method of InferenceSession that is there only while the model runs plain."""
+    """A method of InferenceSession that exists only while the model runs plain."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __get__(self, session: InferenceInterface | None, kind: type) -> Any:
-        whole = session and session._plain_session()  # noqa: SLF001 - this is a part of that class
+        whole = session and session._plain_session()  # noqa: SLF001 - part of that class
         if not whole:
             raise AttributeError(f"type object {kind.__name__!r} has no attribute {self._name!r}")
         return getattr(whole, self._name)

@@ -1,4 +1,4 @@
-"""IOBinding for a session that has no single onnxruntime session behind it."""
+"""Bindings of inputs and outputs for sessions that are cut into several onnxruntime sessions."""
 
 from __future__ import annotations
 
@@ -16,41 +16,48 @@ from chrion.runtime.requests import check_ort_value
 
 
 class HybridIOBinding:
-    """Inputs and outputs bound for :meth:`HybridSession.run_with_iobinding`; the methods of ``SessionIOBinding``.
+    """Bound inputs and outputs for :meth:`HybridSession.run_with_iobinding`, with the methods of ``SessionIOBinding``.
 
-    An output bound without a buffer gets a new one in each run, in the accelerator's memory if it was bound to that.
+    Each run allocates the outputs that are bound without a buffer, in the accelerator's memory if they are bound to it.
+
+    Args:
+        owner: The session that the binding is for.
+        inputs: The model's inputs.
+        outputs: The model's outputs.
+
+    Attributes:
+        inputs: Bound inputs by name.
+        outputs: Buffers by output name; None for an output that each run allocates.
+        devices: Device type and number of the outputs that each run allocates on a device.
+        results: Outputs of the last run, in the order of binding.
     """
 
     def __init__(self, owner: object, inputs: Sequence[NodeArg], outputs: Sequence[NodeArg]) -> None:
-        #: The session that it is for.
         self.owner = owner
         self._known = {"input": [i.name for i in inputs], "output": [o.name for o in outputs]}
         self.inputs: dict[str, ort.OrtValue] = {}
-        #: Buffers by output name; None where each run makes a new one.
         self.outputs: dict[str, ort.OrtValue | None] = {}
-        #: Device type and number of outputs that are to stay on a device, where each run makes a new one.
         self.devices: dict[str, tuple[str, int]] = {}
-        #: What the last run gave, in the order of binding.
         self.results: list[ort.OrtValue] = []
-        #: The plain session's binding, where the last run was plain.
+        #: Binding of the plain session, if the last run was plain.
         self._plain: Any = None
 
     def bind_cpu_input(self, name: str, arr_on_cpu: np.ndarray[Any, Any]) -> None:
-        """Bind an array on the CPU."""
+        """Bind an input to an array in the host's memory."""
         self._check("input", name)
         if not isinstance(arr_on_cpu, np.ndarray):
-            raise RuntimeError(f"{name!r}: expected an array, found a {type(arr_on_cpu).__name__}")  # noqa: TRY004 - onnxruntime's
+            raise RuntimeError(f"{name!r}: expected an array, found a {type(arr_on_cpu).__name__}")  # noqa: TRY004 - as onnxruntime
         self.inputs[name] = ort.OrtValue.ortvalue_from_numpy(np.asarray(arr_on_cpu, order="C"))
 
     def bind_input(  # noqa: PLR0913, PLR0917 - SessionIOBinding's own
         self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int
     ) -> None:
-        """Bind memory at an address, without copying it; the caller keeps it alive."""
+        """Bind an input to memory at an address, which is not copied; the caller keeps it alive."""
         self._check("input", name)
         self.inputs[name] = _at_address(name, device_type, device_id, element_type, shape, buffer_ptr)
 
     def bind_ortvalue_input(self, name: str, ortvalue: ort.OrtValue) -> None:
-        """Bind an OrtValue."""
+        """Bind an input to an OrtValue."""
         self._check("input", name)
         check_ort_value(name, ortvalue)
         self.inputs[name] = ortvalue
@@ -64,7 +71,7 @@ class HybridIOBinding:
         shape: Sequence[int] | None = None,
         buffer_ptr: int | None = None,
     ) -> None:
-        """Bind an output to memory at an address, or to whatever each run allocates."""
+        """Bind an output to memory at an address, or to what each run allocates."""
         self._check("output", name)
         self.devices.pop(name, None)
         if buffer_ptr is None:
@@ -82,34 +89,34 @@ class HybridIOBinding:
         self.outputs[name] = ortvalue
 
     def clear_binding_inputs(self) -> None:
-        """Forget all inputs."""
+        """Unbind all inputs."""
         self.inputs.clear()
 
     def clear_binding_outputs(self) -> None:
-        """Forget all outputs."""
+        """Unbind all outputs."""
         self.outputs.clear()
         self.devices.clear()
         self.results.clear()
         self._plain = None
 
     def get_outputs(self) -> list[ort.OrtValue]:
-        """Outputs of the last run, in the order they were bound."""
+        """Return the outputs of the last run, in the order in which they were bound."""
         return list(self.results)
 
     def copy_outputs_to_cpu(self) -> list[Any]:
-        """Outputs of the last run as arrays of their own; sequences and maps as onnxruntime copies them."""
+        """Return copies of the last run's outputs: arrays, and sequences and maps as onnxruntime copies them."""
         if self._plain is not None and not all(value.is_tensor() for value in self.results):
             return list(self._plain.copy_outputs_to_cpu())
         return [to_host(value).numpy().copy() for value in self.results]
 
     def synchronize_inputs(self) -> None:
-        """Wait until inputs are where they belong; nothing to do for memory of the CPU."""
+        """Do nothing: inputs are complete when they are bound."""
 
     def synchronize_outputs(self) -> None:
-        """Wait until outputs are complete; they are when a run returns."""
+        """Do nothing: outputs are complete when a run returns."""
 
     def run_plain(self, session: ort.InferenceSession, run_options: ort.RunOptions | None) -> list[ort.OrtValue]:
-        """What a plain session makes of the inputs, in the order in which outputs were bound."""
+        """Run a plain session on the bound inputs; return the outputs in the order in which they were bound."""
         binding = session.io_binding()
         for name, value in self.inputs.items():
             binding.bind_ortvalue_input(name, value)
@@ -122,12 +129,17 @@ class HybridIOBinding:
         self._plain = binding
         return list(binding.get_outputs())
 
-    def _check(self, side: str, name: Any) -> None:
-        """Refuse a name that is none of the model's, as onnxruntime does: at once, or when it runs."""
+    def _check(self, kind: str, name: Any) -> None:
+        """Raise for a name that is not the model's, of an ``input`` or an ``output``.
+
+        Raises:
+            TypeError: It is not a string.
+            RuntimeError: The model has no such input or output.
+        """
         if not isinstance(name, str):
-            raise TypeError(f"expected the name of an {side}, found {name!r}")
-        if name not in self._known[side]:
-            raise RuntimeError(f"Invalid {side} name: {name}; the model's are {', '.join(self._known[side]) or 'none'}")
+            raise TypeError(f"expected the name of an {kind}, found {name!r}")
+        if name not in self._known[kind]:
+            raise RuntimeError(f"Invalid {kind} name: {name}; the model's are {', '.join(self._known[kind]) or 'none'}")
 
 
 def _at_address(  # noqa: PLR0913, PLR0917 - SessionIOBinding's own

@@ -1,3 +1,3 @@
-"""Execution: programs of instructions, the lanes that carry them out, and the sessions of segments."""
+"""Execution of plans: programs of instructions, executors with their lanes, frames of buffers, and segments."""
 
 __all__: list[str] = []

@@ -1,3 +1,3 @@
-"""Options: how each of onnxruntime's options is applied to a session that is cut into segments."""
+"""Options of onnxruntime, and their effect on a session that is cut into segments."""
 
 __all__: list[str] = []

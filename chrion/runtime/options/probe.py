@@ -1,8 +1,8 @@
-"""Small sessions that reveal what Python cannot read of the caller's options.
+"""Probes: small sessions that reveal what Python cannot read from the caller's options.
 
-onnxruntime cannot be asked which weights or fixed dimensions session options hold, or which adapters run options hold.
-So sessions of a few bytes are made, or run, with the caller's options: they have the names of the real model's weights
-and inputs, and nothing else of it.
+onnxruntime has no function that returns the weights or fixed dimensions that session options hold, or the adapters that
+run options hold. So sessions of a few bytes are created, or run, with the caller's options. Of the real model they have
+only the names of its weights and inputs.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from chrion.devices import CPU_PROVIDER
 from chrion.graph.external import tensors_of
 
-#: Rank of a weight's stand-in, which has no elements: no weight of a real model has that shape.
+#: Rank of a placeholder for a weight. It has no elements, and no weight of a real model has its shape.
 _RANK = 7
-#: Stand-ins in one session; its cost grows faster than their number.
+#: Placeholders in one session; its cost grows faster than their number.
 _CHUNK = 500
 _IR_VERSION, _OPSET = 8, 17
 
 
 def weight_names(model: onnx.ModelProto) -> list[str]:
-    """List the names under which session options can hold weights of a model: initialisers and constants."""
+    """Return the names under which session options can hold weights of a model: its initialisers and constants."""
     names = [tensor.name for tensor in tensors_of(model) if tensor.name]
     constants = [output for node in _nodes(model.graph) if node.op_type == "Constant" for output in node.output]
     return sorted({*names, *constants})
 
 
 def weight_files(model: onnx.ModelProto) -> list[str]:
-    """List the files that hold weights of a model, as it names them."""
+    """Return the files that hold weights of a model, as it names them."""
     entries = (entry for tensor in tensors_of(model) for entry in tensor.external_data)
     return sorted({entry.value for entry in entries if entry.key == "location"})
 
@@ -47,8 +47,7 @@ def opens(options: ort.SessionOptions) -> None:
     """Open a session of one constant with the options.
 
     Raises:
-        Exception: What onnxruntime raises for options that no session can be made with, or no session without the
-            weights that they hold.
+        Exception: What onnxruntime raises for options that are invalid, or that hold weights which the model lacks.
     """
     _open(_constant().SerializeToString(), options)
 
@@ -56,16 +55,16 @@ def opens(options: ort.SessionOptions) -> None:
 def replaces_weights(
     options: ort.SessionOptions, names: Sequence[str], accelerator: tuple[str, Mapping[str, Any]] | None = None
 ) -> bool:
-    """Return whether the options hold a weight of one of some names.
+    """Return whether the options hold a weight with one of the given names.
 
-    Each name is that of a weight without elements. They are concatenated with an input, so that onnxruntime does not
-    fold them: the result has elements, or onnxruntime refuses, if one of them was replaced by anything that has some.
-    onnxruntime takes only weights that are in the memory of the provider that uses them, so each provider is tried.
+    The probe has a weight without elements for each name. It concatenates them with an input, so that onnxruntime does
+    not fold them: if one was replaced by a weight with elements, the result has elements, or onnxruntime refuses it.
+    onnxruntime uses a weight only if it is in the memory of its reader's provider, so each provider is probed.
 
     Args:
         options: The options.
         names: The weights' names.
-        accelerator: A provider and its options, besides the CPU's.
+        accelerator: An accelerator's provider and its options, if there is one.
     """
     chunks = [names[at : at + _CHUNK] for at in range(0, len(names), _CHUNK)]
     return any(_replaced(options, chunk) for chunk in chunks) or (
@@ -74,7 +73,7 @@ def replaces_weights(
 
 
 def holds_files(options: ort.SessionOptions, files: Sequence[str]) -> bool:
-    """Return whether the options hold one of some files of weights in memory."""
+    """Return whether the options hold the content of one of the given weights files."""
     return any(_held(options, name) for name in files)
 
 
@@ -93,12 +92,12 @@ def fixes_dimensions(options: ort.SessionOptions, model: onnx.ModelProto) -> boo
 
 
 def brings_adapters(options: ort.RunOptions) -> bool:
-    """Return whether run options hold active adapters: a session without inputs refuses their parameters."""
+    """Return whether run options hold active adapters, whose parameters a session without inputs refuses."""
     try:
         _without_inputs().run(None, {}, options)
     except InvalidArgument:
         return True
-    except Exception:  # noqa: BLE001 - the run was told to terminate; the request will say so
+    except Exception:  # noqa: BLE001 - the options terminate the run; the request will raise that
         return False
     return False
 
@@ -119,23 +118,23 @@ def _replaced(
     feed = {fed: np.zeros((0,) * _RANK, np.float32)}
     try:
         session = _open(_model(graph).SerializeToString(), options, accelerator)
-    except Exception:  # noqa: BLE001 - an accelerator that does not work is noticed where it is to be used
+    except Exception:  # noqa: BLE001 - an accelerator that does not work is reported when it is used
         return accelerator is None
     try:
         (elements,) = session.run(None, feed, quiet)
-    except Exception:  # noqa: BLE001 - a replaced weight may have any type and shape, and Concat refuse it
+    except Exception:  # noqa: BLE001 - Concat refuses a replacement of another type or shape
         return True
     return bool(elements)
 
 
 def _unused(names: Iterable[str], count: int = 3) -> list[str]:
-    """Return names that are none of those."""
+    """Return ``count`` names that are not among the given ones."""
     taken = set(names)
     return list(itertools.islice((name for at in itertools.count() if (name := f"v{at}") not in taken), count))
 
 
 def _held(options: ort.SessionOptions, name: str) -> bool:
-    """Open a weight of one byte in the file, from a folder without that file."""
+    """Return whether a weight in the file can be opened from a folder without that file."""
     weight = TensorProto(name="weight", data_type=TensorProto.UINT8, dims=[1], data_location=TensorProto.EXTERNAL)
     for key, value in {"location": name, "offset": "0", "length": "1"}.items():
         weight.external_data.add(key=key, value=value)
@@ -157,7 +156,7 @@ def _held(options: ort.SessionOptions, name: str) -> bool:
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Yield a graph's nodes, and those of the graphs within them."""
+    """Yield a graph's nodes, and those of its subgraphs."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:

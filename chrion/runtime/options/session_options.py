@@ -1,8 +1,8 @@
 """Apply the caller's options to a cut session: inherit them, or find the reason why the model has to run plain.
 
-:mod:`chrion.runtime.options.table` says how each option stands. Options that Python cannot read back are in
-:mod:`chrion.runtime.options.probe`. A configuration key that is not in the table cannot be noticed, since onnxruntime
-lists no keys: segments do not get it.
+:mod:`chrion.runtime.options.table` lists the options and their treatment. :mod:`chrion.runtime.options.probe` finds the
+options that Python cannot read. A configuration key that is not in the table is not found, since onnxruntime does not
+list the keys that are set; segments do not inherit it.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from chrion.runtime.options.table import (
 
 log = logging.getLogger(__name__)
 
-#: Not part of what is computed, nor of how fast.
+#: Options that change neither results nor speed.
 _LOGGING = {"log_severity_level", "log_verbosity_level", "logid", "profile_file_prefix"}
 _CONFIG_FROM_MODEL = "ORT_LOAD_CONFIG_FROM_MODEL"
 
 
 def known_arguments(rest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that InferenceSession looks at, and warn of those that it takes and ignores.
+    """Return the arguments that InferenceSession uses, and warn about those that it ignores.
 
     Args:
-        rest: The caller's arguments beyond the named ones.
+        rest: The caller's further keyword arguments.
     """
     for name in sorted(set(rest) - set(ARGUMENTS)):
         log.warning("the argument %r is ignored, as InferenceSession ignores it", name)
@@ -53,12 +53,12 @@ def known_arguments(rest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def wants_errors(rest: Mapping[str, Any]) -> bool:
-    """Return whether the caller switched off InferenceSession's fallback to other providers."""
+    """Return whether the caller has disabled InferenceSession's fallback to other providers."""
     return int(rest.get("enable_fallback", 1)) != 1
 
 
 def session_reason(options: ort.SessionOptions | None, rest: Mapping[str, Any]) -> str:
-    """Find an option for which the model has to run plain, among those that can be read.
+    """Find an option because of which the model has to run plain, among those that can be read.
 
     Args:
         options: The caller's session options, or None.
@@ -71,7 +71,7 @@ def session_reason(options: ort.SessionOptions | None, rest: Mapping[str, Any]) 
         return _reason("argument", ARGUMENTS["disabled_optimizers"])
     if int(rest.get("read_config_from_model", 0)) == 1:
         return _reason("argument", ARGUMENTS["read_config_from_model"])
-    if os.environ.get(_CONFIG_FROM_MODEL) == "1":  # also for the sessions that load and run segments
+    if os.environ.get(_CONFIG_FROM_MODEL) == "1":  # it also applies to sessions that load models and run segments
         return f"environment variable {_CONFIG_FROM_MODEL!r}: {ARGUMENTS['read_config_from_model'].why}"
     if options is None:
         return ""
@@ -88,13 +88,13 @@ def hidden_reason(
     weights: Iterable[str],
     accelerator: tuple[str, Mapping[str, Any]] | None,
 ) -> str:
-    """Find an option for which the model has to run plain, among those that cannot be read.
+    """Find an option because of which the model has to run plain, among those that cannot be read.
 
     Args:
-        options: The caller's session options, or None; :func:`session_reason` has found nothing, so that sessions made
-            with them write no files.
-        model: The model as it was given.
-        weights: Names of the weights that it has once it is optimised.
+        options: The caller's session options, or None. :func:`session_reason` must have found no reason, so that
+            sessions created with them write no files.
+        model: The model as the caller gave it.
+        weights: Names of the optimised model's weights.
         accelerator: The caller's accelerator and its options, if there is one.
 
     Returns:
@@ -116,11 +116,11 @@ def hidden_reason(
 
 
 def run_reason(options: ort.RunOptions | None, *, accelerated: bool) -> str:
-    """Find an option for which a request has to run plain.
+    """Find an option because of which a request has to run plain.
 
     Args:
         options: The request's options, or None.
-        accelerated: Whether an accelerator is used.
+        accelerated: Whether the engine uses an accelerator.
 
     Returns:
         The reason, which names the option; empty if there is none.
@@ -137,7 +137,7 @@ def run_reason(options: ort.RunOptions | None, *, accelerated: bool) -> str:
 
 
 def inherit(base: ort.SessionOptions | None, target: ort.SessionOptions) -> None:
-    """Give the caller's options to a segment's, as far as segments inherit them."""
+    """Copy the options that segments inherit from the caller's to a segment's."""
     if base is None:
         return
     for name, option in SESSION_OPTIONS.items():
@@ -149,12 +149,12 @@ def inherit(base: ort.SessionOptions | None, target: ort.SessionOptions) -> None
 
 
 def optimises(options: ort.SessionOptions | None) -> bool:
-    """Return whether the model is to be optimised before it is cut."""
+    """Return whether the options ask for optimisation of the model, which precedes cutting."""
     return options is None or options.graph_optimization_level != ort.GraphOptimizationLevel.ORT_DISABLE_ALL
 
 
 def fingerprint(options: ort.SessionOptions | None) -> tuple[tuple[str, str], ...] | None:
-    """Return everything readable of the options that a choice between plans and plain sessions depends on."""
+    """Return the readable options that the choice between plans and plain sessions depends on."""
     if options is None:
         return None
     values = [(name, str(getattr(options, name))) for name in readable_attributes(options)]
@@ -172,7 +172,7 @@ def readable_entries(options: ort.SessionOptions) -> list[tuple[str, str]]:
 
 
 def _attributes(options: Any, table: Mapping[str, Option]) -> list[str]:
-    """List the table's options that are attributes, and that this release of onnxruntime has."""
+    """Return the names of the table's options that are attributes in this release of onnxruntime."""
     return [name for name in table if hasattr(options, name) and not callable(getattr(options, name))]
 
 
@@ -192,7 +192,7 @@ def _entry_reason(kind: str, read: Callable[[str], str], table: Mapping[str, Opt
 
 
 def _entries(read: Callable[[str], str], keys: Iterable[str]) -> list[tuple[str, str]]:
-    """Read the entries that are set."""
+    """Return the entries that are set, as (key, value)."""
     found = []
     for key in keys:
         try:

@@ -1,4 +1,4 @@
-"""The table of onnxruntime's options: how each stands with a session that is cut into segments.
+"""The table of onnxruntime's options: the effect of each on a session that is cut into segments.
 
 An option is honoured in a cut session, or makes the model run plain, or has no effect on a cut session. The lists are
 complete for onnxruntime 1.31: every member of ``SessionOptions`` and ``RunOptions``, every configuration key that the
@@ -14,7 +14,7 @@ from enum import Enum
 
 
 class Treatment(Enum):
-    """How an option stands with a cut session."""
+    """Effect of an option on a session that would be cut."""
 
     HONOURED = "honoured"
     PLAIN = "runs plain"
@@ -23,19 +23,20 @@ class Treatment(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option."""
+    """An option and its treatment."""
 
     name: str
     treatment: Treatment
-    #: How it is honoured, why the model runs plain, or why it changes nothing.
+    #: How it is honoured, why the model runs plain, or why it has no effect.
     why: str
-    #: Values with which the model is cut; None for all. Of an attribute, it is the default.
+    #: Values of a key with which the model can be cut; None for all. The model runs plain with any value of an
+    #: attribute but the default.
     harmless: tuple[str, ...] | None = None
-    #: Whether segments get the caller's value.
+    #: Whether segments inherit the caller's value.
     inherited: bool = False
-    #: Whether onnxruntime lets Python read it.
+    #: Whether Python can read it.
     readable: bool = True
-    #: Whether it does nothing, plain or cut, where only the CPU is used.
+    #: Whether it has no effect, plain or cut, if only the CPU is used.
     for_accelerators: bool = False
 
 
@@ -69,7 +70,7 @@ def _no_effect(why: str, *names: str) -> list[Option]:
 
 
 _SEGMENTS = "every segment's session gets it"
-_THREADS = "each lane is one thread of Chrion's; plain sessions, and the baseline a plan has to beat, get it"
+_THREADS = "lanes are Chrion's own threads; plain sessions get it, also the baseline that a plan has to beat"
 
 #: Members of ``SessionOptions``.
 SESSION_OPTIONS: Mapping[str, Option] = _table(
@@ -90,39 +91,39 @@ SESSION_OPTIONS: Mapping[str, Option] = _table(
         "graph_optimization_level",
     ),
     _honoured("see the session configuration keys", "add_session_config_entry", "get_session_config_entry"),
-    _plain("the profile is of one session", "enable_profiling", harmless=()),
-    _plain("the optimised model is that of one session", "optimized_model_filepath", harmless=()),
+    _plain("a profile covers one session", "enable_profiling", harmless=()),
+    _plain("onnxruntime writes the optimised model of one session", "optimized_model_filepath", harmless=()),
     _plain("the session shares the process's thread pools", "use_per_session_threads", harmless=()),
     _plain("the options choose the execution providers", "has_providers", harmless=()),
     _hidden(
-        "the options choose the execution providers; noticed by has_providers()",
+        "the options choose the execution providers; detected by has_providers()",
         "add_provider",
         "add_provider_for_devices",
         "set_provider_selection_policy",
         "set_provider_selection_policy_delegate",
     ),
     _hidden(
-        "weights of the model are replaced; noticed by a small session made with the options",
+        "weights of the model are replaced; detected by a small session created with the options",
         "add_initializer",
         "add_external_initializers",
     ),
     _hidden(
-        "files of weights are in memory; noticed by a small session made with the options",
+        "files of weights are in memory; detected by a small session created with the options",
         "add_external_initializers_from_files_in_memory",
     ),
     _hidden(
-        "free dimensions are fixed; noticed by a small session made with the options",
+        "free dimensions are fixed; detected by a small session created with the options",
         "add_free_dimension_override_by_denotation",
         "add_free_dimension_override_by_name",
     ),
     _hidden(
-        "a small session made with the options is cancelled, and so is the plain session; a flag that is set later "
-        "does not stop the loading",
+        "a small session created with the options is cancelled, and so is the plain session; a flag that is set later "
+        "does not stop loading",
         "set_load_cancellation_flag",
     ),
     _hidden(
-        "onnxruntime without the library refuses the model, so it is not cut; a library that replaces an operator of "
-        "onnxruntime's own cannot be noticed",
+        "onnxruntime without the library refuses the model, so it is not cut; a library that replaces a built-in "
+        "operator is not detected",
         "register_custom_ops_library",
     ),
     _hidden(
@@ -130,19 +131,19 @@ SESSION_OPTIONS: Mapping[str, Option] = _table(
         "set_ep_context_data_read_func",
         "clear_ep_context_data_read_func",
     ),
-    _honoured("a plan that is made here uses no more lanes, unless ``cores`` is given", "intra_op_num_threads"),
+    _honoured("a plan that the session makes has no more lanes, unless ``cores`` is given", "intra_op_num_threads"),
     _no_effect(_THREADS, "execution_mode", "inter_op_num_threads"),
     _no_effect("it names profiles, and with enable_profiling the model runs plain", "profile_file_prefix"),
 )
 
-_PLACEMENT = "the caller places operators"
-_BEFORE = "it changes what onnxruntime's optimiser does, which has seen the model before it is cut"
-_QUANTISED = "it changes how quantised operators are fused, across the places where the model is cut"
+_PLACEMENT = "the caller decides the placement of operators"
+_BEFORE = "it changes onnxruntime's optimiser, which runs before the model is cut"
+_QUANTISED = "it changes the fusion of quantised operators, which may cross the borders of segments"
 _COMPILED = "it concerns models compiled for a provider"
-_CHECKS = "onnxruntime is to check the model as a whole"
+_CHECKS = "onnxruntime checks the model as a whole"
 _ORT = "it concerns models in onnxruntime's own format, which run plain"
 _SAVED = "it concerns the file of the optimised model, and with optimized_model_filepath the model runs plain"
-_MOE = "counts and files of experts are those of one session"
+_MOE = "counts and files of experts belong to one session"
 
 #: Keys of ``SessionOptions.add_session_config_entry``.
 SESSION_KEYS: Mapping[str, Option] = _table(
@@ -172,7 +173,7 @@ SESSION_KEYS: Mapping[str, Option] = _table(
         "session.resource_cuda_partitioning_settings",
         harmless=_UNSET,
     ),
-    _plain("the assignment of operators is that of one session", "session.record_ep_graph_assignment_info"),
+    _plain("the record of assignments covers one session", "session.record_ep_graph_assignment_info"),
     _plain("onnxruntime writes files for one session", "session.debug_layout_transformation"),
     _plain(
         "onnxruntime reads or writes a file for one session",
@@ -181,7 +182,7 @@ SESSION_KEYS: Mapping[str, Option] = _table(
         harmless=_UNSET,
     ),
     _plain(
-        "denormal numbers become zero in onnxruntime's threads only, and lanes are Chrion's",
+        "onnxruntime sets denormal numbers to zero in its own threads only, and lanes are Chrion's",
         "session.set_denormal_as_zero",
     ),
     _plain(
@@ -215,7 +216,7 @@ SESSION_KEYS: Mapping[str, Option] = _table(
         "session.qdqisint8allowed",
         harmless=_UNSET,
     ),
-    _plain("it changes what inputs and outputs mean", "session.gqa_value_layout", harmless=("", "BNSH")),
+    _plain("it changes the layout of inputs and outputs", "session.gqa_value_layout", harmless=("", "BNSH")),
     _plain(
         _MOE,
         "session.enable_moe_expert_counting",
@@ -257,7 +258,7 @@ SESSION_KEYS: Mapping[str, Option] = _table(
         "session.fail_on_suboptimal_compiled_model",
     ),
     _plain(
-        "it is for one provider and one session",
+        "it applies to one provider and one session",
         "ep.cuda.fpa_intb_gemm",
         "ep.cuda.fpa_intb_profile_m",
         "ep.cuda.gqa_workspace_max_total_sequence_length",
@@ -315,20 +316,24 @@ SESSION_KEYS: Mapping[str, Option] = _table(
 
 _RUN = "every segment's run gets it"
 
-#: Members of ``RunOptions``. What runs plain here is the request, in a plain session beside the cut one.
+#: Members of ``RunOptions``. They concern one request: it runs plain in a plain session beside the cut one.
 RUN_OPTIONS: Mapping[str, Option] = _table(
     _honoured(_RUN, "log_severity_level", "log_verbosity_level", "logid"),
-    _honoured("every segment's run gets it, also when it is set during the request", "terminate"),
+    _honoured("every segment's run gets it, even if it is set during the request", "terminate"),
     _honoured("see the run configuration keys", "add_run_config_entry", "get_run_config_entry"),
-    _plain("only one session knows which operators an output needs", "only_execute_path_to_fetches", harmless=()),
+    _plain(
+        "only a session of the whole model knows the operators that an output needs",
+        "only_execute_path_to_fetches",
+        harmless=(),
+    ),
     _hidden(
-        "adapters give values to inputs of the whole model; noticed by a run of a small session; run_async honours "
+        "adapters give values to inputs of the whole model; detected by a run of a small session; run_async honours "
         "them too, while InferenceSession's ignores them",
         "add_active_adapter",
     ),
 )
 
-_DEVICE = "one session decides; on the CPU alone it does nothing"
+_DEVICE = "it applies to one session; on the CPU it has no effect"
 
 #: Keys of ``RunOptions.add_run_config_entry``.
 RUN_KEYS: Mapping[str, Option] = _table(
@@ -348,16 +353,16 @@ RUN_KEYS: Mapping[str, Option] = _table(
     ],
 )
 
-#: Arguments of ``InferenceSession``, also those that it leaves undocumented.
+#: Arguments of ``InferenceSession``, including undocumented ones.
 ARGUMENTS: Mapping[str, Option] = _table(
     _honoured("the model", "path_or_bytes"),
     _honoured("see the session options", "sess_options"),
-    _honoured("the first one that is not the CPU's is the accelerator of a plan", "providers"),
+    _honoured("the first provider other than the CPU's is the accelerator of a plan", "providers"),
     _honoured("segments on the accelerator get its options", "provider_options"),
-    _honoured("0 raises where the accelerator fails, as strict=True", "enable_fallback"),
+    _honoured("0 raises if the accelerator fails, like strict=True", "enable_fallback"),
     _plain(_BEFORE, "disabled_optimizers", harmless=()),
     _plain(
-        "the model file may hold session options; so with the environment variable ORT_LOAD_CONFIG_FROM_MODEL",
+        "the model file may hold session options; the environment variable ORT_LOAD_CONFIG_FROM_MODEL does the same",
         "read_config_from_model",
         harmless=(),
     ),
