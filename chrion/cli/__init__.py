@@ -1,5 +1,5 @@
 """The command line."""
 
-from chrion.cli.app import main
+from chrion.cli.entry import main
 
 __all__ = ["main"]

@@ -1,34 +1,92 @@
-"""The ``chrion`` command: its subcommands, and what its exit codes mean.
-
-0: done. 1: a bug. 2: bad input, one line on stderr says what. 3: no plan meets the SLO, or fits the GPU budget.
-"""
+"""The ``chrion`` command and its subcommands; errors become one line on stderr and an exit code."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import sys
-from typing import Annotated, Any, NoReturn
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 import chrion
-from chrion.cli.comparing import compare
+from chrion.cli.bench import bench
+from chrion.cli.cache import app as cache_app
+from chrion.cli.compare import compare
+from chrion.cli.console import stderr
 from chrion.cli.demo import demo
-from chrion.cli.machine import devices
-from chrion.cli.models import model
-from chrion.cli.planning import partition, profile, report, sweep
-from chrion.cli.running import bench, run
+from chrion.cli.devices import devices
+from chrion.cli.model import model
+from chrion.cli.partition import partition
+from chrion.cli.plan import app as plan_app
+from chrion.cli.profile import profile
+from chrion.cli.report import report
+from chrion.cli.run import run as run_command
 from chrion.cli.simulate import simulate
+from chrion.cli.sweep import sweep
 from chrion.errors import ChrionError
+from chrion.scheduler import describe_policies
+
+INTERRUPTED = 130
+_BAD_INPUT = 2
+_SETTINGS = {"help_option_names": ["-h", "--help"]}
+_START, _STUDY, _PLAN, _RUN, _FILES = "Start", "Study", "Plan", "Run", "Files and machine"
+
+#: Base of the errors of wrong usage, whichever library Typer takes it from.
+_USAGE_ERROR: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 app = typer.Typer(
-    name="chrion", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich"
+    name="chrion",
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings=_SETTINGS,
+    epilog="Exit codes: 0 done, 1 failed, 2 bad input, 3 no plan meets the SLO or fits the GPU budget.",
 )
-for command in (demo, devices, model, profile, partition, sweep, run, bench, compare, report, simulate):
-    app.command()(command)
 
-#: What wrong usage raises: Typer's own, whichever library it takes it from.
-_USAGE_ERROR: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+def run() -> int:
+    """Run the command that ``sys.argv`` names; return its exit code."""
+    try:
+        code = app(standalone_mode=False, prog_name="chrion")
+    except ChrionError as error:
+        return _fail(str(error))
+    except _USAGE_ERROR as error:
+        context = getattr(error, "ctx", None)
+        return _fail(f"{error.format_message()} (see: {context.command_path if context else 'chrion'} --help)")
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    if code == INTERRUPTED:  # what Typer makes of Ctrl-C
+        raise KeyboardInterrupt
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str) -> int:
+    print(f"chrion: error: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201 - one line, as long as it is
+    return _BAD_INPUT
+
+
+class _LogHandler(logging.Handler):
+    """Prints the records of Chrion's loggers on stderr, above a progress bar if one is shown."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one record."""
+        level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
+        stderr.print(f"chrion: {level}{record.getMessage()}", markup=False, highlight=False)
+
+
+def _set_verbosity(count: int) -> int:
+    """Show warnings of Chrion's own loggers; with one ``-v`` steps and decisions too, with two everything."""
+    logger = logging.getLogger("chrion")
+    previous = [handler for handler in logger.handlers if isinstance(handler, _LogHandler)]
+    if not previous:
+        logger.addHandler(_LogHandler())
+    if count or not previous:
+        logger.setLevel({0: logging.WARNING, 1: logging.INFO}.get(count, logging.DEBUG))
+    return count
 
 
 def _print_version(wanted: bool) -> None:
@@ -37,34 +95,88 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+VerboseOption = Annotated[
+    int,
+    typer.Option(
+        "--verbose",
+        "-v",
+        count=True,
+        callback=_set_verbosity,
+        help="Log each step; -vv logs details.",
+        show_default=False,
+    ),
+]
+
+
+@app.callback(invoke_without_command=True)
 def _options(
+    context: typer.Context,
     version: Annotated[  # noqa: ARG001 - its callback does the work
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more on stderr.")] = False,
+    verbose: VerboseOption = 0,  # noqa: ARG001 - its callback does the work
 ) -> None:
     """Run one ONNX model on an accelerator and the CPU cores at once."""
-    level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(level=level, format="chrion: %(message)s", stream=sys.stderr)
+    if context.invoked_subcommand is None:
+        print(context.get_help())  # noqa: T201 - this is what stdout is for
 
 
-def main() -> NoReturn:
-    """Run the command line; never returns."""
-    try:
-        code = app(standalone_mode=False)
-    except ChrionError as error:
-        _fail(str(error))
-    except _USAGE_ERROR as error:
-        _fail(error.format_message())
-    except (KeyboardInterrupt, typer.Abort):
-        sys.exit(130)
-    except BrokenPipeError:  # the reader has seen enough
-        sys.stderr.close()
-        sys.exit(0)
-    sys.exit(code if isinstance(code, int) else 0)
+def _register(command: Callable[..., None], panel: str, *examples: str) -> None:
+    """Add a command with ``--verbose`` and with examples at the end of its help."""
+
+    @functools.wraps(command)
+    def with_verbosity(*, verbose: int, **options: Any) -> None:  # noqa: ARG001 - its callback does the work
+        command(**options)
+
+    signature = inspect.signature(command, eval_str=True)
+    option = inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=0, annotation=VerboseOption)
+    with_verbosity.__signature__ = signature.replace(  # type: ignore[attr-defined] # Typer reads it
+        parameters=[*signature.parameters.values(), option]
+    )
+    app.command(
+        command.__name__,
+        rich_help_panel=panel,
+        help="\n\n".join(" ".join(part.split()) for part in (command.__doc__ or "").split("\n\n")),
+        epilog="\n\n".join([*_policy_lines(command), "[bold]Examples[/bold]", *(f"  chrion {e}" for e in examples)]),
+    )(with_verbosity)
 
 
-def _fail(message: str) -> NoReturn:
-    print(f"chrion: error: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201 - one line
-    sys.exit(2)
+def _policy_lines(command: Callable[..., None]) -> list[str]:
+    """Return a heading and a line for each scheduler, for the help of commands that have an option for them."""
+    if not {"policy", "policies"} & set(inspect.signature(command).parameters):
+        return []
+    lines = (f"  {name}: {escape(description)}" for name, description in describe_policies().items())
+    return ["[bold]Schedulers[/bold]", *lines]
+
+
+_register(demo, _START, "demo", "demo -o lanes.html")
+_register(devices, _START, "devices", "devices --json")
+_register(model, _START, "model --list", "model lstm -o lstm.onnx --layers 12 --batch 8", "model squeezenet")
+_register(profile, _PLAN, "profile lstm.onnx", "profile lstm.onnx --cores 2 -o two-cores.profile.json")
+_register(
+    partition,
+    _PLAN,
+    "partition lstm.onnx",
+    "partition lstm.onnx --slo 60ms --alpha 0.3",
+    "partition lstm.onnx --gpu-budget 600MB --profile server.profile.json",
+)
+_register(sweep, _PLAN, "sweep lstm.onnx --alpha 0:1:0.1 --png curve.png", "sweep lstm.onnx --alpha 0,0.2,0.5 --json")
+app.add_typer(plan_app, name="plan", rich_help_panel=_PLAN)
+_register(
+    run_command,
+    _RUN,
+    "run lstm.onnx",
+    "run lstm.onnx --input inputs.npz --repeat 100",
+    "run lstm.onnx --plan lstm.plan.json",
+)
+_register(bench, _RUN, "bench lstm.onnx", "bench lstm.onnx --plan lstm.plan.json --json")
+_register(report, _RUN, "report lstm.plan.json --html lanes.html", "report lstm.plan.json --measured --model lstm.onnx")
+_register(compare, _STUDY, "compare lstm.onnx", "compare lstm.onnx --policies chrion,heft,ios --plot policies.png")
+_register(
+    simulate,
+    _STUDY,
+    "simulate --list",
+    "simulate table7",
+    "simulate table7 --sweep gpu_memory_gb=11,14 --plot s.png",
+)
+app.add_typer(cache_app, name="cache", rich_help_panel=_FILES)

@@ -1,108 +1,91 @@
-"""What commands share: where text goes, and options that several of them take.
+"""Output of commands: results go to stdout; progress, warnings and errors to stderr.
 
-Results go to stdout; progress, remarks and errors to stderr. With ``--json`` stdout holds one object and nothing else.
+With ``--json`` a command prints one JSON object on stdout and nothing else.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
-from pathlib import Path
-from typing import Annotated, Any
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
-import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from chrion.errors import OptionError
-from chrion.graph import Graph, load
-from chrion.profiler import Profile, profile
-from chrion.scheduler.policies.ios_merging import merged_variants
-from chrion.scheduler.policies.registry import MERGING_POLICY
-from chrion.units import parse_shape
+#: Columns of tables that go to a file or a pipe; COLUMNS in the environment changes them.
+_FILE_WIDTH = 140
 
+#: Called with the number of items done, the number of all, and the name of the last one.
+Update = Callable[[int, int, str], None]
+
+log = logging.getLogger(__name__)
 stderr = Console(stderr=True, soft_wrap=True)
-
-ModelArgument = Annotated[Path, typer.Argument(help="An ONNX model.", show_default=False)]
-ShapeOption = Annotated[
-    list[str] | None,
-    typer.Option("--shape", metavar="NAME=DxD", help="Shape of an input, or size of a named dimension. Repeatable."),
-]
-CoresOption = Annotated[int | None, typer.Option("--cores", metavar="K", help="CPU cores to use.  [default: all]")]
-AcceleratorOption = Annotated[
-    str | None,
-    typer.Option(
-        "--accelerator",
-        metavar="NAME",
-        help="cuda, webgpu, none, or any execution provider by name.  [default: what works here]",
-    ),
-]
-ProfileOption = Annotated[
-    Path | None, typer.Option("--profile", metavar="P.json", help="A stored profile, of this or another machine.")
-]
-SloOption = Annotated[str | None, typer.Option("--slo", metavar="60ms", help="Latency that must not be exceeded.")]
-AlphaOption = Annotated[
-    float | None, typer.Option("--alpha", help="ms that a megabyte of accelerator memory is worth.")
-]
-GpuBudgetOption = Annotated[
-    str | None,
-    typer.Option("--gpu-budget", metavar="600MB", help="Resident accelerator memory that must not be exceeded."),
-]
-PolicyOption = Annotated[str, typer.Option("--policy", help="The scheduler.")]
-StreamsOption = Annotated[
-    int | None,
-    typer.Option("--streams", metavar="N", help="Lanes of the accelerator, where a policy uses several.  [default: 4]"),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
 
 def show(*renderables: Any) -> None:
-    """Print results for people."""
-    width = None if sys.stdout.isatty() else 140
-    console = Console(width=width)
+    """Print tables and lines of text on stdout."""
+    wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    console = Console(width=_FILE_WIDTH if wide else None)
     for renderable in renderables:
         console.print(renderable, highlight=False)
 
 
 def show_json(content: Mapping[str, Any]) -> None:
-    """Print one JSON object."""
-    print(json.dumps(content))  # noqa: T201 - this is what stdout is for
+    """Print one JSON object on stdout."""
+    print(json.dumps(content), flush=True)  # noqa: T201 - this is what stdout is for
+
+
+def note(message: str) -> None:
+    """Print a line on stderr."""
+    stderr.print(f"chrion: {message}", highlight=False, markup=False)
 
 
 @contextlib.contextmanager
-def progress_bar(text: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A progress bar on stderr; yields what to call with done, all, and what was done last."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=stderr, transient=True) as progress:
-        task = progress.add_task(text, total=None)
+def step(text: str, *, animated: bool = True) -> Iterator[Update]:
+    """Show on stderr that a step of the work is in progress, from its first moment on.
 
-        def update(done: int, total: int, label: str) -> None:
-            progress.update(task, completed=done, total=total, description=f"{text}: {label}")
+    On a terminal it is a line with a bar and the elapsed time, which disappears at the end; elsewhere it is one line of
+    text.
+
+    Args:
+        text: What is done: ``profiling lstm.onnx``.
+        animated: Redraw the line ten times a second. Steps that measure redraw it only after updates, since a thread
+            that wakes up would disturb what is measured.
+
+    Yields:
+        The function to call after each item of the step.
+    """
+    before = time.perf_counter()
+    if stderr.is_terminal:
+        with _bar(text, animated=animated) as update:
+            yield update
+    else:
+        note(f"{text} ...")
+        yield lambda _done, _total, _name: None
+    log.info("%s took %.1f s", text, time.perf_counter() - before)
+
+
+@contextlib.contextmanager
+def _bar(text: str, *, animated: bool) -> Iterator[Update]:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=stderr, transient=True, auto_refresh=animated) as progress:
+        task = progress.add_task(text, total=None)
+        progress.refresh()
+
+        def update(done: int, total: int, name: str) -> None:
+            progress.update(task, completed=done, total=total, description=f"{text}: {name}" if name else text)
+            if not animated:
+                progress.refresh()
 
         yield update
-
-
-def load_graph(model: Path, shapes: list[str] | None) -> Graph:
-    """Load a model with ``--shape`` options."""
-    return load(model, dict(parse_shape(text) for text in shapes or ()))
-
-
-def stored_or_measured(
-    graph: Graph,
-    stored: Path | None,
-    cores: int | None,
-    accelerator: str | None,
-    *,
-    policies: Collection[str] = (),
-    fresh: bool = False,
-) -> Profile:
-    """The profile of ``--profile``, or one measured here, with a progress bar; also of what policies may merge."""
-    if stored is not None:
-        if accelerator is not None:
-            raise OptionError("--accelerator: a stored profile says itself which accelerator it has")
-        return Profile.load(stored)
-    variants = merged_variants(graph) if MERGING_POLICY in policies else ()
-    with progress_bar("profile") as progress:
-        return profile(graph, cores, accelerator or "auto", progress=progress, fresh=fresh, variants=variants)

@@ -1,65 +1,101 @@
-"""``chrion simulate``: a scenario file in, tables, JSON and pictures out."""
+"""``chrion simulate``."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
-from chrion.cli.console import show_json
+from chrion.cli import outputs
+from chrion.cli.completion import complete_scenario
+from chrion.cli.console import show, show_json, step
+from chrion.cli.options import ForceOption, JsonOption
 from chrion.errors import OptionError
-from chrion.report import check_picture, simulation_plots, simulation_tables
+from chrion.report import simulation_plots, simulation_tables
 from chrion.simulator import overrides, results, run, sweep
+from chrion.simulator.bundled_scenarios import scenario_descriptions
 from chrion.simulator.scenario import ScenarioSource, find_scenario
-
-#: Columns of the tables where stdout is no terminal.
-_WIDTH = 160
 
 
 def simulate(
-    scenario: Annotated[str, typer.Argument(help="A scenario file, or the name of one that comes with Chrion.")],
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value.")] = None,
-    sweep_: Annotated[
-        list[str] | None, typer.Option("--sweep", metavar="KEY=A,B,C", help="Run at each value; several make a grid.")
+    scenario: Annotated[
+        str,
+        typer.Argument(
+            help="A scenario file, or the name of a bundled scenario; see --list.",
+            autocompletion=complete_scenario,
+            show_default=False,
+        ),
+    ] = "",
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value. Repeatable.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw a picture into this file.")] = None,
-    workers: Annotated[int, typer.Option(min=0, help="Processes of a sweep; 0 takes one for each CPU.")] = 0,
+    sweep_: Annotated[
+        list[str] | None,
+        typer.Option("--sweep", metavar="KEY=A,B,C", help="Simulate each value; several options make a grid."),
+    ] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw the results: a PNG, SVG or PDF file.")] = None,
+    workers: Annotated[int, typer.Option(min=0, metavar="N", help="Processes of a sweep; 0 for one per CPU.")] = 0,
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Sweep on a Ray cluster: an address, auto, or local.")
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    list_all: Annotated[bool, typer.Option("--list", help="List the bundled scenarios.")] = False,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Simulate a cluster of GPU servers that swap models in and out of memory."""
+    if list_all:
+        _list(as_json=as_json)
+        return
+    if not scenario:
+        raise OptionError("simulate: no scenario given", hint="chrion simulate --list shows the bundled ones")
     if ray is not None and not sweep_:
         raise OptionError("--ray: only a sweep runs on a cluster", hint="add --sweep KEY=A,B,C")
-    if plot:
-        check_picture("--plot", plot)
+    target = outputs.check_picture_output("--plot", plot, force=force) if plot else None
     source = find_scenario(scenario).changed(dict(map(overrides.parse_set, set_ or [])))
     if sweep_:
         swept = [overrides.parse_sweep(text) for text in sweep_]
         if plot:
             simulation_plots.check_axis(*swept[0])
         points = overrides.parameter_grid(swept)
-        _sweep(source, points, plot, workers=workers or os.cpu_count() or 1, ray=ray, as_json=json_)
+        _sweep(source, points, plot, workers=workers or os.cpu_count() or 1, ray=ray, as_json=as_json)
     else:
-        _single(source, plot, as_json=json_)
+        _simulate_once(source, plot, as_json=as_json)
+    if target and not as_json:
+        show(target.message)
 
 
-def _single(source: ScenarioSource, plot: Path | None, *, as_json: bool) -> None:
+def _list(*, as_json: bool) -> None:
+    found = scenario_descriptions()
+    if as_json:
+        fields = ("name", "description", "servers", "models", "requests")
+        show_json({"scenarios": [{field: getattr(s, field) for field in fields} for s in found]})
+        return
+    table = Table()
+    table.add_column("scenario", no_wrap=True)
+    table.add_column("description")
+    for name in ("servers", "models", "requests"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for s in found:
+        requests = "trace" if s.requests is None else f"{s.requests}"
+        table.add_row(s.name, s.description, str(s.servers), str(s.models), requests)
+    show(table)
+
+
+def _simulate_once(source: ScenarioSource, plot: Path | None, *, as_json: bool) -> None:
     scenario = source.build()
-    with _progress() as progress:
-        task = progress.add_task("requests", total=scenario.workload.requests * len(scenario.patterns))
-        found = run.simulate(scenario, lambda done: progress.update(task, completed=done))
+    requests = scenario.workload.requests * len(scenario.patterns)
+    with step(f"simulating {source.name}, {requests} requests") as update:
+        found = run.simulate(scenario, _counting(update, requests))
     if plot:
         simulation_plots.plot_results(found, plot)
     if as_json:
         show_json(results.to_json(scenario, found))
     else:
-        _print_tables(simulation_tables.simulation_tables(scenario, found))
+        show(simulation_tables.simulation_tables(scenario, found))
 
 
 def _sweep(
@@ -71,33 +107,18 @@ def _sweep(
     ray: str | None,
     as_json: bool,
 ) -> None:
-    with _progress() as progress:
-        task = progress.add_task("points", total=len(points))
-        found = sweep.run_sweep(
-            source,
-            points,
-            workers=workers,
-            ray_address=ray,
-            progress=lambda done: progress.update(task, completed=done),
-        )
+    with step(f"simulating {len(points)} variants of {source.name}") as update:
+        progress = _counting(update, len(points))
+        found = sweep.run_sweep(source, points, workers=workers, ray_address=ray, progress=progress)
     if plot:
         simulation_plots.plot_sweep(found, plot)
     if as_json:
         body = {"schema": results.SWEEP_SCHEMA, "scenario": source.name, "points": [p.to_json() for p in found]}
         show_json(body)
     else:
-        _print_tables(simulation_tables.sweep_table(found))
+        show(simulation_tables.sweep_table(found))
 
 
-def _progress() -> Progress:
-    """A bar on stderr, gone when done, and none where stderr is not a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-
-def _print_tables(content: RenderableType) -> None:
-    """In a file or a pipe nothing bounds the width."""
-    console = Console()
-    console = console if console.is_terminal else Console(width=_WIDTH)
-    console.print(content)
+def _counting(update: Callable[[int, int, str], None], total: int) -> Callable[[int], None]:
+    """Return a progress function of the simulator, which only counts what is done."""
+    return lambda done: update(done, total, "")

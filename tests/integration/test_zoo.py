@@ -12,7 +12,7 @@ import pytest
 
 import chrion
 from chrion import HybridSession
-from chrion.cli.models import HELP
+from chrion.cli.model import HELP
 from chrion.errors import OptionError
 from chrion.files import bundled_folder
 from chrion.graph import Dag

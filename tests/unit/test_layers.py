@@ -27,6 +27,7 @@ PACKAGES: Layers = (
     ("backend", "benchmark", "simulator"),
     ("report",),
     ("cli",),
+    ("__main__",),
 )
 #: The same inside two packages; modules that are not listed belong to the highest layer.
 INSIDE: dict[str, Layers] = {

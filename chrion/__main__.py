@@ -1,0 +1,5 @@
+"""``python -m chrion``: the command line."""
+
+from chrion.cli import main
+
+main()

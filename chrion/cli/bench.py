@@ -1,0 +1,113 @@
+"""``chrion bench``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import typer
+
+from chrion.benchmark.feeds import read_feed
+from chrion.benchmark.latency import (
+    Feed,
+    RunRequest,
+    SessionFactory,
+    hybrid_candidate,
+    memory_held_mb,
+    plain_baselines,
+    time_candidates,
+)
+from chrion.cli.console import show, show_json, step
+from chrion.cli.options import (
+    AcceleratorOption,
+    AlphaOption,
+    CoresOption,
+    GpuBudgetOption,
+    InputOption,
+    JsonOption,
+    ModelArgument,
+    RoundsOption,
+    RunPlanOption,
+    RunPolicyOption,
+    ShapeOption,
+    SloOption,
+    StreamsOption,
+)
+from chrion.cli.steps import Request, check_reach, load_graph, open_session
+from chrion.devices.nvml import MemoryMonitor
+from chrion.devices.providers import CPU_PROVIDER
+from chrion.graph import Graph
+from chrion.profiler.measure import synthetic_inputs
+from chrion.report import bench_table, bench_verdict, memory_line
+from chrion.report.tables import best_baseline
+from chrion.runtime import HybridSession
+
+HYBRID = "hybrid"
+
+
+def bench(
+    model: ModelArgument,
+    plan: RunPlanOption = None,
+    slo: SloOption = None,
+    alpha: AlphaOption = None,
+    gpu_budget: GpuBudgetOption = None,
+    policy: RunPolicyOption = None,
+    feed: InputOption = None,
+    rounds: RoundsOption = 5,
+    cores: CoresOption = None,
+    accelerator: AcceleratorOption = None,
+    shape: ShapeOption = None,
+    streams: StreamsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Time a HybridSession beside plain onnxruntime sessions, in alternating trials.
+
+    The session chooses between plans and plain onnxruntime, as it does in a program. With --plan, --policy or --streams
+    it runs that plan, even if plain onnxruntime is faster. Exit code 3: the measured latency misses the SLO.
+    """
+    request = Request(plan, slo, alpha, gpu_budget, policy, cores, accelerator, streams)
+    request.check()
+    monitor = MemoryMonitor()
+    graph = load_graph(model, shape)
+    arrays = read_feed(feed, graph) if feed else synthetic_inputs(graph)
+    arguments = request.session_arguments(graph)
+    with open_session(graph, arguments) as session:
+        chosen, explanation, providers = session.plan, session.explain(), session.get_providers()
+    hybrid = hybrid_candidate(graph, chosen, arrays) if chosen else _as_chosen(graph, arguments, arrays)
+    held_mb = memory_held_mb(hybrid, monitor) if providers[0] != CPU_PROVIDER else 0.0
+    candidates = {HYBRID: hybrid, **plain_baselines(str(model), arrays)}
+    with step(f"timing {len(candidates)} sessions in {rounds} rounds", animated=False) as update:
+        timings = time_candidates(candidates, rounds=rounds, progress=update)
+    best = best_baseline(timings, HYBRID)
+    own = next(t for t in timings if t.name == HYBRID)
+    predicted = chosen.predicted if chosen else None
+    if as_json:
+        show_json(
+            {
+                "model": graph.name,
+                "runs_plan": chosen is not None,
+                "ratio": own.median_ms / best.median_ms,
+                "best_plain": best.name,
+                "predicted_memory_mb": predicted.memory_mb if predicted else None,
+                "predicted_resident_mb": predicted.resident_mb if predicted else None,
+                "measured_mb": held_mb,
+                "predicted_ms": predicted.latency_ms if predicted else None,
+                "timings": [asdict(t) for t in timings],
+            }
+        )
+    else:
+        table = bench_table(timings, HYBRID, predicted.latency_ms if predicted else None)
+        memory = [memory_line(predicted, held_mb)] if predicted and chosen and chosen.accelerator else []
+        show(explanation, table, bench_verdict(timings, HYBRID), *memory)
+    raise typer.Exit(check_reach(own.median_ms, request.slo_ms, chosen))
+
+
+def _as_chosen(graph: Graph, arguments: dict[str, Any], arrays: Feed) -> SessionFactory:
+    """Return a factory of the session that was chosen before; the choice is in the cache."""
+
+    def open_again() -> tuple[RunRequest, Callable[[], None]]:
+        session = HybridSession(graph, **arguments)
+        return lambda: session.run(None, arrays), session.close
+
+    return open_again

@@ -1,0 +1,85 @@
+"""The entry point: it imports little, so that Ctrl-C and a closed pipe are handled from the start.
+
+Exit codes:
+
+==== =========================================================================
+0    The command succeeded.
+1    A failure: wrong outputs, a closed or full standard output, or a bug (with a traceback).
+2    Bad input: a usage error, or a file or value that cannot be used.
+3    No plan meets the SLO or fits the GPU budget.
+130  Interrupted with Ctrl-C.
+==== =========================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import NoReturn
+
+_INTERRUPTED = 130
+
+
+def main() -> NoReturn:
+    """Run the command line and exit; see the table of exit codes above."""
+    try:
+        code = _run()
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        code = _INTERRUPTED
+    except BrokenPipeError:  # the reader of stdout, `head` for example, has closed it
+        _discard_stdout()
+        code = 1
+    except OSError as error:
+        if not _stdout_fails():
+            raise
+        _complain(f"error: standard output: {error.strerror}")
+        _discard_stdout()
+        code = 1
+    sys.exit(code)
+
+
+def _run() -> int:
+    with _notice("chrion: loading ..."):
+        from chrion.cli.app import run  # noqa: PLC0415 - takes a second, during which Ctrl-C has to be handled
+    return run()
+
+
+@contextlib.contextmanager
+def _notice(text: str) -> Iterator[None]:
+    """Show a text on stderr, if that is a terminal, until the block ends."""
+    shown = sys.stderr is not None and sys.stderr.isatty() and "_CHRION_COMPLETE" not in os.environ
+    if shown:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    try:
+        yield
+    finally:
+        if shown:
+            sys.stderr.write("\r" + " " * len(text) + "\r")
+            sys.stderr.flush()
+
+
+def _complain(message: str) -> None:
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"chrion: {message}\n")
+
+
+def _stdout_fails() -> bool:
+    """Return whether nothing more can be written to stdout."""
+    try:
+        sys.stdout.flush()
+        os.write(sys.stdout.fileno(), b"\n")
+    except OSError:
+        return True
+    return False
+
+
+def _discard_stdout() -> None:
+    """Send what is left in the buffer of stdout to the null device: the interpreter flushes it at exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)

@@ -1,0 +1,114 @@
+"""``chrion model``: every parameter of any builder is an option."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from google.protobuf.message import EncodeError
+
+from chrion import zoo
+from chrion.cli import outputs
+from chrion.cli.completion import complete_model
+from chrion.cli.console import note, show_json, step
+from chrion.cli.model_list import show_models
+from chrion.cli.options import ForceOption, JsonOption
+from chrion.errors import OptionError
+from chrion.files import write_atomically
+
+#: Help texts of the builders' parameters, by the heading that help shows them under.
+HELP = {
+    "Sizes": {
+        "batch": "Batch size.",
+        "layers": "Layers.",
+        "seq": "Steps of a sequence.",
+        "target": "Steps of the target sequence.",
+        "io": "Width of a recurrent stack's input and output.",
+        "hidden": "Width of a layer.",
+        "heads": "Heads of an attention.",
+        "inner": "Width between two dense layers.",
+        "vocabulary": "Words, or categories of a field.",
+        "fields": "Categorical fields.",
+        "numbers": "Numerical fields.",
+        "embedding": "Width of an embedding.",
+        "seed": "Seed of random weights and wiring.",
+    },
+    "Recurrent stacks": {
+        "chunk": "Steps of one operator: 1 for an unfolded model, SEQ for a folded one.",
+        "bidirectional": "Run every layer in both directions.",
+    },
+    "Networks on images": {
+        "resolution": "Height and width of the image.",
+        "width": "Channels, as a share of the published number.",
+        "channels": "Channels of the first cells.",
+        "stem": "Channels of the first convolution.",
+        "cells": "Cells, in all or in a row.",
+        "nodes": "Nodes of a randomly wired stage.",
+        "neighbours": "Neighbours of a node before edges are moved.",
+        "probability": "Probability that an edge is moved.",
+        "small": "Build the variant of the small regime.",
+        "classes": "Width of the output.",
+    },
+}
+
+
+def model(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A builder or a specification; see --list.", show_default=False, autocompletion=complete_model
+        ),
+    ] = "",
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="File to write.", show_default="NAME.onnx in the current folder"),
+    ] = None,
+    list_all: Annotated[bool, typer.Option("--list", help="List builders and specifications.")] = False,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+    **given: float | None,
+) -> None:
+    """Build a model with seeded random weights.
+
+    An existing file is only replaced with --force.
+    """
+    if list_all:
+        show_models(as_json=as_json)
+        return
+    if not name:
+        raise OptionError("model: no name given", hint="chrion model --list shows the names")
+    parameters = {key: value for key, value in given.items() if value is not None}
+    zoo.specification(name, parameters)  # refuses wrong parameters before the file is looked at
+    path = output or Path(f"{Path(name).stem}.onnx")
+    target = outputs.check_output("-o", path, force=force)
+    with step(f"building {name}"):
+        built = zoo.build(name, parameters)
+        try:
+            content = built.SerializeToString()
+        except (ValueError, EncodeError) as error:
+            raise OptionError(
+                f"model {name}: larger than 2 GB, the most that an .onnx file holds", hint="choose smaller sizes"
+            ) from error
+        write_atomically(path, content)
+    if as_json:
+        show_json({"model": str(path), "operators": len(built.graph.node), "bytes": len(content)})
+    else:
+        note(f"{target.message}: {len(built.graph.node)} operators, {len(content) / 1e6:.1f} MB")
+
+
+def _builder_options() -> Iterator[inspect.Parameter]:
+    """Yield an option for each parameter that a builder takes."""
+    types = {"int": int, "float": float, "bool": bool}
+    kinds = {name: types[kind] for builder in zoo.BUILDERS.values() for name, kind in builder.parameters.items()}
+    for heading, texts in HELP.items():
+        for name, text in texts.items():
+            option = Annotated[kinds[name] | None, typer.Option(help=text, rich_help_panel=heading)]  # type: ignore[valid-type] # a type all the same
+            yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
+
+
+_own = inspect.signature(model, eval_str=True)
+_named = [parameter for parameter in _own.parameters.values() if parameter.name != "given"]
+model.__signature__ = _own.replace(parameters=[*_named, *_builder_options()])  # type: ignore[attr-defined] # Typer reads it

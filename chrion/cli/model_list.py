@@ -1,0 +1,73 @@
+"""``chrion model --list``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich.table import Table
+
+from chrion import zoo
+from chrion.cli.console import show, show_json
+from chrion.files import bundled_folder
+
+_FAMILIES = {
+    "bert": "BERT encoder",
+    "darts": "DARTS cell network on images",
+    "deepfm": "DeepFM recommendation network",
+    "googlenet": "GoogLeNet on images",
+    "gru": "stack of GRU layers",
+    "inception-v3": "Inception-v3 on images",
+    "lstm": "stack of LSTM layers",
+    "nasnet-a": "NASNet-A on images",
+    "randwire": "randomly wired network on images",
+    "rnn": "stack of simple recurrent layers",
+    "seq2seq": "LSTM translation with attention",
+    "squeezenet": "SqueezeNet on images",
+    "t5": "T5 encoder and decoder",
+}
+
+
+def model_descriptions() -> list[dict[str, Any]]:
+    """Return name, kind, description, operators and size in MB of each builder and specification.
+
+    Sizes are stored in ``models/sizes.json``, since building all models takes minutes.
+    """
+    sizes = json.loads((bundled_folder("models") / "sizes.json").read_text(encoding="utf-8"))
+    return [{**_describe(name), **sizes.get(name, {"operators": None, "size_mb": None})} for name in zoo.names()]
+
+
+def show_models(*, as_json: bool) -> None:
+    """Print a table of builders and specifications, or the same as JSON."""
+    found = model_descriptions()
+    if as_json:
+        show_json({"models": found})
+        return
+    table = Table()
+    table.add_column("model", no_wrap=True)
+    table.add_column("description", overflow="fold")
+    for name in ("operators", "size"):
+        table.add_column(name, justify="right", no_wrap=True)
+    last = max(zoo.BUILDERS)  # names() has builders first, in alphabetical order
+    for entry in found:
+        known = entry["operators"] is not None
+        size = (str(entry["operators"]), f"{entry['size_mb']:.1f} MB") if known else ("", "")
+        table.add_row(entry["name"], entry["description"], *size, end_section=entry["name"] == last)
+    show(table, "Build one with: chrion model NAME. Parameters are options: chrion model --help.")
+
+
+def _describe(name: str) -> dict[str, str]:
+    if name in zoo.BUILDERS:
+        return {"name": name, "kind": "builder", "description": _FAMILIES[name]}
+    spec = zoo.specification(name)
+    family = next(f for f, builder in zoo.BUILDERS.items() if _is_of(spec, builder))
+    default = zoo.specification(family)
+    parameters = zoo.BUILDERS[family].parameters
+    changed = [key for key in parameters if getattr(spec, key) != getattr(default, key)]
+    details = ", ".join(f"{key} {getattr(spec, key)}" for key in changed) or "its defaults"
+    return {"name": name, "kind": "specification", "description": f"{family} with {details}"}
+
+
+def _is_of(spec: object, builder: Any) -> bool:
+    """Return whether a builder builds a specification; recurrent builders share a class and differ in a fixed field."""
+    return isinstance(spec, builder.spec) and all(getattr(spec, key) == value for key, value in builder.fixed.items())

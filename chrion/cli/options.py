@@ -1,0 +1,98 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from chrion.cli.completion import complete_accelerator, complete_policy
+from chrion.scheduler import policy_names
+
+ModelArgument = Annotated[Path, typer.Argument(help="An ONNX model.", metavar="MODEL", show_default=False)]
+PlanArgument = Annotated[
+    Path,
+    typer.Argument(help="A plan, as `chrion partition` writes it.", metavar="PLAN", show_default=False),
+]
+ShapeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape",
+        metavar="NAME=DxD",
+        help="Shape of an input (x=1x3x224x224), or size of a named dimension (batch=8). Repeatable.",
+    ),
+]
+CoresOption = Annotated[
+    int | None,
+    typer.Option("--cores", metavar="K", help="CPU cores to use at most.", show_default="all physical cores"),
+]
+AcceleratorOption = Annotated[
+    str | None,
+    typer.Option(
+        "--accelerator",
+        metavar="NAME",
+        autocompletion=complete_accelerator,
+        help="cuda, webgpu, none, or an execution provider by its full name.",
+        show_default="the first that works",
+    ),
+]
+ProfileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile",
+        metavar="P.json",
+        help="A stored profile of this or another machine.",
+        show_default="measure this machine",
+    ),
+]
+SloOption = Annotated[str | None, typer.Option("--slo", metavar="60ms", help="Latency that must not be exceeded.")]
+AlphaOption = Annotated[
+    float | None,
+    typer.Option(
+        "--alpha",
+        metavar="A",
+        help="Price of accelerator memory in ms per MB: L + A * M is minimised.",
+        show_default="the largest that meets the SLO, 0 without an SLO",
+    ),
+]
+GpuBudgetOption = Annotated[
+    str | None,
+    typer.Option("--gpu-budget", metavar="600MB", help="Resident accelerator memory that must not be exceeded."),
+]
+PolicyOption = Annotated[
+    str,
+    typer.Option(
+        "--policy", metavar="NAME", autocompletion=complete_policy, help=f"The scheduler: {', '.join(policy_names())}."
+    ),
+]
+StreamsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--streams", metavar="N", help="Lanes of the accelerator, for policies that use several.", show_default="4"
+    ),
+]
+InputOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--input", metavar="X.npz", help="Arrays by input name, as numpy.savez writes them.", show_default="synthetic"
+    ),
+]
+RoundsOption = Annotated[int, typer.Option("--rounds", min=1, metavar="N", help="Trials of each candidate.")]
+ForceOption = Annotated[
+    bool, typer.Option("--force", "-f", help="Replace existing files, also those that Chrion did not write.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+RunPlanOption = Annotated[
+    Path | None, typer.Option("--plan", metavar="PLAN.json", help="Run this plan.", show_default="the session chooses")
+]
+RunPolicyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        metavar="NAME",
+        autocompletion=complete_policy,
+        help=f"Run the plan of this scheduler: {', '.join(policy_names())}.",
+        show_default="the session chooses",
+    ),
+]

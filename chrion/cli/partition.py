@@ -1,0 +1,90 @@
+"""``chrion partition``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from chrion.benchmark.comparison import is_this_machine
+from chrion.benchmark.stage_timer import StageTimer
+from chrion.cli import outputs
+from chrion.cli.console import show, show_json, step
+from chrion.cli.options import (
+    AcceleratorOption,
+    AlphaOption,
+    CoresOption,
+    ForceOption,
+    GpuBudgetOption,
+    JsonOption,
+    ModelArgument,
+    PolicyOption,
+    ProfileOption,
+    ShapeOption,
+    SloOption,
+    StreamsOption,
+)
+from chrion.cli.plan import plan_summary
+from chrion.cli.steps import OUT_OF_REACH, load_graph, load_or_measure_profile
+from chrion.errors import OptionError
+from chrion.report import estimated_lines, plan_table, verdict
+from chrion.scheduler import DEFAULT_POLICY
+from chrion.scheduler import partition as make_plan
+from chrion.scheduler.explain import explain_placement
+from chrion.scheduler.planner import check_options
+
+
+def partition(
+    model: ModelArgument,
+    slo: SloOption = None,
+    alpha: AlphaOption = None,
+    gpu_budget: GpuBudgetOption = None,
+    profile: ProfileOption = None,
+    policy: PolicyOption = DEFAULT_POLICY,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="File to write.", show_default="MODEL.plan.json in the current folder"),
+    ] = None,
+    cores: CoresOption = None,
+    accelerator: AcceleratorOption = None,
+    shape: ShapeOption = None,
+    streams: StreamsOption = None,
+    measure_stages: Annotated[
+        bool, typer.Option("--measure-stages", help="Let policy ios time its stages instead of predicting them.")
+    ] = False,
+    explain: Annotated[
+        str | None, typer.Option("--explain", metavar="NODE", help="Explain the placement of an operator.")
+    ] = None,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Decide which operator runs on which device, and write the plan.
+
+    An existing plan is replaced. If nothing meets the SLO or fits the GPU budget, the nearest plan is written and the
+    exit code is 3.
+    """
+    meter = StageTimer if measure_stages else None
+    check_options(slo, alpha, policy, gpu_budget, streams=streams, meter=meter)
+    path = output or Path(f"{model.stem}.plan.json")
+    target = outputs.check_output("-o", path, outputs.PLAN, force=force)
+    graph = load_graph(model, shape)
+    measured = load_or_measure_profile(graph, profile, cores, accelerator, policies=[policy])
+    if meter and not is_this_machine(measured):
+        raise OptionError(
+            f"--measure-stages: the profile is of another machine ({measured.machine})", hint="leave out --profile"
+        )
+    with step(f"planning {graph.name}"):
+        plan = make_plan(
+            graph, measured, slo, alpha, policy, cores=cores, streams=streams, meter=meter, gpu_budget=gpu_budget
+        )
+    reasons = explain_placement(graph, measured, plan, explain) if explain else []
+    plan.save(path)
+    if as_json:
+        explanation = {"explanation": reasons} if explain else {}
+        show_json({**plan_summary(plan), "plan": str(path), **explanation})
+    else:
+        estimated = estimated_lines(plan.estimated, len(plan.operators))
+        show(plan_table(plan), verdict(plan), *plan.remarks, *estimated, *reasons, target.message)
+    if not (plan.meets_slo and plan.meets_budget):
+        raise typer.Exit(OUT_OF_REACH)

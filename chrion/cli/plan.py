@@ -1,0 +1,111 @@
+"""``chrion plan``: what a plan file holds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from chrion.cli.console import show, show_json
+from chrion.cli.options import JsonOption, PlanArgument
+from chrion.lane_numbers import display_order, lane_name
+from chrion.report import estimated_lines, verdict
+from chrion.scheduler import Plan
+from chrion.units import format_mb, format_ms, format_shape
+
+app = typer.Typer(help="Show what a plan file holds.", no_args_is_help=False, rich_markup_mode="rich")
+
+
+@app.callback(invoke_without_command=True)
+def _options(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())  # noqa: T201 - this is what stdout is for
+
+
+@app.command("show", epilog="[bold]Example[/bold]\n\n  chrion plan show lstm.plan.json")
+def show_plan(plan: PlanArgument, as_json: JsonOption = False) -> None:
+    """Show a plan: its model and machine, its placement by lane, and its predicted latency and memory."""
+    found = Plan.load(plan)
+    if as_json:
+        shapes = {name: list(shape) for name, shape in found.shapes.items()}
+        show_json({**plan_summary(found), "shapes": shapes, "machine": asdict(found.machine), "lanes": _lanes(found)})
+    else:
+        estimated = estimated_lines(found.estimated, len(found.operators))
+        show(_plan_facts(found), _lane_table(found), verdict(found), *found.remarks, *estimated)
+
+
+def plan_summary(plan: Plan) -> dict[str, Any]:
+    """Return the main figures of a plan as plain data."""
+    only = plan.accelerator_only
+    return {
+        "model": plan.model,
+        "operators": len(plan.operators),
+        "policy": plan.policy,
+        "cores": plan.schedule.cores,
+        "alpha": plan.alpha,
+        "slo_ms": plan.slo_ms,
+        "meets_slo": plan.meets_slo,
+        "budget_mb": plan.budget_mb,
+        "meets_budget": plan.meets_budget,
+        **asdict(plan.predicted),
+        "on_accelerator": plan.on_accelerator,
+        "on_cpu": plan.on_cpu,
+        "accelerator_only": {"latency_ms": only.latency_ms, "memory_mb": only.memory_mb} if only else None,
+        "cpu_only": {"latency_ms": plan.cpu_only.latency_ms} if plan.cpu_only else None,
+    }
+
+
+def _plan_facts(plan: Plan) -> Table:
+    table = Table(show_header=False, box=None)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    shapes = ", ".join(f"{name}={format_shape(shape)}" for name, shape in plan.shapes.items())
+    predicted = plan.predicted
+    facts = {
+        "model": f"{plan.model}, {len(plan.operators)} operators",
+        "shapes": shapes or "as in the model",
+        "machine": str(plan.machine),
+        "accelerator": plan.accelerator or "none",
+        "policy": f"{plan.policy}, alpha {plan.alpha:.4g} ms/MB",
+        "chunk": f"recurrent operators in chunks of {plan.chunk} steps" if plan.chunk else "",
+        "merged": f"{sum(map(len, plan.merged))} operators into {len(plan.merged)}" if plan.merged else "",
+        "latency": f"{format_ms(predicted.latency_ms)} predicted",
+        "memory": f"{format_mb(predicted.memory_mb)} by Equation 4, {format_mb(predicted.resident_mb)} resident",
+    }
+    for name, fact in facts.items():
+        if fact:
+            table.add_row(name, escape(fact))
+    return table
+
+
+def _lanes(plan: Plan) -> list[dict[str, Any]]:
+    """Return the operators, segments and predicted busy time of each lane."""
+    lanes = plan.schedule.lanes
+    segments = [(lanes[s[0]], end - start) for s, (start, end) in zip(plan.segments, plan.segment_ms, strict=True)]
+    return [
+        {
+            "lane": lane_name(lane),
+            "operators": lanes.count(lane),
+            "segments": sum(of == lane for of, _ in segments),
+            "busy_ms": sum(ms for of, ms in segments if of == lane),
+            "operator_names": [plan.operators[i] for i in plan.schedule.order if lanes[i] == lane],
+        }
+        for lane in display_order(lanes)
+    ]
+
+
+def _lane_table(plan: Plan) -> Table:
+    table = Table(title="placement")
+    table.add_column("lane", no_wrap=True)
+    for name in ("operators", "segments", "busy"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("first and last operator", overflow="fold")
+    for lane in _lanes(plan):
+        names = lane["operator_names"]
+        span = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
+        counts = (str(lane["operators"]), str(lane["segments"]), format_ms(lane["busy_ms"]))
+        table.add_row(lane["lane"], *counts, escape(span))
+    return table

@@ -1,0 +1,88 @@
+"""``chrion report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from chrion.cli import outputs
+from chrion.cli.console import show, step
+from chrion.cli.options import ForceOption, PlanArgument
+from chrion.devices.nvml import MemoryMonitor
+from chrion.errors import OptionError
+from chrion.files import write_atomically
+from chrion.graph import Graph, load
+from chrion.profiler.measure import synthetic_inputs
+from chrion.report import (
+    chart_summary,
+    chrome_trace,
+    estimated_lines,
+    measured_chart,
+    memory_line,
+    plan_table,
+    plot_timelines,
+    predicted_chart,
+    timeline_html,
+    verdict,
+)
+from chrion.report.lane_chart import LaneChart
+from chrion.runtime import HybridSession
+from chrion.scheduler import Plan
+
+#: Runs that are traced; the first third are warm-ups.
+_TRACES = 60
+
+
+def report(
+    plan: PlanArgument,
+    measured: Annotated[
+        bool, typer.Option("--measured", help="Run the model and show the measured lanes too.")
+    ] = False,
+    model: Annotated[Path | None, typer.Option("--model", help="The plan's model; needed by --measured.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Write the timelines as a web page.")] = None,
+    png: Annotated[Path | None, typer.Option("--png", help="Draw the timelines: a PNG, SVG or PDF file.")] = None,
+    trace: Annotated[Path | None, typer.Option("--trace", help="Write a trace for Perfetto as JSON.")] = None,
+    force: ForceOption = False,
+) -> None:
+    """Show a plan's figures and timeline, predicted and, with --measured, as it ran."""
+    found = Plan.load(plan)
+    if measured and model is None:
+        raise OptionError("--measured: the model is missing", hint="name its file with --model")
+    targets = [outputs.check_output("--html", html, outputs.TIMELINE, force=force)] if html else []
+    targets += [outputs.check_picture_output("--png", png, force=force)] if png else []
+    targets += [outputs.check_output("--trace", trace, outputs.TRACE, force=force)] if trace else []
+    graph = load(model, found.shapes) if model else None
+    charts, lines = [predicted_chart(found)], []
+    if measured and graph:
+        chart, held_mb = _run_and_trace(found, graph)
+        charts.append(chart)
+        lines.append(memory_line(found.predicted, held_mb))
+    show(plan_table(found), verdict(found), *found.remarks, *estimated_lines(found.estimated, len(found.operators)))
+    show(*lines, *chart_summary(found, charts))
+    if html:
+        write_atomically(html, timeline_html(found, charts, found.remarks, graph=graph))
+    if png:
+        plot_timelines(found, charts, png, graph=graph)
+    if trace:
+        write_atomically(trace, chrome_trace(charts))
+    show(*(target.message for target in targets))
+
+
+def _run_and_trace(plan: Plan, graph: Graph) -> tuple[LaneChart, float | None]:
+    """Return the lanes of the run of median latency, and the peak accelerator memory in MB, None if not known."""
+    monitor = MemoryMonitor()
+    feed = synthetic_inputs(graph)
+    with (
+        step(f"running {graph.name} {_TRACES} times", animated=False),
+        HybridSession(graph, plan=plan, strict=True) as session,
+    ):
+        with monitor.sampled():
+            session.trace(feed)
+        held_mb = monitor.peak_mb() if plan.accelerator else 0.0
+        runs = [session.trace(feed) for _ in range(_TRACES)]
+    runs = sorted(runs[_TRACES // 3 :], key=lambda events: max((e.end_ms for e in events), default=0.0))
+    if not runs[0]:
+        raise OptionError("--measured: the plan is one segment, which runs without lanes", hint="leave out --measured")
+    return measured_chart(plan, runs[len(runs) // 2]), held_mb

@@ -1,0 +1,162 @@
+"""Steps that several commands share: load a model, profile it, plan it, open a session."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chrion.cli.console import log, note, step
+from chrion.devices import usable_provider
+from chrion.devices.providers import CPU_PROVIDER
+from chrion.errors import OptionError
+from chrion.graph import Graph, load
+from chrion.profiler import Profile, profile
+from chrion.runtime import HybridSession
+from chrion.scheduler import DEFAULT_POLICY, Plan, partition
+from chrion.scheduler.planner import check_options
+from chrion.scheduler.policies.ios_merging import merged_variants
+from chrion.scheduler.policies.registry import MERGING_POLICY
+from chrion.units import format_mb, format_ms, parse_duration_ms, parse_shape
+
+#: Exit code if no plan meets the SLO or fits the GPU budget.
+OUT_OF_REACH = 3
+
+
+def load_graph(model: Path, shapes: list[str] | None) -> Graph:
+    """Load a model with the values of ``--shape``."""
+    graph = load(model, dict(parse_shape(text) for text in shapes or ()))
+    log.info("%s: %d operators", model, len(graph.dag))
+    return graph
+
+
+def load_or_measure_profile(
+    graph: Graph,
+    stored: Path | None,
+    cores: int | None,
+    accelerator: str | None,
+    *,
+    policies: Collection[str] = (),
+    fresh: bool = False,
+) -> Profile:
+    """Return the profile of ``--profile``, or measure one on this machine.
+
+    Args:
+        graph: The graph.
+        stored: Value of ``--profile``.
+        cores: Value of ``--cores``.
+        accelerator: Value of ``--accelerator``.
+        policies: Schedulers that will use it; what they may merge is measured too.
+        fresh: Ignore cached measurements.
+
+    Raises:
+        OptionError: Both ``--profile`` and ``--accelerator`` are given.
+        ProfileError: The stored profile is damaged.
+    """
+    if stored is not None:
+        if accelerator is not None:
+            raise OptionError("--accelerator: not allowed with --profile, which holds an accelerator's costs or none")
+        return Profile.load(stored)
+    variants = merged_variants(graph) if MERGING_POLICY in policies else ()
+    with step(f"profiling {graph.name}", animated=False) as update:
+        return profile(graph, cores, accelerator or "auto", progress=update, fresh=fresh, variants=variants)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The options of ``chrion run`` and ``chrion bench`` that choose how a model is run."""
+
+    plan: Path | None
+    slo: str | None
+    alpha: float | None
+    gpu_budget: str | None
+    policy: str | None
+    cores: int | None
+    accelerator: str | None
+    streams: int | None
+
+    @property
+    def slo_ms(self) -> float | None:
+        """The SLO in ms; None without one."""
+        return None if self.slo is None else parse_duration_ms(self.slo, "--slo")
+
+    def check(self) -> None:
+        """Raise an error if options contradict each other or have no valid value.
+
+        Raises:
+            OptionError: They do; nothing was measured yet.
+        """
+        check_options(self.slo, self.alpha, self.policy or DEFAULT_POLICY, self.gpu_budget, streams=self.streams)
+        others = (self.alpha, self.gpu_budget, self.policy, self.cores, self.accelerator, self.streams)
+        if self.plan is not None and others != (None,) * len(others):
+            options = "--alpha, --gpu-budget, --policy, --cores, --accelerator or --streams"
+            raise OptionError(f"--plan: not allowed with {options}", hint="the plan already decides these")
+
+    def session_arguments(self, graph: Graph) -> dict[str, Any]:
+        """Return the arguments of HybridSession, beside the model.
+
+        With ``--plan``, ``--policy`` or ``--streams`` the session runs that plan. Otherwise it chooses between plans
+        and plain sessions, as it does for its users.
+
+        Raises:
+            PlanError: The plan is damaged, or does not fit the graph.
+        """
+        if self.plan is not None:
+            plan = Plan.load(self.plan)
+            plan.apply(graph)  # refuses a plan of another model before anything is measured
+            return {"plan": plan, "strict": True}
+        policy = self.policy or (DEFAULT_POLICY if self.streams is not None else None)
+        if policy is not None:
+            return {"plan": self._make_plan(graph, policy), "strict": True}
+        provider = usable_provider(self.accelerator or "auto")
+        load_or_measure_profile(graph, None, self.cores, provider or "none")  # the session finds it in the cache
+        return {
+            "slo": self.slo,
+            "alpha": self.alpha,
+            "cores": self.cores,
+            "gpu_budget": self.gpu_budget,
+            "providers": [provider, CPU_PROVIDER] if provider else None,
+            "tune": "now",
+        }
+
+    def _make_plan(self, graph: Graph, policy: str) -> Plan:
+        measured = load_or_measure_profile(graph, None, self.cores, self.accelerator, policies=[policy])
+        with step(f"planning {graph.name}"):
+            return partition(
+                graph,
+                measured,
+                self.slo,
+                self.alpha,
+                policy,
+                cores=self.cores,
+                streams=self.streams,
+                gpu_budget=self.gpu_budget,
+            )
+
+
+def open_session(graph: Graph, arguments: dict[str, Any]) -> HybridSession:
+    """Open a HybridSession; unless a plan is given, it times plans against plain sessions."""
+    if "plan" in arguments:
+        return HybridSession(graph, **arguments)
+    with step(f"choosing between plans and plain onnxruntime for {graph.name}", animated=False):
+        return HybridSession(graph, **arguments)
+
+
+def check_reach(measured_ms: float, slo_ms: float | None, plan: Plan | None) -> int:
+    """Return the exit code of a timed model: it says on stderr if an SLO or a GPU budget is missed.
+
+    Args:
+        measured_ms: Median latency.
+        slo_ms: The SLO.
+        plan: The plan in use, if any.
+    """
+    code = 0
+    if slo_ms is not None and measured_ms > slo_ms:
+        note(f"warning: the SLO of {format_ms(slo_ms)} is missed: measured {format_ms(measured_ms)}")
+        code = OUT_OF_REACH
+    if plan is not None and plan.budget_mb is not None and not plan.meets_budget:
+        resident = format_mb(plan.predicted.resident_mb)
+        note(f"warning: the GPU budget of {format_mb(plan.budget_mb)} is exceeded: {resident} predicted")
+        code = OUT_OF_REACH
+    return code

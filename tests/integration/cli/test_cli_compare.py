@@ -1,0 +1,113 @@
+"""``chrion compare``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import chrion
+from chrion import Graph, Profile
+from chrion.benchmark.comparison import Comparison, plan_policies
+from chrion.scheduler import policy_names
+from chrion.scheduler.policies.ios_merging import merged_variants
+from command_line import PAPER, Chrion, assert_refused
+from helpers import FLOAT, make_model, node, value
+
+pytestmark = pytest.mark.usefixtures("model")
+
+
+def test_every_policy_has_a_row(cli: Chrion) -> None:
+    """One JSON object has each policy's predicted and measured latency, or the reason why there is none."""
+    code, out, _ = cli("compare", "m.onnx", "--json", "--rounds", "1")
+    assert code == 0
+    assert out.count("\n") == 1
+    found = json.loads(out)
+    rows = {row["policy"]: row for row in found["policies"]}
+    assert list(rows) == policy_names()
+    assert "no accelerator" in rows["accelerator"]["reason"]
+    assert rows["accelerator"]["predicted_ms"] is None
+    for row in rows.values():
+        if row["reason"] is None:
+            assert row["predicted_ms"] > 0
+            assert 0 < row["low_ms"] <= row["measured_ms"] <= row["high_ms"]
+            assert row["lanes"] >= 1
+            assert row["synchronisations"] >= row["lanes"] - 1 or row["segments"] == row["lanes"]
+            assert row["planning_ms"] > 0
+    assert [t["name"].split(",")[0] for t in found["plain"]] == ["onnxruntime"] * 3
+    assert found["best_plain"] == min(found["plain"], key=lambda t: t["median_ms"])["name"]
+
+
+def test_the_table_names_the_fastest_and_the_picture_is_drawn(cli: Chrion) -> None:
+    """The table has the chosen policies in the given order; the picture is a PNG file."""
+    code, out, _ = cli("compare", "m.onnx", "--policies", "heft, cpu,heft", "--rounds", "1", "--plot", "c.png")
+    assert code == 0
+    assert out.index("heft") < out.index("cpu")
+    assert "chrion-paper" not in out
+    assert "best plain" in out
+    assert "fastest policy: " in out
+    assert Path("c.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_plans_for_another_machine_are_predicted_only(cli: Chrion) -> None:
+    """Nothing is run, and stderr says why."""
+    code, out, err = cli("compare", "m.onnx", "--profile", PAPER, "--policies", "accelerator,cpu", "--json")
+    assert code == 0
+    assert "another machine" in err
+    found = json.loads(out)
+    assert [row["measured_ms"] for row in found["policies"]] == [None, None]
+    assert all(row["predicted_ms"] > 0 for row in found["policies"])
+    assert found["policies"][0]["memory_mb"] > 0
+    assert (found["plain"], found["best_plain"]) == ([], None)
+    options = ("--profile", PAPER, "--policies", "accelerator,cpu", "--plot", "c.png")
+    code, out, _ = cli("compare", "m.onnx", *options)
+    assert code == 0
+    assert "fastest policy as predicted: " in out
+
+
+def test_streams_and_estimated_operators_are_reported(cli: Chrion) -> None:
+    """Two branches use as many lanes as given; none of these operators is in the paper's profile."""
+    for streams in (1, 2):
+        options = ("--profile", PAPER, "--policies", "greedy,nimble", "--streams", str(streams))
+        found = json.loads(cli("compare", "m.onnx", *options, "--json")[1])
+        assert [row["lanes"] for row in found["policies"]] == [streams, streams]
+        assert found["estimated"] == found["operators"]
+    assert "operators are not in the profile" in cli("compare", "m.onnx", *options)[1]
+
+
+def test_operators_that_ios_may_merge_are_measured(cli: Chrion, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The profile holds the merged operators if one of the policies merges."""
+    rng = np.random.default_rng(0)
+    weights = {f"w{i}": rng.standard_normal((8, 4)).astype(np.float32) for i in range(2)}
+    nodes = [node("MatMul", ["x", f"w{i}"], [f"p{i}"]) for i in range(2)] + [node("Mul", ["p0", "p1"], ["y"])]
+    onnx.save(make_model(nodes, [value("x", FLOAT, [2, 8])], [value("y", FLOAT, [2, 4])], weights), "m.onnx")
+    profiles: list[Profile] = []
+
+    def kept(graph: Graph, profile: Profile, *arguments: Any, **options: Any) -> Comparison:
+        profiles.append(profile)
+        return plan_policies(graph, profile, *arguments, **options)
+
+    monkeypatch.setattr("chrion.cli.compare.plan_policies", kept)
+    for policies in ("heft", "heft,ios"):
+        assert cli("compare", "m.onnx", "--policies", policies, "--rounds", "1", "--json")[0] == 0
+    (variant,) = merged_variants(chrion.load("m.onnx"))
+    without, beside = (len(profile.missing(variant.dag)) for profile in profiles)
+    assert (without > 0, beside) == (True, 0)
+
+
+@pytest.mark.parametrize(
+    ("option", "argument", "about"),
+    [
+        ("--policies", "heft,nix", "nix"),
+        ("--policies", "", "--policies"),
+        ("--plot", "no/c.png", "no folder no"),
+        ("--streams", "0", "streams"),
+    ],
+)
+def test_bad_options_are_refused(cli: Chrion, option: str, argument: str, about: str) -> None:
+    """Nothing is measured first."""
+    assert_refused(cli("compare", "m.onnx", option, argument), about)

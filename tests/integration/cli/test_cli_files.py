@@ -1,0 +1,107 @@
+"""``chrion model``, ``chrion devices``, ``chrion cache`` and ``chrion simulate --list``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from chrion.cli.model_list import model_descriptions
+from chrion.files import cache_folder
+from chrion.zoo import build, names
+from command_line import Chrion, assert_refused
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache."""
+    monkeypatch.setenv("CHRION_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_devices_describes_the_machine(cli: Chrion) -> None:
+    """Lanes and providers, as a table and as JSON."""
+    code, out, _ = cli("devices", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["cores"] == len(found["lanes"])
+    cpu = next(p for p in found["providers"] if p["name"] == "CPUExecutionProvider")
+    assert (cpu["works"], cpu["reason"]) == (True, None)
+    assert all(p["works"] or p["reason"] for p in found["providers"])
+    assert found["provider"] is None or found["provider"] in {p["name"] for p in found["providers"] if p["works"]}
+    assert "CPUExecutionProvider" in cli("devices")[1]
+
+
+def test_models_are_listed_with_descriptions_and_sizes(cli: Chrion) -> None:
+    """Every builder and specification, as a table and as JSON."""
+    found = {m["name"]: m for m in json.loads(cli("model", "--list", "--json")[1])["models"]}
+    assert list(found) == names()
+    assert all(m["description"] and m["operators"] > 0 and m["size_mb"] > 0 for m in found.values())
+    code, out, err = cli("model", "--list")
+    assert (code, err) == (0, "")
+    assert all(name in out for name in found)
+    assert "LSTM layers" in out
+
+
+@pytest.mark.parametrize("name", ["lstm", "lstm-io-32", "gru", "squeezenet", "googlenet"])
+def test_stored_sizes_are_those_of_the_models(name: str) -> None:
+    """Operators, and megabytes of the file to one decimal."""
+    built = build(name)
+    (found,) = (entry for entry in model_descriptions() if entry["name"] == name)
+    assert (found["operators"], found["size_mb"]) == (len(built.graph.node), round(built.ByteSize() / 1e6, 1))
+
+
+def test_scenarios_are_listed_with_descriptions(cli: Chrion) -> None:
+    """As a table and as JSON."""
+    code, out, err = cli("simulate", "--list")
+    assert (code, err) == (0, "")
+    assert "table7" in out
+    found = {s["name"]: s for s in json.loads(cli("simulate", "--list", "--json")[1])["scenarios"]}
+    assert found["table7"]["models"] == 9
+    assert "Azure" in found["azure-capacity"]["description"]
+
+
+def test_the_cache_is_listed_by_kind_and_machine(cli: Chrion, model: Path, cache: Path) -> None:
+    """Measurements of a profile and the choice of a session are counted, with their sizes in bytes."""
+    assert json.loads(cli("cache", "size", "--json")[1]) == {"entries": 0, "bytes": 0}
+    assert cli("run", str(model), "--repeat", "1")[0] == 0
+    found = json.loads(cli("cache", "list", "--json")[1])
+    assert found["folder"] == str(cache) == str(cache_folder())
+    kinds = {entry["kind"]: entry for entry in found["entries"]}
+    assert set(kinds) == {"measurements", "choices"}
+    assert kinds["choices"]["entries"] == 1
+    files = [path for path in cache.rglob("*.json") if path.is_file()]
+    assert sum(entry["entries"] for entry in found["entries"]) == len(files)
+    assert sum(entry["bytes"] for entry in found["entries"]) == sum(path.stat().st_size for path in files)
+    assert str(cache) in cli("cache")[1]
+    assert f"{len(files)} files" in cli("cache", "size")[1]
+
+
+def test_the_cache_is_cleared_by_kind_after_a_confirmation(cli: Chrion, model: Path, cache: Path) -> None:
+    """Without a terminal ``--yes`` is needed; files that are not Chrion's stay."""
+    assert cli("run", str(model), "--repeat", "1")[0] == 0
+    (cache / "choices" / "notes.json").write_text("mine")
+    (cache / "mine.json").write_text("mine")
+    assert_refused(cli("cache", "clear"), "--yes")
+    code, _, err = cli("cache", "clear", "choices", "--yes")
+    assert (code, "deleted 1 files" in err) == (0, True)
+    assert json.loads(cli("cache", "size", "choices", "--json")[1])["entries"] == 0
+    assert json.loads(cli("cache", "size", "measurements", "--json")[1])["entries"] > 0
+    assert cli("cache", "clear", "--yes")[0] == 0
+    assert sorted(path.name for path in cache.rglob("*") if path.is_file()) == ["mine.json", "notes.json"]
+    assert "nothing to delete" in cli("cache", "clear", "--yes")[2]
+
+
+@pytest.mark.parametrize(("answer", "left"), [(True, 0), (False, 1)])
+def test_the_answer_decides(
+    cli: Chrion, cache: Path, monkeypatch: pytest.MonkeyPatch, *, answer: bool, left: int
+) -> None:
+    """With "no" nothing is deleted, and the exit code is 1."""
+    entry = cache / "choices" / f"{'0' * 32}.json"
+    entry.parent.mkdir(parents=True)
+    entry.write_text("{}")
+    monkeypatch.setattr("chrion.cli.cache.sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("chrion.cli.cache.typer.confirm", lambda *_, **__: answer)
+    assert cli("cache", "clear")[0] == left
+    assert entry.exists() == bool(left)

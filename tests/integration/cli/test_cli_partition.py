@@ -1,0 +1,169 @@
+"""``chrion partition`` and ``chrion plan``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import chrion
+from chrion import Plan
+from command_line import PAPER, Chrion, assert_refused
+from helpers import MACHINE
+
+KEYS = {
+    "model",
+    "operators",
+    "policy",
+    "cores",
+    "alpha",
+    "slo_ms",
+    "meets_slo",
+    "budget_mb",
+    "meets_budget",
+    "latency_ms",
+    "memory_mb",
+    "resident_mb",
+    "on_accelerator",
+    "on_cpu",
+    "accelerator_only",
+    "cpu_only",
+}
+
+
+def test_the_paper_plan_beats_the_accelerator(cli: Chrion, lstm: Path) -> None:
+    """Stdout holds one JSON object with the documented keys; the plan is in the current folder."""
+    code, out, err = cli("partition", str(lstm), "--profile", PAPER, "--slo", "60ms", "--alpha", "0.3", "--json")
+    assert (code, err) == (0, "chrion: planning lstm ...\n")
+    found = json.loads(out)
+    assert out.count("\n") == 1
+    assert set(found) == {*KEYS, "plan"}
+    assert set(found["accelerator_only"]) == {"latency_ms", "memory_mb"}
+    assert set(found["cpu_only"]) == {"latency_ms"}
+    assert found["model"] == "lstm"
+    assert found["meets_slo"] is True
+    assert found["slo_ms"] == 60.0
+    assert found["latency_ms"] < found["accelerator_only"]["latency_ms"]
+    assert found["memory_mb"] < found["accelerator_only"]["memory_mb"]
+    assert found["on_accelerator"] + found["on_cpu"] == found["operators"] == 1154
+    assert found["plan"] == "lstm.plan.json"
+    assert Plan.load("lstm.plan.json").predicted.latency_ms == found["latency_ms"]
+
+
+def test_the_plan_is_written_to_the_current_folder(cli: Chrion, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not beside the model, whose folder may be shared or read-only."""
+    (model.parent / "elsewhere").mkdir()
+    monkeypatch.chdir(model.parent / "elsewhere")
+    for command, name in (("profile", "m.profile.json"), ("partition", "m.plan.json")):
+        assert cli(command, str(model))[0] == 0
+        assert Path(name).is_file()
+        assert not (model.parent / name).exists()
+
+
+def test_an_slo_out_of_reach_is_exit_code_3_and_the_fastest_plan(cli: Chrion, lstm: Path) -> None:
+    """The table and the plan say by how much it misses."""
+    code, out, _ = cli("partition", str(lstm), "--profile", PAPER, "--slo", "10ms", "-o", "p.json")
+    assert code == 3
+    assert "misses" in out
+    plan = Plan.load("p.json")
+    assert not plan.meets_slo
+    assert any("misses it by" in r for r in plan.remarks)
+
+
+@pytest.mark.parametrize("policy", ["chrion-paper", "heft"])
+def test_a_gpu_budget_is_kept_and_reported(cli: Chrion, lstm: Path, policy: str) -> None:
+    """The table, the JSON object and the plan report it; the resident memory counts."""
+    options = ("partition", str(lstm), "--profile", PAPER, "--gpu-budget", "347MB", "--policy", policy)
+    code, out, _ = cli(*options, "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["resident_mb"] <= found["budget_mb"] == 347.0
+    assert found["meets_budget"] is True
+    plan = Plan.load(found["plan"])
+    assert (plan.budget_mb, plan.meets_budget) == (347.0, True)
+    assert "fits the GPU budget of 347.0 MB" in cli(*options)[1]
+
+
+def test_a_budget_that_a_policy_cannot_keep_is_exit_code_3(cli: Chrion, lstm: Path) -> None:
+    """Policy accelerator places everything there; the plan says how much too large that is."""
+    code, out, _ = cli(
+        "partition", str(lstm), "--profile", PAPER, "--gpu-budget", "0.3GB", "--policy", "accelerator", "-o", "p.json"
+    )
+    assert code == 3
+    assert "exceeds the GPU budget of 300.0 MB" in out
+    plan = Plan.load("p.json")
+    assert not plan.meets_budget
+    assert any("the smallest exceeds it by 48.2 MB" in remark for remark in plan.remarks)
+
+
+def test_the_table_has_the_baselines_beside_the_plan(cli: Chrion, lstm: Path) -> None:
+    """Accelerator only, CPU only, the plan and the verdict."""
+    code, out, _ = cli("partition", str(lstm), "--profile", PAPER, "--slo", "60ms")
+    assert code == 0
+    assert all(text in out for text in ("accelerator only", "CPU only", "chrion", "meets the SLO of 60.0 ms"))
+
+
+def test_a_failed_partition_leaves_no_plan(cli: Chrion, model: Path) -> None:
+    """Nothing is written if nothing was planned."""
+    cli("partition", str(model), "--policy", "accelerator")
+    assert not Path("m.plan.json").exists()
+
+
+def test_a_placement_is_explained_by_the_names_of_the_users_file(cli: Chrion, lstm: Path) -> None:
+    """The explanation says on which lane the operator is."""
+    node = "LSTM:l0.t0.h"
+    options = ("partition", str(lstm), "--profile", PAPER, "--policy", "chrion-paper")
+    code, out, _ = cli(*options, "--explain", node, "--json")
+    assert code == 0
+    assert node in json.loads(out)["explanation"][0]
+    assert_refused(cli(*options, "--explain", "nothing"), "nothing")
+
+
+@pytest.mark.parametrize("policy", ["ios", "nimble", "opara", "wavefront", "greedy"])
+def test_schedulers_of_the_field_by_name(cli: Chrion, model: Path, policy: str) -> None:
+    """Each makes a plan that runs with equal outputs."""
+    assert cli("partition", str(model), "--policy", policy)[0] == 0
+    assert Plan.load("m.plan.json").policy == policy
+    assert cli("run", str(model), "--plan", "m.plan.json")[0] == 0
+
+
+def test_stages_are_measured_for_this_machine_only(cli: Chrion, model: Path) -> None:
+    """Stages timed on this machine say nothing about another machine's profile."""
+    measured = chrion.profile(chrion.load(model))
+    replace(measured, machine=MACHINE).save(Path("other.json"))
+    options = ("--policy", "ios", "--profile", "other.json")
+    assert cli("partition", str(model), *options)[0] == 0
+    assert_refused(cli("partition", str(model), *options, "--measure-stages"), "another machine")
+
+
+def test_stages_can_be_measured(cli: Chrion, model: Path) -> None:
+    """``--measure-stages`` gives a plan that runs; it needs the policy that has stages."""
+    assert cli("partition", str(model), "--policy", "ios", "--measure-stages", "--accelerator", "none")[0] == 0
+    assert cli("run", str(model), "--plan", "m.plan.json")[0] == 0
+    assert_refused(cli("partition", str(model), "--policy", "greedy", "--measure-stages"), "no stages to measure")
+
+
+def test_plan_show_shows_what_a_plan_holds(cli: Chrion, lstm: Path) -> None:
+    """Model, machine, policy, figures and each lane's operators, as tables and as JSON."""
+    cli("partition", str(lstm), "--profile", PAPER, "--policy", "chrion-paper", "--slo", "60ms")
+    plan = Plan.load("lstm.plan.json")
+    code, out, err = cli("plan", "show", "lstm.plan.json")
+    assert (code, err) == (0, "")
+    for text in ("lstm, 1154 operators", "GTX 1080 Ti", "policy", "gpu0", "cpu1", "by Equation 4", "meets the SLO"):
+        assert text in out
+    found = json.loads(cli("plan", "show", "lstm.plan.json", "--json")[1])
+    assert set(found) == {*KEYS, "shapes", "machine", "lanes"}
+    assert sum(lane["operators"] for lane in found["lanes"]) == 1154
+    names = [name for lane in found["lanes"] for name in lane["operator_names"]]
+    assert sorted(names) == sorted(plan.operators)
+    assert sum(lane["segments"] for lane in found["lanes"]) == len(plan.segments)
+    assert_refused(cli("plan", "show", "nothing.json"), "nothing.json")
+
+
+def test_plan_without_a_command_shows_help(cli: Chrion) -> None:
+    """The help names the subcommand."""
+    code, out, err = cli("plan")
+    assert (code, err) == (0, "")
+    assert "show" in out
