@@ -13,7 +13,7 @@ from google.protobuf.message import EncodeError
 from chrion import zoo
 from chrion.cli import outputs
 from chrion.cli.completion import complete_model
-from chrion.cli.console import note, show_json, step
+from chrion.cli.console import show, show_json, step
 from chrion.cli.model_list import show_models
 from chrion.cli.options import ForceOption, JsonOption
 from chrion.errors import OptionError
@@ -96,7 +96,7 @@ def model(
     if as_json:
         show_json({"model": str(path), "operators": len(built.graph.node), "bytes": len(content)})
     else:
-        note(f"{target.message}: {len(built.graph.node)} operators, {len(content) / 1e6:.1f} MB")
+        show(f"{target.message} ({len(built.graph.node)} operators, {len(content) / 1e6:.1f} MB)")
 
 
 def _builder_options() -> Iterator[inspect.Parameter]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from chrion.cli import outputs
-from chrion.cli.console import note
+from chrion.cli.console import show
 from chrion.cli.options import AcceleratorOption, CoresOption, ForceOption, ModelArgument, ShapeOption
 from chrion.cli.steps import load_graph, load_or_measure_profile
 from chrion.units import format_ms
@@ -37,7 +37,8 @@ def profile(
     measured = load_or_measure_profile(graph, None, cores, accelerator, fresh=fresh)
     measured.save(path)
     total = sum(measured.costs(graph.dag).cpu_ms[0])
-    note(
-        f"{target.message}: {len(graph.dag)} operators, {len(measured.operators)} of them distinct, on "
-        f"{measured.machine}; {format_ms(total)} one after another on one core"
+    show(
+        f"{len(graph.dag)} operators, {len(measured.operators)} of them distinct, on {measured.machine}; "
+        f"{format_ms(total)} one after another on one core",
+        target.message,
     )

@@ -77,8 +77,8 @@ def test_plans_and_profiles_are_replaced_by_their_kind(cli: Chrion, model: Path)
     """A command can be repeated; the output says that a file was replaced. Another kind of file is refused."""
     assert "written: m.plan.json" in cli("partition", str(model))[1]
     assert "replaced: m.plan.json" in cli("partition", str(model))[1]
-    assert "written: m.profile.json" in cli("profile", str(model))[2]
-    assert "replaced: m.profile.json" in cli("profile", str(model))[2]
+    assert "written: m.profile.json" in cli("profile", str(model))[1]
+    assert "replaced: m.profile.json" in cli("profile", str(model))[1]
     assert_refused(cli("profile", str(model), "-o", "m.plan.json"), "--force")
     assert_refused(cli("partition", str(model), "-o", "m.onnx"), "--force")
     Plan.load("m.plan.json")
