@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from chrion.cli.console import note, show, show_json
 from chrion.cli.options import JsonOption
 from chrion.errors import OptionError
 from chrion.files import cache_folder
+from chrion.report.figure_table import FigureTable, key, text
 
 #: Kinds of cached files: folders of the cache.
 KINDS = {
@@ -64,11 +64,7 @@ def list_entries(as_json: JsonOption = False) -> None:
         entries = [{"kind": u.kind, "machine": u.machine, "entries": u.entries, "bytes": u.size_bytes} for u in usages]
         show_json({"folder": str(folder), "entries": entries})
         return
-    table = Table()
-    table.add_column("kind", no_wrap=True)
-    table.add_column("machine", overflow="fold")
-    for name in ("entries", "size"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = FigureTable("", [key("kind"), text("machine"), "entries", "size"])
     for usage in usages:
         table.add_row(usage.kind, usage.machine, str(usage.entries), _format_size(usage.size_bytes))
     show(f"cache folder: {folder}", table, *(f"{kind}: {meaning}" for kind, meaning in KINDS.items()))

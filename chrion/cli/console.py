@@ -28,11 +28,11 @@ stderr = Console(stderr=True, soft_wrap=True)
 
 
 def show(*renderables: Any) -> None:
-    """Print tables and lines of text on stdout."""
+    """Print tables and lines of plain text on stdout."""
     wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     console = Console(width=_FILE_WIDTH if wide else None)
     for renderable in renderables:
-        console.print(renderable, highlight=False)
+        console.print(renderable, highlight=False, markup=False)
 
 
 def show_json(content: Mapping[str, Any]) -> None:

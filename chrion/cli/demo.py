@@ -8,6 +8,7 @@ from typing import Annotated
 
 import onnxruntime as ort
 import typer
+from rich.text import Text
 
 from chrion import zoo
 from chrion.benchmark.accuracy import TOLERANCE, largest_difference
@@ -43,25 +44,25 @@ def demo(
     It writes a web page with the predicted and the measured timeline; the page of an earlier demo is replaced.
     """
     target = outputs.check_output("-o", output, outputs.TIMELINE, force=force)
-    show(f"[bold]1. Build[/bold] {_BASELINE}: 12 layers x 96 steps, batch 8, width 64, unfolded: one operator per step")
+    _show_heading("1. Build", f"{_BASELINE}: 12 layers x 96 steps, batch 8, width 64, unfolded: one operator per step")
     with step(f"building {_BASELINE}"):
         unfolded = zoo.build(_BASELINE)
         folded = zoo.build(_BASELINE, {"chunk": 96})
         graph = load(unfolded)
-    show(f"[bold]2. Profile[/bold] its {len(graph.dag)} operators on {this_machine()}")
+    _show_heading("2. Profile", f"its {len(graph.dag)} operators on {this_machine()}")
     measured = load_or_measure_profile(graph, None, cores, None)
     kinds = len(set(graph.dag.signatures))
     total = format_ms(sum(measured.costs(graph.dag).cpu_ms[0]))
     show(f"   {kinds} of them distinct; {total} one after another on one core")
-    show("[bold]3. Partition[/bold]: decide which operator runs on which lane")
+    _show_heading("3. Partition", "decide which operator runs on which lane")
     with step(f"planning {_BASELINE}"):
         plan = partition(graph, measured, policy=DEFAULT_POLICY)
     show(plan_table(plan), f"   {verdict(plan)}")
-    show("[bold]4. Run[/bold] the plan and check its outputs")
+    _show_heading("4. Run", "the plan and check its outputs")
     feed = synthetic_inputs(graph)
     expected = ort.InferenceSession(unfolded.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feed)
     chart = _run(graph, plan, feed, expected)
-    show("[bold]5. Compare[/bold] with plain onnxruntime, on the same model and folded, with one operator per layer")
+    _show_heading("5. Compare", "with plain onnxruntime, on the same model and folded, with one operator per layer")
     candidates = {
         _PLAN: hybrid_candidate(graph, plan, feed),
         **plain_baselines(unfolded.SerializeToString(), feed, "unfolded"),
@@ -74,7 +75,11 @@ def demo(
     show(*conclusions)
     charts = [predicted_chart(plan), chart]
     write_atomically(output, timeline_html(plan, charts, conclusions, graph=graph, profile=measured))
-    show(f"[bold]6. Look[/bold] at the predicted and the measured timeline in a browser ({target.message})")
+    _show_heading("6. Look", f"at the predicted and the measured timeline in a browser ({target.message})")
+
+
+def _show_heading(heading: str, text: str) -> None:
+    show(Text.assemble((heading, "bold"), f": {text}"))
 
 
 def _run(graph: Graph, plan: Plan, feed: Feed, expected: Sequence[object]) -> LaneChart:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rich.table import Table
-
 from chrion import zoo
 from chrion.cli.console import show, show_json
 from chrion.files import bundled_folder
+from chrion.report.figure_table import FigureTable, key, text
 
 _FAMILIES = {
     "bert": "BERT encoder",
@@ -43,16 +42,11 @@ def show_models(*, as_json: bool) -> None:
     if as_json:
         show_json({"models": found})
         return
-    table = Table()
-    table.add_column("model", no_wrap=True)
-    table.add_column("description", overflow="fold")
-    for name in ("operators", "size"):
-        table.add_column(name, justify="right", no_wrap=True)
-    last = max(zoo.BUILDERS)  # names() has builders first, in alphabetical order
+    table = FigureTable("", [key("model"), text("description"), "operators", "size"])
     for entry in found:
         known = entry["operators"] is not None
         size = (str(entry["operators"]), f"{entry['size_mb']:.1f} MB") if known else ("", "")
-        table.add_row(entry["name"], entry["description"], *size, end_section=entry["name"] == last)
+        table.add_row(entry["name"], entry["description"], *size)
     show(table, "Build one with: chrion model NAME. Parameters are options: chrion model --help.")
 
 

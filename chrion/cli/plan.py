@@ -6,13 +6,12 @@ from dataclasses import asdict
 from typing import Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from chrion.cli.console import show, show_json
 from chrion.cli.options import JsonOption, PlanArgument
 from chrion.lane_numbers import display_order, lane_name
 from chrion.report import estimated_lines, verdict
+from chrion.report.figure_table import Column, FigureTable, key, text
 from chrion.scheduler import Plan
 from chrion.units import format_mb, format_ms, format_shape
 
@@ -34,7 +33,7 @@ def show_plan(plan: PlanArgument, as_json: JsonOption = False) -> None:
         show_json({**plan_summary(found), "shapes": shapes, "machine": asdict(found.machine), "lanes": _lanes(found)})
     else:
         estimated = estimated_lines(found.estimated, len(found.operators))
-        show(_plan_facts(found), _lane_table(found), verdict(found), *found.remarks, *estimated)
+        show(_fact_table(found), _lane_table(found), verdict(found), *found.remarks, *estimated)
 
 
 def plan_summary(plan: Plan) -> dict[str, Any]:
@@ -58,26 +57,23 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _plan_facts(plan: Plan) -> Table:
-    table = Table(show_header=False, box=None)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+def _fact_table(plan: Plan) -> FigureTable:
     shapes = ", ".join(f"{name}={format_shape(shape)}" for name, shape in plan.shapes.items())
     predicted = plan.predicted
+    memory = f"{format_mb(predicted.memory_mb)} by Equation 4, {format_mb(predicted.resident_mb)} resident"
     facts = {
-        "model": f"{plan.model}, {len(plan.operators)} operators",
         "shapes": shapes or "as in the model",
         "machine": str(plan.machine),
         "accelerator": plan.accelerator or "none",
         "policy": f"{plan.policy}, alpha {plan.alpha:.4g} ms/MB",
-        "chunk": f"recurrent operators in chunks of {plan.chunk} steps" if plan.chunk else "",
         "merged": f"{sum(map(len, plan.merged))} operators into {len(plan.merged)}" if plan.merged else "",
-        "latency": f"{format_ms(predicted.latency_ms)} predicted",
-        "memory": f"{format_mb(predicted.memory_mb)} by Equation 4, {format_mb(predicted.resident_mb)} resident",
+        "latency": f"{format_ms(predicted.latency_ms)}, predicted",
+        "memory": f"{memory}, predicted",
     }
+    table = FigureTable(f"{plan.model}: {len(plan.operators)} operators", [key(""), text("")])
     for name, fact in facts.items():
         if fact:
-            table.add_row(name, escape(fact))
+            table.add_row(name, fact)
     return table
 
 
@@ -97,15 +93,18 @@ def _lanes(plan: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def _lane_table(plan: Plan) -> Table:
-    table = Table(title="placement")
-    table.add_column("lane", no_wrap=True)
-    for name in ("operators", "segments", "busy"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("first and last operator", overflow="fold")
+def _lane_table(plan: Plan) -> FigureTable:
+    columns: list[Column | str] = [
+        key("lane"),
+        "operators",
+        "segments",
+        "busy",
+        text("first operator"),
+        text("last operator"),
+    ]
+    table = FigureTable("Placement", columns)
     for lane in _lanes(plan):
         names = lane["operator_names"]
-        span = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
         counts = (str(lane["operators"]), str(lane["segments"]), format_ms(lane["busy_ms"]))
-        table.add_row(lane["lane"], *counts, escape(span))
+        table.add_row(lane["lane"], *counts, names[0], names[-1])
     return table

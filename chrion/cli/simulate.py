@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from chrion.cli import outputs
 from chrion.cli.completion import complete_scenario
@@ -16,6 +15,7 @@ from chrion.cli.console import show, show_json, step
 from chrion.cli.options import ForceOption, JsonOption
 from chrion.errors import OptionError
 from chrion.report import simulation_plots, simulation_tables
+from chrion.report.figure_table import FigureTable, key, text
 from chrion.simulator import overrides, results, run, sweep
 from chrion.simulator.bundled_scenarios import scenario_descriptions
 from chrion.simulator.scenario import ScenarioSource, find_scenario
@@ -74,11 +74,7 @@ def _list(*, as_json: bool) -> None:
         fields = ("name", "description", "servers", "models", "requests")
         show_json({"scenarios": [{field: getattr(s, field) for field in fields} for s in found]})
         return
-    table = Table()
-    table.add_column("scenario", no_wrap=True)
-    table.add_column("description")
-    for name in ("servers", "models", "requests"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = FigureTable("", [key("scenario"), text("description"), "servers", "models", "requests"])
     for s in found:
         requests = "trace" if s.requests is None else f"{s.requests}"
         table.add_row(s.name, s.description, str(s.servers), str(s.models), requests)

@@ -151,7 +151,7 @@ def test_plan_show_shows_what_a_plan_holds(cli: Chrion, lstm: Path) -> None:
     plan = Plan.load("lstm.plan.json")
     code, out, err = cli("plan", "show", "lstm.plan.json")
     assert (code, err) == (0, "")
-    for text in ("lstm, 1154 operators", "GTX 1080 Ti", "policy", "gpu0", "cpu1", "by Equation 4", "meets the SLO"):
+    for text in ("lstm: 1154 operators", "GTX 1080 Ti", "policy", "gpu0", "cpu1", "by Equation 4", "meets the SLO"):
         assert text in out
     found = json.loads(cli("plan", "show", "lstm.plan.json", "--json")[1])
     assert set(found) == {*KEYS, "shapes", "machine", "lanes"}
