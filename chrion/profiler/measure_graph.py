@@ -92,7 +92,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
         machine=machine,
         cores=len(lanes),
         accelerator=provider,
-        operators=_pinned_to_cpu(graph, known, device) if device else known,
+        operators=_without_cpu_operators(graph, known, device) if device else known,
         upload=copies.upload,
         download=copies.download,
         pageable_upload=copies.pageable_upload,
@@ -105,16 +105,17 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
     )
 
 
-def _pinned_to_cpu(graph: Graph, known: Mapping[str, OperatorCost], device: Device) -> dict[str, OperatorCost]:
+def _without_cpu_operators(graph: Graph, known: Mapping[str, OperatorCost], device: Device) -> dict[str, OperatorCost]:
     """Return the costs without accelerator times for operators that onnxruntime assigns to the CPU in the whole model.
 
     The accelerator can run some of these operators alone, but onnxruntime prefers the CPU for those that compute
     shapes.
     """
-    left = find_cpu_nodes(graph.model, weights_folder_option(graph.weights_folder), device)
-    names = {graph.model.graph.node[n].name: graph.dag.signatures[i] for i, ns in enumerate(graph.nodes) for n in ns}
-    pinned = {names[name] for name in left if name in names}
-    return {s: replace(cost, accelerator_ms=None) if s in pinned else cost for s, cost in known.items()}
+    nodes = graph.model.graph.node
+    signatures = {nodes[n].name: graph.dag.signatures[i] for i, group in enumerate(graph.nodes) for n in group}
+    names = find_cpu_nodes(graph.model, weights_folder_option(graph.weights_folder), device)
+    on_cpu = {signatures[name] for name in names if name in signatures}
+    return {s: replace(cost, accelerator_ms=None) if s in on_cpu else cost for s, cost in known.items()}
 
 
 def _require_shapes(graph: Graph) -> None:
@@ -190,7 +191,7 @@ def measure_operator(
 
 
 def _time_undisturbed(bench: OperatorBench, monitor: CoreMonitor, busy: int) -> Sample:
-    """Time an operator without interference; if there always is some, return the fastest of several samples."""
+    """Time an operator; repeat samples during which interference began, and return the fastest."""
     samples = []
     for _ in range(_TRIES):
         undisturbed = monitor.wait()
