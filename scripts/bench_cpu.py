@@ -40,7 +40,7 @@ from chrion.cores import physical_cores
 from chrion.files import write_atomically
 from chrion.profiler import this_machine
 from chrion.profiler.interference import CoreMonitor
-from chrion.profiler.measure import synthetic_inputs
+from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.scheduler.plan import Plan
 
 HYBRID = "hybrid"

@@ -25,7 +25,7 @@ import psutil
 
 import chrion
 from chrion import zoo
-from chrion.profiler.measure import synthetic_inputs
+from chrion.profiler.synthetic_inputs import synthetic_inputs
 
 RUNS = 5
 

@@ -50,7 +50,7 @@ from chrion.files import write_atomically
 from chrion.graph.model import TensorInfo
 from chrion.profiler import this_machine
 from chrion.profiler.costs import FREE
-from chrion.profiler.measure import synthetic_inputs
+from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.report import measured_chart, plot_timelines, predicted_chart
 from chrion.report.lane_chart import LaneChart
 

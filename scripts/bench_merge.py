@@ -21,7 +21,7 @@ import chrion
 from chrion import Graph
 from chrion.graph.merge import merge_operators, mergeable_groups
 from chrion.graph.ort_sessions import weights_folder_option
-from chrion.profiler.measure import synthetic_inputs
+from chrion.profiler.synthetic_inputs import synthetic_inputs
 
 _ROUNDS, _RUNS = 40, 5
 

@@ -22,7 +22,7 @@ from chrion import zoo
 from chrion.benchmark.comparison import Comparison, PolicyResult, plan_policies, time_plans
 from chrion.files import write_atomically
 from chrion.profiler import this_machine
-from chrion.profiler.measure import synthetic_inputs
+from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.scheduler import POLICIES
 from chrion.scheduler.policies.ios_merging import merged_variants
 from chrion.units import format_ms

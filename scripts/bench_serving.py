@@ -35,7 +35,7 @@ from chrion import HybridSession, load
 from chrion.cores import physical_cores
 from chrion.files import write_atomically
 from chrion.profiler import this_machine
-from chrion.profiler.measure import synthetic_inputs
+from chrion.profiler.synthetic_inputs import synthetic_inputs
 
 OWN = "HybridSession"
 #: Seconds of a trial, and of a pause after it, in which the threads of plain sessions stop spinning.

@@ -11,8 +11,8 @@ from chrion.devices import Device
 from chrion.devices.single_provider import find_cpu_nodes
 from chrion.graph.extract import Extractor
 from chrion.graph.ort_sessions import weights_folder_option
-from chrion.profiler.measure import OperatorBench
 from chrion.profiler.measure_graph import captured_inputs
+from chrion.profiler.operator_bench import OperatorBench
 from chrion.runtime.execution.engine import CutEngine
 from chrion.scheduler import Plan, fixed_plan
 

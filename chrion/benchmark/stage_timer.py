@@ -21,7 +21,7 @@ from chrion.errors import OptionError
 from chrion.graph.extract import Extractor, SubModel
 from chrion.graph.model import Graph
 from chrion.lane_numbers import is_accelerator_lane
-from chrion.profiler.measure import synthetic_array
+from chrion.profiler.synthetic_inputs import synthetic_array
 from chrion.scheduler.policies.stages import DeviceLanes
 from chrion.waiting import Counter
 

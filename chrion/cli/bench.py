@@ -38,7 +38,7 @@ from chrion.cli.steps import Request, check_reach, load_graph, open_session
 from chrion.devices.nvml import MemoryMonitor
 from chrion.devices.providers import CPU_PROVIDER
 from chrion.graph import Graph
-from chrion.profiler.measure import synthetic_inputs
+from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.report import bench_table, bench_verdict, memory_line
 from chrion.report.tables import best_baseline
 from chrion.runtime import HybridSession

@@ -26,7 +26,7 @@ from chrion.cli.options import (
 )
 from chrion.cli.steps import load_graph, load_or_measure_profile
 from chrion.errors import OptionError
-from chrion.profiler.measure import synthetic_inputs
+from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.report import comparison_json, comparison_table, comparison_verdict, estimated_lines, plot_comparison
 from chrion.scheduler import policy_names
 from chrion.scheduler.planner import check_options

@@ -21,7 +21,7 @@ from chrion.errors import ModelError
 from chrion.files import write_atomically
 from chrion.graph import Graph, load
 from chrion.profiler.machine import this_machine
-from chrion.profiler.measure import synthetic_inputs
+from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.report import bench_table, measured_chart, plan_table, predicted_chart, timeline_html, verdict
 from chrion.report.lane_chart import LaneChart
 from chrion.report.tables import best_baseline

@@ -14,7 +14,7 @@ from chrion.devices.nvml import MemoryMonitor
 from chrion.errors import OptionError
 from chrion.files import write_atomically
 from chrion.graph import Graph, load
-from chrion.profiler.measure import synthetic_inputs
+from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.report import (
     chart_summary,
     chrome_trace,

@@ -28,7 +28,7 @@ from chrion.cli.options import (
     StreamsOption,
 )
 from chrion.cli.steps import Request, check_reach, load_graph, open_session
-from chrion.profiler.measure import synthetic_inputs
+from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.runtime import HybridSession
 from chrion.units import format_ms
 

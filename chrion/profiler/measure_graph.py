@@ -24,9 +24,10 @@ from chrion.profiler.cache import Cache
 from chrion.profiler.handoff import measure_handoff_ms
 from chrion.profiler.interference import CoreMonitor
 from chrion.profiler.machine import this_machine
-from chrion.profiler.measure import OperatorBench, Sample, synthetic_array
+from chrion.profiler.operator_bench import OperatorBench, Sample
 from chrion.profiler.profiles import OperatorCost, Profile
 from chrion.profiler.roofline import operator_bytes
+from chrion.profiler.synthetic_inputs import synthetic_array
 from chrion.profiler.transfer import Copies, measure_copies
 from chrion.profiler.weight_reload import measure_reload_ms_per_byte
 

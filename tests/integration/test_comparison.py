@@ -12,7 +12,7 @@ import pytest
 import chrion
 from chrion.benchmark.comparison import Comparison, PolicyResult, plan_policies, time_plans
 from chrion.errors import ScheduleError
-from chrion.profiler.measure import synthetic_inputs
+from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.report import comparison_json, comparison_table, comparison_verdict, plot_comparison
 from chrion.scheduler import POLICIES, Policy, fixed_plan
 from helpers import alternating_lanes, branches

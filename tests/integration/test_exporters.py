@@ -21,7 +21,7 @@ from memory_check import Comparison, Footprint, above_aim, summarise
 from sample import SAMPLE, read_sample, sample_case, sample_names
 
 import exporters
-from chrion.profiler import measure
+from chrion.profiler import operator_bench
 from chrion.runtime.selection import guard
 from chrion.scheduler.policies.chrion import ChrionPolicy
 from helpers import FLOAT, branches, make_model, node, value
@@ -56,7 +56,7 @@ RIGHT = Tolerance()
 def _short_measurements() -> Iterator[None]:
     """What is chosen does not matter, so that little is measured and planned."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measure, "_WINDOW_S", 0.0)
+        patch.setattr(operator_bench, "_WINDOW_S", 0.0)
         patch.setattr(guard, "_WINDOW_S", 0.0)
         patch.setattr(guard, "_LEAST_ROUNDS", 1)
         patch.setattr(guard, "_BUDGET_S", 0.0)

@@ -14,9 +14,10 @@ from chrion import Graph, load, partition, profile
 from chrion.cores import physical_cores
 from chrion.devices import providers
 from chrion.errors import ModelError, OptionError, ProviderError, ShapeError
-from chrion.profiler import measure, measure_graph
+from chrion.profiler import measure_graph, operator_bench
 from chrion.profiler.interference import CoreMonitor
-from chrion.profiler.measure import OperatorBench, Sample, synthetic_inputs
+from chrion.profiler.operator_bench import OperatorBench, Sample
+from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.profiler.weight_reload import measure_reload_ms_per_byte
 from chrion.zoo import build
 from helpers import BOOL, FLOAT, INT64, branches, make_model, node, value
@@ -138,7 +139,7 @@ def test_the_weights_of_all_copies_fit_the_cache(monkeypatch: pytest.MonkeyPatch
     )
     copies = {}
     for size in (1 << 30, 1 << 17, 1 << 12, 0):
-        monkeypatch.setattr(measure, "private_cache_bytes", lambda _, size=size: size)
+        monkeypatch.setattr(operator_bench, "private_cache_bytes", lambda _, size=size: size)
         copies[size] = OperatorBench(measure_graph.Extractor(load(product)), 0, {}).copies
     assert copies[1 << 17] == 4  # of 16 KiB each
     assert copies[1 << 12] == 1

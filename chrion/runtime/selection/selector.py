@@ -19,9 +19,9 @@ from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line
 from chrion.native import available
 from chrion.profiler.machine import this_machine
-from chrion.profiler.measure import synthetic_inputs
 from chrion.profiler.measure_graph import profile
 from chrion.profiler.profiles import Profile
+from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.runtime.execution.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision, DecisionCache

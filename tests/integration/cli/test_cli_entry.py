@@ -174,7 +174,7 @@ def test_verbosity_is_of_chrion_only(cli: Chrion, model: Path, monkeypatch: pyte
     """``-v`` shows Chrion's steps, before or after the command's name; ``-vv`` its details, but no library's."""
 
     def chatty(*arguments: Any, **options: Any) -> Any:
-        for name in ("chrion.profiler.measure", "onnx_ir.passes"):
+        for name in ("chrion.profiler.operator_bench", "onnx_ir.passes"):
             logging.getLogger(name).debug("a detail of %s", name)
         return real(*arguments, **options)
 
@@ -189,7 +189,7 @@ def test_verbosity_is_of_chrion_only(cli: Chrion, model: Path, monkeypatch: pyte
         assert re.search(r"planning m took [\d.]+ s", err)
         assert "a detail" not in err
     err = cli("partition", str(model), "-vv")[2]
-    assert "chrion: debug: a detail of chrion.profiler.measure" in err
+    assert "chrion: debug: a detail of chrion.profiler.operator_bench" in err
     assert "onnx_ir" not in err
 
 

@@ -20,10 +20,10 @@ import onnxruntime as ort
 from chrion.cores import physical_cores, private_cache_bytes, run_on_cores
 from chrion.devices import CPU_PROVIDER, Device
 from chrion.devices.single_provider import open_on_one_provider
-from chrion.errors import ModelError
 from chrion.graph.extract import Extractor, SubModel
-from chrion.graph.model import ELEMENT_BYTES, Graph, TensorInfo
+from chrion.graph.model import TensorInfo
 from chrion.profiler.node_memory import scratch_bytes
+from chrion.profiler.synthetic_inputs import synthetic_array
 from chrion.timing import time_calls_until
 
 #: The intended time of a call, long enough that the overhead of Python is small.
@@ -100,34 +100,6 @@ class OperatorBench:
 
     def _once(self, cores: Sequence[int]) -> Sample:
         return self._copies.time_on(cores) if cores else self._copies.time(_LEAST_CALLS, _WINDOW_S)
-
-
-def synthetic_array(info: TensorInfo, seed: int = 0) -> np.ndarray[Any, Any]:
-    """Return values for a tensor of known shape: random normal for floating point types, zero for all others.
-
-    Raises:
-        ModelError: The value is not a tensor, or numpy does not have its type.
-    """
-    if info.type not in ELEMENT_BYTES and info.type != "tensor(string)":
-        raise ModelError(f"input {info.name!r}: cannot create a synthetic {info.type or 'value of unknown type'}")
-    shape = tuple(d if isinstance(d, int) else 1 for d in info.shape or ())
-    names = {"float": "float32", "double": "float64"}
-    name = info.type.removeprefix("tensor(").removesuffix(")")
-    name = names.get(name, name)
-    if name == "string":
-        return np.full(shape, "", dtype=object)
-    if name == "bfloat16":
-        import ml_dtypes  # noqa: PLC0415 - a dependency of onnx, needed for this type only
-
-        return np.zeros(shape, ml_dtypes.bfloat16)
-    if name.startswith("float"):
-        return np.asarray(0.5 * np.random.default_rng(seed).standard_normal(shape), name)  # an array, even for a scalar
-    return np.zeros(shape, name)
-
-
-def synthetic_inputs(graph: Graph, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
-    """Return an array for each input: random normal for floating point types, zero for all others."""
-    return {info.name: synthetic_array(info, seed) for info in graph.inputs}
 
 
 class _Copies:
