@@ -1,4 +1,4 @@
-"""Processes that end or fork while a session is in use: none hangs, none crashes."""
+"""Processes that exit or fork while a session is in use neither hang nor crash."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ TESTS = Path(__file__).parent.parent
 CLOSED, SHAPE = "this session is closed", "(600, 600)"
 
 
-def leave(how: str) -> tuple[int, list[str], str]:
-    """Exit code, lines printed and what went to stderr."""
-    done = subprocess.run(  # noqa: S603 - ourselves
-        [sys.executable, str(TESTS / "process_exits.py"), how],
+def run_process(scenario: str) -> tuple[int, list[str], str]:
+    """Run a scenario of ``process_exits.py``; return its exit code, lines on stdout, and stderr."""
+    done = subprocess.run(  # noqa: S603 - our own script
+        [sys.executable, str(TESTS / "process_exits.py"), scenario],
         capture_output=True,
         text=True,
         timeout=100,
@@ -27,30 +27,30 @@ def leave(how: str) -> tuple[int, list[str], str]:
 
 
 @pytest.mark.parametrize(
-    ("how", "code", "told"),
+    ("scenario", "code", "message"),
     [("end", 0, ""), ("leave", 3, ""), ("fail", 1, "ValueError: unhandled")],
 )
-def test_exits_with_runs_in_flight(how: str, code: int, told: str) -> None:
-    """They end first, and later ones are refused; without that, the process aborts."""
-    found, lines, stderr = leave(how)
+def test_requests_in_flight_finish_before_the_exit(scenario: str, code: int, message: str) -> None:
+    """Later requests are refused. Without the hooks, the process aborts."""
+    found, lines, stderr = run_process(scenario)
     assert found == code, stderr
     assert set(lines) <= {CLOSED}
-    assert stderr.strip().endswith(told)
+    assert stderr.strip().endswith(message)
 
 
-def test_a_thread_that_is_no_daemon_ends_its_run() -> None:
-    """As with any thread."""
-    assert leave("thread")[:2] == (0, [SHAPE])
+def test_a_thread_that_is_not_a_daemon_finishes_its_request() -> None:
+    """The interpreter waits for it before it runs the hooks."""
+    assert run_process("thread")[:2] == (0, [SHAPE])
 
 
-def test_runs_while_a_process_ends() -> None:
-    """Before the session is told, they are served; afterwards, refused: they do not wait for lanes that have gone."""
-    assert leave("late")[:2] == (0, [SHAPE, CLOSED])
+def test_requests_at_exit() -> None:
+    """Requests before the session's hook are served. Later ones are refused, instead of waiting for lanes forever."""
+    assert run_process("late")[:2] == (0, [SHAPE, CLOSED])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_is_told_that_its_lanes_are_gone() -> None:
-    """In so many words; it may close the session, and make one of its own."""
-    code, lines, stderr = leave("fork")
+def test_a_forked_child_refuses_requests() -> None:
+    """The error names the fork, and the child can close the session."""
+    code, lines, stderr = run_process("fork")
     assert code == 0, stderr
     assert "child 0" in lines

@@ -1,4 +1,4 @@
-"""Which values are to be copied, on a model and a device that holds some types."""
+"""The values that are copied, for a device that supports some types only."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from chrion.runtime.execution.transfers import find_transfers
 from helpers import FLOAT, INT64, make_model, node, value
 
 
-class Floats:
-    """A device that holds floating point numbers alone."""
+class FloatDevice:
+    """A device that supports single precision only."""
 
     def supports(self, kind: str) -> bool:
         return kind == "tensor(float)"
 
 
-def test_values_cross_once_for_each_side_that_wants_them() -> None:
-    """Inputs of the request, inner values and outputs; not indices, nor what is empty, nor what stays on its side."""
+def test_a_value_is_copied_once_to_each_memory_that_reads_it() -> None:
+    """Inputs, inner values and outputs are copied, but not indices, empty tensors, or values read in one memory."""
     nodes = [
         node("Relu", ["x"], ["a"], name="relu"),
         node("Neg", ["a"], ["b"], name="neg"),
@@ -34,17 +34,17 @@ def test_values_cross_once_for_each_side_that_wants_them() -> None:
     extractor = Extractor(load(make_model(nodes, inputs, outputs)))
     dag = extractor.graph.dag
     names = extractor.graph.dag.names
-    there = {"relu", "gather", "abs"}
-    lanes = [0 if name in there else 1 for name in names]
+    on_device = {"relu", "gather", "abs"}
+    lanes = [0 if name in on_device else 1 for name in names]
     at = {name: i for i, name in enumerate(names)}
-    device = cast("Device", Floats())
+    device = cast("Device", FloatDevice())
     assert find_transfers(extractor, lanes, device) == (
         Transfer("x", None, (at["relu"],), upload=True),
         Transfer("a", at["relu"], (at["neg"],), upload=False),
         Transfer("b", at["neg"], (at["gather"],), upload=True),
         Transfer("g", at["gather"], (at["exp"],), upload=False),
     )
-    # The graph of operators knows the request's values of any type, so that their copies can be charged.
+    # The Dag has the request's inputs and outputs of all types, so that a schedule can account for their copies.
     assert dag.request_inputs == ((2 * 2 * 4, (at["relu"],)),)
     sizes = {names[i]: dag.value_bytes[v] for i, v in dag.request_outputs}
     assert sizes == {"exp": 2 * 2 * 4, "gather": 2 * 2 * 4, "argmax": 2 * 8}
@@ -52,10 +52,10 @@ def test_values_cross_once_for_each_side_that_wants_them() -> None:
     assert find_transfers(extractor, [1] * len(names), device) == ()
 
 
-def test_an_output_made_there_comes_back_though_nobody_reads_it() -> None:
-    """The caller wants it."""
+def test_an_output_on_the_device_is_copied_to_the_host() -> None:
+    """No operator reads it there, but the caller does."""
     extractor = Extractor(
         load(make_model([node("Relu", ["x"], ["y"])], [value("x", FLOAT, [2])], [value("y", FLOAT, [2])]))
     )
-    device = cast("Device", Floats())
-    assert [c.value for c in find_transfers(extractor, [0], device)] == ["x", "y"]
+    device = cast("Device", FloatDevice())
+    assert [transfer.value for transfer in find_transfers(extractor, [0], device)] == ["x", "y"]

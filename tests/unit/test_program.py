@@ -1,4 +1,4 @@
-"""Programs: carried out by lanes that take turns at random, and compared with a transitive reduction."""
+"""Programs: carried out in random interleavings of their lanes, and compared with a transitive reduction."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ from chrion.scheduler import Schedule
 from strategies import costs_for, dags, schedules
 
 
-def drawn_program(data: st.DataObject) -> tuple[Dag, Schedule, tuple[tuple[int, ...], ...], Program]:
-    """A random graph with a schedule, its segments and its program."""
+def draw_program(data: st.DataObject) -> tuple[Dag, Schedule, tuple[tuple[int, ...], ...], Program]:
+    """Return a random graph with a schedule, its segments and its program."""
     dag = data.draw(dags(12))
     costs = data.draw(costs_for(dag))
     schedule = data.draw(schedules(dag, costs, most_streams=3, staged=None))
     whole = data.draw(st.booleans())
     cuts = cut(dag, schedule.order, schedule.lanes, stages=schedule.stages)
     segments = cuts if whole else tuple((i,) for i in schedule.order)
-    transfers = drawn_crossings(data, dag, schedule)
+    transfers = draw_transfers(data, dag, schedule)
     return dag, schedule, segments, build_program(dag, schedule.lanes, segments, schedule.stages, transfers)
 
 
-def drawn_crossings(data: st.DataObject, dag: Dag, schedule: Schedule) -> tuple[Transfer, ...]:
-    """Some or all values that cross between the sides, and an input that some accelerator operators read.
+def draw_transfers(data: st.DataObject, dag: Dag, schedule: Schedule) -> tuple[Transfer, ...]:
+    """Return transfers of some or all values between host and device, and of an input of some device operators.
 
     The value of operator m is named m, the input is named input.
     """
-    there = [lane <= 0 for lane in schedule.lanes]
-    all_of_them = data.draw(st.booleans())
-    first = tuple(i for i in range(len(dag)) if there[i] and data.draw(st.booleans()))
-    found = [Transfer("input", None, first, upload=True)] if first else []
+    on_device = [lane <= 0 for lane in schedule.lanes]
+    all_values = data.draw(st.booleans())
+    first = tuple(i for i in range(len(dag)) if on_device[i] and data.draw(st.booleans()))
+    transfers = [Transfer("input", None, first, upload=True)] if first else []
     for m in schedule.order:
-        readers = tuple(s for s in dag.successors[m] if there[s] != there[m])
-        if readers and (all_of_them or data.draw(st.booleans())):
-            found.append(Transfer(str(m), m, readers, upload=not there[m]))
-    return tuple(found)
+        readers = tuple(s for s in dag.successors[m] if on_device[s] != on_device[m])
+        if readers and (all_values or data.draw(st.booleans())):
+            transfers.append(Transfer(str(m), m, readers, upload=not on_device[m]))
+    return tuple(transfers)
 
 
 def earlier_stages(dag: Dag, schedule: Schedule, i: int) -> set[int]:
-    """Operators of the stages before an operator's."""
+    """Return the operators of all stages before an operator's."""
     stages = schedule.stages
     return {m for m in range(len(dag)) if stages[m] < stages[i]} if stages else set()
 
 
 @given(st.data())
 def test_any_interleaving_respects_all_dependencies_and_ends(data: st.DataObject) -> None:
-    """Whichever lane goes on next, every segment finds its inputs ready, and some lane can always go on."""
-    dag, schedule, segments, program = drawn_program(data)
+    """In any interleaving every segment finds its inputs ready, and some lane can always continue."""
+    dag, schedule, segments, program = draw_program(data)
     lanes = schedule.lanes
     at = dict.fromkeys(program.lanes, 0)
     signalled = dict.fromkeys(program.lanes, 0)
@@ -63,16 +63,16 @@ def test_any_interleaving_respects_all_dependencies_and_ends(data: st.DataObject
         step.value: step.upload for steps in program.lanes.values() for step in steps if isinstance(step, Copy)
     }
 
-    def can_go(lane: int) -> bool:
+    def can_continue(lane: int) -> bool:
         if at[lane] == len(program.lanes[lane]):
             return False
         step = program.lanes[lane][at[lane]]
         return not isinstance(step, Wait) or signalled[step.lane] >= step.count
 
     while any(at[lane] < len(program.lanes[lane]) for lane in at):
-        able = [lane for lane in at if can_go(lane)]
-        assert able, "deadlock"
-        lane = data.draw(st.sampled_from(able))
+        ready = [lane for lane in at if can_continue(lane)]
+        assert ready, "deadlock"
+        lane = data.draw(st.sampled_from(ready))
         step = program.lanes[lane][at[lane]]
         at[lane] += 1
         if isinstance(step, Signal):
@@ -84,8 +84,8 @@ def test_any_interleaving_respects_all_dependencies_and_ends(data: st.DataObject
         elif isinstance(step, Run):
             for i in segments[step.segment]:
                 assert lanes[i] == lane
-                crossed = {str(m) for m in dag.predecessors[i] if (lanes[m] <= 0) != (lane <= 0)}
-                assert crossed & set(transfers) <= copied
+                remote = {str(m) for m in dag.predecessors[i] if (lanes[m] <= 0) != (lane <= 0)}
+                assert remote & set(transfers) <= copied
                 assert set(dag.predecessors[i]) | earlier_stages(dag, schedule, i) <= done
                 done.add(i)
     assert done == set(range(len(dag)))
@@ -95,32 +95,33 @@ def test_any_interleaving_respects_all_dependencies_and_ends(data: st.DataObject
 
 @given(st.data())
 def test_waits_are_the_transitive_reduction(data: st.DataObject) -> None:
-    """A lane waits exactly where neither its own past nor another wait tells it that a segment or a copy is done."""
+    """A lane waits exactly if neither its earlier steps nor another wait imply that a segment or a copy is done."""
     dag = data.draw(dags(12))
     schedule = data.draw(schedules(dag, data.draw(costs_for(dag)), most_streams=3, staged=None))
     segments = cut(dag, schedule.order, schedule.lanes, stages=schedule.stages)
-    transfers = drawn_crossings(data, dag, schedule)
+    transfers = draw_transfers(data, dag, schedule)
     program = build_program(dag, schedule.lanes, segments, schedule.stages, transfers)
-    # What is done, by lane in order: segments by index, copies by the name of their value.
+    # The work of each lane in order: segments by index, copies by the name of their value.
     own = {
         lane: [s.segment if isinstance(s, Run) else s.value for s in steps if isinstance(s, Run | Copy)]
         for lane, steps in program.lanes.items()
     }
     lane_of = {step: lane for lane, steps in own.items() for step in steps}
-    home = {i: at for at, s in enumerate(segments) for i in s}
+    segment_of = {i: at for at, s in enumerate(segments) for i in s}
     copied = {(c.producer, reader): c.value for c in transfers for reader in c.readers}
-    knows: nx.DiGraph = nx.DiGraph()
-    knows.add_nodes_from(lane_of)
-    knows.add_edges_from(pair for steps in own.values() for pair in itertools.pairwise(steps))
-    knows.add_edges_from((home[c.producer], c.value) for c in transfers if c.producer is not None)
-    knows.add_edges_from((c.value, home[r]) for c in transfers for r in c.readers)
-    knows.add_edges_from(
-        (home[m], home[i])
+    precedes: nx.DiGraph = nx.DiGraph()
+    precedes.add_nodes_from(lane_of)
+    precedes.add_edges_from(pair for steps in own.values() for pair in itertools.pairwise(steps))
+    precedes.add_edges_from((segment_of[c.producer], c.value) for c in transfers if c.producer is not None)
+    precedes.add_edges_from((c.value, segment_of[r]) for c in transfers for r in c.readers)
+    precedes.add_edges_from(
+        (segment_of[m], segment_of[i])
         for i, before in enumerate(dag.predecessors)
         for m in {*before, *earlier_stages(dag, schedule, i)}
-        if home[m] != home[i] and (m not in before or (m, i) not in copied or m in earlier_stages(dag, schedule, i))
+        if segment_of[m] != segment_of[i]
+        and (m not in before or (m, i) not in copied or m in earlier_stages(dag, schedule, i))
     )
-    expected = {(a, b) for a, b in nx.transitive_reduction(knows).edges if lane_of[a] != lane_of[b]}
+    expected = {(a, b) for a, b in nx.transitive_reduction(precedes).edges if lane_of[a] != lane_of[b]}
     found = []
     for steps in program.lanes.values():
         waits: list[Wait] = []
@@ -139,7 +140,7 @@ def test_waits_are_the_transitive_reduction(data: st.DataObject) -> None:
 @given(st.data())
 def test_lanes_signal_only_what_is_awaited(data: st.DataObject) -> None:
     """Signals and waits name the same counts, and each signal follows the run that reaches its count."""
-    *_, program = drawn_program(data)
+    *_, program = draw_program(data)
     awaited = {(s.lane, s.count) for steps in program.lanes.values() for s in steps if isinstance(s, Wait)}
     signalled = set()
     for lane, steps in program.lanes.items():
@@ -156,16 +157,16 @@ def test_lanes_signal_only_what_is_awaited(data: st.DataObject) -> None:
 @given(st.data())
 def test_the_first_lane_has_the_first_segment(data: st.DataObject) -> None:
     """The caller's thread carries out the lane that starts."""
-    _, schedule, segments, program = drawn_program(data)
+    _, schedule, segments, program = draw_program(data)
     lanes = schedule.lanes
     assert next(iter(program.lanes)) == lanes[segments[0][0]]
     assert {lane for lane in program.lanes if not is_copy_lane(lane)} == set(lanes)
 
 
 @given(st.data())
-def test_runs_are_complete_where_somebody_looks(data: st.DataObject) -> None:
-    """On the accelerator exactly those that are signalled or end their lane; on the cores all of them."""
-    *_, program = drawn_program(data)
+def test_results_are_complete_when_another_lane_or_the_caller_reads_them(data: st.DataObject) -> None:
+    """On the accelerator these are the runs that are signalled or end their lane; on the cores, all runs."""
+    *_, program = draw_program(data)
     for lane, steps in program.lanes.items():
         for at, step in enumerate(steps):
             if isinstance(step, Run):
@@ -192,7 +193,7 @@ def test_a_wait_that_another_implies_is_left_out() -> None:
 
 
 def test_a_barrier_by_hand() -> None:
-    """Two independent pairs, in two stages: each lane waits once for the other, though no edge joins them."""
+    """Two independent pairs in two stages: each lane waits once for the other, although no edge joins them."""
     dag = Dag.from_edges(4, [(0, 2), (1, 3)])
     program = build_program(dag, (0, -1, 0, -1), ((0,), (1,), (2,), (3,)), (0, 0, 1, 1))
     assert program.lanes == {
@@ -202,7 +203,7 @@ def test_a_barrier_by_hand() -> None:
 
 
 def test_a_value_is_copied_once_for_all_its_readers_by_hand() -> None:
-    """0 on a core makes what 1 and 2 read on two accelerator lanes; 3 on the core reads what 1 makes."""
+    """1 and 2, on two accelerator lanes, read the value of 0 on a core; 3, on the core, reads the value of 1."""
     dag = Dag.from_edges(4, [(0, 1), (0, 2), (1, 3)])
     transfers = (Transfer("a", 0, (1, 2), upload=True), Transfer("b", 1, (3,), upload=False))
     program = build_program(dag, (1, 0, -1, 1), ((0,), (1,), (2,), (3,)), (), transfers)

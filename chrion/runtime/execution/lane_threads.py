@@ -22,8 +22,8 @@ from typing import Protocol
 from chrion.cores import pin
 from chrion.waiting import spin
 
-#: Rounds that an idle thread spins before it parks: about a tenth of a millisecond.
-_IDLE_ROUNDS = 8
+#: Number of spins of an idle thread before it parks: about a tenth of a millisecond.
+_IDLE_SPINS = 8
 
 
 class Part(Protocol):
@@ -120,7 +120,7 @@ def _work(lane: _LaneThread) -> None:
         pin(lane.core)
     parts = lane.parts
     while True:
-        for done in range(_IDLE_ROUNDS):
+        for done in range(_IDLE_SPINS):
             if not parts.empty():
                 break
             spin(done)

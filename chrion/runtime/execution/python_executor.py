@@ -31,8 +31,8 @@ from chrion.waiting import Counter
 
 #: The count of a lane that has finished its part, successfully or not.
 _FINISHED = 1 << 60
-#: Rounds that a lane without a core of its own spins before it parks: about the cost of parking.
-_SHORT_SPIN_ROUNDS = 3
+#: Number of spins before a lane without a core of its own parks: about the cost of parking.
+_FEW_SPINS = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +99,7 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
         self._segments = segments
         self._lane_threads = lane_threads
         #: A lane without a core of its own takes time from the others while it spins.
-        self._spin_rounds = {lane: _SHORT_SPIN_ROUNDS if core is None else None for lane, core in cores.items()}
+        self._max_spins = {lane: _FEW_SPINS if core is None else None for lane, core in cores.items()}
         self._accelerator = accelerator
         self._first = next(iter(program.lanes))
         self._core = cores[self._first]
@@ -118,7 +118,7 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
         try:
             for instruction in self._program.lanes[lane]:
                 if isinstance(instruction, Wait):
-                    request.counters[instruction.lane].wait(instruction.count, self._spin_rounds[lane], tend)
+                    request.counters[instruction.lane].wait(instruction.count, self._max_spins[lane], tend)
                 elif isinstance(instruction, Signal):
                     own.advance(instruction.count)
                 elif request.failure is not None:
