@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from hypothesis import settings
 
 from chrion import HybridSession
 from chrion.profiler import measure_graph
+from chrion.runtime import crowding
 from chrion.runtime.execution import native_executor as native
 from chrion.runtime.selection import guard
 from chrion.scheduler import planner
@@ -61,6 +63,12 @@ def _valid_plans() -> Iterator[None]:
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use Python threads as lanes, as on a machine without a compiler."""
     monkeypatch.setattr(native, "available", lambda: False)
+
+
+@pytest.fixture
+def uncrowded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve requests by the plan's lanes, however many are in flight."""
+    monkeypatch.setattr(crowding, "_PATIENCE", math.inf)
 
 
 @pytest.fixture(params=[True, False], ids=["native", "interpreted"])

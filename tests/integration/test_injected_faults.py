@@ -27,7 +27,7 @@ from helpers import alternating_lanes, assert_equal, branches, run_plain
 from mirror_device import MirrorDevice
 
 # A fault that is not detected would cause a deadlock.
-pytestmark = [pytest.mark.timeout(120, method="thread"), pytest.mark.usefixtures("interpreted")]
+pytestmark = [pytest.mark.timeout(120, method="thread"), pytest.mark.usefixtures("interpreted", "uncrowded")]
 
 CALLERS, CALLS = 3, 3
 STACK = RecurrentSpec(layers=2, batch=1, io=4, seq=3)

@@ -33,7 +33,7 @@ from helpers import (
 )
 
 # A test that hangs fails.
-pytestmark = pytest.mark.timeout(120, method="thread")
+pytestmark = [pytest.mark.timeout(120, method="thread"), pytest.mark.usefixtures("uncrowded")]
 compiled = pytest.mark.skipif(not available(), reason="lanes are not compiled here")
 
 STEPS, ROWS, WIDTH = 6, 5, 3

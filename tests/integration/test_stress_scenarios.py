@@ -11,7 +11,7 @@ from chrion.waiting import Counter
 from stress_scenarios import WIDTH, call_concurrently, cut_session, free_batch, interrupt_calls, recreate_sessions
 
 # A deadlock is a failure.
-pytestmark = pytest.mark.timeout(300, method="thread")
+pytestmark = [pytest.mark.timeout(300, method="thread"), pytest.mark.usefixtures("uncrowded")]
 #: Growth in MB that counts as a leak.
 LEAK_MB = 32.0
 
