@@ -94,10 +94,10 @@ def test_a_cache_that_cannot_be_written_is_ignored(
 @pytest.mark.usefixtures("cache")
 def test_contention_is_measured_with_as_many_threads_as_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """For j busy cores the operator runs on the first j lanes at the same time."""
-    asked: list[tuple[int, ...]] = []
+    measured_cores: list[tuple[int, ...]] = []
 
     def time(_: OperatorBench, cores: Sequence[int] = ()) -> Sample:
-        asked.append(tuple(cores))
+        measured_cores.append(tuple(cores))
         return Sample(float(len(cores)), 0.0)
 
     monkeypatch.setattr(OperatorBench, "time", time)
@@ -108,7 +108,7 @@ def test_contention_is_measured_with_as_many_threads_as_cores(monkeypatch: pytes
     found = profile(graph)
     assert found.cores == 3
     assert {c.cpu_ms for c in found.operators.values()} == {(1.0, 2.0, 3.0)}
-    assert asked == [(core,), (core,) * 2, (core,) * 3] * len(found.operators)
+    assert measured_cores == [(core,), (core,) * 2, (core,) * 3] * len(found.operators)
 
 
 def test_threads_on_all_cores_time_one_operator() -> None:

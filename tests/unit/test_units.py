@@ -35,15 +35,15 @@ from chrion.units import format_mb, format_ms, format_shape, parse_duration_ms, 
     ],
 )
 def test_durations(text: str | float, ms: float) -> None:
-    """A number with its unit; milliseconds where it has none."""
+    """A number and its unit, in any case; milliseconds without a unit."""
     assert parse_duration_ms(text) == pytest.approx(ms)
 
 
 @pytest.mark.parametrize(
     "text", ["fast", "", "ms", "60 min", "60m", "-1ms", "0", "0s", "1e999s", "nan", "inf", "1,5ms"]
 )
-def test_what_is_no_duration_is_refused(text: str) -> None:
-    """The error names the option and the text, and shows what to write."""
+def test_invalid_durations_are_refused(text: str) -> None:
+    """The error names the option and the text, and its hint has examples."""
     with pytest.raises(OptionError) as caught:
         parse_duration_ms(text, "slo")
     assert str(caught.value).startswith(f"slo: {text!r}")
@@ -71,13 +71,13 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
     ],
 )
 def test_sizes(text: str | float, mb: float) -> None:
-    """A number with its unit; megabytes of a million bytes where it has none; zero is a size."""
+    """A number and its unit, decimal or binary; megabytes without a unit; zero is a size."""
     assert parse_size_mb(text) == mb
 
 
 @pytest.mark.parametrize("text", ["much", "", "MB", "600M", "600MiBs", "-1MB", "1e999GB", "nan", "inf", "1,5GB", "6ms"])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    """The error names the option and the text, and shows what to write."""
+def test_invalid_sizes_are_refused(text: str) -> None:
+    """The error names the option and the text, and its hint has examples."""
     with pytest.raises(OptionError) as caught:
         parse_size_mb(text, "gpu budget")
     assert str(caught.value).startswith(f"gpu budget: {text!r}")
@@ -93,7 +93,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
     st.sampled_from(["", " ", "  "]),
 )
 def test_sizes_are_exact_in_any_case(count: int, unit: tuple[str, int], case: Callable[[str], str], gap: str) -> None:
-    """A whole number of any unit is the megabyte figure nearest to its bytes, as exact arithmetic finds it."""
+    """A whole number of any unit gives the nearest float to its exact number of megabytes."""
     name, size = unit
     assert parse_size_mb(f"{count}{gap}{case(name)}") == float(Fraction(count * size, 10**6))
 
@@ -107,7 +107,7 @@ def test_sizes_are_exact_in_any_case(count: int, unit: tuple[str, int], case: Ca
 def test_durations_are_exact_in_any_case(
     count: int, unit: tuple[str, int], case: Callable[[str], str], gap: str
 ) -> None:
-    """A whole number of any unit is the millisecond figure nearest to it, as exact arithmetic finds it."""
+    """A whole number of any unit gives the nearest float to its exact number of milliseconds."""
     name, ns = unit
     assert parse_duration_ms(f"{count}{gap}{case(name)}") == float(Fraction(count * ns, 10**6))
 
@@ -126,13 +126,13 @@ def test_durations_are_exact_in_any_case(
     ],
 )
 def test_ranges(text: str, values: tuple[float, ...]) -> None:
-    """First, last and step, with the last value included; or the values themselves."""
+    """First, last and step, with the last value included; or a list of values."""
     assert parse_range(text) == values
 
 
 @given(st.integers(-1000, 1000), st.integers(1, 500), st.integers(1, 200), st.integers(0, 6))
 def test_ranges_equal_the_list_of_their_values(first: int, step: int, count: int, digits: int) -> None:
-    """Every value of a range is the float that its decimal number reads as."""
+    """Every value of a range is the float of its decimal number."""
     numbers = [f"{Decimal(first + i * step).scaleb(-digits):f}" for i in range(count)]
     gap = f"{Decimal(step).scaleb(-digits):f}"
     assert parse_range(f"{numbers[0]}:{numbers[-1]}:{gap}") == tuple(map(float, numbers))
@@ -143,7 +143,7 @@ def test_ranges_equal_the_list_of_their_values(first: int, step: int, count: int
     [("0:1e9:1e-9", "1e+18"), ("0:1000:1", "1001"), ("0:1e300:1e-300", "1e+600"), (",".join("1" * 1001), "1001")],
 )
 def test_ranges_of_too_many_values_are_refused(text: str, count: str) -> None:
-    """The values are counted before they are made, and the message has the count and the limit."""
+    """The message has the number of values, which are not created, and the limit."""
     with pytest.raises(OptionError) as caught:
         parse_range(text, "alpha")
     assert caught.value.message == f"alpha: {text!r} has {count} values, at most 1000 are allowed"
@@ -152,7 +152,7 @@ def test_ranges_of_too_many_values_are_refused(text: str, count: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "a", "0:1", "0:1:0", "1:0:0.1", "0:nan:1", "0:inf:1", "1e400", "0:1:x", "1,,2", "0:1:1:1", "snan"]
 )
-def test_what_is_no_range_is_refused(text: str) -> None:
+def test_invalid_ranges_are_refused(text: str) -> None:
     """The message names the option and the text, and the hint shows both forms."""
     with pytest.raises(OptionError) as caught:
         parse_range(text, "alpha")
@@ -165,13 +165,13 @@ def test_what_is_no_range_is_refused(text: str) -> None:
     [("x=1x3x224", "x", (1, 3, 224)), ("batch=8", "batch", (8,)), ("s=scalar", "s", ()), ("a=b=2x0", "a=b", (2, 0))],
 )
 def test_shapes(text: str, name: str, dims: tuple[int, ...]) -> None:
-    """A name, and dimensions joined by x; names may hold equals signs."""
+    """A name and dimensions joined by x; a name may contain equals signs."""
     assert parse_shape(text) == (name, dims)
 
 
 @pytest.mark.parametrize("text", ["x", "x=", "=1x2", "x=1x", "x=axb", "x=-1", "x=1,2", ""])
-def test_what_is_no_shape_is_refused(text: str) -> None:
-    """Anything else is refused."""
+def test_invalid_shapes_are_refused(text: str) -> None:
+    """Any other text is an error."""
     with pytest.raises(OptionError, match="NAME=DxD"):
         parse_shape(text)
 
@@ -180,16 +180,16 @@ def test_what_is_no_shape_is_refused(text: str) -> None:
     ("ms", "text"),
     [(59.3, "59.3 ms"), (4.711, "4.71 ms"), (0.83, "830 us"), (1200, "1.2 s"), (0, "0.00 ms"), (123.4, "123 ms")],
 )
-def test_durations_print_with_three_digits(ms: float, text: str) -> None:
-    """The unit is the one that suits."""
+def test_durations_are_formatted_with_three_digits(ms: float, text: str) -> None:
+    """The unit depends on the duration."""
     assert format_ms(ms) == text
 
 
-def test_sizes_print_with_their_unit() -> None:
-    """Megabytes with one decimal, kilobytes below one."""
+def test_sizes_are_formatted_with_their_unit() -> None:
+    """Megabytes have one decimal; sizes below one megabyte are in kilobytes."""
     assert [format_mb(mb) for mb in (1643.0, 0.0124, 0)] == ["1643.0 MB", "12.4 kB", "0.0 MB"]
 
 
-def test_shapes_print_as_they_are_read() -> None:
-    """Unknown dimensions are question marks, none is a scalar."""
+def test_shapes_are_formatted_as_they_are_parsed() -> None:
+    """An unknown dimension is a question mark, and no dimension is a scalar."""
     assert [format_shape(s) for s in ((1, 3), ("n", None), ())] == ["1x3", "nx?", "scalar"]

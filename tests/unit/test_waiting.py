@@ -63,15 +63,15 @@ def test_no_advance_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     ping, pong = Counter(), Counter()
 
     def echo() -> None:
-        for turn in range(1, 301):
-            ping.wait(turn)
-            pong.advance(turn)
+        for count in range(1, 301):
+            ping.wait(count)
+            pong.advance(count)
 
     thread = threading.Thread(target=echo)
     thread.start()
-    for turn in range(1, 301):
-        ping.advance(turn)
-        pong.wait(turn)
+    for count in range(1, 301):
+        ping.advance(count)
+        pong.wait(count)
     thread.join(20)
     assert (ping.count, pong.count) == (300, 300)
 
