@@ -1,10 +1,11 @@
-"""Table 7 and Figure 11 of the Chrion paper, simulated; and how much each assumption matters.
+"""Reproduce Table 7 and Figure 11 of the Chrion paper by simulation, and vary each assumption.
 
-The paper gives the models (Table 6), the GPU's 12 GB, uniform requests and the outcome. It does not give the arrival
+    python scripts/reproduce_table7.py [--seeds 20] [--figure11 figure11.png]
+
+The paper gives the models (Table 6), the GPU's 12 GB, uniform requests and the results. It does not give the arrival
 rate, the bandwidth of loads, the spread of execution times, the objective or the eviction policy: ``table7.toml``
-assumes them, and this script changes them one at a time. It fails if over the seeds the paper's orderings do not hold.
-
-Run as ``python scripts/reproduce_table7.py [--seeds 20] [--figure11 figure11.png]``.
+assumes them, and this script changes them one at a time. It fails if an ordering of the paper does not hold for every
+seed.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from chrion.report.simulation_plots import plot_histograms
 from chrion.simulator.run import simulate
 from chrion.simulator.scenario import find_scenario
 
-#: Table 7; the violations of the GPU pattern are damaged in print, 3.4 % is how they read.
+#: Table 7; the violations of the GPU pattern are damaged in print and read as 3.4 %.
 PAPER = {"gpu": (0.44, 0.034), "latency-optimal": (0.09, 0.012), "memory-optimal": (0.0, 0.042)}
-#: One assumption each: what it is, and the values instead of the scenario's.
+#: The assumptions, and the values that replace those of the scenario.
 ASSUMPTIONS: list[tuple[str, list[dict[str, Any]]]] = [
     ("as assumed", [{}]),
-    ("memory not for models, 4 GB", [{"reserved_gb": gb} for gb in (0.0, 3.5, 3.75, 4.5, 5.0, 5.5)]),
-    ("arrival rate, 5 a second", [{"rate_per_s": rate} for rate in (1, 2, 10, 15)]),
+    ("reserved memory, 4 GB", [{"reserved_gb": gb} for gb in (0.0, 3.5, 3.75, 4.5, 5.0, 5.5)]),
+    ("arrival rate, 5 per second", [{"rate_per_s": rate} for rate in (1, 2, 10, 15)]),
     ("arrivals, evenly spaced", [{"kind": "poisson"}, {"kind": "gamma"}]),
     ("load bandwidth, 12 GB/s", [{"pcie_gb_per_s": rate} for rate in (3.0, 6.0, 24.0)]),
     ("eviction, LRU", [{"eviction": name} for name in ("lfu", "cost", "belady")]),
@@ -40,7 +41,7 @@ ASSUMPTIONS: list[tuple[str, list[dict[str, Any]]]] = [
     ),
     ("objective, 1.05 x GPU latency", [{"slo.factor": factor} for factor in (1.02, 1.1, 1.2)]),
     (
-        "objective held against execution",
+        "objective compared with the execution time",
         [
             {"measure": "response"},
             {"measure": "response", "slo.factor": 2.0},
@@ -48,7 +49,7 @@ ASSUMPTIONS: list[tuple[str, list[dict[str, Any]]]] = [
         ],
     ),
     ("memory full at the start", [{"preload": False}]),
-    ("requests at once on the GPU, 1", [{"gpu_slots": 2}]),
+    ("requests at a time on the GPU, 1", [{"gpu_slots": 2}]),
 ]
 FIGURE11 = ("baseline", "layers-16", "batch-2")
 
@@ -57,37 +58,37 @@ Rates = Mapping[str, tuple[float, float]]
 
 
 def rates(seed: int, sets: Mapping[str, Any]) -> Rates:
-    """One run of the scenario."""
+    """Return the rates of one run of the scenario."""
     scenario = find_scenario("table7").changed({"seed": seed, **sets}).build()
     return {r.pattern: (r.total.swapping_rate, r.total.violation_rate) for r in simulate(scenario)}
 
 
 def orderings(found: Rates) -> tuple[bool, bool]:
-    """Whether swapping falls from pattern to pattern, and violations are lowest for latency-optimal."""
+    """Return whether swapping decreases from pattern to pattern, and whether latency-optimal has fewest violations."""
     gpu, fastest, smallest = (found[pattern] for pattern in PAPER)
     return gpu[0] > fastest[0] > smallest[0], fastest[1] < min(gpu[1], smallest[1])
 
 
 def averages(runs: Iterable[Rates]) -> Rates:
-    """Mean rates by pattern."""
+    """Return the mean rates by pattern."""
     runs = list(runs)
     return {p: (mean(run[p][0] for run in runs), mean(run[p][1] for run in runs)) for p in PAPER}
 
 
 def line(title: str, found: Rates, *, verdict: str = "") -> str:
-    """A row of a table in Markdown."""
+    """Return a row of a Markdown table."""
     columns = [f"{found[pattern][kind]:.1%}" for kind in (0, 1) for pattern in PAPER]
     return f"| {' | '.join([title, *columns, verdict])} |"
 
 
 def head(title: str, last: str) -> str:
-    """The first rows of such a table."""
+    """Return the first two rows of a Markdown table."""
     columns = [f"{kind} {short}" for kind in ("swap", "viol.") for short in ("GPU", "lat.", "mem.")]
     return f"| {' | '.join([title, *columns, last])} |\n|{'---|' * 8}"
 
 
 def main_table(seeds: int, requests: int) -> bool:
-    """Paper and simulation side by side; whether the orderings hold for every seed."""
+    """Print the rates of the paper and of the simulation; return whether the orderings hold for every seed."""
     runs = [rates(seed, {"requests": requests}) for seed in range(seeds)]
     held = [all(orderings(run)) for run in runs]
     print(head("", "orderings held"))
@@ -100,8 +101,8 @@ def main_table(seeds: int, requests: int) -> bool:
 
 
 def sensitivity(requests: int, seeds: int = 3) -> None:
-    """The same with one assumption changed at a time."""
-    print(head("assumption, and what stands instead", "swap, viol. ordered"))
+    """Print the rates with one assumption changed at a time."""
+    print(head("assumption, and its replacement", "swap, viol. ordered"))
     for what, instead in ASSUMPTIONS:
         for sets in instead:
             found = averages(rates(seed, {"requests": requests, **sets}) for seed in range(seeds))
@@ -111,7 +112,7 @@ def sensitivity(requests: int, seeds: int = 3) -> None:
 
 
 def figure11(path: Path, requests: int) -> None:
-    """Histograms of execution time: twenty copies of each of three models, three patterns."""
+    """Draw histograms of the execution times of twenty copies of each of three models in three patterns."""
     panels = {}
     for family in FIGURE11:
         scenario = find_scenario(f"figure11-{family}").changed({"requests": requests}).build()
@@ -121,10 +122,10 @@ def figure11(path: Path, requests: int) -> None:
 
 
 def main() -> None:
-    """Print both tables, draw the figure where asked, fail where an ordering does not hold."""
+    """Print both tables, draw the figure if asked, and fail if an ordering does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--requests", type=int, default=20_000, help="requests a run")
+    parser.add_argument("--requests", type=int, default=20_000, help="requests of a run")
     parser.add_argument("--figure11", type=Path, help="where to draw Figure 11")
     options = parser.parse_args()
     held = main_table(options.seeds, options.requests)

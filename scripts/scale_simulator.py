@@ -1,7 +1,9 @@
-"""How the simulator's time and memory grow with the number of requests.
+"""Measure how the simulator's time and memory grow with the number of requests.
 
-500 models on 8 servers of 12 GB, Zipf popularity, resident-first routing, LRU; each size in a process of its own, so
-that peak memory is its own. Run as ``python scripts/scale_simulator.py [--most 10000000]``.
+    python scripts/scale_simulator.py [--most 10000000]
+
+The cluster has 500 models on 8 servers of 12 GB, Zipf popularity, resident-first routing and LRU eviction. Each size
+runs in a new process, so that its peak memory can be measured.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ SIZES = (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
 
 
 def content(requests: int) -> dict[str, Any]:
-    """A scenario of 500 models that need six times the memory there is."""
+    """Return a scenario of 500 models that need six times the memory of the servers."""
     rng = np.random.default_rng(0)
     models = []
     for i in range(500):
@@ -43,7 +45,7 @@ def content(requests: int) -> dict[str, Any]:
 
 
 def measure(requests: int, pattern: str) -> tuple[float, float, float]:
-    """Seconds, peak memory of the process in MB, swapping rate."""
+    """Return the seconds of a run, the peak memory of the process in MB, and the swapping rate."""
     source = ScenarioSource("scale", {**content(requests), "patterns": [pattern], "slo": {"of": "gpu"}}, Path())
     scenario = source.build()
     begin = time.perf_counter()

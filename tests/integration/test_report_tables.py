@@ -50,7 +50,7 @@ def shown(content: RenderableType, width: int = 200) -> str:
 
 
 def test_the_plan_table_compares_with_the_accelerator(plan: Plan) -> None:
-    """40 ms against 50 is 20 % less, 25 MB against 100 is 75 % less."""
+    """40 ms are 20 % less than 50 ms, and 25 MB are 75 % less than 100 MB."""
     object.__setattr__(plan, "predicted", Prediction(40.0, 25.0, 25.0))
     object.__setattr__(plan, "accelerator_only", Prediction(50.0, 100.0, 100.0))
     text = shown(plan_table(plan))
@@ -58,8 +58,8 @@ def test_the_plan_table_compares_with_the_accelerator(plan: Plan) -> None:
     assert "-75.0 %" in text
 
 
-def test_verdicts_are_honest(plan: Plan) -> None:
-    """Met, missed, or no SLO; won, level, or lost."""
+def test_verdicts(plan: Plan) -> None:
+    """An SLO is met, missed or not given; a session is faster, level or slower."""
     assert verdict(plan).startswith("no SLO")
     object.__setattr__(plan, "slo_ms", 100.0)
     assert verdict(plan).startswith("meets")
@@ -79,7 +79,7 @@ def test_verdicts_are_honest(plan: Plan) -> None:
     ("measured", "told"), [(412.5, "measured at most 412.5 MB"), (None, "not known"), (0.0, "0.0 MB")]
 )
 def test_memory_is_predicted_both_ways_beside_the_measured_peak(measured: float | None, told: str) -> None:
-    """Equation 4's sum, what an arena must hold, and the driver's word where there is one."""
+    """The line has the sum of Equation 4, what an arena must hold, and the measured peak if it is known."""
     line = memory_line(Prediction(40.0, 948.1, 400.5), measured)
     assert all(text in line for text in ("948.1 MB", "400.5 MB", told))
 

@@ -1,4 +1,4 @@
-"""``chrion simulate`` as a command, in a process of its own."""
+"""``chrion simulate`` as a command, in a separate process."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ def chrion(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_tables(tmp_path: Path) -> None:
-    """A shipped scenario prints its three tables and one line of progress on stderr."""
+    """A bundled scenario prints its three tables and one line of progress on stderr."""
     done = chrion("table7", "--set", "requests=500", folder=tmp_path)
     assert done.returncode == 0
     assert "table7: 9 models on 1 server" in done.stdout
@@ -36,7 +36,7 @@ def test_json_and_plot(tmp_path: Path) -> None:
 
 
 def test_sweep(tmp_path: Path) -> None:
-    """A sweep runs its grid in two processes and tells the points in order."""
+    """A sweep runs its grid in two processes and lists the points in order."""
     options = ["--set", "requests=300", "--sweep", "gpu_memory_gb=9,12", "--sweep", "seed=1,2", "--workers", "2"]
     done = chrion("table7", *options, "--json", "--plot", "p.png", folder=tmp_path)
     assert done.returncode == 0

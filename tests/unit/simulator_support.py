@@ -1,4 +1,4 @@
-"""What several tests of the simulator share."""
+"""An engine for tests of the simulator."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Variant
 
 
-def engine_of(  # every test changes another one
+def engine_of(  # every test sets another parameter
     variants: Sequence[Variant],
     *,
     spec: ServerSpec | None = None,
@@ -21,7 +21,7 @@ def engine_of(  # every test changes another one
     seed: int = 1,
     **setting: Any,
 ) -> Engine:
-    """One server under plain rules."""
+    """Return an engine of one server with simple policies."""
     size = len(variants)
     policies = ServerPolicies(
         rank=EVICTION[eviction],

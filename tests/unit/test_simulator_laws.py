@@ -1,4 +1,4 @@
-"""Laws that every run keeps, whatever the cluster and the policies."""
+"""Invariants of every run, for all clusters and policies."""
 
 import math
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ LARGEST_MB, CORES = 900, 3
 
 @dataclass
 class Run:
-    """A run that hypothesis chose, and what it left behind."""
+    """A run that Hypothesis chose, and its records."""
 
     config: EngineConfig
     engine: Engine
     #: One row a request; see ``COLUMNS``.
     rows: Any
-    #: (time, what, server, model) of loads and evictions.
+    #: (time, event, server, model) of loads and evictions.
     journal: list[tuple[float, str, int, int]]
     #: Models in memory before the first request, by server.
     before: list[set[int]]
@@ -80,7 +80,7 @@ def runs(draw: st.DrawFn) -> Run:
 
 
 def most_at_once(intervals: Sequence[tuple[float, float]]) -> int:
-    """How many of the intervals overlap at most; one that ends when another begins does not."""
+    """Return the greatest number of overlapping intervals; one that ends when another begins does not overlap it."""
     steps = sorted([(begin, 1) for begin, _ in intervals] + [(end, -1) for _, end in intervals])
     return max(np.cumsum([step for _, step in steps]), default=0)
 
@@ -88,7 +88,7 @@ def most_at_once(intervals: Sequence[tuple[float, float]]) -> int:
 @settings(max_examples=250, deadline=None)
 @given(runs())
 def test_every_arrival_ends_exactly_once(run: Run) -> None:
-    """Each request is recorded once, as ended after it started after it arrived, or as dropped; nothing is left."""
+    """Each request is recorded once, as ended or as dropped, with its times in order; all resources are released."""
     assert sorted(run.rows[:, 0].tolist()) == list(range(run.requests))
     dropped = np.isnan(run.rows[:, 4])
     assert (run.rows[~dropped, 3] <= run.rows[~dropped, 4]).all()
@@ -107,7 +107,7 @@ def test_every_arrival_ends_exactly_once(run: Run) -> None:
 @settings(max_examples=250, deadline=None)
 @given(runs())
 def test_memory_never_exceeds_the_budget(run: Run) -> None:
-    """Memory rebuilt from the journal stays within each server's budget, and no pinned model leaves."""
+    """Memory rebuilt from the journal residencies within each server's budget, and no pinned model is evicted."""
     held = [{m: run.config.variants[m].memory_bytes for m in models} for models in run.before]
     for _, what, server, model in run.journal:
         if what == "load":
@@ -125,24 +125,24 @@ def test_memory_never_exceeds_the_budget(run: Run) -> None:
 @settings(max_examples=250, deadline=None)
 @given(runs())
 def test_requests_run_on_resident_weights_only(run: Run) -> None:
-    """Every execution lies within one stay of its model in its server's memory: nothing is evicted while it runs."""
-    stays: dict[tuple[int, int], list[list[float]]] = {}
+    """Each execution lies between a load and the next eviction of its model on its server."""
+    residencies: dict[tuple[int, int], list[list[float]]] = {}
     for server, models in enumerate(run.before):
         for model in models:
-            stays[server, model] = [[0.0, math.inf]]
+            residencies[server, model] = [[0.0, math.inf]]
     for time, what, server, model in run.journal:
         if what == "loaded":
-            stays.setdefault((server, model), []).append([time, math.inf])
+            residencies.setdefault((server, model), []).append([time, math.inf])
         elif what == "evict":
-            stays[server, model][-1][1] = time
+            residencies[server, model][-1][1] = time
     for _, model, server, _, start, end, _ in run.rows[~np.isnan(run.rows[:, 4])]:
-        assert any(begin <= start and end <= gone for begin, gone in stays[int(server), int(model)])
+        assert any(begin <= start and end <= gone for begin, gone in residencies[int(server), int(model)])
 
 
 @settings(max_examples=250, deadline=None)
 @given(runs())
-def test_no_resource_is_given_twice(run: Run) -> None:
-    """GPU slots, cores and the link never serve more at once than there are of them."""
+def test_no_resource_is_used_twice_at_a_time(run: Run) -> None:
+    """GPU slots, cores and the link never serve more requests at a time than there are of them."""
     for index, spec in enumerate(run.config.servers):
         slots: list[tuple[float, float]] = []
         cores: list[tuple[float, float]] = []
@@ -150,7 +150,7 @@ def test_no_resource_is_given_twice(run: Run) -> None:
             variant = run.config.variants[int(model)]
             if server != index:
                 continue
-            # A little shorter than computed, so that rounding does not make neighbours overlap.
+            # Slightly shorter than computed, so that rounding does not make neighbours overlap.
             factor = (end - start) / variant.latency_ms * (1 - 1e-9)
             slots += [(start, start + variant.gpu_busy_ms * factor)] if variant.gpu_busy_ms else []
             cores += [(start, start + busy * factor) for busy in variant.core_busy_ms]
@@ -164,7 +164,7 @@ def test_no_resource_is_given_twice(run: Run) -> None:
 @settings(max_examples=100, deadline=None)
 @given(runs())
 def test_admitted_requests_without_jitter_are_in_time(run: Run) -> None:
-    """With deadlines kept at the start and constant latencies, no request that is served ends late."""
+    """With deadlines and constant latencies, no admitted request ends late."""
     if run.config.policies.deadlines and all(v.jitter_cv == 0 for v in run.config.variants):
         assert run.engine.metrics.late.sum() == 0
 

@@ -1,4 +1,4 @@
-"""Streaming statistics against what numpy says of the whole."""
+"""Metrics compared with numpy's results for whole samples, and with calculations by hand."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from chrion.simulator.metrics import COLUMNS, BinnedAverage, RequestMetrics, bin
 
 
 def test_quantiles_within_half_a_percent() -> None:
-    """A histogram's quantiles are those of the sample, to half a bin of 1 %."""
+    """A histogram's quantiles equal those of the sample, to half a bin of 1 %."""
     values = np.random.default_rng(0).lognormal(4, 1, 100_000)
     counts = np.bincount(bin_index(values), minlength=len(bin_edges()) - 1)
     for share in (0.5, 0.95, 0.99):
@@ -15,7 +15,7 @@ def test_quantiles_within_half_a_percent() -> None:
 
 
 def test_every_value_lies_in_its_bin() -> None:
-    """A bin holds what is between its edges; what is out of range goes to the ends."""
+    """A bin counts the values between its edges; the first and the last bin also count values out of range."""
     values = np.array([0.5, 1.0, 59.3, 1643.0, 1e6])
     index = bin_index(values)
     assert (bin_edges()[index] <= values * (1 + 1e-12)).all()
@@ -24,28 +24,28 @@ def test_every_value_lies_in_its_bin() -> None:
 
 
 def test_quantile_of_nothing() -> None:
-    """Nothing counted has no quantile."""
+    """The quantile of an empty histogram is NaN."""
     assert np.isnan(quantile(np.zeros(10, np.int64), 0.5))
 
 
-def test_timeline_is_the_mean_of_a_step_function() -> None:
-    """Bins hold the exact means, before and after pairs of them have merged."""
-    line = BinnedAverage(bins=4, width_ms=10.0)
+def test_binned_means_of_a_step_function() -> None:
+    """Bins have the exact means, before and after pairs of them are merged."""
+    average = BinnedAverage(bins=4, width_ms=10.0)
     for now, value in [(0.0, 2.0), (5.0, 4.0), (25.0, 0.0), (35.0, 8.0)]:
-        line.step(now, value)
-    assert line.means(40.0 - 1e-9) == (10.0, pytest.approx([3.0, 4.0, 2.0, 4.0]))
-    line.step(60.0, 0.0)
-    assert line.means(70.0) == (20.0, pytest.approx([3.5, 3.0, 8.0, 0.0]))
-    assert line.peak == 8.0
-    assert line.area == pytest.approx(2 * 5 + 4 * 20 + 8 * 25)
+        average.step(now, value)
+    assert average.means(40.0 - 1e-9) == (10.0, pytest.approx([3.0, 4.0, 2.0, 4.0]))
+    average.step(60.0, 0.0)
+    assert average.means(70.0) == (20.0, pytest.approx([3.5, 3.0, 8.0, 0.0]))
+    assert average.peak == 8.0
+    assert average.area == pytest.approx(2 * 5 + 4 * 20 + 8 * 25)
 
 
-def test_timeline_stays_small() -> None:
-    """However long the time, there are no more bins, and the integral is kept."""
-    line = BinnedAverage(bins=8, width_ms=1.0)
+def test_the_number_of_bins_is_bounded() -> None:
+    """A long run does not add bins, and the integral is exact."""
+    average = BinnedAverage(bins=8, width_ms=1.0)
     for now in range(100_000):
-        line.step(float(now), now % 2)
-    width, means = line.means(100_000.0)
+        average.step(float(now), now % 2)
+    width, means = average.means(100_000.0)
     assert len(means) <= 8
     assert width * sum(means[:-1]) + (100_000 - width * (len(means) - 1)) * means[-1] == pytest.approx(50_000)
 
@@ -57,7 +57,7 @@ def record(metrics: RequestMetrics, **row: float) -> None:
 
 @pytest.mark.parametrize(("from_arrival", "late"), [(True, [1, 1]), (False, [0, 1])])
 def test_late_by_response_or_by_execution(*, from_arrival: bool, late: list[int]) -> None:
-    """The objective is held against the time since arrival, or against the execution alone."""
+    """The objective is compared with the response time or with the execution time."""
     metrics = RequestMetrics(2, 1, [50.0, 10.0], from_arrival=from_arrival)
     record(metrics, model=0, arrival=0.0, start=20.0, end=60.0, cold=1.0)
     record(metrics, model=1, arrival=0.0, start=0.0, end=11.0)
@@ -72,8 +72,8 @@ def test_late_by_response_or_by_execution(*, from_arrival: bool, late: list[int]
     assert metrics.served_ms.tolist() == [[40.0, 11.0]]
 
 
-def test_few_records_wait_unless_forced() -> None:
-    """The tables are visited for many records at once; nothing is counted twice."""
+def test_few_records_are_counted_only_if_forced() -> None:
+    """Records are counted in batches, and no record is counted twice."""
     metrics = RequestMetrics(1, 1, [1.0], from_arrival=True)
     record(metrics, end=1.0)
     assert metrics.flush() is None

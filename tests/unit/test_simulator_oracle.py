@@ -1,4 +1,4 @@
-"""The swapping case beside an independent model of it, written with SimPy processes."""
+"""The swapping server compared with an independent model of it, written as SimPy processes."""
 
 from collections import Counter
 from collections.abc import Generator, Sequence
@@ -14,7 +14,7 @@ from chrion.simulator.variants import Variant
 
 
 class SwappingServer:
-    """One GPU server as processes: a request is a process, the PCIe link is one, memory is a set."""
+    """A GPU server in which each request and the PCIe link are processes, and memory is a set."""
 
     def __init__(self, spec: ServerSpec, variants: Sequence[Variant]) -> None:
         self.env = simpy.Environment()
@@ -32,7 +32,7 @@ class SwappingServer:
         self.env.process(self.link())
 
     def change(self) -> None:
-        """Wake whoever waits for a change."""
+        """Wake all processes that wait for a change."""
         event, self.something_changed = self.something_changed, self.env.event()
         event.succeed()
 
@@ -43,7 +43,7 @@ class SwappingServer:
             self.env.process(self.request(number, model))
 
     def request(self, number: int, model: int) -> Generator[Any, Any, None]:
-        """Wait for weights, a turn, a slot and cores; execute."""
+        """Wait for the weights, the head of the queue, a slot and cores; then execute."""
         variant = self.variants[model]
         if model in self.last_use:
             self.users[model] += 1
@@ -70,12 +70,12 @@ class SwappingServer:
         self.change()
 
     def give_back(self, what: simpy.Container, after_ms: float) -> Generator[Any, Any, None]:
-        """Return one unit after a while."""
+        """Release one unit of a resource after some ms."""
         yield self.env.timeout(after_ms)
         yield what.put(1)
 
     def link(self) -> Generator[Any, Any, None]:
-        """Carry one load at a time, in the order of first requests, evicting the least recently used idle models."""
+        """Carry one load at a time, in the order of first requests; evict the least recently used idle models."""
         budget = self.spec.gpu_memory_gb * 1000
         while True:
             while not self.wanted:
@@ -116,7 +116,7 @@ def random_variants(rng: np.random.Generator, number: int, *, hybrid: bool) -> l
 @pytest.mark.parametrize("hybrid", [False, True])
 @pytest.mark.parametrize("rate_per_s", [4.0, 14.0])
 def test_same_trace_same_results(*, slots: int, hybrid: bool, rate_per_s: float) -> None:
-    """Each of 4000 requests starts and ends when the independent model says, and as many loads happen."""
+    """Each of 4000 requests has the start and the end of the independent model, and the numbers of loads are equal."""
     rng = np.random.default_rng([slots, hybrid])
     variants = random_variants(rng, 12, hybrid=hybrid)
     spec = ServerSpec(gpu_memory_gb=5.0, gpu_slots=slots, cpu_cores=3)

@@ -1,4 +1,4 @@
-"""Policies alone, on plain state."""
+"""Policies, on plain state."""
 
 import pytest
 
@@ -16,7 +16,7 @@ from chrion.simulator.policies import (
 
 
 def residents() -> list[ResidentModel]:
-    """Three idle models; each policy has another favourite to leave."""
+    """Return four idle models, of which each policy evicts a different one first."""
     return [
         ResidentModel(key=0, bytes=10, load_ms=100.0, uses=9, idle_since_ms=1.0, next_use=5),
         ResidentModel(key=1, bytes=10, load_ms=5.0, uses=5, idle_since_ms=3.0, next_use=6),
@@ -26,22 +26,22 @@ def residents() -> list[ResidentModel]:
 
 
 @pytest.mark.parametrize(("policy", "key"), [("lru", 0), ("lfu", 2), ("cost", 1), ("belady", 3)])
-def test_who_leaves_first(policy: str, key: int) -> None:
-    """LRU drops the longest idle, LFU the least used, cost-aware the cheapest to reload, Belady the never used."""
+def test_the_first_victim(policy: str, key: int) -> None:
+    """LRU evicts the longest idle, LFU the least used, cost the cheapest to reload, Belady the one not used again."""
     victims = choose_victims(residents(), 1, EVICTION[policy], 10.0)
     assert victims is not None
     assert [victim.key for victim in victims] == [key]
 
 
-def test_as_many_leave_as_are_needed() -> None:
-    """Victims go in the policy's order until the bytes suffice."""
+def test_only_as_many_models_as_necessary_are_evicted() -> None:
+    """Models are evicted in the policy's order until enough bytes are free."""
     victims = choose_victims(residents(), 25, EVICTION["lru"], 10.0)
     assert victims is not None
     assert [victim.key for victim in victims] == [0, 1, 2]
 
 
-def test_pinned_and_busy_models_stay() -> None:
-    """A pinned model and one in use are no victims; without enough others nobody leaves."""
+def test_pinned_and_busy_models_are_not_evicted() -> None:
+    """If the other models do not free enough memory, no model is evicted."""
     held = residents()
     held[0].pinned, held[1].in_use = True, 1
     victims = choose_victims(held, 15, EVICTION["lru"], 10.0)
@@ -51,7 +51,7 @@ def test_pinned_and_busy_models_stay() -> None:
 
 
 def test_weight_protects_under_the_cost_policy() -> None:
-    """A model of high weight outstays one of equal idle time and load time."""
+    """Of two models with equal idle and load times, the one with the lower weight is evicted first."""
     light = ResidentModel(key=0, bytes=1, load_ms=10.0)
     heavy = ResidentModel(key=1, bytes=1, load_ms=10.0, weight=3.0)
     victims = choose_victims([heavy, light], 1, EVICTION["cost"], 5.0)
@@ -59,7 +59,7 @@ def test_weight_protects_under_the_cost_policy() -> None:
 
 
 def test_ties_go_to_the_first() -> None:
-    """Equal ranks evict the model loaded first, and route to the server of the lowest index."""
+    """With equal ranks the model loaded first is evicted, and the server with the lowest index is chosen."""
     held = [ResidentModel(key=key, bytes=1, load_ms=1.0) for key in (4, 2)]
     assert choose_victims(held, 1, EVICTION["lru"], 0.0) == [held[0]]
     assert ROUTING["least-loaded"]([3, 1, 1], [0, 1, 2], [], 0.0) == 1
@@ -67,35 +67,35 @@ def test_ties_go_to_the_first() -> None:
 
 @pytest.mark.parametrize(("draw", "server"), [(0.0, 1), (0.49, 1), (0.5, 3), (0.999, 3)])
 def test_random_routing_uses_the_draw(draw: float, server: int) -> None:
-    """Equal parts of [0, 1) lead to the eligible servers, and to no other."""
+    """Equal parts of [0, 1) select the eligible servers, and no other."""
     assert ROUTING["random"]([0, 0, 0, 0], [1, 3], [], draw) == server
 
 
 def test_least_loaded_stays_among_the_eligible() -> None:
-    """A less loaded server that cannot hold the model is not taken."""
+    """A less loaded server that cannot hold the model is not chosen."""
     assert ROUTING["least-loaded"]([0, 5, 4], [1, 2], [1], 0.0) == 2
 
 
 @pytest.mark.parametrize(("ahead", "server"), [(0, 2), (SPILL - 1, 2), (SPILL, 0)])
 def test_resident_first_until_the_queue_is_long(ahead: int, server: int) -> None:
-    """The server with the weights is taken until it is too many requests ahead of the least loaded."""
+    """The server with the weights is chosen until it has four requests more than the least loaded one."""
     assert ROUTING["resident-first"]([1, 1, 1 + ahead], [0, 1, 2], [2], 0.0) == server
 
 
 def test_resident_first_without_a_home() -> None:
-    """A model that nobody holds goes to the least loaded server."""
+    """A model that no server holds goes to the least loaded server."""
     assert ROUTING["resident-first"]([2, 0, 1], [0, 1, 2], [], 0.0) == 1
 
 
 @pytest.mark.parametrize(("order", "key"), [("fifo", 0), ("demand", 1)])
 def test_load_order(order: str, key: int) -> None:
-    """FIFO loads for the oldest request, the other order for the most waiting work."""
+    """``fifo`` loads the model of the oldest request, ``demand`` the model with the most waiting work."""
     waiting = [Waiting(0, 1.0, 50.0), Waiting(1, 2.0, 120.0), Waiting(2, 3.0, 80.0)]
     assert min(waiting, key=LOAD_ORDER[order]).key == key
 
 
 def test_admission() -> None:
-    """With deadlines a request is admitted while wait and execution fit; without, always."""
+    """With deadlines a request is admitted if wait and execution fit; without deadlines, always."""
     assert admit_by_deadline(10.0, 100.0, 40.0, 50.0)
     assert not admit_by_deadline(10.1, 100.0, 40.0, 50.0)
     assert admit_all(10.1, 0.0, 40.0, 50.0)

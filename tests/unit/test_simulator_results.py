@@ -1,4 +1,4 @@
-"""Results: their figures agree with each other and with hand calculation."""
+"""Results: their figures agree with each other and with a calculation by hand."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from chrion.simulator.run import simulate
 from chrion.simulator.scenario import Scenario, find_scenario
 
 #: Two models of 600 MB on one server of 1 GB, asked for in turn: every request loads, 3 + 600 / 6 = 103 ms.
-IN_TURN = """
+ALTERNATING = """
 [[servers]]
 gpu_memory_gb = 1.0
 cpu_cores = 4
@@ -33,17 +33,17 @@ variants.gpu = {memory_mb = 600.0, latency_ms = 50.0}
 """
 
 
-def in_turn(folder: Path, **sets: Any) -> tuple[Scenario, PatternResult]:
+def alternating(folder: Path, **sets: Any) -> tuple[Scenario, PatternResult]:
     rows = "".join(f"{i},{'ab'[i % 2]}\n" for i in range(10))
     (folder / "t.csv").write_text("time_s,model\n" + rows)
-    (folder / "s.toml").write_text(IN_TURN)
+    (folder / "s.toml").write_text(ALTERNATING)
     built = find_scenario(str(folder / "s.toml")).changed(sets).build()
     return built, simulate(built)[0]
 
 
-def test_by_hand(tmp_path: Path) -> None:
-    """Ten requests a second apart that all load: counts, rates, latencies and busy shares as calculated by hand."""
-    _, result = in_turn(tmp_path)
+def test_figures_equal_a_calculation_by_hand(tmp_path: Path) -> None:
+    """Ten requests that arrive every second and all load: counts, rates, latencies and busy shares."""
+    _, result = alternating(tmp_path)
     total = result.total
     assert (total.arrivals, total.completed, total.cold, total.loads) == (10, 10, 10, 10)
     assert total.swapping_rate == 1.0
@@ -64,22 +64,22 @@ def test_by_hand(tmp_path: Path) -> None:
 
 
 def test_drops_are_violations(tmp_path: Path) -> None:
-    """Deadline-aware admission drops the requests that a load alone makes late; they still call for their model."""
-    _, result = in_turn(tmp_path, admission="deadline")
+    """Admission by deadline drops requests that a load alone makes late; their models are loaded nevertheless."""
+    _, result = alternating(tmp_path, admission="deadline")
     assert (result.total.dropped, result.total.late, result.total.completed) == (5, 0, 5)
     assert result.total.violation_rate == 0.5
     assert result.total.loads == 10
 
 
-def test_pinned_models_are_there_from_the_start(tmp_path: Path) -> None:
-    """Pinned models never load; with memory for both there is no swapping at all."""
-    _, result = in_turn(tmp_path, pinned=True, gpu_memory_gb=1.2)
+def test_pinned_models_are_loaded_before_the_run(tmp_path: Path) -> None:
+    """Pinned models count no loads; with memory for both there is no swapping."""
+    _, result = alternating(tmp_path, pinned=True, gpu_memory_gb=1.2)
     assert result.total.loads == 0
     assert result.servers[0].memory_mean_mb == pytest.approx(1200)
 
 
 def test_parts_add_up() -> None:
-    """Models and servers add up to the whole, and histograms hold every request."""
+    """Figures of models and servers add up to the totals, and histograms count every request."""
     built = (
         find_scenario("table7")
         .changed({"requests": 3000, "kind": "gamma", "servers.count": 2, "gpu_memory_gb": 8.5})
@@ -93,8 +93,8 @@ def test_parts_add_up() -> None:
 
 
 def test_json_is_plain(tmp_path: Path) -> None:
-    """The JSON object survives strict JSON, and a pattern that loads nothing has null for its cold latencies."""
-    built, result = in_turn(tmp_path, pinned=True, gpu_memory_gb=1.2)
+    """The object is strict JSON, and a pattern without loads has null for its cold latencies."""
+    built, result = alternating(tmp_path, pinned=True, gpu_memory_gb=1.2)
     body = json.loads(json.dumps(to_json(built, (result,)), allow_nan=False))
     assert body["schema"] == "chrion.simulation/1"
     pattern = body["patterns"][0]
@@ -103,9 +103,9 @@ def test_json_is_plain(tmp_path: Path) -> None:
     assert [model["name"] for model in pattern["per_model"]] == ["a", "b"]
 
 
-def test_the_report_shows_each_level(tmp_path: Path) -> None:
-    """The report has a table by pattern, one by model and one by server."""
-    built, result = in_turn(tmp_path)
+def test_there_is_a_table_of_each_level(tmp_path: Path) -> None:
+    """The tables are by pattern, by model and by server."""
+    built, result = alternating(tmp_path)
     console = Console(width=160)
     with console.capture() as capture:
         console.print(simulation_tables(built, (result,)))

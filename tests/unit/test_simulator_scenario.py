@@ -25,7 +25,7 @@ gpu_busy_ms = 8.0
 cpu_busy_ms = 30.0
 cores = 2
 """
-#: A model whose only variant wants more.
+#: A model with one variant, to be completed.
 ONE = '[[models]]\nname = "x"\nvariants.gpu = {latency_ms = 1, memory_mb = 1, '
 
 
@@ -58,7 +58,7 @@ def plan(folder: Path, busy_ms: Any, *, plain: Any = None, **predicted: Any) -> 
 
 
 def test_all_lanes_of_the_accelerator_are_one_gpu(tmp_path: Path) -> None:
-    """A plan with three of them and two cores: their busy times add up, to no more than the latency."""
+    """The busy times of three accelerator lanes add up, to at most the latency."""
     path = plan(tmp_path, [10.0, 5.0, 6.0, 8.0, 9.0], latency_ms=40.0)
     content = json.loads(path.read_text()) | {"streams": 3, "cores": 2}
     path.write_text(json.dumps(content))
@@ -70,7 +70,7 @@ def test_all_lanes_of_the_accelerator_are_one_gpu(tmp_path: Path) -> None:
 
 
 def test_an_empty_file_is_the_papers_nine_models(tmp_path: Path) -> None:
-    """All keys have defaults: nine models of Table 6 in three patterns on one server of 12 GB."""
+    """The defaults are nine models of Table 6 in three patterns on one server of 12 GB."""
     built = scenario(tmp_path, "")
     assert built.patterns == ("gpu", "latency-optimal", "memory-optimal")
     totals = [sum(m.variants[pattern].memory_mb for m in built.models) for pattern in built.patterns]
@@ -79,8 +79,8 @@ def test_an_empty_file_is_the_papers_nine_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", scenario_names())
-def test_shipped_scenarios_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every scenario that comes with Chrion runs and serves all its requests; a trace is found from where one is."""
+def test_bundled_scenarios_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every bundled scenario serves all its requests; the path of a trace is relative to the current folder."""
     (tmp_path / "trace.csv").write_text("HashOwner,HashApp,HashFunction,Trigger,1,2\no,a,f,http,100,200\n")
     monkeypatch.chdir(tmp_path)
     source = find_scenario(name)
@@ -90,7 +90,7 @@ def test_shipped_scenarios_run(name: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_table6_busy_times_follow_from_its_memory() -> None:
-    """The catalogue's busy times are those of the share of cells that the memory of a plan tells."""
+    """The catalogue's busy times follow from the share of cells on the GPU, which follows from the memory of a plan."""
     cpu_ms = {"baseline": 70.6, "layers-8": 47.1, "layers-16": 94.1, "batch-1": 65.9, "batch-2": 63.3}
     cpu_ms |= {"batch-4": 67.0, "io-32": 61.5, "seq-32": 23.7, "seq-64": 47.1}
     models = find_scenario("table7").build().models
@@ -113,14 +113,14 @@ def test_variant_from_a_table() -> None:
 
 
 def test_variant_from_a_plan(tmp_path: Path) -> None:
-    """A plan's predicted latency and memory count, lane 0 is the GPU, idle CPU lanes take no core."""
+    """A variant has a plan's predicted latency and memory; lane 0 is the GPU, and idle CPU lanes take no core."""
     path = plan(tmp_path, [27.5, 10.0, 0.0, 37.8])
     variant = from_plan("latency-optimal", path, {"jitter_cv": 0.1})
     assert variant == Variant("latency-optimal", 948.1, 52.0, 27.5, (37.8, 10.0), 948.1, "lognormal", 0.1)
 
 
 def test_memory_of_a_plan(tmp_path: Path) -> None:
-    """What an arena must hold may count instead of the sum; what a load sends may be given."""
+    """The memory of a variant can be what an arena must hold; the size of a load can be given."""
     path = plan(tmp_path, [27.5, 10.0])
     resident = from_plan("x", path, {"memory": "resident"})
     assert (resident.memory_mb, resident.load_mb) == (400.5, 400.5)
@@ -140,7 +140,7 @@ def test_memory_of_a_plan(tmp_path: Path) -> None:
     ],
 )
 def test_damaged_plans(tmp_path: Path, figures: Any, message: str) -> None:
-    """A plan without the figures of a variant is refused with what is wrong."""
+    """A plan without the figures of a variant is refused."""
     with pytest.raises(PlanError, match=message):
         from_plan("x", plan(tmp_path, **figures), {})
 
@@ -154,7 +154,7 @@ def test_a_json_file_that_is_no_plan_has_no_schema(content: str, tmp_path: Path)
 
 
 def test_plan_files_are_variants_of_a_scenario(tmp_path: Path) -> None:
-    """A variant may name a plan file beside the scenario."""
+    """A variant can name a plan file, relative to the scenario."""
     plan(tmp_path, [4.0, 9.0], memory_mb=300.0)
     built = scenario(tmp_path, MODEL + '[models.variants.chrion]\nplan = "x.plan.json"\n')
     assert built.patterns == ("gpu", "hybrid", "chrion")
@@ -162,7 +162,7 @@ def test_plan_files_are_variants_of_a_scenario(tmp_path: Path) -> None:
 
 
 def test_a_plan_file_also_has_the_plain_variant(tmp_path: Path) -> None:
-    """Its figures for the whole model on the accelerator become a GPU-only variant, if it has any."""
+    """A plan's figures for the whole model on the accelerator, if there are any, make a GPU-only variant."""
     plain = {"latency_ms": 59.0, "memory_mb": 1643.0, "resident_mb": 500.0}
     path = plan(tmp_path, [27.0, 37.0], plain=plain)
     assert from_plan("gpu", path, {"part": "accelerator_only"}) == Variant("gpu", 1643.0, 59.0, 59.0, (), 1643.0)
@@ -172,7 +172,7 @@ def test_a_plan_file_also_has_the_plain_variant(tmp_path: Path) -> None:
 
 
 def test_copies_alternate_and_share_a_family(tmp_path: Path) -> None:
-    """Copies are models of their own; the first of each family come before the second."""
+    """Copies are separate models; the first copies of all families come before the second ones."""
     built = scenario(
         tmp_path, MODEL + '[[models]]\nname = "n"\nvariants.gpu = {memory_mb = 1, latency_ms = 1}', copies=2
     )
@@ -190,7 +190,7 @@ def test_objectives(tmp_path: Path) -> None:
 
 
 def test_variant_defaults(tmp_path: Path) -> None:
-    """[variants.NAME] holds for every model's variant of that name, unless the model says otherwise."""
+    """[variants.NAME] has the defaults of every model's variant of that name."""
     built = scenario(tmp_path, MODEL + "[variants.gpu]\njitter_cv = 0.5\nlatency_ms = 1.0\n")
     variants = built.models[0].variants
     assert (variants["gpu"].jitter_cv, variants["gpu"].latency_ms, variants["hybrid"].jitter_cv) == (0.5, 20.0, 0.0)
@@ -279,14 +279,14 @@ def test_variant_defaults(tmp_path: Path) -> None:
     ],
 )
 def test_bad_scenarios(tmp_path: Path, text: str, message: str) -> None:
-    """What cannot be simulated is refused when the scenario is read, with what is wrong where."""
+    """An invalid scenario is refused when it is read; the message names the key, its value and what is expected."""
     with pytest.raises(InputError) as caught:
         scenario(tmp_path, text)
     assert message in str(caught.value)
 
 
 def test_pinned_models_must_leave_room(tmp_path: Path) -> None:
-    """Pinned models beside which another could never be loaded are refused."""
+    """Pinned models that leave too little memory for another model are refused."""
     text = "".join(
         MODEL.replace('"m"', f'"{name}"\npinned = {pinned}') for name, pinned in (("a", "true"), ("b", "false"))
     )
@@ -296,7 +296,7 @@ def test_pinned_models_must_leave_room(tmp_path: Path) -> None:
 
 
 def test_servers_without_a_gpu(tmp_path: Path) -> None:
-    """Beside a GPU server, one without GPU or cores is given only what it can run."""
+    """A server without a GPU gets only the requests that it can run."""
     text = "[[servers]]\n[[servers]]\ngpu_memory_gb = 0.0\ngpu_slots = 0\ncpu_cores = 1\n" + MODEL
     text += "[models.variants.cpu]\nmemory_mb = 0.0\nlatency_ms = 90.0\ncpu_busy_ms = 90.0\n"
     built = scenario(tmp_path, text, requests=200, admission="deadline", rate_per_s=50.0, factor=10)
@@ -306,7 +306,7 @@ def test_servers_without_a_gpu(tmp_path: Path) -> None:
 
 
 def test_no_such_scenario() -> None:
-    """A name that is no file tells which scenarios there are."""
+    """The message about an unknown name lists the bundled scenarios."""
     with pytest.raises(ScenarioError, match=r"scenario 'nonesuch' not found: .* \(bundled: .*table7"):
         find_scenario("nonesuch")
 
@@ -340,7 +340,7 @@ def test_sets(tmp_path: Path, key: str, value: Any, found: Any) -> None:
         ("servers.colour", "servers: unknown key 'colour'"),
     ],
 )
-def test_sets_that_lead_nowhere(tmp_path: Path, key: str, message: str) -> None:
+def test_unknown_keys_of_changes(tmp_path: Path, key: str, message: str) -> None:
     """An unknown or ambiguous key is refused."""
     with pytest.raises(InputError, match=message):
         scenario(tmp_path, "", **{key: 1})

@@ -1,4 +1,4 @@
-"""Sweeps: in this process, in others, on a Ray cluster; and their pictures."""
+"""Sweeps: in this process, in several processes and on a Ray cluster; and their pictures."""
 
 import sys
 import warnings
@@ -21,7 +21,7 @@ SETS = {"requests": 400}
 
 
 def figures(points: list[SweepPoint]) -> list[Any]:
-    """What of a sweep can be compared: every value, as JSON has it."""
+    """Return the results of a sweep as plain data, to be compared."""
     return [point.to_json() for point in points]
 
 
@@ -32,11 +32,11 @@ def source() -> ScenarioSource:
 
 @pytest.fixture
 def ray_address() -> Iterator[str]:
-    """A Ray cluster of two nodes on this machine, gone afterwards."""
+    """Start a Ray cluster of two nodes on this machine, and stop it after the test."""
     pytest.importorskip("ray")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from ray.cluster_utils import Cluster  # noqa: PLC0415 # an extra
+        from ray.cluster_utils import Cluster  # noqa: PLC0415 # an optional dependency
 
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
         cluster.add_node(num_cpus=1)
@@ -46,49 +46,49 @@ def ray_address() -> Iterator[str]:
 
 
 def test_a_point_is_the_scenario_with_its_values_set(source: ScenarioSource) -> None:
-    """Each point gives what its scenario gives alone, and progress counts the points."""
-    heard: list[int] = []
-    points = run_sweep(source, POINTS, progress=heard.append)
-    assert heard == [1, 2, 3, 4, 5, 6]
+    """Each point has the results of its scenario simulated alone, and progress counts the points."""
+    calls: list[int] = []
+    points = run_sweep(source, POINTS, progress=calls.append)
+    assert calls == [1, 2, 3, 4, 5, 6]
     alone = simulate(source.changed(POINTS[3]).build())
     assert figures(points)[3]["patterns"] == SweepPoint({}, 9, alone).to_json()["patterns"]
 
 
 def test_processes_change_nothing(source: ScenarioSource) -> None:
-    """Two processes give what one gives, in the same order."""
+    """Two processes give the results of one, in the same order."""
     assert figures(run_sweep(source, POINTS, workers=2)) == figures(run_sweep(source, POINTS))
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_ray_cluster_of_two_nodes_changes_nothing(source: ScenarioSource, ray_address: str) -> None:
-    """A Ray cluster gives what one process gives, in the same order, and is left as it was."""
+    """A Ray cluster gives the results of one process, in the same order, and the connection is closed."""
     found = figures(run_sweep(source, POINTS, ray_address=ray_address))
-    import ray  # noqa: PLC0415 # an extra
+    import ray  # noqa: PLC0415 # an optional dependency
 
     assert not ray.is_initialized()
     assert found == figures(run_sweep(source, POINTS))
 
 
-def test_ray_is_an_extra(source: ScenarioSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without ray one line names the extra."""
+def test_ray_is_optional(source: ScenarioSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ray, one line names the package to install."""
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(OptionError, match=r"pip install 'chrion\[ray\]'"):
         run_sweep(source, POINTS, ray_address="auto")
 
 
-def test_ray_must_be_there(source: ScenarioSource) -> None:
-    """An address at which nothing listens is refused at once."""
+def test_an_unreachable_ray_cluster_is_refused(source: ScenarioSource) -> None:
+    """An address without a listener is refused at once."""
     pytest.importorskip("ray")
     with pytest.raises(OptionError, match=r"--ray 127.0.0.1:1: .*refused"):
         run_sweep(source, POINTS, ray_address="127.0.0.1:1")
 
 
-def test_a_bad_point_stops_all(source: ScenarioSource) -> None:
-    """No point runs if one cannot."""
-    heard: list[int] = []
+def test_an_invalid_point_stops_the_sweep(source: ScenarioSource) -> None:
+    """If one point is invalid, none is simulated."""
+    calls: list[int] = []
     with pytest.raises(ScenarioError, match="the largest server has"):
-        run_sweep(source, parameter_grid([("gpu_memory_gb", (12, 5))]), progress=heard.append)
-    assert heard == []
+        run_sweep(source, parameter_grid([("gpu_memory_gb", (12, 5))]), progress=calls.append)
+    assert calls == []
 
 
 def test_pictures(source: ScenarioSource, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_pictures(source: ScenarioSource, tmp_path: Path) -> None:
 
 
 def test_copies_are_drawn_as_models(source: ScenarioSource, tmp_path: Path) -> None:
-    """A sweep over copies has the number of models on its axis: nine for one copy."""
+    """The axis of a sweep over copies is the number of models: nine for one copy."""
     pytest.importorskip("matplotlib")
     points = run_sweep(source, parameter_grid([("copies", (1, 2))]))
     assert [point.models for point in points] == [9, 18]
@@ -110,7 +110,7 @@ def test_copies_are_drawn_as_models(source: ScenarioSource, tmp_path: Path) -> N
 
 
 def test_a_plot_needs_numbers_and_a_known_format(source: ScenarioSource, tmp_path: Path) -> None:
-    """Words cannot be an axis, and an unknown suffix is refused in one line."""
+    """A first key with text as values, an unsupported format and a missing folder are refused."""
     pytest.importorskip("matplotlib")
     points = run_sweep(source, parameter_grid([("eviction", ("lru", "lfu"))]))
     with pytest.raises(OptionError, match="expected numbers on the axis"):
@@ -123,8 +123,8 @@ def test_a_plot_needs_numbers_and_a_known_format(source: ScenarioSource, tmp_pat
         plots.plot_results(points[0].results, tmp_path / "none" / "run.png")
 
 
-def test_matplotlib_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without matplotlib one line names the extra."""
+def test_matplotlib_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without matplotlib, one line names the package to install."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(OptionError, match=r"pip install 'chrion\[plot\]'"):
         check_picture("--plot", tmp_path / "run.png")

@@ -1,4 +1,4 @@
-"""The paper's cluster evaluation: orderings over seeds, and rates against theory."""
+"""The paper's cluster evaluation: orderings over seeds, and rates compared with theory."""
 
 from statistics import NormalDist
 
@@ -14,7 +14,7 @@ SEEDS = 20
 
 @pytest.fixture(scope="module")
 def rates() -> np.ndarray:
-    """Swapping and violation rates. Shape [seeds, patterns, 2]."""
+    """Return swapping and violation rates. Shape [seeds, patterns, 2]."""
     return np.array(
         [
             [
@@ -27,7 +27,7 @@ def rates() -> np.ndarray:
 
 
 def test_orderings_hold_for_every_seed(rates: np.ndarray) -> None:
-    """Swapping falls from GPU to latency-optimal to memory-optimal; latency-optimal violates least (Table 7)."""
+    """Swapping decreases from GPU to latency- to memory-optimal; latency-optimal has fewest violations (Table 7)."""
     gpu, fastest, smallest = rates.transpose(1, 2, 0)
     assert (gpu[0] > fastest[0]).all()
     assert (fastest[0] > smallest[0]).all()
@@ -36,7 +36,7 @@ def test_orderings_hold_for_every_seed(rates: np.ndarray) -> None:
 
 
 def test_swapping_is_what_memory_allows(rates: np.ndarray) -> None:
-    """With equal chances and eight of nine plans in 8 GB one request in nine swaps; all nine memory-optimal ones fit.
+    """With eight of nine equally probable plans in 8 GB, one request in nine swaps; all memory-optimal plans fit.
 
     Sizes of the latency-optimal plans: any eight take less than 8 GB, all nine 8.21 GB.
     """
@@ -47,7 +47,7 @@ def test_swapping_is_what_memory_allows(rates: np.ndarray) -> None:
 
 
 def test_violations_are_the_tails_of_the_jitter(rates: np.ndarray) -> None:
-    """Violation rates are the chances that a log-normal time exceeds its objective, averaged over the models."""
+    """Violation rates are the mean probabilities that a log-normal execution time exceeds its objective."""
     scenario = find_scenario("table7").build()
     for pattern, found in zip(scenario.patterns, rates[:, :, 1].mean(axis=0), strict=True):
         tails = []
@@ -61,7 +61,7 @@ def test_violations_are_the_tails_of_the_jitter(rates: np.ndarray) -> None:
 
 @pytest.mark.parametrize(("pattern", "mode_ms"), [("gpu", (57.5, 60.0)), ("latency-optimal", (50.0, 52.5))])
 def test_modes_of_figure11(pattern: str, mode_ms: tuple[float, float]) -> None:
-    """Twenty copies of the baseline: the commonest execution time lies where the paper says (6.4)."""
+    """The most frequent execution time of twenty copies of the baseline is that of the paper (Section 6.4)."""
     scenario = find_scenario("figure11-baseline").changed({"requests": 20_000, "patterns": [pattern]}).build()
     assert len(scenario.models) == 20
     (result,) = simulate(scenario)

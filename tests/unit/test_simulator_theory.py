@@ -1,4 +1,4 @@
-"""The engine against queueing theory, cache theory and exhaustive search."""
+"""The engine compared with queueing theory, cache theory and exhaustive search."""
 
 import itertools
 import math
@@ -30,7 +30,7 @@ def mean_wait_ms(metrics: RequestMetrics) -> float:
 
 
 def erlang_c(servers: int, offered: float) -> float:
-    """Chance of waiting in M/M/c."""
+    """Return the probability of waiting in M/M/c."""
     blocked = offered**servers / math.factorial(servers) * servers / (servers - offered)
     return blocked / (sum(offered**k / math.factorial(k) for k in range(servers)) + blocked)
 
@@ -43,7 +43,7 @@ def test_mm1_mean_wait() -> None:
 
 
 def test_mmc_mean_wait() -> None:
-    """A million exponential requests wait as Erlang C says on four slots, within 2 %."""
+    """A million exponential requests on four slots wait as Erlang C predicts, within 2 %."""
     variant = Variant("gpu", 100.0, 10.0, 10.0, distribution="exponential")
     engine = engine_of([variant], spec=ServerSpec(gpu_slots=4), preload=True)
     metrics = engine.run(poisson(280.0, 1_000_000).chunks())
@@ -59,7 +59,7 @@ def test_cpu_only_mmc_mean_wait() -> None:
 
 @pytest.mark.parametrize(("latency_ms", "gpu_busy_ms"), [(10.0, 10.0), (25.0, 10.0)])
 def test_md1_mean_wait(latency_ms: float, gpu_busy_ms: float) -> None:
-    """With constant times the wait is M/D/1's for the GPU busy time alone: a hybrid plan gives its slot back early."""
+    """With constant times the wait is that of M/D/1 for the GPU busy time: a hybrid plan releases its slot early."""
     cores = (latency_ms,) if latency_ms > gpu_busy_ms else ()
     variant = Variant("v", 100.0, latency_ms, gpu_busy_ms, cores)
     engine = engine_of([variant], spec=ServerSpec(cpu_cores=1000), preload=True)
@@ -78,12 +78,12 @@ def test_lognormal_moments() -> None:
 
 
 def serial(models: Sequence[int]) -> list[tuple[Any, Any]]:
-    """Requests so far apart that each ends before the next."""
+    """Return requests with gaps in which each of them ends before the next arrives."""
     return [(np.arange(len(models)) * 1000.0, np.array(models))]
 
 
 def lru_misses_by_reuse_distance(models: Sequence[int], capacity: int) -> int:
-    """Mattson (1970): a request misses LRU if it is the first, or ``capacity`` others came since the last."""
+    """Count LRU misses (Mattson 1970): first requests, and those after ``capacity`` or more other models."""
     misses = 0
     for i, model in enumerate(models):
         before = [j for j in range(i) if models[j] == model]
@@ -93,7 +93,7 @@ def lru_misses_by_reuse_distance(models: Sequence[int], capacity: int) -> int:
 
 @pytest.mark.parametrize("capacity", [1, 2, 5, 9, 10])
 def test_lru_loads_are_mattsons_misses(capacity: int) -> None:
-    """On requests that do not overlap the loads are the LRU misses that reuse distances give."""
+    """The loads of requests that do not overlap are the LRU misses that follow from reuse distances."""
     models = np.random.default_rng(capacity).zipf(1.3, 600).clip(max=10) - 1
     engine = engine_of([GPU_MODEL] * 10, spec=ServerSpec(gpu_memory_gb=0.1 * capacity + 0.05))
     engine.run(serial(models.tolist()))
@@ -101,7 +101,7 @@ def test_lru_loads_are_mattsons_misses(capacity: int) -> None:
 
 
 def test_cyclic_requests_defeat_lru() -> None:
-    """Models in turn, one more than fit: under LRU every request loads; Belady's rule keeps all but about 1 in k."""
+    """With a cycle of one model more than fits, LRU loads for every request and Belady's policy for one in four."""
     models = list(range(5)) * 40
     spec = ServerSpec(gpu_memory_gb=0.45)
     lru = engine_of([GPU_MODEL] * 5, spec=spec)
@@ -113,7 +113,7 @@ def test_cyclic_requests_defeat_lru() -> None:
 
 
 def fewest_misses(models: Sequence[int], capacity: int) -> int:
-    """The optimum by exhaustive search over what to evict."""
+    """Return the fewest possible misses, by exhaustive search over all evictions."""
 
     @cache
     def best(i: int, held: frozenset[int]) -> int:
@@ -131,7 +131,7 @@ def fewest_misses(models: Sequence[int], capacity: int) -> int:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_belady_is_the_bound(seed: int) -> None:
-    """On equal sizes Belady's eviction loads as often as the best possible choice, and no policy less."""
+    """For equal sizes the loads of Belady's policy are the optimum, and no policy has fewer."""
     models = np.random.default_rng(seed).integers(0, 6, 60).tolist()
     spec = ServerSpec(gpu_memory_gb=0.35)
     loads = {}
@@ -164,8 +164,8 @@ def test_execution_goes_on_during_a_load() -> None:
     assert by_number[1][4] == pytest.approx(by_number[2][5])
 
 
-def test_a_dropped_request_brings_its_model_for_the_next() -> None:
-    """Where a load alone outlasts the objective, the first request is dropped and the second finds the weights."""
+def test_a_dropped_request_loads_its_model_for_the_next() -> None:
+    """If a load takes longer than the objective, the first request is dropped and the second finds the weights."""
     rows: list[Any] = []
     engine = engine_of([GPU_MODEL], spec=ServerSpec(pcie_gb_per_s=1.0), admission="deadline", slo_ms=50.0)
     engine.run(serial([0, 0]), keep=rows.append)
@@ -175,7 +175,7 @@ def test_a_dropped_request_brings_its_model_for_the_next() -> None:
 
 
 def test_a_request_that_cannot_be_in_time_is_dropped_on_arrival() -> None:
-    """The load under way, its own load and its execution count: 11 + 11 + 10 ms are too long for 25."""
+    """The pending load, its own load and its execution take 11 + 11 + 10 ms, more than 25."""
     engine = engine_of([GPU_MODEL] * 2, spec=ServerSpec(pcie_gb_per_s=10.0), admission="deadline", slo_ms=25.0)
     for model in (0, 1):
         engine.servers[0].offer(0.0, model, model, 1.0)
@@ -183,7 +183,7 @@ def test_a_request_that_cannot_be_in_time_is_dropped_on_arrival() -> None:
 
 
 def test_an_end_comes_before_an_arrival_at_the_same_time() -> None:
-    """A request that ends when another arrives leaves its server empty for it."""
+    """A server whose request ends when another arrives counts as idle."""
     rows: list[Any] = []
     config = replace(engine_of([GPU_MODEL], preload=True).config, servers=[ServerSpec()] * 2)
     Engine(config).run([(np.array([0.0, 10.0]), np.array([0, 0]))], keep=rows.append)
@@ -191,7 +191,7 @@ def test_an_end_comes_before_an_arrival_at_the_same_time() -> None:
 
 
 def test_a_slow_request_keeps_its_slot_longer() -> None:
-    """The random factor of a request stretches its GPU time as it stretches its latency."""
+    """The random factor of a request multiplies its GPU time and its latency."""
     rows: list[Any] = []
     variant = Variant("v", 100.0, 20.0, 10.0, (20.0,), 100.0, "lognormal", 0.5)
     engine_of([variant], preload=True).run([(np.zeros(2), np.zeros(2, np.int64))], keep=rows.append)
@@ -201,7 +201,7 @@ def test_a_slow_request_keeps_its_slot_longer() -> None:
 
 
 def test_equal_seeds_give_equal_runs() -> None:
-    """The same seed gives the same records, another seed others."""
+    """The same seed gives the same records, and another seed gives others."""
 
     def records(seed: int) -> Any:
         rows: list[Any] = []
@@ -215,7 +215,7 @@ def test_equal_seeds_give_equal_runs() -> None:
 
 
 def test_memory_does_not_grow_with_requests() -> None:
-    """What a run keeps has the same size after 20 000 and 200 000 requests."""
+    """The state of a run has the same size after 20 000 and after 200 000 requests."""
     sizes = []
     for requests in (20_000, 200_000):
         engine = engine_of([GPU_MODEL] * 3, preload=True)

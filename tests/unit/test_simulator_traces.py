@@ -1,4 +1,4 @@
-"""Trace files: what they mean, and how a malformed row is told."""
+"""Trace files: their content, and messages about malformed rows."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def trace(folder: Path, kind: str, text: str) -> Arrivals | MinuteCounts:
 
 
 def test_csv(tmp_path: Path) -> None:
-    """Times are seconds, functions get numbers in order of appearance; empty lines are no rows."""
+    """Times are in seconds, functions are numbered in order of appearance, and empty lines are skipped."""
     read = trace(tmp_path, "csv", "\ufefftime_s,model\n0,b\n\n0.5,a\n0.5,b\n")
     assert isinstance(read, Arrivals)
     assert read.times_s.tolist() == [0.0, 0.5, 0.5]
@@ -27,7 +27,7 @@ def test_csv(tmp_path: Path) -> None:
 
 
 def test_azure_functions(tmp_path: Path) -> None:
-    """Counts by function and minute, named by the function's hash."""
+    """Counts are by function and minute; the name of a function is its hash."""
     read = trace(tmp_path, "azure-functions-2019", FUNCTIONS_HEAD + "o,a,f,http,0,2,1\no,a,g,timer,1,0,0\n")
     assert isinstance(read, MinuteCounts)
     assert read.counts.tolist() == [[0, 2, 1], [1, 0, 0]]
@@ -35,7 +35,7 @@ def test_azure_functions(tmp_path: Path) -> None:
 
 
 def test_azure_llm(tmp_path: Path) -> None:
-    """Times with seven fractional digits become seconds since the first; the trace names no functions."""
+    """Times with seven fractional digits become seconds since the first one; the trace names no functions."""
     rows = "2023-11-16 23:59:59.5000000,374,44\r\n2023-11-17 00:00:01.2500000,396,109\r\n"
     read = trace(tmp_path, "azure-llm-2023", LLM_HEAD + rows)
     assert isinstance(read, Arrivals)
@@ -92,7 +92,7 @@ def test_azure_llm(tmp_path: Path) -> None:
     ],
 )
 def test_malformed_rows(tmp_path: Path, kind: str, text: str, message: str) -> None:
-    """The error names the line, the column, what was expected and what was found."""
+    """The message contains the line, the column, the expected and the found value."""
     with pytest.raises(TraceError) as caught:
         trace(tmp_path, kind, text)
     assert message in str(caught.value)
@@ -100,7 +100,7 @@ def test_malformed_rows(tmp_path: Path, kind: str, text: str, message: str) -> N
 
 
 def test_not_text(tmp_path: Path) -> None:
-    """A file that is not UTF-8 is refused as such."""
+    """A file that is not UTF-8 is refused."""
     (tmp_path / "trace.csv").write_bytes(b"time_s,model\n0,\xff\n")
     with pytest.raises(TraceError, match="not a CSV file in UTF-8"):
         read_trace("csv", tmp_path / "trace.csv")
@@ -113,7 +113,7 @@ def test_missing_file(tmp_path: Path) -> None:
 
 
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
-    """What is remembered of a file is not used once it has changed."""
+    """A cached trace is not used after its file has changed."""
     first = trace(tmp_path, "csv", "time_s,model\n0,a\n")
     second = trace(tmp_path, "csv", "time_s,model\n0,a\n1,b\n")
     assert isinstance(first, Arrivals)

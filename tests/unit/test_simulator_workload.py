@@ -1,4 +1,4 @@
-"""Workloads: their rates, spreads and popularity, and how traces become requests."""
+"""Workloads: their rates, spreads and popularity, and the requests of traces."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def arrivals(workload: Workload) -> tuple[np.ndarray, np.ndarray]:
 
 
 def replay(folder: Path, text: str, **spec: object) -> tuple[np.ndarray, np.ndarray]:
-    """The arrivals of a trace in ms, and their models."""
+    """Return the arrivals of a trace in ms, and their models."""
     (folder / "t.csv").write_text(text)
     settings = WorkloadSpec(**{"kind": "csv", "path": "t.csv", **spec})  # type: ignore[arg-type]
     return arrivals(build_workload(settings, NAMES, [1.0] * 3, 4, folder))
@@ -26,7 +26,7 @@ def replay(folder: Path, text: str, **spec: object) -> tuple[np.ndarray, np.ndar
 
 @pytest.mark.parametrize(("kind", "cv"), [("uniform", 0.0), ("poisson", 1.0), ("gamma", 3.0)])
 def test_gaps(kind: str, cv: float) -> None:
-    """Gaps have the mean of the rate and the spread of their distribution; times never go back."""
+    """Gaps have the mean of the rate and the spread of their distribution; times do not decrease."""
     times, _ = arrivals(Synthetic(kind, 200_000, 25.0, 3.0, np.ones(1), 0))
     gaps = np.diff(times, prepend=0.0)
     assert (gaps >= 0).all()
@@ -35,7 +35,7 @@ def test_gaps(kind: str, cv: float) -> None:
 
 
 def test_zipf() -> None:
-    """Model r is asked for in proportion to its share over r to the exponent."""
+    """The model of rank r is requested in proportion to its share over r to the exponent."""
     chances = popularity([1.0, 1.0, 2.0], 1.0)
     assert chances == pytest.approx(np.array([1, 1 / 2, 2 / 3]) / (13 / 6))
     assert popularity([1.0, 1e12, 1.0], 1e12).tolist() == [1.0, 0.0, 0.0]
@@ -44,7 +44,7 @@ def test_zipf() -> None:
 
 
 def test_a_workload_is_the_same_each_time() -> None:
-    """Walking twice gives the same requests; so every pattern meets the same ones."""
+    """Iterating twice gives the same requests, so all patterns have the same ones."""
     workload = Synthetic("gamma", 70_000, 5.0, 2.0, np.ones(4) / 4, 9)
     first, second = arrivals(workload), arrivals(workload)
     assert np.array_equal(first[0], second[0])
@@ -52,20 +52,20 @@ def test_a_workload_is_the_same_each_time() -> None:
 
 
 def test_csv_by_name(tmp_path: Path) -> None:
-    """Functions are models by name, seconds become milliseconds."""
+    """Functions are mapped to models by name, and seconds are converted to milliseconds."""
     times, models = replay(tmp_path, "time_s,model\n0.5,c\n2,a\n")
     assert times.tolist() == [500.0, 2000.0]
     assert models.tolist() == [2, 0]
 
 
 def test_csv_of_an_unknown_model(tmp_path: Path) -> None:
-    """A name that is no model is refused, with the ways out."""
+    """The name of no model is refused, with a hint at other mappings."""
     with pytest.raises(ScenarioError, match=r"requests 'x'.*round-robin"):
         replay(tmp_path, "time_s,model\n0.5,x\n")
 
 
 def test_part_and_time_scale(tmp_path: Path) -> None:
-    """The part begins at its start and ends before start + length; its time then runs at the scale."""
+    """The part extends from its start to before start + length; its times are then scaled."""
     text = "time_s,model\n0,a\n10,b\n15,c\n20,a\n"
     times, models = replay(tmp_path, text, start_s=10.0, length_s=10.0, time_scale=0.5)
     assert times.tolist() == [0.0, 2500.0]
@@ -73,14 +73,14 @@ def test_part_and_time_scale(tmp_path: Path) -> None:
 
 
 def test_an_empty_part_is_refused(tmp_path: Path) -> None:
-    """A part of the trace without requests is no workload."""
+    """A part of the trace without requests is refused."""
     with pytest.raises(ScenarioError, match="no requests from 5 s"):
         replay(tmp_path, "time_s,model\n0,a\n", start_s=5.0)
 
 
 @pytest.mark.parametrize("scale", [0.3, 1.0, 2.5])
 def test_rate_scale(tmp_path: Path, scale: float) -> None:
-    """The number of requests follows the scale, models keep their parts, and copies lie before the next request."""
+    """The number of requests is scaled, models keep their shares, and copies precede the next request."""
     rows = "".join(f"{i},{NAMES[i % 3]}\n" for i in range(3000))
     times, models = replay(tmp_path, "time_s,model\n" + rows, rate_scale=scale)
     assert len(times) == pytest.approx(3000 * scale, rel=0.1)
@@ -89,7 +89,7 @@ def test_rate_scale(tmp_path: Path, scale: float) -> None:
 
 
 def test_minutes(tmp_path: Path) -> None:
-    """Every request of a counted minute lies in that minute, and counts are kept exactly."""
+    """Each request is within its minute, and counts are exact."""
     head = "HashOwner,HashApp,HashFunction,Trigger,480,481,482\n"
     text = head + "o,a,f,http,0,2,7\no,a,g,http,5,0,300\n"
     times, models = replay(tmp_path, text, kind="azure-functions-2019", mapping="round-robin")
@@ -99,7 +99,7 @@ def test_minutes(tmp_path: Path) -> None:
 
 
 def test_part_of_minutes(tmp_path: Path) -> None:
-    """A part of whole minutes is cut out; others are refused."""
+    """A part of whole minutes is replayed; other parts are refused."""
     text = "HashOwner,HashApp,HashFunction,Trigger,1,2,3\no,a,f,http,1,2,4\n"
     spec = {"kind": "azure-functions-2019", "time_scale": 0.1}
     times, _ = replay(tmp_path, text, start_s=60.0, length_s=60.0, **spec)
@@ -110,7 +110,7 @@ def test_part_of_minutes(tmp_path: Path) -> None:
 
 
 def test_llm_draws_models(tmp_path: Path) -> None:
-    """A trace without functions gets its models by share; asking for another mapping is refused."""
+    """The models of a trace without functions are drawn by share; other mappings are refused."""
     text = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023-11-16 18:15:46.68,1,1\n" * 3000
     times, models = replay(tmp_path, text, kind="azure-llm-2023")
     assert (times == 0).all()
@@ -120,7 +120,7 @@ def test_llm_draws_models(tmp_path: Path) -> None:
 
 
 def test_mappings() -> None:
-    """Round-robin follows the file, rank the number of requests, hash the name alone."""
+    """``round-robin`` follows the file, ``rank`` the number of requests, ``hash`` the name alone."""
     totals = np.array([1, 50, 7, 9])
     functions = ("w", "x", "y", "z")
     assert map_functions(functions, totals, "round-robin", NAMES).tolist() == [0, 1, 2, 0]
@@ -130,13 +130,13 @@ def test_mappings() -> None:
 
 
 def test_scaled_counts_have_the_right_mean() -> None:
-    """Whole parts are kept, fractions are rounded up with their own chance."""
+    """Integer parts are kept; fractions are rounded up with a probability equal to them."""
     scaled = scale_counts(np.full(20_000, 5.0), 0.45, np.random.default_rng(0))
     assert set(scaled.tolist()) == {2, 3}
     assert scaled.mean() == pytest.approx(2.25, abs=0.02)
 
 
 def test_a_trace_needs_a_path(tmp_path: Path) -> None:
-    """A trace without a file is refused."""
+    """A trace without a path is refused."""
     with pytest.raises(ScenarioError, match=r"workload.path is missing"):
         build_workload(WorkloadSpec(kind="csv"), NAMES, [1.0] * 3, 0, tmp_path)
