@@ -16,6 +16,7 @@ import pytest
 import chrion
 from chrion import errors
 from chrion.cli import main
+from chrion.simulator import find_scenario
 from chrion.zoo import build
 from code_blocks import Block, blocks, check_chrion, check_python, commands, matches
 
@@ -91,6 +92,18 @@ def test_a_page_runs(
                 printed = STEP.sub("", "".join(capfd.readouterr()))
                 assert int(exit_.value.code or 0) == command.exit_code, printed
                 assert matches(command.expected, printed), f"{block}: {command.text}\n{printed}"
+
+
+@pytest.mark.parametrize(
+    "block", [b for b in BLOCKS if b.language == "toml" and "models" in tomllib.loads(b.body)], ids=str
+)
+def test_a_scenario_is_valid(block: Block, models: Path, tmp_path: Path) -> None:
+    """A scenario on a page has only keys that exist, with values that can be simulated."""
+    graph = chrion.load(models / "small.onnx")
+    profile = chrion.Profile.load(ROOT / "profiles" / "gtx1080ti-paper.json")
+    chrion.partition(graph, profile, policy="heft").save(tmp_path / "lstm.plan.json")
+    (tmp_path / "scenario.toml").write_text(block.body, encoding="utf-8")
+    assert find_scenario(str(tmp_path / "scenario.toml")).build().models
 
 
 def test_blocks_are_found() -> None:
