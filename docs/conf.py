@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
-import typer
 from sphinx.application import Sphinx
-from typer.cli import get_docs_for_click
 
 DOCS = Path(__file__).parent
-sys.path.insert(0, str(DOCS.parent))
+sys.path[:0] = [str(DOCS.parent), str(DOCS)]
+
+from command_reference import command_reference  # noqa: E402
 
 import chrion  # noqa: E402 - of this checkout
 from chrion.cli.app import app as command_line  # noqa: E402
@@ -42,19 +41,10 @@ napoleon_numpy_docstring = False
 
 
 def write_command_reference(_: Sphinx) -> None:
-    """Write the reference of all commands from Typer's own definitions; ``reference/cli.md`` includes it."""
-    command = typer.main.get_command(command_line)
-    context = typer.Context(command, info_name="chrion")
-    context.obj = {"TYPER_RICH_MARKUP_MODE": "rich"}
-    text = get_docs_for_click(obj=command, ctx=context, name="chrion")
-    for name, part in command.commands.items():  # the list of commands cuts their summaries short
-        summary = " ".join((part.help or "").split("\n\n")[0].split())
-        text = re.sub(
-            rf"^\* `{name}`: .*$", f"* [`chrion {name}`](#chrion-{name}): {summary}", text, flags=re.MULTILINE
-        )
+    """Write the reference of all commands; ``reference/cli.md`` includes it."""
     generated = DOCS / "_generated"
     generated.mkdir(exist_ok=True)
-    (generated / "cli.md").write_text(text.split("\n", 2)[2], encoding="utf-8")  # without its title
+    (generated / "cli.md").write_text(command_reference(command_line, "chrion"), encoding="utf-8")
 
 
 def write_policies(_: Sphinx) -> None:
