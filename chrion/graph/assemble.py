@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -157,23 +157,17 @@ def _dag(
     weight_index = {name: i for i, name in enumerate(weights)}
     inputs = [dict.fromkeys(name for node in group for name in reads[node]) for group in operators]
     value_index = {name: at for at, name in enumerate(producer)}
-    incoming: list[dict[int, list[str]]] = []
-    for i, names in enumerate(inputs):
-        before: dict[int, list[str]] = {}
-        for name in names:
-            if producer.get(name, i) != i:
-                before.setdefault(producer[name], []).append(name)
-        incoming.append(before)
+    incoming = _received_values(inputs, producer)
     constants = {t.name: t for t in model.graph.initializer}
     signatures = [[_signature(nodes[node], reads[node], values, constants) for node in group] for group in operators]
     return Dag(
         names=tuple(nodes[group[0]].name for group in operators),
         op_types=tuple(nodes[g[0]].op_type + (f"+{len(g) - 1}" if len(g) > 1 else "") for g in operators),
-        signatures=tuple(_joined(parts) for parts in signatures),
-        predecessors=tuple(tuple(before) for before in incoming),
-        successors=invert([tuple(before) for before in incoming]),
-        edge_bytes=tuple(tuple(sum(values[n].bytes or 0 for n in sent) for sent in b.values()) for b in incoming),
-        edge_values=tuple(tuple(tuple(value_index[n] for n in sent) for sent in b.values()) for b in incoming),
+        signatures=tuple(_joined_signature(parts) for parts in signatures),
+        predecessors=tuple(tuple(received) for received in incoming),
+        successors=invert([tuple(received) for received in incoming]),
+        edge_bytes=tuple(tuple(sum(values[n].bytes or 0 for n in ns) for ns in r.values()) for r in incoming),
+        edge_values=tuple(tuple(tuple(value_index[n] for n in ns) for ns in r.values()) for r in incoming),
         value_bytes=tuple(values[name].bytes or 0 for name in producer),
         input_bytes=tuple(
             sum(values[n].bytes or 0 for n in names if n not in weights and producer.get(n) != i)
@@ -196,6 +190,18 @@ def _dag(
             if o.name in producer and values[o.name].bytes
         ),
     )
+
+
+def _received_values(inputs: Sequence[Iterable[str]], producer: Mapping[str, int]) -> list[dict[int, list[str]]]:
+    """Return, for each operator, the values that it reads of each predecessor."""
+    incoming: list[dict[int, list[str]]] = []
+    for i, names in enumerate(inputs):
+        received: dict[int, list[str]] = {}
+        for name in names:
+            if producer.get(name, i) != i:
+                received.setdefault(producer[name], []).append(name)
+        incoming.append(received)
+    return incoming
 
 
 def weight_size(tensor: onnx.TensorProto) -> int:
@@ -257,7 +263,7 @@ def _attribute(attribute: onnx.AttributeProto) -> str:
     return text.replace(" ", "")
 
 
-def _joined(parts: Sequence[str]) -> str:
+def _joined_signature(parts: Sequence[str]) -> str:
     if len(parts) == 1:
         return parts[0]
     return f"{len(parts)} nodes #" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
