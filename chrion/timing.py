@@ -1,4 +1,4 @@
-"""Timing of calls, one by one, in ms: the loops that measurements share."""
+"""Timing of individual calls in ms, for all measurements."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def time_calls(work: Callable[[], object], count: int) -> list[float]:
 
 
 def time_calls_until(work: Callable[[], object], end_s: float, min_calls: int = 0) -> list[float]:
-    """Call repeatedly until a time has come.
+    """Call a function repeatedly until an end time.
 
     Args:
-        work: What to call.
-        end_s: The last time at which a call is started, in seconds of ``time.perf_counter``.
-        min_calls: Number of calls that are made even after that time.
+        work: The function.
+        end_s: The time after which no further call is started, in seconds of ``time.perf_counter``.
+        min_calls: The number of calls that are made even after that time.
 
     Returns:
         The duration of each call in ms.

@@ -1,9 +1,9 @@
-"""Weights folders: temporary folders for the weights of loaded graphs.
+"""Temporary folders for the weights of loaded graphs.
 
-The folders of one process are in one parent folder, with a file that the process keeps locked. The process that created
-them removes them, not its forked children. A process that is killed leaves its parent folder; the next process that
-loads a graph finds its lock released and removes it. Children of a fork share the lock, so a folder stays for as long
-as any process may read it.
+All folders of a process are in one parent folder, which also has a file that the process keeps locked. The process that
+created the folders removes them; its forked children do not. If a process is killed, its parent folder remains. The
+next process that loads a graph finds the lock released and removes the folder. Forked children share the lock, so a
+folder remains while any process may read it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if sys.platform != "win32":
 
 _PREFIX = "chrion-weights-"
 _LOCK = "lock"
-#: How often a parent folder is created anew because another process has removed it before it was locked.
+#: The attempts to create a parent folder, which another process may remove before it is locked.
 _ATTEMPTS = 5
 
 
@@ -34,7 +34,7 @@ class WeightsFolder:
     def __init__(self) -> None:
         try:
             self.path = Path(mkdtemp(dir=_parent_folder(os.getpid())))
-        except FileNotFoundError:  # the system cleans its folder for temporary files
+        except FileNotFoundError:  # the system has removed old temporary files
             _parent_folder.cache_clear()
             self.path = Path(mkdtemp(dir=_parent_folder(os.getpid())))
         weakref.finalize(self, _remove, self.path, os.getpid())
