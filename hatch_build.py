@@ -1,4 +1,4 @@
-"""Compiles the lanes in C, where there is a compiler for them; without, Chrion does all in Python."""
+"""A build hook that compiles the lanes in C; without a C compiler, Chrion runs all lanes in Python."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _FLAGS = ("-std=gnu11", "-O2", "-Wall", "-fPIC", "-shared", "-pthread")
 
 
 class LanesHook(BuildHookInterface[Any]):
-    """Puts ``liblanes.so`` beside its source and into the wheel."""
+    """A hook that puts ``liblanes.so`` beside its source and into the wheel."""
 
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 - hatchling's
-        """Compile, before anything is collected."""
-        if sys.platform != "linux":  # threads are pinned and parked by Linux's own means
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 - hatchling's signature
+        """Compile the library before hatchling collects the files."""
+        if sys.platform != "linux":  # the lanes use the affinity calls and futexes of Linux
             return
         folder = Path(self.root) / _FOLDER
         fresh, target = folder / f"liblanes.{os.getpid()}.so", folder / "liblanes.so"
@@ -31,10 +31,10 @@ class LanesHook(BuildHookInterface[Any]):
         except (OSError, subprocess.CalledProcessError) as error:
             reason = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[0]
             target.unlink(missing_ok=True)
-            self.app.display_warning(f"lanes are not compiled, they run in Python: {reason}")
+            self.app.display_warning(f"lanes in C cannot be compiled; lanes run in Python: {reason}")
             return
-        fresh.replace(target)  # a process may be using the one before
+        fresh.replace(target)  # a running process may use the previous library
         build_data["artifacts"].append((_FOLDER / target.name).as_posix())
         build_data["pure_python"] = False
-        # Of Python it uses nothing, so one wheel serves all versions.
+        # The library does not use Python's C API, so one wheel is for all versions of Python.
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
