@@ -13,6 +13,7 @@ from typing import Any
 
 from chrion.benchmark.accuracy import TOLERANCE, largest_difference
 from chrion.benchmark.latency import (
+    TRIAL_S,
     Feed,
     SessionFactory,
     Timing,
@@ -109,7 +110,7 @@ def time_plans(
     feed: Feed,
     *,
     rounds: int = 5,
-    trial_s: float = 0.4,
+    trial_s: float = TRIAL_S,
     progress: Progress | None = None,
 ) -> Comparison:
     """Time all plans and plain sessions side by side, if the profile is of this machine.

@@ -28,6 +28,8 @@ from chrion.runtime.session import HybridSession
 from chrion.scheduler.plan import Plan
 from chrion.timing import time_calls_until
 
+#: Seconds that a trial is timed, unless told otherwise.
+TRIAL_S = 0.4
 _WARM_UP_S = 0.03
 #: Runs of a trial at least.
 _LEAST_RUNS = 5
@@ -59,7 +61,7 @@ def time_candidates(
     candidates: Mapping[str, SessionFactory],
     *,
     rounds: int = 5,
-    trial_s: float = 0.4,
+    trial_s: float = TRIAL_S,
     progress: Callable[[int, int, str], None] | None = None,
     monitor: InterferenceMonitor | None = None,
 ) -> list[Timing]:

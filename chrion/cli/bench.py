@@ -16,9 +16,8 @@ from chrion.benchmark.latency import (
     hybrid_candidate,
     memory_held_mb,
     plain_baselines,
-    time_candidates,
 )
-from chrion.cli.console import show, show_json, step
+from chrion.cli.console import show, show_json
 from chrion.cli.options import (
     AcceleratorOption,
     AlphaOption,
@@ -34,7 +33,7 @@ from chrion.cli.options import (
     SloOption,
     StreamsOption,
 )
-from chrion.cli.steps import Request, check_reach, load_graph, open_session
+from chrion.cli.steps import Request, check_reach, load_graph, open_session, time_sessions
 from chrion.devices.nvml import MemoryMonitor
 from chrion.devices.providers import CPU_PROVIDER
 from chrion.graph import Graph
@@ -77,8 +76,7 @@ def bench(
     hybrid = hybrid_candidate(graph, chosen, arrays) if chosen else _as_chosen(graph, arguments, arrays)
     held_mb = memory_held_mb(hybrid, monitor) if providers[0] != CPU_PROVIDER else 0.0
     candidates = {HYBRID: hybrid, **plain_baselines(str(model), arrays)}
-    with step(f"timing {len(candidates)} sessions in {rounds} rounds", animated=False) as update:
-        timings = time_candidates(candidates, rounds=rounds, progress=update)
+    timings = time_sessions(candidates, rounds)
     best = best_baseline(timings, HYBRID)
     own = next(t for t in timings if t.name == HYBRID)
     predicted = chosen.predicted if chosen else None

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 #: Columns of tables that go to a file or a pipe; COLUMNS in the environment changes them.
 _FILE_WIDTH = 140
@@ -76,7 +76,6 @@ def _bar(text: str, *, animated: bool) -> Iterator[Update]:
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
-        MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=stderr, transient=True, auto_refresh=animated) as progress:
@@ -84,7 +83,8 @@ def _bar(text: str, *, animated: bool) -> Iterator[Update]:
         progress.refresh()
 
         def update(done: int, total: int, name: str) -> None:
-            progress.update(task, completed=done, total=total, description=f"{text}: {name}" if name else text)
+            last = f": {name}" if name else ""
+            progress.update(task, completed=done, total=total, description=f"{text}, {done} of {total}{last}")
             if not animated:
                 progress.refresh()
 

@@ -12,11 +12,11 @@ from rich.text import Text
 
 from chrion import zoo
 from chrion.benchmark.accuracy import TOLERANCE, largest_difference
-from chrion.benchmark.latency import Feed, Timing, hybrid_candidate, plain_baselines, time_candidates
+from chrion.benchmark.latency import Feed, Timing, hybrid_candidate, plain_baselines
 from chrion.cli import outputs
 from chrion.cli.console import show, step
 from chrion.cli.options import CoresOption, ForceOption
-from chrion.cli.steps import load_or_measure_profile
+from chrion.cli.steps import load_or_measure_profile, time_sessions
 from chrion.errors import ModelError
 from chrion.files import write_atomically
 from chrion.graph import Graph, load
@@ -68,8 +68,7 @@ def demo(
         **plain_baselines(unfolded.SerializeToString(), feed, "unfolded"),
         **plain_baselines(folded.SerializeToString(), feed, "folded"),
     }
-    with step(f"timing {len(candidates)} sessions", animated=False) as update:
-        timings = time_candidates(candidates, rounds=4, progress=update)
+    timings = time_sessions(candidates, rounds=4)
     show(bench_table(timings, _PLAN, plan.predicted.latency_ms))
     conclusions = _conclusions(timings, plan)
     show(*conclusions)

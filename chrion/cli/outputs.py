@@ -64,7 +64,9 @@ def check_output(option: str, path: Path, *marks: bytes, force: bool = False) ->
     if not stat.S_ISREG(mode):
         raise OptionError(f"{where}: cannot be written: it is not a regular file")
     if not (force or _is_ours(path, marks)):
-        raise OptionError(f"{where}: the file exists and is not of this kind", hint="add --force to replace it")
+        raise OptionError(
+            f"{where}: the file exists, and this command did not write it", hint="add --force to replace it"
+        )
     return Output(path, replaces=True)
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chrion.benchmark.latency import TRIAL_S, SessionFactory, Timing, time_candidates
 from chrion.cli.console import log, note, step
+from chrion.cores import physical_cores
 from chrion.devices import usable_provider
 from chrion.devices.providers import CPU_PROVIDER
 from chrion.errors import OptionError
 from chrion.graph import Graph, load
 from chrion.profiler import Profile, profile
+from chrion.profiler.interference import CoreMonitor
 from chrion.runtime import HybridSession
 from chrion.scheduler import DEFAULT_POLICY, Plan, partition
 from chrion.scheduler.planner import check_options
@@ -141,6 +144,16 @@ def open_session(graph: Graph, arguments: dict[str, Any]) -> HybridSession:
         return HybridSession(graph, **arguments)
     with step(f"choosing between plans and plain onnxruntime for {graph.name}", animated=False):
         return HybridSession(graph, **arguments)
+
+
+def time_sessions(candidates: Mapping[str, SessionFactory], rounds: int) -> list[Timing]:
+    """Time sessions side by side; say on stderr if other processes used the cores meanwhile."""
+    monitor = CoreMonitor(physical_cores(), patience_s=rounds * len(candidates) * TRIAL_S)
+    with step(f"timing {len(candidates)} sessions in {rounds} rounds", animated=False) as update:
+        timings = time_candidates(candidates, rounds=rounds, progress=update, monitor=monitor)
+    if monitor.patience_s <= 0:
+        note("warning: other processes used the cores all the while; measure again when they are idle")
+    return timings
 
 
 def check_reach(measured_ms: float, slo_ms: float | None, plan: Plan | None) -> int:

@@ -49,7 +49,7 @@ def _no_work(monkeypatch: pytest.MonkeyPatch) -> None:
         ("m.onnx/x.png", "there is no folder m.onnx"),
         ("folder.png", "it is a folder"),
         ("/dev/null", "not a regular file"),
-        ("mine.png", "the file exists and is not of this kind (add --force to replace it)"),
+        ("mine.png", "the file exists, and this command did not write it (add --force to replace it)"),
         ("/proc/x.png", "cannot be written"),
     ],
 )
