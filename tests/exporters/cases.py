@@ -1,11 +1,10 @@
-"""Models made by exporters, as folders: what a family of exporters writes and what the checks read.
+"""Exported models as folders, which families of exporters write and the checks read.
 
-A family is a module beside this one. It declares ``REQUIREMENTS`` (what ``pip`` installs for it, in an environment of
-its own) and functions marked with :func:`case`, each of which exports one model with random weights. The folder of a
-case holds::
+A family is a module of this folder. It declares ``REQUIREMENTS`` (the packages of its environment) and functions marked
+with :func:`case`, each of which exports one model with random weights. The folder of a case contains::
 
     model.onnx          and external data beside it
-    feeds-0.npz ...     one request each; later ones may have other shapes
+    feeds-0.npz ...     a request each; later ones may have other shapes
     case.json           name, exporter, its version, tolerances
 
 This module needs numpy alone, so that it runs in every family's environment.
@@ -27,20 +26,20 @@ import numpy as np
 
 #: A request: an array by input name, or a list of arrays for an input that is a sequence of tensors.
 Feed = Mapping[str, "np.ndarray[Any, Any] | list[np.ndarray[Any, Any]]"]
-#: Exports a model to a path and returns requests for it.
+#: A function that exports a model to a path and returns requests for it.
 Maker = Callable[[Path], Sequence[Feed]]
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is known of an exported model.
+    """The description of an exported model.
 
     Attributes:
         name: ``family/model``.
-        exporter: The program that wrote it, as its users call it.
-        version: Of that program.
-        rtol: Relative tolerance for its outputs.
-        atol: Absolute tolerance for its outputs.
+        exporter: The program that wrote the model, as its users call it.
+        version: Version of that program.
+        rtol: Relative tolerance for the outputs.
+        atol: Absolute tolerance for the outputs.
     """
 
     name: str
@@ -66,8 +65,8 @@ def case(name: str, *, exporter: str, package: str, rtol: float = 1e-3, atol: fl
     """Mark a function that exports a model.
 
     Args:
-        name: Of the model, unique in its family.
-        exporter: As users call it: ``torch.onnx (dynamo)``.
+        name: Name of the model, unique in its family.
+        exporter: The program, as users call it: ``torch.onnx (dynamo)``.
         package: The distribution whose version is recorded.
         rtol: Relative tolerance for outputs.
         atol: Absolute tolerance for outputs.
@@ -75,7 +74,7 @@ def case(name: str, *, exporter: str, package: str, rtol: float = 1e-3, atol: fl
 
     def register(make: Maker) -> Maker:
         if name in _ENTRIES:
-            raise ValueError(f"two cases are called {name!r}")
+            raise ValueError(f"duplicate case {name!r}")
         _ENTRIES[name] = _Entry(make, exporter, package, rtol, atol)
         return make
 
@@ -86,12 +85,12 @@ def main(family: str, arguments: Sequence[str] | None = None) -> int:
     """Export the cases of the family that has been imported: ``python FAMILY.py FOLDER [--only NAME ...]``.
 
     Returns:
-        The exit code: 1 if a model could not be exported. The others are made all the same.
+        The exit code: 1 if a model could not be exported; the others are exported all the same.
     """
     parser = argparse.ArgumentParser(description=f"Export the models of {family}.")
-    parser.add_argument("folder", type=Path, help="where each model gets a folder, below the family's")
-    parser.add_argument("--only", nargs="*", default=[], help="names of models; all if missing")
-    parser.add_argument("--list", action="store_true", help="print names and leave")
+    parser.add_argument("folder", type=Path, help="where to create a folder for each model, in a folder of the family")
+    parser.add_argument("--only", nargs="*", default=[], help="names of models (default: all)")
+    parser.add_argument("--list", action="store_true", help="print the names of models and exit")
     options = parser.parse_args(arguments)
     chosen = {name: entry for name, entry in _ENTRIES.items() if not options.only or name in options.only}
     if options.list:
@@ -105,9 +104,9 @@ def main(family: str, arguments: Sequence[str] | None = None) -> int:
             feeds = entry.make(folder / "model.onnx")
             write_feeds(folder, feeds)
             version = metadata.version(entry.package)
-            made = Case(f"{family}/{name}", entry.exporter, version, entry.rtol, entry.atol)
-            (folder / "case.json").write_text(json.dumps(asdict(made), indent=1) + "\n")
-            print(f"{family}/{name}: made", flush=True)
+            exported = Case(f"{family}/{name}", entry.exporter, version, entry.rtol, entry.atol)
+            (folder / "case.json").write_text(json.dumps(asdict(exported), indent=1) + "\n")
+            print(f"{family}/{name}: exported", flush=True)
         except Exception:
             failed += 1
             print(f"{family}/{name}: failed", flush=True)
@@ -116,9 +115,12 @@ def main(family: str, arguments: Sequence[str] | None = None) -> int:
 
 
 def write_feeds(folder: Path, feeds: Sequence[Feed]) -> None:
-    """Write requests beside a model. Text is kept as fixed-width characters, since pickles are not read back."""
+    """Write requests to the folder of a model.
+
+    Text is written as fixed-width characters, since pickled objects are not read.
+    """
     if not feeds:
-        raise ValueError("a case needs a request at least")
+        raise ValueError("a case needs at least one request")
     for at, feed in enumerate(feeds):
         flat: dict[str, np.ndarray[Any, Any]] = {}
         for name, value in feed.items():
@@ -131,17 +133,17 @@ def write_feeds(folder: Path, feeds: Sequence[Feed]) -> None:
 
 
 def read_feeds(folder: Path) -> list[dict[str, Any]]:
-    """The requests beside a model, in order."""
+    """Read the requests in the folder of a model, in order."""
     return [_read_feed(path) for path in sorted(folder.glob("feeds-*.npz"), key=lambda p: int(p.stem.split("-")[1]))]
 
 
 def read_case(folder: Path) -> Case:
-    """The description beside a model."""
+    """Read the description in the folder of a model."""
     return Case(**json.loads((folder / "case.json").read_text()))
 
 
 def find_cases(folder: Path) -> list[Path]:
-    """Folders of all cases below a folder, sorted."""
+    """Return the folders of all cases below a folder, sorted."""
     return sorted(path.parent for path in folder.rglob("case.json"))
 
 
@@ -151,9 +153,9 @@ def _read_feed(path: Path) -> dict[str, Any]:
         for key in content.files:
             value = content[key]
             value = value.astype(object) if value.dtype.kind == "U" else value
-            name, *place = key.split("\t")
-            if place:
-                feed.setdefault(name, [None] * int(place[1]))[int(place[0])] = value
+            name, *position = key.split("\t")
+            if position:
+                feed.setdefault(name, [None] * int(position[1]))[int(position[0])] = value
             else:
                 feed[name] = value
     return feed
@@ -165,4 +167,4 @@ def _plain(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit("run a family: python FAMILY.py FOLDER")
+    sys.exit("this module is not a family; usage: python FAMILY.py FOLDER")

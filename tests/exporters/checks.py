@@ -1,8 +1,7 @@
-"""An exported model through HybridSession in every way, beside plain onnxruntime.
+"""Checks of an exported model: HybridSession, run in every way, against plain onnxruntime.
 
-The stages of :func:`check`: answers of plain onnxruntime for every request; a session with nothing given but the model,
-by every way of handing over values, repeatedly; a plan of every policy; random cuts. What is found is collected, so
-that one difference does not hide the next.
+The stages of :func:`check`: plain onnxruntime's outputs for every request; a default session, called in every way,
+repeatedly; a plan of every policy; random cuts. Findings are collected, so that one does not hide the next.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ Way = Callable[[Any, Feed], list[Any]]
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is tried.
+    """The extent of a check.
 
     Attributes:
         policies: Policies whose plans are forced.
-        random_cuts: Random plans of either kind: every operator a segment, and only where operators must wait.
-        rounds: How often the default session serves all requests.
-        scattered_operators: Larger graphs are not cut around every operator for the second and later requests.
-        all_shapes: Force plans for every request, not only the first two.
+        random_cuts: Number of random plans of each kind: cut around every operator, and cut only where operators wait.
+        rounds: Number of times that the default session serves all requests.
+        scattered_operators: Larger graphs are cut around every operator for the first request only.
+        all_shapes: Whether plans are forced for every request, not only for the first two.
     """
 
     policies: Sequence[str] = tuple(POLICIES)
@@ -53,7 +52,7 @@ QUICK = Effort(random_cuts=1, all_shapes=False)
 
 @dataclass
 class Outcome:
-    """What :func:`check` found."""
+    """The result of :func:`check`."""
 
     operators: int = 0
     #: How the default session ran the first request: ``plan`` or ``plain``.
@@ -61,11 +60,11 @@ class Outcome:
     #: The first line of its explanation.
     reason: str = ""
     runs: int = 0
-    #: Runs over more than one segment.
+    #: Runs of more than one segment.
     cut: int = 0
-    #: Runs that plain onnxruntime fails as well.
+    #: Runs that fail in plain onnxruntime, too.
     failed: int = 0
-    #: Answers that differ where plain onnxruntime does not agree with itself either.
+    #: Outputs that differ, but for which plain onnxruntime does not agree with itself either.
     unsettled: int = 0
     #: Differences and failures that plain onnxruntime does not have.
     findings: list[str] = field(default_factory=list)
@@ -73,7 +72,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Served:
-    """Answers of plain onnxruntime; None for a request that it fails."""
+    """A request and plain onnxruntime's outputs; None if plain onnxruntime fails."""
 
     feed: Feed
     expected: list[Any] | None
@@ -121,7 +120,7 @@ def by_address(session: Session, feed: Feed) -> list[Any]:
 
 
 def by_foreign_binding(session: Session, feed: Feed) -> list[Any]:
-    """Run with a binding that onnxruntime's own class makes, as optimum does."""
+    """Run with a binding of onnxruntime's own class, as optimum does."""
     return _bound(session, ort.IOBinding(session), feed)
 
 
@@ -136,7 +135,7 @@ def _bound(session: Session, binding: Any, feed: Feed) -> list[Any]:
 
 
 def _number(array: np.ndarray[Any, Any]) -> bool:
-    """Return whether an array is of a type that can be bound by address: numpy's own numbers, and not empty."""
+    """Return whether an array can be bound by address: it is not empty and has a number type of numpy."""
     return array.dtype.kind in "biuf" and array.size > 0 and array.dtype.isnative
 
 
@@ -153,21 +152,21 @@ BINDING = (by_binding, by_address, by_foreign_binding)
 
 
 def check(model: Path, feeds: Sequence[Feed], tolerance: Tolerance, effort: Effort, seed: str = "") -> Outcome:
-    """Run a model in every way, and compare.
+    """Run a model in every way, and compare outputs.
 
     Args:
-        model: Its file.
+        model: The model's file.
         feeds: Requests; later ones may have other shapes.
-        tolerance: Within which answers count as equal.
-        effort: How much is tried.
-        seed: Random cuts and costs are drawn from it.
+        tolerance: Differences up to it count as equal.
+        effort: The extent of the check.
+        seed: Seed of random cuts and costs.
     """
     outcome = Outcome()
     try:
         plain = Reference(model, tolerance)
     except Exception as refused:
         outcome.failed += 1
-        _refuse(model, refused, outcome)
+        _check_refusal(model, refused, outcome)
         return outcome
     served = [Served(feed, _answer(plain, feed)) for feed in feeds]
     checks = _Checks(model, plain, served, effort, Random(crc32(seed.encode())), outcome)
@@ -178,7 +177,7 @@ def check(model: Path, feeds: Sequence[Feed], tolerance: Tolerance, effort: Effo
 
 @dataclass(frozen=True)
 class _Checks:
-    """The stages, over one model."""
+    """The stages of the check of one model."""
 
     model: Path
     plain: Reference
@@ -188,7 +187,7 @@ class _Checks:
     outcome: Outcome
 
     def default(self) -> None:
-        """Serve all requests with a session as a user makes it, by every way, repeatedly."""
+        """Serve all requests with a default session, in every way, repeatedly."""
         with self._session("default", self.model) as session:
             if session is None:
                 return
@@ -210,7 +209,7 @@ class _Checks:
                 self._find(f"default, {method}", f"{ours}, not {theirs}")
 
     def forced(self) -> None:
-        """Serve requests by plans of every policy, and by random ones."""
+        """Serve requests with plans of every policy, and with random plans."""
         chosen = self.served if self.effort.all_shapes else self.served[:2]
         graphs = [(graph, one) for one in chosen if (graph := self._graph(one)) is not None]
         if not graphs:
@@ -251,7 +250,7 @@ class _Checks:
             return None
 
     def _compare(self, session: HybridSession, name: str, way: Way, requests: Sequence[Served]) -> None:
-        """Serve all requests first, so that an answer that a later request overwrites is noticed."""
+        """Serve all requests before comparing, so that outputs that a later request overwrites are detected."""
         found = [self._run(session, name, way, one) for one in requests]
         for at, (one, answer) in enumerate(zip(requests, found, strict=True)):
             if answer is None or one.expected is None:
@@ -292,7 +291,7 @@ class _Checks:
     ) -> Iterator[HybridSession | None]:
         """Open a session; None if it cannot be created, which is a finding.
 
-        A forced plan has to run as it is: ``strict``, so that no session on the CPU takes its place.
+        A forced plan runs with ``strict``, so that no session on the CPU replaces it.
         """
         forced = maker is not None
         try:
@@ -308,7 +307,7 @@ class _Checks:
         self.outcome.findings.append(f"{where}: {' '.join(what.split())[:400]}")
 
 
-def _refuse(model: Path, refused: Exception, outcome: Outcome) -> None:
+def _check_refusal(model: Path, refused: Exception, outcome: Outcome) -> None:
     try:
         HybridSession(model, tune="now").close()
     except type(refused):
@@ -316,7 +315,7 @@ def _refuse(model: Path, refused: Exception, outcome: Outcome) -> None:
     except Exception as error:
         outcome.findings.append(f"default: raises {type(error).__name__}, not {type(refused).__name__}")
         return
-    outcome.findings.append(f"default: takes a model that plain onnxruntime refuses: {refused}")
+    outcome.findings.append(f"default: accepts a model that plain onnxruntime refuses: {refused}")
 
 
 def _answer(plain: Reference, feed: Feed) -> list[Any] | None:

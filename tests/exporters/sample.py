@@ -20,7 +20,7 @@ from cases import Case, Feed, read_case, read_feeds
 from seeding import Recipe, restore, seedable, strip
 
 SAMPLE = Path(__file__).parent / "sample"
-#: Inputs of integers may be drawn anew whatever their width.
+#: Integer types of which inputs may be drawn again.
 _INPUT_INTEGERS = frozenset({"int8", "uint8", "int32", "int64"})
 
 

@@ -30,7 +30,7 @@ _STRIPPED_BY_NAME = ("doc_string", "metadata_props")
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to draw an array that resembles another."""
+    """A recipe to draw an array that resembles another."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -1,8 +1,8 @@
 """Creation, first requests, memory and latency of a default HybridSession, relative to plain onnxruntime.
 
-A session is created in a process of its own (``python timing.py FOLDER plain``), which prints what that took.
-*cold* is a HybridSession that finds nothing in its cache, *warm* one that finds what an earlier one has measured and
-chosen. Creations alternate, and medians are compared.
+Each session is created in a separate process (``python timing.py FOLDER plain``), which prints its measurements.
+*cold* is a HybridSession with an empty cache, *warm* one with the measurements and the decision of an earlier one in
+its cache. Creations alternate, and medians are compared.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _TIMEOUT_S = 300.0
 
 @dataclass(frozen=True)
 class Creation:
-    """What a session took in a process of its own.
+    """The measurements of a session in a separate process.
 
     Attributes:
-        created_s: Creation and first request.
-        shapes_s: The first request of each further shape.
-        memory_mb: Growth of resident memory, after all requests.
+        created_s: Time of the creation and the first request in seconds.
+        shapes_s: Time of the first request of each further shape in seconds.
+        memory_mb: Growth of resident memory in MB, after all requests.
     """
 
     created_s: float
@@ -49,7 +49,7 @@ class Creation:
 
 @dataclass(frozen=True)
 class Timing:
-    """Ratios of HybridSession to plain onnxruntime: medians over repeats.
+    """Ratios of HybridSession to plain onnxruntime, of medians over repeats.
 
     Attributes:
         cold: Creation and first request, with an empty cache.
@@ -58,7 +58,7 @@ class Timing:
         memory: Growth of resident memory, with the cache of an earlier session.
         latency: Steady state, first request.
 
-    A ratio is None where plain onnxruntime's median is not positive.
+    A ratio is None if plain onnxruntime's median is not positive.
     """
 
     cold: float | None
@@ -72,12 +72,12 @@ def measure(folder: Path, repeats: int = 3) -> Timing:
     """Measure the case in a folder."""
     found: dict[str, list[Creation]] = {PLAIN: [], COLD: [], WARM: []}
     with tempfile.TemporaryDirectory() as kept:
-        _create_apart(folder, WARM, Path(kept))  # fills the cache
+        _create_separately(folder, WARM, Path(kept))  # fills the cache
         for _ in range(repeats):
-            found[PLAIN].append(_create_apart(folder, PLAIN, Path(kept)))
+            found[PLAIN].append(_create_separately(folder, PLAIN, Path(kept)))
             with tempfile.TemporaryDirectory() as empty:
-                found[COLD].append(_create_apart(folder, COLD, Path(empty)))
-            found[WARM].append(_create_apart(folder, WARM, Path(kept)))
+                found[COLD].append(_create_separately(folder, COLD, Path(empty)))
+            found[WARM].append(_create_separately(folder, WARM, Path(kept)))
         with _cache(Path(kept)):
             steady = latency(folder)
     return Timing(
@@ -108,7 +108,7 @@ def create(folder: Path, kind: str) -> Creation:
     return Creation(created_s, tuple(shapes_s), (process.memory_info().rss - before) / 1e6)
 
 
-def _create_apart(folder: Path, kind: str, cache: Path) -> Creation:
+def _create_separately(folder: Path, kind: str, cache: Path) -> Creation:
     tests = Path(__file__).parent.parent
     environment = {**os.environ, "CHRION_CACHE": str(cache), "PYTHONPATH": str(tests)}
     command = [sys.executable, str(Path(__file__)), str(folder.resolve()), kind]
@@ -119,21 +119,21 @@ def _create_apart(folder: Path, kind: str, cache: Path) -> Creation:
 
 
 def latency(folder: Path) -> float:
-    """Return the steady-state ratio: each session has the machine to itself, in alternating turns."""
+    """Return the ratio of steady-state latencies; each session runs alone, in alternating rounds."""
     feed, model = read_feeds(folder)[0], str(folder / "model.onnx")
 
     def hybrid() -> Any:
         session = HybridSession(model, tune="now")
         return lambda: session.run(None, feed), session.close
 
-    rivals: Mapping[str, SessionFactory] = {"hybrid": hybrid, PLAIN: plain_baseline(model, feed, None)}
-    times = {timing.name: timing.median_ms for timing in time_candidates(rivals, rounds=6, trial_s=0.1)}
+    candidates: Mapping[str, SessionFactory] = {"hybrid": hybrid, PLAIN: plain_baseline(model, feed, None)}
+    times = {timing.name: timing.median_ms for timing in time_candidates(candidates, rounds=6, trial_s=0.1)}
     return times["hybrid"] / times[PLAIN]
 
 
 @contextmanager
 def _cache(folder: Path) -> Iterator[None]:
-    """Let sessions of this process use a cache."""
+    """Make sessions of this process use a cache."""
     kept = os.environ.get("CHRION_CACHE")
     os.environ["CHRION_CACHE"] = str(folder)
     try:
@@ -147,7 +147,7 @@ def _shapes(feed: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
-    """Divide the medians; None without a positive one to divide by."""
+    """Return the ratio of medians; None if the divisor is missing or not positive."""
     if not ours or not theirs or statistics.median(theirs) <= 0:
         return None
     return statistics.median(ours) / statistics.median(theirs)

@@ -1,4 +1,4 @@
-"""A sample of exported models through HybridSession in every way; ``scripts/exporters.py`` runs the whole corpus."""
+"""Tests of a sample of exported models in every way; ``scripts/exporters.py`` checks the whole corpus."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from sample import SAMPLE, read_sample, sample_case, sample_names
 import exporters
 from chrion.profiler import operator_bench
 from chrion.runtime.selection import guard
-from chrion.scheduler.policies.chrion import ChrionPolicy
+from chrion.scheduler.search.local_search import LocalSearch
 from helpers import FLOAT, branches, make_model, node, value
 from output_comparison import Tolerance
 
 NAMES = sample_names()
-#: Exporters that the sample has to have models of.
+#: Exporters of which the sample must contain models.
 EXPORTERS = (
     "torch.onnx (TorchScript)",
     "torch.onnx (dynamo)",
@@ -47,34 +47,34 @@ EXPORTERS = (
 )
 #: Families of which every model can be cut.
 CUTTABLE = ("transformer", "vision", "ort_tools", "genai_models")
-#: Transformers that the sample has to have, since onnxruntime fuses a part of an attention otherwise than the whole.
+#: Transformers that the sample must contain, since onnxruntime fuses a part of an attention unlike the whole.
 TRANSFORMERS = ("bert", "gpt2-past", "llama-past", "t5-", "vit", "whisper-", "swin")
-RIGHT = Tolerance()
+DEFAULT_TOLERANCE = Tolerance()
 
 
 @pytest.fixture(autouse=True)
 def _short_measurements() -> Iterator[None]:
-    """What is chosen does not matter, so that little is measured and planned."""
+    """Shorten measurements and planning, since the choice of the session does not matter."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(operator_bench, "_WINDOW_S", 0.0)
-        patch.setattr(guard, "_WINDOW_S", 0.0)
-        patch.setattr(guard, "_LEAST_ROUNDS", 1)
+        patch.setattr(guard, "_TRIAL_S", 0.0)
+        patch.setattr(guard, "_MIN_ROUNDS", 1)
         patch.setattr(guard, "_BUDGET_S", 0.0)
-        patch.setitem(ChrionPolicy.refined.__kwdefaults__, "budget", 4000)
+        patch.setitem(LocalSearch.improve.__kwdefaults__, "budget", 4000)
         yield
 
 
 @pytest.fixture(autouse=True)
 def _no_warnings_of_onnxruntime() -> Iterator[None]:
-    """Default sessions inherit the logger's severity; some exporters leave weights that nothing uses."""
+    """Silence the logger, since some exporters write unused weights, about which onnxruntime warns."""
     ort.set_default_logger_severity(4)
     yield
     ort.set_default_logger_severity(2)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_exported_model_gives_what_plain_onnxruntime_gives(name: str, tmp_path: Path) -> None:
-    """By default, by every policy, and cut at random; with arrays, OrtValues and bindings; for several shapes."""
+def test_an_exported_model_gives_plain_onnxruntimes_outputs(name: str, tmp_path: Path) -> None:
+    """Outputs are equal by default, with every policy and random cuts, for arrays, OrtValues and bindings."""
     restored = read_sample(name, tmp_path)
     tolerance = Tolerance(restored.case.rtol, restored.case.atol)
     outcome = check(restored.model, restored.feeds, tolerance, QUICK, name)
@@ -84,8 +84,8 @@ def test_an_exported_model_gives_what_plain_onnxruntime_gives(name: str, tmp_pat
     assert outcome.cut or not restored.case.name.startswith(CUTTABLE), "no plan cuts it"
 
 
-def test_the_sample_is_small_and_various() -> None:
-    """At least 36 models, of every exporter, in little space."""
+def test_the_sample_is_small_and_covers_all_exporters() -> None:
+    """The sample has at least 36 models, some of every exporter, in less than 1.2 MB."""
     found = {sample_case(name).exporter for name in NAMES}
     assert len(NAMES) >= 36
     assert [name for name in EXPORTERS if not any(name in exporter for exporter in found)] == []
@@ -97,27 +97,27 @@ def test_the_sample_is_small_and_various() -> None:
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
 
 
-def test_a_wrong_answer_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checks can fail: an answer that is off in one number, or overwritten by the next request, is a finding."""
+def test_a_wrong_output_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An output that differs in one number is a finding in every stage that it affects."""
     onnx.save(branches(), tmp_path / "model.onnx")
     feeds = [{"x": X}, {"x": X + 1}]
-    assert check(tmp_path / "model.onnx", feeds, RIGHT, QUICK).findings == []
+    assert check(tmp_path / "model.onnx", feeds, DEFAULT_TOLERANCE, QUICK).findings == []
     run = checks.HybridSession.run
 
-    def off(*arguments: Any) -> list[Any]:
+    def wrong(*arguments: Any) -> list[Any]:
         outputs = run(*arguments)
         outputs[0][0, 0] += 0.01
         return outputs
 
-    monkeypatch.setattr(checks.HybridSession, "run", off)
-    findings = check(tmp_path / "model.onnx", feeds, RIGHT, QUICK).findings
+    monkeypatch.setattr(checks.HybridSession, "run", wrong)
+    findings = check(tmp_path / "model.onnx", feeds, DEFAULT_TOLERANCE, QUICK).findings
     assert any(finding.startswith("default, run, request 0: output 0") for finding in findings)
     assert any(finding.startswith("policy heft") for finding in findings)
     assert not any("IOBinding" in finding for finding in findings)
 
 
-def test_an_answer_that_is_overwritten_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers are compared once all requests have been served."""
+def test_an_overwritten_output_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs are compared after all requests have been served, and one that a later request overwrites is found."""
     onnx.save(branches(), tmp_path / "model.onnx")
     run, kept = checks.HybridSession.run, {}
 
@@ -129,32 +129,32 @@ def test_an_answer_that_is_overwritten_is_found(tmp_path: Path, monkeypatch: pyt
         return buffers
 
     monkeypatch.setattr(checks.HybridSession, "run", shared)
-    findings = check(tmp_path / "model.onnx", [{"x": X}, {"x": X + 1}], RIGHT, QUICK).findings
+    findings = check(tmp_path / "model.onnx", [{"x": X}, {"x": X + 1}], DEFAULT_TOLERANCE, QUICK).findings
     assert any(finding.startswith("default, run, request 0") for finding in findings)
 
 
-def test_an_exception_that_plain_onnxruntime_does_not_raise_is_found(
+def test_an_exception_that_plain_onnxruntime_does_not_raise_is_a_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that plain onnxruntime raises too is not."""
+    """An exception that plain onnxruntime raises for the same call is not a finding."""
     onnx.save(branches(), tmp_path / "model.onnx")
     path = tmp_path / "model.onnx"
-    assert check(path, [{"x": X[:, :2]}], RIGHT, QUICK).findings == []
+    assert check(path, [{"x": X[:, :2]}], DEFAULT_TOLERANCE, QUICK).findings == []
 
     def fails(*_: Any) -> list[Any]:
-        raise RuntimeError("out of luck")
+        raise RuntimeError("injected")
 
     monkeypatch.setattr(checks.HybridSession, "run", fails)
-    findings = check(path, [{"x": X}], RIGHT, QUICK).findings
-    assert "default, run: RuntimeError: out of luck" in findings
+    findings = check(path, [{"x": X}], DEFAULT_TOLERANCE, QUICK).findings
+    assert "default, run: RuntimeError: injected" in findings
 
 
 def test_a_model_that_plain_onnxruntime_refuses_is_refused(tmp_path: Path) -> None:
-    """HybridSession has to raise the same."""
+    """HybridSession must raise the same exception."""
     onnx.save(
         make_model([node("NoSuch", ["x"], ["y"])], [value("x", FLOAT, [1])], [value("y", FLOAT, [1])]), tmp_path / "m"
     )
-    outcome = check(tmp_path / "m", [{"x": np.zeros(1, np.float32)}], RIGHT, QUICK)
+    outcome = check(tmp_path / "m", [{"x": np.zeros(1, np.float32)}], DEFAULT_TOLERANCE, QUICK)
     assert (outcome.findings, outcome.failed) == ([], 1)
 
 
@@ -166,10 +166,10 @@ def _write(folder: Path, model: onnx.ModelProto, *feeds: Feed) -> None:
     (folder / "case.json").write_text(f'{{"name": "{name}", "exporter": "onnx.helper", "version": "1"}}')
 
 
-def test_the_script_fills_the_page_and_notices_what_is_wrong(
+def test_the_script_writes_the_page_and_reports_crashes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each case has a row; one that crashes its process costs no other, and the exit code says so."""
+    """Each case has a row, a crash affects one case only, and the exit code is 1."""
     _write(tmp_path / "corpus" / "family" / "good", branches(), {"x": X})
     _write(tmp_path / "corpus" / "family" / "bad", branches(), {"x": X})
     page = tmp_path / "page.md"
@@ -190,7 +190,7 @@ def test_the_script_fills_the_page_and_notices_what_is_wrong(
 
 
 def test_requirements_are_read_without_importing_a_family(tmp_path: Path) -> None:
-    """A family's environment has what this one may lack; modules without requirements are no families."""
+    """The requirements of a family with missing packages can be read, and other modules have none."""
     (tmp_path / "family.py").write_text('import no_such_module\nREQUIREMENTS = ["numpy", "--index-url https://x"]\n')
     (tmp_path / "helper.py").write_text("X = 1\n")
     assert read_requirements(tmp_path / "family.py") == ["numpy", "--index-url https://x"]
@@ -218,8 +218,8 @@ def test_models_above_the_memory_aim_are_listed() -> None:
     assert "peak memory beyond the imports: 1 of 2 models above 1.3: heavy 2.50\n" in summary
 
 
-def test_figures_are_measured_in_processes_of_their_own(tmp_path: Path) -> None:
-    """Every ratio of a model with two shapes is there and positive."""
+def test_ratios_are_measured_in_separate_processes(tmp_path: Path) -> None:
+    """Every ratio of a model with two shapes is positive."""
     model = branches()
     for info in (model.graph.input[0], *model.graph.output):
         info.type.tensor_type.shape.dim[0].dim_param = "rows"
