@@ -157,6 +157,9 @@ class HostFrame:
         for unused in self._unused:
             unused.release()  # or the run would have to fit its result into the last one's
         for name, output in self._outputs.items():
+            copied = self._copied.get(name)
+            if arrays and copied is not None and self._bound.get(name) is copied.value and name not in targets:
+                continue  # bound for the request before
             try:
                 self._bind_output(name, output, targets.get(name), arrays=arrays)
             except Exception as error:
@@ -174,8 +177,11 @@ class HostFrame:
 
     def array(self, name: str) -> Array:
         """Return an output as an array that belongs to the caller."""
-        value, copied = self.result(name, None), self._copied.get(name)
-        return copied.array.copy() if copied is not None and value is copied.value else value.numpy()
+        copied = self._copied.get(name)
+        if copied is not None and self._bound.get(name) is copied.value:
+            return copied.array.copy()
+        array: Array = self.result(name, None).numpy()
+        return array
 
     def _bind_segment(self, segment: Segment, binding: SegmentBinding, requested: set[str]) -> None:
         for inner, name in segment.inputs:
