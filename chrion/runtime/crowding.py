@@ -52,6 +52,8 @@ class Crowding:
         self._until_s = 0.0
         self._requests = 0
         self._opening = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
         self._engine: PlainEngine | None = None
 
     def engine(self) -> PlainEngine | None:
@@ -65,18 +67,39 @@ class Crowding:
             if self._engine is None:
                 self._requests += 1  # a lost count does not matter
                 if self._requests >= _PATIENCE and self._opening.acquire(blocking=False):
-                    threading.Thread(target=self._open, name="chrion-crowding", daemon=True).start()
+                    self._start()
         elif self.active and self._clock() >= self._until_s:
             self.active = False
         return self._engine if self.active else None
 
-    def close(self) -> None:
-        """Drop the session; it ends with the last request that uses it."""
+    def close(self, until: float | None = None) -> None:
+        """Drop the session; it ends with the last request that uses it.
+
+        Args:
+            until: Wait until this value of ``time.monotonic()`` for a session that is being opened; do not wait if
+                missing.
+        """
+        self._closed = True
         self._opening.acquire(blocking=False)  # no other is opened
         self._engine = None
+        thread = self._thread
+        if until is not None and thread:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _start(self) -> None:
+        """Open the session in a thread; without one, crowded requests are served as before."""
+        thread = threading.Thread(target=self._open, name="chrion-crowding", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the interpreter exits, or a limit of the system is reached
+            log.warning("crowded requests: no session of one thread: %s", error)
+        else:
+            self._thread = thread
 
     def _open(self) -> None:
         try:
             self._engine = self._open_session()
         except Exception as error:  # noqa: BLE001 - crowded requests are served as before
             log.warning("crowded requests: no session of one thread: %s", error)
+        if self._closed:
+            self._engine = None

@@ -10,12 +10,14 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import onnx
 import onnxruntime as ort
 
@@ -36,7 +38,7 @@ from chrion.runtime.selection.admission import admit
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision, model_bytes
 from chrion.runtime.selection.selector import PLAIN, EngineSelector, why_plain
-from chrion.runtime.selection.tuning import NOT_TUNED, Tuner
+from chrion.runtime.selection.tuning import NOT_TUNED, NotedShapes, Tuner
 from chrion.runtime.selection.tuning_process import NamedShapes
 from chrion.scheduler.plan import Plan
 
@@ -103,8 +105,10 @@ class Engines:
         #: Whether callers may hold onnxruntime's object of the plain session.
         self._lent = False
         self._tuner: Tuner | None = None
-        #: Shapes of requests that the plain session serves, for tuning; None if shapes are of no interest.
-        self.noted: deque[dict[str, Any]] | None = None
+        #: The plain session, for shapes that have no engine of their own yet.
+        self._untuned: PlainEngine | None = None
+        #: Shapes of requests that it has served; None if all requests have the same.
+        self.noted: deque[NotedShapes] | None = None
         #: The loaded model; None if the model runs plain whatever its shapes, for the reason, or is not loaded here.
         self._graph: Graph | None = None
         self._reason = ""
@@ -115,7 +119,7 @@ class Engines:
         self._tune = "now" if config.plan is not None or isinstance(model, Graph) else tune
         if self._tune == "now":
             self._graph, self._reason = admit(model, config)
-        self.crowding = Crowding(self._open_for_crowd)
+        self.crowding = self._new_crowding()
         self.current = self._first()
 
     @property
@@ -143,14 +147,16 @@ class Engines:
             return self.plain("weights were given")
         engine = self.current
         if not self.by_shapes or (engine.fast_path and engine.fast_path.matches(feed)):
-            self.note(feed)
             return engine
         return self._tuned_now(feed) if self._tune == "now" else self._tuned_before(feed)
 
     def note(self, feed: Mapping[str, Any]) -> None:
-        """Note the shapes of a request that the plain session serves, for tuning; most requests need not be noted."""
-        if self.noted is not None and len(self.noted) < _MAX_NOTED:
-            self.noted.append({name: getattr(value, "shape", None) for name, value in feed.items()})
+        """Note the shapes of a request that was served, for tuning, unless its shapes have an engine of their own.
+
+        Most requests need not be noted.
+        """
+        if self.noted is not None and self.current is self._untuned and len(self.noted) < _MAX_NOTED:
+            self.noted.append({info.name: _known_shape(feed.get(info.name)) for info in self._inputs})
 
     def serve(self, feed: Mapping[str, Any], run: Callable[[Engine], T], run_options: ort.RunOptions | None) -> T:
         """Serve a request; if its engine fails and ``strict`` is false, once more by a fallback.
@@ -174,7 +180,7 @@ class Engines:
         if isinstance(engine, CutEngine) and (reason := run_reason(run_options, accelerated=engine.accelerated)):
             engine = self.plain(reason)
         try:
-            return run(engine)
+            result = run(engine)
         except AcceleratorFailure as failure:
             if self._config.strict:
                 raise failure.reason from failure.__cause__
@@ -187,7 +193,10 @@ class Engines:
             if self._config.strict or not engine.accelerated:
                 raise
             error = failure
-        return self._serve_on_cpu(feed, run, error)
+        else:
+            self.note(feed)
+            return result
+        return self._serve_on_cpu(engine, feed, run, error)
 
     def serve_plain(self, engine: CutEngine, run: Callable[[Engine], T], error: Exception) -> T:
         """Serve a request by the plain session after a segment failed; if that works, later requests as well.
@@ -256,6 +265,8 @@ class Engines:
                 raise
             if before[-1]:
                 before[-1].close()
+            self.crowding.close()
+            self.crowding = self._new_crowding()
 
     def wait_until_tuned(self, timeout_s: float | None = None) -> bool:
         """Wait until all tuning that was asked for is done; return false if the time is over before."""
@@ -286,6 +297,7 @@ class Engines:
         """Close, but wait for requests in flight no longer than ``until``, a time of ``time.monotonic()``."""
         if self._tuner:
             self._tuner.close(until)
+        self.crowding.close(until)
         if not self.refusal:
             self.refusal = _CLOSED
             for engine in (self.current, *tuple(self._by_shape.values())):
@@ -360,8 +372,7 @@ class Engines:
         with self._lock:
             engine = self._by_shape.get(shapes)
             if engine is None:
-                self.note(feed)
-                self.current = self._untuned
+                self.current = self._untuned or self.plain()
             else:
                 self._by_shape.move_to_end(shapes)
                 self.current = engine
@@ -394,15 +405,18 @@ class Engines:
                 self._tuner.submit({})
         return engine
 
-    def _install(self, named: NamedShapes, decision: Decision) -> None:
-        """Use the engine of a decision from the next request on. Called by the tuner's thread."""
+    def _install(self, tuner: Tuner, named: NamedShapes, decision: Decision) -> None:
+        """Use the engine of a decision from the next request on, unless its tuner was replaced.
+
+        Called by the tuning thread.
+        """
         try:
             engine = self._open(named, decision)
         except Exception as error:  # noqa: BLE001 - the plain session goes on serving
             log.warning("the model runs plain: %s", why_plain(error))
             engine = self.plain(why_plain(error))
         with self._lock:
-            if self.refusal:
+            if self.refusal or tuner.closed:
                 engine.close()
             elif named:
                 self._install_for(tuple(named[info.name] for info in self._inputs), engine)
@@ -417,10 +431,12 @@ class Engines:
         if isinstance(engine, PlainEngine) and self._plain and engine.session is self._plain.session:
             self._untuned = engine  # with the reason of the latest decision
         else:
+            # A request reads ``current``, then ``by_shapes``, and takes no lock: set them in the opposite order, so
+            # that it does not use this engine for other shapes.
+            self.by_shapes = True
             engine = self._put(shapes, engine)
         if self.current is before:
             self.current = engine
-        self.by_shapes = bool(self._by_shape)
 
     def _open(self, named: NamedShapes, decision: Decision) -> Engine:
         if decision.plan is None:
@@ -434,6 +450,10 @@ class Engines:
         return self._selector.open(graph, decision)
 
     # Both.
+
+    def _new_crowding(self) -> Crowding:
+        open_session = weakref.WeakMethod(self._open_for_crowd)  # engines end with their session, not in a collection
+        return Crowding(lambda: (method := open_session()) and method())
 
     def _open_for_crowd(self) -> PlainEngine | None:
         """Open a plain session of one thread; None with options of the caller, an accelerator, or many weights."""
@@ -478,7 +498,7 @@ class Engines:
         if self.current is engine:
             self.current = other
 
-    def _serve_on_cpu(self, feed: Mapping[str, Any], run: Callable[[Engine], T], error: Exception) -> T:
+    def _serve_on_cpu(self, engine: Engine, feed: Mapping[str, Any], run: Callable[[Engine], T], error: Exception) -> T:
         """Serve a request on the CPU, and stop using the accelerator.
 
         Raises:
@@ -489,7 +509,7 @@ class Engines:
         except Exception:  # noqa: BLE001 - the error of the engine in use says more
             raise error from None
         with self._lock:
-            if self._selector.lose_accelerator(error):
+            if self._selector.lose_accelerator(error) or engine in (self.current, *self._by_shape.values()):
                 self._drop_accelerated(feed)
         return result
 
@@ -498,7 +518,10 @@ class Engines:
         self._plain = None
         for shapes in [shapes for shapes, engine in self._by_shape.items() if engine.accelerated]:
             del self._by_shape[shapes]
-        if not self.by_shapes:
+        if self._tune != "now":
+            self.stop_tuning()  # it would select the accelerator again
+            self.current = self._untuned = self.plain()
+        elif not self.by_shapes:
             self.current = self._first()
         else:
             self.for_feed(feed)
@@ -538,6 +561,11 @@ def _infos(nodes: Sequence[Any]) -> list[TensorInfo]:
 
 def _metadata(found: Any) -> ModelMetadata:
     return ModelMetadata(**{field.name: getattr(found, field.name) for field in fields(ModelMetadata)})
+
+
+def _known_shape(value: Any) -> tuple[int, ...] | None:
+    """Return the shape of an input; None if it would have to be converted to an array."""
+    return shape_of(value) if isinstance(value, np.ndarray | ort.OrtValue) else None
 
 
 def _of_segment(error: Exception, run_options: ort.RunOptions | None) -> bool:

@@ -143,9 +143,9 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
                 crowd or not engines.by_shapes or (engine.fast_path and engine.fast_path.matches(input_feed))
             ):
                 if not engine.accelerated and not engines.refusal:
+                    outputs: list[Any] = engine.session.run(output_names, input_feed, run_options)  # checks the call
                     if engines.noted is not None:
                         engines.note(input_feed)
-                    outputs: list[Any] = engine.session.run(output_names, input_feed, run_options)  # checks the call
                     return outputs
             elif (  # nearly every request; none of what follows makes a difference to it
                 isinstance(engine, CutEngine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -102,3 +103,35 @@ def test_a_closed_session_is_not_used_any_more(clock: list[float]) -> None:
     crowding = opened(clock)
     crowding.close()
     assert crowded(crowding, 2, 100) == [None] * 100
+
+
+def test_a_session_that_is_opened_too_late_is_dropped(clock: list[float]) -> None:
+    """The owner is closed while it is being opened; at exit, it is waited for."""
+    release = threading.Event()
+
+    def open_session() -> Any:
+        release.wait(30)
+        return SESSION
+
+    crowding = Crowding(open_session, 2, lambda: clock[0])
+    crowded(crowding, 2, 32)
+    crowding.close()
+    release.set()
+    crowding.close(time.monotonic() + 30)
+    assert crowding._thread is not None
+    assert not crowding._thread.is_alive()
+    assert crowding._engine is None
+
+
+def test_without_a_thread_requests_are_served_as_before(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No thread can be started while the interpreter exits, or at a limit of the system."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    crowding = Crowding(lambda: SESSION, 2, lambda: clock[0])
+    assert crowded(crowding, 2, 100) == [None] * 100
+    assert "can't start new thread" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -248,3 +249,20 @@ def test_decisions_are_remembered_by_key(monkeypatch: pytest.MonkeyPatch, tmp_pa
     for file in tmp_path.rglob("*.json"):
         file.write_text('{"winner": 3')
     assert DecisionCache("machine", 1).recall() is None
+
+
+def test_interference_makes_a_decision_uncertain() -> None:
+    """Most rounds begin while other processes use the cores."""
+
+    class Busy:
+        def wait(self) -> bool:
+            return False
+
+        def has_interference(self) -> bool:
+            return True
+
+    def candidate(name: str, *, plain: bool) -> Candidate:
+        return Candidate(name, lambda: (lambda: time.sleep(1e-4), lambda: None), plain=plain)
+
+    candidates = [candidate("plain", plain=True), candidate("plan", plain=False)]
+    assert compare(candidates, None, Busy()).interference

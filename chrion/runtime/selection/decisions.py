@@ -21,8 +21,9 @@ from chrion.graph.external import tensors_of
 from chrion.graph.reading import read_model
 from chrion.scheduler.plan import Plan
 
-#: An uncertain decision is valid for this many seconds, and each further one in a row for four times as long.
-_FIRST_RETRY_S, _RETRY_GROWTH = 60.0, 4.0
+#: An uncertain decision is valid for this many seconds, and each further one in a row for four times as long, up to a
+#: year.
+_FIRST_RETRY_S, _RETRY_GROWTH, _LAST_RETRY_S = 60.0, 4.0, 365 * 86400.0
 
 #: One file that a decision depends on: its absolute path, size in bytes and modification time in ns.
 FileState = tuple[str, int, int]
@@ -48,7 +49,10 @@ class Decision:
     @property
     def valid_s(self) -> float:
         """Number of seconds for which the decision is valid."""
-        return _FIRST_RETRY_S * _RETRY_GROWTH ** (self.attempts - 1) if self.uncertain else math.inf
+        if not self.uncertain:
+            return math.inf
+        growth = _RETRY_GROWTH ** max(0, min(self.attempts - 1, 100))  # a damaged file may hold any number
+        return min(_FIRST_RETRY_S * growth, _LAST_RETRY_S)
 
     def to_json(self) -> dict[str, Any]:
         """Return the decision as data for JSON."""

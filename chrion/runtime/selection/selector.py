@@ -196,9 +196,10 @@ class EngineSelector:
 
     def _shared(self, name: str, make: PlainOpener, reason: str) -> PlainEngine:
         """Return the plain session of a name, opened once, with a reason of its own."""
-        if name not in self._opened:
-            self._opened[name] = make(reason)
-        return self._opened[name].because(reason)
+        engine = self._opened.get(name)
+        if engine is None:
+            engine = self._opened[name] = make(reason)
+        return engine.because(reason)  # another thread may have dropped it meanwhile
 
     def _select_on_cpu(self, graph: Graph) -> Engine:
         """Select an engine without the accelerator; a plain session if nothing was profiled yet."""

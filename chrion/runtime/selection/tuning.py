@@ -19,13 +19,13 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from chrion.errors import ChrionError
 from chrion.files import cache_folder
+from chrion.runtime.options.session_options import fingerprint
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision, decision_from_json, model_identity
 from chrion.runtime.selection.selector import PLAIN, EngineSelector, why_plain
@@ -35,17 +35,24 @@ from chrion.runtime.selection.worker import Decider
 
 log = logging.getLogger(__name__)
 
-#: Opens the engine of a decision and gives it to the session.
-Install = Callable[[NamedShapes, Decision], None]
+#: Shapes of a request by input; None for an input whose shape is not known without converting it.
+NotedShapes = Mapping[str, tuple[int, ...] | None]
 
 #: Reasons for which a model runs plain.
 NOT_TUNED = "tuning has not finished"
 _NOT_CACHED = "tuning is switched off, and no decision is cached"
+_OPTIONS_CHANGED = "the session options were changed after the session had been created"
 
 #: Tuning begins this many seconds after it is asked for, so that it does not slow down the first requests.
 _DELAY_S = 0.3
 #: How often the thread looks for work, and whether the session that it works for was closed, in seconds.
 _POLL_S = 0.2
+#: How long a decision waits, in seconds, while another process tunes.
+_BUSY_S = 1.0
+
+
+class _BusyError(Exception):
+    """Another process tunes."""
 
 
 class Tuner:
@@ -54,28 +61,39 @@ class Tuner:
     Args:
         config: The session's configuration.
         selector: The session's selector, for cached decisions; also makes decisions, where no process can be started.
-        install: Called in the tuning thread with each decision.
+        install: A method that opens the engine of a decision and gives it to the session. Called in the tuning thread
+            with this tuner, the shapes and the decision. Its object is not kept alive, since that would keep the model
+            in memory until a garbage collection.
         cached_only: Use cached decisions only, or else a plain session.
+
+    Attributes:
+        closed: Whether no decision is to be used any more. A flag without a lock: garbage collection may close the
+            tuner of a session in any thread at any moment, and another thread may fork.
+        noted: Shapes of requests, appended by the threads of callers.
     """
 
     def __init__(
         self, config: SessionConfig, selector: EngineSelector, install: Install, *, cached_only: bool = False
     ) -> None:
         self._config = config
+        #: The options may be changed for another session; InferenceSession has copied them by then.
+        self._options = fingerprint(config.options)
         self._selector = selector
-        self._install = install
+        self._install = weakref.WeakMethod(install)
         self._cached_only = cached_only
+        #: Identity of a model given as bytes, which is computed once.
+        self._digest = ""
         self._process: TuningProcess | None = None
-        self._closed = threading.Event()
-        #: Shapes of requests by input, appended by the threads of callers.
-        self.noted: deque[dict[str, Any]] = deque()
+        self.closed = False
+        self.noted: deque[NotedShapes] = deque()
         self._counter = ShapeCounter()
         #: Number of decisions that were asked for and are not made yet.
         self._pending = 0
         self._state = threading.Condition()
         #: Held by the tuning thread while it works for this session.
         self._working = threading.Lock()
-        _thread.serve(self)
+        if not _thread.serve(self):
+            self.closed = True
 
     def submit(self, shapes: NamedShapes) -> None:
         """Ask for a decision; return at once."""
@@ -86,7 +104,7 @@ class Tuner:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until all decisions asked for are made; return false if the time is over before."""
         with self._state:
-            return self._state.wait_for(lambda: not (self._pending or self.noted) or self._closed.is_set(), timeout_s)
+            return self._state.wait_for(lambda: not (self._pending or self.noted) or self.closed, timeout_s)
 
     def close(self, until: float | None = None) -> None:
         """Stop. May be called from any thread, and more than once.
@@ -94,7 +112,7 @@ class Tuner:
         Args:
             until: Wait until this value of ``time.monotonic()`` for work in progress; do not wait if missing.
         """
-        self._closed.set()
+        self.closed = True
         process = self._process
         if process:
             process.kill()
@@ -104,18 +122,18 @@ class Tuner:
             self._working.release()
 
     def after_fork(self) -> None:
-        """Forget the tuning process, which belongs to the parent."""
-        self._closed.set()
+        """Forget the tuning process, which belongs to the parent, and locks that its threads may hold."""
+        self.closed = True
         self._process = None
         self._state = threading.Condition()
+        self._working = threading.Lock()
 
     def count_noted(self) -> None:
         """Count the shapes of requests, and ask for decisions on frequent ones. Called by the tuning thread."""
         while self.noted:
-            noted = self.noted[0]
-            shapes = {name: shape() if callable(shape) else shape for name, shape in noted.items()}  # of an OrtValue
-            if all(shape is not None for shape in shapes.values()) and self._counter.count(tuple(shapes.items())):
-                self.submit({name: tuple(shape) for name, shape in shapes.items()})
+            shapes = {name: shape for name, shape in self.noted[0].items() if shape is not None}
+            if len(shapes) == len(self.noted[0]) and self._counter.count(tuple(shapes.items())):
+                self.submit(shapes)
             self.noted.popleft()
         with self._state:
             self._state.notify_all()
@@ -127,22 +145,28 @@ class Tuner:
             shapes: As given to :meth:`submit`.
             again: Whether an uncertain decision was made before; :meth:`wait` does not wait for this one.
         """
-        decision = None
+        decision, later_s = None, None
         with self._working:
-            if not self._closed.is_set():
+            if not self.closed:
                 try:
                     decision = self._decision(shapes)
-                    self._install(shapes, decision)
+                    if install := self._install():
+                        install(self, shapes, decision)
+                except _BusyError:
+                    later_s = _BUSY_S
                 except Exception as error:  # noqa: BLE001 - the session goes on serving
-                    if not self._closed.is_set():
+                    if not self.closed:
                         log.warning("tuning failed: %s", why_plain(error))
             with self._state:
-                self._pending -= not again
-                if not self._pending:
+                if later_s is None:
+                    self._pending -= not again
+                if not self._pending or self.closed:
                     self._stop_process()
                 self._state.notify_all()
         if decision and decision.uncertain and not self._cached_only:
-            _thread.submit(self, shapes, decision.valid_s, again=True)
+            later_s, again = decision.valid_s, True
+        if later_s is not None:
+            _thread.submit(self, shapes, later_s, again=again)
 
     def _stop_process(self) -> None:
         process, self._process = self._process, None
@@ -150,7 +174,15 @@ class Tuner:
             process.kill()
 
     def _decision(self, shapes: NamedShapes) -> Decision:
-        cache = self._selector.cache("source", model_identity(self._config.source), sorted(shapes.items()))
+        """Return the cached decision, or have one made.
+
+        Raises:
+            _BusyError: Another process tunes.
+            RuntimeError: The session was closed meanwhile.
+        """
+        if fingerprint(self._config.options) != self._options:
+            return Decision(PLAIN, None, _OPTIONS_CHANGED)
+        cache = self._selector.cache("source", self._identity(), sorted(shapes.items()))
         decision = cache.recall()
         if decision is not None:
             return decision
@@ -159,28 +191,37 @@ class Tuner:
         with self._exclusive():
             decision = cache.recall()  # another process may have made it meanwhile
             if decision is None:
-                decision = cache.keep(self._ask(shapes))
+                decision = self._ask(shapes)
+                if fingerprint(self._config.options) != self._options:
+                    return Decision(PLAIN, None, _OPTIONS_CHANGED)
+                decision = cache.keep(decision)
         return decision
+
+    def _identity(self) -> str:
+        source = self._config.source
+        if isinstance(source, str):
+            return model_identity(source)
+        self._digest = self._digest or model_identity(source)
+        return self._digest
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
         """Let one process of this user tune at a time, since several would disturb each other's timing.
 
+        A cache folder that cannot be written to, or a file system without locks, allows any number.
+
         Raises:
-            RuntimeError: The session was closed meanwhile.
+            _BusyError: Another process tunes.
         """
         from filelock import FileLock, Timeout  # noqa: PLC0415 - its import takes as long as a small model's session
 
-        folder = cache_folder()
-        if not os.access(folder, os.W_OK):
-            yield
-            return
-        lock = FileLock(folder / "tuning.lock", thread_local=False)
-        while True:
-            self._require_open()
-            with suppress(Timeout):
-                lock.acquire(timeout=_POLL_S)
-                break
+        lock = FileLock(cache_folder() / "tuning.lock", thread_local=False)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            raise _BusyError from None
+        except (OSError, NotImplementedError) as error:
+            log.debug("tuning without a lock: %s", error)
         try:
             yield
         finally:
@@ -190,7 +231,7 @@ class Tuner:
         """Have the decision made by the tuning process.
 
         If no process can be started, or the session's options hold what it cannot know, decide in this process. If the
-        process is ended by the model, the model runs plain.
+        process ends, the model runs plain for some time: either the model has ended it, or the system or a user did.
 
         Raises:
             RuntimeError: The session was closed meanwhile.
@@ -208,9 +249,9 @@ class Tuner:
         except (OSError, ValueError, KeyError, ChrionError) as error:
             self._require_open()
             self._stop_process()
-            return Decision(PLAIN, None, why_plain(error))
+            return Decision(PLAIN, None, why_plain(error), uncertain=True)
         if self._config.options is None:
-            return Decision(PLAIN, None, failure)
+            return Decision(PLAIN, None, failure, uncertain=True)
         return self._decide_here(shapes, failure)
 
     def _decide_here(self, shapes: NamedShapes, reason: str) -> Decision:
@@ -219,7 +260,7 @@ class Tuner:
         return Decider(self._config).decide(shapes)
 
     def _require_open(self) -> None:
-        if self._closed.is_set():
+        if self.closed:
             raise RuntimeError("this session is closed")
 
 
@@ -236,6 +277,10 @@ class _Work:
     again: bool = field(compare=False)
 
 
+#: See :class:`Tuner`.
+Install = Callable[[Tuner, NamedShapes, Decision], None]
+
+
 class _TuningThread:
     """The thread that tunes for all sessions of a process, one after another."""
 
@@ -246,13 +291,22 @@ class _TuningThread:
         self._lock = threading.Lock()
         self._started = False
 
-    def serve(self, tuner: Tuner) -> None:
-        """Count the shapes of a tuner's requests from now on; start the thread, unless it is running."""
+    def serve(self, tuner: Tuner) -> bool:
+        """Count the shapes of a tuner's requests from now on; start the thread, unless it is running.
+
+        Returns:
+            Whether the thread runs: it cannot be started while the interpreter exits or at a limit of the system.
+        """
         with self._lock:
             self._tuners.add(tuner)
             if not self._started:
-                threading.Thread(target=self._run, name="chrion-tuning", daemon=True).start()
+                try:
+                    threading.Thread(target=self._run, name="chrion-tuning", daemon=True).start()
+                except RuntimeError as error:
+                    log.warning("models are not tuned: %s", error)
+                    return False
                 self._started = True
+        return True
 
     def submit(self, tuner: Tuner, shapes: NamedShapes, delay_s: float, *, again: bool = False) -> None:
         """Call ``tuner.tune`` in the thread after a delay, unless the tuner is collected before."""

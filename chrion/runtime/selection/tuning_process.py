@@ -16,8 +16,10 @@ from chrion.runtime.selection.worker import config_to_data
 #: Shapes of the inputs by name, for a model with free dimensions; empty for another.
 NamedShapes = Mapping[str, tuple[int, ...]]
 
-#: At this niceness the process uses idle cores fully and about a tenth of busy ones.
-_PROGRAM = """import os
+#: At this niceness the process uses idle cores fully and about a tenth of busy ones. An interrupt from the keyboard is
+#: sent to all processes of a terminal; the process that this one works for decides what it means.
+_PROGRAM = """import os, signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
 if hasattr(os, "nice"):
     os.nice(10)
 from chrion.runtime.selection.worker import main
@@ -39,11 +41,11 @@ class TuningProcess:
     def __init__(self, config: SessionConfig) -> None:
         if not sys.executable or getattr(sys, "frozen", False):
             raise OSError("there is no Python interpreter to start")
-        #: Data that is not sent yet.
+        #: Data that is not sent yet, in parts: a model's bytes are not copied.
         self._unsent = config_to_data(config)
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
         self._process = subprocess.Popen(  # noqa: S603 - this interpreter, a module of this package
-            [sys.executable, "-c", _PROGRAM],
+            [sys.executable, "-P", "-c", _PROGRAM],  # -P: no modules from the working directory
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -62,9 +64,10 @@ class TuningProcess:
         assert self._process.stdout  # noqa: S101
         line = b""
         with suppress(BrokenPipeError):
-            self._process.stdin.write(self._unsent + json.dumps({"shapes": shapes}).encode() + b"\n")
+            for part in (*self._unsent, json.dumps({"shapes": shapes}).encode(), b"\n"):
+                self._process.stdin.write(part)
             self._process.stdin.flush()
-            self._unsent = b""
+            self._unsent = ()
             line = self._process.stdout.readline()
         if not line:
             raise OSError(f"the tuning process ended with status {self._process.wait()}")

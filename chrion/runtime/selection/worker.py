@@ -65,8 +65,8 @@ class Decider:
         return load(graph.source, {name: tuple(shape) for name, shape in shapes.items()}, optimise=graph.optimised)
 
 
-def config_to_data(config: SessionConfig) -> bytes:
-    """Return the first lines of the protocol.
+def config_to_data(config: SessionConfig) -> tuple[bytes, ...]:
+    """Return the beginning of the protocol, in parts, of which one is the model's bytes themselves.
 
     Raises:
         TypeError: An argument of the session cannot be passed to another process.
@@ -84,11 +84,11 @@ def config_to_data(config: SessionConfig) -> bytes:
         "budget_mb": config.budget_mb,
         "rest": dict(config.rest),
     }
-    return json.dumps(header).encode() + b"\n" + (source if isinstance(source, bytes) else b"")
+    return json.dumps(header).encode(), b"\n", source if isinstance(source, bytes) else b""
 
 
 def config_from_data(stream: BinaryIO) -> SessionConfig:
-    """Read the first lines of the protocol."""
+    """Read the beginning of the protocol."""
     header = json.loads(stream.readline())
     providers = header["providers"] and [tuple(p) if isinstance(p, list) else p for p in header["providers"]]
     return SessionConfig(

@@ -1,0 +1,40 @@
+"""Fixtures for tuning in the background."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from chrion.runtime.selection import tuning
+from chrion.runtime.selection.tuning_process import NamedShapes
+from tuning_support import alternate, deciding_with, wait_for
+
+
+@pytest.fixture
+def background_tuning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Tune in the background without a delay and with an empty cache; check that no tuning process is left."""
+    monkeypatch.setattr(tuning, "_DELAY_S", 0.0)
+    monkeypatch.setenv("CHRION_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("CHRION_TUNE")
+    yield
+    gc.collect()
+    wait_for(lambda: not psutil.Process().children())
+
+
+@pytest.fixture
+def gate() -> threading.Event:
+    """Return the event that lets the stand-in for the tuning process answer."""
+    return threading.Event()
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> list[NamedShapes]:
+    """Replace the tuning process by one that always selects a plan; return the list of what it is asked for."""
+    shapes: list[NamedShapes] = []
+    monkeypatch.setattr(tuning, "TuningProcess", deciding_with(alternate, shapes, gate))
+    return shapes
