@@ -22,8 +22,7 @@ OTHER_COLOUR, COPY_COLOUR = "#BBBBBB", "#555555"
 #: Categories with marks of their own.
 MAX_CATEGORIES = len(COLOURS) * len(HATCHES)
 
-
-#: What loading a model puts before the names of its unnamed nodes: ``Conv:`` before the output's name.
+#: The prefix of the names that unnamed nodes get when a model is loaded: ``Conv:``, followed by the output's name.
 _TYPE_PREFIX = re.compile(r"^\w+:(?=.)")
 _NUMBER = re.compile(r"[._]?\d+$")
 
@@ -86,7 +85,7 @@ def mark(category: int) -> tuple[str, str, str]:
 
 
 def layer_name(operator: str) -> str:
-    """Return the layer that an operator's name says it belongs to.
+    """Return the layer that an operator belongs to, according to its name.
 
     The path of a name such as ``/encoder/layer.3/attention/MatMul`` ends at its first numbered component:
     ``encoder/layer.3``. Without a path, time steps and numbers are dropped: ``LSTM:l3.t17.h`` belongs to ``l3``,

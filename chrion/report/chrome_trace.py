@@ -10,7 +10,7 @@ from chrion.report.lane_chart import LaneChart
 
 
 def chrome_trace(charts: Sequence[LaneChart]) -> str:
-    """The same as JSON in Chrome's trace event format: a process a chart, a thread a lane, times in us."""
+    """Return charts as JSON in Chrome's trace event format: a process per chart, a thread per lane, times in us."""
     events: list[dict[str, object]] = []
     for process, chart in enumerate(charts):
         events.append(_meta("process_name", process, 0, chart.title))

@@ -74,7 +74,7 @@ def bench_table(timings: Sequence[Timing], hybrid: str, predicted_ms: float | No
     """
     best = best_baseline(timings, hybrid)
     columns: list[Column | str] = [key(""), "median", "quartiles", "runs", f"against {best.name}"]
-    table = FigureTable("Latency; sessions take turns and have the machine to themselves", columns)
+    table = FigureTable("Latency; sessions are timed in turn, one at a time", columns)
     for t in timings:
         quartiles = f"{format_ms(t.low_ms)} to {format_ms(t.high_ms)}"
         table.add_row(t.name, format_ms(t.median_ms), quartiles, str(t.runs), f"{t.median_ms / best.median_ms:.2f}")

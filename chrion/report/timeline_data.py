@@ -1,6 +1,6 @@
 """The data of a timeline: operators with their categories and costs, and charts, as plain values for JSON.
 
-Operators and spans are stored as parallel lists, one list an attribute, so that a plan of 20 000 operators stays small.
+Operators and spans are stored as parallel lists, one for each attribute, to keep the data of large plans small.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from chrion.report.lane_chart import LaneChart, share_scale
 from chrion.scheduler.plan import Plan
 
 SCHEMA = "chrion.timeline/1"
-#: An operator type with a greater share of the time says little as a colour; layers are shown first then.
+#: If one operator type has a greater share of the time, layers are shown first: types would have one colour.
 _DOMINANT_SHARE = 0.8
 #: Digits of times in ms: nanoseconds.
 _DIGITS = 6
@@ -28,7 +28,7 @@ _DIGITS = 6
 
 @dataclass(frozen=True, slots=True)
 class OperatorFacts:
-    """What is known of a plan's operators beside their names and lanes; None where the source is missing."""
+    """Facts about a plan's operators that are not in the plan; None without their source."""
 
     #: From the model.
     dag: Dag | None = None
@@ -57,7 +57,7 @@ def operator_ms(plan: Plan, facts: OperatorFacts) -> list[float]:
             times[i] = (end_ms - start_ms) / len(segment)
     if facts.costs:
         for i, lane in enumerate(plan.schedule.lanes):
-            cost = facts.costs.lane_ms(lane, max(1, plan.schedule.cores))[i]
+            cost = facts.costs.lane_ms(lane, _busy_cores(plan, facts.costs))[i]
             times[i] = cost if math.isfinite(cost) else 0.0
     return times
 
@@ -73,20 +73,20 @@ def type_categories(facts: OperatorFacts, times: Sequence[float]) -> Categories 
 
 
 def prefer_types(types: Categories | None) -> bool:
-    """Return whether operator types are the better categories to show first."""
+    """Return whether to show operator types first, not layers."""
     return types is not None and max(types.shares, default=1.0) <= _DOMINANT_SHARE
 
 
 def timeline_data(
     plan: Plan, charts: Sequence[LaneChart], remarks: Sequence[str], facts: OperatorFacts
 ) -> dict[str, Any]:
-    """Return all that a timeline page shows, as plain values.
+    """Return the content of a timeline page as plain values.
 
     Args:
         plan: The plan.
         charts: The predicted and, if known, the measured chart.
         remarks: Lines of text.
-        facts: What is known of the operators.
+        facts: Facts about the operators.
     """
     times = operator_ms(plan, facts)
     types = type_categories(facts, times)
@@ -133,7 +133,7 @@ def _operators(plan: Plan, facts: OperatorFacts, times: Sequence[float]) -> dict
         found["weight_bytes"] = [dag.weight_total(i) for i in indices]
     if costs:
         found["predicted_ms"] = [_round(ms) for ms in times]
-        found["cpu_ms"] = [_round(ms) for ms in costs.cpu_ms[max(1, plan.schedule.cores) - 1]] if costs.cpu_ms else None
+        found["cpu_ms"] = [_round(ms) for ms in costs.cpu_ms[_busy_cores(plan, costs) - 1]] if costs.cpu_ms else None
         found["accelerator_ms"] = [_round(ms) for ms in costs.accelerator_ms] if costs.accelerator_ms else None
     return found
 
@@ -157,6 +157,11 @@ def _chart(chart: LaneChart) -> dict[str, Any]:
             "copied": {str(at): span.label for at, span in enumerate(spans) if span.segment < 0},
         },
     }
+
+
+def _busy_cores(plan: Plan, costs: Costs) -> int:
+    """Return the number of busy cores at which the costs of CPU lanes are read."""
+    return max(1, min(plan.schedule.cores, costs.cores))
 
 
 def _round(ms: float) -> float | None:

@@ -20,6 +20,7 @@ from chrion.scheduler.plan import Plan
 from chrion.units import format_mb, format_ms
 
 _FOLDER = Path(__file__).parent / "page"
+_SCRIPTS = ("functions.js", "timeline.js")
 #: Characters that could end a script element or start a comment in it.
 _ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
@@ -47,7 +48,7 @@ def timeline_html(
         PlanError: The plan is not for this graph.
     """
     data = timeline_data(plan, charts, remarks, OperatorFacts.of(plan, graph, profile))
-    script = (_FOLDER / "timeline.js").read_text(encoding="utf-8")
+    script = "".join((_FOLDER / name).read_text(encoding="utf-8") for name in _SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _fill(
         (_FOLDER / "timeline.html").read_text(encoding="utf-8"),

@@ -28,7 +28,8 @@ from chrion.runtime import Event
 from chrion.scheduler import fixed_plan
 from helpers import MACHINE, alternating_lanes, branches
 
-SCRIPT = (Path(chrion.report.__file__).parent / "page" / "timeline.js").read_text(encoding="utf-8")
+FOLDER = Path(chrion.report.__file__).parent / "page"
+SCRIPT = "".join((FOLDER / name).read_text(encoding="utf-8") for name in ("functions.js", "timeline.js"))
 BROWSER = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), "")
 in_browser = pytest.mark.skipif(not BROWSER, reason="no chromium is installed")
 HOSTILE = "</script><script>document.title='run'</script><img src=x onerror=\"document.title='run'\">@@DATA@@\u2028'\\"
