@@ -12,10 +12,12 @@ from pathlib import Path
 
 import onnx
 import pytest
+import typer
 
 import chrion
 from chrion import errors
 from chrion.cli import main
+from chrion.cli.app import app
 from chrion.simulator import find_scenario
 from chrion.zoo import build
 from code_blocks import Block, blocks, check_chrion, check_python, commands, matches
@@ -208,6 +210,22 @@ def test_the_reference_documents_what_is_exported() -> None:
     # The base of all errors stands among the errors.
     expected = expected - {"chrion.ChrionError"} | {"chrion.errors.ChrionError"}
     assert set(documented) == expected
+
+
+def test_the_command_reference_has_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The generated reference has a section for each command with all of its options, and no markup of the terminal."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    text = importlib.import_module("command_reference").command_reference(app, "chrion")
+    assert "[bold]" not in text
+    sections = dict(re.findall(r"^#+ `(.*?)`\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL))
+    group = typer.main.get_command(app)
+    pending = [(f"chrion {name}", command) for name, command in group.commands.items()]
+    assert pending
+    while pending:
+        name, command = pending.pop()
+        options = [option for parameter in command.params for option in parameter.opts if option.startswith("--")]
+        assert [option for option in options if option not in sections[name]] == [], name
+        pending += [(f"{name} {key}", sub) for key, sub in getattr(command, "commands", {}).items()]
 
 
 def test_documented_arguments_exist() -> None:
