@@ -67,12 +67,12 @@ def plot_alpha_sweep(points: Sequence[tuple[float, Plan]], path: Path) -> None:
     memory.plot(
         alphas, [p.predicted.resident_mb for _, p in points], "^:", color=COLOURS[2], label="plan, resident memory"
     )
-    for name, only, style in (("accelerator only", first.accelerator_only, "--"), ("CPU only", first.cpu_only, "-.")):
-        if only is not None:
-            colour = COLOURS[5 if style == "--" else 3]
-            latency.axhline(only.latency_ms, color=colour, linestyle=style, label=name)
-            if only is first.accelerator_only:
-                memory.axhline(only.memory_mb, color=colour, linestyle=style)
+    if first.accelerator_only is not None:
+        style = {"color": COLOURS[5], "linestyle": "--"}
+        latency.axhline(first.accelerator_only.latency_ms, **style, label="accelerator only")
+        memory.axhline(first.accelerator_only.memory_mb, **style)
+    if first.cpu_only is not None:
+        latency.axhline(first.cpu_only.latency_ms, color=COLOURS[3], linestyle="-.", label="CPU only")
     for axes, title, unit in ((latency, "latency", "ms"), (memory, "accelerator memory (Equation 4)", "MB")):
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("alpha, ms/MB")

@@ -17,7 +17,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-#: A column of text is not made narrower than this if its text is longer.
+#: The least width of a column of longer text.
 _TEXT_WIDTH = 12
 
 
@@ -52,7 +52,7 @@ class FigureTable:
         self.rows: list[tuple[str, ...]] = []
 
     def add_row(self, *cells: str) -> None:
-        """Add a row of one cell a column.
+        """Add a row with one cell for each column.
 
         Raises:
             ValueError: The number of cells is not the number of columns.
@@ -91,7 +91,8 @@ class FigureTable:
         return parts or [keys]
 
     def _table(self, columns: Sequence[int]) -> Table:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        named = any(self.columns[at].name for at in columns)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=named)
         for at in columns:
             column, cells = self.columns[at], [row[at] for row in self.rows]
             widest = max((cell_len(cell) for cell in cells), default=0)
@@ -107,7 +108,7 @@ class FigureTable:
         return table
 
     def _lines(self, columns: Sequence[int]) -> Iterator[RenderableType]:
-        """Yield one line a cell, for a console that is too narrow for a table."""
+        """Yield one line for each cell, for a console that is too narrow for a table."""
         for row in self.rows:
             for at in columns:
                 if row[at]:
@@ -119,7 +120,7 @@ def _least_width(console: Console, options: ConsoleOptions, table: Table) -> int
 
 
 def _wrapped(name: str, width: int) -> str:
-    """Return a heading with its words on as many lines as keep it as narrow as its column."""
+    """Return a heading, wrapped between words to the width of its column."""
     words = name.split()
     width = max([width, *map(len, words)])
     lines = [""]

@@ -11,7 +11,7 @@ from chrion.runtime.execution.executor import Event
 from chrion.scheduler.plan import Plan
 from chrion.units import format_ms
 
-#: Charts whose latencies differ by more than this factor do not share a time scale unless asked to.
+#: Charts whose latencies differ by a greater factor have separate time scales by default.
 _COMMON_SCALE = 3.0
 
 

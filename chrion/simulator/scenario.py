@@ -189,6 +189,9 @@ def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
         raise ScenarioError(f"seed = {seed!r}: expected a whole number of at least 0")
     if type(preload) is not bool:
         raise ScenarioError(f"preload = {preload!r}: expected true or false")
+    for key in ("name", "description"):
+        if not isinstance(content.get(key, ""), str):
+            raise ScenarioError(f"{key} = {content[key]!r}: expected text")
     slo = read_section(SloSpec, content.get("slo", {}), "slo")
     policies = read_section(PolicySpec, content.get("policies", {}), "policies")
     if policies.admission == "deadline" and slo.measure != "response":
@@ -207,7 +210,7 @@ def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
         seed,
         folder,
     )
-    title = str(content.get("name", name))
+    title = content.get("name", name)
     return Scenario(title, seed, preload, patterns, servers, policies, slo.measure, models, workload)
 
 

@@ -203,6 +203,8 @@ def test_variant_defaults(tmp_path: Path) -> None:
         ("sed = 1", "unknown key 'sed' (did you mean 'seed'?)"),
         ("seed = -1", "seed = -1: expected a whole number of at least 0"),
         ("preload = 1", "preload = 1: expected true or false"),
+        ("description = 1", "description = 1: expected text"),
+        ("name = []", "name = []: expected text"),
         ('catalogue = "table9"', "catalogue = 'table9': table9.toml not found"),
         ('use = ["baselin"]', "unknown key 'baselin' (did you mean 'baseline'?)"),
         ("[workload]\nrate_per_s = -3.0", "workload.rate_per_s = -3.0: expected a number above 0"),
