@@ -19,6 +19,7 @@ from chrion.cli.compare import compare
 from chrion.cli.console import stderr
 from chrion.cli.demo import demo
 from chrion.cli.devices import devices
+from chrion.cli.entry import INTERRUPTED
 from chrion.cli.model import model
 from chrion.cli.partition import partition
 from chrion.cli.plan import app as plan_app
@@ -28,12 +29,11 @@ from chrion.cli.run import run as run_command
 from chrion.cli.simulate import simulate
 from chrion.cli.sweep import sweep
 from chrion.errors import ChrionError
-from chrion.scheduler import describe_policies
+from chrion.scheduler import POLICIES, policy_names
 
-INTERRUPTED = 130
 _BAD_INPUT = 2
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
-_START, _STUDY, _PLAN, _RUN, _FILES = "Start", "Study", "Plan", "Run", "Files and machine"
+_START, _STUDY, _PLAN, _RUN, _FILES = "Start", "Study", "Plan", "Run", "Files"
 
 #: Base of the errors of wrong usage, whichever library Typer takes it from.
 _USAGE_ERROR: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -44,7 +44,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings=_SETTINGS,
-    epilog="Exit codes: 0 done, 1 failed, 2 bad input, 3 no plan meets the SLO or fits the GPU budget.",
+    epilog="Exit codes: 0 done, 1 failed, 2 bad input, 3 the SLO or the GPU budget is missed, 130 interrupted.",
 )
 
 
@@ -142,10 +142,14 @@ def _register(command: Callable[..., None], panel: str, *examples: str) -> None:
 
 
 def _policy_lines(command: Callable[..., None]) -> list[str]:
-    """Return a heading and a line for each scheduler, for the help of commands that have an option for them."""
+    """Return a heading and a line for each scheduler, for the help of commands that have an option for them.
+
+    Policies of installed packages are not imported for that, so they have no description.
+    """
     if not {"policy", "policies"} & set(inspect.signature(command).parameters):
         return []
-    lines = (f"  {name}: {escape(description)}" for name, description in describe_policies().items())
+    built_in = {name: policy.description for name, policy in POLICIES.items()}
+    lines = (f"  {name}: {escape(built_in.get(name, 'Of an installed package.'))}" for name in policy_names())
     return ["[bold]Schedulers[/bold]", *lines]
 
 

@@ -6,7 +6,7 @@ Exit codes:
 0    The command succeeded.
 1    A failure: wrong outputs, a closed or full standard output, or a bug (with a traceback).
 2    Bad input: a usage error, or a file or value that cannot be used.
-3    No plan meets the SLO or fits the GPU budget.
+3    The plan, or the measured latency, misses the SLO or the GPU budget.
 130  Interrupted with Ctrl-C.
 ==== =========================================================================
 """
@@ -19,7 +19,8 @@ import sys
 from collections.abc import Iterator
 from typing import NoReturn
 
-_INTERRUPTED = 130
+#: Exit code after Ctrl-C.
+INTERRUPTED = 130
 
 
 def main() -> NoReturn:
@@ -29,7 +30,7 @@ def main() -> NoReturn:
         sys.stdout.flush()
     except KeyboardInterrupt:
         _complain("interrupted")
-        code = _INTERRUPTED
+        code = INTERRUPTED
     except BrokenPipeError:  # the reader of stdout, `head` for example, has closed it
         _discard_stdout()
         code = 1

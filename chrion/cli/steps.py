@@ -152,7 +152,7 @@ def time_sessions(candidates: Mapping[str, SessionFactory], rounds: int) -> list
     with step(f"timing {len(candidates)} sessions in {rounds} rounds", animated=False) as update:
         timings = time_candidates(candidates, rounds=rounds, progress=update, monitor=monitor)
     if monitor.patience_s <= 0:
-        note("warning: other processes used the cores all the while; measure again when they are idle")
+        note("warning: other processes used the cores during the measurement; repeat it when they are idle")
     return timings
 
 

@@ -1,4 +1,4 @@
-"""HybridSession within a memory budget: what may be chosen, and what a plain session may be."""
+"""HybridSession with a memory budget: the candidates that fit, and plain sessions."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ ACCELERATOR = "CUDAExecutionProvider"
 
 
 def config(budget_mb: float | None) -> SessionConfig:
-    """A caller who names an accelerator."""
+    """Return the configuration of a session on an accelerator."""
     source = branches().SerializeToString()
     return SessionConfig(
         source, None, [ACCELERATOR, "CPUExecutionProvider"], None, None, None, None, None, budget_mb=budget_mb
     )
 
 
-def decided(monkeypatch: pytest.MonkeyPatch, budget_mb: float | None) -> list[str]:
-    """Names of those that the guard would time: the plain session takes 800 MB, the plan 300."""
+def timed_candidates(monkeypatch: pytest.MonkeyPatch, budget_mb: float | None) -> list[str]:
+    """Return the names of the candidates that the guard times: the plain session takes 800 MB, the plan 300."""
     graph = load(branches())
     plan = replace(
         fixed_plan(graph, alternating_lanes(graph)),
@@ -37,14 +37,14 @@ def decided(monkeypatch: pytest.MonkeyPatch, budget_mb: float | None) -> list[st
     )
     timed: list[str] = []
 
-    def made(*_: Any) -> list[Plan]:
+    def make_plans(*_: Any) -> list[Plan]:
         return [plan]
 
     def compare(candidates: list[Candidate], *_: Any) -> Comparison:
         timed.extend(c.name for c in candidates)
         return Comparison(candidates[0].name, ())
 
-    monkeypatch.setattr(EngineSelector, "_plans", made)
+    monkeypatch.setattr(EngineSelector, "_plans", make_plans)
     monkeypatch.setattr(choosing, "compare", compare)
     selector = EngineSelector(config(budget_mb))
     selector._compare(graph)
@@ -55,35 +55,35 @@ def decided(monkeypatch: pytest.MonkeyPatch, budget_mb: float | None) -> list[st
     ("budget_mb", "plain", "plan"),
     [(None, True, True), (900.0, True, True), (500.0, False, True), (100.0, False, False)],
 )
-def test_only_what_fits_is_timed(
+def test_only_candidates_that_fit_are_timed(
     monkeypatch: pytest.MonkeyPatch, budget_mb: float | None, *, plain: bool, plan: bool
 ) -> None:
-    """Plain sessions on the CPU always do."""
-    timed = decided(monkeypatch, budget_mb)
+    """Plain sessions on the CPU always fit."""
+    timed = timed_candidates(monkeypatch, budget_mb)
     assert ("plain" in timed) == plain
     assert ("plan 1" in timed) == plan
     assert any(name.startswith("plain, ") for name in timed)
 
 
-def test_a_plain_session_in_place_of_a_plan_takes_nothing_of_a_budget() -> None:
-    """Nobody knows what it would hold: it runs on the CPU."""
+def test_a_plain_session_that_replaces_a_plan_runs_on_the_cpu() -> None:
+    """Its accelerator memory would be unknown."""
     assert config(500.0).plain("no plan").session.get_providers() == ["CPUExecutionProvider"]
 
 
-def test_decisions_of_different_budgets_are_remembered_apart() -> None:
-    """The budget is part of the goal."""
+def test_decisions_of_different_budgets_are_cached_separately() -> None:
+    """The budget is part of the cache's key."""
     goals = [config(mb).goal for mb in (None, 500.0, 600.0)]
     assert len(set(goals)) == 3
 
 
-def test_a_session_within_a_budget_computes_the_same() -> None:
-    """With no accelerator there is nothing to exceed."""
+def test_a_session_with_a_budget_computes_the_same() -> None:
+    """Without an accelerator every candidate fits."""
     model = branches()
     with HybridSession(model, gpu_budget="600MB") as session:
         assert_same_as_plain(session, model, {"x": np.ones((2, 4), np.float32)})
 
 
-def test_what_is_no_budget_is_refused() -> None:
-    """Before anything is measured."""
+def test_a_budget_that_is_no_size_is_refused() -> None:
+    """The session raises before it measures."""
     with pytest.raises(OptionError, match="gpu budget"):
         HybridSession(branches(), gpu_budget="600 apples")
