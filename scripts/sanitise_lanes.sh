@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run the tests of the lanes in C under sanitisers: addresses and undefined behaviour together, then threads.
+# Run the tests of the native lanes under sanitisers: addresses and undefined behaviour together, then threads.
 #
 # Only chrion/native/lanes.c is instrumented; calls from Python and onnxruntime are ignored, since the sanitisers do not
 # see how those synchronise. A sanitiser whose runtime the compiler lacks is named and skipped.

@@ -147,7 +147,7 @@ def _compare(session: HybridSession, plain: Reference, feed: Feed, counts: Count
         counts.failed += 1
         expected = None
     try:
-        # Every second run has run options: lanes in Python serve these, and lanes in C the others.
+        # Every second run has run options: lane threads serve these, and native lanes the others.
         found = session.run(None, feed, quiet_run() if counts.runs % 2 else None)
     except Exception as error:
         if expected is None:

@@ -1,4 +1,4 @@
-"""Lanes in C, for programs that run on the CPU only; see ``lanes.c``.
+"""Native lanes (in C), for programs that run on the CPU only; see ``lanes.c``.
 
 The library is compiled when Chrion is installed, if possible (on Linux with a C compiler). Without it, lanes are Python
 threads, which have a longer handoff latency; nothing else changes.

@@ -128,7 +128,7 @@ def _drop(resource: _Resource) -> None:
 
 
 class NativeSession:
-    """An onnxruntime session that lanes in C run.
+    """An onnxruntime session that native lanes run.
 
     Args:
         model: The serialised model.
@@ -196,7 +196,7 @@ class NativeBinding:
 
 
 class NativeLanes:
-    """The lanes in C of one program: a thread for each lane except the first, which runs on the caller's thread.
+    """The native lanes of one program: a thread for each lane except the first, which runs on the caller's thread.
 
     Args:
         steps: The steps of each lane, as triples (kind, first argument, second argument) of ``lanes.c``. Steps refer to
@@ -266,7 +266,7 @@ class NativeLanes:
 
 
 class NativeFrame:
-    """The state of one request on lanes in C.
+    """The state of one request on native lanes.
 
     Args:
         lanes: The lanes.

@@ -32,7 +32,7 @@ def measure_handoff_ms(cores: Sequence[int], *, python_lanes: bool = False) -> t
 
     Args:
         cores: Logical CPUs, of which the first two are used. With one CPU the handoff latency is zero.
-        python_lanes: Measure lanes in Python, which programs with an accelerator use, even if lanes in C exist.
+        python_lanes: Measure lane threads, which programs with an accelerator use, even if there are native lanes.
 
     Returns:
         The time from the end of a segment to the start of the next one on the other lane, and the time of a call of a
@@ -52,7 +52,7 @@ def measure_handoff_ms(cores: Sequence[int], *, python_lanes: bool = False) -> t
 
 
 def _native_ms(cores: Sequence[int]) -> tuple[float, float]:
-    """Measure two lanes in C that run alternately, or one lane alone."""
+    """Measure two native lanes that run alternately, or one lane alone."""
     lanes = min(2, len(cores))
     steps: list[list[tuple[int, int, int]]] = [[] for _ in range(lanes)]
     for number in range(_ROUNDS):

@@ -79,12 +79,12 @@ class Served:
 
 
 def by_run(session: Session, feed: Feed) -> list[Any]:
-    """Run with arrays, as most callers do; without run options, lanes in C serve the request."""
+    """Run with arrays, as most callers do; without run options, native lanes serve the request."""
     return list(session.run(None, feed))
 
 
 def by_options(session: Session, feed: Feed) -> list[Any]:
-    """Run with run options, which lanes in Python serve."""
+    """Run with run options, which lane threads serve."""
     return list(session.run(None, feed, quiet_run()))
 
 

@@ -122,7 +122,7 @@ def test_a_session_whose_plan_cannot_be_opened_runs_plain(
     with HybridSession(branches(), plan=plan) as session:
         assert_equal(session.run(None, {"x": X}), run_plain(branches(), {"x": X}))
         assert calls
-        # Python lanes replace native lanes that onnxruntime refuses.
+        # Lane threads replace native lanes that onnxruntime refuses.
         stays = step == "start the lanes" and isinstance(error, RuntimeError)
         assert (session.plan is not None) == stays
         assert stays or type(error).__name__ in session.explain()

@@ -1,4 +1,4 @@
-"""Lanes in C: the same results and errors as Python lanes, and the release of all resources."""
+"""Native lanes: the same results and errors as lane threads, and the release of all resources."""
 
 from __future__ import annotations
 

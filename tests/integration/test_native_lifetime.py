@@ -1,4 +1,4 @@
-"""Lifetime of lanes in C and of what they use: closed lanes, reference cycles, signals, and the fallback to Python."""
+"""Lifetime of native lanes and their resources: closed lanes, reference cycles, signals, and the fallback."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_reference_cycle_is_released_in_a_safe_order(order: int, monkeypatch: 
 
 
 def lane_masks() -> list[int]:
-    """Return the blocked signals of every lane in C."""
+    """Return the blocked signals of every native lane."""
     masks = []
     for task in Path("/proc/self/task").iterdir():
         if (task / "comm").read_text().startswith("chrion-lane-"):
@@ -129,7 +129,7 @@ def test_lanes_block_asynchronous_signals_only() -> None:
 
 
 @compiled
-def test_the_fallback_to_lanes_in_python_is_reported(
+def test_the_fallback_to_lane_threads_is_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In the log, once, and by ``explain``; the session serves."""
@@ -145,7 +145,7 @@ def test_the_fallback_to_lanes_in_python_is_reported(
     ):
         for _ in range(3):
             assert_same_as_plain(session, branches(), FEED)
-        assert "lanes in Python (lanes in C failed: the system provides no threads for lanes)" in session.explain()
+        assert "lane threads (native lanes failed: the system provides no threads for lanes)" in session.explain()
     assert caplog.text.count("no threads for lanes") == 1
 
 
@@ -158,14 +158,14 @@ def test_lanes_that_are_not_compiled_are_reported_once(caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             with HybridSession(graph, plan=plan) as session:
-                assert "lanes in Python (they are not compiled" in session.explain()
+                assert "lane threads (native lanes are not compiled" in session.explain()
     assert caplog.text.count("not compiled") == 1
 
 
 def test_lanes_of_an_accelerator_say_so(caplog: pytest.LogCaptureFixture) -> None:
-    """They are Python's by design, which is no reason to warn."""
+    """They are lane threads by design, so there is no warning."""
     graph = load(branches())
     plan = fixed_plan(graph, [0, 1, 0, 1], accelerator="CPUExecutionProvider")
     with HybridSession(graph, plan=plan) as session:
-        assert "lanes in Python (the plan uses an accelerator)" in session.explain()
+        assert "lane threads (the plan uses an accelerator)" in session.explain()
     assert "lanes" not in caplog.text

@@ -42,7 +42,7 @@ from option_cases import (
 
 
 def segment_options(session: HybridSession) -> list[ort.SessionOptions]:
-    """Return the options of every segment of a session with Python lanes."""
+    """Return the options of every segment of a session with lane threads."""
     assert isinstance(session._engine, CutEngine)
     session.run(None, FEED, ort.RunOptions())
     executor = session._engine._python_executor()
@@ -140,7 +140,7 @@ def test_harmless_values_leave_the_model_cut(key: str) -> None:
 
 @pytest.mark.parametrize("key", [key for key, option in SESSION_KEYS.items() if option.inherited])
 def test_segments_inherit_a_session_key(key: str, native_options: list[ort.SessionOptions]) -> None:
-    """Segments have the key with native lanes and with Python lanes."""
+    """Segments have the key with native lanes and with lane threads."""
     with cut(chain(), options(lambda o: o.add_session_config_entry(key, "1"))) as session:
         found = [*segment_options(session), *native_options]
         assert len(found) > 1
@@ -199,7 +199,7 @@ def test_every_attribute_is_tested() -> None:
 
 @pytest.mark.parametrize("name", [name for name, option in SESSION_OPTIONS.items() if option.inherited])
 def test_segments_inherit_an_attribute(name: str, native_options: list[ort.SessionOptions]) -> None:
-    """Segments have the attribute with native lanes and with Python lanes."""
+    """Segments have the attribute with native lanes and with lane threads."""
     with cut(chain(), options(lambda o: setattr(o, name, CHANGED[name]))) as session:
         found = [*segment_options(session), *native_options]
         assert len(found) > 1

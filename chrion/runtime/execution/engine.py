@@ -47,8 +47,8 @@ class CannotCutError(Exception):
 class CutEngine:
     """A plan in execution: sessions of its segments, and an executor with its lanes.
 
-    Requests run on lanes in C if possible, otherwise on lane threads of Python, which are started when the first such
-    request comes. A plan whose lanes all have to be Python's starts them at once.
+    Requests run on native lanes if possible, and otherwise on lane threads. Those are started for the first such request,
+    or at once if no request can run on native lanes.
 
     Args:
         graph: The graph.
@@ -86,7 +86,7 @@ class CutEngine:
         self._lock = threading.RLock()
         self._closed = False
         monitor = MemoryMonitor()
-        #: Why requests run on Python's lanes; empty if they run on lanes in C.
+        #: Why requests run on lane threads; empty if they run on native lanes.
         self._no_native = "the plan uses an accelerator" if accelerator else find_obstacle(graph, self.program)
         if self._no_native == NOT_COMPILED:
             _warn_not_compiled()
@@ -106,7 +106,7 @@ class CutEngine:
 
     @property
     def native(self) -> bool:
-        """Whether requests without run options run on lanes in C."""
+        """Whether requests without run options run on native lanes."""
         return self._native is not None
 
     def prepare(self, names: Sequence[str] | None, feed: Mapping[str, Any]) -> tuple[list[str], Mapping[str, Any]]:
@@ -164,9 +164,10 @@ class CutEngine:
         """Describe in a few lines what runs where."""
         plan, lanes = self.plan, [lane for lane in self.program.lanes if not is_copy_lane(lane)]
         counts = f"{self.session_count} sessions, {self.program.waits} waits, {self.program.copies} copies"
+        threads = "native lanes" if self._native else f"lane threads ({self._no_native})"
         lines = [
             f"{plan.model}: {len(plan.operators)} operators in {len(plan.segments)} segments on {len(lanes)} lanes",
-            f"policy {plan.policy}, {counts}, lanes in {'C' if self._native else f'Python ({self._no_native})'}",
+            f"policy {plan.policy}, {counts}, {threads}",
             f"predicted {format_ms(plan.predicted.latency_ms)}, accelerator {format_mb(plan.predicted.memory_mb)}",
         ]
         if self.loaded_mb is not None:
@@ -192,13 +193,13 @@ class CutEngine:
                 executor.close(until)
 
     def _open_native(self) -> NativeExecutor | None:
-        """Open the program on lanes in C; warn and return None if onnxruntime or the system refuses."""
+        """Open the program on native lanes; warn and return None if onnxruntime or the system refuses."""
         try:
             self.segments, self.session_count = self._open_segments(native=True)
             return NativeExecutor(self.graph, self.program, self.segments, self._cores)
         except (NativeError, RuntimeError) as error:
-            self._no_native = f"lanes in C failed: {first_line(error)}"
-            log.warning("model %s runs on lanes in Python, which is slower: %s", self.plan.model, self._no_native)
+            self._no_native = f"native lanes failed: {first_line(error)}"
+            log.warning("model %s runs on lane threads, which are slower: %s", self.plan.model, self._no_native)
             return None
 
     def _python_executor(self) -> PythonExecutor:
@@ -296,7 +297,7 @@ def require_tensors(graph: Graph) -> None:
 
 @functools.cache
 def _warn_not_compiled() -> None:
-    log.warning("models run on lanes in Python, which are slower than lanes in C: %s", NOT_COMPILED)
+    log.warning("models run on lane threads, which are slower: %s", NOT_COMPILED)
 
 
 def _open_accelerator(plan: Plan, provider_options: Mapping[str, Any]) -> Accelerator | None:

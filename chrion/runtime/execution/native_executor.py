@@ -1,4 +1,4 @@
-"""Executor on the lanes in C of :mod:`chrion.native`, for programs whose lanes are all CPU cores.
+"""Executor on the native lanes of :mod:`chrion.native`, for programs whose lanes are all CPU cores.
 
 A request is one call into C, which holds no GIL: its inputs are copied or bound before the call, its outputs after it.
 Programs with lanes of an accelerator, values whose size only the run knows, and requests with run options are left to
@@ -21,11 +21,11 @@ from chrion.runtime.execution.host_frame import Array, HostFrame
 from chrion.runtime.execution.program import Program, Run, Signal, Wait
 from chrion.runtime.execution.segments import Segment
 
-NOT_COMPILED = "they are not compiled, which takes Linux and a C compiler when Chrion is installed"
+NOT_COMPILED = "native lanes are not compiled, which takes Linux and a C compiler when Chrion is installed"
 
 
 def find_obstacle(graph: Graph, program: Program) -> str:
-    """Return why a program cannot run on lanes in C; empty if it can."""
+    """Return why a program cannot run on native lanes; empty if it can."""
     if program.copies:
         return "values are copied between the memories of host and device"
     for info in graph.values.values():
@@ -41,7 +41,7 @@ class _NativeHostFrame(HostFrame):
 
 
 class NativeExecutor(Executor[_NativeHostFrame]):
-    """Carries out one program on lanes in C.
+    """Carries out one program on native lanes.
 
     Args:
         graph: The graph.
@@ -68,7 +68,7 @@ class NativeExecutor(Executor[_NativeHostFrame]):
 
     def _perform(self, frame: _NativeHostFrame, run_options: ort.RunOptions | None, events: list[Event] | None) -> None:
         if run_options is not None:
-            raise ValueError("lanes in C take no run options")
+            raise ValueError("native lanes take no run options")
         if frame.native is None:
             frame.native = NativeFrame(self._lanes, [segment.session for segment in self._segments], frame.bindings)
         if events is None:
@@ -105,6 +105,6 @@ def _encode(program: Program) -> list[list[tuple[int, int, int]]]:
             elif isinstance(step, Signal):
                 steps.append((SIGNAL, step.count, 0))
             else:
-                raise TypeError(f"lanes in C do not carry out {step}")
+                raise TypeError(f"native lanes do not carry out {step}")
         lanes.append(steps)
     return lanes

@@ -48,7 +48,7 @@ class SegmentFactory:
         extractor: Extractor of the graph.
         base: The caller's session options, or None.
         accelerator: Opens the segments of its lanes.
-        native: Whether segments of CPU lanes are for lanes in C.
+        native: Whether segments of CPU lanes are for native lanes.
     """
 
     def __init__(
