@@ -312,3 +312,107 @@ def test_the_page_draws_its_charts(plan: Plan, graph: Graph, profile: Profile, t
     assert dom.count('role="application"') == 2
     assert all(f">{name}</span>" in dom for name in ("Relu", "MatMul", "Neg", "Gemm"))
     assert 'value="type"' in dom
+
+
+def drive(folder: Path, page: str, script: str) -> Any:
+    """Return what a script sees that acts on a page as a user does; the page's policy is lifted for the script."""
+    page = re.sub(r"<meta http-equiv=[^>]*>", "", page)
+    helpers = """
+      const [first] = document.querySelectorAll("#charts canvas"), panel = chrionTimeline.panels[0];
+      const press = (key) => first.dispatchEvent(new KeyboardEvent("keydown", { key, cancelable: true }));
+      const spot = (ms, row) => {
+        const box = first.getBoundingClientRect(), { plot, view } = panel;
+        const x = plot.left + ((ms - view.start) / (view.end - view.start)) * (plot.right - plot.left);
+        return { clientX: box.left + x, clientY: box.top + plot.top + row * 32 + 14, pointerId: 1, cancelable: true };
+      };
+      first.setPointerCapture = () => {};
+      const click = (ms, row) => ["pointerdown", "pointerup"].forEach(
+        (name) => first.dispatchEvent(new PointerEvent(name, spot(ms, row))));
+      const wheel = (ms, deltaY) => first.dispatchEvent(new WheelEvent("wheel", { ...spot(ms, 0), deltaY }));
+      const chosen = () => (document.querySelector("#details h2") || {}).textContent;
+    """
+    act = f"setTimeout(() => {{ {helpers}\nconst seen = (() => {{ {script} }})();\n"
+    act += "const out = document.createElement('pre'); out.id = 'seen'; out.textContent = JSON.stringify(seen);"
+    act += "document.body.append(out); }, 500);"
+    dom = browse(folder, page.replace("</body>", f"<script>{act}</script></body>"))
+    return json.loads(html.unescape(dom.split('<pre id="seen">')[1].split("</pre>")[0]))
+
+
+@in_browser
+def test_the_page_is_used_by_mouse(plan: Plan, graph: Graph, profile: Profile, tmp_path: Path) -> None:
+    """A click selects the operator under it, the wheel zooms at the pointer, and a double click resets the view."""
+    page = timeline_html(plan, [predicted_chart(plan)], graph=graph, profile=profile)
+    script = """
+      click(0.5, 0);
+      const name = chosen(), text = document.querySelector("#details").textContent, before = panel.view;
+      wheel(2, -300);
+      const zoomed = panel.view;
+      first.dispatchEvent(new MouseEvent("dblclick"));
+      return { name, text, before, zoomed, after: panel.view };
+    """
+    seen = drive(tmp_path, page, script)
+    assert seen["name"] == plan.operators[plan.segments[0][0]]
+    for fact in ("cpu1", "predicted", "inputs", "outputs", "weights", "one core takes 1.00 ms"):
+        assert fact in seen["text"]
+    before, zoomed = seen["before"], seen["zoomed"]
+    assert zoomed["end"] - zoomed["start"] < 0.7 * (before["end"] - before["start"])
+    share = (2 - before["start"]) / (before["end"] - before["start"])
+    assert (2 - zoomed["start"]) / (zoomed["end"] - zoomed["start"]) == pytest.approx(share, abs=0.002)  # to a pixel
+    assert seen["after"] == before
+
+
+@in_browser
+def test_the_page_is_used_by_keyboard(plan: Plan, graph: Graph, profile: Profile, tmp_path: Path) -> None:
+    """Keys step through bars and lanes, zoom, move, reset and clear the selection."""
+    page = timeline_html(plan, [predicted_chart(plan)], graph=graph, profile=profile)
+    script = """
+      const names = [], spans = [];
+      for (const key of [".", ".", "ArrowDown", ","]) { press(key); names.push(chosen()); }
+      for (const key of ["+", "ArrowRight", "-", "Home"]) { press(key); spans.push(panel.view); }
+      press("Escape");
+      return { names, spans, cleared: chosen() === undefined };
+    """
+    seen = drive(tmp_path, page, script)
+    lanes = {lane: [s for s in plan.segments if plan.schedule.lanes[s[0]] == lane] for lane in (1, 2)}
+    first, second = (plan.operators[lanes[1][at][0]] for at in (0, 1))
+    below = [plan.operators[segment[0]] for segment in lanes[2]]
+    assert seen["names"][:2] == [first, second]
+    assert seen["names"][2] in below
+    assert seen["names"][3] == below[0]
+    zoomed, shifted, out, reset = seen["spans"]
+    assert reset["start"] == 0
+    assert zoomed["end"] - zoomed["start"] == pytest.approx(reset["end"] / 2)
+    assert shifted["start"] > zoomed["start"]
+    assert out["end"] - out["start"] == pytest.approx(reset["end"])
+    assert seen["cleared"]
+
+
+@in_browser
+def test_colours_search_and_scales_are_controls(plan: Plan, graph: Graph, profile: Profile, tmp_path: Path) -> None:
+    """The page switches between types and layers, highlights a category, finds operators and shares the time scale."""
+    charts = [predicted_chart(plan), measured_chart(plan, [Event(1, 0, 0.0, 40.0)])]
+    page = timeline_html(plan, charts, graph=graph, profile=profile)
+    script = """
+      const legend = () => [...document.querySelectorAll("#legend .name")].map((item) => item.textContent);
+      const types = legend();
+      document.querySelector('input[value="layer"]').click();
+      const layers = legend();
+      document.querySelector("#legend button").click();
+      const pressed = document.querySelectorAll('#legend button[aria-pressed="true"]').length;
+      document.querySelector("#find").value = "RIGHT";
+      document.querySelector("#find-form").requestSubmit();
+      const found = [chosen(), document.querySelector("#found").textContent];
+      const ends = () => chrionTimeline.panels.map((other) => other.view.end);
+      const apart = ends();
+      document.querySelector("#share-scale").click();
+      return { types, layers, pressed, found, apart, together: ends() };
+    """
+    seen = drive(tmp_path, page, script)
+    assert sorted(seen["types"]) == ["Gemm", "MatMul", "Neg", "Relu"]
+    assert len(seen["layers"]) == len(set(seen["layers"])) > 0
+    assert seen["layers"] != seen["types"]
+    assert seen["pressed"] == 1
+    matching = [name for name in plan.operators if "right" in name]
+    assert seen["found"] == [matching[0], f"1 of {len(matching)}"]
+    assert seen["apart"][1] > 5 * seen["apart"][0]
+    assert seen["together"][0] == seen["together"][1]
