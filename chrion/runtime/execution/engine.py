@@ -47,8 +47,8 @@ class CannotCutError(Exception):
 class CutEngine:
     """A plan in execution: sessions of its segments, and an executor with its lanes.
 
-    Requests run on native lanes if possible, and otherwise on lane threads. Those are started for the first such request,
-    or at once if no request can run on native lanes.
+    Requests run on native lanes if possible, and otherwise on lane threads. These are started for the first request that
+    needs them, or at once if no request can run on native lanes.
 
     Args:
         graph: The graph.
@@ -87,10 +87,10 @@ class CutEngine:
         self._closed = False
         monitor = MemoryMonitor()
         #: Why requests run on lane threads; empty if they run on native lanes.
-        self._no_native = "the plan uses an accelerator" if accelerator else find_obstacle(graph, self.program)
-        if self._no_native == NOT_COMPILED:
+        self._obstacle = "the plan uses an accelerator" if accelerator else find_obstacle(graph, self.program)
+        if self._obstacle == NOT_COMPILED:
             _warn_not_compiled()
-        self._native = None if self._no_native else self._open_native()
+        self._native = None if self._obstacle else self._open_native()
         #: None until a request needs it.
         self._python = None if self._native else self._open_python()
         #: GPU memory that the sessions allocated when they were opened, in MB; None if it cannot be measured.
@@ -164,10 +164,10 @@ class CutEngine:
         """Describe in a few lines what runs where."""
         plan, lanes = self.plan, [lane for lane in self.program.lanes if not is_copy_lane(lane)]
         counts = f"{self.session_count} sessions, {self.program.waits} waits, {self.program.copies} copies"
-        threads = "native lanes" if self._native else f"lane threads ({self._no_native})"
+        lane_kind = "native lanes" if self._native else f"lane threads ({self._obstacle})"
         lines = [
             f"{plan.model}: {len(plan.operators)} operators in {len(plan.segments)} segments on {len(lanes)} lanes",
-            f"policy {plan.policy}, {counts}, {threads}",
+            f"policy {plan.policy}, {counts}, {lane_kind}",
             f"predicted {format_ms(plan.predicted.latency_ms)}, accelerator {format_mb(plan.predicted.memory_mb)}",
         ]
         if self.loaded_mb is not None:
@@ -198,8 +198,8 @@ class CutEngine:
             self.segments, self.session_count = self._open_segments(native=True)
             return NativeExecutor(self.graph, self.program, self.segments, self._cores)
         except (NativeError, RuntimeError) as error:
-            self._no_native = f"native lanes failed: {first_line(error)}"
-            log.warning("model %s runs on lane threads, which are slower: %s", self.plan.model, self._no_native)
+            self._obstacle = f"native lanes failed: {first_line(error)}"
+            log.warning("model %s runs on lane threads, which are slower: %s", self.plan.model, self._obstacle)
             return None
 
     def _python_executor(self) -> PythonExecutor:
