@@ -15,8 +15,11 @@ import onnx
 import onnxruntime as ort
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chrion.runtime.options.session_options import fingerprint
+from chrion.runtime.options.table import SESSION_KEYS
 from chrion.runtime.options.transport import options_from_data, options_to_data
 from chrion.runtime.selection import worker
 from chrion.runtime.selection.configuration import SessionConfig
@@ -24,8 +27,6 @@ from chrion.runtime.selection.decisions import decision_from_json
 from chrion.runtime.selection.tuning_process import NamedShapes, TuningProcess
 from helpers import branches
 from tuning_support import free_batch, wait_for
-
-pytestmark = pytest.mark.usefixtures("background_tuning")
 
 
 def configuration(source: str | bytes, options: ort.SessionOptions | None = None) -> SessionConfig:
@@ -35,7 +36,7 @@ def configuration(source: str | bytes, options: ort.SessionOptions | None = None
 
 def ask_process(source: str | bytes, *shapes: NamedShapes) -> list[dict[str, Any]]:
     """Ask a real tuning process."""
-    process = TuningProcess(SessionConfig(source, ort.SessionOptions(), None, None, None, None, None, None))
+    process = TuningProcess(configuration(source, ort.SessionOptions()))
     try:
         answers = [process.ask(shape) for shape in shapes]
         assert psutil.Process(process._process.pid).nice() > psutil.Process().nice()
@@ -77,20 +78,43 @@ def test_the_process_ends_with_its_parent() -> None:
     wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
-def test_options_survive_the_transport() -> None:
-    """Equal options are made in the other process."""
+ATTRIBUTES = {
+    "enable_cpu_mem_arena": st.booleans(),
+    "enable_mem_pattern": st.booleans(),
+    "enable_mem_reuse": st.booleans(),
+    "execution_mode": st.sampled_from([ort.ExecutionMode.ORT_SEQUENTIAL, ort.ExecutionMode.ORT_PARALLEL]),
+    "execution_order": st.sampled_from([ort.ExecutionOrder.DEFAULT, ort.ExecutionOrder.PRIORITY_BASED]),
+    "graph_optimization_level": st.sampled_from(list(ort.GraphOptimizationLevel.__members__.values())),
+    "inter_op_num_threads": st.integers(0, 64),
+    "intra_op_num_threads": st.integers(0, 64),
+    "log_severity_level": st.integers(0, 4),
+    "log_verbosity_level": st.integers(0, 9),
+    "logid": st.text("abc \u00e4\u4e2d"),
+    "use_deterministic_compute": st.booleans(),
+}
+ENTRIES = st.dictionaries(st.sampled_from(sorted(SESSION_KEYS)), st.sampled_from(["0", "1", "", "a;b", "\u00e4"]))
+
+
+@given(st.fixed_dictionaries({}, optional=ATTRIBUTES), ENTRIES)
+def test_options_survive_the_transport(attributes: dict[str, Any], entries: dict[str, str]) -> None:
+    """Any readable options are made again in the other process; options that differ have another fingerprint."""
     options = ort.SessionOptions()
-    options.intra_op_num_threads = 3
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.enable_mem_pattern = False
-    options.logid = "mine"
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    for name, value in attributes.items():
+        setattr(options, name, value)
+    for key, value in entries.items():
+        options.add_session_config_entry(key, value)
     data = json.loads(json.dumps(options_to_data(options)))
     made = options_from_data(data)
-    assert fingerprint(made) == fingerprint(options) != fingerprint(ort.SessionOptions())
     assert made is not None
-    assert made.logid == "mine"
+    assert fingerprint(made) == fingerprint(options)
+    assert {name: getattr(made, name) for name in attributes} == attributes
+    assert {key: made.get_session_config_entry(key) for key in entries} == entries
+
+
+def test_missing_options_stay_missing() -> None:
+    """A session without options differs from one with default options."""
     assert options_from_data(options_to_data(None)) is None
+    assert fingerprint(None) != fingerprint(ort.SessionOptions())
 
 
 def test_the_configuration_survives_the_transport() -> None:

@@ -2,25 +2,88 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from chrion.runtime.selection import decisions
 from chrion.runtime.selection.decisions import Decision, DecisionCache, model_files, model_identity
+from chrion.scheduler import fixed_plan
+from helpers import smallest_graph
+
+FILES = st.tuples(st.text(), st.integers(0, 2**63), st.integers(-(2**63), 2**63))
+DECISIONS = st.builds(
+    Decision,
+    winner=st.text(),
+    plan=st.sampled_from([None, fixed_plan(smallest_graph(), [1] * len(smallest_graph().dag))]),
+    why=st.text(),
+    files=st.lists(FILES, max_size=3).map(tuple),
+    uncertain=st.booleans(),
+    attempts=st.integers(1, 10**6),
+)
+#: What a damaged file may hold in place of a value.
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]:
-    """The time in seconds, with an empty cache."""
+    """Return the time in seconds that the cache reads; the cache is empty."""
     now = [1e9]
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(decisions.time, "time", lambda: now[0])
     return now
 
 
+@given(DECISIONS)
+def test_decisions_survive_json(decision: Decision) -> None:
+    """Any decision is read as it was written."""
+    assert decisions.decision_from_json(json.loads(json.dumps(decision.to_json()))) == decision
+
+
+@pytest.mark.usefixtures("clock")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_damaged_file_holds_no_decision(data: st.DataObject) -> None:
+    """Whatever replaces a value, the file is ignored or read as a decision, and replaced by the next one."""
+    cache = DecisionCache("damaged")
+    cache.keep(data.draw(DECISIONS))
+    content: dict[str, Any] = json.loads(cache._path.read_text())
+    content[data.draw(st.sampled_from(sorted(content)))] = data.draw(JSON)
+    cache._path.write_text(json.dumps(content))
+    found = cache.recall()
+    assert found is None or found.valid_s > 0
+    kept = cache.keep(Decision("plain", None, "again"))
+    assert cache.recall() == kept
+
+
+@given(st.integers())
+def test_an_uncertain_decision_is_valid_for_a_minute_to_a_year(attempts: int) -> None:
+    """A damaged file may hold any number of attempts."""
+    assert 60 <= Decision("plain", None, "", uncertain=True, attempts=attempts).valid_s <= 365 * 86400
+    assert Decision("plain", None, "", attempts=attempts).valid_s == math.inf
+
+
+@pytest.mark.usefixtures("clock")
+def test_decisions_are_found_by_their_key() -> None:
+    """Under another key, or in a file that is not JSON, there is none."""
+    DecisionCache("machine", 1).keep(Decision("plain", None, "because"))
+    assert DecisionCache("machine", 1).recall() == Decision("plain", None, "because")
+    assert DecisionCache("machine", 2).recall() is None
+    DecisionCache("machine", 1)._path.write_text('{"winner": 3')
+    assert DecisionCache("machine", 1).recall() is None
+
+
 def test_a_certain_decision_stays_valid(clock: list[float]) -> None:
-    """For years."""
+    """Three years later, it is still used."""
     cache = DecisionCache("model")
     cache.keep(Decision("plain", None, "fastest"))
     clock[0] += 1e8
@@ -66,7 +129,7 @@ def test_a_decision_depends_on_the_models_files(tmp_path: Path) -> None:
 
 
 def test_the_identity_of_a_model_is_its_content_or_its_files_state(tmp_path: Path) -> None:
-    """Bytes are identified by what they are; a file by where, how large and how old it is."""
+    """Bytes are identified by their content; a file by its path, size and modification time."""
     assert model_identity(b"a") == model_identity(b"a") != model_identity(b"b")
     path = tmp_path / "model.onnx"
     path.write_bytes(b"a")

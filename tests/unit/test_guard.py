@@ -1,122 +1,36 @@
-"""The guard's choice, with contenders whose times are made up."""
+"""Selection by the guard, among candidates with given latencies on a fake clock."""
 
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from chrion.runtime.selection import guard
-from chrion.runtime.selection.decisions import Decision, DecisionCache
-from chrion.runtime.selection.guard import Candidate, Opener, compare
+from chrion.runtime.selection.guard import Candidate, compare
 from helpers import FakeInterferenceMonitor
-
-
-def contender(name: str, ms: float, clock: list[float], *, resident_mb: float = 0.0, plain: bool = True) -> Candidate:
-    """A way to run that takes so long on a fake clock."""
-
-    def run() -> None:
-        clock[0] += ms / 1e3
-
-    def open_() -> tuple[object, object]:
-        return run, lambda: None
-
-    opener: Opener = open_  # type: ignore[assignment]
-    return Candidate(name, opener, resident_mb, plain)
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time that the guard sees."""
+    """Return the time that the guard reads, in seconds."""
     now = [0.0]
     monkeypatch.setattr(guard.time, "perf_counter", lambda: now[0])
     return now
 
 
-def test_the_fastest_wins(clock: list[float]) -> None:
-    """Whoever it is."""
-    rivals = [contender("plain", 5.0, clock), contender("plan", 3.0, clock, plain=False)]
-    winner, trials, _ = compare(rivals, None, FakeInterferenceMonitor())
-    assert winner == "plan"
-    assert [round(t.median_ms, 6) for t in trials] == [5.0, 3.0]
+def steady(name: str, ms: float, clock: list[float], *, resident_mb: float = 0.0, plain: bool = True) -> Candidate:
+    """Return a candidate whose runs all take equally long."""
+
+    def run() -> None:
+        clock[0] += ms / 1e3
+
+    return Candidate(name, lambda: (run, lambda: None), resident_mb, plain)
 
 
-def test_a_plan_must_beat_a_plain_session_by_more_than_noise(clock: list[float]) -> None:
-    """Two percent are not enough."""
-    rivals = [contender("plain", 5.0, clock), contender("plan", 4.9, clock, plain=False)]
-    assert compare(rivals, None, FakeInterferenceMonitor())[0] == "plain"
-
-
-def test_a_close_race_goes_on(clock: list[float]) -> None:
-    """The first turns mislead; whoever is far behind by then has no further chance."""
-    slow = iter([9.0, 9.0, 9.0])
-    opened: list[str] = []
-
-    def unlucky() -> tuple[object, object]:
-        opened.append("unlucky")
-        ms = next(slow, 7.0)
-        return contender("", ms, clock).open()
-
-    def far() -> tuple[object, object]:
-        opened.append("far")
-        return contender("", 20.0, clock).open()
-
-    def behind() -> tuple[object, object]:
-        opened.append("behind")
-        return contender("", 10.5, clock).open()
-
-    rivals = [
-        contender("plain", 8.5, clock),
-        Candidate("unlucky", unlucky, plain=False),  # type: ignore[arg-type]
-        Candidate("far", far, plain=False),  # type: ignore[arg-type]
-        Candidate("behind", behind, plain=False),  # type: ignore[arg-type]
-    ]
-    winner, trials, _ = compare(rivals, None, FakeInterferenceMonitor())
-    assert winner == "unlucky"
-    assert [round(t.median_ms, 6) for t in trials] == [8.5, 7.0, 20.0, 10.5]
-    assert (opened.count("far"), opened.count("behind")) == (1, 3)
-
-
-def test_a_lucky_turn_is_not_enough(clock: list[float]) -> None:
-    """In all other turns the plan is the slower one."""
-    luck = iter([9.0, 9.0, 5.0])
-
-    def lucky() -> tuple[object, object]:
-        return contender("", next(luck, 9.0), clock).open()
-
-    rivals = [contender("plain", 8.5, clock), Candidate("lucky", lucky, plain=False)]  # type: ignore[arg-type]
-    winner, trials, _ = compare(rivals, None, FakeInterferenceMonitor())
-    assert winner == "plain"
-    assert [round(t.median_ms, 6) for t in trials] == [8.5, 5.0]
-
-
-def test_the_best_plain_session_is_never_given_up(clock: list[float]) -> None:
-    """A lucky first turn of the plan makes it look far behind; it is compared in all turns that follow."""
-    luck = iter([2.0])
-
-    def lucky() -> tuple[object, object]:
-        return contender("", next(luck, 9.0), clock).open()
-
-    rivals = [contender("plain", 8.5, clock), Candidate("lucky", lucky, plain=False)]  # type: ignore[arg-type]
-    assert compare(rivals, None, FakeInterferenceMonitor())[0] == "plain"
-
-
-def test_the_callers_own_session_is_not_given_up_for_one_bad_turn(clock: list[float]) -> None:
-    """Others used the cores in its first turn."""
-    first = iter([20.0])
-
-    def own() -> tuple[object, object]:
-        return contender("", next(first, 5.0), clock).open()
-
-    rivals = [Candidate("own", own), contender("one thread", 9.0, clock)]  # type: ignore[arg-type]
-    assert compare(rivals, None, FakeInterferenceMonitor())[0] == "own"
-
-
-def changing(name: str, times_ms: Sequence[float], clock: list[float], *, plain: bool = True) -> Candidate:
-    """A way to run that takes these times in turn, again and again."""
+def alternating(name: str, times_ms: Sequence[float], clock: list[float], *, plain: bool = True) -> Candidate:
+    """Return a candidate whose runs take these times, again and again."""
     times = itertools.cycle(times_ms)
 
     def run() -> None:
@@ -125,144 +39,176 @@ def changing(name: str, times_ms: Sequence[float], clock: list[float], *, plain:
     return Candidate(name, lambda: (run, lambda: None), plain=plain)
 
 
-def test_a_lucky_run_does_not_make_a_plain_session_the_best(clock: list[float]) -> None:
-    """One of five runs is fast, in every turn; the other is faster in all others."""
-    rivals = [changing("steady", [6.0], clock), changing("lucky", [9.0, 9.0, 5.0, 9.0, 9.0], clock)]
-    assert compare(rivals, None, FakeInterferenceMonitor())[0] == "steady"
+def by_round(
+    name: str, first_ms: Sequence[float], later_ms: float, clock: list[float], *, plain: bool = False
+) -> tuple[Candidate, list[int]]:
+    """Return a candidate whose runs take a given time in each of the first rounds, and another one in later rounds.
+
+    Returns:
+        The candidate, and a list with one entry for each round that it took part in.
+    """
+    first, rounds = iter(first_ms), list[int]()
+
+    def open_() -> tuple[Callable[[], object], Callable[[], None]]:
+        rounds.append(len(rounds))
+        return steady("", next(first, later_ms), clock).open()
+
+    return Candidate(name, open_, plain=plain), rounds
 
 
-def test_a_plan_has_to_be_usually_faster_than_every_plain_session(clock: list[float]) -> None:
-    """Not only than the one with the fastest run."""
-    rivals = [
-        changing("steady", [5.5], clock),
-        changing("lucky", [9.0, 9.0, 5.0, 9.0, 9.0], clock),
-        changing("plan", [8.0, 8.0, 4.7, 8.0, 8.0], clock, plain=False),
+def test_the_fastest_candidate_is_selected(clock: list[float]) -> None:
+    """A plan that takes three fifths of the plain session's time replaces it."""
+    candidates = [steady("plain", 5.0, clock), steady("plan", 3.0, clock, plain=False)]
+    winner, trials, _ = compare(candidates, None, FakeInterferenceMonitor())
+    assert winner == "plan"
+    assert [round(t.median_ms, 6) for t in trials] == [5.0, 3.0]
+
+
+def test_a_plan_must_beat_a_plain_session_by_more_than_noise(clock: list[float]) -> None:
+    """Two percent are not enough."""
+    candidates = [steady("plain", 5.0, clock), steady("plan", 4.9, clock, plain=False)]
+    assert compare(candidates, None, FakeInterferenceMonitor())[0] == "plain"
+
+
+def test_candidates_far_behind_are_eliminated_and_close_ones_are_timed_further(clock: list[float]) -> None:
+    """A plan with three slow rounds at first is selected; slower plans are dropped after one or three rounds."""
+    late, _ = by_round("late", [9.0, 9.0, 9.0], 7.0, clock)
+    far, far_rounds = by_round("far", [], 20.0, clock)
+    behind, behind_rounds = by_round("behind", [], 10.5, clock)
+    winner, trials, _ = compare([steady("plain", 8.5, clock), late, far, behind], None, FakeInterferenceMonitor())
+    assert winner == "late"
+    assert [round(t.median_ms, 6) for t in trials] == [8.5, 7.0, 20.0, 10.5]
+    assert (len(far_rounds), len(behind_rounds)) == (1, 3)
+
+
+def test_one_fast_round_is_not_enough(clock: list[float]) -> None:
+    """In all other rounds the plan is slower than the plain session."""
+    plan, _ = by_round("plan", [9.0, 9.0, 5.0], 9.0, clock)
+    winner, trials, _ = compare([steady("plain", 8.5, clock), plan], None, FakeInterferenceMonitor())
+    assert winner == "plain"
+    assert [round(t.median_ms, 6) for t in trials] == [8.5, 5.0]
+
+
+def test_the_best_plain_session_is_never_eliminated(clock: list[float]) -> None:
+    """A fast first round of the plan makes it seem far behind; it takes part in all further rounds."""
+    plan, _ = by_round("plan", [2.0], 9.0, clock)
+    assert compare([steady("plain", 8.5, clock), plan], None, FakeInterferenceMonitor())[0] == "plain"
+
+
+def test_the_callers_own_session_is_not_eliminated_after_one_slow_round(clock: list[float]) -> None:
+    """Other processes used the cores in its first round."""
+    own, _ = by_round("own", [20.0], 5.0, clock, plain=True)
+    assert compare([own, steady("one thread", 9.0, clock)], None, FakeInterferenceMonitor())[0] == "own"
+
+
+def test_one_fast_run_in_each_round_does_not_make_a_plain_session_the_best(clock: list[float]) -> None:
+    """The other session is faster in four of five runs."""
+    candidates = [steady("steady", 6.0, clock), alternating("varying", [9.0, 9.0, 5.0, 9.0, 9.0], clock)]
+    assert compare(candidates, None, FakeInterferenceMonitor())[0] == "steady"
+
+
+def test_the_median_of_a_plan_must_not_exceed_that_of_any_plain_session(clock: list[float]) -> None:
+    """It does not suffice to beat the plain session with the fastest run."""
+    candidates = [
+        steady("steady", 5.5, clock),
+        alternating("varying", [9.0, 9.0, 5.0, 9.0, 9.0], clock),
+        alternating("plan", [8.0, 8.0, 4.7, 8.0, 8.0], clock, plain=False),
     ]
-    assert compare(rivals, None, FakeInterferenceMonitor())[0] == "steady"
+    assert compare(candidates, None, FakeInterferenceMonitor())[0] == "steady"
 
 
-def test_one_that_fails_only_at_times_has_lost(clock: list[float]) -> None:
-    """However fast it is when it does not."""
+def test_a_candidate_that_fails_once_is_not_selected(clock: list[float]) -> None:
+    """Its failure in one run outweighs its latency in all others."""
     runs = itertools.count()
 
-    def fails_at_times() -> None:
+    def fail_once() -> None:
         clock[0] += 1e-3
         if next(runs) == 40:
             raise RuntimeError("now")
 
-    flaky = Candidate("flaky", lambda: (fails_at_times, lambda: None), plain=False)
-    winner, trials, _ = compare([contender("plain", 5.0, clock), flaky], None, FakeInterferenceMonitor())
+    unreliable = Candidate("unreliable", lambda: (fail_once, lambda: None), plain=False)
+    winner, trials, _ = compare([steady("plain", 5.0, clock), unreliable], None, FakeInterferenceMonitor())
     assert (winner, trials[1].median_ms) == ("plain", float("inf"))
 
 
 @pytest.mark.parametrize(("plan_ms", "rounds"), [(5.5, 6), (3.5, 6), (4.6, 12), (9.0, 1)])
-def test_a_plan_that_wins_by_little_is_timed_for_longer(clock: list[float], plan_ms: float, rounds: int) -> None:
-    """The plain session takes 5 ms: one that is slower, or far faster, is soon known."""
-    opened = []
-
-    def plan() -> tuple[object, object]:
-        opened.append(1)
-        return contender("", plan_ms, clock).open()
-
-    rivals = [contender("plain", 5.0, clock), Candidate("plan", plan, plain=False)]  # type: ignore[arg-type]
-    compare(rivals, None, FakeInterferenceMonitor())
-    assert len(opened) == rounds
+def test_a_plan_that_leads_by_little_is_timed_in_more_rounds(clock: list[float], plan_ms: float, rounds: int) -> None:
+    """Beside a plain session of 5 ms, a plan that is slower or much faster is decided on early."""
+    plan, taken = by_round("plan", [], plan_ms, clock)
+    compare([steady("plain", 5.0, clock), plan], None, FakeInterferenceMonitor())
+    assert len(taken) == rounds
 
 
-def test_a_slow_model_is_not_judged_by_one_turn(clock: list[float]) -> None:
-    """One round takes longer than the budget, and misleads; the rounds that everyone has are run all the same."""
-    luck = iter([800.0, 1000.0])
-
-    def lucky() -> tuple[object, object]:
-        return contender("", next(luck, 1000.0), clock).open()
-
-    unlucky = iter([1000.0])
-
-    def plain() -> tuple[object, object]:
-        return contender("", next(unlucky, 780.0), clock).open()
-
-    rivals = [
-        Candidate("plain", plain),  # type: ignore[arg-type]
-        Candidate("plan", lucky, plain=False),  # type: ignore[arg-type]
-    ]
-    assert compare(rivals, None, FakeInterferenceMonitor())[0] == "plain"
+def test_the_least_number_of_rounds_is_run_beyond_the_time_budget(clock: list[float]) -> None:
+    """One round of a slow model takes longer than the budget, and misleads."""
+    plan, _ = by_round("plan", [800.0], 1000.0, clock)
+    plain, _ = by_round("plain", [1000.0], 780.0, clock, plain=True)
+    assert compare([plain, plan], None, FakeInterferenceMonitor())[0] == "plain"
 
 
-@pytest.mark.parametrize("lasting", [True, False])
-def test_who_may_stay_open_is_opened_once(clock: list[float], *, lasting: bool) -> None:
-    """And everyone is taken down in the end, as often as opened."""
+@pytest.mark.parametrize("kept_open", [True, False])
+def test_candidates_are_closed_as_often_as_they_are_opened(clock: list[float], *, kept_open: bool) -> None:
+    """A candidate that is kept open between its trials is opened once."""
     opened, closed = [], []
 
-    def open_() -> tuple[object, object]:
+    def open_() -> tuple[Callable[[], object], Callable[[], None]]:
         opened.append(1)
-        return contender("", 1.0, clock).open()[0], lambda: closed.append(1)
+        return steady("", 1.0, clock).open()[0], lambda: closed.append(1)
 
-    plan = Candidate("plan", open_, plain=False, kept_open=lasting)  # type: ignore[arg-type]
-    assert compare([contender("plain", 1.1, clock), plan], None, FakeInterferenceMonitor())[0] == "plan"
+    plan = Candidate("plan", open_, plain=False, kept_open=kept_open)
+    assert compare([steady("plain", 1.1, clock), plan], None, FakeInterferenceMonitor())[0] == "plan"
     assert len(opened) == len(closed)
-    assert (len(opened) == 1) is lasting
+    assert (len(opened) == 1) is kept_open
 
 
-def test_one_that_may_stay_open_but_does_not_open_has_lost(clock: list[float]) -> None:
-    """It is not raised."""
-
-    def broken() -> tuple[object, object]:
-        raise RuntimeError("no")
-
-    plan = Candidate("plan", broken, plain=False, kept_open=True)  # type: ignore[arg-type]
-    assert compare([contender("plain", 1.1, clock), plan], None, FakeInterferenceMonitor())[0] == "plain"
+def broken() -> tuple[Callable[[], object], Callable[[], None]]:
+    """Raise instead of opening a candidate."""
+    raise RuntimeError("no")
 
 
-def test_within_the_slo_the_least_memory_wins(clock: list[float]) -> None:
-    """And without anything within it, the fastest."""
-    rivals = [
-        contender("plain", 3.0, clock, resident_mb=900.0),
-        contender("slow", 8.0, clock, resident_mb=0.0),
-        contender("plan", 4.0, clock, resident_mb=300.0, plain=False),
+def test_a_candidate_kept_open_that_cannot_be_opened_is_not_selected(clock: list[float]) -> None:
+    """The error is not raised."""
+    plan = Candidate("plan", broken, plain=False, kept_open=True)
+    assert compare([steady("plain", 1.1, clock), plan], None, FakeInterferenceMonitor())[0] == "plain"
+
+
+def test_the_least_memory_is_selected_among_candidates_that_meet_the_slo(clock: list[float]) -> None:
+    """If none meets it, the fastest candidate is selected."""
+    candidates = [
+        steady("plain", 3.0, clock, resident_mb=900.0),
+        steady("slow", 8.0, clock, resident_mb=0.0),
+        steady("plan", 4.0, clock, resident_mb=300.0, plain=False),
     ]
-    assert compare(rivals, 5.0, FakeInterferenceMonitor())[0] == "plan"
-    assert compare(rivals, 10.0, FakeInterferenceMonitor())[0] == "slow"
-    assert compare(rivals, 1.0, FakeInterferenceMonitor())[0] == "plain"
+    assert compare(candidates, 5.0, FakeInterferenceMonitor())[0] == "plan"
+    assert compare(candidates, 10.0, FakeInterferenceMonitor())[0] == "slow"
+    assert compare(candidates, 1.0, FakeInterferenceMonitor())[0] == "plain"
 
 
-def test_a_contender_that_fails_has_lost(clock: list[float]) -> None:
-    """In opening or in running, and nothing is raised."""
-
-    def broken() -> tuple[object, object]:
-        raise RuntimeError("no")
-
-    def breaks() -> tuple[object, object]:
-        return broken, lambda: None
-
-    rivals = [Candidate("a", broken), Candidate("b", breaks), contender("plain", 9.0, clock)]  # type: ignore[arg-type]
-    winner, trials, _ = compare(rivals, None, FakeInterferenceMonitor())
+def test_a_candidate_that_fails_is_not_selected(clock: list[float]) -> None:
+    """It fails when it is opened or when it runs; the error is not raised."""
+    fails_in_run = Candidate("b", lambda: (broken, lambda: None))
+    winner, trials, _ = compare(
+        [Candidate("a", broken), fails_in_run, steady("plain", 9.0, clock)], None, FakeInterferenceMonitor()
+    )
     assert winner == "plain"
     assert [t.median_ms for t in trials[:2]] == [float("inf")] * 2
+    assert [t.failure for t in trials] == ["RuntimeError: no", "RuntimeError: no", ""]
 
 
-def test_decisions_are_remembered_by_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What was kept is recalled; another key, or a damaged file, knows nothing."""
-    monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
-    DecisionCache("machine", 1).keep(Decision("plain", None, "because"))
-    assert DecisionCache("machine", 1).recall() == Decision("plain", None, "because")
-    assert DecisionCache("machine", 2).recall() is None
-    for file in tmp_path.rglob("*.json"):
-        file.write_text('{"winner": 3')
-    assert DecisionCache("machine", 1).recall() is None
+class BusyCores:
+    """A monitor that always finds interference."""
+
+    def wait(self) -> bool:
+        """Return that the wait was in vain."""
+        return False
+
+    def has_interference(self) -> bool:
+        """Return true."""
+        return True
 
 
-def test_interference_makes_a_decision_uncertain() -> None:
-    """Most rounds begin while other processes use the cores."""
-
-    class Busy:
-        def wait(self) -> bool:
-            return False
-
-        def has_interference(self) -> bool:
-            return True
-
-    def candidate(name: str, *, plain: bool) -> Candidate:
-        return Candidate(name, lambda: (lambda: time.sleep(1e-4), lambda: None), plain=plain)
-
-    candidates = [candidate("plain", plain=True), candidate("plan", plain=False)]
-    assert compare(candidates, None, Busy()).interference
+@pytest.mark.parametrize("busy", [True, False])
+def test_trials_under_interference_are_reported(clock: list[float], *, busy: bool) -> None:
+    """The result is uncertain if most trials begin while other processes use the cores."""
+    candidates = [steady("plain", 5.0, clock), steady("plan", 3.0, clock, plain=False)]
+    assert compare(candidates, None, BusyCores() if busy else FakeInterferenceMonitor()).interference is busy

@@ -1,8 +1,12 @@
-"""Which input shapes are worth tuning."""
+"""Input shapes that are worth tuning."""
 
 from __future__ import annotations
 
 import random
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chrion.runtime.selection.shapes import ShapeCounter
 
@@ -30,7 +34,18 @@ def test_the_work_for_a_shape_grows_with_the_logarithm_of_its_requests() -> None
     assert times == 5
 
 
-def test_shapes_that_never_come_again_take_bounded_memory() -> None:
+@given(st.lists(st.integers(0, 30), max_size=2000))
+def test_shapes_are_tuned_after_the_documented_numbers_of_requests(requests: list[int]) -> None:
+    """At request 1, 1 + 64, 1 + 64 + 256, ... of the first eight shapes; at 16, 16 + 64, ... of later ones."""
+    counter, seen = ShapeCounter(), Counter[int]()
+    for shape in requests:
+        first = 1 if shape in list(dict.fromkeys(requests))[:8] else 16
+        seen[shape] += 1
+        due = {first + 64 * (4**k - 1) // 3 for k in range(5)}
+        assert counter.count(shape) == (seen[shape] in due)
+
+
+def test_shapes_that_are_not_requested_again_take_bounded_memory() -> None:
     """A model with a new shape in every request is tuned for the first ones only."""
     counter = ShapeCounter()
     pick = random.Random(0)
