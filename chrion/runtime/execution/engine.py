@@ -47,8 +47,8 @@ class CannotCutError(Exception):
 class CutEngine:
     """A plan in execution: sessions of its segments, and an executor with its lanes.
 
-    Requests run on native lanes if possible, and otherwise on lane threads. These are started for the first request that
-    needs them, or at once if no request can run on native lanes.
+    Requests run on native lanes if possible, and otherwise on lane threads, which are started for the first request that
+    needs them.
 
     Args:
         graph: The graph.
