@@ -57,6 +57,14 @@ def branches(*, size: int = 4) -> onnx.ModelProto:
     return make_model(nodes, [value("x", FLOAT, shape)], [value("y", FLOAT, shape), value("l", FLOAT, shape)], {"w": w})
 
 
+def free_branches() -> onnx.ModelProto:
+    """Build the model of :func:`branches` with a symbolic first dimension ``batch``."""
+    model = branches()
+    for info in (*model.graph.input, *model.graph.output):
+        info.type.tensor_type.shape.dim[0].dim_param = "batch"
+    return model
+
+
 def alternating_lanes(graph: Graph) -> list[int]:
     """Assign lanes 1 and 2 alternately along a topological order."""
     lanes = [0] * len(graph.dag)

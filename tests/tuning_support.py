@@ -8,15 +8,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import onnx
-
 from chrion import load
 from chrion.graph.model import Graph
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.tuning_process import NamedShapes
 from chrion.scheduler import fixed_plan
-from helpers import alternating_lanes, branches
+from helpers import alternating_lanes
 
 
 def wait_for(condition: Callable[[], bool], limit_s: float = 30.0) -> None:
@@ -55,11 +53,3 @@ def deciding_with(decide: Callable[[Graph], Decision], asked: list[NamedShapes],
             wait.set()
 
     return StandIn
-
-
-def free_batch() -> onnx.ModelProto:
-    """Return the model of two branches with a free first dimension."""
-    model = branches()
-    for info in (*model.graph.input, *model.graph.output):
-        info.type.tensor_type.shape.dim[0].dim_param = "batch"
-    return model

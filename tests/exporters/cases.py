@@ -147,6 +147,11 @@ def find_cases(folder: Path) -> list[Path]:
     return sorted(path.parent for path in folder.rglob("case.json"))
 
 
+def feed_shapes(feed: Feed) -> tuple[Any, ...]:
+    """Return the shapes of a request's arrays, and the lengths of its sequences."""
+    return tuple(len(value) if isinstance(value, list) else np.shape(value) for value in feed.values())
+
+
 def _read_feed(path: Path) -> dict[str, Any]:
     feed: dict[str, Any] = {}
     with np.load(path) as content:

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnxruntime as ort
-from cases import Feed, read_case, read_feeds
+from cases import Feed, feed_shapes, read_case, read_feeds
 
 from chrion import HybridSession
 
@@ -93,11 +92,11 @@ def _create(make: Callable[[str], Any], model: str, feeds: list[Feed]) -> tuple[
     with suppress(Exception):  # both kinds of session raise it; other checks compare errors
         session.run(None, feeds[0])
     first = time.perf_counter()
-    further_s, seen = 0.0, [_shapes(feeds[0])]
+    further_s, seen = 0.0, [feed_shapes(feeds[0])]
     for feed in feeds[1:]:
-        if _shapes(feed) in seen:
+        if feed_shapes(feed) in seen:
             continue
-        seen.append(_shapes(feed))
+        seen.append(feed_shapes(feed))
         before = time.perf_counter()
         with suppress(Exception):
             session.run(None, feed)
@@ -105,7 +104,3 @@ def _create(make: Callable[[str], Any], model: str, feeds: list[Feed]) -> tuple[
     if isinstance(session, HybridSession):
         session.close()
     return (created - start) * 1e3, (first - start) * 1e3, further_s * 1e3
-
-
-def _shapes(feed: Feed) -> tuple[Any, ...]:
-    return tuple(len(value) if isinstance(value, list) else np.shape(value) for value in feed.values())

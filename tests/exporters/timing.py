@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnxruntime as ort
 import psutil
-from cases import read_feeds
+from cases import feed_shapes, read_feeds
 
 from chrion import HybridSession
 from chrion.benchmark.latency import SessionFactory, plain_baseline, time_candidates
@@ -98,13 +97,13 @@ def create(folder: Path, kind: str) -> Creation:
     session: Any = ort.InferenceSession(model) if kind == PLAIN else HybridSession(model)
     session.run(None, feeds[0])
     created_s = time.perf_counter() - start
-    shapes_s, seen = [], [_shapes(feeds[0])]
+    shapes_s, seen = [], [feed_shapes(feeds[0])]
     for feed in feeds[1:]:
         start = time.perf_counter()
         session.run(None, feed)
-        if _shapes(feed) not in seen:
+        if feed_shapes(feed) not in seen:
             shapes_s.append(time.perf_counter() - start)
-            seen.append(_shapes(feed))
+            seen.append(feed_shapes(feed))
     return Creation(created_s, tuple(shapes_s), (process.memory_info().rss - before) / 1e6)
 
 
@@ -140,10 +139,6 @@ def _cache(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.environ.pop("CHRION_CACHE") if kept is None else os.environ.update(CHRION_CACHE=kept)
-
-
-def _shapes(feed: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(len(value) if isinstance(value, list) else np.shape(value) for value in feed.values())
 
 
 def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float | None:

@@ -17,7 +17,18 @@ import chrion
 from chrion import HybridSession, load
 from chrion.errors import ModelError, PlanError
 from chrion.scheduler import fixed_plan
-from helpers import FLOAT, INT64, alternating_lanes, assert_equal, branches, make_model, node, run_plain, value
+from helpers import (
+    FLOAT,
+    INT64,
+    alternating_lanes,
+    assert_equal,
+    branches,
+    free_branches,
+    make_model,
+    node,
+    run_plain,
+    value,
+)
 
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
 ERRORS = [
@@ -67,14 +78,6 @@ def raising(error: Exception, calls: list[int] | None = None) -> Callable[..., A
         raise error
 
     return fail
-
-
-def free_branches() -> onnx.ModelProto:
-    """Return a model whose first dimension is free."""
-    model = branches()
-    for info in (*model.graph.input, *model.graph.output):
-        info.type.tensor_type.shape.dim[0].dim_param = "batch"
-    return model
 
 
 @pytest.fixture(autouse=True)

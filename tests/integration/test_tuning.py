@@ -25,8 +25,8 @@ from chrion.runtime.selection import tuning, worker
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.tuning_process import NamedShapes
 from chrion.scheduler import fixed_plan
-from helpers import alternating_lanes, assert_same_as_plain, branches
-from tuning_support import alternate, deciding_with, free_batch, wait_for
+from helpers import alternating_lanes, assert_same_as_plain, branches, free_branches
+from tuning_support import alternate, deciding_with, wait_for
 
 pytestmark = pytest.mark.usefixtures("background_tuning")
 
@@ -88,7 +88,7 @@ def test_several_sessions_of_a_model_tune_once(asked: list[NamedShapes], gate: t
 
 def test_every_shape_is_served_before_it_is_tuned(asked: list[NamedShapes], gate: threading.Event) -> None:
     """A model with free dimensions is tuned for each shape; a request of a new shape does not wait."""
-    model = free_batch()
+    model = free_branches()
     with HybridSession(model) as session:
         assert session.get_inputs()[0].shape == ["batch", 4]
         for batch in (1, 2, 3):
@@ -105,7 +105,7 @@ def test_every_shape_is_served_before_it_is_tuned(asked: list[NamedShapes], gate
 def test_shapes_in_rotation_are_not_tuned_for_ever(asked: list[NamedShapes], gate: threading.Event) -> None:
     """Of forty shapes requested once or twice, the first ones are tuned."""
     gate.set()
-    model = free_batch()
+    model = free_branches()
     with HybridSession(model) as session:
         for _ in range(2):
             for batch in range(1, 41):
@@ -122,7 +122,7 @@ def test_wrong_requests_raise_what_inference_session_raises(
     gate: threading.Event, feed: dict[str, Any], *, tuned: bool, free: bool
 ) -> None:
     """Before the swap and after it."""
-    model = free_batch() if free else branches()
+    model = free_branches() if free else branches()
     with pytest.raises(Exception, match=r".") as plain:
         ort.InferenceSession(model.SerializeToString()).run(None, feed)
     with HybridSession(model) as session:

@@ -32,8 +32,8 @@ from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.selector import EngineSelector
 from chrion.runtime.selection.tuning_process import NamedShapes
 from chrion.scheduler import fixed_plan
-from helpers import assert_equal, assert_same_as_plain, branches, run_plain
-from tuning_support import alternate, deciding_with, free_batch, wait_for
+from helpers import assert_equal, assert_same_as_plain, branches, free_branches, run_plain
+from tuning_support import alternate, deciding_with, wait_for
 
 pytestmark = pytest.mark.usefixtures("background_tuning")
 
@@ -46,7 +46,7 @@ X = np.ones((2, 4), np.float32)
 
 def test_requests_with_ort_values_are_tuned(asked: list[NamedShapes], gate: threading.Event) -> None:
     """OrtValues have a shape like arrays; the callers' memory is not kept until their shapes are counted."""
-    with HybridSession(free_batch()) as session:
+    with HybridSession(free_branches()) as session:
         session.run_with_ort_values(None, {"x": ort.OrtValue.ortvalue_from_numpy(X)})
         binding = session.io_binding()
         binding.bind_cpu_input("x", np.ones((3, 4), np.float32))
@@ -60,7 +60,7 @@ def test_requests_with_ort_values_are_tuned(asked: list[NamedShapes], gate: thre
 def test_requests_that_fail_are_not_tuned(asked: list[NamedShapes], gate: threading.Event) -> None:
     """Neither wrong names nor wrong shapes reach the tuning process."""
     gate.set()
-    with HybridSession(free_batch()) as session:
+    with HybridSession(free_branches()) as session:
         for feed in ({"z": X}, {"x": X, "z": X}, {"x": X[:, :3]}, {"x": X.astype(np.int64)}, {}):
             with pytest.raises(Exception, match=r"."):
                 session.run(None, feed)
@@ -85,7 +85,7 @@ def test_shapes_with_a_plan_are_not_tuned_again(
         return open_engine(self, named, decision)
 
     monkeypatch.setattr(Engines, "_open", counted)
-    with HybridSession(free_batch()) as session:
+    with HybridSession(free_branches()) as session:
         session.run(["y"], {"x": X})
         assert session.wait_until_tuned(30)
         for _ in range(3):
@@ -101,7 +101,7 @@ def test_shapes_with_a_plan_are_not_tuned_again(
 
 def test_requests_are_right_at_every_step_of_the_swap() -> None:
     """A request of the tuned shape and one of another, at each line that installs an engine."""
-    model = free_batch()
+    model = free_branches()
     feeds = [{"x": np.ones((batch, 4), np.float32)} for batch in (3, 2)]
     expected = [run_plain(model, feed) for feed in feeds]
     decided = alternate(load(model, {"x": (2, 4)}))
@@ -180,7 +180,7 @@ def test_a_lost_accelerator_is_not_selected_again(
 
     gate.set()
     monkeypatch.setattr(tuning, "TuningProcess", deciding_with(on_accelerator, [], gate))
-    model = free_batch() if free else branches()
+    model = free_branches() if free else branches()
     with caplog.at_level(logging.WARNING), HybridSession(model) as session:
         session.run(None, {"x": X})
         assert session.wait_until_tuned(30)

@@ -25,8 +25,8 @@ from chrion.runtime.selection import worker
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import decision_from_json
 from chrion.runtime.selection.tuning_process import NamedShapes, TuningProcess
-from helpers import branches
-from tuning_support import free_batch, wait_for
+from helpers import branches, free_branches
+from tuning_support import wait_for
 
 
 def configuration(source: str | bytes, options: ort.SessionOptions | None = None) -> SessionConfig:
@@ -48,7 +48,7 @@ def ask_process(source: str | bytes, *shapes: NamedShapes) -> list[dict[str, Any
 def test_the_process_decides(tmp_path: Path) -> None:
     """On a model's file and on its bytes, for given shapes; the decision names the file's state."""
     path = tmp_path / "model.onnx"
-    onnx.save(free_batch(), path)
+    onnx.save(free_branches(), path)
     answers = ask_process(str(path), {"x": (2, 4)}, {"x": (3, 4)}, {"x": (3, 5)})
     for answer in answers[:2]:
         decision = decision_from_json(answer["decision"])
