@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, help="page whose section to replace (default: none)")
     parser.add_argument("--only", default="", help="only models whose names contain this text")
     parser.add_argument("--policies", default=",".join(POLICIES), help="schedulers, separated by commas (default: all)")
-    parser.add_argument("--accelerator", help="provider to use beside the CPU cores (default: none)")
+    parser.add_argument("--accelerator", help="provider to use in addition to the CPU cores (default: none)")
     parser.add_argument("--streams", type=int, help="most lanes of the accelerator")
     parser.add_argument("--rounds", type=int, default=3, help="alternating rounds")
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Export models with real exporters, and check HybridSession on them beside plain onnxruntime.
+"""Export models with real exporters, and compare HybridSession with plain onnxruntime on them.
 
     python scripts/exporters.py make CORPUS                    # hours: every family, each in an environment of its own
     python scripts/exporters.py check CORPUS [--quick]         # seconds to minutes a model: correctness

@@ -3,7 +3,7 @@
 A family is a module of this folder. It declares ``REQUIREMENTS`` (the packages of its environment) and functions marked
 with :func:`case`, each of which exports one model with random weights. The folder of a case contains::
 
-    model.onnx          and external data beside it
+    model.onnx          and files of external data
     feeds-0.npz ...     a request each; later ones may have other shapes
     case.json           name, exporter, its version, tolerances
 

@@ -21,7 +21,7 @@ _BYTES = _WIDTH * _WIDTH * 4
 
 @case("matrices", exporter="onnx.helper", package="onnx")
 def _matrices(path: Path) -> Sequence[Feed]:
-    """Write a chain of matrix products, nine times a quarter of a gigabyte, with weights in one file beside it."""
+    """Write a chain of matrix products, nine times a quarter of a gigabyte, with its weights in a separate file."""
     data = path.with_name("weights.bin")
     with data.open("wb") as file:
         for layer in range(_LAYERS):

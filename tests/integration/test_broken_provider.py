@@ -82,7 +82,7 @@ def test_tuning_in_the_background_does_not_repeat_the_report(model: Path) -> Non
 def test_the_first_accelerator_is_dropped_with_its_options(
     providers: list[Any], options: list[dict[str, Any]] | None, left: list[Any], left_options: Any
 ) -> None:
-    """All other providers stay, in their order; the CPU remains if there is no other."""
+    """All other providers remain in their order, or the CPU alone if there is no other."""
     config = SessionConfig("", None, providers, options, None, None, None, None)
     reduced = config.without_accelerator()
     assert reduced.providers == left

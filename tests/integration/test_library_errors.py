@@ -50,7 +50,7 @@ STEPS = {
     "load": "chrion.runtime.selection.admission.load",
     "probe the options": "chrion.runtime.selection.admission.hidden_reason",
     "unroll": "chrion.profiler.measure_graph.chunk_choices",
-    "look at the machine": "chrion.runtime.selection.selector.this_machine",
+    "describe the machine": "chrion.runtime.selection.selector.this_machine",
     "profile": "chrion.runtime.selection.selector.profile",
     "recall the decision": "chrion.runtime.selection.selector.DecisionCache.recall",
     "plan": "chrion.runtime.selection.selector.alternatives",

@@ -148,16 +148,16 @@ def by_bound_arrays(session: Session, names: Any, feed: Any, options: Any) -> No
 
 def by_async(session: Session, names: Any, feed: Any, options: Any) -> None:
     """Run asynchronously, and raise the error that the callback receives."""
-    told: list[tuple[Any, Any, str]] = []
+    received: list[tuple[Any, Any, str]] = []
     done = threading.Event()
 
     def callback(outputs: Any, user_data: Any, problem: str) -> None:
-        told.append((outputs, user_data, problem))
+        received.append((outputs, user_data, problem))
         done.set()
 
     session.run_async(names, feed, callback, "mine", options)
     assert done.wait(30)
-    outputs, user_data, problem = told[0]
+    outputs, user_data, problem = received[0]
     assert user_data == "mine"
     assert bool(problem) == (len(outputs) == 0)
     if problem:
@@ -255,11 +255,11 @@ def test_outputs_of_the_other_ways_to_run(ours: HybridSession) -> None:
     found = ours.run_with_ort_values(["l", "y"], {"x": ort.OrtValue.ortvalue_from_numpy(X)})
     assert_equal([v.numpy() for v in found], [left, y])
     done = threading.Event()
-    told: list[Any] = []
-    ours.run_async(["l", "y"], {"x": X}, lambda *given: (told.extend(given), done.set()), 7)
+    received: list[Any] = []
+    ours.run_async(["l", "y"], {"x": X}, lambda *given: (received.extend(given), done.set()), 7)
     assert done.wait(30)
-    assert_equal(told[0], [left, y])
-    assert told[1:] == [7, ""]
+    assert_equal(received[0], [left, y])
+    assert received[1:] == [7, ""]
 
 
 def test_options_read_as_they_were_given(ours: HybridSession, theirs: ort.InferenceSession) -> None:
@@ -359,7 +359,7 @@ def test_a_segments_failure_is_served_without_provider_fallback(monkeypatch: pyt
     graph = load(branches())
 
     def fails(*_: Any, **__: Any) -> None:
-        raise RuntimeError("no such luck")
+        raise RuntimeError("injected")
 
     with HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph)), enable_fallback=0) as session:
         monkeypatch.setattr("chrion.runtime.execution.executor.Executor.run", fails)

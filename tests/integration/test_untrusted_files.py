@@ -341,8 +341,8 @@ def test_cached_files_are_private(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 def _write_and_read(start: int) -> int:
     cache, whole = Cache("shared", 1), 0
-    for turn in range(300):
-        cache.put("s", OperatorCost("Relu", (float(start + turn),), bytes=10**6))
+    for count in range(300):
+        cache.put("s", OperatorCost("Relu", (float(start + count),), bytes=10**6))
         found = cache.get("s")
         whole += found is not None and found.op_type == "Relu"
     return whole
