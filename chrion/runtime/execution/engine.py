@@ -47,8 +47,8 @@ class CannotCutError(Exception):
 class CutEngine:
     """A plan in execution: sessions of its segments, and an executor with its lanes.
 
-    Requests run on native lanes if possible, and otherwise on lane threads, which are started for the first request that
-    needs them.
+    Requests run on native lanes if possible, and otherwise on lane threads, which are started for the first request
+    that needs them.
 
     Args:
         graph: The graph.
