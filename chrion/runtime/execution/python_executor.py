@@ -1,4 +1,4 @@
-"""Executor on Python threads: carries out any program, also one with lanes of an accelerator.
+"""Executor on lane threads, for any program, including those with lanes of an accelerator.
 
 Each request has a counter for every lane, which only that lane advances. A lane that fails, or that sees the failure of
 another, advances its own counter to the end and stops; so every wait ends, and no lane stays in a request that is over.
@@ -42,7 +42,7 @@ class _Request:
     frame: HostFrame | DeviceFrame
     counters: dict[int, Counter]
     run_options: ort.RunOptions | None
-    #: (lane, segment, start, end, copied value) of what ran, in s; None if nobody asked for it.
+    #: (lane, segment, start, end, copied value) of what ran, in s; None if the caller does not want them.
     events: list[tuple[int, int, float, float, str]] | None
     start_s: float = 0.0
     failure: BaseException | None = None
@@ -112,7 +112,7 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
         }
 
     def run_lane(self, request: _Request, lane: int) -> None:
-        """Carry out one lane's instructions; raise nothing but an interrupt from outside."""
+        """Carry out one lane's instructions; errors are stored in the request, and only an interrupt is raised."""
         own = request.counters[lane]
         tend = self._lane_threads.tend
         try:
