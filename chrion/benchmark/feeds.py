@@ -45,21 +45,22 @@ def read_feed(path: Path, graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
 def _read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     try:
         with path.open("rb") as file:
-            _check_format(path, file.read(6))
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as arrays:
-                return dict(arrays)
+            found = _other_format(file.read(6))
+            if not found:
+                file.seek(0)
+                with np.load(file, allow_pickle=False) as arrays:
+                    return dict(arrays)
     except OSError as error:
         raise OptionError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise OptionError(f"{path}: cannot be read: {error}", hint="arrays of Python objects are refused") from error
     except (EOFError, KeyError, TypeError, BadZipFile) as error:
         raise OptionError(f"{path}: damaged .npz file: {error}", hint=_HINT) from error
-
-
-def _check_format(path: Path, head: bytes) -> None:
-    """Raise OptionError unless a file begins as an ``.npz`` file does, which is a ZIP archive."""
-    if head.startswith(b"PK"):
-        return
-    found = "a single array (.npy)" if head.startswith(b"\x93NUMPY") else "a file of another kind"
     raise OptionError(f"{path}: expected an .npz file with one array per input, found {found}", hint=_HINT)
+
+
+def _other_format(head: bytes) -> str:
+    """Return what a file holds by its first bytes; empty if it may be an ``.npz`` file, which is a ZIP archive."""
+    if head.startswith(b"PK"):
+        return ""
+    return "a single array (.npy)" if head.startswith(b"\x93NUMPY") else "a file of another kind"

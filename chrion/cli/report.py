@@ -58,7 +58,7 @@ def report(
     if measured and graph:
         chart, held_mb = _run_and_trace(found, graph)
         charts.append(chart)
-        lines.append(memory_line(found.predicted, held_mb))
+        lines += [memory_line(found.predicted, held_mb)] if found.accelerator else []
     show(plan_table(found), verdict(found), *found.remarks, *estimated_lines(found.estimated, len(found.operators)))
     show(*lines, *chart_summary(found, charts))
     if html:

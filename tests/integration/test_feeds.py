@@ -53,5 +53,6 @@ def test_other_files_are_refused(tmp_path: Path, write: Callable[[Path], object]
     """The message says what was found and how to write an ``.npz`` file."""
     path = tmp_path / "x.npz"
     write(path)
-    with pytest.raises(OptionError, match=message):
+    with pytest.raises(OptionError, match=message) as error:
         read_feed(path, load(branches()))
+    assert str(error.value).count(str(path)) == 1
