@@ -29,7 +29,7 @@ def read_feed(path: Path, graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
     Raises:
         OptionError: The file cannot be read, lacks an input, or holds an array of another type or shape.
     """
-    arrays = _read_arrays(path)
+    arrays = read_arrays(path)
     missing = [info.name for info in graph.inputs if info.name not in arrays]
     if missing:
         found = ", ".join(map(repr, arrays)) or "no arrays"
@@ -42,7 +42,12 @@ def read_feed(path: Path, graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
     return feed
 
 
-def _read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Read all arrays of an ``.npz`` file by name.
+
+    Raises:
+        OptionError: The file cannot be read, or is of another kind.
+    """
     try:
         with path.open("rb") as file:
             found = _other_format(file.read(6))

@@ -8,7 +8,6 @@ from typing import Any
 
 import typer
 
-from chrion.benchmark.feeds import read_feed
 from chrion.benchmark.latency import (
     Feed,
     RunRequest,
@@ -33,11 +32,10 @@ from chrion.cli.options import (
     SloOption,
     StreamsOption,
 )
-from chrion.cli.steps import Request, check_reach, load_graph, open_session, time_sessions
+from chrion.cli.steps import Request, check_reach, load_graph_and_feed, open_session, time_sessions
 from chrion.devices.nvml import MemoryMonitor
 from chrion.devices.providers import CPU_PROVIDER
 from chrion.graph import Graph
-from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.report import bench_table, bench_verdict, memory_line
 from chrion.report.tables import best_baseline
 from chrion.runtime import HybridSession
@@ -68,8 +66,7 @@ def bench(
     request = Request(plan, slo, alpha, gpu_budget, policy, cores, accelerator, streams)
     request.check()
     monitor = MemoryMonitor()
-    graph = load_graph(model, shape)
-    arrays = read_feed(feed, graph) if feed else synthetic_inputs(graph)
+    graph, arrays = load_graph_and_feed(model, shape, feed)
     arguments = request.session_arguments(graph)
     with open_session(graph, arguments) as session:
         chosen, explanation, providers = session.plan, session.explain(), session.get_providers()

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from chrion.benchmark.comparison import is_this_machine, plan_policies, time_plans
-from chrion.benchmark.feeds import read_feed
 from chrion.cli import outputs
 from chrion.cli.completion import complete_policies
 from chrion.cli.console import note, show, show_json, step
@@ -24,9 +23,8 @@ from chrion.cli.options import (
     ShapeOption,
     StreamsOption,
 )
-from chrion.cli.steps import load_graph, load_or_measure_profile
+from chrion.cli.steps import load_graph_and_feed, load_or_measure_profile
 from chrion.errors import OptionError
-from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.report import comparison_json, comparison_table, comparison_verdict, estimated_lines, plot_comparison
 from chrion.scheduler import policy_names
 from chrion.scheduler.planner import check_options
@@ -61,14 +59,13 @@ def compare(
     """
     chosen = _chosen_policies(policies, streams)
     targets = [outputs.check_picture_output("--plot", plot, force=force)] if plot else []
-    graph = load_graph(model, shape)
-    arrays = read_feed(feed, graph) if feed else None
+    graph, arrays = load_graph_and_feed(model, shape, feed)
     costs = load_or_measure_profile(graph, profile, cores, accelerator, policies=chosen)
     with step(f"planning {graph.name} with {len(chosen)} policies") as update:
         found = plan_policies(graph, costs, chosen, cores=cores, streams=streams, progress=update)
     if is_this_machine(costs):
         with step(f"timing {len(chosen)} policies in {rounds} rounds", animated=False) as update:
-            found = time_plans(found, arrays or synthetic_inputs(graph), rounds=rounds, progress=update)
+            found = time_plans(found, arrays, rounds=rounds, progress=update)
     else:
         note(f"not measured: the profile is of another machine ({costs.machine})")
     if plot:

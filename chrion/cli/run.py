@@ -11,7 +11,6 @@ import onnxruntime as ort
 import typer
 
 from chrion.benchmark.accuracy import TOLERANCE, largest_difference
-from chrion.benchmark.feeds import read_feed
 from chrion.cli.console import note, show, show_json, step
 from chrion.cli.options import (
     AcceleratorOption,
@@ -27,8 +26,7 @@ from chrion.cli.options import (
     SloOption,
     StreamsOption,
 )
-from chrion.cli.steps import Request, check_reach, load_graph, open_session
-from chrion.profiler.synthetic_inputs import synthetic_inputs
+from chrion.cli.steps import Request, check_reach, load_graph_and_feed, open_session
 from chrion.runtime import HybridSession
 from chrion.units import format_ms
 
@@ -55,8 +53,7 @@ def run(
     """
     request = Request(plan, slo, alpha, gpu_budget, policy, cores, accelerator, streams)
     request.check()
-    graph = load_graph(model, shape)
-    arrays = read_feed(feed, graph) if feed else synthetic_inputs(graph)
+    graph, arrays = load_graph_and_feed(model, shape, feed)
     arguments = request.session_arguments(graph)
     expected = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"]).run(None, arrays)
     with open_session(graph, arguments) as session:

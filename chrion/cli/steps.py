@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chrion.benchmark.latency import TRIAL_S, SessionFactory, Timing, time_candidates
+from chrion.benchmark.feeds import read_arrays, read_feed
+from chrion.benchmark.latency import TRIAL_S, Feed, SessionFactory, Timing, time_candidates
 from chrion.cli.console import log, note, step
 from chrion.cores import physical_cores
 from chrion.devices import usable_provider
@@ -16,6 +17,7 @@ from chrion.errors import OptionError
 from chrion.graph import Graph, load
 from chrion.profiler import Profile, profile
 from chrion.profiler.interference import CoreMonitor
+from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.runtime import HybridSession
 from chrion.scheduler import DEFAULT_POLICY, Plan, partition
 from chrion.scheduler.planner import check_options
@@ -32,6 +34,24 @@ def load_graph(model: Path, shapes: list[str] | None) -> Graph:
     graph = load(model, dict(parse_shape(text) for text in shapes or ()))
     log.info("%s: %d operators", model, len(graph.dag))
     return graph
+
+
+def load_graph_and_feed(model: Path, shapes: list[str] | None, feed: Path | None) -> tuple[Graph, Feed]:
+    """Load a model with the values of ``--shape`` and ``--input``.
+
+    Free dimensions that ``--shape`` leaves are those of the arrays.
+
+    Returns:
+        The graph, and the arrays of ``--input`` or synthetic inputs.
+    """
+    graph = load_graph(model, shapes)
+    if feed is None:
+        return graph, synthetic_inputs(graph)
+    if graph.free_dimensions:
+        arrays = read_arrays(feed)
+        found = {info.name: arrays[info.name].shape for info in graph.inputs if info.name in arrays}
+        graph = load(model, {**found, **dict(parse_shape(text) for text in shapes or ())})
+    return graph, read_feed(feed, graph)
 
 
 def load_or_measure_profile(

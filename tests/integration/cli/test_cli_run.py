@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from chrion import Plan, Profile
 from chrion.cli import bench as bench_module
-from command_line import Chrion
+from command_line import Chrion, assert_refused
+from helpers import branches
 
 
 def test_from_a_model_to_a_checked_run(cli: Chrion) -> None:
@@ -37,6 +39,19 @@ def test_run_takes_inputs_from_a_file(cli: Chrion, model: Path) -> None:
     code, out, _ = cli("run", str(model), "--input", "x.npz", "--repeat", "1")
     assert code == 0
     assert "outputs equal plain onnxruntime's" in out
+
+
+def test_free_dimensions_are_those_of_the_inputs(cli: Chrion, tmp_path: Path) -> None:
+    """``--shape`` is not needed beside ``--input``; without both the message names the input."""
+    model = branches()
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    onnx.save(model, tmp_path / "free.onnx")
+    np.savez("x.npz", x=np.ones((3, 4), np.float32))
+    code, out, _ = cli("run", "free.onnx", "--input", "x.npz", "--repeat", "1", "--json")
+    assert (code, json.loads(out)["equal"]) == (0, True)
+    for command in ("run", "bench", "partition"):
+        assert_refused(cli(command, "free.onnx"), "x[batchx4]")
 
 
 def test_a_session_of_a_small_model_runs_plain(cli: Chrion, model: Path) -> None:
