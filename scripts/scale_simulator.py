@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--most", type=int, default=SIZES[-1], help="the most requests to simulate")
     most = parser.parse_args().most
-    print("| pattern | requests | seconds | us a request | peak MB | swapping |")
+    print("| pattern | requests | seconds | us per request | peak MB | swapping |")
     print("|---|---|---|---|---|---|")
     for pattern in ("gpu", "hybrid"):
         for requests in (size for size in SIZES if size <= most):
