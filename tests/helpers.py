@@ -17,6 +17,7 @@ from onnx import TensorProto, helper
 
 from chrion import Graph, HybridSession, load
 from chrion.profiler import Machine
+from chrion.scheduler import fixed_plan
 from chrion.zoo import build
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -71,6 +72,12 @@ def alternating_lanes(graph: Graph) -> list[int]:
     for at, i in enumerate(graph.dag.topological_order):
         lanes[i] = 1 + at % 2
     return lanes
+
+
+def cut_session(model: onnx.ModelProto | Graph | str, **shapes: tuple[int, ...]) -> HybridSession:
+    """Return a session whose operators alternate between two lanes."""
+    graph = model if isinstance(model, Graph) else load(model, shapes)
+    return HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph)))
 
 
 def run_plain(model: onnx.ModelProto | str, feed: Feed, names: Sequence[str] | None = None) -> list[Any]:
