@@ -45,7 +45,7 @@ X = np.ones((2, 4), np.float32)
 
 
 def test_requests_with_ort_values_are_tuned(asked: list[NamedShapes], gate: threading.Event) -> None:
-    """OrtValues have a shape like arrays; the callers' memory is not kept until their shapes are counted."""
+    """Requests with OrtValues are tuned by their shapes, and the caller's memory is released before that."""
     with HybridSession(free_branches()) as session:
         session.run_with_ort_values(None, {"x": ort.OrtValue.ortvalue_from_numpy(X)})
         binding = session.io_binding()
@@ -58,7 +58,7 @@ def test_requests_with_ort_values_are_tuned(asked: list[NamedShapes], gate: thre
 
 
 def test_requests_that_fail_are_not_tuned(asked: list[NamedShapes], gate: threading.Event) -> None:
-    """Neither wrong names nor wrong shapes reach the tuning process."""
+    """Requests with wrong names or wrong shapes do not reach the tuning process."""
     gate.set()
     with HybridSession(free_branches()) as session:
         for feed in ({"z": X}, {"x": X, "z": X}, {"x": X[:, :3]}, {"x": X.astype(np.int64)}, {}):
@@ -75,7 +75,7 @@ def test_requests_that_fail_are_not_tuned(asked: list[NamedShapes], gate: thread
 def test_shapes_with_a_plan_are_not_tuned_again(
     asked: list[NamedShapes], gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests that select outputs are looked up each time; they do not open the engine again."""
+    """Requests that select outputs are looked up each time, but do not open the engine again."""
     gate.set()
     opened: list[NamedShapes] = []
     open_engine = Engines._open
@@ -100,7 +100,7 @@ def test_shapes_with_a_plan_are_not_tuned_again(
 
 
 def test_requests_are_right_at_every_step_of_the_swap() -> None:
-    """A request of the tuned shape and one of another, at each line that installs an engine."""
+    """Requests of the tuned shape and of another are correct at each line that installs an engine."""
     model = free_branches()
     feeds = [{"x": np.ones((batch, 4), np.float32)} for batch in (3, 2)]
     expected = [run_plain(model, feed) for feed in feeds]
@@ -138,7 +138,7 @@ def test_requests_are_right_at_every_step_of_the_swap() -> None:
 def test_a_decision_for_other_providers_is_not_installed(
     gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The providers change while the engine of an earlier decision is being opened."""
+    """A decision is dropped if the providers change while its engine is being opened."""
     opening, opened = threading.Event(), threading.Event()
     open_engine = EngineSelector.open
 
@@ -170,7 +170,7 @@ def test_a_decision_for_other_providers_is_not_installed(
 def test_a_lost_accelerator_is_not_selected_again(
     gate: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, free: bool
 ) -> None:
-    """After its plan has failed, the CPU serves, and the cached decision is not used again."""
+    """After the plan has failed on the accelerator, the CPU serves, and the cached decision is not used again."""
 
     def on_accelerator(graph: Graph) -> Decision:
         return Decision("plan 1", fixed_plan(graph, [0, 1, 0, 1], accelerator=CPU), "by the test")
@@ -200,7 +200,7 @@ def test_a_lost_accelerator_is_not_selected_again(
 
 
 def test_without_a_thread_the_session_serves(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """No thread can be started while the interpreter exits, or at a limit of the system."""
+    """The session serves if no thread can be started, as while the interpreter exits or at a limit of the system."""
 
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -219,7 +219,7 @@ def test_without_a_thread_the_session_serves(monkeypatch: pytest.MonkeyPatch, ca
 def test_file_systems_without_locks(
     error: Exception, asked: list[NamedShapes], gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some network file systems have none; the decision is made all the same."""
+    """The decision is made on network file systems without locks."""
 
     def refuse(*_: object, **__: object) -> None:
         raise error
@@ -255,7 +255,7 @@ def test_another_process_that_tunes_does_not_delay_cached_decisions(
 def test_a_process_that_was_ended_is_started_again_later(
     gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system may have ended it for lack of memory, which is no property of the model."""
+    """A process that the system has ended, for example for lack of memory, is started again."""
     gate.set()
     ask, ended = tuning.TuningProcess.ask, []  # type: ignore[attr-defined]
 
@@ -275,7 +275,7 @@ def test_a_process_that_was_ended_is_started_again_later(
 
 
 def test_options_that_are_changed_later_do_not_matter(asked: list[NamedShapes], gate: threading.Event) -> None:
-    """Callers reuse options for another session; InferenceSession copies them when it is created."""
+    """Options that the caller changes after the creation have no effect, as with InferenceSession."""
     gate.set()
     options = ort.SessionOptions()
     with HybridSession(branches(), options) as session:
@@ -297,7 +297,7 @@ def test_options_that_are_changed_later_do_not_matter(asked: list[NamedShapes], 
 @pytest.mark.usefixtures("asked")
 @pytest.mark.parametrize("tuned", [False, True])
 def test_a_dropped_session_leaves_memory_at_once(gate: threading.Event, *, tuned: bool) -> None:
-    """As an InferenceSession does, without a garbage collection, also while it is being tuned."""
+    """A dropped session is freed without a garbage collection, as an InferenceSession, also while it is being tuned."""
     session = HybridSession(branches())
     if tuned:
         gate.set()
@@ -313,7 +313,7 @@ def test_a_dropped_session_leaves_memory_at_once(gate: threading.Event, *, tuned
 
 
 def test_a_forked_child_exits_at_once_while_the_parent_tunes() -> None:
-    """It does not wait for the parent's tuning thread when it exits, and it can tune sessions of its own."""
+    """The child does not wait for the parent's tuning thread, and can tune sessions of its own."""
     code = """
 import os, sys, threading, time
 sys.path.insert(0, sys.argv[1])

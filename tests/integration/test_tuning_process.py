@@ -46,7 +46,7 @@ def ask_process(source: str | bytes, *shapes: NamedShapes) -> list[dict[str, Any
 
 
 def test_the_process_decides(tmp_path: Path) -> None:
-    """On a model's file and on its bytes, for given shapes; the decision names the file's state."""
+    """It decides on a model's file and on its bytes for given shapes, and the decision names the file's state."""
     path = tmp_path / "model.onnx"
     onnx.save(free_branches(), path)
     answers = ask_process(str(path), {"x": (2, 4)}, {"x": (3, 4)}, {"x": (3, 5)})
@@ -60,7 +60,7 @@ def test_the_process_decides(tmp_path: Path) -> None:
 
 
 def test_the_process_ends_with_its_parent() -> None:
-    """Also if the parent is killed."""
+    """The process ends, also if its parent is killed."""
     code = (
         "import sys, time, onnx\n"
         "from chrion.runtime.selection import tuning_process\n"
@@ -97,7 +97,7 @@ ENTRIES = st.dictionaries(st.sampled_from(sorted(SESSION_KEYS)), st.sampled_from
 
 @given(st.fixed_dictionaries({}, optional=ATTRIBUTES), ENTRIES)
 def test_options_survive_the_transport(attributes: dict[str, Any], entries: dict[str, str]) -> None:
-    """Any readable options are made again in the other process; options that differ have another fingerprint."""
+    """Options are equal in the other process, and different options have different fingerprints."""
     options = ort.SessionOptions()
     for name, value in attributes.items():
         setattr(options, name, value)
@@ -118,7 +118,7 @@ def test_missing_options_stay_missing() -> None:
 
 
 def test_the_configuration_survives_the_transport() -> None:
-    """All but a plan, which needs no tuning."""
+    """All of the configuration is sent, except a plan, which needs no tuning."""
     config = SessionConfig(
         source=b"model",
         options=None,
@@ -137,7 +137,7 @@ def test_the_configuration_survives_the_transport() -> None:
 
 
 def test_a_configuration_with_objects_raises() -> None:
-    """Provider options may hold objects, which no other process can have."""
+    """Provider options with objects are refused, since they cannot be sent to another process."""
     providers = [("CPUExecutionProvider", {"stream": object()})]
     config = SessionConfig(b"", None, providers, None, None, None, None, None)
     with pytest.raises(TypeError):
@@ -145,7 +145,7 @@ def test_a_configuration_with_objects_raises() -> None:
 
 
 def test_an_interrupt_from_the_keyboard_does_not_end_the_process() -> None:
-    """A terminal sends it to the tuning process as well; a notebook goes on after it."""
+    """The process continues after a Ctrl-C, which a terminal also sends to it."""
     process = TuningProcess(configuration(branches().SerializeToString()))
     try:
         assert "decision" in process.ask({})
@@ -158,7 +158,7 @@ def test_an_interrupt_from_the_keyboard_does_not_end_the_process() -> None:
 def test_the_process_imports_nothing_from_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file there may have the name of a module."""
+    """A file in the working directory with the name of a module is not imported."""
     (tmp_path / "json.py").write_text("raise SystemExit(7)")
     monkeypatch.chdir(tmp_path)
     assert "" not in sys.path
@@ -166,7 +166,7 @@ def test_the_process_imports_nothing_from_the_working_directory(
 
 
 def test_a_model_given_as_bytes_is_not_copied() -> None:
-    """A model may take most of the memory."""
+    """The bytes of a model, which may take most of the memory, are not copied."""
     size = 1 << 26
     config = configuration(bytes(size))
     tracemalloc.start()

@@ -40,7 +40,7 @@ def opened(clock: list[float], cores: int = 2) -> Crowding:
 
 
 def test_the_session_is_opened_when_crowds_persist(clock: list[float]) -> None:
-    """Not for a few requests that happen to overlap."""
+    """A few requests that happen to overlap do not open it."""
     calls: list[int] = []
 
     def open_session() -> Any:
@@ -59,7 +59,7 @@ def test_the_session_is_opened_when_crowds_persist(clock: list[float]) -> None:
 
 @pytest.mark.parametrize("cores", [1, 2, 4, 16])
 def test_a_crowd_is_as_many_requests_as_cores(clock: list[float], cores: int) -> None:
-    """Two at least."""
+    """A crowd is at least two requests."""
     crowding = opened(clock, cores)
     clock[0] += 1.0
     assert crowded(crowding, max(2, cores) - 1) == [None]
@@ -81,7 +81,7 @@ def test_requests_stay_crowded_for_a_while(clock: list[float]) -> None:
 def test_a_session_that_cannot_be_opened_leaves_requests_as_they_are(
     clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is tried once, and logged."""
+    """Opening is tried once, and the error is logged."""
     calls: list[int] = []
 
     def fails() -> Any:
@@ -98,15 +98,15 @@ def test_a_session_that_cannot_be_opened_leaves_requests_as_they_are(
     assert len(calls) == 1
 
 
-def test_a_closed_session_is_not_used_any_more(clock: list[float]) -> None:
-    """Nor opened again."""
+def test_a_closed_session_is_not_used_again(clock: list[float]) -> None:
+    """After closing, requests do not use the session or open it again."""
     crowding = opened(clock)
     crowding.close()
     assert crowded(crowding, 2, 100) == [None] * 100
 
 
 def test_a_session_that_is_opened_too_late_is_dropped(clock: list[float]) -> None:
-    """The owner is closed while it is being opened; at exit, it is waited for."""
+    """It is dropped if its owner is closed while it is being opened; at exit, opening is awaited."""
     release = threading.Event()
 
     def open_session() -> Any:
@@ -126,7 +126,7 @@ def test_a_session_that_is_opened_too_late_is_dropped(clock: list[float]) -> Non
 def test_without_a_thread_requests_are_served_as_before(
     clock: list[float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No thread can be started while the interpreter exits, or at a limit of the system."""
+    """Requests are served if no thread can be started, as while the interpreter exits or at a limit of the system."""
 
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

@@ -53,7 +53,7 @@ def test_decisions_survive_json(decision: Decision) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_damaged_file_holds_no_decision(data: st.DataObject) -> None:
-    """Whatever replaces a value, the file is ignored or read as a decision, and replaced by the next one."""
+    """A file with any value replaced is ignored or read as a decision, and the next decision replaces it."""
     cache = DecisionCache("damaged")
     cache.keep(data.draw(DECISIONS))
     content: dict[str, Any] = json.loads(cache._path.read_text())
@@ -74,7 +74,7 @@ def test_an_uncertain_decision_is_valid_for_a_minute_to_a_year(attempts: int) ->
 
 @pytest.mark.usefixtures("clock")
 def test_decisions_are_found_by_their_key() -> None:
-    """Under another key, or in a file that is not JSON, there is none."""
+    """No decision is found under another key, or in a file that is not JSON."""
     DecisionCache("machine", 1).keep(Decision("plain", None, "because"))
     assert DecisionCache("machine", 1).recall() == Decision("plain", None, "because")
     assert DecisionCache("machine", 2).recall() is None
@@ -91,7 +91,7 @@ def test_a_certain_decision_stays_valid(clock: list[float]) -> None:
 
 
 def test_an_uncertain_decision_is_valid_for_a_limited_time(clock: list[float]) -> None:
-    """A minute at first, and four times as long after each further uncertain one: at most 11 in a year."""
+    """It is valid for a minute at first, and four times as long after each further uncertain one: 11 times a year."""
     cache = DecisionCache("model")
     for attempt in range(4):
         cache.keep(Decision("plain", None, "by chance", uncertain=True))
@@ -106,7 +106,7 @@ def test_an_uncertain_decision_is_valid_for_a_limited_time(clock: list[float]) -
 
 
 def test_a_decision_from_the_future_is_not_used(clock: list[float]) -> None:
-    """A clock that was set back would keep it valid for too long."""
+    """It is ignored, since after setting back a clock it would be valid for too long."""
     cache = DecisionCache("model")
     cache.keep(Decision("plain", None, "by chance", uncertain=True))
     clock[0] -= 1e6
@@ -115,7 +115,7 @@ def test_a_decision_from_the_future_is_not_used(clock: list[float]) -> None:
 
 @pytest.mark.usefixtures("clock")
 def test_a_decision_depends_on_the_models_files(tmp_path: Path) -> None:
-    """On the model and on the files of its external weights."""
+    """Changes of the model or of the files of its external weights require a new decision."""
     model, weights = tmp_path / "model.onnx", tmp_path / "weights.bin"
     model.write_bytes(b"model")
     weights.write_bytes(b"weights")

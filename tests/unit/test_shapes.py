@@ -12,13 +12,13 @@ from chrion.runtime.selection.shapes import ShapeCounter
 
 
 def test_the_first_shapes_are_tuned_at_once() -> None:
-    """Eight of them, each at its first request."""
+    """Each of the first eight shapes is tuned at its first request."""
     counter = ShapeCounter()
     assert [counter.count(shape) for shape in range(10)] == [True] * 8 + [False] * 2
 
 
 def test_a_later_shape_is_tuned_when_it_is_requested_often() -> None:
-    """At its sixteenth request."""
+    """A later shape is tuned at its sixteenth request."""
     counter = ShapeCounter()
     for shape in range(8):
         counter.count(shape)
@@ -36,7 +36,7 @@ def test_the_work_for_a_shape_grows_with_the_logarithm_of_its_requests() -> None
 
 @given(st.lists(st.integers(0, 30), max_size=2000))
 def test_shapes_are_tuned_after_the_documented_numbers_of_requests(requests: list[int]) -> None:
-    """At request 1, 1 + 64, 1 + 64 + 256, ... of the first eight shapes; at 16, 16 + 64, ... of later ones."""
+    """The first eight shapes are tuned at requests 1, 1 + 64, 1 + 64 + 256, ...; later ones at 16, 16 + 64, ..."""
     counter, seen = ShapeCounter(), Counter[int]()
     for shape in requests:
         first = 1 if shape in list(dict.fromkeys(requests))[:8] else 16
