@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnxruntime as ort
 import pytest
+
+from chrion import HybridSession
 
 TESTS = Path(__file__).parent.parent
 CLOSED, SHAPE = "this session is closed", "(600, 600)"
@@ -54,3 +57,9 @@ def test_a_forked_child_refuses_requests() -> None:
     code, lines, stderr = run_process("fork")
     assert code == 0, stderr
     assert "child 0" in lines
+
+
+def test_the_hooks_are_not_methods_of_the_session() -> None:
+    """A session has the public methods of InferenceSession and those of its documentation."""
+    added = {name for name in dir(HybridSession) if not name.startswith("_")} - set(dir(ort.InferenceSession))
+    assert added == {"close", "explain", "plan", "trace", "wait_until_tuned"}

@@ -32,9 +32,9 @@ def calls(device: Device, monkeypatch: pytest.MonkeyPatch) -> list[Call]:  # noq
     found: list[Call] = []
     run = Accelerator.run
 
-    def recorded(self: Accelerator, *args: Any, graph: int | None, replayed: bool, **more: Any) -> None:
-        found.append(Call(graph, replayed))
-        run(self, *args, graph=graph, replayed=replayed, **more)
+    def recorded(self: Accelerator, *args: Any, cuda_graph: int | None, replayed: bool, **more: Any) -> None:
+        found.append(Call(cuda_graph, replayed))
+        run(self, *args, cuda_graph=cuda_graph, replayed=replayed, **more)
 
     monkeypatch.setattr(module, "wants_graphs", lambda *_: True)
     monkeypatch.setattr(Accelerator, "run", recorded)
