@@ -43,7 +43,7 @@ class ResidentModel:
 
 
 @dataclass(slots=True)
-class Waiting:
+class WaitingModel:
     """A model that waits for its load on one server."""
 
     key: int
@@ -58,7 +58,7 @@ Rank = Callable[[ResidentModel, float], float]
 #: ``route(outstanding, eligible, homes, draw)``: the server's index; see :func:`route_random`.
 Route = Callable[[Sequence[int], Sequence[int], Sequence[int], float], int]
 #: ``order(waiting)``: the model with the lowest value is loaded first.
-Order = Callable[[Waiting], float]
+Order = Callable[[WaitingModel], float]
 #: ``admit(now_ms, deadline_ms, wait_ms, latency_ms)``: true to serve the request, false to drop it.
 Admit = Callable[[float, float, float, float], bool]
 
@@ -146,12 +146,12 @@ def route_resident_first(outstanding: Sequence[int], eligible: Sequence[int], ho
     return home if outstanding[home] < outstanding[least_loaded] + SPILL else least_loaded
 
 
-def order_fifo(waiting: Waiting) -> float:
+def order_fifo(waiting: WaitingModel) -> float:
     """Load the model whose first request waits longest."""
     return waiting.oldest_ms
 
 
-def order_demand(waiting: Waiting) -> float:
+def order_demand(waiting: WaitingModel) -> float:
     """Load the model with the greatest waiting demand, as Clockwork does (OSDI 2020)."""
     return -waiting.demand_ms
 

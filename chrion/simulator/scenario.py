@@ -38,7 +38,7 @@ _MODEL_KEYS = (*(f.name for f in fields(ModelSpec)), "variants")
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ServedModel:
     """One model of the cluster; copies of one ``[[models]]`` entry share its name as their family."""
 
     name: str
@@ -64,7 +64,7 @@ class Scenario:
     policies: PolicySpec
     #: The latency that is compared with the objective: ``response`` or ``execution``.
     measure: str
-    models: tuple[Model, ...]
+    models: tuple[ServedModel, ...]
     workload: Workload
 
     def engine_config(self, pattern: str) -> EngineConfig:
@@ -290,7 +290,7 @@ def _patterns(given: Any, families: Sequence[tuple[ModelSpec, dict[str, Variant]
 
 def _models(
     families: Sequence[tuple[ModelSpec, dict[str, Variant]]], slo: SloSpec, patterns: tuple[str, ...]
-) -> tuple[Model, ...]:
+) -> tuple[ServedModel, ...]:
     """Return all models, the first copy of every family before the second, so that ranks alternate between families."""
     reference = slo.of or patterns[0]
     models = []
@@ -302,11 +302,11 @@ def _models(
                 raise ScenarioError(f"slo.of = {reference!r}: model {spec.name} has no variant of that name")
             objective = spec.slo_ms or slo.latency_ms or slo.factor * variants[reference].latency_ms
             name = spec.name if spec.copies == 1 else f"{spec.name}#{copy + 1}"
-            models.append(Model(name, spec.name, spec, variants, objective))
+            models.append(ServedModel(name, spec.name, spec, variants, objective))
     return tuple(models)
 
 
-def check_fit(models: Sequence[Model], servers: Sequence[ServerSpec], patterns: Sequence[str]) -> None:
+def check_fit(models: Sequence[ServedModel], servers: Sequence[ServerSpec], patterns: Sequence[str]) -> None:
     """Refuse models that fit no server, alone or beside the pinned models.
 
     Raises:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chrion.simulator.metrics import BinnedAverage
-from chrion.simulator.policies import Admit, Order, Rank, ResidentModel, Waiting, choose_victims
+from chrion.simulator.policies import Admit, Order, Rank, ResidentModel, WaitingModel, choose_victims
 from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Variant
 
@@ -85,7 +85,7 @@ class Server:
         self.cpu_cores = self.free_cores = spec.cpu_cores
         self.residents: dict[int, ResidentModel] = {}
         #: Models whose load has not started.
-        self.cold: dict[int, Waiting] = {}
+        self.cold: dict[int, WaitingModel] = {}
         self.loading: int | None = None
         self.loading_until_ms = 0.0
         self.loaded_mb = 0.0
@@ -148,7 +148,7 @@ class Server:
         if waiters is None:
             waiters = self._waiters[model] = []
             self.cluster.homes[model].append(self.index)
-            self.cold[model] = Waiting(model, now)
+            self.cold[model] = WaitingModel(model, now)
         if model in self.cold:
             self.cold[model].demand_ms += self._latency_ms[model]
             self._load_next(now)

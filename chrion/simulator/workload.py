@@ -39,7 +39,7 @@ class Workload(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Synthetic:
+class SyntheticWorkload:
     """Independent requests with gaps of mean ``1 / rate``: constant, exponential (Poisson) or Gamma-distributed."""
 
     kind: str
@@ -70,7 +70,7 @@ class Synthetic:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Replay:
+class TraceReplay:
     """The requests of a trace at their times; with a rate scale above 1, copies lie between a request and the next."""
 
     #: Not decreasing. Shape [n].
@@ -104,7 +104,7 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PerMinute:
+class MinuteReplay:
     """Requests counted by minute, at times drawn uniformly within each minute."""
 
     #: Shape [functions, minutes].
@@ -149,7 +149,7 @@ def build_workload(
     """
     chances = popularity(shares, spec.zipf_exponent)
     if spec.kind in SYNTHETIC:
-        return Synthetic(spec.kind, spec.requests, spec.rate_per_s, spec.burst_cv, chances, seed)
+        return SyntheticWorkload(spec.kind, spec.requests, spec.rate_per_s, spec.burst_cv, chances, seed)
     if not spec.path:
         raise ScenarioError(f"workload.path is missing: kind {spec.kind!r} requires a trace file")
     trace = read_trace(spec.kind, folder / spec.path)
@@ -164,7 +164,7 @@ def build_workload(
     totals = np.bincount(trace.functions, minlength=len(trace.names))
     models = None if mapping == "draw" else map_functions(trace.names, totals, mapping, names)[trace.functions[part]]
     times_ms = (trace.times_s[part] - begin) * 1000.0 * spec.time_scale
-    return Replay(times_ms, models, chances, spec.rate_scale, seed)
+    return TraceReplay(times_ms, models, chances, spec.rate_scale, seed)
 
 
 def popularity(shares: Sequence[float], zipf_exponent: float) -> Floats:
@@ -214,7 +214,7 @@ def scale_counts(counts: Floats, scale: float, rng: np.random.Generator) -> Indi
     return (whole + (rng.random(len(counts)) < wanted - whole)).astype(np.int64)
 
 
-def _per_minute(trace: MinuteCounts, spec: WorkloadSpec, mapping: str, names: Sequence[str], seed: int) -> PerMinute:
+def _per_minute(trace: MinuteCounts, spec: WorkloadSpec, mapping: str, names: Sequence[str], seed: int) -> MinuteReplay:
     if mapping == "draw":
         raise ScenarioError("workload.mapping = 'draw': the trace names functions", hint="use rank or hash")
     begin, length = spec.start_s / 60, spec.length_s / 60
@@ -224,7 +224,7 @@ def _per_minute(trace: MinuteCounts, spec: WorkloadSpec, mapping: str, names: Se
     if not counts.any():
         raise ScenarioError(f"workload: the trace has no requests from minute {begin:g} on")
     models = map_functions(trace.names, trace.counts.sum(axis=1), mapping, names)
-    return PerMinute(counts, models, spec.rate_scale, spec.time_scale, seed)
+    return MinuteReplay(counts, models, spec.rate_scale, spec.time_scale, seed)
 
 
 def _streams(seed: int, number: int) -> list[np.random.Generator]:

@@ -8,7 +8,7 @@ from chrion.simulator.policies import (
     ROUTING,
     SPILL,
     ResidentModel,
-    Waiting,
+    WaitingModel,
     admit_all,
     admit_by_deadline,
     choose_victims,
@@ -90,7 +90,7 @@ def test_resident_first_without_a_home() -> None:
 @pytest.mark.parametrize(("order", "key"), [("fifo", 0), ("demand", 1)])
 def test_load_order(order: str, key: int) -> None:
     """``fifo`` loads the model of the oldest request, ``demand`` the model with the most waiting work."""
-    waiting = [Waiting(0, 1.0, 50.0), Waiting(1, 2.0, 120.0), Waiting(2, 3.0, 80.0)]
+    waiting = [WaitingModel(0, 1.0, 50.0), WaitingModel(1, 2.0, 120.0), WaitingModel(2, 3.0, 80.0)]
     assert min(waiting, key=LOAD_ORDER[order]).key == key
 
 

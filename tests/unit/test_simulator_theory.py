@@ -16,13 +16,13 @@ from chrion.simulator.metrics import RequestMetrics
 from chrion.simulator.policies import EVICTION
 from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Variant
-from chrion.simulator.workload import Synthetic
+from chrion.simulator.workload import SyntheticWorkload
 
 GPU_MODEL = Variant("gpu", 100.0, 10.0, 10.0, load_mb=100.0)
 
 
-def poisson(rate_per_s: float, requests: int, seed: int = 3) -> Synthetic:
-    return Synthetic("poisson", requests, rate_per_s, 1.0, np.ones(1), seed)
+def poisson(rate_per_s: float, requests: int, seed: int = 3) -> SyntheticWorkload:
+    return SyntheticWorkload("poisson", requests, rate_per_s, 1.0, np.ones(1), seed)
 
 
 def mean_wait_ms(metrics: RequestMetrics) -> float:
@@ -207,7 +207,7 @@ def test_equal_seeds_give_equal_runs() -> None:
         rows: list[Any] = []
         variants = [Variant("v", 400.0, 10.0 + i, 10.0, (2.0,), 400.0, "lognormal", 0.2) for i in range(6)]
         engine = engine_of(variants, spec=ServerSpec(gpu_memory_gb=1.0), seed=seed)
-        engine.run(Synthetic("gamma", 3000, 40.0, 3.0, np.ones(6) / 6, seed).chunks(), keep=rows.append)
+        engine.run(SyntheticWorkload("gamma", 3000, 40.0, 3.0, np.ones(6) / 6, seed).chunks(), keep=rows.append)
         return np.concatenate(rows)
 
     assert np.array_equal(records(5), records(5))
@@ -219,7 +219,7 @@ def test_memory_does_not_grow_with_requests() -> None:
     sizes = []
     for requests in (20_000, 200_000):
         engine = engine_of([GPU_MODEL] * 3, preload=True)
-        metrics = engine.run(Synthetic("poisson", requests, 50.0, 1.0, np.ones(3) / 3, 1).chunks())
+        metrics = engine.run(SyntheticWorkload("poisson", requests, 50.0, 1.0, np.ones(3) / 3, 1).chunks())
         held = itertools.chain(vars(metrics).values(), vars(engine).values())
         sizes.append(sum(len(v) for v in held if hasattr(v, "__len__")) + metrics.responses.nbytes)
     assert sizes[0] == sizes[1]

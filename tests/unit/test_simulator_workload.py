@@ -7,7 +7,14 @@ import pytest
 
 from chrion.errors import ScenarioError
 from chrion.simulator.settings import WorkloadSpec
-from chrion.simulator.workload import Synthetic, Workload, build_workload, map_functions, popularity, scale_counts
+from chrion.simulator.workload import (
+    SyntheticWorkload,
+    Workload,
+    build_workload,
+    map_functions,
+    popularity,
+    scale_counts,
+)
 
 NAMES = ("a", "b", "c")
 
@@ -27,7 +34,7 @@ def replay(folder: Path, text: str, **spec: object) -> tuple[np.ndarray, np.ndar
 @pytest.mark.parametrize(("kind", "cv"), [("uniform", 0.0), ("poisson", 1.0), ("gamma", 3.0)])
 def test_gaps(kind: str, cv: float) -> None:
     """Gaps have the mean of the rate and the spread of their distribution; times do not decrease."""
-    times, _ = arrivals(Synthetic(kind, 200_000, 25.0, 3.0, np.ones(1), 0))
+    times, _ = arrivals(SyntheticWorkload(kind, 200_000, 25.0, 3.0, np.ones(1), 0))
     gaps = np.diff(times, prepend=0.0)
     assert (gaps >= 0).all()
     assert gaps.mean() == pytest.approx(40.0, rel=0.03)
@@ -39,13 +46,13 @@ def test_zipf() -> None:
     chances = popularity([1.0, 1.0, 2.0], 1.0)
     assert chances == pytest.approx(np.array([1, 1 / 2, 2 / 3]) / (13 / 6))
     assert popularity([1.0, 1e12, 1.0], 1e12).tolist() == [1.0, 0.0, 0.0]
-    _, models = arrivals(Synthetic("poisson", 100_000, 1.0, 1.0, chances, 0))
+    _, models = arrivals(SyntheticWorkload("poisson", 100_000, 1.0, 1.0, chances, 0))
     assert np.bincount(models) / len(models) == pytest.approx(chances, abs=0.006)
 
 
 def test_a_workload_is_the_same_each_time() -> None:
     """Iterating twice gives the same requests, so all patterns have the same ones."""
-    workload = Synthetic("gamma", 70_000, 5.0, 2.0, np.ones(4) / 4, 9)
+    workload = SyntheticWorkload("gamma", 70_000, 5.0, 2.0, np.ones(4) / 4, 9)
     first, second = arrivals(workload), arrivals(workload)
     assert np.array_equal(first[0], second[0])
     assert np.array_equal(first[1], second[1])
