@@ -31,7 +31,7 @@ from chrion.graph.ort_sessions import first_line
 from chrion.graph.reading import read_model
 from chrion.runtime.crowding import Crowding
 from chrion.runtime.execution.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
-from chrion.runtime.execution.executor import AcceleratorFailure
+from chrion.runtime.execution.executor import CLOSED, AcceleratorFailure
 from chrion.runtime.options.session_options import hidden_reason, optimises, run_reason, session_reason
 from chrion.runtime.requests import check_feed, shape_of
 from chrion.runtime.selection.admission import admit
@@ -50,7 +50,6 @@ _MAX_PLANS, _MAX_SHAPES = 8, 256
 _CROWD_BYTES = 64e6
 #: Most requests whose shapes wait for the tuning thread, which looks at them a few times a second.
 _MAX_NOTED = 64
-_CLOSED = "this session is closed"
 _FORKED = (
     "this session was made before the process was forked, and its lanes are not in the child: make one there, or start "
     "processes with multiprocessing's 'spawn' or 'forkserver'"
@@ -282,7 +281,7 @@ class Engines:
         if self.refusal:
             return
         with self._lock:
-            self.refusal = _CLOSED
+            self.refusal = CLOSED
             engines = [self.current, *self._by_shape.values()]
             self._by_shape.clear()
             if self._graph is not None:  # it describes the model from now on
@@ -299,7 +298,7 @@ class Engines:
             self._tuner.close(until)
         self.crowding.close(until)
         if not self.refusal:
-            self.refusal = _CLOSED
+            self.refusal = CLOSED
             for engine in (self.current, *tuple(self._by_shape.values())):
                 engine.close(until)
 
