@@ -11,15 +11,13 @@ from typing import Any, Self
 import numpy as np
 import onnx
 
-from chrion import HybridSession, Profile, load, partition
+from chrion import HybridSession, load, partition
 from chrion.graph import Graph
-from chrion.profiler import CopyCost
-from chrion.profiler.profiles import OperatorCost
 from chrion.scheduler import Plan, random_plan, validate
-from helpers import MACHINE
 from output_comparison import Reference, quiet_options, quiet_run
 from random_models import Draft
 from random_operators import random_model
+from random_profiles import coarse_random_profile
 
 #: Sizes of the free dimension in consecutive requests.
 _SIZES = (3, 1, 5, 3)
@@ -116,27 +114,13 @@ def plan_at_random_costs(graph: Graph, policy: str, pick: Random) -> Plan:
         MismatchError: The plan changes when it is written and read.
         ScheduleError: The plan is not valid.
     """
-    profile = random_profile(graph, pick)
+    profile = coarse_random_profile(graph, pick)
     plan = partition(graph, profile, policy=policy, streams=pick.choice([1, 3]))
     costs = profile.costs(plan.apply(graph).dag)
     validate(plan.apply(graph).dag, costs, plan.schedule)
     if Plan.from_json(plan.to_json()) != plan:
         raise MismatchError(f"policy {policy}: the plan changes in a round trip through JSON")
     return plan
-
-
-def random_profile(graph: Graph, pick: Random) -> Profile:
-    """Return a profile of random costs, in which the CPU provider stands for the accelerator."""
-    operators = {
-        signature: OperatorCost(
-            op_type=op_type,
-            cpu_ms=(cost := pick.choice([0.01, 0.1, 1.0]), cost),
-            accelerator_ms=pick.choice([None, 0.01, 0.1]),
-        )
-        for signature, op_type in zip(graph.dag.signatures, graph.dag.op_types, strict=True)
-    }
-    copy = CopyCost(pick.choice([0.0, 0.05]), 1e-6)
-    return Profile(MACHINE, 2, "CPUExecutionProvider", operators, copy, copy, handoff_ms=0.01, dispatch_ms=0.01)
 
 
 def _compare(session: HybridSession, plain: Reference, feed: Feed, counts: Counts) -> None:

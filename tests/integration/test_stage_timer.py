@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_field import made_up_profile
 
 from chrion import Graph, HybridSession, load, partition
 from chrion.benchmark import stage_timer
@@ -16,6 +15,7 @@ from chrion.errors import OptionError
 from chrion.scheduler.policies.ios_search import search_stages
 from chrion.scheduler.policies.stages import DeviceLanes
 from helpers import FLOAT, assert_same_as_plain, branches, make_model, node, value
+from random_profiles import random_profile
 
 
 def twin_branches(*, size: int = 8) -> Graph:
@@ -27,7 +27,7 @@ def twin_branches(*, size: int = 8) -> Graph:
 
 
 def timer_of(graph: Graph, *, accelerator: bool = False) -> tuple[StageTimer, DeviceLanes]:
-    device = DeviceLanes(graph.dag, made_up_profile([graph], accelerator=accelerator).costs(graph.dag))
+    device = DeviceLanes(graph.dag, random_profile([graph], accelerator=accelerator).costs(graph.dag))
     return StageTimer(graph, device), device
 
 
@@ -82,7 +82,7 @@ def test_a_plan_of_measured_stages_runs() -> None:
     """IOS with measured latencies makes a plan with the outputs of plain onnxruntime."""
     model = branches(size=16)
     graph = load(model)
-    profile = made_up_profile([graph], accelerator=False)
+    profile = random_profile([graph], accelerator=False)
     timer, _ = timer_of(graph)
     assert search_stages(graph.dag, timer)
     plan = partition(graph, profile, policy="ios", meter=StageTimer)

@@ -1,4 +1,4 @@
-"""The field's schedulers on real models: their plans run, and give what plain onnxruntime gives."""
+"""Tests of published scheduling policies on real models: their plans give the outputs of plain onnxruntime."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from test_light_models import FOLDER, MODELS
 from chrion import Graph, HybridSession, load, partition, zoo
 from chrion.errors import OptionError, PlanError
 from chrion.lane_numbers import lane_name
-from chrion.profiler import CopyCost, OperatorCost, Profile
+from chrion.profiler import OperatorCost, Profile
 from chrion.report import chrome_trace, predicted_chart, timeline_html
 from chrion.scheduler import Plan
 from chrion.scheduler.evaluation.solution import Problem
@@ -24,25 +24,13 @@ from chrion.scheduler.policies.nimble import nimble_streams
 from chrion.scheduler.policies.opara import opara_streams
 from helpers import FLOAT, MACHINE, assert_equal, branches, make_model, node, run_plain, value
 from random_operators import random_model
+from random_profiles import random_profile
 
-FIELD = ("ios", "nimble", "opara", "wavefront", "greedy")
-
-
-def made_up_profile(graphs: list[Graph], *, accelerator: bool, seed: int = 0) -> Profile:
-    """Random costs for every operator, on two cores and perhaps the CPU's provider as an accelerator."""
-    pick = random.Random(seed)
-    signatures = sorted({s for graph in graphs for s in graph.dag.signatures})
-    costs = {}
-    for signature in signatures:
-        ms = pick.uniform(0.1, 2.0)
-        costs[signature] = OperatorCost("Op", (ms, 1.1 * ms), ms / 2 if accelerator else None, flops=ms, bytes=1)
-    copy = CopyCost(0.01, 1e-6)
-    provider = "CPUExecutionProvider" if accelerator else None
-    return Profile(MACHINE, 2, provider, costs, copy, copy, 0.01, 0.01)
+PUBLISHED = ("ios", "nimble", "opara", "wavefront", "greedy")
 
 
 def check(graph: Graph, profile: Profile, plan: Plan) -> None:
-    """The plan is a valid solution of its graph."""
+    """Assert that the plan is a valid solution of its graph."""
     planned = plan.apply(graph)
     costs = profile.costs(planned.dag)
     check_solution(planned.dag, costs, Problem(planned.dag, costs).evaluate(plan.schedule))
@@ -50,14 +38,14 @@ def check(graph: Graph, profile: Profile, plan: Plan) -> None:
 
 @pytest.mark.parametrize("accelerator", [False, True])
 @pytest.mark.parametrize("seed", range(8))
-def test_random_models_give_what_onnxruntime_gives(seed: int, *, accelerator: bool) -> None:
-    """Every policy's plan of the same random model, on cores and on several accelerator lanes."""
+def test_random_models_give_onnxruntimes_outputs(seed: int, *, accelerator: bool) -> None:
+    """Every policy's plan of a random model is correct on cores and on several accelerator lanes."""
     made = random_model(random.Random(seed), 10 + seed)
     model, feed = made.model(), made.feed()
     graph = load(model, {name: array.shape for name, array in feed.items()})
-    profile = made_up_profile([graph], accelerator=accelerator, seed=seed)
+    profile = random_profile([graph], accelerator=accelerator, seed=seed)
     expected = run_plain(model, feed)
-    for policy in FIELD:
+    for policy in PUBLISHED:
         plan = partition(graph, profile, policy=policy, streams=3)
         check(graph, profile, plan)
         with HybridSession(graph, plan=Plan.from_json(plan.to_json())) as session:
@@ -65,14 +53,14 @@ def test_random_models_give_what_onnxruntime_gives(seed: int, *, accelerator: bo
                 assert_equal(session.run(None, feed), expected)
 
 
-@pytest.mark.parametrize("policy", FIELD)
+@pytest.mark.parametrize("policy", PUBLISHED)
 @pytest.mark.parametrize("name", ["light_inception_v1", "light_squeezenet"])
-def test_real_architectures_give_what_onnxruntime_gives(name: str, policy: str) -> None:
-    """On two cores, with branches, concatenations and long chains."""
+def test_real_architectures_give_onnxruntimes_outputs(name: str, policy: str) -> None:
+    """Plans on two cores are correct for models with branches, concatenations and long chains."""
     assert name in MODELS
     path = str(FOLDER / f"{name}.onnx")
     graph = load(path)
-    profile = made_up_profile([graph], accelerator=False)
+    profile = random_profile([graph], accelerator=False)
     plan = partition(graph, profile, policy=policy)
     check(graph, profile, plan)
     feed = {
@@ -85,7 +73,7 @@ def test_real_architectures_give_what_onnxruntime_gives(name: str, policy: str) 
 
 
 def siblings() -> Graph:
-    """Three products of one input, each with an activation of its own, summed."""
+    """Return the sum of three products of one input, each with an activation."""
     rng = np.random.default_rng(0)
     weights = {f"w{i}": rng.standard_normal((8, 4 + 4 * (i > 1))).astype(np.float32) for i in range(3)}
     weights["back"] = rng.standard_normal((8, 4)).astype(np.float32)
@@ -95,22 +83,22 @@ def siblings() -> Graph:
     return load(make_model(nodes, [value("x", FLOAT, [2, 8])], [value("y", FLOAT, [2, 4])], weights))
 
 
-def with_merges_at(graph: Graph, ms: float) -> Profile:
-    """A profile that was made of the merged operators too, each of which takes so long."""
-    profile = made_up_profile([graph, *merged_variants(graph)], accelerator=False)
+def merged_profile(graph: Graph, ms: float) -> Profile:
+    """Return a profile that includes the merged operators, with the given time for each."""
+    profile = random_profile([graph, *merged_variants(graph)], accelerator=False)
     own = set(graph.dag.signatures)
     fast = {s: OperatorCost("Op", (ms, ms)) for s in profile.operators if s not in own}
     return Profile(MACHINE, 2, None, {**profile.operators, **fast}, handoff_ms=0.01, dispatch_ms=0.01)
 
 
-def test_siblings_are_merged_where_that_is_faster() -> None:
-    """The plan names them, survives its file, and gives the same results as the model."""
+def test_siblings_are_merged_if_that_is_faster() -> None:
+    """The plan names the merged operators, does not change when written and read, and gives equal outputs."""
     graph = siblings()
-    profile = with_merges_at(graph, 0.001)
+    profile = merged_profile(graph, 0.001)
     plan = partition(graph, profile, policy="ios")
     assert [set(group) for group in plan.merged] == [{"product0", "product1", "product2"}]
     assert "3 operators are merged into 1" in plan.remarks
-    assert plan.predicted.latency_ms < partition(graph, with_merges_at(graph, 9.0), policy="ios").predicted.latency_ms
+    assert plan.predicted.latency_ms < partition(graph, merged_profile(graph, 9.0), policy="ios").predicted.latency_ms
     check(graph, profile, plan)
     feed = {"x": np.random.default_rng(1).standard_normal((2, 8)).astype(np.float32)}
     with HybridSession(graph, plan=Plan.from_json(plan.to_json())) as session:
@@ -118,41 +106,41 @@ def test_siblings_are_merged_where_that_is_faster() -> None:
         assert_equal(session.run(None, feed), run_plain(onnx.load_from_string(bytes(graph.source)), feed))
 
 
-def test_siblings_are_left_apart_where_that_is_slower() -> None:
-    """Then the plan is for the graph as it is."""
+def test_siblings_are_not_merged_if_that_is_slower() -> None:
+    """The plan merges no operators."""
     graph = siblings()
-    assert partition(graph, with_merges_at(graph, 9.0), policy="ios").merged == ()
+    assert partition(graph, merged_profile(graph, 9.0), policy="ios").merged == ()
 
 
-def test_a_plan_that_merges_is_refused_by_another_model() -> None:
-    """Operators that are not there cannot be merged; the message says which."""
+def test_a_plan_with_merged_operators_is_refused_for_another_model() -> None:
+    """The error names the operators that the other model lacks."""
     graph = siblings()
-    plan = partition(graph, with_merges_at(graph, 0.001), policy="ios")
+    plan = partition(graph, merged_profile(graph, 0.001), policy="ios")
     other = load(branches())
     with pytest.raises(PlanError, match=r"operators to merge: .product"):
         plan.apply(other)
 
 
-def test_no_lane_at_all_is_refused() -> None:
-    """An accelerator has at least one."""
+def test_zero_streams_are_refused() -> None:
+    """An accelerator has at least one lane."""
     graph = siblings()
     with pytest.raises(OptionError, match="invalid number of streams 0"):
-        partition(graph, made_up_profile([graph], accelerator=True), policy="nimble", streams=0)
+        partition(graph, random_profile([graph], accelerator=True), policy="nimble", streams=0)
 
 
-def test_the_number_of_streams_is_kept_to() -> None:
-    """Three branches on at most two lanes of the accelerator, and on no more than there are branches."""
+def test_plans_keep_the_number_of_streams() -> None:
+    """Three branches use at most the given number of accelerator lanes, and at most three."""
     graph = siblings()
-    profile = made_up_profile([graph], accelerator=True)
+    profile = random_profile([graph], accelerator=True)
     for policy in ("nimble", "greedy", "wavefront"):
         assert partition(graph, profile, policy=policy, streams=2).schedule.streams == 2
         assert partition(graph, profile, policy=policy, streams=8).schedule.streams == 3
 
 
 def test_reports_show_every_lane_of_the_accelerator() -> None:
-    """Names of lanes in the timeline, the trace, and the reasons of a placement."""
+    """The timeline, the trace and the reasons of a placement name every lane."""
     graph = siblings()
-    profile = made_up_profile([graph], accelerator=True)
+    profile = random_profile([graph], accelerator=True)
     plan = partition(graph, profile, policy="greedy", streams=3)
     lanes = predicted_chart(plan)
     names = [f"gpu{at}" for at in range(3)]
@@ -170,7 +158,7 @@ def test_reports_show_every_lane_of_the_accelerator() -> None:
 
 
 def test_googlenets_streams_as_published() -> None:
-    """The model itself, operator by operator: 28 streams by Opara, 28 chains by Nimble, 4 of them shared."""
+    """GoogLeNet takes 28 streams by Opara, 28 by Nimble, and 4 by Nimble with shared streams."""
     dag = load(zoo.build("googlenet", {}), optimise=False).dag
     found = [max(streams) + 1 for streams in (opara_streams(dag), nimble_streams(dag), nimble_streams(dag, share=True))]
     assert found == [28, 28, 4]
