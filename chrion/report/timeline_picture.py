@@ -87,6 +87,8 @@ def _parts(
 
 
 def _draw_chart(axis: Axes, plan: Plan, chart: LaneChart, parts: Sequence[Sequence[tuple[int, float, float]]]) -> None:
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - an optional dependency
+
     lanes = chart.lanes
     for row, lane in enumerate(lanes):
         by_category: dict[int, list[tuple[float, float]]] = {}
@@ -106,6 +108,7 @@ def _draw_chart(axis: Axes, plan: Plan, chart: LaneChart, parts: Sequence[Sequen
         end_ms = max(end_ms, plan.slo_ms) if plan.slo_ms < 1.5 * end_ms else end_ms
     axis.set_xlim(0, end_ms * 1.02)
     axis.set_xlabel("time in ms", fontsize=9)
+    axis.xaxis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10]))
     heading = f"{chart.title}: {format_ms(chart.latency_ms)}, {chart.overlap:.2f} lanes busy on average"
     axis.set_title(heading, fontsize=9, loc="left")
     axis.spines[["top", "right"]].set_visible(False)

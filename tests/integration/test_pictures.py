@@ -108,6 +108,9 @@ def test_timelines_have_a_legend_and_an_slo_line(plan: Plan, figures: list[Figur
 def test_a_slow_run_gets_its_own_scale(plan: Plan, figures: list[Figure]) -> None:
     """A measured run thirty times as long does not squeeze the prediction."""
     plot_timelines(plan, [predicted_chart(plan), measured_chart(plan, [Event(1, 0, 0.0, 120.0)])], Path())
+    for axes in figures[0].axes:
+        step = axes.get_xticks()[1] - axes.get_xticks()[0]
+        assert f"{step:.0e}"[0] in "125"
     ends = [axes.get_xlim()[1] for axes in figures[0].axes]
     assert ends == [pytest.approx(4.5 * 1.02), pytest.approx(120.0 * 1.02)]
 

@@ -371,7 +371,7 @@ function startPage(document, window) {
     const list = byId("legend"), scheme = data.schemes[state.scheme];
     list.replaceChildren();
     byId("legend-title").textContent = state.scheme === "type" ? "Operator types" : "Layers";
-    byId("legend-title").append(" ", element("small", "share of predicted time"));
+    byId("legend-title").append(" ", element("small", "of predicted time"));
     const add = (category, name, share) => {
       const item = element("li"), pressed = state.highlight === category;
       const button = element("button", undefined, { type: "button", "aria-pressed": String(pressed) });
