@@ -128,7 +128,7 @@ class DeviceFrame:
                 self._device.upload(zeros(self._graph.values[key.name]), value)
 
     def copy(self, name: str, *, upload: bool) -> None:
-        """Copy a value to the other memory, unless this request has it there already or does not need it there."""
+        """Copy a value to the other memory, if the request needs it there and has not brought it there."""
         if upload and BufferKey(name, on_device=True) in self._present:
             return
         source, target = (self._find(BufferKey(name, on_device)) for on_device in (not upload, upload))

@@ -341,7 +341,7 @@ RUN_KEYS: Mapping[str, Option] = _table(
         Option(
             "memory.enable_memory_arena_shrinkage",
             _HONOURED,
-            "every segment's run gets it; the request runs plain where it names more than cpu:0",
+            "every segment's run gets it; the request runs plain if it names more than cpu:0",
             ("", "cpu:0"),
         ),
         Option("disable_synchronize_execution_providers", _PLAIN, _DEVICE, _OFF, for_accelerators=True),
