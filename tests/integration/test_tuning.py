@@ -379,3 +379,42 @@ def test_exits_do_not_wait_for_tuning() -> None:
         )
         assert (done.returncode, done.stderr) == (0, "")
         assert time.monotonic() - start < 60
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_has_no_tuning_and_no_crowd() -> None:
+    """Whatever its parent's threads are doing; plain onnxruntime itself may hang if it runs in such a child."""
+    code = (
+        "import os, sys, threading, time; sys.path.insert(0, sys.argv[1])\n"
+        "import numpy as np\n"
+        "from chrion import HybridSession\n"
+        "from helpers import branches\n"
+        "session = HybridSession(branches())\n"
+        "x = {'x': np.ones((2, 4), np.float32)}\n"
+        "stop = threading.Event()\n"
+        "def call():\n"
+        "    while not stop.is_set():\n"
+        "        session.run(None, x)\n"
+        "threads = [threading.Thread(target=call) for _ in range(4)]\n"
+        "for thread in threads:\n"
+        "    thread.start()\n"
+        "time.sleep(0.6)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    crowd = session._engines.crowding.in_flight\n"
+        "    session._engines.close_at_exit(time.monotonic() + 30)\n"
+        "    os._exit(0 if session.wait_until_tuned(0) and not crowd else 1)\n"
+        "stop.set()\n"
+        "for thread in threads:\n"
+        "    thread.join()\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    done = subprocess.run(  # noqa: S603 - ourselves
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code, str(Path(__file__).parent.parent)],
+        env=os.environ | {"CHRION_TUNE": "background"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("0\n", "", 0)
