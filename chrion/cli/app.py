@@ -137,20 +137,20 @@ def _register(command: Callable[..., None], panel: str, *examples: str) -> None:
         command.__name__,
         rich_help_panel=panel,
         help="\n\n".join(" ".join(part.split()) for part in (command.__doc__ or "").split("\n\n")),
-        epilog="\n\n".join([*_policy_lines(command), "[bold]Examples[/bold]", *(f"  chrion {e}" for e in examples)]),
+        epilog=_policy_lines(command) + "\n".join(["[bold]Examples[/bold]", *(f"  chrion {e}" for e in examples)]),
     )(with_verbosity)
 
 
-def _policy_lines(command: Callable[..., None]) -> list[str]:
-    """Return a heading and a line for each scheduler, for the help of commands that have an option for them.
+def _policy_lines(command: Callable[..., None]) -> str:
+    """Return a heading and a line for each scheduler, for the help of a command with an option for them.
 
     Policies of installed packages are not imported for that, so they have no description.
     """
     if not {"policy", "policies"} & set(inspect.signature(command).parameters):
-        return []
+        return ""
     built_in = {name: policy.description for name, policy in POLICIES.items()}
     lines = (f"  {name}: {escape(built_in.get(name, 'Of an installed package.'))}" for name in policy_names())
-    return ["[bold]Schedulers[/bold]", *lines]
+    return "\n".join(["[bold]Schedulers[/bold]", *lines]) + "\n\n"
 
 
 _register(demo, _START, "demo", "demo -o lanes.html")

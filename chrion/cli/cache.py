@@ -55,7 +55,7 @@ def _options(context: typer.Context) -> None:
         list_entries()
 
 
-@app.command("list", epilog="[bold]Example[/bold]\n\n  chrion cache list --json")
+@app.command("list", epilog="[bold]Example[/bold]\n  chrion cache list --json")
 def list_entries(as_json: JsonOption = False) -> None:
     """List the number and the size of cached files by kind and machine."""
     folder = cache_folder()
@@ -70,7 +70,7 @@ def list_entries(as_json: JsonOption = False) -> None:
     show(f"cache folder: {folder}", table, *(f"{kind}: {meaning}" for kind, meaning in KINDS.items()))
 
 
-@app.command(epilog="[bold]Example[/bold]\n\n  chrion cache size measurements")
+@app.command(epilog="[bold]Example[/bold]\n  chrion cache size measurements")
 def size(kind: KindArgument = None, as_json: JsonOption = False) -> None:
     """Print the total size of the cache."""
     files = [path for name in _kinds(kind) for path in _entries(cache_folder() / name)]
@@ -81,7 +81,7 @@ def size(kind: KindArgument = None, as_json: JsonOption = False) -> None:
         show(f"{_format_size(total)} in {len(files)} files")
 
 
-@app.command(epilog="[bold]Examples[/bold]\n\n  chrion cache clear\n\n  chrion cache clear choices --yes")
+@app.command(epilog="[bold]Examples[/bold]\n  chrion cache clear\n  chrion cache clear choices --yes")
 def clear(
     kind: KindArgument = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,

@@ -24,7 +24,7 @@ def _options(context: typer.Context) -> None:
         print(context.get_help())  # noqa: T201 - this is what stdout is for
 
 
-@app.command("show", epilog="[bold]Example[/bold]\n\n  chrion plan show lstm.plan.json")
+@app.command("show", epilog="[bold]Example[/bold]\n  chrion plan show lstm.plan.json")
 def show_plan(plan: PlanArgument, as_json: JsonOption = False) -> None:
     """Show a plan: its model and machine, its placement by lane, and its predicted latency and memory."""
     found = Plan.load(plan)

@@ -64,7 +64,8 @@ def test_the_plan_is_written_to_the_current_folder(cli: Chrion, model: Path, mon
 
 def test_an_slo_out_of_reach_is_exit_code_3_and_the_fastest_plan(cli: Chrion, lstm: Path) -> None:
     """The table and the plan say by how much it misses."""
-    code, out, _ = cli("partition", str(lstm), "--profile", PAPER, "--slo", "10ms", "-o", "p.json")
+    options = ("--profile", PAPER, "--policy", "heft", "--slo", "10ms")
+    code, out, _ = cli("partition", str(lstm), *options, "-o", "p.json")
     assert code == 3
     assert "misses" in out
     plan = Plan.load("p.json")
@@ -100,9 +101,9 @@ def test_a_budget_that_a_policy_cannot_keep_is_exit_code_3(cli: Chrion, lstm: Pa
 
 def test_the_table_has_the_baselines_beside_the_plan(cli: Chrion, lstm: Path) -> None:
     """Accelerator only, CPU only, the plan and the verdict."""
-    code, out, _ = cli("partition", str(lstm), "--profile", PAPER, "--slo", "60ms")
+    code, out, _ = cli("partition", str(lstm), "--profile", PAPER, "--policy", "heft", "--slo", "60ms")
     assert code == 0
-    assert all(text in out for text in ("accelerator only", "CPU only", "chrion", "meets the SLO of 60.0 ms"))
+    assert all(text in out for text in ("accelerator only", "CPU only", "heft", "meets the SLO of 60.0 ms"))
 
 
 def test_a_failed_partition_leaves_no_plan(cli: Chrion, model: Path) -> None:
