@@ -305,7 +305,7 @@ class Engines:
     def refuse_in_child(self) -> None:
         """Refuse requests in a forked child, where the lanes are missing; a plain session is left to onnxruntime."""
         self._lock = threading.RLock()
-        self.crowding.in_flight.clear()  # requests of the parent's threads
+        self.crowding = self._new_crowding()  # the parent's threads have requests in flight
         if self._tuner:
             self._tuner.after_fork()
         if any(isinstance(engine, CutEngine) for engine in (self.current, *self._by_shape.values())):

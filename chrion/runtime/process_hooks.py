@@ -13,7 +13,7 @@ import atexit
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 #: How long an exiting process waits for requests in flight, all sessions together.
@@ -39,15 +39,23 @@ def register(owner: T, after_fork: Callable[[T], None], at_exit: Callable[[T, fl
     _hooks[owner] = after_fork, at_exit
 
 
+def _registered() -> Iterator[tuple[Any, tuple[Callable[[Any], None], Callable[[Any, float], None]]]]:
+    """Iterate over the objects and their hooks, while other threads may register further ones."""
+    for reference in _hooks.keyrefs():  # a list that is made at once, unlike that of items()
+        owner = reference()
+        if owner is not None:
+            yield owner, _hooks[owner]
+
+
 def _run_fork_hooks() -> None:
-    for owner, (after_fork, _) in tuple(_hooks.items()):
+    for owner, (after_fork, _) in _registered():
         after_fork(owner)
 
 
 @atexit.register
 def _run_exit_hooks() -> None:
     until = time.monotonic() + EXIT_LIMIT_S
-    for owner, (_, at_exit) in tuple(_hooks.items()):
+    for owner, (_, at_exit) in _registered():
         at_exit(owner, until)
 
 

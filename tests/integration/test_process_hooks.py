@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import onnxruntime as ort
 import pytest
 
 from chrion import HybridSession
+from chrion.runtime import process_hooks
 
 TESTS = Path(__file__).parent.parent
 CLOSED, SHAPE = "this session is closed", "(600, 600)"
@@ -63,3 +65,33 @@ def test_the_hooks_are_not_methods_of_the_session() -> None:
     """A session has the public methods of InferenceSession and those of its documentation."""
     added = {name for name in dir(HybridSession) if not name.startswith("_")} - set(dir(ort.InferenceSession))
     assert added == {"close", "explain", "plan", "trace", "wait_until_tuned"}
+
+
+def test_hooks_run_while_other_threads_create_sessions() -> None:
+    """Sessions that are registered meanwhile do not disturb the iteration."""
+
+    class Owner:
+        pass
+
+    stop = threading.Event()
+
+    def register() -> None:
+        while not stop.is_set():
+            for owner in [Owner() for _ in range(50)]:
+                process_hooks.register(owner, lambda _: None, lambda *_: None)
+
+    owner = Owner()
+    process_hooks.register(owner, lambda _: None, lambda *_: None)
+    threads = [threading.Thread(target=register) for _ in range(2)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(3000):
+            assert owner in dict(process_hooks._registered())
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
+        for thread in threads:
+            thread.join()
