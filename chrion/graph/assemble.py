@@ -110,20 +110,20 @@ def _operators(
     operator join it, too; otherwise the operators would wait for each other. The operators are therefore the strongly
     connected components of the graph in which every edge that must not be cut also runs backwards.
     """
-    import networkx as nx  # noqa: PLC0415 - takes a tenth of a second to import
-
+    nodes = range(len(model.graph.node))
     producer = {name: i for i, node in enumerate(model.graph.node) for name in node.output if name}
     quantised = _quantised_values(model, reads, producer)
+    edges = [(producer[name], i, name) for i, names in enumerate(reads) for name in names if name in producer]
+    backwards = [(i, before) for before, i, name in edges if values[name].bytes is None or name in quantised]
+    if not backwards:
+        return tuple((i,) for i in nodes)
+    import networkx as nx  # noqa: PLC0415 - takes a tenth of a second to import
+
     links: nx.DiGraph[int] = nx.DiGraph()
-    links.add_nodes_from(range(len(model.graph.node)))
-    for i, names in enumerate(reads):
-        for name in names:
-            if name in producer:
-                links.add_edge(producer[name], i)
-                if values[name].bytes is None or name in quantised:
-                    links.add_edge(i, producer[name])
-    groups = [tuple(sorted(group)) for group in nx.strongly_connected_components(links)]
-    return tuple(sorted(groups))
+    links.add_nodes_from(nodes)
+    links.add_edges_from((before, i) for before, i, _ in edges)
+    links.add_edges_from(backwards)
+    return tuple(sorted(tuple(sorted(group)) for group in nx.strongly_connected_components(links)))
 
 
 def _quantised_values(
