@@ -2,7 +2,7 @@
 
     python scripts/stress.py --seconds 60 --cycles 1000
 
-Takes about five minutes with the defaults and writes no file. Prints the seed and counts. A wrong output, a leak or a
+Takes about three minutes with the defaults and writes no file. Prints the seed and counts. A wrong output, a leak or a
 deadlock ends the program with an error; a deadlock also prints the traceback of every thread.
 """
 
