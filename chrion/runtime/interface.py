@@ -1,8 +1,8 @@
 """The interface of InferenceSession beyond running, as HybridSession provides it.
 
 Methods that follow from others are defined in :class:`InferenceInterface`. Methods that make sense for a single
-onnxruntime session only are that session's while the model runs plain; otherwise they raise an AttributeError with the
-reason.
+onnxruntime session only are taken from that session while the model runs plain; otherwise they do not exist, and the
+AttributeError gives the reason.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class NodeArg:
 
     name: str
     type: str
-    #: Dimensions; a name or None is a free one. Empty for a scalar, and if the rank is unknown.
+    #: Sizes of the dimensions; a name or None is a free one. Empty for a scalar, and if the rank is unknown.
     shape: list[int | str | None]
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """Hooks that run when the process of a session forks or exits.
 
-A forked child has the memory of every session but none of its threads: a request would wait for its lanes forever. So
-each session is marked once in the child and refuses requests from then on, which costs a request nothing.
+A forked child has the memory of every session but none of its threads: a request would wait for its lanes forever. So a
+hook marks each session in the child, which then refuses requests. Requests themselves do not check for forks.
 
 When the interpreter exits, a daemon thread is killed as soon as it asks for the GIL; inside onnxruntime that aborts the
 process. So requests in flight may finish first, for a limited time, and no new one starts.
@@ -19,10 +19,9 @@ from typing import Any, TypeVar
 #: How long an exiting process waits for requests in flight, all sessions together.
 EXIT_LIMIT_S = 5.0
 
-
 T = TypeVar("T")
 
-#: (after a fork, at exit) of each object; an object that is collected leaves it.
+#: The hooks of each registered object: (after_fork, at_exit).
 _hooks: weakref.WeakKeyDictionary[Any, tuple[Callable[[Any], None], Callable[[Any, float], None]]]
 _hooks = weakref.WeakKeyDictionary()
 
@@ -33,8 +32,8 @@ def register(owner: T, after_fork: Callable[[T], None], at_exit: Callable[[T, fl
     Args:
         owner: The object, which is the first argument of its hooks.
         after_fork: Called in a forked child, where those threads are missing and any lock may be held forever.
-        at_exit: Called when the interpreter exits: start nothing more, and finish by a time of ``time.monotonic()``,
-            its second argument.
+        at_exit: Called when the interpreter exits. It has to refuse new work, and to return by the time of
+            ``time.monotonic()`` that is its second argument.
     """
     _hooks[owner] = after_fork, at_exit
 
