@@ -19,7 +19,7 @@ from page_markers import markdown_table, replace_section
 
 import chrion
 from chrion import zoo
-from chrion.benchmark.comparison import Comparison, PolicyResult, plan_policies, time_plans
+from chrion.benchmark.comparison import PolicyComparison, PolicyResult, plan_policies, time_plans
 from chrion.files import write_atomically
 from chrion.profiler import this_machine
 from chrion.profiler.synthetic_inputs import synthetic_inputs
@@ -52,7 +52,7 @@ CASES = [
 
 def compare(
     case: Case, policies: Sequence[str], accelerator: str | None, streams: int | None, rounds: int
-) -> Comparison:
+) -> PolicyComparison:
     """Plan a model by all policies and measure the plans."""
     graph = chrion.load(zoo.build(case.builder, case.parameters))
     costs = chrion.profile(graph, accelerator=accelerator, variants=merged_variants(graph))
@@ -66,7 +66,7 @@ def compare(
     return time_plans(planned, synthetic_inputs(graph), rounds=rounds, trial_s=0.25)
 
 
-def ratio_to_plain(entry: PolicyResult, comparison: Comparison) -> float:
+def ratio_to_plain(entry: PolicyResult, comparison: PolicyComparison) -> float:
     """Return the measured time over the best plain session's; NaN if the plan was not measured."""
     best = comparison.best_plain
     return entry.timing.median_ms / best.median_ms if entry.timing and best else math.nan
@@ -79,7 +79,7 @@ def format_ratio(value: float) -> str:
     return f"**{value:.2f}**" if value <= 0.97 else f"{value:.2f}"
 
 
-def format_overview(results: Mapping[str, Comparison], policies: Sequence[str]) -> str:
+def format_overview(results: Mapping[str, PolicyComparison], policies: Sequence[str]) -> str:
     """Return a table with a row for each model and a column for each policy that planned any of them."""
     usable = [p for p in policies if any(e.plan for c in results.values() for e in c.results if e.policy == p)]
     rows = [["model", "best plain, ms", *usable]]
@@ -90,7 +90,7 @@ def format_overview(results: Mapping[str, Comparison], policies: Sequence[str]) 
     return markdown_table(rows)
 
 
-def format_model(comparison: Comparison) -> str:
+def format_model(comparison: PolicyComparison) -> str:
     """Return the table of one model: the plan of each policy, its predicted and its measured time."""
     rows = [["policy", "predicted", "measured", "error", "ratio", "lanes", "waits", "segments", "planning"]]
     for entry in comparison.results:
@@ -106,7 +106,7 @@ def format_model(comparison: Comparison) -> str:
     return markdown_table(rows) + (f"\n\nNot measured:\n{missing}" if missing else "")
 
 
-def format_section(results: Mapping[str, Comparison], policies: Sequence[str]) -> str:
+def format_section(results: Mapping[str, PolicyComparison], policies: Sequence[str]) -> str:
     """Return the section of the page."""
     machine = next(iter(results.values())).profile.machine if results else this_machine()
     head = (

@@ -55,7 +55,7 @@ class PolicyResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class PolicyComparison:
     """Results of several policies and of plain onnxruntime on one model."""
 
     graph: Graph
@@ -83,7 +83,7 @@ def plan_policies(  # noqa: PLR0913 - optional arguments are keyword-only
     cores: int | None = None,
     streams: int | None = None,
     progress: Progress | None = None,
-) -> Comparison:
+) -> PolicyComparison:
     """Plan a graph with each policy.
 
     Args:
@@ -102,17 +102,17 @@ def plan_policies(  # noqa: PLR0913 - optional arguments are keyword-only
         if progress:
             progress(at, len(policies), policy)
         results.append(_plan(graph, profile, policy, cores, streams))
-    return Comparison(graph, profile, tuple(results))
+    return PolicyComparison(graph, profile, tuple(results))
 
 
 def time_plans(
-    comparison: Comparison,
+    comparison: PolicyComparison,
     feed: Feed,
     *,
     rounds: int = 5,
     trial_s: float = TRIAL_S,
     progress: Progress | None = None,
-) -> Comparison:
+) -> PolicyComparison:
     """Time all plans and plain sessions side by side, if the profile is of this machine.
 
     Args:
@@ -155,7 +155,7 @@ def _plan(graph: Graph, profile: Profile, policy: str, cores: int | None, stream
     return PolicyResult(policy, plan, planning_ms, len(program.lanes), program.waits)
 
 
-def _plain_sessions(comparison: Comparison, feed: Feed) -> dict[str, SessionFactory]:
+def _plain_sessions(comparison: PolicyComparison, feed: Feed) -> dict[str, SessionFactory]:
     source, accelerator = comparison.graph.source, comparison.profile.accelerator
     factories = plain_baselines(source, feed, PLAIN)
     if accelerator:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +12,7 @@ from chrion.benchmark.latency import (
     Feed,
     RunRequest,
     SessionFactory,
+    Timing,
     hybrid_candidate,
     memory_held_mb,
     plain_baselines,
@@ -32,13 +33,14 @@ from chrion.cli.options import (
     SloOption,
     StreamsOption,
 )
-from chrion.cli.steps import Request, check_reach, load_graph_and_feed, open_session, time_sessions
+from chrion.cli.steps import ExecutionOptions, check_reach, load_graph_and_feed, open_session, time_sessions
 from chrion.devices.nvml import MemoryMonitor
 from chrion.devices.providers import CPU_PROVIDER
 from chrion.graph import Graph
 from chrion.report import bench_table, bench_verdict, memory_line
 from chrion.report.tables import best_baseline
 from chrion.runtime import HybridSession
+from chrion.scheduler import Plan
 
 HYBRID = "hybrid"
 
@@ -63,39 +65,41 @@ def bench(
     The session chooses between plans and plain onnxruntime, as it does in a program. With --plan, --policy or --streams
     it runs that plan, even if plain onnxruntime is faster. Exit code 3: the measured latency misses the SLO.
     """
-    request = Request(plan, slo, alpha, gpu_budget, policy, cores, accelerator, streams)
-    request.check()
+    options = ExecutionOptions(plan, slo, alpha, gpu_budget, policy, cores, accelerator, streams)
+    options.check()
     monitor = MemoryMonitor()
     graph, arrays = load_graph_and_feed(model, shape, feed)
-    arguments = request.session_arguments(graph)
+    arguments = options.session_arguments(graph)
     with open_session(graph, arguments) as session:
         chosen, explanation, providers = session.plan, session.explain(), session.get_providers()
     hybrid = hybrid_candidate(graph, chosen, arrays) if chosen else _as_chosen(graph, arguments, arrays)
     held_mb = memory_held_mb(hybrid, monitor) if providers[0] != CPU_PROVIDER else 0.0
     candidates = {HYBRID: hybrid, **plain_baselines(str(model), arrays)}
     timings = time_sessions(candidates, rounds)
+    if as_json:
+        show_json({"model": graph.name, **_summary(timings, chosen), "measured_mb": held_mb})
+    else:
+        table = bench_table(timings, HYBRID, chosen.predicted.latency_ms if chosen else None)
+        memory = [memory_line(chosen.predicted, held_mb)] if chosen and chosen.accelerator else []
+        show(explanation, table, bench_verdict(timings, HYBRID), *memory)
+    median_ms = next(t.median_ms for t in timings if t.name == HYBRID)
+    raise typer.Exit(check_reach(median_ms, options.slo_ms, chosen))
+
+
+def _summary(timings: Sequence[Timing], plan: Plan | None) -> dict[str, Any]:
+    """Return timings and the plan's predictions as plain data; without a plan predictions are None."""
     best = best_baseline(timings, HYBRID)
     own = next(t for t in timings if t.name == HYBRID)
-    predicted = chosen.predicted if chosen else None
-    if as_json:
-        show_json(
-            {
-                "model": graph.name,
-                "runs_plan": chosen is not None,
-                "ratio": own.median_ms / best.median_ms,
-                "best_plain": best.name,
-                "predicted_memory_mb": predicted.memory_mb if predicted else None,
-                "predicted_resident_mb": predicted.resident_mb if predicted else None,
-                "measured_mb": held_mb,
-                "predicted_ms": predicted.latency_ms if predicted else None,
-                "timings": [asdict(t) for t in timings],
-            }
-        )
-    else:
-        table = bench_table(timings, HYBRID, predicted.latency_ms if predicted else None)
-        memory = [memory_line(predicted, held_mb)] if predicted and chosen and chosen.accelerator else []
-        show(explanation, table, bench_verdict(timings, HYBRID), *memory)
-    raise typer.Exit(check_reach(own.median_ms, request.slo_ms, chosen))
+    predicted = plan.predicted if plan else None
+    return {
+        "runs_plan": plan is not None,
+        "ratio": own.median_ms / best.median_ms,
+        "best_plain": best.name,
+        "predicted_ms": predicted.latency_ms if predicted else None,
+        "predicted_memory_mb": predicted.memory_mb if predicted else None,
+        "predicted_resident_mb": predicted.resident_mb if predicted else None,
+        "timings": [asdict(t) for t in timings],
+    }
 
 
 def _as_chosen(graph: Graph, arguments: dict[str, Any], arrays: Feed) -> SessionFactory:

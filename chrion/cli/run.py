@@ -26,7 +26,7 @@ from chrion.cli.options import (
     SloOption,
     StreamsOption,
 )
-from chrion.cli.steps import Request, check_reach, load_graph_and_feed, open_session
+from chrion.cli.steps import ExecutionOptions, check_reach, load_graph_and_feed, open_session
 from chrion.runtime import HybridSession
 from chrion.units import format_ms
 
@@ -51,10 +51,10 @@ def run(
     The session chooses between plans and plain onnxruntime, as it does in a program. With --plan, --policy or --streams
     it runs that plan, even if plain onnxruntime is faster. Exit code 3: the measured latency misses the SLO.
     """
-    request = Request(plan, slo, alpha, gpu_budget, policy, cores, accelerator, streams)
-    request.check()
+    options = ExecutionOptions(plan, slo, alpha, gpu_budget, policy, cores, accelerator, streams)
+    options.check()
     graph, arrays = load_graph_and_feed(model, shape, feed)
-    arguments = request.session_arguments(graph)
+    arguments = options.session_arguments(graph)
     expected = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"]).run(None, arrays)
     with open_session(graph, arguments) as session:
         outputs, measured_ms = _run_repeatedly(session, arrays, repeat)
@@ -73,7 +73,7 @@ def run(
             f"measured {format_ms(measured_ms)} (median of {repeat}){predicted}",
             f"outputs {'equal' if equal else 'DIFFER FROM'} plain onnxruntime's: largest difference {difference:.2g}",
         )
-    code = check_reach(measured_ms, request.slo_ms, chosen)
+    code = check_reach(measured_ms, options.slo_ms, chosen)
     if not equal:
         note(f"error: outputs differ from plain onnxruntime's by {difference:.2g}, more than {TOLERANCE:g}")
     raise typer.Exit(code if equal else 1)

@@ -87,7 +87,7 @@ def load_or_measure_profile(
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ExecutionOptions:
     """The options of ``chrion run`` and ``chrion bench`` that choose how a model is run."""
 
     plan: Path | None

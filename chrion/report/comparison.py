@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from chrion.benchmark.comparison import Comparison, PolicyResult
+from chrion.benchmark.comparison import PolicyComparison, PolicyResult
 from chrion.benchmark.latency import Timing
 from chrion.report.categories import COLOURS, OTHER_COLOUR
 from chrion.report.figure_table import FigureTable, key, text
@@ -17,7 +17,7 @@ from chrion.units import format_mb, format_ms
 _FIGURES = ("predicted", "measured", "ratio", "memory", "resident", "lanes", "waits", "planning")
 
 
-def comparison_table(comparison: Comparison) -> FigureTable:
+def comparison_table(comparison: PolicyComparison) -> FigureTable:
     """Return a table with one row for each policy and each plain session; ratios are to the fastest plain session.
 
     ``memory`` is the accelerator memory of Equation 4 and ``resident`` what an arena must hold; ``waits`` are those of
@@ -34,7 +34,7 @@ def comparison_table(comparison: Comparison) -> FigureTable:
     return table
 
 
-def comparison_verdict(comparison: Comparison) -> str:
+def comparison_verdict(comparison: PolicyComparison) -> str:
     """Return one line that names the fastest policy and compares it with the fastest plain session."""
     measured = {e.policy: e.timing.median_ms for e in comparison.results if e.timing}
     predicted = {e.policy: e.plan.predicted.latency_ms for e in comparison.results if e.plan}
@@ -50,7 +50,7 @@ def comparison_verdict(comparison: Comparison) -> str:
     return "no policy found a plan"
 
 
-def comparison_json(comparison: Comparison) -> dict[str, Any]:
+def comparison_json(comparison: PolicyComparison) -> dict[str, Any]:
     """Return a comparison as plain data for JSON; unknown figures are null."""
     best = comparison.best_plain
     return {
@@ -64,7 +64,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def plot_comparison(comparison: Comparison, path: Path) -> None:
+def plot_comparison(comparison: PolicyComparison, path: Path) -> None:
     """Draw the predicted and the measured latency of each policy as bars, and the fastest plain session as a line.
 
     Raises:

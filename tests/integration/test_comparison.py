@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 import chrion
-from chrion.benchmark.comparison import Comparison, PolicyResult, plan_policies, time_plans
+from chrion.benchmark.comparison import PolicyComparison, PolicyResult, plan_policies, time_plans
 from chrion.errors import ScheduleError
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.report import comparison_json, comparison_table, comparison_verdict, plot_comparison
@@ -18,7 +18,7 @@ from chrion.scheduler import POLICIES, Policy, fixed_plan
 from helpers import alternating_lanes, branches
 
 
-def compared(source: onnx.ModelProto, *policies: str) -> Comparison:
+def compared(source: onnx.ModelProto, *policies: str) -> PolicyComparison:
     """Return plans of some policies for this machine."""
     graph = chrion.load(source)
     return plan_policies(graph, chrion.profile(graph), policies)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from chrion import Plan, Profile, load
-from chrion.benchmark.comparison import Comparison, PolicyResult
+from chrion.benchmark.comparison import PolicyComparison, PolicyResult
 from chrion.benchmark.latency import Timing
 from chrion.errors import OptionError
 from chrion.report import (
@@ -156,7 +156,7 @@ def test_legends_of_results_comparisons_and_alpha_sweeps_cover_nothing(plan: Pla
     timing = Timing("heft", 4.0, 3.5, 5.0, 9)
     rows = (PolicyResult("heft", plan, 1.0, 2, 1, timing), PolicyResult("greedy", plan, 1.0))
     baseline = Timing("onnxruntime, 2 threads", 6.0, 5.0, 7.0, 9)
-    found = Comparison(load(branches()), Profile(MACHINE, 2, None, {}), rows, (baseline,))
+    found = PolicyComparison(load(branches()), Profile(MACHINE, 2, None, {}), rows, (baseline,))
     comparison.plot_comparison(found, Path())
     alpha_sweep.plot_alpha_sweep([(0.0, plan), (1.0, plan)], Path())
     assert len(figures) == 4

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from chrion import Plan, Profile, load
-from chrion.benchmark.comparison import Comparison, PolicyResult
+from chrion.benchmark.comparison import PolicyComparison, PolicyResult
 from chrion.benchmark.latency import Timing
 from chrion.report import (
     alpha_sweep_table,
@@ -109,7 +109,7 @@ def compared() -> FigureTable:
         PolicyResult("wavefront", planned(), 0.25, 2, 7),
         PolicyResult("exact", None, 0.5, reason=reason),
     )
-    return comparison_table(Comparison(graph, Profile(MACHINE, 2, None, {}), results, tuple(timings()[1:])))
+    return comparison_table(PolicyComparison(graph, Profile(MACHINE, 2, None, {}), results, tuple(timings()[1:])))
 
 
 def described() -> FigureTable:
@@ -211,4 +211,4 @@ def test_the_verdict_says_whether_a_policy_is_faster(policy_ms: float, plain_ms:
     result = PolicyResult("cpu", planned(), 1.0, 1, 0, Timing("cpu", policy_ms, policy_ms, policy_ms, 9))
     baseline = Timing("plain", plain_ms, plain_ms, plain_ms, 9)
     graph = load(branches())
-    assert comparison_verdict(Comparison(graph, Profile(MACHINE, 2, None, {}), (result,), (baseline,))) == line
+    assert comparison_verdict(PolicyComparison(graph, Profile(MACHINE, 2, None, {}), (result,), (baseline,))) == line

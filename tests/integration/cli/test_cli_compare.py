@@ -12,7 +12,7 @@ import pytest
 
 import chrion
 from chrion import Graph, Profile
-from chrion.benchmark.comparison import Comparison, plan_policies
+from chrion.benchmark.comparison import PolicyComparison, plan_policies
 from chrion.scheduler import policy_names
 from chrion.scheduler.policies.ios_merging import merged_variants
 from command_line import PAPER, Chrion, assert_refused
@@ -87,7 +87,7 @@ def test_operators_that_ios_may_merge_are_measured(cli: Chrion, monkeypatch: pyt
     onnx.save(make_model(nodes, [value("x", FLOAT, [2, 8])], [value("y", FLOAT, [2, 4])], weights), "m.onnx")
     profiles: list[Profile] = []
 
-    def kept(graph: Graph, profile: Profile, *arguments: Any, **options: Any) -> Comparison:
+    def kept(graph: Graph, profile: Profile, *arguments: Any, **options: Any) -> PolicyComparison:
         profiles.append(profile)
         return plan_policies(graph, profile, *arguments, **options)
 
