@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -212,3 +213,10 @@ def test_trials_under_interference_are_reported(clock: list[float], *, busy: boo
     """The result is uncertain if most trials begin while other processes use the cores."""
     candidates = [steady("plain", 5.0, clock), steady("plan", 3.0, clock, plain=False)]
     assert compare(candidates, None, BusyCores() if busy else FakeInterferenceMonitor()).interference is busy
+
+
+@pytest.mark.parametrize(("plan_ms", "selected"), [(3.9, "plan"), (4.2, "plain")])
+def test_a_plan_that_costs_memory_requires_a_larger_gain(clock: list[float], plan_ms: float, selected: str) -> None:
+    """With a share of 0.8, a plan for a plain session of 5 ms may take 4 ms at most."""
+    plan = replace(steady("plan", plan_ms, clock, plain=False), share=0.8)
+    assert compare([steady("plain", 5.0, clock), plan], None, FakeInterferenceMonitor()).winner == selected

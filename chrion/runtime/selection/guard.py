@@ -34,7 +34,7 @@ _CLEAR_ROUNDS, _CLEAR_LEAD, _MAX_ROUNDS = 6, 0.8, 12
 _FIRST_THRESHOLD, _THRESHOLD = 1.5, 1.15
 #: A plan is selected if its fastest run takes at most this share of a plain session's: smaller gains are noise. Its
 #: median over rounds must not be larger either, which guards against selection bias.
-_MARGIN = 0.95
+SHARE = 0.95
 #: How long the guard waits for moments without interference, in seconds.
 _PATIENCE_S = 2.0
 
@@ -53,6 +53,8 @@ class Candidate:
     plain: bool = True
     #: Whether it stays open between its trials. Plain sessions do not: their threads spin after a run.
     kept_open: bool = False
+    #: Largest share of a plain session's latency at which a plan is selected.
+    share: float = SHARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ class _Record:
         fastest_ms = min((r.fastest_ms for r in plain), default=math.inf)
         comparable = [r for r in plain if len(r.medians_ms) >= len(self.medians_ms)]
         typical_ms = min((r.typical_ms for r in comparable), default=math.inf)
-        return self.fastest_ms <= _MARGIN * fastest_ms and self.typical_ms <= typical_ms
+        return self.fastest_ms <= self.candidate.share * fastest_ms and self.typical_ms <= typical_ms
 
 
 def compare(

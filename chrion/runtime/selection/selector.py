@@ -25,7 +25,7 @@ from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.runtime.execution.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision, DecisionCache
-from chrion.runtime.selection.guard import Candidate, Trial, compare
+from chrion.runtime.selection.guard import SHARE, Candidate, Trial, compare
 from chrion.scheduler.plan import Plan
 from chrion.scheduler.planner import alternatives
 from chrion.units import format_ms
@@ -36,6 +36,9 @@ log = logging.getLogger(__name__)
 _ALTERNATIVE_BYTES = 32e6
 #: Plans stay open between their trials if the weights of all of them take at most this many bytes.
 _KEPT_OPEN_BYTES = 256e6
+#: A plan of a model with free dimensions holds its weights besides those of the plain session, which serves all other
+#: shapes. It is selected for a clear gain only: at most this share of the plain session's latency.
+_SHARE_BESIDE_PLAIN = 0.8
 PLAIN = "plain"
 _PLAIN_CPU = "plain, on the CPU"
 _PLAIN_THREADS = "plain, threads: "
@@ -340,7 +343,9 @@ class EngineSelector:
         for name, plan in plans.items():
             kept_open = few_weights and plan.accelerator is None
             memory_mb = plan.predicted.resident_mb
-            candidates.append(Candidate(name, partial(open_plan, plan), memory_mb, plain=False, kept_open=kept_open))
+            share = _SHARE_BESIDE_PLAIN if graph.declared_free else SHARE
+            opener = partial(open_plan, plan)
+            candidates.append(Candidate(name, opener, memory_mb, plain=False, kept_open=kept_open, share=share))
         return candidates
 
 
