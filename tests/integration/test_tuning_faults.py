@@ -215,6 +215,27 @@ def test_without_a_thread_the_session_serves(monkeypatch: pytest.MonkeyPatch, ca
     assert "can't start new thread" in caplog.text
 
 
+def test_an_error_in_the_tuning_thread_does_not_end_it(
+    asked: list[NamedShapes], gate: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread tunes for all sessions of the process."""
+    gate.set()
+    count = tuning.Tuner.count_noted
+    errors = [RuntimeError("Set changed size during iteration")]
+
+    def fail_once(self: tuning.Tuner) -> None:
+        if errors:
+            raise errors.pop()
+        count(self)
+
+    monkeypatch.setattr(tuning.Tuner, "count_noted", fail_once)
+    with HybridSession(branches()) as session:
+        assert session.wait_until_tuned(30)
+        assert session.plan is not None
+    assert asked
+    assert "Set changed size during iteration" in caplog.text
+
+
 @pytest.mark.parametrize("error", [OSError(errno.ENOLCK, "no locks available"), NotImplementedError("flock")])
 def test_file_systems_without_locks(
     error: Exception, asked: list[NamedShapes], gate: threading.Event, monkeypatch: pytest.MonkeyPatch

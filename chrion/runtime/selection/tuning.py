@@ -317,14 +317,25 @@ class _TuningThread:
         waiting: list[_Work] = []
         while True:
             time.sleep(_POLL_S)
-            self._count_noted()
-            while self._submitted:
-                heapq.heappush(waiting, self._submitted.popleft())
-            while waiting and waiting[0].due_s <= time.monotonic():
-                work = heapq.heappop(waiting)
-                if tuner := work.tuner():
-                    tuner.tune(work.shapes, again=work.again)
-                del tuner
+            try:
+                self._work(waiting)
+            except Exception:  # no error of one session ends the tuning of all others
+                log.exception("an error in the tuning thread")
+
+    def _work(self, waiting: list[_Work]) -> None:
+        """Do everything that is due.
+
+        Args:
+            waiting: A heap of the decisions that are not due yet.
+        """
+        self._count_noted()
+        while self._submitted:
+            heapq.heappush(waiting, self._submitted.popleft())
+        while waiting and waiting[0].due_s <= time.monotonic():
+            work = heapq.heappop(waiting)
+            if tuner := work.tuner():
+                tuner.tune(work.shapes, again=work.again)
+            del tuner
 
     def _count_noted(self) -> None:
         with self._lock:
