@@ -144,10 +144,8 @@ def summarise(comparisons: Sequence[Comparison]) -> str:
 
 def _measure_apart(folder: Path, kind: str, cache: Path, modules: Sequence[str] = ()) -> Footprint:
     """Run the worker in a separate process."""
-    here = Path(__file__).parent
-    path = os.pathsep.join(filter(None, [str(here.parent.parent), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "CHRION_CACHE": str(cache), "PYTHONPATH": path}
-    command = [sys.executable, str(here / "memory_worker.py"), str(folder.resolve()), kind, *modules]
+    environment = {**os.environ, "CHRION_CACHE": str(cache)}
+    command = [sys.executable, str(Path(__file__).with_name("memory_worker.py")), str(folder.resolve()), kind, *modules]
     done = subprocess.run(  # noqa: S603 - a module of the repository
         command, check=False, capture_output=True, text=True, env=environment, timeout=_TIMEOUT_S
     )

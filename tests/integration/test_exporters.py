@@ -189,6 +189,13 @@ def test_the_script_writes_the_page_and_reports_crashes(
     assert "1 with differences" in capsys.readouterr().out
 
 
+def test_reasons_are_shortened_without_paths() -> None:
+    """The table of a page contains no path of the machine on which it was measured, and at most ten words."""
+    reason = "model m runs plain: /home/user/corpus/boosting/model.onnx: value 'p' is a seq(map(int64,tensor(float)))"
+    assert exporters.shorten_reason(reason) == "value 'p' is a seq(map(int64,tensor(float)))"
+    assert exporters.shorten_reason("model m runs plain: " + "word " * 11) == "word " * 10 + "..."
+
+
 def test_requirements_are_read_without_importing_a_family(tmp_path: Path) -> None:
     """The requirements of a family with missing packages can be read, and other modules have none."""
     (tmp_path / "family.py").write_text('import no_such_module\nREQUIREMENTS = ["numpy", "--index-url https://x"]\n')
