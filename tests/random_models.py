@@ -118,7 +118,7 @@ class Draft:
 
     # Selection of values.
 
-    def one(self, kinds: set[int] | None = None, *, ranks: range = range(9), least: int = 0) -> Value:
+    def choose(self, kinds: set[int] | None = None, *, ranks: range = range(9), least: int = 0) -> Value:
         """Return a value of one of the kinds and ranks, whose dimensions are all at least ``least``."""
         fitting = [
             v
@@ -149,7 +149,7 @@ class Draft:
 
     # Construction.
 
-    def fresh(self) -> str:
+    def new_name(self) -> str:
         self._count += 1
         return f"v{self._count}"
 
@@ -183,9 +183,9 @@ class Draft:
         read = [v.name if v else "" for v in inputs]
         self.nodes.append(node(op_type, read, outputs, name=name, **attributes))
 
-    def made(self, op_type: str, inputs: list[Value | None], kind: int, shape: Shape, **attributes: Any) -> Value:
+    def emit(self, op_type: str, inputs: list[Value | None], kind: int, shape: Shape, **attributes: Any) -> Value:
         """Add a node with one output and return the output, which later nodes may read."""
-        value = Value(self.fresh(), kind, shape)
+        value = Value(self.new_name(), kind, shape)
         if value.elements > _MAX_ELEMENTS:
             raise UnfitError
         self.add(op_type, inputs, [value.name], **attributes)

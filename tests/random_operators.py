@@ -84,46 +84,46 @@ def random_model(pick: Random, size: int) -> Draft:
 
 def unary(d: Draft) -> None:
     op_type = d.pick.choice(list(UNARY))
-    x = d.one(UNARY[op_type])
-    d.made(op_type, [x], x.kind, x.shape or ())
+    x = d.choose(UNARY[op_type])
+    d.emit(op_type, [x], x.kind, x.shape or ())
 
 
 def binary(d: Draft) -> None:
     op_type = d.pick.choice(list(BINARY))
-    x = d.one(BINARY[op_type])
+    x = d.choose(BINARY[op_type])
     pair: list[Value | None] = [x, d.partner(x)]
     if op_type not in {"PRelu", "Pow"} and d.pick.random() < 0.3:
         pair.reverse()
-    d.made(op_type, pair, x.kind, x.shape or ())
+    d.emit(op_type, pair, x.kind, x.shape or ())
 
 
 def several(d: Draft) -> None:
     """Add a variadic operator with three inputs."""
-    x = d.one({FLOAT})
-    d.made(d.pick.choice(["Sum", "Max", "Min", "Mean"]), [x, *(d.partner(x) for _ in range(2))], FLOAT, x.shape or ())
+    x = d.choose({FLOAT})
+    d.emit(d.pick.choice(["Sum", "Max", "Min", "Mean"]), [x, *(d.partner(x) for _ in range(2))], FLOAT, x.shape or ())
 
 
 def compare(d: Draft) -> None:
     op_type = d.pick.choice(list(COMPARE))
-    x = d.one(COMPARE[op_type])
-    d.made(op_type, [x, d.partner(x)], BOOL, x.shape or ())
+    x = d.choose(COMPARE[op_type])
+    d.emit(op_type, [x, d.partner(x)], BOOL, x.shape or ())
 
 
 def where(d: Draft) -> None:
-    x = d.one(NUMBERS)
+    x = d.choose(NUMBERS)
     mask = d.partner(Value("", BOOL, x.shape))
-    d.made("Where", [mask, x, d.partner(x)], x.kind, x.shape or ())
+    d.emit("Where", [mask, x, d.partner(x)], x.kind, x.shape or ())
 
 
 def cast(d: Draft) -> None:
-    x = d.one()
+    x = d.choose()
     to = d.pick.choice(sorted(ANY))
     if x.kind in {FLOAT, DOUBLE, HALF} and to not in {FLOAT, DOUBLE, HALF, BOOL}:
         # The conversion of a large number to a small type is undefined.
-        x = d.made(
-            "Clip", [d.made("Cast", [x], FLOAT, x.shape or (), to=FLOAT), *bounds(d, 0, 100)], FLOAT, x.shape or ()
+        x = d.emit(
+            "Clip", [d.emit("Cast", [x], FLOAT, x.shape or (), to=FLOAT), *bounds(d, 0, 100)], FLOAT, x.shape or ()
         )
-    d.made("Cast", [x], to, x.shape or (), to=to)
+    d.emit("Cast", [x], to, x.shape or (), to=to)
 
 
 def bounds(d: Draft, least: float, most: float) -> list[Value | None]:
@@ -132,15 +132,15 @@ def bounds(d: Draft, least: float, most: float) -> list[Value | None]:
 
 def clip(d: Draft) -> None:
     """Add a Clip, sometimes without optional inputs, in the middle or at the end."""
-    x = d.one({FLOAT})
+    x = d.choose({FLOAT})
     low, high = bounds(d, -1, 1)
-    d.made("Clip", d.pick.choice([[x, None, high], [x, low], [x, low, high], [x]]), FLOAT, x.shape or ())
+    d.emit("Clip", d.pick.choice([[x, None, high], [x, low], [x, low, high], [x]]), FLOAT, x.shape or ())
 
 
 def dropout(d: Draft) -> None:
     """Add a Dropout with or without its optional output, which later operators may read."""
-    x = d.one({FLOAT})
-    made, mask = Value(d.fresh(), FLOAT, x.shape), Value(d.fresh(), BOOL, x.shape)
+    x = d.choose({FLOAT})
+    made, mask = Value(d.new_name(), FLOAT, x.shape), Value(d.new_name(), BOOL, x.shape)
     wanted = d.pick.random() < 0.5
     d.add("Dropout", [x], [made.name, mask.name] if wanted else [made.name])
     d.values += [made, mask] if wanted else [made]
@@ -151,53 +151,53 @@ def dropout(d: Draft) -> None:
 
 def reduce(d: Draft) -> None:
     op_type = d.pick.choice(list(REDUCE))
-    x = d.one(REDUCE[op_type], ranks=range(1, 9), least=1)
+    x = d.choose(REDUCE[op_type], ranks=range(1, 9), least=1)
     axis, keep = d.axis(x), d.pick.randint(0, 1)
     shape = list(x.shape or ())
     shape[axis : (axis + 1) or None] = [1] * keep
     if op_type == "ReduceSum" or d.opset >= 18:
-        d.made(op_type, [x, d.constant(np.array([axis]))], x.kind, tuple(shape), keepdims=keep)
+        d.emit(op_type, [x, d.constant(np.array([axis]))], x.kind, tuple(shape), keepdims=keep)
     else:
-        d.made(op_type, [x], x.kind, tuple(shape), axes=[axis], keepdims=keep)
+        d.emit(op_type, [x], x.kind, tuple(shape), axes=[axis], keepdims=keep)
 
 
 def reduce_all(d: Draft) -> None:
     """Add a reduction to a scalar."""
-    x = d.one({FLOAT}, least=1)
-    d.made(d.pick.choice(["ReduceSum", "ReduceMax", "ReduceMean"]), [x], FLOAT, (), keepdims=0)
+    x = d.choose({FLOAT}, least=1)
+    d.emit(d.pick.choice(["ReduceSum", "ReduceMax", "ReduceMean"]), [x], FLOAT, (), keepdims=0)
 
 
 def arg(d: Draft) -> None:
-    x = d.one({FLOAT, INT32}, ranks=range(1, 9), least=1)
+    x = d.choose({FLOAT, INT32}, ranks=range(1, 9), least=1)
     axis = d.axis(x, fixed=True)
     shape = [1 if at == axis % x.rank else s for at, s in enumerate(x.shape or ())]
-    d.made(d.pick.choice(["ArgMax", "ArgMin"]), [x], INT64, tuple(shape), axis=axis)
+    d.emit(d.pick.choice(["ArgMax", "ArgMin"]), [x], INT64, tuple(shape), axis=axis)
 
 
 def softmax(d: Draft) -> None:
-    x = d.one(REAL, ranks=range(1, 9), least=1)
-    d.made(d.pick.choice(["Softmax", "LogSoftmax"]), [x], x.kind, x.shape or (), axis=d.axis(x))
+    x = d.choose(REAL, ranks=range(1, 9), least=1)
+    d.emit(d.pick.choice(["Softmax", "LogSoftmax"]), [x], x.kind, x.shape or (), axis=d.axis(x))
 
 
 def cumulate(d: Draft) -> None:
-    x = d.one(NUMBERS, ranks=range(1, 9))
-    d.made("CumSum", [x, d.constant(np.int64(d.axis(x)))], x.kind, x.shape or (), reverse=d.pick.randint(0, 1))
+    x = d.choose(NUMBERS, ranks=range(1, 9))
+    d.emit("CumSum", [x, d.constant(np.int64(d.axis(x)))], x.kind, x.shape or (), reverse=d.pick.randint(0, 1))
 
 
 def normalise(d: Draft) -> None:
-    x = d.one({FLOAT}, ranks=range(2, 5), least=1)
+    x = d.choose({FLOAT}, ranks=range(2, 5), least=1)
     last = fixed(x, -1)
     # onnxruntime 1.31 crashes if a bias is omitted by an empty name.
     bias = d.pick.choice([[], [d.weight(FLOAT, (last,))]])
-    d.made("LayerNormalization", [x, d.weight(FLOAT, (last,)), *bias], FLOAT, x.shape or ())
+    d.emit("LayerNormalization", [x, d.weight(FLOAT, (last,)), *bias], FLOAT, x.shape or ())
 
 
 def top(d: Draft) -> None:
     """Add a TopK, whose two outputs are often not both read."""
-    x = d.one({FLOAT, INT64}, ranks=range(1, 5), least=2)
+    x = d.choose({FLOAT, INT64}, ranks=range(1, 5), least=2)
     axis = d.axis(x, fixed=True)
     shape = tuple(2 if at == axis % x.rank else s for at, s in enumerate(x.shape or ()))
-    made, index = Value(d.fresh(), x.kind, shape), Value(d.fresh(), INT64, shape)
+    made, index = Value(d.new_name(), x.kind, shape), Value(d.new_name(), INT64, shape)
     d.add("TopK", [x, d.constant(np.array([2]))], [made.name, index.name], axis=axis)
     d.values += [made, index]
 
@@ -206,58 +206,58 @@ def top(d: Draft) -> None:
 
 
 def product(d: Draft) -> None:
-    x = d.one({FLOAT, DOUBLE}, ranks=range(1, 5), least=1)
+    x = d.choose({FLOAT, DOUBLE}, ranks=range(1, 5), least=1)
     inner, outer = fixed(x, -1), d.pick.choice([1, 3, 4])
-    d.made("MatMul", [x, d.weight(x.kind, (inner, outer))], x.kind, (*(x.shape or ())[:-1], outer))
+    d.emit("MatMul", [x, d.weight(x.kind, (inner, outer))], x.kind, (*(x.shape or ())[:-1], outer))
 
 
 def wide_product(d: Draft) -> None:
     """Add a product with a weight of more than a kilobyte, and one with the same weight transposed."""
-    x = d.one({FLOAT}, ranks=range(1, 4), least=1)
+    x = d.choose({FLOAT}, ranks=range(1, 4), least=1)
     inner = fixed(x, -1)
     big = d.weight(FLOAT, (inner, 300))
-    wide = d.made("MatMul", [x, big], FLOAT, (*(x.shape or ())[:-1], 300))
-    d.made("MatMul", [wide, d.made("Transpose", [big], FLOAT, (300, inner), perm=[1, 0])], FLOAT, x.shape or ())
+    wide = d.emit("MatMul", [x, big], FLOAT, (*(x.shape or ())[:-1], 300))
+    d.emit("MatMul", [wide, d.emit("Transpose", [big], FLOAT, (300, inner), perm=[1, 0])], FLOAT, x.shape or ())
 
 
 def gemm(d: Draft) -> None:
-    x = d.one({FLOAT}, ranks=range(2, 3), least=1)
+    x = d.choose({FLOAT}, ranks=range(2, 3), least=1)
     weight = d.weight(FLOAT, (4, fixed(x, 1)))
     bias = d.pick.choice([[], [d.weight(FLOAT, (4,))]])
-    d.made("Gemm", [x, weight, *bias], FLOAT, ((x.shape or ())[0], 4), transB=1, alpha=0.5)
+    d.emit("Gemm", [x, weight, *bias], FLOAT, ((x.shape or ())[0], 4), transB=1, alpha=0.5)
 
 
 def integers(d: Draft) -> None:
     """Add a dynamic quantisation, and a product of integers or a dequantisation."""
-    x = d.one({FLOAT}, ranks=range(2, 3), least=1)
-    names = [d.fresh() for _ in range(3)]
+    x = d.choose({FLOAT}, ranks=range(2, 3), least=1)
+    names = [d.new_name() for _ in range(3)]
     d.add("DynamicQuantizeLinear", [x], names)
     q, scale, zero = (Value(n, k, s) for n, k, s in zip(names, (UINT8, FLOAT, UINT8), (x.shape, (), ()), strict=True))
     if d.pick.random() < 0.5:
-        d.made("DequantizeLinear", [q, scale, zero], FLOAT, x.shape or ())
+        d.emit("DequantizeLinear", [q, scale, zero], FLOAT, x.shape or ())
     else:
         weight = d.weight(INT8, (fixed(x, 1), 3))
-        d.made("MatMulInteger", [q, weight, zero], INT32, ((x.shape or ())[0], 3))
+        d.emit("MatMulInteger", [q, weight, zero], INT32, ((x.shape or ())[0], 3))
 
 
 def convolve(d: Draft) -> None:
-    x = d.one({FLOAT}, ranks=range(3, 5), least=1)
+    x = d.choose({FLOAT}, ranks=range(3, 5), least=1)
     channels, flat = fixed(x, 1), x.rank - 2
     shape: Shape = ((x.shape or ())[0], 2, *(x.shape or ())[2:])
     pads = [1] * (2 * flat)
     if d.pick.random() < 0.7:
         inputs: list[Value | None] = [x, d.weight(FLOAT, (2, channels, *[3] * flat))]
         inputs += d.pick.choice([[], [d.weight(FLOAT, (2,))]])
-        made = d.made("Conv", inputs, FLOAT, shape, kernel_shape=[3] * flat, pads=pads)
+        made = d.emit("Conv", inputs, FLOAT, shape, kernel_shape=[3] * flat, pads=pads)
         if d.pick.random() < 0.5:
-            d.made("Relu", [made], FLOAT, shape)
+            d.emit("Relu", [made], FLOAT, shape)
     else:
-        d.made(d.pick.choice(["MaxPool", "AveragePool"]), [x], FLOAT, x.shape or (), kernel_shape=[3] * flat, pads=pads)
+        d.emit(d.pick.choice(["MaxPool", "AveragePool"]), [x], FLOAT, x.shape or (), kernel_shape=[3] * flat, pads=pads)
 
 
 def recurrent(d: Draft) -> None:
     """Add a recurrent operator in one or both directions, with or without an initial state."""
-    x = d.one({FLOAT}, ranks=range(3, 4), least=1)
+    x = d.choose({FLOAT}, ranks=range(3, 4), least=1)
     steps, batch, width = x.shape or ()
     if isinstance(batch, str) or isinstance(width, str):
         raise UnfitError
@@ -267,8 +267,8 @@ def recurrent(d: Draft) -> None:
     inputs.append(d.weight(FLOAT, (ways, gates * hidden, hidden)))
     if d.pick.random() < 0.5:
         inputs += [None, None, d.weight(FLOAT, (ways, batch, hidden))]
-    made = Value(d.fresh(), FLOAT, (steps, ways, batch, hidden))
-    last = Value(d.fresh(), FLOAT, (ways, batch, hidden))
+    made = Value(d.new_name(), FLOAT, (steps, ways, batch, hidden))
+    last = Value(d.new_name(), FLOAT, (ways, batch, hidden))
     direction = "bidirectional" if both else d.pick.choice(["forward", "reverse"])
     d.add(op_type, inputs, [made.name, last.name], hidden_size=hidden, direction=direction)
     d.values += [made, last]
@@ -278,48 +278,48 @@ def recurrent(d: Draft) -> None:
 
 
 def transpose(d: Draft) -> None:
-    x = d.one(ranks=range(2, 5))
+    x = d.choose(ranks=range(2, 5))
     axes = d.pick.sample(range(x.rank), x.rank)
-    d.made("Transpose", [x], x.kind, tuple((x.shape or ())[at] for at in axes), perm=axes)
+    d.emit("Transpose", [x], x.kind, tuple((x.shape or ())[at] for at in axes), perm=axes)
 
 
 def reshape(d: Draft) -> None:
     """Add a Reshape to one axis, which keeps a free first axis."""
-    x = d.one(ranks=range(1, 5), least=1)
+    x = d.choose(ranks=range(1, 5), least=1)
     head = [e for e in (x.shape or ())[:1] if e == FREE]
     rest = (x.shape or ())[len(head) :]
     if FREE in rest:
         raise UnfitError
     size = int(np.prod(rest))  # type: ignore[arg-type] # no free dimension is left
-    d.made("Reshape", [x, d.constant(np.array([0] * len(head) + [size]))], x.kind, (*head, size))
+    d.emit("Reshape", [x, d.constant(np.array([0] * len(head) + [size]))], x.kind, (*head, size))
 
 
 def unsqueeze(d: Draft) -> None:
-    x = d.one(ranks=range(4))
+    x = d.choose(ranks=range(4))
     at = d.pick.randint(0, x.rank)
     shape = list(x.shape or ())
     shape.insert(at, 1)
-    made = d.made("Unsqueeze", [x, d.constant(np.array([at]))], x.kind, tuple(shape))
+    made = d.emit("Unsqueeze", [x, d.constant(np.array([at]))], x.kind, tuple(shape))
     if d.pick.random() < 0.3:
-        d.made("Squeeze", [made, d.constant(np.array([at]))], x.kind, x.shape or ())
+        d.emit("Squeeze", [made, d.constant(np.array([at]))], x.kind, x.shape or ())
 
 
 def concat(d: Draft) -> None:
-    x = d.one(ranks=range(1, 5))
+    x = d.choose(ranks=range(1, 5))
     axis = d.axis(x, fixed=True)
     same = [v for v in d.values if (v.kind, v.shape) == (x.kind, x.shape)]
     parts = [x, *(d.pick.choice(same) for _ in range(d.pick.randint(0, 2)))]
     shape = [s * len(parts) if at == axis % x.rank else s for at, s in enumerate(x.shape or ())]
-    d.made("Concat", list(parts), x.kind, tuple(shape), axis=axis)
+    d.emit("Concat", list(parts), x.kind, tuple(shape), axis=axis)
 
 
 def split(d: Draft) -> None:
-    x = d.one(ANY - {HALF}, ranks=range(1, 5), least=2)
+    x = d.choose(ANY - {HALF}, ranks=range(1, 5), least=2)
     axis = d.axis(x, fixed=True)
     size = fixed(x, axis)
     parts = [1, size - 1]
     made = [
-        Value(d.fresh(), x.kind, tuple(p if at == axis % x.rank else s for at, s in enumerate(x.shape or ())))
+        Value(d.new_name(), x.kind, tuple(p if at == axis % x.rank else s for at, s in enumerate(x.shape or ())))
         for p in parts
     ]
     d.add("Split", [x, d.constant(np.array(parts))], [v.name for v in made], axis=axis)
@@ -328,47 +328,47 @@ def split(d: Draft) -> None:
 
 def slice_(d: Draft) -> None:
     """Add a Slice, sometimes an empty one."""
-    x = d.one(ranks=range(1, 5), least=1)
+    x = d.choose(ranks=range(1, 5), least=1)
     axis = d.axis(x, fixed=True)
     size = fixed(x, axis)
     start = d.pick.randint(0, size) if d.pick.random() < 0.3 else d.pick.randint(0, size - 1)
     shape = tuple(size - start if at == axis % x.rank else s for at, s in enumerate(x.shape or ()))
     ends = [d.constant(np.array([v])) for v in (start, np.iinfo(np.int64).max, axis)]
-    d.made("Slice", [x, *ends], x.kind, shape)
+    d.emit("Slice", [x, *ends], x.kind, shape)
 
 
 def gather(d: Draft) -> None:
-    x = d.one(ranks=range(1, 4), least=1)
+    x = d.choose(ranks=range(1, 4), least=1)
     axis = d.axis(x, fixed=True)
     index = d.constant(d.numbers.integers(0, fixed(x, axis), d.pick.choice([(), (2,), (2, 1)])))
     shape = [*(x.shape or ())]
     shape[axis : (axis + 1) or None] = list(index.shape or ())
-    d.made("Gather", [x, index], x.kind, tuple(shape), axis=axis)
+    d.emit("Gather", [x, index], x.kind, tuple(shape), axis=axis)
 
 
 def pad(d: Draft) -> None:
-    x = d.one({FLOAT, INT32}, ranks=range(1, 5))
+    x = d.choose({FLOAT, INT32}, ranks=range(1, 5))
     if FREE in (x.shape or ()):
         raise UnfitError
     pads = d.constant(np.array([1] * x.rank + [0] * x.rank))
-    d.made("Pad", [x, pads], x.kind, tuple(s + 1 for s in x.shape or () if isinstance(s, int)))
+    d.emit("Pad", [x, pads], x.kind, tuple(s + 1 for s in x.shape or () if isinstance(s, int)))
 
 
 def expand(d: Draft) -> None:
-    x = d.one(ANY - {UINT8, INT8}, ranks=range(3))
+    x = d.choose(ANY - {UINT8, INT8}, ranks=range(3))
     shape: list[Dim] = [2, *(x.shape or ())]
     target = d.constant(np.array([1 if s == FREE else s for s in shape]))
-    d.made("Expand", [x, target], x.kind, tuple(shape))
+    d.emit("Expand", [x, target], x.kind, tuple(shape))
 
 
 def shape_of(d: Draft) -> None:
-    x = d.one()
-    d.made("Shape", [x], INT64, (x.rank,))
+    x = d.choose()
+    d.emit("Shape", [x], INT64, (x.rank,))
 
 
 def one_hot(d: Draft) -> None:
-    x = d.one({INT64}, ranks=range(1, 4))
-    d.made("OneHot", [x, d.constant(np.array([4])), d.constant(np.float32([0, 1]))], FLOAT, (*(x.shape or ()), 4))
+    x = d.choose({INT64}, ranks=range(1, 4))
+    d.emit("OneHot", [x, d.constant(np.array([4])), d.constant(np.float32([0, 1]))], FLOAT, (*(x.shape or ()), 4))
 
 
 # Operators around which a model cannot be cut.
@@ -376,38 +376,38 @@ def one_hot(d: Draft) -> None:
 
 def non_zero(d: Draft) -> None:
     """Add a NonZero, whose shape depends on the data, as an inner value and sometimes as an output."""
-    x = d.one({FLOAT, BOOL, INT64}, ranks=range(1, 4))
-    found = Value(d.fresh(), INT64, (x.rank, None))  # type: ignore[arg-type] # as a graph output declares it
+    x = d.choose({FLOAT, BOOL, INT64}, ranks=range(1, 4))
+    found = Value(d.new_name(), INT64, (x.rank, None))  # type: ignore[arg-type] # as a graph output declares it
     d.add("NonZero", [x], [found.name])
     d.loose.append(found)
-    real = d.fresh()
+    real = d.new_name()
     d.add("Cast", [found], [real], to=FLOAT)
-    d.made("ReduceSum", [Value(real, FLOAT, None)], FLOAT, (), keepdims=0)
+    d.emit("ReduceSum", [Value(real, FLOAT, None)], FLOAT, (), keepdims=0)
 
 
 def text(d: Draft) -> None:
-    x = d.one({INT64, INT32})
-    strings = d.fresh()
+    x = d.choose({INT64, INT32})
+    strings = d.new_name()
     d.add("Cast", [x], [strings], to=STRING)
     if d.pick.random() < 0.3:
         d.loose.append(Value(strings, STRING, x.shape))
-    d.made("Cast", [Value(strings, STRING, None)], FLOAT, x.shape or (), to=FLOAT)
+    d.emit("Cast", [Value(strings, STRING, None)], FLOAT, x.shape or (), to=FLOAT)
 
 
 def sequence(d: Draft) -> None:
-    x = d.one()
-    several_ = Value(d.fresh(), x.kind, None)
+    x = d.choose()
+    several_ = Value(d.new_name(), x.kind, None)
     d.add("SequenceConstruct", [x, x], [several_.name])
     if d.pick.random() < 0.3:
         d.others.append(helper.make_tensor_sequence_value_info(several_.name, x.kind, None))
-    d.made("SequenceAt", [several_, d.constant(np.int64(0))], x.kind, x.shape or ())
+    d.emit("SequenceAt", [several_, d.constant(np.int64(0))], x.kind, x.shape or ())
 
 
 def optional(d: Draft) -> None:
-    x = d.one({FLOAT, INT64, BOOL})
-    wrapped = Value(d.fresh(), x.kind, None)
+    x = d.choose({FLOAT, INT64, BOOL})
+    wrapped = Value(d.new_name(), x.kind, None)
     d.add("Optional", [x], [wrapped.name])
-    d.made("OptionalGetElement", [wrapped], x.kind, x.shape or ())
+    d.emit("OptionalGetElement", [wrapped], x.kind, x.shape or ())
 
 
 # Control flow and functions.
@@ -415,11 +415,11 @@ def optional(d: Draft) -> None:
 
 def branch(d: Draft) -> None:
     """Add an If, whose branches read values of the outer graph; sometimes one branch contains another If."""
-    x = d.one({FLOAT, INT64})
+    x = d.choose({FLOAT, INT64})
     other, flag = d.partner(x), condition(d)
 
     def body(op_type: str, inputs: list[str], *, nested: bool) -> onnx.GraphProto:
-        name, inner = d.fresh(), d.fresh()
+        name, inner = d.new_name(), d.new_name()
         if nested:
             arms = {arm: body(op_type, inputs, nested=False) for arm in ("then_branch", "else_branch")}
             nodes = [node("If", [flag.name], [name], **arms)]
@@ -428,18 +428,20 @@ def branch(d: Draft) -> None:
         return helper.make_graph(nodes, op_type, [], [helper.make_tensor_value_info(name, x.kind, None)])
 
     then = body("Add", [x.name, other.name], nested=d.pick.random() < 0.3)
-    d.made("If", [flag], x.kind, x.shape or (), then_branch=then, else_branch=body("Neg", [x.name], nested=False))
+    d.emit("If", [flag], x.kind, x.shape or (), then_branch=then, else_branch=body("Neg", [x.name], nested=False))
 
 
 def condition(d: Draft) -> Value:
     flags = [v for v in d.values if v.kind == BOOL and v.shape == ()]
-    return d.pick.choice(flags) if flags else d.made("Cast", [d.one({FLOAT, INT64}, ranks=range(1))], BOOL, (), to=BOOL)
+    return (
+        d.pick.choice(flags) if flags else d.emit("Cast", [d.choose({FLOAT, INT64}, ranks=range(1))], BOOL, (), to=BOOL)
+    )
 
 
 def loop(d: Draft) -> None:
     """Add a Loop of three iterations with a loop-carried value, an outer value and a scan output."""
-    x = d.one({FLOAT, INT64})
-    other, count, inner = d.partner(x), d.constant(np.int64(3)), [d.fresh() for _ in range(5)]
+    x = d.choose({FLOAT, INT64})
+    other, count, inner = d.partner(x), d.constant(np.int64(3)), [d.new_name() for _ in range(5)]
     at, going, state, after, collected = inner
     infos = [(at, INT64, []), (going, BOOL, []), (state, x.kind, None)]
     ends = [(going, BOOL, []), (after, x.kind, None), (collected, x.kind, None)]
@@ -449,33 +451,33 @@ def loop(d: Draft) -> None:
         [helper.make_tensor_value_info(*info) for info in infos],
         [helper.make_tensor_value_info(*info) for info in ends],
     )
-    last, every = Value(d.fresh(), x.kind, x.shape), Value(d.fresh(), x.kind, (3, *(x.shape or ())))
+    last, every = Value(d.new_name(), x.kind, x.shape), Value(d.new_name(), x.kind, (3, *(x.shape or ())))
     d.add("Loop", [count, None, x], [last.name, every.name], body=body)
     d.loose += [Value(v.name, v.kind, None) for v in (last, every)]
 
 
 def scan(d: Draft) -> None:
     """Add a Scan over the first axis with a state."""
-    x = d.one({FLOAT}, ranks=range(2, 4), least=1)
+    x = d.choose({FLOAT}, ranks=range(2, 4), least=1)
     rest = (x.shape or ())[1:]
     if FREE in rest:
         raise UnfitError
     start = d.weight(FLOAT, tuple(s for s in rest if isinstance(s, int)))
-    state, item, after, out = (d.fresh() for _ in range(4))
+    state, item, after, out = (d.new_name() for _ in range(4))
     body = helper.make_graph(
         [node("Add", [state, item], [after]), node("Tanh", [after], [out])],
         "step",
         [helper.make_tensor_value_info(n, FLOAT, rest) for n in (state, item)],
         [helper.make_tensor_value_info(n, FLOAT, rest) for n in (after, out)],
     )
-    last, every = Value(d.fresh(), FLOAT, rest), Value(d.fresh(), FLOAT, x.shape)
+    last, every = Value(d.new_name(), FLOAT, rest), Value(d.new_name(), FLOAT, x.shape)
     d.add("Scan", [start, x], [last.name, every.name], body=body, num_scan_inputs=1)
     d.values += [last, every]
 
 
 def function(d: Draft) -> None:
     """Add a call of a function that the model defines."""
-    x = d.one({FLOAT})
+    x = d.choose({FLOAT})
     if not any(f.name == "Wave" for f in d.functions):
         d.functions.append(
             helper.make_function(
@@ -487,12 +489,12 @@ def function(d: Draft) -> None:
                 [helper.make_opsetid("", d.opset)],
             )
         )
-    d.made("Wave", [x, d.partner(x)], FLOAT, x.shape or (), domain="local")
+    d.emit("Wave", [x, d.partner(x)], FLOAT, x.shape or (), domain="local")
 
 
 def dead_end(d: Draft) -> None:
     """Add an operator whose output is not read."""
-    d.add("Exp", [d.one({FLOAT})], [d.fresh()])
+    d.add("Exp", [d.choose({FLOAT})], [d.new_name()])
 
 
 STEPS: list[Step] = [

@@ -110,9 +110,9 @@ def compare_memory(folder: Path, cache: Path | None = None) -> Comparison:
     """
     with tempfile.TemporaryDirectory() as temporary:
         kept = cache or Path(temporary)
-        _measure_apart(folder, HYBRID, kept)  # fills the cache
-        later = _measure_apart(folder, HYBRID, kept).later_modules
-        plain, hybrid = _measure_apart(folder, PLAIN, kept), _measure_apart(folder, HYBRID, kept, later)
+        _measure_separately(folder, HYBRID, kept)  # fills the cache
+        later = _measure_separately(folder, HYBRID, kept).later_modules
+        plain, hybrid = _measure_separately(folder, PLAIN, kept), _measure_separately(folder, HYBRID, kept, later)
     if plain.served != hybrid.served:
         raise RuntimeError(f"served requests: {hybrid.served} by HybridSession, {plain.served} by InferenceSession")
     return Comparison(read_case(folder).name, plain, hybrid)
@@ -142,7 +142,7 @@ def summarise(comparisons: Sequence[Comparison]) -> str:
     return "\n".join(lines)
 
 
-def _measure_apart(folder: Path, kind: str, cache: Path, modules: Sequence[str] = ()) -> Footprint:
+def _measure_separately(folder: Path, kind: str, cache: Path, modules: Sequence[str] = ()) -> Footprint:
     """Run the worker in a separate process."""
     environment = {**os.environ, "CHRION_CACHE": str(cache)}
     command = [sys.executable, str(Path(__file__).with_name("memory_worker.py")), str(folder.resolve()), kind, *modules]
