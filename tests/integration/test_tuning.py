@@ -102,7 +102,7 @@ def test_every_shape_is_served_before_it_is_tuned(asked: list[NamedShapes], gate
     assert [shapes["x"] for shapes in asked] == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
-def test_shapes_in_rotation_are_not_tuned_for_ever(asked: list[NamedShapes], gate: threading.Event) -> None:
+def test_shapes_in_rotation_are_not_tuned_without_end(asked: list[NamedShapes], gate: threading.Event) -> None:
     """Of forty shapes requested once or twice, the first ones are tuned."""
     gate.set()
     model = free_branches()
@@ -121,7 +121,7 @@ def test_shapes_in_rotation_are_not_tuned_for_ever(asked: list[NamedShapes], gat
 def test_wrong_requests_raise_what_inference_session_raises(
     gate: threading.Event, feed: dict[str, Any], *, tuned: bool, free: bool
 ) -> None:
-    """Before the swap and after it."""
+    """The type of the exception is equal before and after the plan is in use."""
     model = free_branches() if free else branches()
     with pytest.raises(Exception, match=r".") as plain:
         ort.InferenceSession(model.SerializeToString()).run(None, feed)
@@ -137,7 +137,7 @@ def test_wrong_requests_raise_what_inference_session_raises(
 
 @pytest.mark.usefixtures("asked")
 def test_bindings_made_before_the_swap_work_after_it(gate: threading.Event) -> None:
-    """Bindings of the session, and of onnxruntime's own class."""
+    """This holds for bindings of the session and for those of onnxruntime's class."""
     with HybridSession(branches()) as session:
         bindings = [session.io_binding(), ort.IOBinding(session)]
         for binding in bindings:
@@ -156,7 +156,7 @@ def test_bindings_made_before_the_swap_work_after_it(gate: threading.Event) -> N
 
 @pytest.mark.usefixtures("asked")
 def test_callers_run_through_the_swap(gate: threading.Event) -> None:
-    """Threads that call all the time see right answers only."""
+    """All outputs that threads receive meanwhile are correct."""
     model = branches()
     expected = ort.InferenceSession(model.SerializeToString()).run(None, {"x": X})
     wrong: list[object] = []
@@ -185,7 +185,7 @@ def test_callers_run_through_the_swap(gate: threading.Event) -> None:
 
 
 def test_never_uses_cached_decisions_only(asked: list[NamedShapes], gate: threading.Event) -> None:
-    """Without one, the model stays plain and says so."""
+    """Without one, the model stays plain, and the explanation has the reason."""
     gate.set()
     with HybridSession(branches(), tune="never") as session:
         assert session.wait_until_tuned(30)
@@ -199,7 +199,7 @@ def test_never_uses_cached_decisions_only(asked: list[NamedShapes], gate: thread
 
 
 def test_the_environment_sets_the_default(monkeypatch: pytest.MonkeyPatch, asked: list[NamedShapes]) -> None:
-    """``CHRION_TUNE`` stands for a missing argument."""
+    """``CHRION_TUNE`` replaces a missing argument; an unknown value raises."""
     monkeypatch.setenv("CHRION_TUNE", "never")
     with HybridSession(branches()) as session:
         assert session.wait_until_tuned(30)
@@ -213,7 +213,7 @@ def test_the_environment_sets_the_default(monkeypatch: pytest.MonkeyPatch, asked
 
 
 def test_closing_stops_tuning(asked: list[NamedShapes], gate: threading.Event) -> None:
-    """At once, and no engine is swapped in afterwards."""
+    """Tuning ends at once, and no engine is installed afterwards."""
     session = HybridSession(branches())
     wait_for(lambda: bool(asked))
     start = time.monotonic()
@@ -226,7 +226,7 @@ def test_closing_stops_tuning(asked: list[NamedShapes], gate: threading.Event) -
 
 
 def test_a_collected_session_stops_tuning(asked: list[NamedShapes], gate: threading.Event) -> None:
-    """A session that is dropped without being closed."""
+    """It is dropped without being closed."""
     session = HybridSession(branches())
     wait_for(lambda: bool(asked))
     del session
@@ -235,7 +235,7 @@ def test_a_collected_session_stops_tuning(asked: list[NamedShapes], gate: thread
 
 
 def test_an_uncertain_decision_is_made_again(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> None:
-    """By the session that is running, after the time for which the decision is valid."""
+    """The session makes it again after the time for which it is valid."""
     gate.set()
     decisions = [Decision("plain", None, "at first", uncertain=True)]
 
@@ -251,7 +251,7 @@ def test_an_uncertain_decision_is_made_again(monkeypatch: pytest.MonkeyPatch, ga
 
 
 def test_a_model_that_cannot_be_cut_stays_plain_with_the_reason() -> None:
-    """As the tuning process found it."""
+    """The reason is that of the tuning process."""
     model = branches()
     options = ort.SessionOptions()
     options.enable_profiling = False
@@ -293,7 +293,7 @@ def test_a_process_that_ends_leaves_the_session_plain(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("executable", ["", "/nonexistent/python"])
 def test_without_a_process_tuning_takes_place_in_this_one(monkeypatch: pytest.MonkeyPatch, executable: str) -> None:
-    """The decision is made all the same."""
+    """No interpreter can be started; the decision is still made."""
     monkeypatch.setattr(sys, "executable", executable)
     monkeypatch.setattr(worker.Decider, "decide", lambda self, _: alternate(self._graph))
     with HybridSession(branches()) as session:
@@ -304,7 +304,7 @@ def test_without_a_process_tuning_takes_place_in_this_one(monkeypatch: pytest.Mo
 def test_an_error_of_tuning_leaves_the_session_plain(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is logged."""
+    """The error is logged."""
     monkeypatch.setattr(tuning.Tuner, "_decision", lambda *_: 1 / 0)
     with caplog.at_level(logging.WARNING), HybridSession(branches()) as session:
         assert session.wait_until_tuned(30)
@@ -327,7 +327,7 @@ def test_a_plan_that_does_not_open_leaves_the_session_plain(
 
 
 def test_files_outside_of_the_models_folder_are_refused(tmp_path: Path) -> None:
-    """At creation, as when tuning at once."""
+    """The error is raised when the session is created."""
     (tmp_path / "secret.bin").write_bytes(bytes(64))
     model = branches()
     tensor = model.graph.initializer[0]
@@ -343,7 +343,7 @@ def test_files_outside_of_the_models_folder_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_strict_session_raises_for_an_accelerator_that_does_not_work() -> None:
-    """At creation, before tuning."""
+    """The error is raised when the session is created, before tuning."""
     with pytest.raises(ProviderError):
         HybridSession(branches(), providers=["NoSuchExecutionProvider", "CPUExecutionProvider"], strict=True)
 
@@ -357,7 +357,7 @@ def test_models_that_inference_session_refuses_raise_its_error() -> None:
 
 
 def test_exits_do_not_wait_for_tuning() -> None:
-    """A script that ends right after its first request."""
+    """A script may end right after its first request."""
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import numpy as np\n"
@@ -383,7 +383,7 @@ def test_exits_do_not_wait_for_tuning() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_child_has_no_tuning_and_no_crowd() -> None:
-    """Whatever its parent's threads are doing; plain onnxruntime itself may hang if it runs in such a child."""
+    """It has neither while threads of its parent run; plain onnxruntime itself may hang if it runs in such a child."""
     code = (
         "import os, sys, threading, time; sys.path.insert(0, sys.argv[1])\n"
         "import numpy as np\n"
