@@ -13,8 +13,8 @@ from chrion.graph.recurrent import unroll
 from chrion.scheduler import fixed_plan
 from chrion.scheduler.explain import explain_placement, find_operators
 from chrion.zoo import build
-from differential_testing import random_profile
 from helpers import branches
+from random_profiles import coarse_random_profile
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def graph() -> Graph:
 @pytest.fixture(scope="module")
 def profile(graph: Graph) -> Profile:
     """Random costs of that model."""
-    return random_profile(graph, Random(0))
+    return coarse_random_profile(graph, Random(0))
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_chunks_are_listed_by_lane() -> None:
     assert names_of(chunked, layer) == [f"{layer}/f{at}" for at in range(10)]
     own = [i for i, name in enumerate(chunked.dag.names) if name.startswith(layer)]
     plan = fixed_plan(chunked, [2 if i == own[-1] else 1 for i in range(len(chunked.dag))])
-    lines = explain_placement(chunked, random_profile(chunked, Random(0)), plan, layer)
+    lines = explain_placement(chunked, coarse_random_profile(chunked, Random(0)), plan, layer)
     assert lines[0].startswith(f"{layer} is planned as 10 operators")
     assert lines[1] == f"cpu1: {', '.join(f'{layer}/f{at}' for at in range(8))} and 1 more"
     assert lines[2] == f"cpu2: {layer}/f9"

@@ -16,9 +16,9 @@ from chrion.profiler.profiles import OperatorCost
 from chrion.scheduler import DEFAULT_POLICY
 from chrion.scheduler.planner import check_options
 from chrion.zoo import build
-from differential_testing import random_profile
 from helpers import MACHINE, branches
 from policy_packages import policy_installer
+from random_profiles import coarse_random_profile
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def graph() -> Graph:
 @pytest.fixture(scope="module")
 def profile(graph: Graph) -> Profile:
     """Random costs of that model on an accelerator and two cores."""
-    return random_profile(graph, Random(0))
+    return coarse_random_profile(graph, Random(0))
 
 
 def test_the_default_policy_is_that_of_the_command(graph: Graph, profile: Profile) -> None:
