@@ -37,7 +37,7 @@ from chrion.runtime.requests import check_feed, shape_of
 from chrion.runtime.selection.admission import admit
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision, model_bytes
-from chrion.runtime.selection.selector import PLAIN, EngineSelector, why_plain
+from chrion.runtime.selection.selector import PLAIN, EngineSelector, warn_of_slo, why_plain
 from chrion.runtime.selection.tuning import NOT_TUNED, NotedShapes, Tuner
 from chrion.runtime.selection.tuning_process import NamedShapes
 from chrion.scheduler.plan import Plan
@@ -129,7 +129,7 @@ class Engines:
     @property
     def description(self) -> Description | None:
         """Interface of the model; None if the plain session is open, which has it as well."""
-        return self._description if self._graph or isinstance(self.current, CutEngine) else None
+        return self._description if self._graph or self._plain is None else None
 
     def for_feed(self, feed: Mapping[str, Any]) -> Engine:
         """Return the engine for a request's shapes.
@@ -410,6 +410,7 @@ class Engines:
 
         Called by the tuning thread.
         """
+        warn_of_slo(self._config.name, decision)
         try:
             engine = self._open(named, decision)
         except Exception as error:  # noqa: BLE001 - the plain session goes on serving
@@ -488,7 +489,8 @@ class Engines:
 
     def _drop_plain(self) -> None:
         """Drop the plain session if no shape uses it: it holds all weights."""
-        if not self._lent and all(isinstance(engine, CutEngine) for engine in self._by_shape.values()):
+        used = {id(engine.session) for engine in self._by_shape.values() if isinstance(engine, PlainEngine)}
+        if not self._lent and self._plain and id(self._plain.session) not in used:
             self._plain = None
             self._selector.forget()
 

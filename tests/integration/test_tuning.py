@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -21,7 +20,7 @@ import pytest
 from chrion import HybridSession, load
 from chrion.errors import OptionError, ProviderError, UnsafeModelError
 from chrion.graph.model import Graph
-from chrion.runtime.selection import tuning, worker
+from chrion.runtime.selection import tuning, tuning_process, worker
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.tuning_process import NamedShapes
 from chrion.scheduler import fixed_plan
@@ -282,18 +281,21 @@ def test_added_initialisers_stay_in_effect(asked: list[NamedShapes], gate: threa
     assert asked
 
 
-def test_a_process_that_ends_leaves_the_session_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ends_leaves_the_session_plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The model may have ended it, and would end this process as well."""
-    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
     with HybridSession(branches()) as session:
         assert session.wait_until_tuned(60)
         assert "the tuning process ended with status 1" in session.explain()
         assert_same_as_plain(session, branches(), {"x": X})
 
 
-@pytest.mark.parametrize("executable", ["", "/nonexistent/python"])
+@pytest.mark.parametrize("executable", ["", "/nonexistent/python", "/usr/sbin/uwsgi"])
 def test_without_a_process_tuning_takes_place_in_this_one(monkeypatch: pytest.MonkeyPatch, executable: str) -> None:
-    """No interpreter can be started; the decision is still made."""
+    """No interpreter can be started, or the executable is an application; the decision is still made."""
     monkeypatch.setattr(sys, "executable", executable)
     monkeypatch.setattr(worker.Decider, "decide", lambda self, _: alternate(self._graph))
     with HybridSession(branches()) as session:
@@ -418,3 +420,44 @@ def test_a_forked_child_has_no_tuning_and_no_crowd() -> None:
         timeout=120,
     )
     assert (done.stdout, done.stderr, done.returncode) == ("0\n", "", 0)
+
+
+def test_a_process_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A tuning process has a time limit, after which it is killed and the session stays plain."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 600\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(tuning_process, "_LIMIT_S", 0.2)
+    with HybridSession(branches()) as session:
+        assert session.wait_until_tuned(60)
+        assert "the tuning process ended" in session.explain()
+
+
+@pytest.mark.parametrize("mode", ["now", "background"])
+@pytest.mark.parametrize("options", [None, ort.SessionOptions()])
+def test_a_missed_slo_is_logged(
+    caplog: pytest.LogCaptureFixture, mode: str, options: ort.SessionOptions | None
+) -> None:
+    """An SLO that nothing meets gives a warning, also from a cached decision."""
+    for _ in range(2):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING), HybridSession(branches(), options, slo="1ns", tune=mode) as session:
+            assert session.wait_until_tuned(120)
+        assert "no candidate meets the SLO of" in caplog.text
+
+
+def test_one_plain_session_is_open_after_tuning(
+    monkeypatch: pytest.MonkeyPatch, asked: list[NamedShapes], gate: threading.Event
+) -> None:
+    """A plain session with another number of threads replaces the first one, which is dropped."""
+    gate.set()
+    decision = Decision("plain, threads: 1", None, "of the test")
+    monkeypatch.setattr(tuning, "TuningProcess", deciding_with(lambda _: decision, asked, gate))
+    with HybridSession(branches()) as session:
+        described = [str(info) for info in session.get_inputs()]
+        assert session.wait_until_tuned(30)
+        assert session._engines._plain is None
+        assert session._engine.session.get_session_options().intra_op_num_threads == 1
+        assert [str(info) for info in session.get_inputs()] == described
+        assert_same_as_plain(session, branches(), {"x": X})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
@@ -35,6 +36,11 @@ class SessionConfig:
     budget_mb: float | None = None
     #: Further keyword arguments of InferenceSession.
     rest: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Name of the model in messages."""
+        return Path(self.source).stem if isinstance(self.source, str) else "given as bytes"
 
     @property
     def accelerator(self) -> tuple[str, Mapping[str, Any]] | None:

@@ -45,6 +45,8 @@ class Decision:
     uncertain: bool = False
     #: How often an uncertain decision was made in a row, this one included.
     attempts: int = 1
+    #: How far the SLO is missed, in words; empty if it is met or there is none.
+    missed: str = ""
 
     @property
     def valid_s(self) -> float:
@@ -63,6 +65,7 @@ class Decision:
             "files": self.files,
             "uncertain": self.uncertain,
             "attempts": self.attempts,
+            "missed": self.missed,
         }
 
 
@@ -75,8 +78,15 @@ def decision_from_json(content: Mapping[str, Any]) -> Decision:
     """
     plan = None if content["plan"] is None else Plan.from_json(content["plan"])
     files = tuple((str(path), int(size), int(changed)) for path, size, changed in content["files"])
-    attempts = int(content["attempts"])
-    return Decision(str(content["winner"]), plan, str(content["why"]), files, bool(content["uncertain"]), attempts)
+    return Decision(
+        winner=str(content["winner"]),
+        plan=plan,
+        why=str(content["why"]),
+        files=files,
+        uncertain=bool(content["uncertain"]),
+        attempts=int(content["attempts"]),
+        missed=str(content["missed"]),
+    )
 
 
 class DecisionCache:

@@ -133,11 +133,11 @@ def compare(
         monitor: Detects interference; all physical cores are monitored if missing.
 
     Returns:
-        The result. A single candidate is selected without being timed.
+        The result. A single candidate is selected without being timed, unless there is an SLO.
     """
     monitor = monitor or CoreMonitor(physical_cores(), _PATIENCE_S)
     records = [_Record(c) for c in candidates]
-    _run_rounds(records, monitor)
+    _run_rounds(records, monitor, least=0 if slo_ms is None else 1)
     trials = tuple(Trial(r.candidate.name, r.best_ms, r.candidate.resident_mb, r.failure) for r in records)
     fitting = [r for r in records if slo_ms is not None and r.best_ms <= slo_ms]
     least_mb = min((r.candidate.resident_mb for r in fitting), default=0.0)
@@ -147,8 +147,14 @@ def compare(
     return Comparison(winner, trials, 2 * sum(r.quiet for r in records) < sum(len(r.medians_ms) for r in records))
 
 
-def _run_rounds(records: Sequence[_Record], monitor: InterferenceMonitor) -> None:
-    """Time the candidates in rounds, without those that are eliminated, until the result is clear."""
+def _run_rounds(records: Sequence[_Record], monitor: InterferenceMonitor, least: int) -> None:
+    """Time the candidates in rounds, without those that are eliminated, until the result is clear.
+
+    Args:
+        records: Their measurements.
+        monitor: Detects interference.
+        least: Rounds that even a single candidate takes part in.
+    """
     remaining, ran_s = list(records), 0.0
     with contextlib.ExitStack() as kept:
         openers = {r: _open_once(r.candidate, kept) if r.candidate.kept_open else r.candidate.open for r in records}
@@ -156,7 +162,7 @@ def _run_rounds(records: Sequence[_Record], monitor: InterferenceMonitor) -> Non
             if done:
                 remaining = _eliminate(remaining, _THRESHOLD if done >= _MIN_ROUNDS else _FIRST_THRESHOLD)
             spent = done >= _MIN_ROUNDS and ran_s > _BUDGET_S
-            if len(remaining) < 2 or spent or (done >= _CLEAR_ROUNDS and _is_clear(remaining)):
+            if (len(remaining) < 2 and done >= least) or spent or (done >= _CLEAR_ROUNDS and _is_clear(remaining)):
                 break
             for record in remaining:
                 try:

@@ -179,10 +179,15 @@ class EngineSelector:
         decision = self.cache(graph.digest).recall()
         if decision is not None:
             try:
-                return self.open(graph, decision)
+                engine = self.open(graph, decision)
             except (ChrionError, CannotCutError) as error:
                 log.warning("model %s: ignoring cached decision: %s", graph.name, error)
-        return self.open(graph, self._decide_anew(graph))
+            else:
+                warn_of_slo(graph.name, decision)
+                return engine
+        decision = self._decide_anew(graph)
+        warn_of_slo(graph.name, decision)
+        return self.open(graph, decision)
 
     def _decide_anew(self, graph: Graph) -> Decision:
         """Compare the candidates and cache the decision."""
@@ -251,7 +256,8 @@ class EngineSelector:
             if winner not in plans:
                 winner = fitting[0].name  # another number of threads would be selected by chance
         log.info("model %s: selected %s (%s)", graph.name, winner, why)
-        return Decision(winner, plans.get(winner), why, uncertain=interference and bool(plans))
+        missed = _missed_slo(trials, self._config.slo_ms)
+        return Decision(winner, plans.get(winner), why, uncertain=interference and bool(plans), missed=missed)
 
     def _plans(self, graph: Graph) -> list[Plan]:
         config = self._config
@@ -357,6 +363,20 @@ def why_plain(error: Exception) -> str:
 def _is_reason(error: Exception) -> bool:
     """Return whether an error is raised by Chrion itself, with a message that is a reason."""
     return isinstance(error, ChrionError | CannotCutError)
+
+
+def warn_of_slo(name: str, decision: Decision) -> None:
+    """Log a warning if no candidate meets the SLO."""
+    if decision.missed:
+        log.warning("model %s: %s", name, decision.missed)
+
+
+def _missed_slo(trials: Sequence[Trial], slo_ms: float | None) -> str:
+    """Return how far the SLO is missed, in words; empty if it is met, or if no candidate was timed."""
+    fastest_ms = min((trial.median_ms for trial in trials), default=math.inf)
+    if slo_ms is None or not slo_ms < fastest_ms < math.inf:
+        return ""
+    return f"no candidate meets the SLO of {format_ms(slo_ms)}: the fastest takes {format_ms(fastest_ms)}"
 
 
 def _evidence(trials: Sequence[Trial]) -> str:

@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from chrion.runtime.selection.configuration import SessionConfig
@@ -26,6 +28,9 @@ from chrion.runtime.selection.worker import main
 main()
 """
 
+#: How long one decision may take, in seconds.
+_LIMIT_S = 900.0
+
 
 class TuningProcess:
     """A process that makes decisions for one configuration; see :mod:`chrion.runtime.selection.worker`.
@@ -39,8 +44,9 @@ class TuningProcess:
     """
 
     def __init__(self, config: SessionConfig) -> None:
-        if not sys.executable or getattr(sys, "frozen", False):
-            raise OSError("there is no Python interpreter to start")
+        # An application that embeds Python would start itself.
+        if "py" not in Path(sys.executable or "").name.lower() or getattr(sys, "frozen", False):
+            raise OSError(f"no Python interpreter to start: {sys.executable!r}")
         #: Data that is not sent yet, in parts: a model's bytes are not copied.
         self._unsent = config_to_data(config)
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
@@ -63,12 +69,16 @@ class TuningProcess:
         assert self._process.stdin  # noqa: S101 - it is a pipe
         assert self._process.stdout  # noqa: S101
         line = b""
+        limit = threading.Timer(_LIMIT_S, self._process.kill)  # for one that hangs, in a driver for example
+        limit.daemon = True
+        limit.start()
         with suppress(BrokenPipeError):
             for part in (*self._unsent, json.dumps({"shapes": shapes}).encode(), b"\n"):
                 self._process.stdin.write(part)
             self._process.stdin.flush()
             self._unsent = ()
             line = self._process.stdout.readline()
+        limit.cancel()
         if not line:
             raise OSError(f"the tuning process ended with status {self._process.wait()}")
         answer: dict[str, Any] = json.loads(line)
