@@ -1,7 +1,7 @@
 """Inference of one ONNX model on an accelerator and the CPU cores of a machine at the same time.
 
-The public names are imported from their modules on first use, because onnxruntime and onnx take up to a second to
-import; a command starts, and handles Ctrl-C, before that.
+The public names are imported from their modules on first use: onnxruntime and onnx take up to a second to import, and a
+command starts and handles Ctrl-C before that.
 """
 
 from __future__ import annotations

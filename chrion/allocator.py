@@ -9,8 +9,8 @@ import ctypes
 def trim() -> None:
     """Return freed memory to the operating system; do nothing if the C library is not glibc.
 
-    glibc keeps the memory that loading, profiling and planning have freed, in fragments between memory in use: 5 to 10
-    MB for a small model, which is as much again as its session holds.
+    glibc keeps the memory that loading, profiling and planning have freed, in fragments between memory in use. For a
+    small model these are 5 to 10 MB, about as much as its session holds.
     """
     with contextlib.suppress(AttributeError):
         ctypes.pythonapi.malloc_trim(0)

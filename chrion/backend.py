@@ -1,4 +1,4 @@
-"""Chrion as an ONNX backend: ``onnx.backend.base.Backend`` with HybridSession.
+"""An ONNX backend: an implementation of ``onnx.backend.base.Backend`` that runs models with HybridSession.
 
 ::
 
@@ -7,7 +7,7 @@
     prepared = chrion.backend.prepare(model)
     outputs = prepared.run([x])
 
-:class:`RandomCutBackend` is for conformance tests: it cuts models at random wherever that is allowed.
+:class:`RandomCutBackend` is for conformance tests: it cuts a model between all operators and assigns lanes at random.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from chrion.runtime.session import HybridSession
 from chrion.scheduler.fixed_placement import random_plan
 from chrion.scheduler.plan import Plan
 
-#: Arguments that are passed to HybridSession; all others are ignored.
+#: The keyword arguments that ``prepare`` passes to HybridSession; it ignores all others.
 _OPTIONS = ("sess_options", "plan", "slo", "alpha", "cores", "strict")
 
 
@@ -82,6 +82,10 @@ class HybridBackend(Backend):
             device: ``CPU``, ``CUDA`` or ``CUDA:n``.
             kwargs: ``plan``, ``slo``, ``alpha``, ``cores``, ``strict`` and ``sess_options`` are passed to
                 HybridSession; others are ignored, since test suites pass their tolerances.
+
+        Raises:
+            OptionError: The device is not one of these.
+            Exception: Any error of HybridSession.
         """
         provider, options = _provider(device)
         providers = [CPU_PROVIDER] if provider == CPU_PROVIDER else [(provider, options), CPU_PROVIDER]
@@ -102,7 +106,15 @@ class HybridBackend(Backend):
         outputs_info: Sequence[tuple[np.dtype[Any], tuple[int, ...]]] | None = None,  # noqa: ARG003 - inferred
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """Run one operator on arrays for its inputs, without omitted ones; ``opset_version`` is that of its domain."""
+        """Run a model of one operator.
+
+        Args:
+            node: The operator.
+            inputs: Arrays for its inputs, without those that it omits.
+            device: ``CPU``, ``CUDA`` or ``CUDA:n``.
+            outputs_info: Ignored; onnxruntime infers the types of the outputs.
+            kwargs: As for :meth:`prepare`; also ``opset_version``, the version of the operator's domain.
+        """
         feed = {name: np.asarray(a) for name, a in _by_name([n for n in node.input if n], inputs).items()}
         return cls.run_model(_model_of_node(node, feed, kwargs.pop("opset_version", None)), feed, device, **kwargs)
 
@@ -120,7 +132,7 @@ class RandomCutBackend(HybridBackend):
 
     @classmethod
     def open(cls, model: onnx.ModelProto | bytes | str, **options: Any) -> HybridSession:
-        """Create a session with a random plan; a model that cannot be cut runs plain."""
+        """Create a session with a random plan; a model that cannot be cut runs in a plain InferenceSession."""
         maker: Callable[[Graph], Plan] = partial(random_plan, pick=Random(cls.seed))  # noqa: S311 - not for cryptography
         source: Any = model
         if not cls.optimise:

@@ -1,4 +1,4 @@
-"""The CPU cores that this process may use, and threads that are pinned to them."""
+"""The CPU cores that this process may use, and the pinning of threads to them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def physical_cores() -> tuple[int, ...]:
 def pinned(core: int) -> Iterator[None]:
     """Pin the calling thread to one logical CPU, and restore its affinity afterwards.
 
-    Without support for pinning, do nothing.
+    Do nothing if the system does not support pinning.
     """
     if not hasattr(os, "sched_setaffinity"):
         yield
@@ -114,7 +114,7 @@ def _siblings(cpu: int) -> str:
 
 
 def _quota() -> int | None:
-    """Return the number of CPUs that the quota of the control group amounts to, or None without a quota."""
+    """Return the quota of the control group in whole CPUs, at least one, or None without a quota."""
     try:
         quota, period = (_CGROUP / "cpu.max").read_text().split()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Files that are written atomically and read with limits, and the folders of cached and bundled files."""
+"""Atomic writes and size-limited reads of files, and the folders of cached and bundled files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import platformdirs
 
 from chrion.errors import InputError, OptionError
 
-#: The size limit of JSON and TOML files, which also ends the reading of endless devices.
+#: The size limit of JSON and TOML files. It also stops a read from an endless device such as ``/dev/zero``.
 _MAX_BYTES = 1 << 28
 
 
@@ -26,10 +26,10 @@ def write_atomically(path: Path, content: str | bytes, *, private: bool = False)
     Args:
         path: The file.
         content: The content; text is written as UTF-8.
-        private: Only the owner may read the file.
+        private: Let only the owner read the file.
 
     Raises:
-        OptionError: The folder does not exist or cannot be written.
+        OptionError: ``path`` has no file name, or its folder does not exist or cannot be written.
     """
     if not path.name:
         raise OptionError(f"{path}: cannot be written: not a file name")
@@ -43,12 +43,14 @@ def write_atomically(path: Path, content: str | bytes, *, private: bool = False)
     except OSError as error:
         raise OptionError(f"{path}: cannot be written: {error.strerror}") from error
     finally:
-        with contextlib.suppress(OSError):  # usually it has been renamed
+        with contextlib.suppress(OSError):  # after a rename there is nothing to remove
             scratch.unlink()
 
 
 def read_bytes(path: Path, max_bytes: int = _MAX_BYTES) -> bytes:
-    """Return the content of a file of at most ``max_bytes``, whatever size the system reports.
+    """Return the content of a file of at most ``max_bytes``.
+
+    The limit also applies to files whose reported size is wrong, such as devices.
 
     Raises:
         OSError: The file cannot be read or is larger.
@@ -65,7 +67,7 @@ def parse_json(content: bytes) -> Any:
     """Return the data of a JSON document.
 
     Raises:
-        ValueError: It is not JSON, or nested too deeply.
+        ValueError: The content is not JSON, or is nested too deeply.
     """
     try:
         return json.loads(content)
@@ -78,7 +80,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It is not TOML in UTF-8, or nested too deeply.
+        ValueError: The content is not TOML in UTF-8, or is nested too deeply.
     """
     try:
         return tomllib.loads(read_bytes(path).decode())
@@ -129,7 +131,7 @@ def read_json(path: Path, schema: str, failure: type[InputError]) -> dict[str, A
 
 
 def _schema_hint(found: object, schema: str) -> str:
-    """Return what to do about a file of another schema, ``chrion.plan/2`` for example."""
+    """Return the hint for a file of another schema, ``chrion.plan/2`` for example."""
     kind, _, version = schema.rpartition("/")
     other_kind, _, number = str(found).rpartition("/")
     if other_kind == kind and number.isdecimal() and int(number) > int(version):
@@ -146,7 +148,10 @@ def cache_folder() -> Path:
 
 
 def _make_private(folder: Path) -> None:
-    """Create a folder and its parents for their owner only; ``mkdir`` applies the mode only to the last one."""
+    """Create a folder and its missing parents for their owner only.
+
+    ``mkdir`` with ``parents=True`` would apply the mode only to the folder itself.
+    """
     for path in (*reversed(folder.parents), folder):
         path.mkdir(mode=0o700, exist_ok=True)
 

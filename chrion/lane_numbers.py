@@ -1,8 +1,10 @@
 """Numbers and names of lanes.
 
 Lanes 1, 2, ... are CPU cores. Lanes 0, -1, -2, ... are streams of the accelerator, which share one device and its
-memory, so that no copies between them are needed. The numbers are valid indices of a list with one entry per lane: lane
-0, then the cores, then the accelerator's other lanes from the last to lane -1.
+memory, so that no copies between them are needed.
+
+A lane number is a valid index of a list with one entry per lane, since Python counts negative indices from the end. The
+order of such a list is lane 0, the cores, and the other accelerator lanes down to lane -1, which is the last entry.
 """
 
 from __future__ import annotations
@@ -37,5 +39,5 @@ def all_lanes(cores: int, streams: int = 1) -> list[int]:
 
 
 def display_order(lanes: Iterable[int]) -> list[int]:
-    """Return each lane once: gpu0, gpu1, ..., then the cores, then the lanes of copies."""
+    """Return each lane once: gpu0, gpu1, ..., then the cores, then the copy lanes."""
     return sorted(set(lanes), key=lambda lane: (lane > 0, abs(lane)))

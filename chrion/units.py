@@ -14,7 +14,8 @@ from decimal import ROUND_FLOOR, Decimal
 from chrion.errors import OptionError
 
 _QUANTITY = re.compile(r"\s*(?P<number>[-+]?\d+(\.\d*)?([eE][-+]?\d+)?|[-+]?\.\d+)\s*(?P<unit>[^\W\d_]*)\s*")
-#: Nanoseconds and bytes of each unit, in lower case. Microseconds may be written with either of Unicode's two mus.
+#: Nanoseconds per unit of time, and bytes per unit of size. Keys are in lower case; the empty one is for plain numbers.
+#: Microseconds may be written with either of Unicode's two mus.
 _NS_PER_UNIT = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9, "": 10**6}
 _BYTES_PER_UNIT = {
     "b": 1,
@@ -90,7 +91,7 @@ def parse_range(text: str, what: str = "range") -> tuple[float, ...]:
     The values of a range are computed in decimal, so that they equal those of the corresponding list.
 
     Raises:
-        OptionError: The text is neither, or has no values or more than ``MAX_RANGE_VALUES``.
+        OptionError: The text is neither, has no values, or has more than ``MAX_RANGE_VALUES``.
     """
     separator = ":" if ":" in text else ","
     try:
@@ -110,7 +111,7 @@ def parse_range(text: str, what: str = "range") -> tuple[float, ...]:
 
 
 def _finite(text: str) -> Decimal:
-    """Return a number that is finite as a float, too."""
+    """Parse a decimal number; raise ValueError if its float value is not finite."""
     number = Decimal(text.strip())
     if not math.isfinite(float(number)):
         raise ValueError(text)
@@ -118,12 +119,12 @@ def _finite(text: str) -> Decimal:
 
 
 def _range_count(first: Decimal, last: Decimal, step: Decimal) -> Decimal:
-    """Return how many values a range has; zero or less if it has none."""
+    """Return the number of values of a range; zero or less if it has none."""
     return ((last - first) / step).to_integral_value(ROUND_FLOOR) + 1
 
 
 def format_ms(ms: float) -> str:
-    """Format a duration with three significant digits and the unit that suits: ``59.3 ms``, ``830 us``, ``1.2 s``."""
+    """Format a duration with three significant digits in a suitable unit: ``59.3 ms``, ``830 us``, ``1.2 s``."""
     if ms >= 1000:
         return f"{ms / 1000:.3g} s"
     if ms >= 1 or ms == 0:

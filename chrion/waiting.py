@@ -1,4 +1,4 @@
-"""Synchronisation of threads: a counter to wait for, and a gate that one thread can close for all others.
+"""Synchronisation of threads: a counter that threads can wait for, and a gate that one thread can close.
 
 A spinning waiter sees a change after about a microsecond, a parked waiter after twenty or more, but a spinning waiter
 occupies its core. Therefore waiters spin for about the time that a handoff between lanes may take, and then park.
@@ -13,9 +13,9 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 
-#: The spins of a waiter before it parks; together they take half a millisecond to one.
+#: The number of spins before a waiter parks; together they take 0.5 to 1 ms.
 MAX_SPINS = 45
-#: A parked waiter checks the count at least this often.
+#: The longest time between two checks of the count by a parked waiter.
 _PARK_S = 0.05
 #: The interval between checks whether a gate is empty.
 _EMPTY_CHECK_S = 0.0005
@@ -27,10 +27,12 @@ _SPIN_DATA = tuple(bytes(size * 1024) for size in (6, 12, 24, 48))
 def spin(number: int) -> None:
     """Wait for some microseconds without the GIL, and without sleeping.
 
-    ``os.sched_yield`` releases the GIL only for a moment: a thread that waits for it is asleep, and when it has woken
-    up the spinning thread holds the GIL again. A lane that returns from a kernel would then wait for tens of
-    microseconds. During a checksum the GIL is free nearly all the time. A lane still waits if it returns just when the
-    spinning thread holds the GIL, so spins grow longer and checks rarer in the course of a wait.
+    The GIL is free during a checksum of more than 5 kB, which is nearly all of the time. ``os.sched_yield`` releases
+    the GIL only for a moment: a thread that waits for the GIL is asleep, and by the time it has woken up, the spinning
+    thread holds the GIL again. A lane that returns from a kernel would then wait for tens of microseconds.
+
+    A lane still waits if it returns just when the spinning thread holds the GIL. Therefore spins become longer, and the
+    checks between them rarer, in the course of a wait.
 
     Args:
         number: The number of spins before this one in the same wait.
@@ -102,7 +104,7 @@ class Gate:
 
     Attributes:
         inside: The tokens of the requests inside. A request leaves by ``inside.discard(token)``. There is no method for
-            it: an exception at the start of the method would leave the token inside.
+            leaving: an exception at the start of the method would leave the token inside.
     """
 
     def __init__(self) -> None:
@@ -110,19 +112,32 @@ class Gate:
         self._closed = threading.Lock()
 
     def enter(self, token: object) -> None:
-        """Enter, after waiting while a thread is exclusive. Discard the token even if this method is interrupted."""
+        """Enter, after waiting until no thread holds the gate exclusively.
+
+        The caller must discard the token even if this method is interrupted.
+        """
         with self._closed:
             self.inside.add(token)
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Wait until no request is inside and keep all requests out; not for a thread that is inside itself."""
+        """Wait until no request is inside, and keep all requests out during the context.
+
+        A thread whose own request is inside would wait forever.
+        """
         with self._closed:
             self.wait_empty()
             yield
 
     def wait_empty(self, until: float | None = None) -> bool:
-        """Wait until no request is inside, at most until a time of ``time.monotonic``; return whether none is."""
+        """Wait until no request is inside.
+
+        Args:
+            until: The time of ``time.monotonic`` at which the wait ends; no limit if None.
+
+        Returns:
+            True if no request is inside.
+        """
         while self.inside and (until is None or time.monotonic() < until):
             time.sleep(_EMPTY_CHECK_S)
         return not self.inside

@@ -1,4 +1,4 @@
-"""Execution providers, their memory and copies to and from it, and what is particular to one of them."""
+"""Execution providers: names, probes, device memory and copies, and the options of particular providers."""
 
 from chrion.devices.device import Device
 from chrion.devices.providers import CPU_PROVIDER, provider_name, usable_provider

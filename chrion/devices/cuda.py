@@ -5,8 +5,8 @@ options take precedence over those of this module.
 
 Synchronisation: by default a CUDA session waits for its stream at the end of every run. Sessions of one accelerator
 lane share a stream, which preserves their order, so only the last run before another lane or the caller reads a result
-has to wait. If onnxruntime cannot create a stream (some versions do not offer CUDA's devices), each session has a
-stream of its own and every run waits.
+has to wait. If onnxruntime cannot create a stream (some versions do not list CUDA devices), each session has a stream
+of its own and every run waits.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Stream:
 
 
 def pinned_memory(provider: str, index: int = 0) -> Any:
-    """Return the description of page-locked host memory for ``ortvalue_from_shape_and_type``, or None without any."""
+    """Return the description of page-locked host memory for ``ortvalue_from_shape_and_type``, or None without such."""
     if provider != CUDA_PROVIDER or not hasattr(ort, "OrtDeviceMemoryType"):
         return None
     device = _ep_device(index)

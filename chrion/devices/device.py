@@ -105,9 +105,13 @@ class Device:
         )
 
     def reads_updates(self, host_memory: Allocator) -> bool:
-        """Return whether a CPU session reads data that was copied into a kind of host memory after its binding.
+        """Return whether a CPU session reads data that is copied into a kind of host memory after it was bound.
 
-        It does not if onnxruntime copied the memory at binding, as it does with memory that it attributes to a device.
+        If onnxruntime copies the memory when it is bound, as it does with memory that it attributes to a device, the
+        session does not read later data.
+
+        Args:
+            host_memory: A function that allocates this kind of memory.
         """
         info = TensorInfo("x", _FLOAT, (1,))
         try:
@@ -127,7 +131,11 @@ class Device:
         return seen == [1.0, 2.0]
 
     def to_device(self, info: TensorInfo, array: np.ndarray[Any, Any]) -> ort.OrtValue:
-        """Copy an array to the device, or to an OrtValue in host memory if the device does not support its type."""
+        """Copy an array to the device.
+
+        Returns:
+            A value on the device, or in host memory if the array is empty or the device does not support its type.
+        """
         host = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array) if array.ndim else array)
         if not (array.size and self.supports(info.type)):
             return host
@@ -141,7 +149,7 @@ class Device:
             self._uploader(source, target)
 
     def downloader(self, kind: str) -> Downloader:
-        """Return an object that copies buffers of a type to host memory."""
+        """Return a copier of buffers of a type, such as ``tensor(float)``, to host memory."""
         if kind not in self._identities:
             self._identities[kind] = self._find_identity(kind)
         return Downloader(self, self._identities[kind])
@@ -238,7 +246,7 @@ def _update(source: ort.OrtValue, target: ort.OrtValue) -> None:
 
 
 class Downloader:
-    """A copier of buffers of one type from a device to host memory; for one thread at a time."""
+    """A copier of buffers of one type from a device to host memory. It is not thread-safe."""
 
     def __init__(self, device: Device, session: ort.InferenceSession | None) -> None:
         self._device = device

@@ -13,8 +13,8 @@ from chrion.graph.model import TensorInfo, element_code
 def allocate(info: TensorInfo, memory: Any = None) -> ort.OrtValue:
     """Allocate host memory for a tensor of known size.
 
-    onnxruntime owns the memory: an array from ``OrtValue.numpy`` keeps such memory alive, but not memory of another
-    array.
+    onnxruntime owns the memory. An array from ``OrtValue.numpy`` keeps such memory alive, but not memory that the
+    OrtValue shares with another array.
 
     Args:
         info: The type and shape.
@@ -25,7 +25,7 @@ def allocate(info: TensorInfo, memory: Any = None) -> ort.OrtValue:
 
 
 def zeros(info: TensorInfo) -> ort.OrtValue:
-    """Allocate host memory for a tensor of known size, filled with zeros."""
+    """Allocate host memory for a tensor of known size, filled with zeros unless its type is bfloat16."""
     value = allocate(info)
     array = value.numpy() if info.type != "tensor(bfloat16)" else None  # numpy has no such type
     if array is not None:

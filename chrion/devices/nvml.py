@@ -1,7 +1,7 @@
 """GPU memory as the driver counts it (NVML), including a process's context and libraries.
 
 The figures of onnxruntime's arenas do not include the context. NVML comes with the driver; its Python package is an
-extra (``pip install 'chrion[nvml]'``). If either is missing, functions return None and do not raise.
+extra (``pip install 'chrion[nvml]'``). If either is missing, functions return None or an empty result and do not raise.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def used_mb(pid: int | None = None) -> float | None:
     """Return the GPU memory in use by a process, in MB, summed over all GPUs.
 
     Use the difference of two readings. If the driver numbers processes differently, as it does in a container, the
-    result is the memory of all processes. A process without GPU memory cannot be distinguished from a process that the
-    driver does not list, so the first reading of a process may include the memory of other processes.
+    result is the memory of all processes. In a container, a process without GPU memory cannot be distinguished from a
+    process that the driver does not list, so its first reading may include the memory of other processes.
 
     Args:
         pid: The process; this process if None.
@@ -80,7 +80,7 @@ class MemoryMonitor:
 
     @contextlib.contextmanager
     def sampled(self) -> Iterator[None]:
-        """Read continually in a thread meanwhile, to find the peak of memory that a run holds only temporarily."""
+        """Read continually in a thread during the context, to find the peak of memory that a run holds temporarily."""
         if self._before is None:
             yield
             return
@@ -137,7 +137,7 @@ def _shows_processes() -> bool:
 
 @lru_cache
 def _library() -> Any:
-    """Return NVML, initialised, or None if it cannot be."""
+    """Return the initialised NVML module, or None if it is not installed or cannot be initialised."""
     try:
         import pynvml  # noqa: PLC0415 - an optional dependency
 

@@ -32,14 +32,14 @@ _FAILURE = re.compile(r"(?:Error|Exception|FAIL)\b[^\n]*")
 class ProbeResult:
     """The result of a probe."""
 
-    #: Why the provider does not work; None if it works.
+    #: The reason why the provider does not work; None if it works.
     reason: str | None
     #: GPU memory of the smallest session; None without NVML.
     memory_mb: float | None = None
 
 
 def failure_reason(provider: str) -> str | None:
-    """Return why a provider does not work on this machine, or None if it works."""
+    """Return the reason why a provider does not work on this machine, or None if it works."""
     return probe_provider(provider).reason
 
 

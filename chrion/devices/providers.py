@@ -11,7 +11,7 @@ from chrion.devices.probe import failure_reason, load_libraries
 from chrion.errors import ProviderError
 
 CPU_PROVIDER = "CPUExecutionProvider"
-#: Short names of providers, beside which full names work, too. The first one that works is the automatic choice.
+#: Full names of providers by their short names, in the order of the automatic choice: the first one that works.
 PROVIDER_NAMES = {
     "cuda": "CUDAExecutionProvider",
     "rocm": "ROCMExecutionProvider",
@@ -34,7 +34,7 @@ DEVICE_NAMES = {
     "WebGpuExecutionProvider": "webgpu",
     "DmlExecutionProvider": "dml",
 }
-#: How to install what a provider needs.
+#: Hints on the installation of libraries and drivers that a provider needs.
 _EXTRAS = {
     "CUDAExecutionProvider": "its libraries come with: pip install 'chrion[cuda]'",
     "TensorrtExecutionProvider": "its libraries come with: pip install 'chrion[cuda]' tensorrt",
@@ -64,8 +64,7 @@ def usable_provider(accelerator: str | None) -> str | None:
 
     Args:
         accelerator: A provider by its short or full name; ``auto`` for the first accelerator that works on this
-        machine;
-            None or ``none`` for no accelerator.
+            machine; None or ``none`` for no accelerator.
 
     Returns:
         The provider's name, or None without an accelerator.
@@ -99,7 +98,7 @@ def require_working(provider: str, what: str) -> None:
 
 
 def remedy(provider: str) -> str:
-    """Return how to install what a provider needs; empty if unknown."""
+    """Return a hint on the libraries or the driver that a provider needs; empty if unknown."""
     return _EXTRAS.get(provider, "")
 
 
@@ -115,7 +114,7 @@ def detect_accelerator() -> str | None:
 
 
 def _has_driver(provider: str) -> bool:
-    """Return whether a probe may succeed; without a driver, the second that a probe takes is saved."""
+    """Return whether a provider may have a driver: without one, a probe would fail after about a second."""
     if DEVICE_NAMES.get(provider) != "cuda" or sys.platform != "linux":
         return True
     return any(Path(node).exists() for node in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg", "/dev/nvhost-gpu"))

@@ -2,8 +2,8 @@
 
 A session is opened with ``session.disable_cpu_ep_fallback``, with which onnxruntime refuses a model if a node would run
 on the CPU. The recorded assignment of nodes is read afterwards: versions differ in the nodes that they list, but a node
-that is listed under another provider is an error. A refusal names no node; the session is then opened a second time
-without the option, to find the nodes for the message.
+that is listed under another provider is an error. onnxruntime's refusal names no node; the session is then opened a
+second time without the option, to find the nodes for the message.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def find_cpu_nodes(model: onnx.ModelProto, entries: Mapping[str, str], device: D
 
     Args:
         model: The optimised model.
-        entries: The session configuration entries that it needs.
+        entries: The session configuration entries that the model needs.
         device: The device.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Models as graphs of operators, and how they are cut."""
+"""Models as graphs of operators: loading, rewriting, extraction and cutting into segments."""
 
 from chrion.graph.dag import Dag
 from chrion.graph.loader import load

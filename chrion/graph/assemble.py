@@ -17,9 +17,9 @@ from chrion.graph.model import Graph, ModelMetadata, TensorInfo
 from chrion.graph.rewrite import bodies_of, defined_names
 from chrion.graph.weights_folder import WeightsFolder
 
-#: Integer constants of at most so many elements (shapes, axes, indices) are part of a signature.
+#: The values of integer constants of at most this many elements (shapes, axes, indices) are part of a signature.
 _SHOWN_ELEMENTS = 64
-#: Bits of an element of the types that are stored several to a byte.
+#: Bits per element of the types whose elements are packed without padding to whole bytes.
 _PACKED_BITS = {"UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "UINT2": 2, "INT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
 
 
@@ -82,7 +82,7 @@ def weight_info(tensor: onnx.TensorProto) -> TensorInfo:
 
 
 def node_reads(model: onnx.ModelProto) -> list[tuple[str, ...]]:
-    """Return the names that each node reads: its inputs in order, then the captures of its bodies, sorted."""
+    """Return the names that each node reads: its inputs in order, then the names that its bodies capture, sorted."""
     return [
         tuple(dict.fromkeys([*filter(None, node.input), *sorted(captured_names(node))])) for node in model.graph.node
     ]
@@ -129,10 +129,11 @@ def _operators(
 def _quantised_values(
     model: onnx.ModelProto, reads: Sequence[tuple[str, ...]], producer: Mapping[str, int]
 ) -> set[str]:
-    """Return the values between a node and its own DequantizeLinear before it or QuantizeLinear after it.
+    """Return the values between a node and its DequantizeLinear and QuantizeLinear nodes.
 
-    onnxruntime replaces the three by one node of integer arithmetic. If they were cut apart, the node would compute in
-    floating point: slower, and with other rounding than in the whole model.
+    These are the values of a DequantizeLinear that only this node reads, and the values of this node that a
+    QuantizeLinear reads. onnxruntime replaces the three nodes by one node of integer arithmetic. If the model were cut
+    between them, the node would compute in floating point: slower, and with other rounding than in the whole model.
     """
     nodes = model.graph.node
     readers = Counter(name for names in reads for name in names)
@@ -193,7 +194,7 @@ def _dag(
 
 
 def _received_values(inputs: Sequence[Iterable[str]], producer: Mapping[str, int]) -> list[dict[int, list[str]]]:
-    """Return, for each operator, the values that it reads of each predecessor."""
+    """Return, for each operator, the values that it reads from each predecessor."""
     incoming: list[dict[int, list[str]]] = []
     for i, names in enumerate(inputs):
         received: dict[int, list[str]] = {}
@@ -232,7 +233,7 @@ def _signature(
 
 
 def _repeats(slots: Sequence[str]) -> Iterator[str]:
-    """Yield equal neighbours once, with their number: ``96*float[1x8x64]``."""
+    """Yield each run of equal slots once, with its length: ``96*float[1x8x64]``."""
     for slot, run in itertools.groupby(slots):
         count = len(list(run))
         yield f"{count}*{slot}" if count > 1 else slot

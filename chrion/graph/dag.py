@@ -1,7 +1,7 @@
 """A model's operators as a directed acyclic graph of plain indices.
 
-Algorithms see operators 0..n-1 and nothing of ONNX: the dependencies, the bytes transferred along them, and the
-weights that an operator reads. Names are for output only.
+Algorithms work on operators 0..n-1, without ONNX: on their dependencies, the bytes transferred along these, and the
+weights that each operator reads. Names are for output only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Dag:
     op_types: tuple[str, ...]
     #: Type, attributes, shapes and element types as text; operators of equal cost have equal signatures.
     signatures: tuple[str, ...]
-    #: The operators that must finish first, without repetition, in the order of the operator's inputs.
+    #: The operators that must finish before it, without repetition, in the order of its inputs.
     predecessors: tuple[tuple[int, ...], ...]
     #: The operators that wait for it, in ascending order.
     successors: tuple[tuple[int, ...], ...]
@@ -31,7 +31,7 @@ class Dag:
     edge_bytes: tuple[tuple[int, ...], ...]
     #: The values read from each predecessor, parallel to ``predecessors``, as indices into ``value_bytes``.
     edge_values: tuple[tuple[tuple[int, ...], ...], ...]
-    #: Bytes of each value that an operator makes; one entry per value.
+    #: Bytes of each value that an operator computes; one entry per value.
     value_bytes: tuple[int, ...]
     #: Bytes of the operator's inputs, without weights.
     input_bytes: tuple[int, ...]
@@ -43,16 +43,16 @@ class Dag:
     weight_bytes: tuple[int, ...]
     #: Floating point operations of the operator; zero if unknown.
     flops: tuple[float, ...]
-    #: One entry per input of a request that is not empty, in the model's order: its bytes, and the operators that read
-    #: it in ascending order.
+    #: One entry per non-empty input of a request, in the model's order: its bytes, and the operators that read it, in
+    #: ascending order.
     request_inputs: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    #: One entry per output of a request that is not empty: the operator that makes it, and its value as an index into
+    #: One entry per non-empty output of a request: the operator that computes it, and its value as an index into
     #: ``value_bytes``. Outputs that are inputs or weights have no entry.
     request_outputs: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def from_edges(cls, n: int, edges: Iterable[tuple[int, int]], edge_bytes: Sequence[int] | None = None) -> Dag:
-        """Return a DAG for edges without a model.
+        """Build a DAG from edges, without a model.
 
         Args:
             n: Number of operators.
@@ -71,15 +71,15 @@ class Dag:
         incoming: list[dict[int, int]] = [{} for _ in range(n)]
         for (before, after), size in zip(pairs, sizes, strict=True):
             if not (0 <= before < n and 0 <= after < n) or before == after:
-                raise ModelError(f"graph: edge {before} -> {after} is not between two of the {n} operators")
+                raise ModelError(f"graph: edge {before} -> {after}: expected two different operators of 0 to {n - 1}")
             incoming[after][before] = incoming[after].get(before, 0) + size
         return cls.from_predecessors(incoming)
 
     @classmethod
     def from_predecessors(cls, incoming: Sequence[dict[int, int]]) -> Dag:
-        """Return a DAG without a model from each operator's predecessors and the bytes received from each.
+        """Build a DAG without a model from each operator's predecessors and the bytes received from each.
 
-        An operator makes one value, of the size of the largest transfer from it.
+        Every operator computes one value, of the size of the largest transfer from it.
 
         Raises:
             ModelError: The edges form a cycle.
@@ -144,10 +144,11 @@ class Dag:
 
     @cached_property
     def reduced(self) -> tuple[tuple[int, ...], ...]:
-        """The successors in the transitive reduction: those that no longer path leads to.
+        """The successors of each operator in the transitive reduction.
 
-        An operator's successors are visited in topological order, and a successor that an earlier one reaches is left
-        out. O(edges * n / 64) with bit masks.
+        It leaves out every edge whose ends are also joined by a path of several edges. An operator's successors are
+        visited in topological order, and a successor that can be reached from an earlier one is left out. This takes
+        O(edges * n / 64) with bit masks.
         """
         position = {v: at for at, v in enumerate(self.topological_order)}
         kept = []
@@ -163,9 +164,9 @@ class Dag:
 
     @cached_property
     def output_values(self) -> tuple[tuple[tuple[int, tuple[int, ...]], ...], ...]:
-        """For each operator, the values that other operators read or the request returns.
+        """For each operator, those of its values that other operators read or the request returns.
 
-        Each value is a pair (value, its readers in ascending order).
+        Each entry is a pair: an index into ``value_bytes``, and the operators that read the value in ascending order.
         """
         readers: list[dict[int, list[int]]] = [{} for _ in range(len(self))]
         for i, value in self.request_outputs:
@@ -187,7 +188,7 @@ class Dag:
 
 
 def invert(predecessors: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Return the successors of all operators, each list in ascending order."""
+    """Return the successors of all operators, given their predecessors; each list is in ascending order."""
     successors: list[list[int]] = [[] for _ in predecessors]
     for i, before in enumerate(predecessors):
         for b in before:

@@ -13,7 +13,7 @@ import onnx
 
 from chrion.errors import UnsafeModelError
 
-#: The location that onnxruntime writes for weights in its own memory, at an address that the model chooses.
+#: onnxruntime's location for weights in the memory of the process, at an address that the model file would choose.
 _MEMORY = "_ORT_MEM_ADDR_"
 
 
@@ -26,7 +26,8 @@ def check_external(proto: onnx.ModelProto, folder: Path, where: str) -> None:
         where: The name of the model, for messages.
 
     Raises:
-        UnsafeModelError: It names an absolute path, a path that leads outside by ``..`` or a link, or a memory address.
+        UnsafeModelError: The model names an absolute path, a path that leads outside the folder through ``..`` or a
+            link, or a memory address.
     """
     for tensor in tensors_of(proto):
         for entry in tensor.external_data:

@@ -21,18 +21,19 @@ class SubModel:
     """
 
     model: onnx.ModelProto
-    #: Values that it reads from outside, without weights, in the order of first use.
+    #: Values that its operators read from outside, without weights, in the order of first use.
     inputs: tuple[str, ...]
     #: Values that operators outside read or that the graph returns, in the order in which they are computed.
     outputs: tuple[str, ...]
-    #: Equal for sub-models that are the same function of their inputs: operators, attributes, weights and edges.
+    #: A text that is equal for sub-models with equal operators, attributes, weights and edges, which are therefore the
+    #: same function of their inputs.
     key: str
     #: The session options with which onnxruntime finds its weights.
     options: dict[str, str]
 
 
 class Extractor:
-    """Extracts sub-models from one graph, with an index of it that all extractions share.
+    """An extractor of sub-models from one graph, with an index of the graph that all extractions share.
 
     The chunks of a recurrent layer have to be equal sub-models, so that they share one session and its packed weights.
     Therefore a constant initial state is an input, as the state of a later chunk is, and the final state of the last
@@ -57,9 +58,8 @@ class Extractor:
 
         Args:
             operators: Indices into the graph's Dag. No other operator may be on a path between two of them.
-            copies: The number of independent copies of the operators in the sub-model, all on the same inputs; more
-            than
-                one is for measuring.
+            copies: The number of independent copies of the operators in the sub-model, all on the same inputs;
+                measurements use more than one.
         """
         nodes = sorted(node for i in operators for node in self.graph.nodes[i])
         inside = set(nodes)
@@ -68,7 +68,7 @@ class Extractor:
         own = set(computed)
         inputs = tuple(n for n in reads if n not in own and (n not in self._weights or n in self._states))
         outputs = tuple(n for n in computed if self._leaves(n, inside))
-        if not outputs:  # no operator reads it, but a model must have an output
+        if not outputs:  # no operator outside reads a value, but a model must have an output
             outputs = tuple(computed[:1])
         weights = [n for n in reads if n in self._weights and n not in self._states]
         protos = [self.graph.model.graph.node[node] for node in nodes]

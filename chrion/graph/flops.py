@@ -13,8 +13,9 @@ from chrion.graph.model import TensorInfo
 def node_flops(node: onnx.NodeProto, values: Mapping[str, TensorInfo]) -> float:
     """Return the floating point operations of a node; a multiply-add counts as two.
 
-    Convolutions, matrix products and recurrent cells are counted from their shapes. Any other node counts one operation
-    per element of its output. The result is zero if a shape is unknown.
+    Convolutions, matrix products and recurrent cells are counted from their shapes. Any other node, or one whose first
+    two inputs do not both have a known shape, counts one operation per element of its first output, or zero if the
+    shape of that output is unknown.
     """
     inputs = [_shape(values.get(name)) for name in node.input]
     outputs = [_shape(values.get(name)) for name in node.output if name]

@@ -1,4 +1,4 @@
-"""Shapes of a model's inputs: those it declares, and those that the caller gives for its free dimensions."""
+"""Shapes of a model's inputs: those that it declares, and those that the caller gives for free dimensions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def fix_shapes(proto: onnx.ModelProto, given: Mapping[str, tuple[int, ...]]) -> 
             sizes[name] = shape[0]
         else:
             known = ", ".join(inputs) or "none"
-            raise ShapeError(f"shape: the model has no input {name!r}", hint=f"its inputs are {known}")
+            hint = f"its inputs are {known}"
+            raise ShapeError(f"shape: the model has no input or free dimension {name!r}", hint=hint)
     for value in inputs.values():
         for dim in _dims(value):
             if dim.dim_param in sizes:

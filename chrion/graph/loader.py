@@ -42,15 +42,16 @@ def load(
     Args:
         source: A model file (its external data is read from the same folder), its bytes, or a ModelProto.
         shapes: Shapes for inputs with free dimensions, by input name; or one size by the name of a free dimension.
-        optimise: Apply onnxruntime's basic optimisation. Without it, operators are those of the file, which is what
-            published operator counts refer to; for all other purposes optimise.
+        optimise: Apply onnxruntime's basic optimisation. If false, the operators are those of the file, to which
+            published operator counts refer; all other purposes need the optimisation.
 
     Returns:
         The graph. If a free dimension has no shape, the graph can be inspected, but not profiled or planned.
 
     Raises:
-        ModelError: The file does not exist, it is not an ONNX model, or onnxruntime refuses it.
-        ShapeError: A shape names no input, or contradicts the model.
+        ModelError: The file does not exist or is too large, it is not an ONNX model, onnxruntime refuses it, or one of
+            its values is a map.
+        ShapeError: A shape names no input or free dimension, or contradicts the model.
         UnsafeModelError: The model refers to files outside its own folder.
     """
     proto, path = read_model(source)
@@ -78,7 +79,15 @@ def load(
 
 
 def reassemble(graph: Graph, model: onnx.ModelProto) -> Graph:
-    """Return the graph of a rewritten model, which has the inputs, outputs and weights of ``graph`` and other nodes."""
+    """Build the graph of a rewritten model.
+
+    Args:
+        graph: The graph that was rewritten.
+        model: The rewritten model, with the same inputs, outputs and weights but other nodes.
+
+    Raises:
+        ModelError: onnxruntime refuses the rewritten model.
+    """
     name_nodes(model)
     return assemble(
         name=graph.name,
@@ -133,7 +142,7 @@ def _metadata(session: ort.InferenceSession) -> ModelMetadata:
     def read(name: str, default: Any = "") -> Any:
         try:
             return getattr(found, name)
-        except UnicodeDecodeError:  # which does not prevent the model from running
+        except UnicodeDecodeError:  # the model runs even if this text is not UTF-8
             return default
 
     return ModelMetadata(

@@ -52,8 +52,8 @@ def mergeable_groups(graph: Graph, operators: Iterable[int] | None = None) -> li
         operators: The operators to consider; all if None.
 
     Returns:
-        Disjoint groups of two or more operators, in ascending order and sorted by their first operator. No operator
-        fits a group that is before its own.
+        Disjoint groups of two or more operators, each in ascending order, sorted by their first operator. Each operator
+        is in the first group that it fits.
     """
     found: dict[tuple[object, ...], list[list[_Member]]] = {}
     for i in sorted(set(range(len(graph.dag)) if operators is None else operators)):
@@ -78,9 +78,9 @@ def merge_operators(graph: Graph, groups: Sequence[Sequence[int]]) -> Graph:
         groups: Disjoint groups of operators, each a group of :func:`mergeable_groups` or a part of one.
 
     Returns:
-        A graph with the same results except for rounding. Operators ``a`` and ``b`` are replaced by ``a+b`` and
-        ``a+b/split``; all other operators, and the outputs of ``a`` and ``b``, keep their names. Without groups, the
-        graph itself.
+        A graph with the same results except for rounding, or the graph itself if there are no groups. Operators ``a``
+        and ``b`` are replaced by ``a+b`` and ``a+b/split``. All other operators, and the outputs of ``a`` and ``b``,
+        keep their names.
 
     Raises:
         ModelError: The operators of a group cannot be merged, or an operator is in two groups.
@@ -125,6 +125,7 @@ class _Axis:
 
     kernel: int
     dilation: int
+    #: The padding before and after the input.
     before: int
     after: int
 
@@ -140,7 +141,7 @@ class _Member:
 
     operator: int
     node: onnx.NodeProto
-    #: Equal for nodes that may be merged, as far as a node by itself can tell.
+    #: The properties that nodes must share to be merged: operator type, input, element type and attributes.
     key: tuple[object, ...]
     #: The windows of a convolution; empty for a matrix product.
     axes: tuple[_Axis, ...] = ()
@@ -148,7 +149,7 @@ class _Member:
     size: tuple[int, ...] = ()
 
     def fits(self, members: Sequence[_Member]) -> bool:
-        """Return whether members of one key can be merged."""
+        """Return whether members with the same key, of which this is one, can be merged."""
         if not self.axes:
             return True
         if not all(_common_axis(axes) for axes in zip(*(m.axes for m in members), strict=True)):
@@ -229,12 +230,12 @@ def _same_padding(size: int | str | None, kernel: int, dilation: int, stride: in
 
 
 def _product(graph: Graph, operator: int, node: onnx.NodeProto, key: tuple[object, ...]) -> _Member | None:
-    """Return a MatMul as a member if its second factor is one matrix."""
+    """Return a MatMul as a member if its second factor is a single matrix, or None."""
     return _Member(operator, node, key) if len(graph.values[node.input[1]].shape or ()) == 2 else None
 
 
 def _gemm(graph: Graph, operator: int, node: onnx.NodeProto, key: tuple[object, ...]) -> _Member | None:
-    """Return a Gemm as a member if it adds nothing, one number, or one row."""
+    """Return a Gemm as a member if it adds nothing, one number, or one row; None otherwise."""
     if len(node.input) > 2 and node.input[2]:
         added = [d for d in graph.values[node.input[2]].shape or () if isinstance(d, int)]
         if int(np.prod(added)) != 1 and (added[-1] != _columns(graph, node) or int(np.prod(added)) != added[-1]):
@@ -324,7 +325,7 @@ def _value(graph: Graph, name: str) -> Array:
 
 
 def _as_weight(graph: Graph, name: str, value: Array) -> onnx.TensorProto:
-    """Return a value as a weight of the graph: in a file of its own in the graph's folder if it is large."""
+    """Return a value as a weight; a large value is written to a file of its own in the graph's folder."""
     tensor = numpy_helper.from_array(np.ascontiguousarray(value), name)
     if len(tensor.raw_data) < INLINE_BYTES:
         return tensor

@@ -18,7 +18,7 @@ from chrion.graph.dag import Dag
 from chrion.graph.weights_folder import WeightsFolder
 from chrion.units import format_shape
 
-#: Bytes of one element, by the type's name in onnxruntime; values of other types are never cut.
+#: Bytes of one element, by the type's name in onnxruntime. Values of other types are never passed between segments.
 ELEMENT_BYTES = {
     "tensor(float)": 4,
     "tensor(double)": 8,
@@ -49,7 +49,7 @@ class TensorInfo:
     name: str
     #: As onnxruntime writes it: ``tensor(float)``, ``seq(tensor(int64))``; empty where unknown.
     type: str
-    #: Dimensions, with a name or None for an unknown one; None if the rank is unknown, too.
+    #: The dimensions, of which an unknown one is a name or None; None if the rank is unknown.
     shape: tuple[int | str | None, ...] | None
 
     @property
@@ -100,7 +100,7 @@ class Graph:
     #: Inputs that a request must provide; weights that are also listed as inputs are not among them.
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
-    #: The file or the bytes that the model was loaded from, which plain sessions are created from.
+    #: The file or the bytes of the original model, from which onnxruntime sessions of the whole model are created.
     source: Path | bytes
     #: Inputs and outputs as the model declares them, with free dimensions by name.
     declared_inputs: tuple[TensorInfo, ...]

@@ -1,4 +1,4 @@
-"""onnxruntime's basic optimisation of a whole model, and the names that make its parts independent of each other.
+"""onnxruntime's basic optimisation of a whole model, and unique names for its nodes and weights.
 
 The optimisation runs once on the whole model, so that cutting the model loses no fusion.
 """
@@ -20,7 +20,7 @@ from chrion.graph.rewrite import make_dense, rename_weights
 
 #: Weights of fewer bytes stay inside the model file.
 INLINE_BYTES = 1024
-#: Integer weights of at most so many elements stay inside the model: they may be shapes.
+#: Integer weights of at most this many elements stay inside the model: they may be shapes.
 _SHAPE_ELEMENTS = 1 << 16
 _WEIGHTS_FILE = "weights.bin"
 #: The prefix of the names of all weights of a loaded model. Without it a fusion may create the same name twice:
@@ -36,9 +36,9 @@ def optimise_model(
 
     Args:
         proto: The model.
-        path: Its file, which its external weights are beside; None if it has none.
+        path: The model's file, in whose folder its external weights are; None if it has no file.
         folder: The folder that receives the weights of the optimised model, in one file.
-        level: How much to optimise.
+        level: The optimisation level.
 
     Returns:
         The optimised model, and the session that optimised it.
@@ -60,7 +60,7 @@ def original_name(weight: str) -> str:
 
 
 def name_nodes(model: onnx.ModelProto) -> None:
-    """Give every node a unique name, in place: missing and repeated names are numbered, all others stay."""
+    """Give every node a unique name, in place: number missing and repeated names, and keep all others."""
     taken = Counter(node.name for node in model.graph.node)
     counters: Counter[str] = Counter()
     for node in model.graph.node:
@@ -102,7 +102,7 @@ def _optimise(
 
 
 def _inline_shapes(model: onnx.ModelProto, folder: Path) -> None:
-    """Move integer constants back into the model: shape inference does not read sizes and axes from other files."""
+    """Move integer constants back into the model: shape inference reads no sizes and axes from external files."""
     for tensor in model.graph.initializer:
         integer = tensor.data_type in {onnx.TensorProto.INT32, onnx.TensorProto.INT64}
         if integer and tensor.data_location == onnx.TensorProto.EXTERNAL and math.prod(tensor.dims) <= _SHAPE_ELEMENTS:
@@ -112,7 +112,7 @@ def _inline_shapes(model: onnx.ModelProto, folder: Path) -> None:
 
 
 def _unused_prefix(model: onnx.ModelProto) -> str:
-    """Return a prefix that no name in the model has, nor in the bodies of its nodes."""
+    """Return a prefix that occurs in no name of the model or of the bodies of its nodes."""
     content = model.SerializeToString()
     prefixes = (_WEIGHT_PREFIX.format(at or "") for at in itertools.count())
     return next(prefix for prefix in prefixes if prefix.encode() not in content)
@@ -121,8 +121,8 @@ def _unused_prefix(model: onnx.ModelProto) -> str:
 def _separate_initial_states(model: onnx.ModelProto, prefix: str) -> None:
     """Give every recurrent node constant initial states of its own, in place.
 
-    Operators that start from the same zeros share them, even more so once onnxruntime has merged equal constants. The
-    first steps of a layer would then have other edges than its later steps, each of which reads a state of its own.
+    Operators that start from zeros share one constant, at the latest after onnxruntime has merged equal constants. The
+    first step of a layer would then have other inputs than its later steps, each of which reads a state of its own.
     """
     constants = {t.name: t for t in model.graph.initializer}
     for node in model.graph.node:

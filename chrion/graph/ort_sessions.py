@@ -12,7 +12,7 @@ from chrion.graph.reading import serialise
 
 
 def analysis_options(level: ort.GraphOptimizationLevel) -> ort.SessionOptions:
-    """Return session options with an optimisation level, and without log output and prepacked weights."""
+    """Return session options with an optimisation level, and without log output or prepacked weights."""
     options = ort.SessionOptions()
     options.graph_optimization_level = level
     options.log_severity_level = 4
@@ -25,13 +25,14 @@ def open_session(proto: onnx.ModelProto, options: ort.SessionOptions, where: str
     """Open a model on the CPU.
 
     Raises:
-        ModelError: onnxruntime refuses the model; the message begins with ``where``.
+        ModelError: The model is larger than a protobuf message can be, or onnxruntime refuses it; the message begins
+            with ``where``.
     """
     content = serialise(proto, where)
     try:
         return ort.InferenceSession(content, options, ["CPUExecutionProvider"], enable_fallback=0)
     except Exception as error:
-        raise ModelError(f"{where}: onnxruntime refuses it: {first_line(error)}") from error
+        raise ModelError(f"{where}: onnxruntime refuses the model: {first_line(error)}") from error
 
 
 def weights_folder_option(folder: Path) -> dict[str, str]:

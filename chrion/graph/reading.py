@@ -24,7 +24,7 @@ def read_model(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.Model
         A copy of the model, and its file if it has one.
 
     Raises:
-        ModelError: The file does not exist, or it is not an ONNX model.
+        ModelError: The file does not exist or is too large, or it is not an ONNX model.
         UnsafeModelError: The model refers to files outside its own folder.
     """
     proto, path = _read(source)
@@ -71,7 +71,7 @@ def _parse(content: bytes, where: str) -> onnx.ModelProto:
 
 
 def _checked(proto: onnx.ModelProto, where: str) -> onnx.ModelProto:
-    """Return the model if it has what every ONNX model has: any bytes may parse as a protobuf message."""
+    """Return the model, or raise ModelError if a required field is missing: any bytes may parse as a message."""
     if not proto.ir_version or not proto.HasField("graph") or not proto.graph.output:
         missing = "graph output" if proto.ir_version else "ir_version"
         raise ModelError(f"{where}: not an ONNX model: it has no {missing}", hint="expected a .onnx protobuf file")

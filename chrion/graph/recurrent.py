@@ -3,13 +3,13 @@
 A folded LSTM, GRU or RNN is one operator: it runs on one lane, and the next layer waits for all of it. Unrolled, it is
 a sequence of recurrent operators over c steps each, which pass on their states. Layers can then follow each other
 chunk by chunk, and the two directions of a bidirectional layer can run in parallel, while onnxruntime's kernel still
-gets sequences. Operators between two layers that treat all steps alike (Squeeze, Relu, ...) are copy chunk by chunk,
-too, so that no layer waits for all of the previous one.
+processes sequences. Operators between two layers that treat all steps alike (Squeeze, Relu, ...) are copied for each
+chunk, too, so that no layer waits for all of the previous one.
 
 Operators that are not unrolled: those with ``sequence_lens`` or with weights that are not constant; those with
 ``layout`` 1, which onnxruntime does not run on sequences; and bidirectional ones with ``activation_alpha`` or
-``activation_beta``. These lists skip functions without parameters, so where the entries of one direction end in them
-depends on the defaults of every function.
+``activation_beta``. These lists have entries only for activation functions with parameters, so the boundary between the
+entries of the two directions depends on the defaults of every function.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SEQUENCE_LENS, _INITIAL = 4, 5
 _PARAMETERS = frozenset({"activation_alpha", "activation_beta"})
 #: The numbers of chunks to try.
 _PARTS = (2, 3, 4, 6, 8, 12)
-#: Operators that treat every element alike, and therefore every step.
+#: Elementwise operators, which treat all steps alike.
 _POINTWISE = frozenset(
     {"Identity", "Relu", "Tanh", "Sigmoid", "LeakyRelu", "Elu", "Selu", "Gelu", "Erf", "Neg", "Abs", "Exp", "Cast"}
 )
@@ -60,7 +60,8 @@ def unroll(graph: Graph, chunk: int) -> Graph:
 
     Args:
         graph: A graph of known shapes.
-        chunk: The steps of each chunk except the last. A sequence that is not longer is only split into its directions.
+        chunk: The steps of each chunk; the last one may have fewer. For a sequence that is not longer than this, only
+            the two directions are separated.
 
     Returns:
         A graph with the same results, or the graph itself if no operator can be cut.
@@ -73,9 +74,9 @@ def unroll(graph: Graph, chunk: int) -> Graph:
 
 
 def chunk_choices(graph: Graph) -> tuple[int, ...]:
-    """Return the chunk lengths to try: the longest sequence divided by 2, 3, 4, 6, 8 and 12.
+    """Return the chunk lengths to try: the longest sequence divided by 2, 3, 4, 6, 8 and 12, rounded up.
 
-    With a bidirectional operator, the whole sequence is the first of them: it separates the two directions.
+    With a bidirectional operator, the first one is the whole sequence, which only separates the two directions.
     """
     longest = max(unrollable(graph), default=0)
     bidirectional = any(text_attribute(node, "direction", "") == "bidirectional" for node in graph.model.graph.node)
@@ -84,7 +85,7 @@ def chunk_choices(graph: Graph) -> tuple[int, ...]:
 
 
 def _length(graph: Graph, node: onnx.NodeProto, weights: Iterable[str]) -> int:
-    """Return the steps of a recurrent node that can be cut, or 0 for any other node."""
+    """Return the number of steps of a recurrent node that can be cut, or 0 for any other node."""
     inputs = list(node.input)
     if node.op_type not in _STATES or node.domain not in STANDARD or int_attribute(node, "layout", 0):
         return 0
@@ -108,7 +109,7 @@ class _Unroller:
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     #: The chunks of each value along its first axis, in order of time.
     parts: dict[str, list[str]] = field(default_factory=dict)
-    #: Values that exist as a whole, though they also exist in chunks.
+    #: The values in ``parts`` that also exist as a whole.
     whole: set[str] = field(default_factory=set)
     added: dict[str, onnx.TensorProto] = field(default_factory=dict)
 
@@ -193,9 +194,9 @@ class _Unroller:
         return results, states
 
     def _apply_by_chunk(self, node: onnx.NodeProto) -> bool:
-        """Apply a node chunk by chunk if possible; return whether it was.
+        """Apply a node chunk by chunk if possible; return whether it was possible.
 
-        Its input must exist in chunks, and it must treat all steps alike.
+        The node's input must exist in chunks, and the node must treat all steps alike.
         """
         if not node.input or node.input[0] not in self.parts or len(node.output) != 1:
             return False
@@ -236,7 +237,7 @@ class _Unroller:
         return None
 
     def _slice(self, name: str, at: int, count: int) -> str:
-        """Return the name of one direction's slice of a constant; the slice refers to the same weights' file."""
+        """Return the name of one direction's slice of a constant; an external slice refers to the same file."""
         if count == 1 or not name:
             return name
         target = f"{name}/{'fr'[at]}"
@@ -248,7 +249,7 @@ class _Unroller:
         """Return the name of the initial value of state ``k`` of one direction.
 
         A constant initial value is copied for each operator, even if several operators start from the same one, so that
-        first chunks have the same edges as later ones.
+        the first chunk of an operator has the same edges as later ones.
         """
         name = node.input[_INITIAL + k] if len(node.input) > _INITIAL + k else ""
         own = f"{node.name}/{'fr'[at]}/{'hc'[k]}"

@@ -1,4 +1,4 @@
-"""Functions that rewrites of a model share: attributes, bodies of nodes, weights, and splitting of values."""
+"""Functions for rewriting models: attributes, bodies of nodes, weights, and splitting of values."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+#: The names of the domain of ONNX's own operators.
 STANDARD = frozenset({"", "ai.onnx"})
 
 
@@ -106,21 +107,21 @@ def standard_opset(model: onnx.ModelProto) -> int:
 
 
 def has_bodies(nodes: Iterable[onnx.NodeProto]) -> bool:
-    """Return whether a node has a body, as If, Loop and Scan have; a body may read any value of the graph."""
+    """Return whether any of the nodes has a body, as If, Loop and Scan have; a body may read any value of the graph."""
     kinds = {onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS}
     return any(a.type in kinds for node in nodes for a in node.attribute)
 
 
 def int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:
-    """Return an attribute that is a whole number."""
+    """Return the value of an integer attribute, or ``default`` if the node lacks it."""
     return next((int(a.i) for a in node.attribute if a.name == name), default)
 
 
 def ints_attribute(node: onnx.NodeProto, name: str, default: Sequence[int]) -> tuple[int, ...]:
-    """Return an attribute that is a list of whole numbers."""
+    """Return the value of an attribute that is a list of integers, or ``default`` if the node lacks it."""
     return next((tuple(a.ints) for a in node.attribute if a.name == name), tuple(default))
 
 
 def text_attribute(node: onnx.NodeProto, name: str, default: str) -> str:
-    """Return an attribute that is text."""
+    """Return the value of a text attribute, or ``default`` if the node lacks it."""
     return next((a.s.decode() for a in node.attribute if a.name == name), default)

@@ -1,15 +1,18 @@
 """Cutting a schedule into segments: operators that one lane runs as one call.
 
-Without tiles, operator ``v`` joins the open segment of its lane if that changes the start and finish of no operator.
-Copies of the request's own inputs and outputs are ignored; they are no reason to cut. The conditions are:
+Segments are formed either without delay or by tile, a label that the caller gives to operators to keep together.
 
-- ``v`` waits for no other lane, or only for operators that the segment already waits for, and for none of their values
-  that is copied after those that the segment reads, so that the segment starts no later;
-- no other lane waits for an operator of the segment, so that no lane gets a result later.
+Without tiles, operator ``v`` joins the open segment of its lane if that does not change the start or the finish of any
+operator. Copies of the request's own inputs and outputs are ignored; they are no reason to cut. The conditions are:
 
-With tiles, ``v`` joins if it belongs to the segment's tile and no other lane has read from the segment yet. Then a
-segment starts when the last of its inputs is available and its results are available when all of it has run, but there
-are fewer segments. A segment is closed when another lane reads from it, so that no two segments wait for each other.
+- The segment starts no later: ``v`` waits for no other lane, or only for operators that the segment already waits for,
+  and reads none of their values that are copied after those that the segment reads.
+- No lane gets a result later: no other lane waits for an operator that is already in the segment.
+
+With tiles, ``v`` joins if it belongs to the segment's tile and no other lane has read from the segment yet. Such a
+segment starts only when the last of its inputs is available, and its results are available only when all of it has
+run; in return, there are fewer segments. A segment is closed when another lane reads from it, so that no two segments
+wait for each other.
 
 A segment never spans two stages, since all lanes wait for each other between stages.
 """

@@ -1,7 +1,7 @@
 """Types and shapes of all values of a model, as onnxruntime infers them.
 
-onnxruntime is asked, rather than onnx's shape inference, because it also knows its own operators, and because its
-inference is the one that takes effect when the model runs.
+This is onnxruntime's inference and not that of onnx, because it includes onnxruntime's own operators, and because it is
+the one that takes effect when the model runs.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def infer_types(model: onnx.ModelProto, folder: Path) -> dict[str, TensorInfo]:
 
 
 def _infer(model: onnx.ModelProto, folder: Path) -> dict[str, TensorInfo]:
-    """Declare every value a graph output, and return the types that onnxruntime reports."""
+    """Return the types that onnxruntime reports for a copy of the model in which every value is a graph output."""
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
     declared = {o.name for o in probe.graph.output}

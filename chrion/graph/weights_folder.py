@@ -42,7 +42,7 @@ class WeightsFolder:
 
 @functools.cache
 def _parent_folder(process: int) -> Path:
-    """Return the parent folder of a process, which holds its lock until it ends; remove those of dead processes."""
+    """Create the parent folder of a process and lock it until the process ends; remove those of dead processes."""
     _remove_stale(Path(gettempdir()))
     for _ in range(_ATTEMPTS):
         folder = Path(mkdtemp(prefix=_PREFIX))
@@ -53,7 +53,7 @@ def _parent_folder(process: int) -> Path:
 
 
 def _lock(folder: Path) -> bool:
-    """Lock a folder for as long as this process lives; return false if another process is removing it."""
+    """Lock a folder for as long as this process lives; return False if another process is removing it."""
     if sys.platform == "win32":
         return True
     # Never closed: the end of the process releases the lock.

@@ -14,8 +14,8 @@ from typing import Any
 import onnxruntime as ort
 
 _PATH = Path(__file__).with_name("liblanes.so")
-#: The time in us that a lane spins before it parks, while it waits for another lane or for the next request. Between
-#: two consecutive requests, a lane that finishes early waits for half of that time.
+#: The time in us that a lane spins before it parks, while it waits for another lane or for the next request. It is
+#: twice the idle time, between two requests in direct succession, of a lane that finishes early.
 _SPIN_US = 800.0
 #: A limit on waiting that is never reached.
 _NO_LIMIT_S = 1e8
@@ -25,7 +25,11 @@ WAIT, RUN, SIGNAL = range(3)
 
 
 class NativeError(Exception):
-    """An error of onnxruntime, from a call or in a segment; ``segment`` is the index of the segment."""
+    """An error of onnxruntime.
+
+    Attributes:
+        segment: The index of the segment that failed; 0 for an error outside a request.
+    """
 
     def __init__(self, message: str, segment: int) -> None:
         super().__init__(message)
@@ -84,7 +88,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def available() -> bool:
-    """Return whether the compiled library exists."""
+    """Return whether the compiled library exists and can be loaded."""
     return _library() is not None
 
 
@@ -136,6 +140,7 @@ class NativeSession:
 
     Raises:
         NativeError: onnxruntime refuses the model or the options.
+        RuntimeError: The compiled library is not available.
     """
 
     def __init__(self, model: bytes, options: ort.SessionOptions) -> None:
@@ -222,10 +227,10 @@ class NativeLanes:
         self._finaliser.atexit = False
 
     def close(self, seconds: float | None = None) -> None:
-        """Stop the lanes after the requests that they have started; further calls do nothing.
+        """Stop the lanes after all requests that were submitted; further calls do nothing.
 
         Args:
-            seconds: The longest time to wait for them; no limit if None.
+            seconds: The longest time to wait for their threads to end; no limit if None.
         """
         self._pointer = None
         if self._finaliser.detach():
@@ -274,7 +279,11 @@ class NativeFrame:
         bindings: The binding of each segment.
 
     Attributes:
-        failure: Receives the error of a request that fails.
+        failure: The error of the last request, if it failed.
+
+    Raises:
+        RuntimeError: The lanes are closed.
+        MemoryError: The frame cannot be allocated.
     """
 
     def __init__(
@@ -292,7 +301,7 @@ class NativeFrame:
 
 
 def _stop(library: ctypes.CDLL, pointer: int, steps: object, process: int, seconds: float | None = None) -> None:
-    """Stop lanes, which read ``steps`` until then."""
+    """Stop lanes, whose threads read ``steps`` until then; do nothing in a forked child, which has no such threads."""
     if os.getpid() == process and not library.chrion_stop(pointer, _NO_LIMIT_S if seconds is None else seconds):
         _STEPS_IN_USE.append(steps)  # a lane that has not finished still reads them
 

@@ -4,8 +4,8 @@
  * two segments a lane only reads and writes counters. Therefore a handoff takes a fraction of a microsecond, and no
  * lane waits for the GIL.
  *
- * onnxruntime is used through its C API. The library receives the table of its functions and the session options in the
- * way of a library of custom operators (RegisterCustomOps), so that no second copy of onnxruntime is loaded.
+ * onnxruntime is used through its C API. The library receives the table of its functions and the session options like a
+ * library of custom operators (RegisterCustomOps), so that no second copy of onnxruntime is loaded.
  *
  * Guarantees: All lanes process requests in the order of submission, so two requests cannot wait for each other. A lane
  * that fails, or finds that another lane has failed, sets its counter to the end and leaves the request, so every wait
@@ -78,7 +78,7 @@ static OrtMemoryInfo *host;
 /* The options of the last call of RegisterCustomOps on this thread, for the call of chrion_open that follows. */
 static _Thread_local OrtSessionOptions *given;
 
-/* The reason of a failure. The code is onnxruntime's, and 0 for success. */
+/* The reason for a failure. The code is onnxruntime's, or 0 for success. */
 typedef struct {
   int32_t code;
   int32_t segment;
@@ -108,8 +108,8 @@ OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base)
   return CALL(OrtStatus *, CloneSessionOptions, const OrtSessionOptions *, OrtSessionOptions **)(options, &given);
 }
 
-/* Create what all sessions share, once: onnxruntime's environment, of which a process has one, and the description of
- * host memory. */
+/* Create the objects that all sessions share, once: onnxruntime's environment, of which a process has one, and the
+ * description of host memory. */
 static bool prepare(Failure *failure) {
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   pthread_mutex_lock(&lock);
@@ -153,7 +153,7 @@ OrtIoBinding *chrion_binding(OrtSession *session, Failure *failure) {
 
 void chrion_unbind(OrtIoBinding *binding) { CALL(void, ReleaseIoBinding, OrtIoBinding *)(binding); }
 
-/* Bind host memory, which the caller keeps, to an input or output. Return false on failure. */
+/* Bind host memory, which the caller keeps alive, to an input or output. Return false on failure. */
 bool chrion_bind(OrtIoBinding *binding, bool output, const char *name, void *data, size_t bytes, const int64_t *shape,
                  size_t rank, int type, Failure *failure) {
   OrtValue *value = NULL;
@@ -171,12 +171,14 @@ bool chrion_bind(OrtIoBinding *binding, bool output, const char *name, void *dat
 
 /* ---- Counters: one thread advances, any number wait. Waiters first spin and then park in the kernel. ---- */
 
-/* The count in the upper 31 bits, and in the lowest bit whether a waiter may be parked. On a cache line of its own. */
+/* The upper 31 bits are the count; the lowest bit is set if a waiter may be parked. Each counter has its own cache
+ * line. */
 typedef struct {
   _Alignas(64) _Atomic uint32_t word;
 } Counter;
 
-/* Counts have 31 bits and may wrap around: the later of two counts is less than half of the range ahead. */
+/* Counts have 31 bits and may wrap around: the later of two counts is less than half of the range ahead. ENDED is the
+ * count of a lane that has left a request; it has reached every count that a step waits for. */
 #define BITS 0x7fffffffu
 #define ENDED 0x3fffffffu
 
@@ -247,6 +249,7 @@ typedef struct Frame {
   Counter *counters;
   Request *requests;
   Failure *failure;
+  /* Whether a lane has begun to report a failure, and whether a failure has been reported. */
   _Atomic bool claimed, failed;
 } Frame;
 
@@ -262,10 +265,12 @@ typedef struct {
 } Lane;
 
 typedef struct Lanes {
+  /* The number of lanes, and the index of the last lane whose thread was created. */
   int count, started;
   double spin_us;
   /* Held while a request is submitted to all lanes. */
   pthread_mutex_t order;
+  /* The number of submitted requests. */
   uint32_t requests;
   Lane lane[];
 } Lanes;
@@ -346,7 +351,7 @@ static void *work(void *argument) {
 /* Stop all lanes after the requests that were submitted to them, waiting for at most the given time. Return true if the
  * lanes have stopped and are freed. */
 bool chrion_stop(Lanes *lanes, double seconds) {
-  Request *last = calloc((size_t)lanes->count, sizeof *last); /* requests without a frame stop lanes */
+  Request *last = calloc((size_t)lanes->count, sizeof *last); /* a request without a frame stops its lane */
   struct timespec until;
   bool ended = last != NULL;
   clock_gettime(CLOCK_REALTIME, &until);
@@ -410,7 +415,8 @@ void chrion_free_frame(Frame *frame) {
   free(frame);
 }
 
-/* Create a frame for a number of segments, whose sessions and bindings the caller keeps. Return NULL without memory. */
+/* Create a frame for a number of segments, whose sessions and bindings the caller keeps alive. Return NULL if memory
+ * cannot be allocated. */
 Frame *chrion_frame(const Lanes *lanes, int segments, OrtSession *const *sessions, OrtIoBinding *const *bindings) {
   Frame *frame = calloc(1, sizeof *frame);
   if (!frame) return NULL;

@@ -13,7 +13,7 @@ from pathlib import Path
 from chrion.files import cache_folder, read_cached, write_cached
 from chrion.profiler.profiles import OperatorCost, operator_cost_from_json
 
-#: The version of the method of measurement; another version does not use the files of this one.
+#: The version of the method of measurement. Files of other versions are ignored.
 _METHOD = 2
 
 

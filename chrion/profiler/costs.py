@@ -22,6 +22,7 @@ class CopyCost:
         return self.latency_ms + size * self.ms_per_byte
 
 
+#: A copy that takes no time.
 FREE = CopyCost()
 #: The default number of lanes (streams) of an accelerator.
 STREAMS = 4
@@ -104,7 +105,7 @@ class Costs:
         return replace(self, accelerator_ms=None)
 
     def mean_ms(self, i: int) -> float:
-        """Return the mean execution time of operator ``i`` over the devices: the mean of its row of W."""
+        """Return the mean execution time of operator ``i`` in ms: the mean of the finite entries of its row of W."""
         row = [times[i] for times in self.cpu_ms]
         if self.accelerator_ms is not None and math.isfinite(self.accelerator_ms[i]):
             row.append(self.accelerator_ms[i])

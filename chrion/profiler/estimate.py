@@ -22,14 +22,14 @@ class Work:
 
 
 class Estimator:
-    """Estimates from the known operators of the same type, or from all that take time if there are none."""
+    """An estimator fitted to the known operators of the same type, or to all of non-zero time if there are none."""
 
     def __init__(self, known: Sequence[Work]) -> None:
         self._known = known
         self._fits: dict[str, npt.NDArray[np.float64]] = {}
 
     def time_ms(self, work: Work) -> float:
-        """Return the estimated time; zero if no operator is known."""
+        """Return the estimated time in ms; zero if no operator is known."""
         if work.op_type not in self._fits:
             same = [w for w in self._known if w.op_type == work.op_type] or [w for w in self._known if w.time_ms]
             self._fits[work.op_type] = fit(same)

@@ -32,11 +32,12 @@ def measure_handoff_ms(cores: Sequence[int], *, python_lanes: bool = False) -> t
 
     Args:
         cores: Logical CPUs, of which the first two are used. With one CPU the handoff latency is zero.
-        python_lanes: Measure lane threads, which programs with an accelerator use, even if there are native lanes.
+        python_lanes: Measure Python threads, which are the lanes of programs with an accelerator, even if native lanes
+            are available.
 
     Returns:
-        The time from the end of a segment to the start of the next one on the other lane, and the time of a call of a
-        segment, both in ms.
+        The handoff latency, from the end of a segment to the start of the next one on the other lane; and the dispatch
+        latency, the time of a call of a segment. Both are in ms.
     """
     if available() and not python_lanes:
         return _native_ms(cores)
@@ -45,14 +46,14 @@ def measure_handoff_ms(cores: Sequence[int], *, python_lanes: bool = False) -> t
     if len(cores) < 2:
         return 0.0, statistics.median(time_call(runs[0]) for _ in range(_ROUNDS))
     _, round_trips = _alternate(cores, [_nothing, _nothing])
-    # Calls are measured while the other lane waits for its turn: the GIL then changes owners, which makes a call slower
+    # Calls are measured while the other lane waits: the GIL then passes between the threads, which makes a call slower
     # than in a loop of one thread.
     calls, _ = _alternate(cores, runs)
     return statistics.median(round_trips) / 2, statistics.median(calls)
 
 
 def _native_ms(cores: Sequence[int]) -> tuple[float, float]:
-    """Measure two native lanes that run alternately, or one lane alone."""
+    """Return the handoff and dispatch latency of two native lanes that run alternately, or of one lane alone."""
     lanes = min(2, len(cores))
     steps: list[list[tuple[int, int, int]]] = [[] for _ in range(lanes)]
     for number in range(_ROUNDS):
@@ -81,7 +82,7 @@ def _native_ms(cores: Sequence[int]) -> tuple[float, float]:
 
 
 def _alternate(cores: Sequence[int], work: Sequence[Callable[[], None]]) -> tuple[list[float], list[float]]:
-    """Let two Python threads work alternately; return the times of the first one's work and of whole rounds, in ms."""
+    """Run work in two Python threads alternately; return the times of the first one's work and of rounds, in ms."""
     ping, pong = Counter(), Counter()
 
     def echo() -> None:

@@ -20,10 +20,10 @@ from chrion.devices import CPU_PROVIDER
 from chrion.devices.probe import product_session
 from chrion.timing import time_calls
 
-#: The shape of a matrix product of about a tenth of a millisecond, and how often a measurement runs it.
+#: The rows and the width of a matrix product of about 0.1 ms, and the number of its calls in a measurement.
 _SIZE = (64, 256)
 _CALLS = 40
-#: So many measurements are made first, to find the fastest time.
+#: The number of initial measurements, which find the fastest time.
 _FIRST_MEASUREMENTS = 12
 #: A time above the fastest by more than this factor is interference: clocks vary by less, shared cores by more.
 TOLERANCE = 1.1
@@ -34,7 +34,7 @@ class InterferenceMonitor(Protocol):
     """The interface through which a measurement waits for undisturbed cores."""
 
     def wait(self) -> bool:
-        """Wait until there is no interference; return whether that was reached."""
+        """Wait until there is no interference or a time limit is reached; return whether there is none."""
 
     def has_interference(self) -> bool:
         """Return whether other work is using the cores."""
@@ -64,7 +64,7 @@ class CoreMonitor:
             self.measure_ms()
 
     def measure_ms(self) -> float:
-        """Return the present time of the arithmetic on the slowest of the cores, in ms."""
+        """Measure the arithmetic on all cores at once; return the time of the slowest core in ms."""
         now_ms = max(run_on_cores(self.cores, self._median_ms))
         self.fastest_ms = min(self.fastest_ms, now_ms)
         return now_ms

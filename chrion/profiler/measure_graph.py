@@ -33,7 +33,7 @@ from chrion.profiler.weight_reload import measure_reload_ms_per_byte
 
 log = logging.getLogger(__name__)
 
-#: How often an operator is measured if there is interference, and the total time to wait for interference to end.
+#: The most measurements of an operator under interference, and the longest total wait for interference to end.
 _TRIES = 3
 _PATIENCE_S = 4.0
 
@@ -61,7 +61,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
             works on this machine; None to measure CPU cores only.
         progress: A function that is called after each measured signature.
         fresh: Measure all operators, even those in the cache of measurements.
-        variants: Further graphs whose operators to measure, such as the graph with merged operators.
+        variants: Further graphs to measure, such as the graph with merged operators.
 
     Returns:
         The profile. Operators that onnxruntime cannot run alone are logged and left out; their costs are then
@@ -156,7 +156,7 @@ def _measure(
             count += 1
             try:
                 yield graph.dag.signatures[i], measure_operator(extractor, i, feeds, monitor, device)
-            except Exception as error:  # noqa: BLE001 - any error of a kernel; the profile does without it
+            except Exception as error:  # noqa: BLE001 - any error of a kernel; the operator's costs are then estimated
                 log.warning("operator %s is not measured: %s", graph.dag.names[i], first_line(error))
             if progress:
                 progress(count, len(todo), graph.dag.op_types[i])
@@ -169,7 +169,18 @@ def measure_operator(
     monitor: CoreMonitor,
     device: Device | None,
 ) -> OperatorCost:
-    """Measure one operator for 1 to k busy cores, and on the accelerator."""
+    """Measure one operator for 1 to k busy cores, and on the accelerator.
+
+    Args:
+        extractor: An extractor of operators from the graph.
+        i: The index of the operator.
+        feeds: The arrays of :func:`captured_inputs`.
+        monitor: A monitor of the k cores.
+        device: The accelerator, or None.
+
+    Raises:
+        Exception: The error of onnxruntime if the CPU cannot run the operator.
+    """
     dag = extractor.graph.dag
     bench = OperatorBench(extractor, i, feeds)
     samples = [_time_undisturbed(bench, monitor, busy) for busy in range(1, len(monitor.cores) + 1)]
@@ -232,6 +243,6 @@ def captured_inputs(graph: Graph, extractor: Extractor, operators: list[int]) ->
         used = {i.name for i in session.get_inputs()}
         values = session.run(inner, {name: array for name, array in feeds.items() if name in used})
     except Exception as error:  # noqa: BLE001 - the model may reject synthetic inputs; its operators then get zeros
-        log.info("operators are measured with synthetic inputs: %s", first_line(error))
+        log.info("cannot run the model on synthetic inputs, so operators get synthetic values: %s", first_line(error))
         return {name: feeds[name] for name in wanted if name in feeds}
     return {name: feeds[name] for name in wanted if name in feeds} | dict(zip(inner, values, strict=True))

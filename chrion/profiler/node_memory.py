@@ -1,4 +1,4 @@
-"""Scratch memory of operators: what they allocate beside inputs, outputs and weights, as onnxruntime counts it.
+"""Scratch memory of operators: allocations beside inputs, outputs and weights, as onnxruntime counts them.
 
 onnxruntime writes a file with the allocations of each node. Inputs, outputs and weights are not read from it: their
 sizes follow from their shapes, and the file has zeros if buffers are bound or reused. Scratch memory from other
@@ -19,10 +19,10 @@ _SCRATCH = "total_temp_allocations"
 
 
 def scratch_bytes(run: Callable[[ort.SessionOptions], object]) -> int:
-    """Return the scratch memory of the node of a session that needs most.
+    """Return the largest scratch memory of any node of a session.
 
     Args:
-        run: Opens the session with the given options, runs it once, and releases it.
+        run: A function that opens the session with the given options, runs it once, and releases it.
 
     Returns:
         Bytes; zero if onnxruntime reports none.

@@ -1,8 +1,9 @@
 """Measurement of one operator: alone, and while other cores run the same operator.
 
-A call takes longer than an operator of a few microseconds. Therefore a session holds many independent copies of the
-operator and its time is divided by their number, which is also the operator's cost inside a segment. For j busy cores,
-j threads, each pinned to a core, run the session at the same time; the result is the median over all of them.
+The overhead of a call exceeds the time of an operator of a few microseconds. Therefore a session holds many independent
+copies of the operator, and the time of a call is divided by their number. The result is also the operator's cost inside
+a segment. For j busy cores, j threads, each pinned to a core, run the session at the same time; the result is the
+median over the calls of all threads.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ _CALL_S = 0.5e-3
 _WINDOW_S = 0.015
 _LEAST_CALLS = 5
 _MOST_COPIES = 64
-#: A larger spread than this is taken for interference; the measurement is then repeated so many times.
+#: A larger spread than this counts as interference; the measurement is then repeated up to this many times.
 _MAX_SPREAD = 0.1
 _REPEATS = 1
-#: The limit of the results of all copies together.
+#: The limit on the size of the outputs of all copies together.
 _RESULT_BYTES = 32e6
 
 
@@ -44,7 +45,7 @@ class Sample:
     """The measured time of one operator."""
 
     median_ms: float
-    #: Interquartile range over the median.
+    #: The interquartile range divided by the median.
     spread: float
 
 
@@ -52,7 +53,7 @@ class OperatorBench:
     """Copies of one operator in a session, to be timed on a provider.
 
     Args:
-        extractor: Extracts operators from the graph.
+        extractor: An extractor of operators from the graph.
         operator: The index of the operator.
         feeds: Arrays for inputs that were captured from a run; all other inputs are synthetic.
         device: The device to run it on; the CPU if None.
@@ -130,7 +131,7 @@ class _Copies:
         return open_on_one_provider(self._sub.model.SerializeToString(), options, self._device.provider, {}, **rest)
 
     def run_once(self, options: ort.SessionOptions) -> None:
-        """Run once in a new session with these options."""
+        """Open a new session with these options and run it once."""
         with self._device.exclusive():
             session = self._open(options)
             session.run_with_iobinding(self._bound(session))

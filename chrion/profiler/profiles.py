@@ -53,7 +53,7 @@ class Profile:
     operators: Mapping[str, OperatorCost]
     upload: CopyCost = FREE
     download: CopyCost = FREE
-    #: Copies from and to pageable memory; None if ``upload`` and ``download`` are of pageable memory, too.
+    #: Copies from and to pageable host memory; None if ``upload`` and ``download`` also use pageable memory.
     pageable_upload: CopyCost | None = None
     pageable_download: CopyCost | None = None
     handoff_ms: float = 0.0
@@ -73,8 +73,8 @@ class Profile:
         """Return the cost matrices of a graph on this machine.
 
         Args:
-            dag: The graph. Operators that the profile lacks are estimated from those of the same type, or from all that
-                take time if there are none.
+            dag: The graph. Operators that the profile lacks are estimated from those of the same type, or from all
+                operators of non-zero time if there are none.
             cores: The number of CPU cores to use; all that were measured if None.
             streams: The largest number of lanes of the accelerator to use.
 
@@ -85,7 +85,7 @@ class Profile:
         if not 0 <= wanted <= self.cores:
             raise ProfileError(f"cores: {wanted} requested, but the profile has {self.cores}")
         if not self.operators and len(dag):
-            raise ProfileError("profile: it has no operators", hint="measure a profile with: chrion profile MODEL")
+            raise ProfileError("the profile has no operators", hint="measure a profile with: chrion profile MODEL")
         rows = {s: self._row(dag, i) for i, s in enumerate(dag.signatures)}
         table = [rows[s] for s in dag.signatures]
         accelerator = None
@@ -201,7 +201,7 @@ def _from_json(content: Mapping[str, Any]) -> Profile:
         if len(cost.cpu_ms) != cores:
             raise ValueError(f"{signature} has {len(cost.cpu_ms)} CPU times for {cores} cores")
     copies = {name: _copy_cost(content[name]) for name in _COPIES if name in content}
-    # Older files lack both, or have the second under its former name.
+    # Older files lack both figures, or have the second one under its former name.
     content = {"cache_bytes": 0, "reload_ms_per_byte": content.get("fetch_ms_per_byte", 0.0), **content}
     _require_figures("the machine", *(content[name] for name in _FIGURES), cores)
     return Profile(

@@ -65,7 +65,12 @@ def _timed_copies(
 
 
 def fit_copy(sizes: Sequence[int], times_ms: Sequence[float]) -> CopyCost:
-    """Fit ``latency + bytes / bandwidth`` by least squares of the relative error; neither part is negative."""
+    """Fit ``latency + bytes / bandwidth`` by least squares of the relative error; neither part is negative.
+
+    Args:
+        sizes: The sizes of copies in bytes.
+        times_ms: The time of each copy in ms.
+    """
     weights = 1 / np.maximum(times_ms, 1e-6)
     columns = np.stack([np.ones(len(sizes)), np.asarray(sizes, float)], axis=1)
     (latency, slope), *_ = np.linalg.lstsq(columns * weights[:, None], np.asarray(times_ms) * weights, rcond=None)

@@ -1,4 +1,4 @@
-"""Measurement of weight reload: the time to read weights into a core's private cache again."""
+"""Measurement of weight reload: the time to read weights that a core's private cache no longer holds."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def check_heads(hidden: int, heads: int) -> None:
     """Check that the number of heads divides the width.
 
     Raises:
-        OptionError: It does not.
+        OptionError: The number of heads does not divide the width.
     """
     if hidden % heads:
         raise OptionError(f"heads: {heads} does not divide the width of {hidden}")
@@ -56,7 +56,7 @@ def build_bert(spec: BertSpec) -> onnx.ModelProto:
     shape = [spec.batch, spec.seq]
     words = net.embed(net.input("ids", shape, TensorProto.INT64), spec.vocabulary, "words")
     segments = net.embed(net.input("segments", shape, TensorProto.INT64), 2, "segments")
-    positions = net.normal("places", spec.seq, spec.hidden, deviation=1.0)
+    positions = net.normal("positions", spec.seq, spec.hidden, deviation=1.0)
     x = net.layer_norm(net.op("Add", net.op("Add", words, segments), positions))
     hidden = net.op("Sub", net.number(1.0), net.input("mask", shape))
     mask = net.op("Mul", net.op("Unsqueeze", hidden, net.integers(1, 2)), net.number(-1e4))

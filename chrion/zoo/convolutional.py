@@ -110,9 +110,9 @@ class ConvNet(Network):
         return self.batch_norm(self.conv(deep, channels, 1))
 
     def factorised_reduction(self, x: Image, channels: int) -> Image:
-        """Add a factorised reduction: half of the channels from even pixels, the other half from odd ones.
+        """Add a factorised reduction between a ReLU and a batch normalisation.
 
-        A ReLU precedes it, and a batch normalisation follows.
+        Half of the output channels are computed from the even pixels, the other half from the odd ones.
         """
         x = self.relu(x)
         bounds = (self.integers(1, 1), self.integers(1 << 30, 1 << 30), self.integers(2, 3))

@@ -1,8 +1,8 @@
 """DeepFM: click prediction with a factorisation machine and a deep network in parallel.
 
 Guo et al., *DeepFM: a factorization-machine based neural network for CTR prediction* (2017), for the 26 categorical and
-13 numerical fields of Criteo: embeddings of 10, three hidden layers of 400. Every field has tables of its own, so there
-are many small independent operators.
+13 numerical fields of Criteo: embeddings of width 10, and three hidden layers of width 400. Every categorical field has
+tables of its own, so the model has many small independent operators.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class DeepFmSpec:
     #: The number of categories of each field.
     vocabulary: int = 10_000
     embedding: int = 10
+    #: The number of hidden layers.
     layers: int = 3
     #: The width of a hidden layer.
     hidden: int = 400

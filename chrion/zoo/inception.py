@@ -1,7 +1,7 @@
 """GoogLeNet and Inception-v3: blocks of parallel branches, with batch norm after every convolution.
 
 Szegedy et al., *Going deeper with convolutions* (2015), Table 1; *Rethinking the Inception architecture* (2016). The
-auxiliary classifiers, which serve training only, are left out. Inception-v3 has the 119 operators of IOS: 94
+auxiliary classifiers, which are for training only, are left out. Inception-v3 has the 119 operators of IOS: 94
 convolutions (each with batch norm and ReLU), 14 pools and 11 concatenations.
 """
 
@@ -113,7 +113,7 @@ def build_inception(spec: InceptionSpec) -> onnx.ModelProto:
 
 
 def _block_a(net: _Inception, x: Image, pooled: int) -> list[Image]:
-    """Return the branches of Figure 5: 5x5, and 3x3 twice."""
+    """Return the branches of Figure 5: 1x1, 5x5, 3x3 twice, and pooling."""
     branches = [net.layer(x, 64), net.chain(x, (48, 1), (64, 5)), net.chain(x, (64, 1), (96, 3), (96, 3))]
     return [*branches, net.layer(net.average_pool(x, 3), pooled)]
 

@@ -25,9 +25,9 @@ class NasNetSpec:
     batch: int = 1
     #: Height and width of the image.
     resolution: int = 331
-    #: The number of normal cells in each of three rows.
+    #: The number of normal cells in each of the three rows.
     cells: int = 6
-    #: The channels of a branch in the first row; they double in each other row. The last cell has 24 times as many.
+    #: The channels of a branch in the first row; they double from row to row. The last cell outputs 24 times as many.
     channels: int = 168
     #: The channels of the first convolution.
     stem: int = 96
@@ -63,12 +63,17 @@ def build_nasnet(spec: NasNetSpec) -> onnx.ModelProto:
 
 class _NasNet(ConvNet):
     def branch(self, x: Image, channels: int, kernel: int, stride: int = 1) -> Image:
-        """Add two separable convolutions; the first has the stride, and keeps the channels except after the stem."""
+        """Add two separable convolutions; the first applies the stride and never increases the number of channels."""
         middle = min(x.channels, channels)
         return self.separable(self.separable(x, middle, kernel, stride=stride), channels, kernel)
 
     def normal_cell(self, left: Image, right: Image) -> Image:
-        """Add a normal cell (Figure 4, left), which keeps the size and also outputs the earlier input."""
+        """Add a normal cell (Figure 4, left), which keeps the size.
+
+        Args:
+            left: The earlier input, of the cell before the previous one; it is also part of the output.
+            right: The output of the previous cell.
+        """
         channels = right.channels
         pairs = [
             (self.branch(right, channels, 5), self.branch(left, channels, 3)),
@@ -80,7 +85,13 @@ class _NasNet(ConvNet):
         return self.concat([left, *(self.add(*pair) for pair in pairs)])
 
     def reduction_cell(self, near: Image, far: Image, channels: int) -> Image:
-        """Add a reduction cell (Figure 4, right), which halves the size."""
+        """Add a reduction cell (Figure 4, right), which halves the size.
+
+        Args:
+            near: The output of the previous cell.
+            far: An earlier output, that of the cell before the previous one if there is one.
+            channels: The channels of a branch.
+        """
         first = self.add(self.branch(near, channels, 5, 2), self.branch(far, channels, 7, 2))
         second = self.add(self.max_pool(near, 3, 2, 1), self.branch(far, channels, 7, 2))
         third = self.add(self.average_pool(near, 3, 2), self.branch(far, channels, 5, 2))

@@ -71,14 +71,14 @@ class Network:
     def output(self, source: str, name: str, shape: Sequence[int | str] | None = None) -> None:
         """Add an output of the model and rename its value.
 
-        The value is the only output of its node, has floats, and is read by no other node.
+        The value must have floats, be the only output of its node, and be read by no other node.
         """
         producer = next(node for node in reversed(self.nodes) if source in node.output)
         producer.output[0] = name
         self.outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
 
     def constant(self, name: str, value: npt.NDArray[np.generic]) -> str:
-        """Add a weight, unless there is one of that name."""
+        """Add a weight, unless the model has one of that name; return the name."""
         if name not in self.weights:
             self.weights[name] = numpy_helper.from_array(value, name)
         return name
@@ -110,7 +110,7 @@ class Network:
     def dense(  # noqa: PLR0913 - all properties of a dense layer
         self, source: str, width: int, target: int, stem: str, *, bias: bool = True, gain: float = 1.0
     ) -> str:
-        """Add a product with a matrix of [width, target], which scales values by about ``gain``."""
+        """Add a product with a matrix of [width, target] that scales values by about ``gain``, and a bias if wanted."""
         with self.scope(stem):
             product = self.op("MatMul", source, self.normal("W", width, target, deviation=gain * width**-0.5))
             return self.op("Add", product, self.normal("b", target, deviation=0.1)) if bias else product

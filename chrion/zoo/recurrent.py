@@ -3,7 +3,7 @@
 A stack of ``layers`` layers over ``seq`` steps is unfolded into chunks of ``chunk`` steps: every layer becomes
 ``seq / chunk`` ONNX operators that pass on their states. ``chunk=1`` is the paper's graph (Figure 4b) with one operator
 per step; ``chunk=seq`` is the folded graph (Figure 4a) with one operator per layer. The weights depend on the seed and
-not on the chunk, and therefore the results as well.
+not on the chunk, so the results do not depend on the chunk either.
 """
 
 from __future__ import annotations

@@ -63,9 +63,9 @@ def build_t5(spec: T5Spec) -> onnx.ModelProto:
                 x = net.dense_block(net.attention_block(x, "", bias), spec.inner)
         x = net.rms_norm(x)
     with net.scope("decoder"):
-        past = np.triu(np.full((spec.target, spec.target), -1e9, np.float32), 1)[None, None]
+        mask = np.triu(np.full((spec.target, spec.target), -1e9, np.float32), 1)[None, None]
         bias = net.positions(relative_buckets(spec.target, bidirectional=False))
-        bias = net.op("Add", bias, net.constant("past", past))
+        bias = net.op("Add", bias, net.constant("causal_mask", mask))
         for at in range(spec.layers):
             with net.scope(f"block{at}"):
                 y = net.attention_block(net.attention_block(y, "", bias), x, "")
