@@ -4,6 +4,7 @@
     python scripts/exporters.py check CORPUS [--quick]         # seconds to minutes a model: correctness
     python scripts/exporters.py check CORPUS --timing          # a minute a model more: latency, creation, memory
     python scripts/exporters.py check CORPUS --memory          # seconds a model: memory alone, no other check
+    python scripts/exporters.py check CORPUS --creation        # seconds a model: creation and first requests alone
     python scripts/exporters.py sample CORPUS NAME ...         # seconds: adds models to the sample that the tests run
 
 ``make`` exports the models of the families in ``tests/exporters/`` into a folder. ``check`` runs every model of the
@@ -16,6 +17,9 @@ measured ratio exceeds its aim. ``--latency`` measures the steady state as well;
 a new process that serves the same requests, and lists the models above 1.3: for the memory beyond the imports, from
 which the interpreter and the libraries are subtracted, and for the whole processes. Its exit code is 1 if a model
 exceeds 1.3 in steady memory beyond the imports.
+
+``--creation`` compares the creation of sessions and the first requests of each shape, with an empty cache. Its exit
+code is 1 if a model exceeds an aim.
 
 Each model is checked in a separate process, so that a crash affects one model only. Times are measured after all
 checks, one model at a time.
@@ -30,8 +34,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -40,6 +45,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "exporters"))
 import onnxruntime as ort
 from cases import Case, find_cases, read_case, read_feeds
 from checks import QUICK, Effort, Outcome, check
+from creation_check import HEAD as CREATION_HEAD
+from creation_check import CreationComparison, compare_creation, summarise_creation
 from families import FAMILIES, find_families, open_environments, prepare_environment
 from memory_check import HEAD as MEMORY_HEAD
 from memory_check import Comparison, above_aim, compare_memory, summarise
@@ -53,7 +60,7 @@ from output_comparison import Tolerance
 from worker_processes import FailedJob, run_all
 
 #: Markers of the sections of a page that hold the tables.
-SECTION, MEMORY_SECTION = "exporters", "exporters-memory"
+SECTION, MEMORY_SECTION, CREATION_SECTION = "exporters", "exporters-memory", "exporters-creation"
 #: Seconds that checking one model may take.
 TIMEOUT_S = 900.0
 REASON_WORDS = 10
@@ -124,6 +131,14 @@ models, each session in a new process, all figures in MB (10^6 bytes).
 ```
 {summary}
 ```"""
+
+CREATION_TEXT = """Written by `scripts/exporters.py check --creation` on {machine}, onnxruntime {version}:
+{models} models, with an empty cache. Ratios are HybridSession to plain onnxruntime, medians over alternating sessions
+in one process. The table lists the models above an aim.
+
+{summary}
+
+{table}"""
 
 
 def check_case(job: Job) -> Row:
@@ -203,11 +218,15 @@ def format_report(rows: Sequence[Row]) -> str:
 
 def check_all(arguments: argparse.Namespace) -> int:
     """Check the cases of a folder; return 1 if HybridSession did worse in any."""
-    section = MEMORY_SECTION if arguments.memory else SECTION
+    section, check = SECTION, check_outputs
+    if arguments.memory:
+        section, check = MEMORY_SECTION, check_memory
+    elif arguments.creation:
+        section, check = CREATION_SECTION, check_creation
     for path in arguments.output:
         fill_sections(path.read_text(encoding="utf-8"), {section: ""})  # refuses a page before a case is run
     cases = select_cases(arguments.folder, arguments.only)
-    content, code = (check_memory if arguments.memory else check_outputs)(cases, arguments)
+    content, code = check(cases, arguments)
     for path in arguments.output:
         write_atomically(path, fill_sections(path.read_text(encoding="utf-8"), {section: content}))
     return code
@@ -264,6 +283,36 @@ def check_memory(cases: Sequence[tuple[Case, Path]], arguments: argparse.Namespa
     print(content)
     print(f"{len(cases)} models in {time.monotonic() - start:.0f} s, {failed} failed")
     return content, int(failed > 0 or not comparisons or bool(above_aim(comparisons)))
+
+
+def check_creation(cases: Sequence[tuple[Case, Path]], arguments: argparse.Namespace) -> tuple[str, int]:  # noqa: ARG001
+    """Compare creation and first requests; return the page's section and the exit code."""
+    start = time.monotonic()
+    print(" | ".join(CREATION_HEAD))
+    comparisons: list[CreationComparison] = []
+    failed = 0
+    # A new process from time to time: sessions of many models in one process slow each other down.
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=20) as pool:
+        for at, (case, folder) in enumerate(cases, start=1):
+            try:
+                comparison = pool.submit(compare_creation, folder).result()
+            except Exception as error:  # noqa: BLE001 - of InferenceSession, for a model that it refuses
+                failed += 1
+                print(f"[{at}/{len(cases)}] {case.name}: {error}", flush=True)
+                continue
+            comparisons.append(comparison)
+            print(f"[{at}/{len(cases)}] {' | '.join(comparison.cells())}", flush=True)
+    above = [comparison for comparison in comparisons if comparison.above_aim]
+    content = CREATION_TEXT.format(
+        machine=this_machine(),
+        version=ort.get_version_string(),
+        models=len(comparisons),
+        summary=summarise_creation(comparisons),
+        table=markdown_table([CREATION_HEAD, *(comparison.cells() for comparison in above)]),
+    )
+    print(content)
+    print(f"{len(cases)} models in {time.monotonic() - start:.0f} s, {failed} refused")
+    return content, int(bool(above) or not comparisons)
 
 
 def count_above_aims(rows: Sequence[Row]) -> dict[str, int]:
@@ -330,6 +379,7 @@ def build_parser() -> argparse.ArgumentParser:
     measured.add_argument("--latency", action="store_true", help="also measure the steady state")
     measured.add_argument("--timing", action="store_true", help="also measure latency, creation and memory")
     measured.add_argument("--memory", action="store_true", help="measure memory alone and check nothing else")
+    measured.add_argument("--creation", action="store_true", help="measure creation and first requests alone")
     checks.add_argument("--cache", type=Path, help="with --memory, folder that keeps measurements (default: temporary)")
     checks.add_argument("--processes", type=int, default=1, help="models to check at a time")
     checks.add_argument("-o", "--output", type=Path, nargs="*", default=[], help="pages whose sections to fill in")

@@ -47,7 +47,7 @@ class Crowding:
         self.in_flight: deque[None] = deque()
         self.active = False
         self._open_session = open_session
-        self._crowd = max(2, cores if cores is not None else len(physical_cores()))
+        self._cores = cores
         self._clock = clock
         self._until_s = 0.0
         self._requests = 0
@@ -61,7 +61,9 @@ class Crowding:
 
         Called if several requests are in flight, or ``active`` is set: a single caller does not pay for it.
         """
-        if len(self.in_flight) >= self._crowd:
+        if self._cores is None:  # counting them takes as long as creating the session of a small model
+            self._cores = len(physical_cores())
+        if len(self.in_flight) >= max(2, self._cores):
             self.active = True
             self._until_s = self._clock() + _HOLD_S
             if self._engine is None:
