@@ -26,9 +26,9 @@ class Column:
     """One column of a table."""
 
     name: str
-    #: Figures are right-aligned and never wrapped; text is left-aligned and may be.
+    #: Text is left-aligned and may be wrapped; figures are right-aligned and never wrapped.
     is_text: bool = False
-    #: Identifies the rows; repeated in every part of a table that is printed in several.
+    #: The column identifies the rows and is repeated in every part of a table that is printed in several parts.
     is_key: bool = False
 
 
@@ -43,7 +43,7 @@ def key(name: str, *, is_text: bool = True) -> Column:
 
 
 class FigureTable:
-    """A table of plain text that chooses its form when it is printed; names in it are no markup."""
+    """A table of plain text that chooses its form when it is printed; markup in cells is printed as it is."""
 
     def __init__(self, title: str, columns: Sequence[Column | str]) -> None:
         """Make an empty table; a column given by its name alone holds figures."""
@@ -58,7 +58,7 @@ class FigureTable:
             ValueError: The number of cells is not the number of columns.
         """
         if len(cells) != len(self.columns):
-            raise ValueError(f"a row of {len(self.columns)} cells expected, found {len(cells)}")
+            raise ValueError(f"expected a row of {len(self.columns)} cells, found {len(cells)}")
         self.rows.append(cells)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
@@ -75,7 +75,7 @@ class FigureTable:
         yield Text()
 
     def _parts(self, console: Console, options: ConsoleOptions) -> list[list[int]]:
-        """Return the columns of each table to print: as many as fit, in their order, behind the key columns."""
+        """Return the columns of each table to print: the key columns, and as many others as fit, in their order."""
         keys = [at for at, column in enumerate(self.columns) if column.is_key]
         parts: list[list[int]] = []
         for at in range(len(self.columns)):

@@ -73,5 +73,5 @@ def plain_text(text: str) -> str:
 
 
 def shorten_name(name: str, most: int = 28) -> str:
-    """Return a name for a legend; of one that is too long, the end."""
+    """Return a name for a legend; if it has more than ``most`` characters, an ellipsis and its end."""
     return plain_text(name if len(name) <= most else f"…{name[1 - most :]}")

@@ -35,7 +35,7 @@ class LaneChart:
     #: ``predicted`` or ``measured``.
     title: str
     spans: tuple[LaneSpan, ...]
-    #: Latency of the request if it ends after the last span: predicted copies have no spans.
+    #: End of the request in ms. It may be after the last span, because predicted copies have no spans.
     end_ms: float = 0.0
 
     @property
@@ -45,11 +45,11 @@ class LaneChart:
 
     @property
     def latency_ms(self) -> float:
-        """Time from the start of the request to its end."""
+        """Time from the start of the request to its end, in ms."""
         return max([self.end_ms, *(span.end_ms for span in self.spans)])
 
     def busy_ms(self, lane: int) -> float:
-        """Total duration of the spans of a lane."""
+        """Return the total duration of the spans of a lane, in ms."""
         return sum(span.end_ms - span.start_ms for span in self.spans if span.lane == lane)
 
     @property
@@ -86,7 +86,7 @@ def share_scale(charts: Sequence[LaneChart]) -> bool:
 
 
 def chart_summary(plan: Plan, charts: Sequence[LaneChart]) -> list[str]:
-    """Return lines of text: latency, overlap and idle times of each chart, the prediction error, the lower bound."""
+    """Return lines of text: the latency, overlap and idle times of each chart, prediction error and lower bound."""
     lines = []
     for chart in charts:
         idle = ", ".join(

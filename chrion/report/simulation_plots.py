@@ -55,7 +55,11 @@ def plot_results(results: Sequence[PatternResult], path: Path) -> None:
 
 
 def plot_histograms(panels: Mapping[str, Sequence[tuple[str, Counts]]], path: Path) -> None:
-    """Draw histograms of execution time side by side: the title of each panel, and its named counts.
+    """Draw histograms of execution time side by side.
+
+    Args:
+        panels: By title of the panel, the names and the counts of its histograms.
+        path: The picture's file.
 
     Raises:
         OptionError: matplotlib is not installed, or the file cannot be written.
@@ -108,7 +112,7 @@ def plot_sweep(points: Sequence[SweepPoint], path: Path) -> None:
 
 
 def line_style(pattern: int, setting: int) -> dict[str, Any]:
-    """Return how a line of a sweep is drawn: no two of 7 patterns and 32 settings look the same."""
+    """Return the style of a line of a sweep, which is unique for up to 7 patterns with 32 settings each."""
     return {
         "color": COLOURS[pattern % len(COLOURS)],
         "marker": _MARKERS[setting % len(_MARKERS)],
@@ -161,7 +165,7 @@ def _busiest_families(results: Sequence[PatternResult]) -> list[str]:
 
 
 def _common_edges(histograms: Sequence[Counts]) -> np.ndarray[Any, Any]:
-    """Return edges that are also edges of the histograms' own bins, so that no bin is split."""
+    """Return bin edges in ms for all histograms, a subset of the edges of their own bins, so that no bin is split."""
     total = np.sum(histograms, axis=0)
     edges = bin_edges()
     if not total.any():

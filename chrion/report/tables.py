@@ -12,7 +12,7 @@ from chrion.report.figure_table import Column, FigureTable, key, text
 from chrion.scheduler.plan import Plan, Prediction
 from chrion.units import format_mb, format_ms
 
-#: Ratios of latencies that count as equal: measurements of the same session differ by as much.
+#: Range of latency ratios that count as equal: measurements of one session differ by as much.
 _LEVEL = (0.97, 1.03)
 
 
@@ -68,7 +68,7 @@ def bench_table(timings: Sequence[Timing], hybrid: str, predicted_ms: float | No
     """Return a table of timings and their ratios to the fastest baseline.
 
     Args:
-        timings: Those of the hybrid session and of its baselines.
+        timings: The timings of the hybrid session and of its baselines.
         hybrid: Name of the hybrid session's timing.
         predicted_ms: The plan's predicted latency; adds a row.
     """
@@ -98,7 +98,7 @@ def bench_verdict(timings: Sequence[Timing], hybrid: str) -> str:
 
 
 def compare_latency(ratio: float) -> str:
-    """Return a ratio of latencies in words, to be followed by what the latency was divided by."""
+    """Return a ratio of latencies in words, to be followed by the name of the reference."""
     if ratio < _LEVEL[0]:
         return f"faster: {ratio:.2f} of the latency of"
     if ratio <= _LEVEL[1]:

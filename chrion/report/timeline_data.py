@@ -20,7 +20,7 @@ from chrion.report.lane_chart import LaneChart, share_scale
 from chrion.scheduler.plan import Plan
 
 SCHEMA = "chrion.timeline/1"
-#: If one operator type has a greater share of the time, layers are shown first: types would have one colour.
+#: If one operator type has a greater share of the time, layers are shown first, because types would show one colour.
 _DOMINANT_SHARE = 0.8
 #: Digits of times in ms: nanoseconds.
 _DIGITS = 6
@@ -28,7 +28,7 @@ _DIGITS = 6
 
 @dataclass(frozen=True, slots=True)
 class OperatorFacts:
-    """Facts about a plan's operators that are not in the plan; None without their source."""
+    """Facts about a plan's operators that the plan does not contain; None if their source is missing."""
 
     #: From the model.
     dag: Dag | None = None
@@ -47,7 +47,7 @@ class OperatorFacts:
 
 
 def operator_ms(plan: Plan, facts: OperatorFacts) -> list[float]:
-    """Return the predicted time of each operator on its lane.
+    """Return the predicted time of each operator on its lane, in ms.
 
     Without costs, the operators of a segment share its time equally.
     """

@@ -67,7 +67,7 @@ def timeline_html(
 
 
 def script_json(content: Any) -> str:
-    """Return JSON that can stand in a script element: it contains no character that HTML gives a meaning."""
+    """Return JSON for a script element; characters with a meaning in HTML are escaped."""
     return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)
 
 

@@ -1,4 +1,4 @@
-"""Explanation of a plan: the lane of an operator, and the plan's cost with its group on each other lane."""
+"""Explanation of a plan: the lane of an operator, and the cost of the plan if its group ran on another lane."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ def explain_placement(graph: Graph, profile: Profile, plan: Plan, name: str) -> 
             was cut into chunks stands for all of its chunks.
 
     Returns:
-        Lines of text: the operator's lane and times, and the plan's latency and memory with its group on each other
-        lane. For several operators, those on each lane.
+        Lines of text: the operator's lane and times, and for each other lane the plan's latency and memory with the
+        operator's group on that lane. If the name stands for several operators, a list of them by lane.
 
     Raises:
         OptionError: No operator has that name.
+        PlanError: The plan is not for this graph.
     """
     planned = plan.apply(graph)
     found = find_operators(planned, name)
@@ -70,7 +71,7 @@ class _NameIndex:
     """The names of a graph's operators, nodes and values.
 
     Attributes:
-        names: All names that stand for one operator.
+        names: The names of operators, nodes and values, without those of what was cut into chunks.
     """
 
     def __init__(self, planned: Graph) -> None:
@@ -101,7 +102,10 @@ class _NameIndex:
 
 
 def _fused_values(planned: Graph, name: str) -> Iterator[str]:
-    """Yield the values of a node in the model's file, and those computed from them, the closest first."""
+    """Yield the outputs of the node that ``name`` identifies in the model's file, and all values computed from them.
+
+    The closest values come first.
+    """
     import onnx  # noqa: PLC0415 - only for names that are unknown otherwise
 
     source = planned.source
@@ -139,7 +143,7 @@ def _list_operators(planned: Graph, plan: Plan, name: str, found: Sequence[int])
 
 
 def _explain_operator(planned: Graph, profile: Profile, plan: Plan, i: int) -> list[str]:
-    """Return the lines for one operator."""
+    """Return the lines that explain one operator."""
     dag, schedule = planned.dag, plan.schedule
     costs = profile.costs(dag, None)
     groups = group_operators(dag, costs)
@@ -164,8 +168,8 @@ def _explain_operator(planned: Graph, profile: Profile, plan: Plan, i: int) -> l
         moved = problem.evaluate(replace(schedule, lanes=tuple(lanes)), labels).timeline
         change = moved.latency_ms - plan.predicted.latency_ms
         lines.append(
-            f"with its group on {lane_name(other)}: {format_ms(moved.latency_ms)} ({'+' if change >= 0 else '-'}"
-            f"{format_ms(abs(change))}), accelerator {format_mb(moved.resident_mb)}"
+            f"with its group moved to {lane_name(other)}: {format_ms(moved.latency_ms)} ({'+' if change >= 0 else '-'}"
+            f"{format_ms(abs(change))}), accelerator memory {format_mb(moved.resident_mb)}"
         )
     return lines
 

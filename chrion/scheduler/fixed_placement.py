@@ -76,7 +76,7 @@ def random_plan(graph: Graph, pick: Random, *, cores: int = 2, everywhere: bool 
         pick: Random number generator; equal states give equal plans.
         cores: Number of CPU lanes.
         everywhere: Make every operator a segment of its own; otherwise cut only where operators on other lanes have
-            to wait, with some random barriers.
+            to wait, and at a few random barriers.
     """
     order = random_order(graph.dag, pick)
     lanes = [pick.randint(1, cores) for _ in order]

@@ -26,7 +26,7 @@ class Prediction:
     """Predicted latency and accelerator memory."""
 
     latency_ms: float
-    #: Equation 4: everything summed.
+    #: Paper memory (Equation 4): every tensor of every operator on the accelerator, summed.
     memory_mb: float
     #: Resident memory: weights once, activations by lifetime.
     resident_mb: float
@@ -38,7 +38,7 @@ class Plan:
 
     #: The model's name.
     model: str
-    #: Digest of the graph the plan is for.
+    #: Digest of the graph that the plan is for.
     digest: str
     #: Shapes of inputs with free dimensions, as given.
     shapes: Mapping[str, tuple[int, ...]]
@@ -59,12 +59,12 @@ class Plan:
     schedule: Schedule
     #: Names of the operators, by operator index.
     operators: tuple[str, ...]
-    #: Operators that a lane runs as one call; in topological order.
+    #: The operators of each segment, which a lane runs as one call; segments are in topological order.
     segments: tuple[tuple[int, ...], ...]
     #: Predicted start and end of each segment, in ms.
     segment_ms: tuple[tuple[float, float], ...]
     predicted: Prediction
-    #: Predicted busy time of each lane, by lane; see :mod:`chrion.lane_numbers`.
+    #: Predicted busy time of each lane in ms, by lane number; see :mod:`chrion.lane_numbers`.
     busy_ms: tuple[float, ...]
     #: Lower bound on the latency of any schedule of these operators on the same lanes.
     lower_bound_ms: float
@@ -131,7 +131,7 @@ class Plan:
             return merge_operators(graph, [[index[name] for name in group] for group in self.merged])
         except (KeyError, ModelError) as error:
             raise PlanError(
-                f"plan of {self.model!r} does not fit model {graph.name!r}: operators to merge: {error}",
+                f"plan of {self.model!r} does not fit model {graph.name!r}: cannot merge operators: {error}",
                 hint="make a plan with: chrion partition",
             ) from error
 
@@ -143,7 +143,11 @@ class Plan:
                 raise PlanError(f"plan of {self.model!r}: a segment precedes one that it depends on")
 
     def save(self, path: str | Path) -> None:
-        """Write the plan as JSON, atomically."""
+        """Write the plan as JSON, atomically.
+
+        Raises:
+            OptionError: The file cannot be written.
+        """
         write_atomically(Path(path), json.dumps(self.to_json(), indent=1) + "\n")
 
     def to_json(self) -> dict[str, Any]:
@@ -213,7 +217,7 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
     segments = tuple(_indices(s) for s in content["segments"])
     n = len(content["operators"])
     if sorted(schedule.order) != list(range(n)) or len(schedule.lanes) != n:
-        raise ValueError(f"order and lanes must contain each of the {n} operators once")
+        raise ValueError(f"order must contain each of the {n} operators once, and lanes a lane for each")
     if sorted(i for s in segments for i in s) != list(range(n)):
         raise ValueError(f"segments must contain each of the {n} operators once")
     if any(len({schedule.lanes[i] for i in s}) != 1 for s in segments):
@@ -255,7 +259,7 @@ def _check_stages(stages: Sequence[int], segments: Sequence[Sequence[int]]) -> N
         raise ValueError("stages must contain one entry for each operator")
     along = [stages[i] for segment in segments for i in segment]
     if along != sorted(along) or any(len({stages[i] for i in s}) != 1 for s in segments):
-        raise ValueError("stages must not decrease along the segments, and be equal within a segment")
+        raise ValueError("stages must not decrease along the segments, and must be equal within a segment")
 
 
 def _prediction(content: Mapping[str, Any]) -> Prediction:

@@ -46,12 +46,12 @@ def partition(  # noqa: PLR0913 - the options of the command of the same name
             the largest that meets the SLO, or 0 without an SLO.
         policy: Name of the scheduler, one of :func:`chrion.scheduler.policy_names`. The default policy also chooses
             the chunk length of recurrent operators.
-        cores: Most CPU cores to use; all of the profile if missing.
+        cores: Most CPU cores to use; all cores of the profile if missing.
         streams: Most accelerator lanes to use, by policies that use several; four if missing.
         meter: Measures stages for policy ``ios``, for example :class:`chrion.benchmark.stage_timer.StageTimer`; if
             missing, their latencies are predicted from the profile.
         gpu_budget: Accelerator memory that must not be exceeded: ``600MB``, ``0.6GB``, or a number of megabytes. It
-            limits the resident memory (what an arena must hold, and so what a device runs out of), not the sum of
+            limits resident memory (what an arena must hold, and so what a device runs out of), not the sum of
             Equation 4, and takes precedence over the SLO.
 
     Returns:
@@ -60,7 +60,7 @@ def partition(  # noqa: PLR0913 - the options of the command of the same name
 
     Raises:
         OptionError: As for :func:`check_options`.
-        ProfileError: The profile has fewer cores.
+        ProfileError: The profile has fewer cores than ``cores``, or no operators.
         ScheduleError: The policy needs a device that the profile does not have.
     """
     return alternatives(
@@ -115,8 +115,8 @@ def check_options(  # noqa: PLR0913 - as for partition
     """Check the options of :func:`partition` before anything is measured; return the SLO and the budget.
 
     Raises:
-        OptionError: The SLO, alpha, policy, budget or number of streams is invalid, or stages are to be measured for a
-            policy without stages.
+        OptionError: The SLO, alpha, policy, budget or number of streams is invalid, or ``meter`` is given for a
+            policy that measures no stages.
     """
     if alpha is not None and not 0 <= alpha < math.inf:
         raise OptionError(f"invalid alpha {alpha}: expected a number of ms per MB, 0 or more")
@@ -124,7 +124,7 @@ def check_options(  # noqa: PLR0913 - as for partition
     if streams is not None and streams < 1:
         raise OptionError(f"invalid number of streams {streams}: expected 1 or more")
     if meter is not None and policy != MERGING_POLICY:
-        raise OptionError(f"policy {policy} has no stages to measure", hint=f"choose --policy {MERGING_POLICY}")
+        raise OptionError(f"policy {policy} measures no stages", hint=f"choose --policy {MERGING_POLICY}")
     return Limits(
         None if slo is None else parse_duration_ms(slo, "slo"),
         None if gpu_budget is None else parse_size_mb(gpu_budget, "gpu budget"),
@@ -159,7 +159,7 @@ def _search_alpha(  # noqa: PLR0913, PLR0917 - the options of partition
     alpha: float | None,
     gpu: Prediction | None,
 ) -> VariantSolution:
-    """Return the solution of another policy than the default one."""
+    """Return the solution of a policy other than the default one."""
     solve = _solver(graph, policy, costs_of, meter)
     if not gpu:
         return solve(alpha or 0.0)
@@ -202,7 +202,7 @@ def _prediction(timeline: Timeline) -> Prediction:
 
 @dataclass(frozen=True)
 class _PlanBuilder:
-    """The content of plans beside their solutions."""
+    """Builder of plans from solutions; its fields are common to all plans of one call of :func:`alternatives`."""
 
     graph: Graph
     profile: Profile
@@ -216,8 +216,8 @@ class _PlanBuilder:
 
         Args:
             chosen: The solution.
-            gpu: The same graph on the accelerator alone, if there is one.
-            cpu: The same graph on the CPU cores alone, if there are any.
+            gpu: The prediction for the graph on the accelerator alone; None without an accelerator.
+            cpu: The prediction for the graph on the CPU cores alone; None without cores.
         """
         solution = chosen.solution
         timeline = solution.timeline
@@ -248,7 +248,7 @@ class _PlanBuilder:
         )
 
     def _remarks(self, chosen: VariantSolution) -> list[str]:
-        """Return the plan's remarks: the initial solution, changes to the model, and limits that are not kept."""
+        """Return the plan's remarks: the initial solution, changes to the model and to alpha, and missed limits."""
         remarks = []
         timeline = chosen.solution.timeline
         if chosen.chunk:

@@ -28,11 +28,11 @@ class Schedule:
 
 
 def validate(dag: Dag, costs: Costs, schedule: Schedule) -> None:
-    """Check Constraints 6 to 10 of the paper.
+    """Check that a schedule is valid: Constraints 6 to 10 of the paper, and the rules of lanes and stages.
 
     Raises:
         ScheduleError: An operator is missing or repeated, precedes one of its predecessors, is on a lane that does not
-            exist, or is not supported on its lane.
+            exist, or is not supported on its lane; or the number of lanes or the stages are invalid.
     """
     n = len(dag)
     if not 0 <= schedule.cores <= costs.cores:
@@ -40,7 +40,7 @@ def validate(dag: Dag, costs: Costs, schedule: Schedule) -> None:
     if schedule.streams < 1:
         raise ScheduleError(f"schedule: {schedule.streams} accelerator lanes, expected 1 or more")
     if sorted(schedule.order) != list(range(n)) or len(schedule.lanes) != n:
-        raise ScheduleError(f"schedule: order and lanes must contain each of the {n} operators once")
+        raise ScheduleError(f"schedule: order must contain each of the {n} operators once, and lanes a lane for each")
     along = [schedule.stages[i] for i in schedule.order] if len(schedule.stages) == n else []
     if schedule.stages and (not along or along != sorted(along)):
         raise ScheduleError(

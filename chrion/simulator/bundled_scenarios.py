@@ -10,16 +10,16 @@ from chrion.simulator.settings import SYNTHETIC, ModelSpec, ServerSpec, Workload
 
 @dataclass(frozen=True, slots=True)
 class ScenarioDescription:
-    """What a scenario simulates, and how large it is."""
+    """The subject and the size of a scenario."""
 
     #: The name that ``chrion simulate`` accepts.
     name: str
-    #: One line.
+    #: The subject of the scenario, in one line.
     description: str
     servers: int
     #: Models in the cluster; every copy counts.
     models: int
-    #: Requests of one pattern; None if a trace file, which the user names, determines them.
+    #: Requests of one pattern; None if they come from a trace file that the user names.
     requests: int | None
 
 

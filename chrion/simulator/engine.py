@@ -3,7 +3,8 @@
 Events are kept in a heap as ``(time, sequence, action, payload)``. The sequence number orders events of the same time
 by their creation, so that equal seeds give equal runs. An event at the time of an arrival precedes the arrival.
 Arrivals never enter the heap: they come in chunks that are already in order, so memory does not grow with their number.
-A request costs one event, and two or three more if a hybrid variant releases its slot and cores before its end.
+A request costs one event for its end, and one for each earlier time at which a hybrid variant releases its slot or a
+core.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _DRAIN = 1 << 16
 
 
 class NextUseOracle:
-    """The time of each model's next request, as Belady's policy needs it. Keeps the whole trace in memory."""
+    """The number of each model's next request, for Belady's policy. It keeps the whole trace in memory."""
 
     def __init__(self, models: npt.NDArray[np.int64]) -> None:
         order = np.argsort(models, kind="stable")
@@ -54,23 +55,28 @@ def read_ahead(chunks: Iterable[Chunk]) -> NextUseOracle:
 class EngineConfig:
     """The inputs of a run, apart from its requests."""
 
-    #: One entry a server.
+    #: One entry for each server.
     servers: Sequence[ServerSpec]
-    #: One entry a model.
+    #: One entry for each model.
     variants: Sequence[Variant]
     policies: ServerPolicies
     route: Route
     seed: int
-    #: Compare the response time with the objective; otherwise the execution time.
+    #: True to compare the response time with the objective, false to compare the execution time.
     from_arrival: bool = True
-    #: Load models in their order before the first request, as far as they fit.
+    #: True to load models before the first request, in their order and as far as they fit.
     preload: bool = False
     #: The future requests; only Belady's policy uses them.
     oracle: NextUseOracle | None = None
 
 
 class Engine:
-    """One run of one cluster."""
+    """One run of one cluster.
+
+    Args:
+        config: The inputs of the run.
+        journal: Called for loads and evictions; see :class:`chrion.simulator.server.ClusterState`.
+    """
 
     def __init__(self, config: EngineConfig, journal: Callable[[float, str, int, int], None] | None = None) -> None:
         models, servers = len(config.variants), len(config.servers)
@@ -160,7 +166,7 @@ class Engine:
             keep(rows)
 
     def _preload(self) -> None:
-        """Load pinned models on every server that can hold them, then other models while they fit, if configured."""
+        """Load pinned models on every server that can hold them; with ``preload``, then others while they fit."""
         pinned = self.config.policies.pinned
         for server in self.servers:
             for model in range(len(pinned)):

@@ -2,7 +2,7 @@
 
 Latencies are counted in histograms whose bins grow by 1 % each, so quantiles from 0.01 ms to a day are exact to half a
 percent. Sums are exact. Memory over time is a step function averaged over equal bins; bins are merged in pairs when
-the run is longer than all of them.
+the run exceeds them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
-#: Columns of a request's record: number, model, server, arrival, start, end (all in ms), whether it waited for a load.
+#: Number of columns of a request's record: number, model, server; arrival, start and end in ms; 1 if the request waited
+#: for a load, else 0.
 COLUMNS = 7
 #: Requests that are recorded before the histograms are updated.
 _BATCH = 1 << 15
@@ -110,7 +111,7 @@ class RequestMetrics:
         self.served_ms = np.zeros((servers, models))
         self.server_arrivals = np.zeros(servers, np.int64)
         self._rows = array("d")
-        #: Adds one request's record; see :data:`COLUMNS`.
+        #: Adds the record of one request; see :data:`COLUMNS`.
         self.record = self._rows.extend
 
     def flush(self, *, force: bool = False) -> npt.NDArray[np.float64] | None:

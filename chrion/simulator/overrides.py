@@ -18,9 +18,9 @@ from chrion.simulator.settings import SECTIONS
 
 #: Keys at the top level of a scenario.
 TOP_KEYS = ("name", "description", "seed", "preload", "patterns", "catalogue", "use")
-#: Keys of a variant's table that a plan file provides.
+#: Keys of a variant's table whose values a plan file provides.
 MEASURED_KEYS = ("memory_mb", "latency_ms", "gpu_busy_ms", "cpu_busy_ms", "cores")
-#: Keys with text as values, and keys that require a plan file.
+#: Keys whose values are text, and keys that require a plan file.
 WORD_KEYS = ("distribution", "plan", "part", "memory")
 PLAN_KEYS = ("part", "memory")
 VARIANT_KEYS = (*MEASURED_KEYS, "load_mb", "jitter_cv", *WORD_KEYS)
@@ -65,7 +65,7 @@ def apply_sets(content: Mapping[str, Any], sets: Mapping[str, Any]) -> dict[str,
         sets: Values by key, without those of :data:`TOP_KEYS`.
 
     Raises:
-        OptionError: No section has a key, or several have it.
+        OptionError: No section has a key, several sections have it, or a path names no entry of the scenario.
     """
     changed = copy.deepcopy(dict(content))
     for key, value in sets.items():

@@ -26,15 +26,15 @@ class ResidentModel:
 
     key: int
     bytes: int
-    #: Time to load it again after an eviction.
+    #: Time to load the model again after an eviction.
     load_ms: float
     #: Importance, 1 by default; used by the cost-aware policy only.
     weight: float = 1.0
     #: A pinned model is never evicted.
     pinned: bool = False
-    #: Its requests that run, or are ready to run; with any it cannot be evicted.
+    #: Its requests that run or are ready to run; the model cannot be evicted while there are any.
     in_use: int = 0
-    #: Its requests that this server has started since the start of the run, evictions in between included.
+    #: Its requests that this server has started since the start of the run, before and after evictions.
     uses: int = 0
     #: The end of its last request, or of its load.
     idle_since_ms: float = 0.0
@@ -81,7 +81,7 @@ def rank_cost(resident: ResidentModel, now_ms: float) -> float:
 
 
 def rank_belady(resident: ResidentModel, now_ms: float) -> float:
-    """Rank the model with the furthest next use first (Belady 1966); a bound for equal sizes that needs an oracle."""
+    """Rank the model with the furthest next use first (Belady 1966); an oracle's bound for models of equal size."""
     del now_ms
     return -resident.next_use
 
@@ -121,6 +121,9 @@ def route_random(outstanding: Sequence[int], eligible: Sequence[int], homes: Seq
         eligible: Servers whose memory can hold the model, in ascending order.
         homes: Servers with the model's weights in memory, or with a pending load of them.
         draw: A uniform random number in [0, 1).
+
+    Returns:
+        The index of a server.
     """
     del outstanding, homes
     return eligible[int(draw * len(eligible))]
@@ -147,12 +150,12 @@ def route_resident_first(outstanding: Sequence[int], eligible: Sequence[int], ho
 
 
 def order_fifo(waiting: WaitingModel) -> float:
-    """Load the model whose first request waits longest."""
+    """Order waiting models by the arrival of their first request."""
     return waiting.oldest_ms
 
 
 def order_demand(waiting: WaitingModel) -> float:
-    """Load the model with the greatest waiting demand, as Clockwork does (OSDI 2020)."""
+    """Order waiting models by demand, the greatest first, as Clockwork does (OSDI 2020)."""
     return -waiting.demand_ms
 
 

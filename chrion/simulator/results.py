@@ -25,7 +25,7 @@ SWEEP_SCHEMA = "chrion.simulation-sweep/1"
 
 @dataclass(frozen=True, slots=True)
 class LatencySummary:
-    """Mean and quantiles of latencies in ms; all are NaN if there were no requests."""
+    """Mean and quantiles of latencies in ms; NaN without requests."""
 
     mean_ms: float
     p50_ms: float
@@ -46,9 +46,9 @@ class RequestSummary:
     #: Completed requests that waited for a load.
     cold: int
     loads: int
-    #: From arrival to end.
+    #: Times from arrival to end.
     response: LatencySummary
-    #: From start to end; the weights are in memory.
+    #: Times from start to end, while the weights are in memory.
     execution: LatencySummary
     mean_wait_ms: float
 
@@ -94,7 +94,7 @@ class PatternResult:
     total: RequestSummary
     models: tuple[RequestSummary, ...]
     servers: tuple[ServerResult, ...]
-    #: Response times of requests that waited for a load.
+    #: Response times of requests that waited for a load; their mean is not kept and is NaN.
     cold_response: LatencySummary
     #: Histograms of execution time by family of models, and of all response times; see
     #: :func:`chrion.simulator.metrics.bin_edges`.
@@ -103,7 +103,7 @@ class PatternResult:
 
     @property
     def models_missing(self) -> int:
-        """Number of models with more than 1 % of their requests in violation; the overall rate may hide them."""
+        """The number of models with more than 1 % of their requests in violation, which the overall rate may hide."""
         return sum(model.violation_rate > _TOLERATED for model in self.models)
 
     @property
@@ -113,7 +113,7 @@ class PatternResult:
 
     @property
     def loaded_mb_per_s(self) -> float:
-        """Megabytes per second over all links."""
+        """Megabytes loaded per second over all links."""
         return sum(s.loaded_mb for s in self.servers) / self.duration_ms * 1000 if self.duration_ms else 0.0
 
 

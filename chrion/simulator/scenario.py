@@ -55,11 +55,11 @@ class Scenario:
 
     name: str
     seed: int
-    #: Whether models are loaded before the first request.
+    #: True if models are loaded before the first request.
     preload: bool
     #: The patterns to compare, each with the same requests.
     patterns: tuple[str, ...]
-    #: One entry a server.
+    #: One entry for each server.
     servers: tuple[ServerSpec, ...]
     policies: PolicySpec
     #: The latency that is compared with the objective: ``response`` or ``execution``.
@@ -97,7 +97,7 @@ class ScenarioSource:
 
     name: str
     content: Mapping[str, Any]
-    #: The folder of relative paths in the file.
+    #: The folder that relative paths in the file refer to.
     folder: Path
     #: Values by key that replace the file's, as ``--set`` takes them.
     sets: Mapping[str, Any] = field(default_factory=dict)
@@ -111,9 +111,9 @@ class ScenarioSource:
         """Return the scenario, with all changes and defaults, checked.
 
         Raises:
-            OptionError: The key of a change is unknown.
+            OptionError: The key of a change is unknown or ambiguous.
             ScenarioError: The scenario is invalid.
-            PlanError: A plan file cannot be read.
+            PlanError: A plan file cannot be read, is damaged, or lacks the figures of its ``part``.
             TraceError: A row of the trace is malformed.
         """
         given = dict(self.sets)
@@ -145,7 +145,13 @@ def scenario_names() -> list[str]:
 
 
 def with_catalogue(content: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a copy with the models of its catalogue; an own entry of the same name overrides the catalogue's keys."""
+    """Return a copy of a scenario's content with the models of its catalogue.
+
+    Keys of a scenario's own entry override those of the catalogue's entry of the same name.
+
+    Raises:
+        ScenarioError: There is no such catalogue, or the models or the entries of ``use`` are invalid.
+    """
     own = content.get("models", [])
     if not isinstance(own, list) or not all(isinstance(entry, Mapping) for entry in own):
         raise ScenarioError("models: expected [[models]] tables")

@@ -26,7 +26,7 @@ from chrion.simulator.policies import Admit, Order, Rank, ResidentModel, Waiting
 from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Variant
 
-#: A request: its number, model, arrival, random factor, and whether it waited for a load.
+#: A request: its number, model, arrival in ms, random factor, and true if it waited for a load.
 Job = tuple[int, int, float, float, bool]
 #: The handler of an event: ``action(now_ms, payload)``.
 Action = Callable[[float, Any], None]
@@ -40,13 +40,13 @@ class ServerPolicies:
     rank: Rank
     order: Order
     admit: Admit
-    #: Whether ``admit`` uses deadlines; if not, it is not called.
+    #: True if ``admit`` uses deadlines; otherwise it is not called.
     deadlines: bool
     #: Time from arrival to deadline, by model.
     slo_ms: Sequence[float]
     #: Importance by model.
     weights: Sequence[float]
-    #: Whether a model is never evicted, by model.
+    #: True for models that are never evicted, by model.
     pinned: Sequence[bool]
     #: The number of a model's next request; for Belady's policy only.
     next_use: Callable[[int], float] | None = None
@@ -98,8 +98,11 @@ class Server:
         self._load_ms = [v.load_ms(spec.pcie_gb_per_s, spec.load_fixed_ms) for v in variants]
         self._latency_ms = [v.latency_ms for v in variants]
         self._work_ms = [_work_ms(v, spec) for v in variants]
+        #: By model: GPU slots and cores that a request takes when it starts.
         self._needs = [(int(v.gpu_busy_ms > 0), v.cores) for v in variants]
+        #: By model: slots and cores that a request releases before its end, and at its end; see :func:`releases`.
         self._early, self._last = map(list, zip(*map(releases, variants), strict=True))
+        #: Uses of models before their last eviction.
         self._uses = [0] * len(variants)
         self._ready: deque[Job] = deque()
         #: Work of the ready requests; maintained only if admission uses deadlines.
@@ -284,7 +287,7 @@ class Server:
 
 
 def releases(variant: Variant) -> tuple[tuple[tuple[float, tuple[int, int]], ...], tuple[int, int]]:
-    """Return when a request releases its GPU slot and its cores.
+    """Return the times at which a request releases its GPU slot and its cores.
 
     Returns:
         The releases before the end, as pairs of the time since the start in ms and (GPU slots, cores); and the GPU
@@ -302,5 +305,5 @@ def releases(variant: Variant) -> tuple[tuple[tuple[float, tuple[int, int]], ...
 
 
 def _work_ms(variant: Variant, spec: ServerSpec) -> float:
-    """Return by how much a request lengthens the queue of a server."""
+    """Return the time in ms by which a request lengthens the queue of a server."""
     return max(sum(variant.core_busy_ms) / max(1, spec.cpu_cores), variant.gpu_busy_ms / max(1, spec.gpu_slots))

@@ -15,7 +15,7 @@ from chrion.simulator.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
 
 Section = TypeVar("Section")
 
-#: Kinds of workload: synthetic, and read from a trace file.
+#: Kinds of workload: synthetic ones, and those read from a trace file.
 SYNTHETIC = ("uniform", "poisson", "gamma")
 TRACES = ("csv", "azure-functions-2019", "azure-llm-2023")
 #: Mappings from the functions of a trace to models.
@@ -27,17 +27,17 @@ _TYPES = {"float": (float, int), "int": (int,), "str": (str,), "bool": (bool,)}
 
 
 def above_zero(default: float) -> Any:
-    """Return the field of a number above zero."""
+    """Return a dataclass field for a number above zero."""
     return field(default=default, metadata={"above_zero": True})
 
 
 def at_least(default: float, low: float = 0, most: float = LARGEST) -> Any:
-    """Return the field of a number from ``low`` to ``most``."""
+    """Return a dataclass field for a number from ``low`` to ``most``."""
     return field(default=default, metadata={"at_least": low, "most": most})
 
 
 def one_of(default: str, names: Sequence[str]) -> Any:
-    """Return the field of one of some words."""
+    """Return a dataclass field for one of the given words."""
     return field(default=default, metadata={"one_of": tuple(names)})
 
 
@@ -87,7 +87,8 @@ class WorkloadSpec:
     zipf_exponent: float = at_least(0.0)
     #: The trace file, relative to the scenario file.
     path: str = ""
-    #: Mapping from functions to models; empty is ``name`` for csv, ``rank`` for functions, ``draw`` without functions.
+    #: Mapping from functions to models; if empty, ``name`` for csv, ``rank`` for azure-functions-2019, and ``draw``
+    #: for azure-llm-2023.
     mapping: str = one_of("", ("", *MAPPINGS))
     #: Requests for each request of the trace.
     rate_scale: float = above_zero(1.0)
@@ -106,9 +107,9 @@ class SloSpec:
     latency_ms: float = at_least(0.0)
     #: The objective of a model as a multiple of the latency of its variant ``of``.
     factor: float = above_zero(2.0)
-    #: Empty is the first pattern.
+    #: The variant whose latency ``factor`` multiplies; if empty, the first pattern.
     of: str = ""
-    #: The latency that is compared with it: from arrival to end, or from start to end.
+    #: The latency that is compared with the objective: from arrival to end, or from start to end.
     measure: str = one_of("response", ("response", "execution"))
 
 
@@ -147,7 +148,8 @@ def read_section(kind: type[Section], table: Any, where: str) -> Section:
         where: The section's name, for messages.
 
     Raises:
-        ScenarioError: It is not a table, a key is unknown or missing, or a value has a wrong type or is out of range.
+        ScenarioError: The section is not a table, a key is unknown or missing, or a value has a wrong type or is out of
+            range.
     """
     if not isinstance(table, Mapping):
         raise ScenarioError(f"{where}: expected a table, found {table!r}")
@@ -159,7 +161,7 @@ def read_section(kind: type[Section], table: Any, where: str) -> Section:
 
 
 def refuse_unknown(table: Mapping[str, Any], known: Mapping[str, Any] | Sequence[str], where: str) -> None:
-    """Refuse unknown keys, with a hint at the closest known one.
+    """Refuse unknown keys; the hint names the closest known key.
 
     Raises:
         ScenarioError: A key is unknown.

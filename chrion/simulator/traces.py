@@ -46,7 +46,7 @@ class Arrivals:
 
     #: Seconds since the start of the trace, not decreasing. Shape [n].
     times_s: npt.NDArray[np.float64]
-    #: Index of each request's function in ``names``. Shape [n].
+    #: Index of each request's function in ``names``; zero if the trace does not name functions. Shape [n].
     functions: npt.NDArray[np.int64]
     #: Distinct functions in order of appearance; empty if the trace does not name them.
     names: tuple[str, ...]
@@ -68,12 +68,13 @@ def read_trace(kind: str, path: Path) -> Arrivals | MinuteCounts:
     """Return the content of a trace file.
 
     Args:
-        kind: Its format; see the module.
+        kind: The format; see the module.
         path: The file. It is read again only if it has changed.
 
     Raises:
         ScenarioError: The file cannot be read.
-        TraceError: A row is malformed; the message contains the line, the column and the expected value.
+        TraceError: A row is malformed, or there are no requests. The message about a row contains the line, the column
+            and the expected value.
     """
     try:
         state = path.stat()

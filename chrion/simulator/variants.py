@@ -1,7 +1,7 @@
 """Variants of a model: the GPU memory, the GPU time and the CPU time of a way to serve it.
 
 A variant corresponds to a column of the paper's Table 6: the whole model on the GPU, or one of Chrion's hybrid plans.
-Its figures are those of a scenario's table, or of a plan file that ``chrion partition`` wrote.
+Its figures come from a table of a scenario, or from a plan file that ``chrion partition`` wrote.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Jitter:
         self._exponential = np.array([v.distribution == "exponential" for v in variants])
 
     def draw(self, models: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Return factors of mean 1, one for each request; ``models`` has shape [n], the result too."""
+        """Return factors of mean 1, one for each request; ``models`` and the result have shape [n]."""
         normal = self._rng.standard_normal(len(models))
         if self._exponential.any():
             exponential = self._rng.standard_exponential(len(models))

@@ -32,7 +32,7 @@ class Workload(Protocol):
 
     @property
     def requests(self) -> int:
-        """The number of requests, as far as it is known in advance."""
+        """The number of requests; for a scaled trace, its expected value."""
 
     def chunks(self) -> Iterator[tuple[Floats, Indices]]:
         """Yield chunks of arrival times in ms and models, both of shape [n], in order of time."""
@@ -71,12 +71,13 @@ class SyntheticWorkload:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TraceReplay:
-    """The requests of a trace at their times; with a rate scale above 1, copies lie between a request and the next."""
+    """The requests of a trace at their times; with a rate scale above 1, copies of a request precede the next one."""
 
     #: Not decreasing. Shape [n].
     times_ms: Floats
     #: The model of each request, shape [n]; None if models are drawn.
     models: Indices | None
+    #: Probability of each model if models are drawn. Shape [models].
     chances: Floats
     rate_scale: float
     seed: int
@@ -144,7 +145,7 @@ def build_workload(
         folder: The folder of a relative path of a trace.
 
     Raises:
-        ScenarioError: There is no trace file, or the mapping does not suit it.
+        ScenarioError: There is no trace file, its mapping does not suit it, or the selected part has no requests.
         TraceError: A row of the trace is malformed.
     """
     chances = popularity(shares, spec.zipf_exponent)
@@ -160,7 +161,8 @@ def build_workload(
     end = begin + spec.length_s if spec.length_s else np.inf
     part = (trace.times_s >= begin) & (trace.times_s < end)
     if not part.any():
-        raise ScenarioError(f"workload: the trace has no requests from {begin:g} s to {end:g} s")
+        until = f"to {end:g} s" if spec.length_s else "to its end"
+        raise ScenarioError(f"workload: the trace has no requests from {begin:g} s {until}")
     totals = np.bincount(trace.functions, minlength=len(trace.names))
     models = None if mapping == "draw" else map_functions(trace.names, totals, mapping, names)[trace.functions[part]]
     times_ms = (trace.times_s[part] - begin) * 1000.0 * spec.time_scale
@@ -222,7 +224,8 @@ def _per_minute(trace: MinuteCounts, spec: WorkloadSpec, mapping: str, names: Se
         raise ScenarioError("workload: expected start_s and length_s in whole minutes for a trace of minutes")
     counts = trace.counts[:, int(begin) : int(begin + length) if length else None]
     if not counts.any():
-        raise ScenarioError(f"workload: the trace has no requests from minute {begin:g} on")
+        until = f"to minute {begin + length:g}" if length else "to its end"
+        raise ScenarioError(f"workload: the trace has no requests from minute {begin:g} {until}")
     models = map_functions(trace.names, trace.counts.sum(axis=1), mapping, names)
     return MinuteReplay(counts, models, spec.rate_scale, spec.time_scale, seed)
 

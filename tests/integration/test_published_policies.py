@@ -117,7 +117,7 @@ def test_a_plan_with_merged_operators_is_refused_for_another_model() -> None:
     graph = siblings()
     plan = partition(graph, merged_profile(graph, 0.001), policy="ios")
     other = load(branches())
-    with pytest.raises(PlanError, match=r"operators to merge: .product"):
+    with pytest.raises(PlanError, match=r"cannot merge operators: .product"):
         plan.apply(other)
 
 
@@ -152,7 +152,7 @@ def test_reports_show_every_lane_of_the_accelerator() -> None:
     reasons = explain_placement(graph, profile, plan, "product0")
     own = lane_name(plan.schedule.lanes[graph.dag.names.index("product0")])
     assert f"is on {own}:" in reasons[0]
-    assert sum(reason.startswith("with its group on gpu") for reason in reasons) == 2
+    assert sum(reason.startswith("with its group moved to gpu") for reason in reasons) == 2
     with HybridSession(graph, plan=plan) as session:
         assert all(f"{name} (CPUExecutionProvider)" in session.explain() for name in names)
 

@@ -74,7 +74,7 @@ def test_names_are_no_markup() -> None:
 
 def test_rows_have_a_cell_for_each_column() -> None:
     """A row of another length is refused."""
-    with pytest.raises(ValueError, match="a row of 2 cells expected, found 1"):
+    with pytest.raises(ValueError, match="expected a row of 2 cells, found 1"):
         FigureTable("", [key("a"), "b"]).add_row("x")
 
 

@@ -80,7 +80,7 @@ def test_limits_that_no_plan_keeps_are_remarks(graph: Graph, profile: Profile) -
         ({"alpha": float("nan")}, "invalid alpha nan"),
         ({"policy": "hefty"}, "unknown policy 'hefty'"),
         ({"streams": 0}, "invalid number of streams 0: expected 1 or more"),
-        ({"meter": lambda *_: None}, "policy chrion has no stages to measure .choose --policy ios"),
+        ({"meter": lambda *_: None}, "policy chrion measures no stages .choose --policy ios"),
     ],
 )
 def test_invalid_options_are_refused(options: dict[str, object], message: str) -> None:

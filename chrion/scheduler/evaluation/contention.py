@@ -3,7 +3,7 @@
 An operator that runs alone occupies a share of the device (``Costs.accelerator_share``). While the shares of concurrent
 operators sum to at most 1, none is slowed. Beyond that all are slowed by the same factor, so that the shares sum to 1:
 two operators that each fill the device take as long side by side as one after the other. CPU lanes have a core each
-and are not slowed.
+and are not slowed: W contains the contention between cores.
 
 Speeds change whenever an operator starts or ends; so the schedule is simulated event by event, in
 O((n + segments) * lanes) steps.
@@ -28,10 +28,12 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class RunTimes:
-    """Start and finish of a schedule's operators, and the busy time of each lane, in ms."""
+    """The times of a schedule's run, in ms."""
 
+    #: Start and finish of each operator, by operator index.
     start: list[float]
     finish: list[float]
+    #: Busy time of each lane, by lane number; negative numbers index from the end.
     busy: list[float]
     #: The end of the last copy.
     copied_ms: float = 0.0
@@ -43,7 +45,15 @@ class RunTimes:
 
 
 def barrier_ms(costs: Costs, ended: Mapping[int, float], lane: int) -> float:
-    """Return when a lane may start a stage: after the ends of all lanes, those of other lanes a handoff later."""
+    """Return the earliest time in ms at which a lane may start a stage.
+
+    It is the end of the lane's own previous stages, or the handoff latency after the end of another lane's, if later.
+
+    Args:
+        costs: The machine's costs.
+        ended: The end of the previous stages in ms, by lane; empty for the first stage.
+        lane: The lane.
+    """
     if not ended:
         return 0.0
     own = ended.get(lane, 0.0)
@@ -51,7 +61,11 @@ def barrier_ms(costs: Costs, ended: Mapping[int, float], lane: int) -> float:
 
 
 def concurrent_ms(lanes: Sequence[Sequence[tuple[float, float]]]) -> float:
-    """Return the time until all lanes have finished, each with a row of operators (work in ms, share of the device)."""
+    """Return the time in ms until all lanes have finished.
+
+    Args:
+        lanes: The operators of each lane, in order: time in ms of the operator alone, and its share of the device.
+    """
     left = [list(reversed(row)) for row in lanes if row]
     now = 0.0
     while left:
@@ -74,12 +88,15 @@ def simulate_contention(dag: Dag, costs: Costs, schedule: Schedule, segments: Se
 
 @dataclass(slots=True)
 class _Lane:
+    """The state of one lane."""
+
+    #: Segments that have not started, in order.
     waiting: deque[Sequence[int]] = field(default_factory=deque)
     #: The segment that runs or is about to start; empty while the lane waits.
     segment: Sequence[int] = ()
-    #: When it starts.
+    #: Start of that segment, in ms.
     start: float = 0.0
-    #: Its remaining steps, the next one last: (operator or None for the dispatch, work in ms, share of the device).
+    #: Its remaining steps, the next one last: operator (None for the dispatch), work in ms, share of the device.
     steps: list[tuple[int | None, float, float]] = field(default_factory=list)
 
 
@@ -114,7 +131,7 @@ class _Simulation:
         return self.schedule.stages[segment[0]] if self.schedule.stages else 0
 
     def _try_start(self, number: int, lane: _Lane) -> None:
-        """Start the lane's next segment if all that it waits for has finished."""
+        """Start the lane's next segment if everything that the segment waits for has finished."""
         segment = lane.waiting[0]
         if self._stage(segment) != min(self.segments_left):
             return
@@ -134,7 +151,7 @@ class _Simulation:
         lane.steps = [*reversed(steps), (None, self.costs.dispatch_ms, 0.0)]
 
     def _arrival_ms(self, m: int, number: int, values: Sequence[int]) -> float | None:
-        """Return when some values of operator ``m`` are visible to a lane; None if that is not known yet."""
+        """Return when values of operator ``m`` are visible to lane ``number``, in ms; None if that is not known yet."""
         if m not in self.visible:
             return None
         if is_accelerator_lane(self.schedule.lanes[m]) == is_accelerator_lane(number):

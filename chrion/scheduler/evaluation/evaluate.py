@@ -28,7 +28,7 @@ class Timeline:
     memory_mb: float
     #: Resident memory: weights once, activations by lifetime; see :mod:`chrion.scheduler.evaluation.memory`.
     resident_mb: float
-    #: Busy time of each lane, by lane.
+    #: Busy time of each lane, by lane number.
     busy_ms: tuple[float, ...]
 
     def cost(self, alpha: float) -> float:
@@ -43,7 +43,7 @@ def evaluate(
 
     A segment starts when its lane is available and all values that it reads from other lanes have arrived (Equation 2).
     Its operators run back to back (Equation 3), and other lanes see their results when the segment ends: lanes of the
-    same device a handoff later, lanes of the other device after a copy (see
+    same device after the handoff latency, lanes of the other device after a copy (see
     :mod:`chrion.scheduler.evaluation.transfers`). Request inputs that the accelerator reads are copied to it first, and
     outputs that it makes are copied back. Every segment costs its lane a dispatch. Without ``segments``, each operator
     is a segment of its own, as in the paper.
@@ -53,7 +53,7 @@ def evaluate(
         costs: The machine's costs of its operators.
         schedule: Order, lanes and core count.
         segments: The schedule's segments in topological order; see :func:`chrion.graph.segments.cut`.
-        check: Validate the schedule first. Searches, which only make valid ones, skip it.
+        check: Validate the schedule first. Searches skip this check, because they make only valid schedules.
 
     Raises:
         ScheduleError: The schedule breaks a rule; see :func:`chrion.scheduler.schedule.validate`.
@@ -97,7 +97,7 @@ def _simulate(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Seq
                 if is_accelerator_lane(lanes[m]) == is_accelerator_lane(lane):
                     time = max(time, visible[m] + costs.handoff_ms)
                 else:
-                    time = max(time, transfers.arrival_ms(values) or 0.0)  # known: its segment stands before this one
+                    time = max(time, transfers.arrival_ms(values) or 0.0)  # known: its segment precedes this one
         start = time
         time += costs.dispatch_ms
         for i in segment:
@@ -114,8 +114,8 @@ def _simulate(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Seq
 def lower_bound_ms(dag: Dag, costs: Costs, schedule: Schedule) -> float:
     """Return a lower bound on the latency of every schedule on the same lanes, in any order.
 
-    It is the larger of the longest path and of all work divided by the number of lanes, with each operator at the time
-    of its fastest lane, and without handoffs and copies.
+    It is the longest path, or all work divided by the number of lanes if that is more. Each operator takes the time of
+    its fastest lane, and there are no handoffs and no copies.
     """
     cores = schedule.cores
     usable: list[Sequence[float]] = [costs.accelerator_ms] if costs.accelerator_ms is not None else []

@@ -1,9 +1,11 @@
 """Accelerator memory of a placement, by two definitions.
 
-``paper``: Equation 4, everything summed; a weight that two operators share counts twice, and activations are never
-released.
-``resident``: what an arena must hold: each weight once; each activation from the moment it is made or copied in until
-its last reader on the accelerator has run; the ephemeral memory of one operator at a time on each accelerator lane.
+Paper memory is Equation 4: all tensors of the operators on the accelerator, summed. A weight that two operators share
+counts twice, and activations are never released.
+
+Resident memory is what an arena must hold: each weight once; each activation from the moment it is made or copied in
+until its last reader on the accelerator has run; the ephemeral memory of one operator at a time on each accelerator
+lane.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from chrion.profiler.costs import Costs
 
 
 def paper_mb(dag: Dag, costs: Costs, lanes: Sequence[int]) -> float:
-    """Return M, Equation 4, with the accelerator's base memory if any operator runs on it."""
+    """Return M in MB, Equation 4, with the accelerator's base memory if any operator runs on it."""
     total = 0.0
     for i, lane in enumerate(lanes):
         if is_accelerator_lane(lane):
@@ -26,7 +28,10 @@ def paper_mb(dag: Dag, costs: Costs, lanes: Sequence[int]) -> float:
 
 
 def resident_mb(dag: Dag, costs: Costs, order: Sequence[int], lanes: Sequence[int]) -> float:
-    """Return the peak of resident memory along ``order``, with base memory if any operator runs on the accelerator."""
+    """Return the peak of resident memory along ``order`` in MB.
+
+    It includes the accelerator's base memory if any operator runs on the accelerator.
+    """
     on_device = [i for i in order if is_accelerator_lane(lanes[i])]
     if not on_device:
         return 0.0
@@ -35,7 +40,7 @@ def resident_mb(dag: Dag, costs: Costs, order: Sequence[int], lanes: Sequence[in
     live = 0.0
     peak = 0.0
     held: set[int] = set()
-    ephemeral: dict[int, float] = {}  # by lane, of the operator that it runs
+    ephemeral: dict[int, float] = {}  # by lane: that of the operator that the lane runs
     expiring: list[list[int]] = [[] for _ in on_device]
     for m, at in last_use.items():
         expiring[at].append(m)

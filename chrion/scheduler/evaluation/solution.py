@@ -20,13 +20,13 @@ class Solution:
     """An evaluated schedule."""
 
     schedule: Schedule
-    #: Label of each operator by which it was cut; None if it was cut without delaying any operator.
+    #: Label of each operator by which the schedule was cut into segments; None if the cut delays no operator.
     tiles: tuple[int, ...] | None
     segments: tuple[tuple[int, ...], ...]
     timeline: Timeline
-    #: The rule that made the schedule, or the initial solution that it was improved from.
+    #: The policy or the initial solution that the schedule comes from.
     origin: str = ""
-    #: Accelerator memory that it must not exceed.
+    #: Resident accelerator memory that the solution must not exceed.
     cap_mb: float = math.inf
 
     def cost(self, alpha: float) -> float:
@@ -40,7 +40,7 @@ class Solution:
 class VariantSolution:
     """A solution for one variant of a graph: with recurrent operators in chunks, or with operators merged."""
 
-    #: Price of accelerator memory that it was made with, in ms per MB.
+    #: Price of accelerator memory that the solution was made with, in ms per MB.
     alpha: float
     solution: Solution
     #: Steps of the chunks that recurrent operators are cut into, or None.
@@ -76,7 +76,13 @@ class Problem:
         self.work = 0
 
     def evaluate(self, schedule: Schedule, tiles: Sequence[int] | None = None, origin: str = "") -> Solution:
-        """Cut and evaluate a schedule, which must be valid."""
+        """Cut a schedule into segments and evaluate it.
+
+        Args:
+            schedule: A valid schedule; it is not checked.
+            tiles: Label of each operator by which to cut; if missing, the cut delays no operator.
+            origin: The policy or the initial solution that the schedule comes from.
+        """
         segments = cut(self.dag, schedule.order, schedule.lanes, tiles, schedule.stages)
         self.work += len(self.dag)
         timeline = evaluate(self.dag, self.costs, schedule, segments, check=False)

@@ -1,11 +1,11 @@
 """Transfers between host and device: when values of a schedule reach the other memory.
 
 A value is copied at most once in each direction, however many operators read it. Each direction has a copy lane of its
-own, which copies values in the order in which the segments that make them stand in the schedule: a value that is ready
-waits if a value before it is not. The copy lanes of a program work in the same order.
+own. It copies values in the order of the segments that make them, so a value that is ready waits for earlier values
+that are not. The copy lanes of a program work in the same order.
 
 A request starts and ends in host memory: inputs that the accelerator reads are copied to it before all other values,
-and outputs that it makes are copied back like any value.
+and outputs that the accelerator makes are copied back like any other value.
 """
 
 from __future__ import annotations
@@ -34,12 +34,15 @@ class Transfers:
         self._on_device = [is_accelerator_lane(lane) for lane in lanes]
         # Both directions are keyed by "upload": True is host to device, False device to host.
         self._cost = {True: costs.upload, False: costs.download}
+        #: When the copy lane of each direction is free, in ms.
         self._available = {True: 0.0, False: 0.0}
         #: Pending copies of each direction: (operator, value).
         self._queues: dict[bool, deque[tuple[int, int]]] = {True: deque(), False: deque()}
+        #: The end of each operator's segment, in ms.
         self._finished: dict[int, float] = {}
         #: When the last request input of an operator has reached the accelerator.
         self._inputs_ready: dict[int, float] = {}
+        #: When each value has reached the other memory.
         self._arrived: dict[int, float] = {}
         if not any(self._on_device):
             return
@@ -50,11 +53,11 @@ class Transfers:
 
     @property
     def finish_ms(self) -> float:
-        """The end of the last copy so far."""
+        """The end of the last copy so far, in ms."""
         return max(self._available.values())
 
     def inputs_ready_ms(self, i: int) -> float:
-        """Return when the accelerator has all request inputs that its operator ``i`` reads."""
+        """Return when the accelerator has all request inputs that its operator ``i`` reads, in ms."""
         return self._inputs_ready.get(i, 0.0)
 
     def finish_segment(self, segment: Sequence[int], time_ms: float) -> None:
@@ -71,7 +74,7 @@ class Transfers:
             self._available[upload] = self._arrived[value] = end
 
     def arrival_ms(self, values: Sequence[int]) -> float | None:
-        """Return when all of some values have reached the other memory; None if that is not known yet."""
+        """Return when all given values have reached the other memory, in ms; None if that is not known yet."""
         latest = 0.0
         for value in values:
             time = self._arrived.get(value)

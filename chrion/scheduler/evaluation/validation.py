@@ -18,9 +18,9 @@ def check_solution(dag: Dag, costs: Costs, solution: Solution) -> None:
     """Check a solution of any policy.
 
     - Each operator occurs once, on a lane that supports it, after all its predecessors (Constraints 6 to 10).
-    - Each is in one segment, on its lane and in its stage; segments follow those that they depend on.
+    - Each operator is in one segment, on its lane and in its stage; a segment follows those that it depends on.
     - Each lane runs its operators in the schedule's order, one at a time.
-    - Operators that overlap in time are independent, and so are those of a stage on different lanes of one device.
+    - Operators that overlap in time are independent. Operators of a stage on different lanes of one device are too.
     - No operator starts before all earlier stages have ended.
 
     Raises:
@@ -61,7 +61,7 @@ def _check_times(dag: Dag, schedule: Schedule, solution: Solution) -> None:
         running = [m for m in running if finish[m] > start[i] + rounding]
         for m in running:
             if finish[i] <= start[i]:
-                continue  # an operator of no duration overlaps with nothing
+                continue  # an operator of no duration overlaps with no other
             _require(schedule.lanes[m] != schedule.lanes[i], "a lane runs two operators at once")
             path = (dag.descendants[m] >> i | dag.descendants[i] >> m) & 1
             _require(not path, f"{dag.names[m]!r} and {dag.names[i]!r} overlap, although one depends on the other")
@@ -82,4 +82,4 @@ def _check_stages(dag: Dag, schedule: Schedule, solution: Solution) -> None:
             apart = schedule.lanes[i] != schedule.lanes[m]
             same_device = is_accelerator_lane(schedule.lanes[i]) == is_accelerator_lane(schedule.lanes[m])
             path = (dag.descendants[m] >> i | dag.descendants[i] >> m) & 1
-            _require(not (apart and same_device and path), "two lanes of a stage depend on each other")
+            _require(not (apart and same_device and path), "operators of a stage on two lanes depend on each other")

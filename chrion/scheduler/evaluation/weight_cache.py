@@ -19,9 +19,9 @@ from chrion.scheduler.schedule import Schedule
 
 
 def durations_ms(dag: Dag, costs: Costs, schedule: Schedule) -> list[float]:
-    """Return how long each operator runs on its lane; on the accelerator, without contention.
+    """Return the time of each operator on its lane, in ms; on the accelerator, without contention.
 
-    On CPU lanes that is W[i, j] plus the reload of its weights. j is the number of lanes in use: all ``cores`` of the
+    On CPU lanes it is W[i, j] plus the reload of its weights. j is the number of lanes in use: all ``cores`` of the
     schedule, as in the paper, or in a schedule with stages, those used in the operator's stage.
     """
     durations = _measured_ms(costs, schedule)
@@ -73,7 +73,10 @@ def _measured_ms(costs: Costs, schedule: Schedule) -> list[float]:
 
 
 class _Cache:
-    """The most recently used weights, up to a size; of an operator with larger weights it holds a part of each."""
+    """The most recently used weights, up to a size.
+
+    If the weights of one operator exceed the size, the cache holds an equal part of each of them.
+    """
 
     def __init__(self, weight_bytes: Sequence[int], size: int) -> None:
         self._weight_bytes = weight_bytes
@@ -84,8 +87,11 @@ class _Cache:
         self._last: Sequence[int] = ()
 
     def use(self, weights: Sequence[int]) -> int:
-        """Return the bytes that an operator reloads, of those that stay in the cache if it runs repeatedly."""
-        if weights == self._last:  # the operator before has used the same weights
+        """Use the weights of an operator, and return the bytes of them that are reloaded.
+
+        Bytes that do not fit into the cache even if the operator runs repeatedly are not counted: W includes them.
+        """
+        if weights == self._last:  # the previous operator has used the same weights
             return 0
         self._last = weights
         whole = sum(self._weight_bytes[w] for w in weights)

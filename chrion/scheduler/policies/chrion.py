@@ -1,7 +1,7 @@
 """The default policy: initial solutions of several kinds, the best of them improved by local search.
 
-It keeps the skeleton of the paper: for every number of cores k', choose lanes by finish time plus alpha times memory,
-and keep the k' with the least L + alpha * M, where M is resident memory.
+It follows the outline of the paper: for several numbers of cores k', choose lanes by finish time plus alpha times
+memory, and keep the k' with the least L + alpha * M, where M is resident memory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ChrionPolicy:
         return self.improve(self.initial(alpha), alpha)
 
     def improve(self, initial: Sequence[Solution], alpha: float) -> Solution:
-        """Improve the first of some initial solutions, and return the best result."""
+        """Improve the best of the given initial solutions, which are sorted, and return the best result."""
         count = 1 if len(self.initial.problem.dag) > LARGE else _IMPROVED
         improved = [self.search.improve(solution, alpha) for solution in initial[:count]]
         return min(improved, key=partial(preference, alpha))
@@ -52,10 +52,10 @@ class ChrionPolicy:
 class ChunkSearch:
     """The default policy for a graph and its variants with recurrent operators in chunks.
 
-    Alpha is chosen on initial solutions, which are fast to make. Only those of the chosen alpha are improved.
+    Alpha is chosen by initial solutions, which are fast to make. Only those of the chosen alpha are improved.
 
     Args:
-        variants: By chunk length (None: as it is), the variant and its policy.
+        variants: Each variant of the graph and its policy, by chunk length; None for the graph without chunks.
     """
 
     def __init__(self, variants: Mapping[int | None, tuple[Graph, ChrionPolicy]]) -> None:
@@ -63,7 +63,7 @@ class ChunkSearch:
 
     @classmethod
     def of(cls, graph: Graph, costs_of: Callable[[Dag], Costs]) -> ChunkSearch:
-        """Return the search over a graph as it is and with every promising chunk length."""
+        """Return the search over a graph without chunks and with every promising chunk length."""
         graphs: dict[int | None, Graph] = {None: graph}
         graphs |= {chunk: unroll(graph, chunk) for chunk in chunk_choices(graph)}
         return cls(
@@ -85,13 +85,16 @@ class ChunkSearch:
     def within(
         self, found: Sequence[VariantSolution], limits: Limits, alpha: float | None, scale: float
     ) -> list[VariantSolution]:
-        """Return solutions within a memory budget: the best of each variant, the best of all first.
+        """Return solutions within a memory budget: the best solution of each variant, the best variant first.
 
         Args:
             found: Solutions found without the budget.
             limits: The SLO and the budget.
             alpha: The requested alpha, or None.
             scale: An alpha at which latency and memory have about the same weight.
+
+        Returns:
+            The solutions; if none keeps both limits, the one that comes closest (see :func:`best_within`).
         """
         made_with = found[0].alpha
         points = [

@@ -1,7 +1,7 @@
 """Device selection: the paper's Algorithm 2.
 
 For every number of CPU cores k' in 0..k, visit the operators in order and place each on the lane with the least
-``EFT + alpha * M``; keep the k' with the least ``L + alpha * M``. The text compares all k' + 1 lanes for every
+``EFT + alpha * M``; keep the k' with the least ``L + alpha * M``. The paper compares all k' + 1 lanes for every
 operator. CPU lanes differ only in the time at which they become available. So the least EFT among them is that of the
 first lane that is available when the operator's inputs have arrived, or else of the lane that is available first: one
 comparison with the accelerator remains. O((n + edges) * k) for all core counts together, plus a scan of at most k'
@@ -56,7 +56,7 @@ def select_devices(dag: Dag, costs: Costs, order: Sequence[int], alpha: float) -
 
 
 class _EdgeTable:
-    """For every operator, its predecessors with the times to copy their results up and down."""
+    """The predecessors of every operator, with the times in ms to copy their results in each direction."""
 
     def __init__(self, dag: Dag, costs: Costs) -> None:
         self.rows = [

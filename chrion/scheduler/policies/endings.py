@@ -1,8 +1,9 @@
 """Endings: the search space of IOS, the possible last stages of a set of operators (Ding et al., 2021, section 4).
 
-A stage may be the last one of a set of operators if no edge leaves it: an *ending*. Its operators fall into groups
-with no edge between them. As no edge leaves an ending, none leaves a group of it either. So an ending is a union of
-disjoint groups that are each closed under successors, and the endings of a set are found by combining groups.
+A stage can be the last one of a set of operators if no edge leads from the stage to the rest of the set. Such a stage
+is an *ending*. Its operators fall into groups with no edge between them. As no edge leaves an ending, none leaves one
+of its groups either. So an ending is a union of disjoint groups that are each closed under successors, and the endings
+of a set are found by combining groups.
 
 There are two definitions of a group:
 
@@ -30,12 +31,12 @@ class Block:
 
     #: Operators that are scheduled as one, in topological order: single operators, or several in sequence.
     units: tuple[tuple[int, ...], ...]
-    #: For each unit, a mask of it and of all its descendants in the block.
+    #: For each unit, a mask of the unit and all its descendants in the block.
     below: tuple[int, ...]
 
     @classmethod
     def of(cls, dag: Dag, units: Sequence[tuple[int, ...]]) -> Block:
-        """Return the block of some units, which are given in a topological order."""
+        """Return the block of the given units, which are in topological order."""
         home = {i: at for at, unit in enumerate(units) for i in unit}
         below = [0] * len(units)
         for at in reversed(range(len(units))):
@@ -54,11 +55,11 @@ class Block:
 def endings(
     block: Block, remaining: int, r: int | None, s: int | None, groups: str = GROUPS[0]
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield each ending of a set of units once, with its groups; never the empty one.
+    """Yield each non-empty ending of a set of units once, with its groups; both are bit masks.
 
     Args:
         block: The block.
-        remaining: The set, itself closed under predecessors.
+        remaining: The set, closed under predecessors.
         r: Most units of a group; None for any number.
         s: Most groups of an ending; None for any number.
         groups: One of :data:`GROUPS`.

@@ -1,10 +1,10 @@
 """Exact optimum of small graphs, by constraint programming: the reference for the other policies.
 
-Interval scheduling in OR-Tools CP-SAT with the cost definition of the evaluator, every operator a segment: an optional
-interval for each operator and lane, no overlap on a lane, a handoff for each edge between CPU lanes, and copies on
-lanes of their own, including those of the request's inputs and outputs. Times are integers of a resolution that keeps
-rounding below a ten-thousandth of the makespan. The duration of an operator does not depend on the order, so weight
-reloads (:mod:`chrion.scheduler.evaluation.weight_cache`) are left out.
+Interval scheduling in OR-Tools CP-SAT with the evaluator's definition of cost. Every operator is a segment of its own.
+The model has an optional interval for each operator and lane, no overlap on a lane, a handoff for each edge between CPU
+lanes, and copies on lanes of their own, including those of the request's inputs and outputs. Times are integers of a
+resolution that keeps rounding below a ten-thousandth of the makespan. The duration of an operator does not depend on
+the order, so weight reloads (:mod:`chrion.scheduler.evaluation.weight_cache`) are left out.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def exact(dag: Dag, costs: Costs, alpha: float) -> Schedule:
     """Return the schedule with the least latency, at the best number of cores.
 
     Raises:
-        OptionError: The graph is too large, alpha is not 0, or OR-Tools is missing.
+        OptionError: The graph is too large, alpha is not 0, OR-Tools is missing, or no schedule is found in time.
+        ScheduleError: There is neither an accelerator that runs every operator nor a CPU core.
     """
     if alpha:
         raise OptionError("policy exact minimises latency alone, without alpha", hint="leave out --alpha")
@@ -70,7 +71,11 @@ def solve(dag: Dag, costs: Costs, cores: int, *, limit_s: float = _LIMIT_S) -> O
 
 
 def _cp_model() -> Any:
-    """Import OR-Tools, which is optional."""
+    """Import OR-Tools, which is optional.
+
+    Raises:
+        OptionError: It is not installed.
+    """
     try:
         from ortools.sat.python import cp_model  # noqa: PLC0415 - an extra
     except ImportError as error:
@@ -108,7 +113,7 @@ class _Model:
         self.tick_ms = horizon_ms / _TICKS
         self.start = [self.model.new_int_var(0, 2 * _TICKS, f"s{i}") for i in range(len(dag))]
         self.end = [self.model.new_int_var(0, 2 * _TICKS, f"e{i}") for i in range(len(dag))]
-        #: Position of each operator in the order, if copies depend on it.
+        #: Position of each operator in the order; a variable only if there are copies, which depend on it.
         self.position: Sequence[Any] = [0] * len(dag)
         self.on = [[self._assignment(i, lane) for lane in lanes] for i in range(len(dag))]
         self._constrain()

@@ -27,8 +27,8 @@ def schedule_heft(dag: Dag, costs: Costs, cores: int, *, alpha: float = 0.0) -> 
     Args:
         dag: The graph.
         costs: The machine's costs of its operators.
-        cores: CPU lanes to use, from 0.
-        alpha: Price, in ms per MB, of the memory that the operator adds on the accelerator.
+        cores: Number of CPU lanes to use, 0 or more.
+        alpha: Price, in ms per MB, of the memory that an operator adds on the accelerator.
     """
     rank = upward_ranks(dag, costs)
     position = {v: at for at, v in enumerate(dag.topological_order)}
@@ -48,6 +48,6 @@ def schedule_heft(dag: Dag, costs: Costs, cores: int, *, alpha: float = 0.0) -> 
 
 
 def _marginal_mb(dag: Dag, costs: Costs, i: int, resident: set[int]) -> float:
-    """Return the memory that operator ``i`` adds on the accelerator: weights that are resident cost nothing more."""
+    """Return the memory in MB that operator ``i`` adds on the accelerator; resident weights add nothing."""
     new = sum(dag.weight_bytes[w] for w in dag.weights[i] if w not in resident)
     return costs.memory[i].outputs_mb + new / 1e6 + (0.0 if resident else costs.base_memory_mb)

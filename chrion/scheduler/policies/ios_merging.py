@@ -1,4 +1,4 @@
-"""Merging of operators, IOS's second strategy: siblings of a stage become one operator if that is predicted faster.
+"""Merging of operators, IOS's second strategy: siblings become one operator if that is predicted to be faster.
 
 The cost of a merged operator comes from the profile like any other: measured, if the profile was also made of
 :func:`merged_variants`, else estimated from operators of its type.
@@ -38,7 +38,7 @@ def solve_with_merging(
 
     Args:
         graph: The graph.
-        costs_of: Returns the costs of its operators, and of those of its variants.
+        costs_of: Returns the costs of the operators of the graph or of one of its variants.
         meter: Measures stages; if missing, their latencies are predicted from the costs.
 
     Returns:
@@ -84,7 +84,7 @@ def _disjoint_merges(graph: Graph) -> list[list[tuple[int, ...]]]:
 def _merged_ms(
     graph: Graph, costs_of: Callable[[Dag], Costs], meter: StageMeter | None
 ) -> dict[tuple[int, ...], float]:
-    """Return the latency of each merge as a stage of its own: the merged operator and the split after it."""
+    """Return the latency in ms of each merge as a stage of its own: the merged operator and the split after it."""
     found = {}
     for groups in _disjoint_merges(graph):
         variant = merge_operators(graph, groups)

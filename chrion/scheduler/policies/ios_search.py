@@ -8,10 +8,10 @@ The graph is split at its articulation points, operators that are related to eve
 operator that shares a stage with such an operator shares its group. Each block is searched by itself, and equal blocks
 once.
 
-**Large blocks.** A search is abandoned after 600 000 endings, where each stage whose latency is requested counts as
-twenty; once a graph has used 2 000 000 in all, after 10 000. Then the block is searched with sequences of operators
-joined into one, and if that is still too large, in two halves along its topological order. Such a schedule is valid,
-but only its parts are optimal.
+**Large blocks.** A search is abandoned after 600 000 endings, or after 10 000 once the searches of the graph have used
+2 000 000 together. Each stage whose latency is requested counts as twenty endings. If a search is abandoned, the block
+is searched with sequences of operators joined into one, and if that is still too large, in two halves along its
+topological order. Such a schedule is valid, but only its parts are optimal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MergedCosts = Mapping[tuple[int, ...], float]
 
 #: Most endings of one search, of all searches of a graph together, and of each search after that.
 _MOST_ENDINGS, _MOST_IN_ALL, _MOST_AFTERWARDS = 600_000, 2_000_000, 10_000
-#: Endings that the latency of one stage counts for.
+#: The number of endings that a request for the latency of a stage counts as.
 _ENDINGS_PER_LATENCY = 20
 #: A block is not searched if its states, times this number of endings, may exceed the limit.
 _ENDINGS_PER_STATE = 30
@@ -113,7 +113,7 @@ def split_into_blocks(dag: Dag) -> list[list[int]]:
 class _Step:
     """The best way to reach a set of remaining units."""
 
-    #: Latency of the stages after the set.
+    #: Latency in ms of the stages that have been removed from the whole set.
     ms: float
     #: The set before the last stage was removed, and the groups of that stage.
     source: int
@@ -134,7 +134,7 @@ class _Search:
         self._known: dict[object, list[tuple[tuple[int, ...], bool]] | None] = {}
 
     def stages(self, units: list[tuple[int, ...]]) -> list[Stage]:
-        """Return the stages of a block of units; of its parts if the block is too large."""
+        """Return the stages of a block of units; if the block is too large, the stages of its parts."""
         block = Block.of(self._dag, units)
         key = self._key(block)
         if key not in self._known:
@@ -157,7 +157,7 @@ class _Search:
         return block.below, signatures, inside
 
     def _search(self, block: Block) -> list[tuple[tuple[int, ...], bool]] | None:
-        """Return the groups of each stage, first to last, and True if merged; None if the block is too large."""
+        """Return the groups of each stage, first to last, with True if they are merged; None for a block too large."""
         limit = _MOST_ENDINGS if self._tried < _MOST_IN_ALL else _MOST_AFTERWARDS
         if len(block.units) > 1 and _bound_states(self._dag, block) > limit / _ENDINGS_PER_STATE:
             return None
@@ -229,7 +229,7 @@ def _join_sequences(dag: Dag, units: Sequence[tuple[int, ...]]) -> list[tuple[in
 def _bound_states(dag: Dag, block: Block) -> float:
     """Return an upper bound on the number of states: the product of (length + 1) over chains that cover the block.
 
-    Of each chain, any number of units may remain. The chains are Opara's, found in one pass.
+    Any number of units of a chain may remain. The chains are those of Opara's stream assignment, found in one pass.
     """
     home = {i: at for at, unit in enumerate(block.units) for i in unit}
     chain = [-1] * len(block.units)

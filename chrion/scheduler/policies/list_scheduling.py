@@ -31,7 +31,7 @@ class ListScheduler:
     Args:
         dag: The graph.
         costs: The machine's costs of its operators.
-        cores: CPU lanes to use, from 0.
+        cores: Number of CPU lanes to use, 0 or more.
     """
 
     def __init__(self, dag: Dag, costs: Costs, cores: int) -> None:
@@ -64,7 +64,7 @@ class ListScheduler:
         return Schedule(tuple(order), tuple(slot.lane for slot in self._slots), self._cores)
 
     def _ready_ms(self, i: int, lane: int) -> float:
-        """Return when the results of all predecessors have reached a lane."""
+        """Return when the results of all predecessors have reached a lane, in ms."""
         ready = 0.0
         for m, size in zip(self._dag.predecessors[i], self._dag.edge_bytes[i], strict=True):
             source = self._slots[m]
@@ -92,7 +92,7 @@ def downward_ranks(dag: Dag, costs: Costs) -> list[float]:
 
 
 def mean_transfer_ms(dag: Dag, costs: Costs, before: int, after: int) -> float:
-    """Return the mean time from the end of an operator to the start of its successor on another lane."""
+    """Return the mean time in ms from the end of an operator to the start of its successor on another lane."""
     if costs.accelerator_ms is None:
         return costs.handoff_ms
     size = dag.edge_bytes[after][dag.predecessors[after].index(before)]

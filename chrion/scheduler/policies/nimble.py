@@ -43,7 +43,7 @@ def nimble_streams(dag: Dag, *, share: bool = False) -> list[int]:
 
 
 def _number_chains(order: Sequence[int], following: Sequence[int | None]) -> list[int]:
-    """Return the chain of each member, where ``following`` joins members; numbered by first member along ``order``."""
+    """Return the chain of each member, given the member that follows each; chains are numbered along ``order``."""
     chain = [-1] * len(following)
     count = 0
     for i in order:

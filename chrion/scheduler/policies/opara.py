@@ -29,7 +29,8 @@ def opara_streams(dag: Dag, order: Sequence[int] | None = None) -> list[int]:
     """Return Opara's stream assignment (its Algorithm 1).
 
     Each operator joins the stream of its first predecessor that no other operator follows yet, or else a new stream.
-    One pass over the edges. The result depends on the order, unlike the number of synchronisations of Nimble's.
+    It takes one pass over the edges. The result depends on the order, whereas the number of synchronisations of
+    Nimble's assignment does not.
 
     Args:
         dag: The graph.

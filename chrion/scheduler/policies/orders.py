@@ -1,7 +1,7 @@
 """Topological orders: the paper's hybrid of breadth first and depth first (Algorithm 1), and those two themselves.
 
 Algorithm 1 walks the graph breadth first with a queue. A popped operator with an unscheduled predecessor goes back
-to the end of the queue. A scheduled operator pushes its children; but a child that waits for it alone, and whose
+to the end of the queue. A scheduled operator pushes its children; but a child without other predecessors whose
 communication time exceeds its mean execution time over the devices, is scheduled at once behind its parent::
 
     queue = deque(roots)

@@ -124,7 +124,7 @@ def _plugins() -> dict[str, EntryPoint]:
 
 
 @lru_cache(maxsize=8)
-def _discover(path: tuple[str, ...]) -> dict[str, EntryPoint]:  # noqa: ARG001 - a new path may hold other packages
+def _discover(path: tuple[str, ...]) -> dict[str, EntryPoint]:  # noqa: ARG001 - the cache's key: a new path may hold other packages
     """Find the entry points of installed packages; warn about names that are taken."""
     found: dict[str, EntryPoint] = {}
     for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: (point.name, _package(point))):
@@ -167,7 +167,7 @@ def _load(point: EntryPoint) -> Policy:
 
     lines = (function.__doc__ or "").strip().splitlines()
     description = lines[0] if lines else f"Policy of package {_package(point)}."
-    # A package does not say if its policy weighs memory: to meet a budget, raising alpha is tried.
+    # A package does not declare if its policy weighs memory, so a higher alpha is always tried to meet a budget.
     return _policy(point.name, description, _checked(point, function), weighs_memory=True)
 
 

@@ -30,7 +30,7 @@ class Stage:
 
     #: Groups that do not depend on each other; the operators of a group are in topological order, on one lane.
     groups: tuple[tuple[int, ...], ...]
-    #: True if its operators are merged into one (the second of IOS's strategies).
+    #: True if the operators of the stage are merged into one (the second of IOS's strategies).
     merged: bool = False
 
 
@@ -40,7 +40,7 @@ class DeviceLanes:
     They are the accelerator's ``costs.streams`` lanes, or the CPU cores if there is no accelerator. The latency of a
     stage comes from the profile: a dispatch, then the lane with most work, slowed by contention (W[i, j] on j cores;
     :mod:`chrion.scheduler.evaluation.contention` on the accelerator), and handoffs where lanes wait for each other. It
-    does not depend on the stages before; so it is no less than what the evaluator finds.
+    does not depend on earlier stages, and is an upper bound on what the evaluator predicts.
 
     Args:
         dag: The graph.
@@ -55,7 +55,7 @@ class DeviceLanes:
         self._alone = [self.alone_ms(i) for i in range(len(dag))]
 
     def alone_ms(self, i: int) -> float:
-        """Return the time of an operator with nothing beside it: on this device, or on a core if not supported."""
+        """Return the time in ms of an operator that runs alone: on this device, or on a core if not supported."""
         accelerator_ms = self._costs.accelerator_ms
         if accelerator_ms is None or accelerator_ms[i] == math.inf:
             return self._costs.cpu_ms[0][i] if self._costs.cores else 0.0
@@ -89,10 +89,11 @@ class DeviceLanes:
         return [sorted(packed[lane], key=self._position.__getitem__) for _, lane in fullest_first]
 
     def stage_ms(self, groups: Sequence[Sequence[int]]) -> float:
-        """Return the latency of a stage: from its start on the first lane to the start of the next stage there."""
+        """Return the latency of a stage in ms: on the first lane, from its start to the start of the next stage."""
         packed = self.pack(groups)
         first, *others = packed
-        barriers_ms = 2 * self._costs.handoff_ms  # the other lanes wait for the start, and the first for their ends
+        # The other lanes wait for the start, and the first lane waits for their ends.
+        barriers_ms = 2 * self._costs.handoff_ms
         if not others:
             work = sum([self._alone[i] for i in first])
         elif is_accelerator_lane(self.lanes[0]):

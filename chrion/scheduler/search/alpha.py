@@ -1,8 +1,8 @@
 """Choice of alpha: the largest that meets an SLO, or the smallest that fits a memory budget.
 
-A larger alpha saves more accelerator memory and usually costs latency. But the greedy selection behind it is not
-monotone, so that bisection alone could stop far below the answer. Instead, a grid is tried from the largest alpha down
-to the first that meets the SLO, followed by bisection between that alpha and the one before it.
+A larger alpha saves more accelerator memory and usually costs latency. But policies select greedily, so
+latency is not monotone in alpha, and bisection alone could stop far below the answer. Instead, a grid is tried from the
+largest alpha down to the first that meets the SLO, followed by bisection between that alpha and the one before it.
 """
 
 from __future__ import annotations

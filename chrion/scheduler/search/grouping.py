@@ -32,7 +32,8 @@ class Groups:
     members: tuple[tuple[int, ...], ...]
     #: The groups as a graph.
     dag: Dag
-    #: For each operator, how many operators reading the same weight come before it: its step.
+    #: The step of each operator: the number of operators before it that read the same weight. An operator without a
+    #: large weight has the step of its latest predecessor.
     step: tuple[int, ...]
 
     @property
@@ -135,10 +136,10 @@ def assign_round_robin(groups: Groups, lanes: int) -> tuple[list[int], list[int]
     """Assign groups of several steps to CPU lanes 1, 2, ... round robin.
 
     A lane runs all steps of a group before its next group, one step behind the lane before it. A group of a single step
-    goes to the lane of the group before it, or of the first group.
+    has the lane of the last group of several steps before it, or else lane 1.
 
     Returns:
-        The lane of each operator, and its start if every step took the same time.
+        The lane of each operator, and its start, counted in steps as if all took the same time.
     """
     lane, start = [1] * len(groups.of), [0] * len(groups.of)
     assigned = -1

@@ -1,6 +1,6 @@
 """Initial solutions: complete schedules of several kinds, from which local search starts.
 
-For every number of CPU cores:
+The first kind is made once, the others for several numbers of CPU cores (:attr:`InitialSolutions.core_counts`):
 
 - **one lane**: every operator on one lane, without any handoff;
 - **HEFT** on operators, and the paper's greedy device selection: good if operators are long compared with handoffs;
@@ -44,8 +44,8 @@ class InitialSolutions:
         self.problem = Problem(dag, costs)
         self.groups = group_operators(dag, costs)
         units = self.groups.units
-        #: Operators that are cut together wherever they are placed; None leaves the cut to the schedule. All steps of
-        #: a layer are alike, so that cut step by step they share one session and its packed weights.
+        #: Operators that stay in one segment wherever they are placed; None if the schedule determines the segments.
+        #: The steps of a layer are alike, so segments of one step each share one session and its packed weights.
         self.units = units if self.groups.steps > 1 else None
         self._order = hybrid_order(dag, costs)
         self._independent_of_alpha = [*self._single_lanes(), *self._grouped()]
@@ -98,7 +98,7 @@ class InitialSolutions:
             steps *= 2
 
     def _alternating(self, cores: int) -> Solution | None:
-        """Return the solution with layers assigned round robin; None without several steps and lanes."""
+        """Return the solution with layers assigned round robin; None if there is only one step or lane."""
         if self.units is None or cores < 2:
             return None
         dag, groups = self.problem.dag, self.groups
@@ -120,7 +120,7 @@ class InitialSolutions:
             yield self._by_units(schedule_heft(dag, costs, cores, alpha=alpha), "heft")
 
     def _by_units(self, schedule: Schedule, origin: str) -> Solution:
-        """Evaluate a schedule of single operators; with units, a unit follows its longest operator."""
+        """Evaluate a schedule of single operators; if there are units, each is placed with its longest operator."""
         problem = self.problem
         if self.units is None:
             return problem.evaluate(Schedule(schedule.order, schedule.lanes, schedule.cores), origin=origin)

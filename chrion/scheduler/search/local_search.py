@@ -1,7 +1,7 @@
 """Local search: move units between lanes, reorder operators and merge segments while the evaluator confirms a gain.
 
 Monotone: a step is taken only if it lowers L + alpha * M (a merge also if the cost stays the same, since fewer segments
-are cheaper to hold). The search is bounded by evaluated operators instead of time, and seeded, so that equal inputs
+need fewer sessions). The search is bounded by evaluated operators instead of time, and seeded, so that equal inputs
 give equal plans. The default budget takes about a second.
 """
 
@@ -33,7 +33,7 @@ class LocalSearch:
     Args:
         problem: The graph and its costs.
         groups: Operators of each group.
-        units: Operators that are cut together; None if the cut is left to the schedule.
+        units: Operators that stay in one segment; None if the schedule determines the segments.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class LocalSearch:
 
     @property
     def neighbourhoods(self) -> list[tuple[tuple[int, ...], ...]]:
-        """Operators that move together, for each pass: groups; in a graph that is not large, smaller units as well."""
+        """Operators that move together, for each pass: groups; in small graphs units and single operators as well."""
         n = len(self.problem.dag)
         if n > _FINE:
             return [self._groups]
@@ -62,7 +62,7 @@ class LocalSearch:
         Args:
             solution: The solution to start from.
             alpha: Price of accelerator memory, in ms per MB.
-            cap_mb: Resident accelerator memory that the result must not exceed; the start must not exceed it either.
+            cap_mb: Resident accelerator memory that ``solution`` and the result must not exceed.
             budget: Operators to evaluate in each pass.
 
         Returns:
@@ -72,7 +72,7 @@ class LocalSearch:
         solution = replace(solution, cap_mb=cap_mb)
         for units in self.neighbourhoods:
             solution = move_units(problem, solution, units, alpha, budget=budget)
-        # Tiles are alike and share one session and its packed weights; merged with a neighbour, they would not.
+        # Units are alike and share one session and its packed weights; merged with a neighbour, they would not.
         return solution if self._units else merge_segments(problem, solution, alpha, budget=budget)
 
 

@@ -1,8 +1,8 @@
 """Pareto frontier of latency and accelerator memory, found before any budget is known.
 
-1. **Alphas.** Initial solutions are made at many alphas, from 0 to far more than latency is worth.
-2. **Descent.** From the fastest of them, unit after unit leaves the accelerator, each time the one that frees the most
-   memory for the latency it costs. A short local search follows each step, and every placement tried is kept.
+1. **Alphas.** Initial solutions are made at many alphas, from 0 to values at which memory far outweighs latency.
+2. **Descent.** From the fastest of them, one unit after another moves to a CPU lane, each time the one that frees the
+   most memory for the latency it costs. A short local search follows each step, and every placement tried is kept.
 3. **Refinement.** Points along the whole frontier are improved by local search, each with its own memory as the cap.
 
 None of these stages depends on a budget: a budget only selects among the points that fit. So a larger budget selects
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 def find_frontier(initial: InitialSolutions, search: LocalSearch, scale: float) -> list[Solution]:
-    """Return stages 1 and 2: the frontier from the least accelerator memory to the least latency.
+    """Return the frontier after stages 1 and 2, from the least accelerator memory to the least latency.
 
     Args:
         initial: Initial solutions of a graph.
@@ -57,7 +57,7 @@ def find_frontier(initial: InitialSolutions, search: LocalSearch, scale: float) 
 
 
 def refine_point(search: LocalSearch, point: Solution, points: int) -> Solution:
-    """Return stage 3 for one of ``points`` points: a solution that is no slower and needs no more memory."""
+    """Improve one of ``points`` points (stage 3): return a solution that is no slower and needs no more memory."""
     return search.improve(point, 0.0, cap_mb=point.timeline.resident_mb, budget=_WORK // points)
 
 
@@ -117,7 +117,7 @@ def _descend(
 
 
 def _offload_moves(problem: Problem, current: Solution, units: Sequence[Sequence[int]]) -> Iterator[Solution]:
-    """Yield ``current`` with each unit moved from the accelerator to the least busy CPU lane, or to a neighbour's."""
+    """Yield ``current`` with each unit moved off the accelerator, to the least busy CPU lane or a neighbour's lane."""
     lanes = current.schedule.lanes
     busy = current.timeline.busy_ms
     least_busy = min(range(1, current.schedule.cores + 1), key=busy.__getitem__)
