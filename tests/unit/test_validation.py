@@ -52,7 +52,7 @@ def moved(name: str, i: int, ms: float) -> Solution:
         (moved("finish_ms", 4, 9.0), "lane runs two|starts before"),
         (moved("finish_ms", 1, 3.5), "overlap, although one depends|lane runs two"),
         (moved("start_ms", 4, 0.5), "starts before"),
-        (replace(GOOD, schedule=replace(GOOD.schedule, stages=(0, 0, 0, 0, 0))), "two lanes of a stage"),
+        (replace(GOOD, schedule=replace(GOOD.schedule, stages=(0, 0, 0, 0, 0))), "stage on two lanes depend"),
     ],
 )
 def test_an_invalid_solution_is_refused(bad: Solution, message: str) -> None:
