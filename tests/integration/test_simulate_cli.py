@@ -24,7 +24,7 @@ def test_tables(tmp_path: Path) -> None:
 
 
 def test_json_and_plot(tmp_path: Path) -> None:
-    """--json prints one object and nothing else; --plot writes a picture beside it."""
+    """``--json`` prints one object and nothing else; ``--plot`` writes a picture as well."""
     (tmp_path / "s.toml").write_text('[workload]\nkind = "csv"\npath = "t.csv"\n')
     (tmp_path / "t.csv").write_text("time_s,model\n0,baseline\n1,batch-1\n2,baseline\n")
     done = chrion("s.toml", "--json", "--plot", "p.png", folder=tmp_path)
@@ -46,7 +46,7 @@ def test_sweep(tmp_path: Path) -> None:
 
 
 def test_sweep_table(tmp_path: Path) -> None:
-    """Without --json a sweep is a table with a column for the swept key."""
+    """Without ``--json`` a sweep is printed as a table with a column for the swept key."""
     done = chrion("table7", "--set", "requests=300", "--sweep", "cpu_cores=4,8", folder=tmp_path)
     assert done.returncode == 0
     assert "cpu_cores" in done.stdout

@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_page_has_scenarios_and_commands() -> None:
-    """The search for blocks finds them."""
+    """The search for blocks finds scenarios and commands on the page."""
     assert len(SCENARIOS) == 2
     assert len([command for command in COMMANDS if "simulate" in command.words]) == 7
 
@@ -87,7 +87,7 @@ def test_a_command_works_as_printed(
 
 
 def test_the_page_lists_the_bundled_scenarios() -> None:
-    """Its table has a row for each bundled scenario, with the numbers of servers and models."""
+    """The page's table has a row for each bundled scenario, with the numbers of servers and models."""
     text = PAGE.read_text(encoding="utf-8")
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| `")

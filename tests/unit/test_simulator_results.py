@@ -42,7 +42,7 @@ def alternating(folder: Path, **sets: Any) -> tuple[Scenario, PatternResult]:
 
 
 def test_figures_equal_a_calculation_by_hand(tmp_path: Path) -> None:
-    """Ten requests that arrive every second and all load: counts, rates, latencies and busy shares."""
+    """Ten requests, one a second, that all load have counts, rates, latencies and busy shares as by hand."""
     _, result = alternating(tmp_path)
     total = result.total
     assert (total.arrivals, total.completed, total.cold, total.loads) == (10, 10, 10, 10)
@@ -72,7 +72,7 @@ def test_drops_are_violations(tmp_path: Path) -> None:
 
 
 def test_pinned_models_are_loaded_before_the_run(tmp_path: Path) -> None:
-    """Pinned models count no loads; with memory for both there is no swapping."""
+    """Pinned models count no loads, and with enough memory for both models none is evicted."""
     _, result = alternating(tmp_path, pinned=True, gpu_memory_gb=1.2)
     assert result.total.loads == 0
     assert result.servers[0].memory_mean_mb == pytest.approx(1200)

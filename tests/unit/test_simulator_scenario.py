@@ -328,7 +328,7 @@ def test_no_such_scenario() -> None:
     ],
 )
 def test_sets(tmp_path: Path, key: str, value: Any, found: Any) -> None:
-    """A path, or a bare key that one section knows, changes the scenario."""
+    """A change is given by a path, or by a bare key that one section has."""
     assert found(scenario(tmp_path, "", **{key: value})) == value
 
 
@@ -349,7 +349,7 @@ def test_unknown_keys_of_changes(tmp_path: Path, key: str, message: str) -> None
 
 
 def test_parse_set_and_sweep() -> None:
-    """Values are TOML where they can be, else text; a sweep is a list of them; several make a grid."""
+    """Values are read as TOML if possible, else as text; a sweep lists values, and several sweeps make a grid."""
     assert parse_set("a.b=8") == ("a.b", 8)
     assert parse_set("preload=true") == ("preload", True)
     assert parse_set("eviction=lfu") == ("eviction", "lfu")
@@ -360,7 +360,7 @@ def test_parse_set_and_sweep() -> None:
 
 @pytest.mark.parametrize("text", ["a", "=1", "a="])
 def test_malformed_set(text: str) -> None:
-    """Without key, sign and value there is nothing to set."""
+    """A change without a key, an equals sign or a value is refused."""
     with pytest.raises(OptionError, match="expected key=value"):
         parse_set(text)
     with pytest.raises(OptionError, match="expected key=value"):

@@ -18,7 +18,7 @@ def trace(folder: Path, kind: str, text: str) -> Arrivals | MinuteCounts:
 
 
 def test_csv(tmp_path: Path) -> None:
-    """Times are in seconds, functions are numbered in order of appearance, and empty lines are skipped."""
+    """Times are read in seconds, functions are numbered in order of appearance, and empty lines are skipped."""
     read = trace(tmp_path, "csv", "\ufefftime_s,model\n0,b\n\n0.5,a\n0.5,b\n")
     assert isinstance(read, Arrivals)
     assert read.times_s.tolist() == [0.0, 0.5, 0.5]

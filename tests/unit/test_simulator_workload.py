@@ -66,7 +66,7 @@ def test_csv_by_name(tmp_path: Path) -> None:
 
 
 def test_csv_of_an_unknown_model(tmp_path: Path) -> None:
-    """The name of no model is refused, with a hint at other mappings."""
+    """A function that is not the name of a model is refused, with a hint at other mappings."""
     with pytest.raises(ScenarioError, match=r"requests 'x'.*round-robin"):
         replay(tmp_path, "time_s,model\n0.5,x\n")
 
@@ -127,7 +127,7 @@ def test_llm_draws_models(tmp_path: Path) -> None:
 
 
 def test_mappings() -> None:
-    """``round-robin`` follows the file, ``rank`` the number of requests, ``hash`` the name alone."""
+    """``round-robin`` maps in the order of the file, ``rank`` by number of requests, ``hash`` by name alone."""
     totals = np.array([1, 50, 7, 9])
     functions = ("w", "x", "y", "z")
     assert map_functions(functions, totals, "round-robin", NAMES).tolist() == [0, 1, 2, 0]

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("model")
 
 
 def test_every_policy_has_a_row(cli: Chrion) -> None:
-    """One JSON object has each policy's predicted and measured latency, or the reason why there is none."""
+    """The JSON object has each policy's predicted and measured latency, or the reason why there is none."""
     code, out, _ = cli("compare", "m.onnx", "--json", "--rounds", "1")
     assert code == 0
     assert out.count("\n") == 1
@@ -54,7 +54,7 @@ def test_the_table_names_the_fastest_and_the_picture_is_drawn(cli: Chrion) -> No
 
 
 def test_plans_for_another_machine_are_predicted_only(cli: Chrion) -> None:
-    """Nothing is run, and stderr says why."""
+    """Plans for another machine's profile are not run, and stderr says why."""
     code, out, err = cli("compare", "m.onnx", "--profile", PAPER, "--policies", "accelerator,cpu", "--json")
     assert code == 0
     assert "another machine" in err
@@ -109,5 +109,5 @@ def test_operators_that_ios_may_merge_are_measured(cli: Chrion, monkeypatch: pyt
     ],
 )
 def test_bad_options_are_refused(cli: Chrion, option: str, argument: str, about: str) -> None:
-    """Nothing is measured first."""
+    """Invalid options are refused before anything is measured."""
     assert_refused(cli("compare", "m.onnx", option, argument), about)

@@ -39,12 +39,12 @@ def _quiet_again() -> Iterator[None]:
 
 @pytest.mark.parametrize("option", ["--version", "-V"])
 def test_the_version_is_printed(cli: Chrion, option: str) -> None:
-    """On stdout, on a line of its own."""
+    """The version is printed on stdout, on a line of its own."""
     assert cli(option) == (0, f"chrion {chrion.__version__}\n", "")
 
 
 def test_the_package_runs_as_a_module() -> None:
-    """``python -m chrion`` is the command, and its help calls it so."""
+    """``python -m chrion`` runs the command, whose help calls it ``chrion``."""
     done = run_chrion("--help", env={**os.environ, **PLAIN})
     assert (done.returncode, done.stderr) == (0, "")
     assert "Usage: chrion [OPTIONS] COMMAND" in done.stdout
@@ -53,7 +53,7 @@ def test_the_package_runs_as_a_module() -> None:
 
 
 def test_without_arguments_help_is_printed(cli: Chrion) -> None:
-    """No error, and the same text as with ``-h`` and ``--help``."""
+    """Without arguments the command prints the same text as with ``-h`` and ``--help``, and exits without an error."""
     code, out, err = cli()
     assert (code, err) == (0, "")
     assert out.strip() == cli("-h")[1].strip() == cli("--help")[1].strip()
@@ -62,7 +62,7 @@ def test_without_arguments_help_is_printed(cli: Chrion) -> None:
 
 @pytest.mark.parametrize("command", [*([name] for name in COMMANDS), ["plan", "show"], ["cache", "clear"]])
 def test_every_command_has_help_with_an_example(cli: Chrion, command: list[str]) -> None:
-    """``-h`` is ``--help``."""
+    """Every command accepts ``-h`` and ``--help``, and its help contains an example."""
     code, out, err = cli(*command, "-h")
     assert (code, err) == (0, "")
     assert out == cli(*command, "--help")[1]
@@ -71,7 +71,7 @@ def test_every_command_has_help_with_an_example(cli: Chrion, command: list[str])
 
 
 def test_help_names_policies_and_defaults(cli: Chrion) -> None:
-    """A newcomer finds every scheduler with its description, and what is used without an option."""
+    """The help lists every scheduler with its description, and the defaults of options."""
     descriptions = {name: policy.description for name, policy in POLICIES.items()}
     out = " ".join(cli("partition", "--help")[1].replace("│", " ").split())
     assert all(f"{name}: {description}" in out for name, description in descriptions.items())
@@ -93,7 +93,7 @@ def completions(*words: str) -> list[str]:
 
 
 def test_completion_offers_commands_and_names() -> None:
-    """Commands, policies, models and bundled scenarios complete."""
+    """Completion offers commands, policies, models and bundled scenarios."""
     assert completions("part") == ["partition"]
     assert set(completions("partition", "m.onnx", "--policy", "chr")) == {"chrion", "chrion-paper"}
     assert completions("compare", "m.onnx", "--policies", "heft,gre") == ["heft,greedy"]
@@ -135,7 +135,7 @@ def test_an_interrupt_during_work_is_one_line(model: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("arguments", [("simulate", "--list", "--json"), ("model", "--list"), ("--help",)])
 def test_a_full_disk_is_one_line_and_exit_code_1(arguments: tuple[str, ...]) -> None:
-    """Results that cannot be printed are a failure, and not a traceback."""
+    """If results cannot be printed, the command fails with one line and without a traceback."""
     command = [sys.executable, "-m", "chrion", *arguments]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)  # noqa: S603
@@ -156,7 +156,7 @@ def test_a_closed_pipe_is_silent(arguments: tuple[str, ...]) -> None:
 
 
 def test_a_terminal_shows_a_sign_of_life_at_once(model: Path) -> None:
-    """The first text on the terminal is written before the libraries are imported."""
+    """The first text is written to the terminal before the libraries are imported."""
     screen, terminal = pty.openpty()
     command = [sys.executable, "-m", "chrion", "partition", str(model), "-o", str(model.parent / "p.json")]
     with subprocess.Popen(command, stderr=terminal, stdout=subprocess.PIPE) as process:  # noqa: S603
@@ -168,7 +168,10 @@ def test_a_terminal_shows_a_sign_of_life_at_once(model: Path) -> None:
 
 
 def test_verbosity_is_of_chrion_only(cli: Chrion, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``-v`` shows Chrion's steps, before or after the command's name; ``-vv`` its details, but no library's."""
+    """``-v``, before or after the command's name, shows Chrion's steps, and ``-vv`` their details.
+
+    Messages of libraries are not shown.
+    """
 
     def chatty(*arguments: Any, **options: Any) -> Any:
         for name in ("chrion.profiler.operator_bench", "onnx_ir.passes"):
@@ -191,7 +194,7 @@ def test_verbosity_is_of_chrion_only(cli: Chrion, model: Path, monkeypatch: pyte
 
 
 def test_a_bug_keeps_its_traceback(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An unexpected error is not disguised as bad input."""
+    """An unexpected error is reported with its traceback and not as invalid input."""
 
     def broken(*_: Any) -> None:
         raise OSError(5, "not of stdout")

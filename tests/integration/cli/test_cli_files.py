@@ -21,7 +21,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_devices_describes_the_machine(cli: Chrion) -> None:
-    """Lanes and providers, as a table and as JSON."""
+    """The command lists lanes and providers, as a table and as JSON."""
     code, out, _ = cli("devices", "--json")
     assert code == 0
     found = json.loads(out)
@@ -34,7 +34,7 @@ def test_devices_describes_the_machine(cli: Chrion) -> None:
 
 
 def test_models_are_listed_with_descriptions_and_sizes(cli: Chrion) -> None:
-    """Every builder and specification, as a table and as JSON."""
+    """Every builder and specification is listed, as a table and as JSON."""
     found = {m["name"]: m for m in json.loads(cli("model", "--list", "--json")[1])["models"]}
     assert list(found) == names()
     assert all(m["description"] and m["operators"] > 0 and m["size_mb"] > 0 for m in found.values())
@@ -46,14 +46,14 @@ def test_models_are_listed_with_descriptions_and_sizes(cli: Chrion) -> None:
 
 @pytest.mark.parametrize("name", ["lstm", "lstm-io-32", "gru", "squeezenet", "googlenet"])
 def test_stored_sizes_are_those_of_the_models(name: str) -> None:
-    """Operators, and megabytes of the file to one decimal."""
+    """The stored sizes equal the number of operators, and the megabytes of the file to one decimal."""
     built = build(name)
     (found,) = (entry for entry in model_descriptions() if entry["name"] == name)
     assert (found["operators"], found["size_mb"]) == (len(built.graph.node), round(built.ByteSize() / 1e6, 1))
 
 
 def test_scenarios_are_listed_with_descriptions(cli: Chrion) -> None:
-    """As a table and as JSON."""
+    """Every scenario is listed with its description, as a table and as JSON."""
     code, out, err = cli("simulate", "--list")
     assert (code, err) == (0, "")
     assert "table7" in out
@@ -63,7 +63,7 @@ def test_scenarios_are_listed_with_descriptions(cli: Chrion) -> None:
 
 
 def test_the_cache_is_listed_by_kind_and_machine(cli: Chrion, model: Path, cache: Path) -> None:
-    """Measurements of a profile and the choice of a session are counted, with their sizes in bytes."""
+    """The list counts the measurements of a profile and the decision of a session, with their sizes in bytes."""
     assert json.loads(cli("cache", "size", "--json")[1]) == {"entries": 0, "bytes": 0}
     assert cli("run", str(model), "--repeat", "1")[0] == 0
     found = json.loads(cli("cache", "list", "--json")[1])
@@ -79,7 +79,7 @@ def test_the_cache_is_listed_by_kind_and_machine(cli: Chrion, model: Path, cache
 
 
 def test_the_cache_is_cleared_by_kind_after_a_confirmation(cli: Chrion, model: Path, cache: Path) -> None:
-    """Without a terminal ``--yes`` is needed; files that are not Chrion's stay."""
+    """Without a terminal ``--yes`` is required; files that are not Chrion's are kept."""
     assert cli("run", str(model), "--repeat", "1")[0] == 0
     (cache / "choices" / "notes.json").write_text("mine")
     (cache / "mine.json").write_text("mine")
@@ -97,7 +97,7 @@ def test_the_cache_is_cleared_by_kind_after_a_confirmation(cli: Chrion, model: P
 def test_the_answer_decides(
     cli: Chrion, cache: Path, monkeypatch: pytest.MonkeyPatch, *, answer: bool, left: int
 ) -> None:
-    """With "no" nothing is deleted, and the exit code is 1."""
+    """If the answer is "no", nothing is deleted, and the exit code is 1."""
     entry = cache / "choices" / f"{'0' * 32}.json"
     entry.parent.mkdir(parents=True)
     entry.write_text("{}")

@@ -57,7 +57,7 @@ def _no_work(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_output_that_cannot_be_written_is_noticed_first(
     cli: Chrion, tmp_path: Path, command: tuple[str, ...], path: str, about: str
 ) -> None:
-    """Nothing is loaded, measured or replaced; the message names the option and the file."""
+    """The command fails before anything is loaded, measured or replaced; the message names the option and the file."""
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "mine.png").write_text("mine")
     result = cli(*command, path)
@@ -69,12 +69,15 @@ def test_an_output_that_cannot_be_written_is_noticed_first(
 @pytest.mark.parametrize("command", [c for c in OUTPUTS if c[-1] in {"--png", "--plot"}], ids=" ".join)
 @pytest.mark.usefixtures("_files", "_no_work")
 def test_a_picture_of_another_format_is_noticed_first(cli: Chrion, command: tuple[str, ...]) -> None:
-    """The message lists the formats."""
+    """A picture file with an unsupported suffix is refused first, and the message lists the formats."""
     assert_refused(cli(*command, "x.txt"), ".png, .svg, .pdf")
 
 
 def test_plans_and_profiles_are_replaced_by_their_kind(cli: Chrion, model: Path) -> None:
-    """A command can be repeated; the output says that a file was replaced. Another kind of file is refused."""
+    """A plan replaces a plan and a profile a profile, and the output says so.
+
+    A file of another kind is not replaced.
+    """
     assert "written: m.plan.json" in cli("partition", str(model))[1]
     assert "replaced: m.plan.json" in cli("partition", str(model))[1]
     assert "written: m.profile.json" in cli("profile", str(model))[1]
@@ -85,7 +88,7 @@ def test_plans_and_profiles_are_replaced_by_their_kind(cli: Chrion, model: Path)
 
 
 def test_force_replaces_any_file(cli: Chrion, model: Path) -> None:
-    """An empty file is replaced without it."""
+    """With ``--force`` any file is replaced; an empty file is replaced without it."""
     Path("mine.json").write_text("mine")
     Path("empty.json").touch()
     assert cli("partition", str(model), "-o", "empty.json")[0] == 0
@@ -94,7 +97,7 @@ def test_force_replaces_any_file(cli: Chrion, model: Path) -> None:
 
 
 def test_a_model_is_only_replaced_by_force(cli: Chrion) -> None:
-    """An .onnx file may be the user's own; what was built is described."""
+    """An .onnx file, which may be the user's own, is replaced with ``--force`` only, and the new model is described."""
     options = ("model", "rnn", "--seq", "2", "--layers", "1", "-o", "r.onnx")
     assert cli(*options)[0] == 0
     before = Path("r.onnx").read_bytes()
@@ -107,7 +110,7 @@ def test_a_model_is_only_replaced_by_force(cli: Chrion) -> None:
 
 @pytest.mark.usefixtures("_files")
 def test_pages_pictures_traces_and_points_are_replaced_too(cli: Chrion) -> None:
-    """Each is recognised as the kind that the command wrote before."""
+    """A page, picture, trace or list of points replaces an earlier one that the command recognises."""
     for word in ("written", "replaced"):
         out = cli("report", "p.json", "--html", "t.html", "--png", "t.svg", "--trace", "t.json")[1]
         assert out.count(f"{word}: ") == 3

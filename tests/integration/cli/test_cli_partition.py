@@ -53,7 +53,7 @@ def test_the_paper_plan_beats_the_accelerator(cli: Chrion, lstm: Path) -> None:
 
 
 def test_the_plan_is_written_to_the_current_folder(cli: Chrion, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not beside the model, whose folder may be shared or read-only."""
+    """The plan is not written beside the model, whose folder may be shared or read-only."""
     (model.parent / "elsewhere").mkdir()
     monkeypatch.chdir(model.parent / "elsewhere")
     for command, name in (("profile", "m.profile.json"), ("partition", "m.plan.json")):
@@ -63,7 +63,7 @@ def test_the_plan_is_written_to_the_current_folder(cli: Chrion, model: Path, mon
 
 
 def test_an_slo_out_of_reach_is_exit_code_3_and_the_fastest_plan(cli: Chrion, lstm: Path) -> None:
-    """The table and the plan say by how much it misses."""
+    """The table and the plan contain the amount by which the fastest plan exceeds the SLO."""
     options = ("--profile", PAPER, "--policy", "heft", "--slo", "10ms")
     code, out, _ = cli("partition", str(lstm), *options, "-o", "p.json")
     assert code == 3
@@ -88,7 +88,7 @@ def test_a_gpu_budget_is_kept_and_reported(cli: Chrion, lstm: Path, policy: str)
 
 
 def test_a_budget_that_a_policy_cannot_keep_is_exit_code_3(cli: Chrion, lstm: Path) -> None:
-    """Policy accelerator places everything there; the plan says how much too large that is."""
+    """Policy accelerator places every operator on the accelerator; the plan contains the excess over the budget."""
     code, out, _ = cli(
         "partition", str(lstm), "--profile", PAPER, "--gpu-budget", "0.3GB", "--policy", "accelerator", "-o", "p.json"
     )
@@ -100,14 +100,14 @@ def test_a_budget_that_a_policy_cannot_keep_is_exit_code_3(cli: Chrion, lstm: Pa
 
 
 def test_the_table_has_the_baselines_beside_the_plan(cli: Chrion, lstm: Path) -> None:
-    """Accelerator only, CPU only, the plan and the verdict."""
+    """The table has the accelerator only, the CPU only, the plan and the verdict."""
     code, out, _ = cli("partition", str(lstm), "--profile", PAPER, "--policy", "heft", "--slo", "60ms")
     assert code == 0
     assert all(text in out for text in ("accelerator only", "CPU only", "heft", "meets the SLO of 60.0 ms"))
 
 
 def test_a_failed_partition_leaves_no_plan(cli: Chrion, model: Path) -> None:
-    """Nothing is written if nothing was planned."""
+    """If planning fails, no plan is written."""
     cli("partition", str(model), "--policy", "accelerator")
     assert not Path("m.plan.json").exists()
 
@@ -124,14 +124,14 @@ def test_a_placement_is_explained_by_the_names_of_the_users_file(cli: Chrion, ls
 
 @pytest.mark.parametrize("policy", ["ios", "nimble", "opara", "wavefront", "greedy"])
 def test_schedulers_of_the_field_by_name(cli: Chrion, model: Path, policy: str) -> None:
-    """Each makes a plan that runs with equal outputs."""
+    """Each scheduler makes a plan that runs with equal outputs."""
     assert cli("partition", str(model), "--policy", policy)[0] == 0
     assert Plan.load("m.plan.json").policy == policy
     assert cli("run", str(model), "--plan", "m.plan.json")[0] == 0
 
 
 def test_stages_are_measured_for_this_machine_only(cli: Chrion, model: Path) -> None:
-    """Stages timed on this machine say nothing about another machine's profile."""
+    """Stages are not measured for a profile of another machine."""
     measured = chrion.profile(chrion.load(model))
     replace(measured, machine=MACHINE).save(Path("other.json"))
     options = ("--policy", "ios", "--profile", "other.json")
@@ -140,14 +140,14 @@ def test_stages_are_measured_for_this_machine_only(cli: Chrion, model: Path) -> 
 
 
 def test_stages_can_be_measured(cli: Chrion, model: Path) -> None:
-    """``--measure-stages`` gives a plan that runs; it needs the policy that has stages."""
+    """With ``--measure-stages`` the IOS policy makes a plan that runs; other policies refuse the option."""
     assert cli("partition", str(model), "--policy", "ios", "--measure-stages", "--accelerator", "none")[0] == 0
     assert cli("run", str(model), "--plan", "m.plan.json")[0] == 0
     assert_refused(cli("partition", str(model), "--policy", "greedy", "--measure-stages"), "no stages to measure")
 
 
 def test_plan_show_shows_what_a_plan_holds(cli: Chrion, lstm: Path) -> None:
-    """Model, machine, policy, figures and each lane's operators, as tables and as JSON."""
+    """``plan show`` prints model, machine, policy, figures and each lane's operators, as tables and as JSON."""
     cli("partition", str(lstm), "--profile", PAPER, "--policy", "chrion-paper", "--slo", "60ms")
     plan = Plan.load("lstm.plan.json")
     code, out, err = cli("plan", "show", "lstm.plan.json")

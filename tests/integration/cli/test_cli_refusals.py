@@ -96,7 +96,7 @@ def test_a_file_that_is_no_model_is_refused(cli: Chrion, tmp_path: Path, command
 )
 @pytest.mark.usefixtures("model")
 def test_bad_input_is_refused(cli: Chrion, tmp_path: Path, arguments: list[str], about: str) -> None:
-    """No traceback; the line names what is wrong."""
+    """Invalid input is refused without a traceback, and the line names the cause."""
     (tmp_path / "damaged.json").write_text('{"schema": "chrion.plan/1"}')
     (tmp_path / "text.npz").write_text("1, 2, 3")
     np.savez(tmp_path / "lacking.npz", y=np.zeros(3))
@@ -111,5 +111,5 @@ def test_bad_input_is_refused(cli: Chrion, tmp_path: Path, arguments: list[str],
 
 @pytest.mark.parametrize("size", ["600mb", "1GiB", "600MB"])
 def test_sizes_are_read_as_people_write_them(cli: Chrion, model: Path, size: str) -> None:
-    """Case does not matter, and binary units are units."""
+    """Sizes are read in upper and lower case, with decimal and binary units."""
     assert cli("partition", str(model), "--gpu-budget", size)[0] == 0

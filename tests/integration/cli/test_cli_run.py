@@ -17,7 +17,7 @@ from helpers import branches
 
 
 def test_from_a_model_to_a_checked_run(cli: Chrion) -> None:
-    """Build, profile, partition, run, report: each command finds the file of the one before it."""
+    """In the sequence build, profile, partition, run and report, each command finds the file of the previous one."""
     assert cli("model", "gru", "-o", "g.onnx", "--layers", "2", "--seq", "4", "--io", "8", "--batch", "1")[0] == 0
     assert cli("profile", "g.onnx", "--cores", "1")[0] == 0
     assert Profile.load("g.profile.json").cores == 1
@@ -34,7 +34,7 @@ def test_from_a_model_to_a_checked_run(cli: Chrion) -> None:
 
 
 def test_run_takes_inputs_from_a_file(cli: Chrion, model: Path) -> None:
-    """Arrays by input name; others in the file are ignored."""
+    """Inputs are read by name from the file's arrays; other arrays are ignored."""
     np.savez("x.npz", x=np.ones((2, 4), np.float32), other=np.zeros(3))
     code, out, _ = cli("run", str(model), "--input", "x.npz", "--repeat", "1")
     assert code == 0
@@ -42,7 +42,7 @@ def test_run_takes_inputs_from_a_file(cli: Chrion, model: Path) -> None:
 
 
 def test_free_dimensions_are_those_of_the_inputs(cli: Chrion, tmp_path: Path) -> None:
-    """``--shape`` is not needed beside ``--input``; without both the message names the input."""
+    """``--shape`` is not needed with ``--input``; without both the message names the input."""
     model = branches()
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
@@ -55,7 +55,7 @@ def test_free_dimensions_are_those_of_the_inputs(cli: Chrion, tmp_path: Path) ->
 
 
 def test_a_session_of_a_small_model_runs_plain(cli: Chrion, model: Path) -> None:
-    """No plan of a model of microseconds beats plain onnxruntime: the session chooses, and the command says so."""
+    """A model that takes microseconds is run by plain onnxruntime, and the command reports this decision."""
     code, out, _ = cli("run", str(model), "--repeat", "2")
     assert code == 0
     assert "plain onnxruntime" in out
@@ -65,7 +65,7 @@ def test_a_session_of_a_small_model_runs_plain(cli: Chrion, model: Path) -> None
 
 
 def test_a_given_plan_or_policy_is_run_as_it_is(cli: Chrion, model: Path) -> None:
-    """Even if plain onnxruntime is faster."""
+    """A given plan or policy is run, even if plain onnxruntime is faster."""
     assert cli("partition", str(model), "--policy", "wavefront")[0] == 0
     for options in (("--plan", "m.plan.json"), ("--policy", "wavefront")):
         found = json.loads(cli("run", str(model), *options, "--repeat", "2", "--json")[1])
@@ -77,7 +77,7 @@ def test_a_given_plan_or_policy_is_run_as_it_is(cli: Chrion, model: Path) -> Non
 
 
 def test_bench_prints_one_object(cli: Chrion, model: Path) -> None:
-    """Every session with its median and quartiles, and the ratio to the best plain one."""
+    """The object has every session with its median and quartiles, and the ratio to the best plain session."""
     code, out, _ = cli("bench", str(model), "--rounds", "1", "--json")
     assert code == 0
     found = json.loads(out)
@@ -90,7 +90,7 @@ def test_bench_prints_one_object(cli: Chrion, model: Path) -> None:
 
 
 def test_bench_says_what_the_session_chose(cli: Chrion, model: Path) -> None:
-    """The reason comes first, then the table."""
+    """The output has the reason for the decision first and then the table."""
     code, out, _ = cli("bench", str(model), "--rounds", "1")
     assert code == 0
     assert out.startswith("plain onnxruntime on CPUExecutionProvider")
@@ -102,7 +102,10 @@ def test_bench_says_what_the_session_chose(cli: Chrion, model: Path) -> None:
 def test_a_missed_slo_is_exit_code_3(
     cli: Chrion, model: Path, command: tuple[str, ...], options: tuple[str, ...]
 ) -> None:
-    """The measured latency counts, of a plain session too; stderr says so, and stdout is as usual."""
+    """The measured latency must meet the SLO, also of a plain session.
+
+    Stderr reports a miss, and stdout does not change.
+    """
     code, out, err = cli(*command, str(model), *options, "--slo", "1us", "--json")
     assert code == 3
     assert "the SLO of 1 us is missed: measured" in err
