@@ -27,11 +27,11 @@ NAN, INFINITE = float("nan"), float("inf")
     ],
 )
 def test_the_largest_difference(actual: list[object], expected: list[object], difference: float) -> None:
-    """It is absolute, and infinite if shapes, NaNs or text differ."""
+    """The difference is absolute, and infinite if shapes, NaNs or text differ."""
     assert largest_difference([np.array(actual)], [np.array(expected)]) == difference
 
 
 def test_the_largest_of_several_outputs_counts() -> None:
-    """No outputs do not differ."""
+    """The largest difference among several outputs is returned, and zero for no outputs."""
     assert largest_difference([[1.0], [2.0]], [[1.5], [4.0]]) == 2.0
     assert largest_difference([], []) == 0.0

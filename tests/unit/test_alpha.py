@@ -35,14 +35,14 @@ def solver(latency_ms: Callable[[float], float], tried: list[float] | None = Non
 
 @pytest.mark.parametrize(("alpha", "expected"), [(None, 0.0), (0.0, 0.0), (0.3, 0.3)])
 def test_without_an_slo_alpha_is_used_as_it_is(alpha: float | None, expected: float) -> None:
-    """If missing, it is 0: the least latency."""
+    """A given alpha is used; a missing one is 0, which gives the least latency."""
     tried: list[float] = []
     assert choose(solver(lambda _: 100.0, tried), None, alpha, 1.0).alpha == expected
     assert tried == [expected]
 
 
 def test_an_alpha_that_meets_the_slo_is_kept() -> None:
-    """No other alpha is tried."""
+    """If the given alpha meets the SLO, no other alpha is tried."""
     tried: list[float] = []
     assert choose(solver(lambda a: 10 + a, tried), 20.0, 5.0, 1.0).alpha == 5.0
     assert tried == [5.0]
@@ -58,7 +58,7 @@ def test_an_alpha_that_misses_the_slo_is_lowered_as_little_as_possible(limit: fl
 
 @given(limit=st.floats(0.3, 30), scale=st.floats(0.5, 2))
 def test_an_slo_alone_gives_the_largest_alpha_that_meets_it(limit: float, scale: float) -> None:
-    """If latency increases with alpha, to within one percent or a small part of the scale."""
+    """If latency increases with alpha, the choice is the largest within one percent or a small part of the scale."""
     chosen = choose(solver(lambda a: 10 + a), 10 + limit, None, scale)
     assert chosen.meets(10 + limit)
     largest = min(limit, scale * 32)
@@ -66,14 +66,14 @@ def test_an_slo_alone_gives_the_largest_alpha_that_meets_it(limit: float, scale:
 
 
 def test_an_slo_out_of_reach_gives_the_fastest() -> None:
-    """Of all alphas tried, even if latency decreases with alpha."""
+    """The fastest solution of all alphas tried is chosen, even if latency decreases with alpha."""
     assert choose(solver(lambda a: 100 + a), 10.0, None, 1.0).alpha == 0.0
     tried: list[float] = []
     assert choose(solver(lambda a: 100 - a, tried), 10.0, 1.0, 1.0).alpha == max(tried) == 1.0
 
 
 def test_a_latency_equal_to_the_slo_meets_it() -> None:
-    """Only a greater latency misses it."""
+    """Only a latency above the SLO misses it."""
     assert solver(lambda _: 5.0)(0.0).meets(5.0)
     assert not solver(lambda _: 5.0)(0.0).meets(4.999)
     assert solver(lambda _: 5.0)(0.0).meets(None)
@@ -122,10 +122,10 @@ FAST, MIDDLE, SMALL = with_figures(10.0, 900.0), with_figures(20.0, 500.0), with
     ],
 )
 def test_limits_have_an_order_of_precedence(limits: Limits, alpha: float | None, expected: VariantSolution) -> None:
-    """The budget, then the SLO, then L + alpha * M; with an SLO and no alpha, the least memory."""
+    """The budget precedes the SLO, and the SLO precedes L + alpha * M; with an SLO and no alpha, M is minimised."""
     assert best_within([MIDDLE, SMALL, FAST], limits, alpha)[0] is expected
 
 
 def test_without_a_fit_the_smallest_excess_is_first() -> None:
-    """The plan made of it says by how much it exceeds the budget."""
+    """If no solution fits the budget, the one with the smallest excess is chosen."""
     assert best_within([FAST, MIDDLE], Limits(None, 100.0), None)[0] is MIDDLE

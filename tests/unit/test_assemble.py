@@ -20,7 +20,7 @@ def body(nodes: list[onnx.NodeProto], outputs: list[str], inputs: tuple[str, ...
 
 
 def test_captures_of_bodies_follow_the_inputs_in_sorted_order() -> None:
-    """A body's own inputs, weights and results are no captures; those of a nested body reach the outer node."""
+    """A body's own inputs, weights and results are not captures; captures of a nested body belong to the outer node."""
     inner = body([helper.make_node("Add", ["deep", "local"], ["sum"])], ["sum"])
     then = body(
         [

@@ -54,7 +54,7 @@ def test_the_lightest_labels_share_the_last_category() -> None:
 
 
 def test_weights_of_zero_are_no_division_by_zero() -> None:
-    """Operators that take no time still have categories."""
+    """Operators that take no time have categories, too."""
     assert categorise(["a", "b"], [0.0, 0.0], by_weight=True).shares == (0.0, 0.0)
 
 

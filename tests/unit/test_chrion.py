@@ -48,7 +48,7 @@ def test_a_layer_stays_on_one_core() -> None:
 
 
 def test_costly_handoffs_keep_everything_on_one_lane() -> None:
-    """A handoff takes longer here than all operators together."""
+    """If a handoff takes longer than all operators together, one lane runs all of them."""
     dag = stack(4, 8)
     solution = ChrionPolicy(dag, two_cores(dag, handoff_ms=10.0))(0.0)
     assert len(set(solution.schedule.lanes)) == 1
@@ -57,7 +57,10 @@ def test_costly_handoffs_keep_everything_on_one_lane() -> None:
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_solutions_are_valid_and_no_worse_than_their_initial_solutions(data: st.DataObject) -> None:
-    """On any graph and machine; and the timeline is the evaluator's."""
+    """On any graph and machine, solutions are valid and no worse than the initial one.
+
+    Their timeline is the evaluator's.
+    """
     dag = data.draw(dags())
     costs = data.draw(costs_for(dag).filter(lambda c: c.cores or c.accelerator_ms))
     alpha = data.draw(st.sampled_from([0.0, 0.5, 3.0]))
@@ -94,7 +97,7 @@ def latency_ms(variant: VariantSolution) -> float:
 def test_the_default_policy_never_exceeds_the_budget(
     problem: tuple[Dag, Costs], budget: float, alpha: float | None
 ) -> None:
-    """On any machine with a CPU core; and the solution is valid."""
+    """On any machine with a CPU core, the solution is valid and within the budget."""
     chosen = planned(*problem, Limits(None, budget), alpha)
     check_solution(*problem, chosen.solution)
     assert chosen.solution.timeline.resident_mb <= budget
@@ -106,7 +109,7 @@ def test_the_default_policy_never_exceeds_the_budget(
 def test_a_larger_budget_never_predicts_slower(
     problem: tuple[Dag, Costs], budgets: tuple[float, float], alpha: float | None
 ) -> None:
-    """And never a higher L + alpha * M."""
+    """A larger budget increases neither the predicted latency nor L + alpha * M."""
     small, large = (planned(*problem, Limits(None, budget), alpha) for budget in sorted(budgets))
     assert latency_ms(large) <= latency_ms(small) + 1e-9
     assert large.solution.cost(alpha or 0.0) <= small.solution.cost(alpha or 0.0) + 1e-9
@@ -117,7 +120,7 @@ def test_a_larger_budget_never_predicts_slower(
 def test_the_budget_takes_precedence_over_the_slo(
     problem: tuple[Dag, Costs], budgets: tuple[float, float], slo: float
 ) -> None:
-    """It is kept even if the SLO is then missed; and if a smaller budget meets the SLO, a larger one does."""
+    """The budget is kept even if the SLO is then missed; if a smaller budget meets the SLO, a larger one does."""
     small, large = (planned(*problem, Limits(slo, budget)) for budget in sorted(budgets))
     assert small.fits(min(budgets))
     assert large.fits(max(budgets))
@@ -125,7 +128,7 @@ def test_the_budget_takes_precedence_over_the_slo(
 
 
 def test_a_larger_budget_is_used_and_lowers_latency() -> None:
-    """A stack of four layers: between none and all of its memory, most of each budget is used."""
+    """For a stack of four layers and budgets from none to all of its memory, most of each budget is used."""
     graph = load(build("lstm", {"layers": 4, "seq": 4, "batch": 1, "io": 64}))
     costs = uniform_costs(graph.dag, accelerator_ms=0.02, cpu_ms=[0.2, 0.2], handoff_ms=0.002)
     whole = ChrionPolicy(graph.dag, costs)(0.0).timeline

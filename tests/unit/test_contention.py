@@ -17,7 +17,7 @@ def device(times: list[float], shares: list[float], **machine: float) -> Costs:
 
 
 def test_two_operators_that_fill_the_device_share_it_evenly() -> None:
-    """2 and 6 ms of work side by side: the first ends at 4 ms, the other then has 4 ms left."""
+    """Of 2 and 6 ms of work that start together, the first ends at 4 ms, and the other then has 4 ms left."""
     dag = Dag.from_edges(2, [])
     timeline = evaluate(dag, device([2.0, 6.0], [1.0, 1.0]), Schedule((0, 1), (0, -1), 0, 2))
     assert timeline.finish_ms == pytest.approx((4.0, 8.0))
@@ -52,7 +52,7 @@ def test_a_finished_operator_leaves_its_share_to_the_others() -> None:
 
 @given(st.data())
 def test_a_full_device_is_neither_shared_twice_nor_idle(data: st.DataObject) -> None:
-    """Independent operators that each fill it take as long on any lanes as in sequence."""
+    """Independent operators that each fill the device take as long on any lanes as in sequence."""
     times = data.draw(st.lists(st.integers(0, 9).map(float), min_size=1, max_size=8))
     lanes = tuple(data.draw(st.integers(-2, 0)) for _ in times)
     dag = Dag.from_edges(len(times), [])
@@ -62,7 +62,10 @@ def test_a_full_device_is_neither_shared_twice_nor_idle(data: st.DataObject) -> 
 
 @given(st.data())
 def test_shares_bound_the_latency(data: st.DataObject) -> None:
-    """At least the most loaded lane and the work divided by the whole device; at most all in sequence."""
+    """The most loaded lane and the work on the whole device are lower bounds of latency.
+
+    The sequence of all operators is an upper bound.
+    """
     n = data.draw(st.integers(1, 8))
     times = [float(data.draw(st.integers(0, 9))) for _ in range(n)]
     shares = [data.draw(st.integers(0, 4)) / 4 for _ in range(n)]

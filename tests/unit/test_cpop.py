@@ -20,7 +20,7 @@ from topcuoglu_example import COSTS, CPOP_MAKESPAN, DAG, DOWNWARD_RANKS, UPWARD_
 
 
 def test_the_ranks_of_the_published_example() -> None:
-    """Table 2 of the paper, to its three decimals."""
+    """The ranks equal those in Table 2 of the paper, to its three decimals."""
     assert upward_ranks(DAG, COSTS) == pytest.approx(UPWARD_RANKS, abs=2e-3)
     assert downward_ranks(DAG, COSTS) == pytest.approx(DOWNWARD_RANKS, abs=2e-3)
 
@@ -83,9 +83,9 @@ def naive_cpop(dag: Dag, costs: Costs, cores: int) -> tuple[list[int], list[floa
 
 @given(data=st.data())
 def test_the_schedule_is_that_of_the_literal_algorithm(data: st.DataObject) -> None:
-    """Same lanes, and an order by start times, for every number of cores of a random machine; and it is valid.
+    """Schedules are valid, with the literal algorithm's lanes and an order by start times, for every number of cores.
 
-    Every operator takes some time: one that takes none fits between any two others.
+    Every operator takes some time, since one that takes none fits between any two others.
     """
     dag = data.draw(dags())
     drawn = data.draw(costs_for(dag))
@@ -101,7 +101,7 @@ def test_the_schedule_is_that_of_the_literal_algorithm(data: st.DataObject) -> N
 
 
 def test_the_number_of_cores_is_the_best() -> None:
-    """Two cores for two chains; one if the second core makes both three times as slow."""
+    """Two chains use two cores, but one core if a second one makes both chains three times as slow."""
     dag = Dag.from_edges(4, [(0, 1), (2, 3)])
     fast, slow = (uniform_costs(dag, cpu_ms=times) for times in ([1.0, 1.0], [1.0, 3.0]))
     assert evaluate(dag, fast, cpop(dag, fast, 0.0)).latency_ms == 2.0

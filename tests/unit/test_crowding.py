@@ -40,7 +40,7 @@ def opened(clock: list[float], cores: int = 2) -> Crowding:
 
 
 def test_the_session_is_opened_when_crowds_persist(clock: list[float]) -> None:
-    """A few requests that happen to overlap do not open it."""
+    """A few requests that happen to overlap do not open the session."""
     calls: list[int] = []
 
     def open_session() -> Any:
@@ -106,7 +106,7 @@ def test_a_closed_session_is_not_used_again(clock: list[float]) -> None:
 
 
 def test_a_session_that_is_opened_too_late_is_dropped(clock: list[float]) -> None:
-    """It is dropped if its owner is closed while it is being opened; at exit, opening is awaited."""
+    """A session is dropped if its owner is closed while it is being opened; at exit, opening is awaited."""
     release = threading.Event()
 
     def open_session() -> Any:

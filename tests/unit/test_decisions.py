@@ -67,7 +67,7 @@ def test_a_damaged_file_holds_no_decision(data: st.DataObject) -> None:
 
 @given(st.integers())
 def test_an_uncertain_decision_is_valid_for_a_minute_to_a_year(attempts: int) -> None:
-    """A damaged file may hold any number of attempts."""
+    """The time is within these limits for any number of attempts, since a damaged file may hold any number."""
     assert 60 <= Decision("plain", None, "", uncertain=True, attempts=attempts).valid_s <= 365 * 86400
     assert Decision("plain", None, "", attempts=attempts).valid_s == math.inf
 
@@ -83,7 +83,7 @@ def test_decisions_are_found_by_their_key() -> None:
 
 
 def test_a_certain_decision_stays_valid(clock: list[float]) -> None:
-    """Three years later, it is still used."""
+    """A certain decision is still used three years later."""
     cache = DecisionCache("model")
     cache.keep(Decision("plain", None, "fastest"))
     clock[0] += 1e8
@@ -91,7 +91,10 @@ def test_a_certain_decision_stays_valid(clock: list[float]) -> None:
 
 
 def test_an_uncertain_decision_is_valid_for_a_limited_time(clock: list[float]) -> None:
-    """It is valid for a minute at first, and four times as long after each further uncertain one: 11 times a year."""
+    """An uncertain decision is valid for a minute at first.
+
+    Each further one is valid for four times as long, which makes 11 decisions a year.
+    """
     cache = DecisionCache("model")
     for attempt in range(4):
         cache.keep(Decision("plain", None, "by chance", uncertain=True))
@@ -106,7 +109,7 @@ def test_an_uncertain_decision_is_valid_for_a_limited_time(clock: list[float]) -
 
 
 def test_a_decision_from_the_future_is_not_used(clock: list[float]) -> None:
-    """It is ignored, since after setting back a clock it would be valid for too long."""
+    """A decision with a later date is ignored, since after setting back a clock it would be valid for too long."""
     cache = DecisionCache("model")
     cache.keep(Decision("plain", None, "by chance", uncertain=True))
     clock[0] -= 1e6

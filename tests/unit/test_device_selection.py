@@ -79,7 +79,8 @@ def test_the_selection_is_that_of_the_literal_algorithm(data: st.DataObject) -> 
 def test_the_selection_agrees_with_the_cost_definition(data: st.DataObject) -> None:
     """Without handoff, dispatch, copies and base memory, L and M are those of the evaluator.
 
-    With copies M still is; L is Equation 2's then, in which every edge has a copy of its own that waits for no other.
+    With copies M is still equal; L then follows Equation 2, in which every edge has a copy of its own that waits for no
+    other.
     """
     dag = data.draw(dags())
     drawn = data.draw(costs_for(dag))
@@ -136,7 +137,7 @@ def test_a_chain_by_hand(alpha: float, lanes: tuple[int, ...], cores: int, laten
 
 
 def test_independent_operators_by_hand() -> None:
-    """Four operators of 2 ms on the accelerator and 3 ms on cores: two lanes take 6 ms, three lanes 4."""
+    """For four operators of 2 ms on the accelerator and 3 ms on cores, two lanes take 6 ms, and three lanes 4 ms."""
     dag = Dag.from_edges(4, [])
     costs = Costs((2.0,) * 4, ((3.0,) * 4, (3.0,) * 4), (OperatorMemory(),) * 4)
     found = select_devices(dag, costs, (0, 1, 2, 3), 0.0)
@@ -160,6 +161,6 @@ def test_a_tie_between_core_counts_takes_the_fewest() -> None:
 
 
 def test_costs_without_a_device_are_refused() -> None:
-    """There is neither an accelerator nor a core."""
+    """Costs with neither an accelerator nor a core are refused."""
     with pytest.raises(ScheduleError):
         select_devices(CHAIN, Costs(None, (), (OperatorMemory(),) * 3), (0, 1, 2), 0.0)

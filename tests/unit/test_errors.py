@@ -20,7 +20,7 @@ def test_the_text_of_an_error_is_its_message_and_its_hint() -> None:
 
 
 def test_the_docstring_draws_the_tree() -> None:
-    """Each class stands once in the drawing, below its first base class."""
+    """Each class occurs once in the drawing, below its first base class."""
     parents: dict[str, str] = {}
     path: list[str] = []
     for indent, name in re.findall(r"^    ((?: [ |+][ -] )*)(\w+Error)$", errors.__doc__ or "", re.MULTILINE):
@@ -31,7 +31,7 @@ def test_the_docstring_draws_the_tree() -> None:
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_class_documents_its_exit_code(name: str) -> None:
-    """The command line exits with 2 for each of them."""
+    """The docstring of each class says that the command line exits with 2."""
     assert (CLASSES[name].__doc__ or "").splitlines()[0].endswith("(exit code 2).")
 
 
@@ -40,6 +40,6 @@ def test_every_class_documents_its_exit_code(name: str) -> None:
     [(name, RuntimeError if name == "ProviderError" else ValueError) for name in CLASSES if name != "ChrionError"],
 )
 def test_errors_are_also_builtin_errors(name: str, builtin: type[Exception]) -> None:
-    """Wrong input is a ValueError, a broken provider a RuntimeError."""
+    """An error of invalid input is a ValueError, and that of a broken provider a RuntimeError."""
     assert issubclass(CLASSES[name], builtin)
     assert issubclass(CLASSES[name], ChrionError)

@@ -164,7 +164,7 @@ def test_lanes_without_a_share_of_the_device_are_not_slowed(data: st.DataObject)
 
 @given(st.data())
 def test_no_schedule_is_below_the_lower_bound(data: st.DataObject) -> None:
-    """With stages or without, on any number of accelerator lanes with any shares."""
+    """The bound holds with and without stages, on any number of accelerator lanes with any shares."""
     dag = data.draw(dags(requests=True))
     shares = tuple(data.draw(st.integers(0, 4)) / 4 for _ in range(len(dag)))
     costs = replace(data.draw(costs_for(dag)), accelerator_share=shares)
@@ -192,7 +192,10 @@ def test_memory_is_equation_4(data: st.DataObject) -> None:
 
 
 def test_two_lanes_by_hand() -> None:
-    """0 on a core (7 ms), a 2 + 4 * 3 ms upload, 1 on the accelerator (5 ms), a 1 + 2 ms download, 2 on the core."""
+    """Latency is the sum of operators and copies if 0 and 2 run on a core and 1 on the accelerator.
+
+    Operator 0 takes 7 ms, the upload 2 + 4 * 3 ms, operator 1 5 ms, and the download 1 + 2 ms.
+    """
     dag = Dag.from_edges(3, [(0, 1), (1, 2)], [4, 2])
     costs = Costs(
         (5.0,) * 3, ((7.0,) * 3,), (OperatorMemory(0.0, 1.0, 2.0, 4.0),) * 3, CopyCost(2.0, 3.0), CopyCost(1.0, 1.0)
@@ -244,7 +247,7 @@ PAIR_COSTS = Costs((1.0, float("inf")), ((1.0, 1.0),), (OperatorMemory(),) * 2)
     ],
 )
 def test_invalid_schedules_are_refused(schedule: Schedule, message: str) -> None:
-    """Constraints 6 to 10, and operators that are not supported on their lane."""
+    """Violations of constraints 6 to 10, and operators on a lane that does not support them, are refused."""
     with pytest.raises(ScheduleError, match=message):
         validate(PAIR, PAIR_COSTS, schedule)
     with pytest.raises(ScheduleError, match=message):
@@ -252,13 +255,13 @@ def test_invalid_schedules_are_refused(schedule: Schedule, message: str) -> None
 
 
 def test_lane_0_needs_an_accelerator() -> None:
-    """It is refused without one."""
+    """A schedule that uses lane 0 is refused without an accelerator."""
     with pytest.raises(ScheduleError, match="not supported on the accelerator"):
         evaluate(PAIR, PAIR_COSTS.without_accelerator(), Schedule((0, 1), (0, 1), 1))
 
 
 def test_an_empty_graph_takes_no_time() -> None:
-    """Latency and memory are 0."""
+    """The latency and memory of an empty graph are 0."""
     dag = Dag.from_edges(0, [])
     timeline = evaluate(dag, uniform_costs(dag), Schedule((), (), 0))
     assert (timeline.latency_ms, timeline.memory_mb) == (0.0, 0.0)

@@ -42,7 +42,7 @@ def test_no_order_and_placement_is_faster(data: st.DataObject) -> None:
 
 
 def test_large_graphs_and_alphas_are_refused() -> None:
-    """The solver would not terminate, and the model has no memory."""
+    """The solver would not terminate for large graphs, and its model has no memory for an alpha to weigh."""
     dag = Dag.from_edges(50, [])
     with pytest.raises(OptionError, match="at most 40 operators"):
         solve(dag, uniform_costs(dag), 1)
@@ -52,13 +52,13 @@ def test_large_graphs_and_alphas_are_refused() -> None:
 
 
 def test_unsupported_operators_run_on_a_core() -> None:
-    """The accelerator alone is not considered."""
+    """If an operator is not supported on the accelerator, a schedule on the accelerator alone is not considered."""
     dag = Dag.from_edges(2, [(0, 1)])
     costs = replace(uniform_costs(dag), accelerator_ms=(0.5, float("inf")))
     assert exact(dag, costs, 0.0).lanes[1] > 0
 
 
 def test_an_empty_graph_has_an_empty_schedule() -> None:
-    """Constant folding may remove all operators of a model."""
+    """A graph without operators, which constant folding may leave, has an empty schedule."""
     dag = Dag.from_edges(0, [])
     assert exact(dag, uniform_costs(dag), 0.0).order == ()

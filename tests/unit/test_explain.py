@@ -52,12 +52,12 @@ def names_of(graph: Graph, name: str) -> list[str]:
     ],
 )
 def test_names_of_the_models_file_are_accepted(graph: Graph, name: str, operator: str) -> None:
-    """Names of nodes and of values, as in the file and as after optimisation."""
+    """Names of nodes and of values are accepted, as in the file and as after optimisation."""
     assert names_of(graph, name) == [operator]
 
 
 def test_a_fused_name_is_found_in_a_file(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """And it is unknown once the file is gone."""
+    """A fused name is found as long as the model's file exists."""
     path = tmp_path_factory.mktemp("model") / "m.onnx"
     onnx.save(branches(), path)
     graph = load(path)
@@ -77,13 +77,13 @@ def test_a_fused_name_is_found_in_a_file(tmp_path_factory: pytest.TempPathFactor
     ],
 )
 def test_an_unknown_name_is_refused_with_similar_ones(graph: Graph, name: str, hint: str) -> None:
-    """The most similar names, or some of the model."""
+    """The error lists the most similar names, or some of the model's."""
     with pytest.raises(OptionError, match=rf"unknown operator '{name}' in model .*\({hint}"):
         find_operators(graph, name)
 
 
 def test_an_operator_is_explained(graph: Graph, profile: Profile, plan: Plan) -> None:
-    """Its lane, its times, and the plan with its group on each other lane."""
+    """The explanation has the operator's lane, its times, and the plan with its group on each other lane."""
     lines = explain_placement(graph, profile, plan, "sum")
     assert lines[0].startswith("right_product/MatMulAddFusion (Gemm) is on cpu2: in a segment of ")
     assert lines[1].startswith("alone, it takes ")

@@ -25,7 +25,7 @@ def test_orders_are_topological(dag: Dag, seed: int) -> None:
 
 
 def test_every_order_is_possible() -> None:
-    """Compared with all permutations that respect the edges."""
+    """The orders of many seeds are all permutations that respect the edges."""
     dag = Dag.from_edges(5, [(0, 1), (0, 2), (3, 4)])
     valid = {
         o

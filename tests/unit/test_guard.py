@@ -66,7 +66,7 @@ def test_the_fastest_candidate_is_selected(clock: list[float]) -> None:
 
 
 def test_a_plan_must_beat_a_plain_session_by_more_than_noise(clock: list[float]) -> None:
-    """Two percent are not enough."""
+    """A plan that is two percent faster is not selected."""
     candidates = [steady("plain", 5.0, clock), steady("plan", 4.9, clock, plain=False)]
     assert compare(candidates, None, FakeInterferenceMonitor())[0] == "plain"
 
@@ -83,7 +83,7 @@ def test_candidates_far_behind_are_eliminated_and_close_ones_are_timed_further(c
 
 
 def test_one_fast_round_is_not_enough(clock: list[float]) -> None:
-    """In all other rounds the plan is slower than the plain session."""
+    """A plan that is slower than the plain session in all rounds but one is not selected."""
     plan, _ = by_round("plan", [9.0, 9.0, 5.0], 9.0, clock)
     winner, trials, _ = compare([steady("plain", 8.5, clock), plan], None, FakeInterferenceMonitor())
     assert winner == "plain"
@@ -91,25 +91,25 @@ def test_one_fast_round_is_not_enough(clock: list[float]) -> None:
 
 
 def test_the_best_plain_session_is_never_eliminated(clock: list[float]) -> None:
-    """A fast first round of the plan makes it seem far behind; it takes part in all further rounds."""
+    """The plain session takes part in all rounds, although a fast first round of the plan makes it seem far behind."""
     plan, _ = by_round("plan", [2.0], 9.0, clock)
     assert compare([steady("plain", 8.5, clock), plan], None, FakeInterferenceMonitor())[0] == "plain"
 
 
 def test_the_callers_own_session_is_not_eliminated_after_one_slow_round(clock: list[float]) -> None:
-    """Other processes used the cores in its first round."""
+    """The session remains, since other processes may have used the cores in its first round."""
     own, _ = by_round("own", [20.0], 5.0, clock, plain=True)
     assert compare([own, steady("one thread", 9.0, clock)], None, FakeInterferenceMonitor())[0] == "own"
 
 
 def test_one_fast_run_in_each_round_does_not_make_a_plain_session_the_best(clock: list[float]) -> None:
-    """The other session is faster in four of five runs."""
+    """The best plain session is the one that is faster in four of five runs."""
     candidates = [steady("steady", 6.0, clock), alternating("varying", [9.0, 9.0, 5.0, 9.0, 9.0], clock)]
     assert compare(candidates, None, FakeInterferenceMonitor())[0] == "steady"
 
 
 def test_the_median_of_a_plan_must_not_exceed_that_of_any_plain_session(clock: list[float]) -> None:
-    """It does not suffice to beat the plain session with the fastest run."""
+    """A plan that only beats the plain session with the fastest run is not selected."""
     candidates = [
         steady("steady", 5.5, clock),
         alternating("varying", [9.0, 9.0, 5.0, 9.0, 9.0], clock),
@@ -119,7 +119,7 @@ def test_the_median_of_a_plan_must_not_exceed_that_of_any_plain_session(clock: l
 
 
 def test_a_candidate_that_fails_once_is_not_selected(clock: list[float]) -> None:
-    """Its failure in one run outweighs its latency in all others."""
+    """A failure in one run outweighs the candidate's latency in all others."""
     runs = itertools.count()
 
     def fail_once() -> None:
@@ -134,14 +134,14 @@ def test_a_candidate_that_fails_once_is_not_selected(clock: list[float]) -> None
 
 @pytest.mark.parametrize(("plan_ms", "rounds"), [(5.5, 6), (3.5, 6), (4.6, 12), (9.0, 1)])
 def test_a_plan_that_leads_by_little_is_timed_in_more_rounds(clock: list[float], plan_ms: float, rounds: int) -> None:
-    """Beside a plain session of 5 ms, a plan that is slower or much faster is decided on early."""
+    """With a plain session of 5 ms, a plan that is slower or much faster is decided in fewer rounds."""
     plan, taken = by_round("plan", [], plan_ms, clock)
     compare([steady("plain", 5.0, clock), plan], None, FakeInterferenceMonitor())
     assert len(taken) == rounds
 
 
 def test_the_least_number_of_rounds_is_run_beyond_the_time_budget(clock: list[float]) -> None:
-    """One round of a slow model takes longer than the budget, and misleads."""
+    """A slow model whose first round exceeds the budget and misleads is timed in further rounds."""
     plan, _ = by_round("plan", [800.0], 1000.0, clock)
     plain, _ = by_round("plain", [1000.0], 780.0, clock, plain=True)
     assert compare([plain, plan], None, FakeInterferenceMonitor())[0] == "plain"
@@ -168,7 +168,7 @@ def broken() -> tuple[Callable[[], object], Callable[[], None]]:
 
 
 def test_a_candidate_kept_open_that_cannot_be_opened_is_not_selected(clock: list[float]) -> None:
-    """The error is not raised."""
+    """The candidate is not selected, and its error is not raised."""
     plan = Candidate("plan", broken, plain=False, kept_open=True)
     assert compare([steady("plain", 1.1, clock), plan], None, FakeInterferenceMonitor())[0] == "plain"
 
@@ -186,7 +186,7 @@ def test_the_least_memory_is_selected_among_candidates_that_meet_the_slo(clock: 
 
 
 def test_a_candidate_that_fails_is_not_selected(clock: list[float]) -> None:
-    """It fails when it is opened or when it runs; the error is not raised."""
+    """A candidate that fails when it is opened or when it runs is not selected, and its error is not raised."""
     fails_in_run = Candidate("b", lambda: (broken, lambda: None))
     winner, trials, _ = compare(
         [Candidate("a", broken), fails_in_run, steady("plain", 9.0, clock)], None, FakeInterferenceMonitor()

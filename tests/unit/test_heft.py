@@ -17,12 +17,12 @@ from topcuoglu_example import COSTS, DAG, HEFT_MAKESPAN, makespan
 
 
 def test_the_published_example_takes_80() -> None:
-    """Ten tasks on three processors: the makespan of the paper's Figure 3."""
+    """Ten tasks on three processors have the makespan of the paper's Figure 3."""
     assert makespan(schedule_heft(DAG, COSTS, 2)) == HEFT_MAKESPAN
 
 
 def test_upward_ranks_are_the_longest_paths_to_an_exit() -> None:
-    """A diamond of unit times with a handoff of two: 1, then 1 + 2 + 1, then 1 + 2 + 4."""
+    """In a diamond of unit times with handoffs of two, the ranks are 1, then 1 + 2 + 1, then 1 + 2 + 4."""
     dag = Dag.from_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
     costs = uniform_costs(dag, cpu_ms=[1.0, 1.0], handoff_ms=2.0)
     assert upward_ranks(dag, costs) == [7.0, 4.0, 4.0, 1.0]
@@ -36,7 +36,7 @@ def test_independent_operators_are_spread() -> None:
 
 
 def test_costly_handoffs_keep_everything_on_one_lane() -> None:
-    """A handoff takes longer here than all operators together."""
+    """If a handoff takes longer than all operators together, one lane runs all of them."""
     dag = Dag.from_edges(3, [(0, 1), (0, 2)])
     costs = uniform_costs(dag, cpu_ms=[1.0, 1.0], handoff_ms=10.0)
     assert len(set(schedule_heft(dag, costs, 2).lanes)) == 1
@@ -71,7 +71,7 @@ def test_operators_of_no_duration_follow_their_predecessors() -> None:
 
 @given(data=st.data())
 def test_schedules_are_valid(data: st.DataObject) -> None:
-    """On any graph and machine, for every number of cores."""
+    """Schedules are valid on any graph and machine, for every number of cores."""
     dag = data.draw(dags())
     costs = data.draw(costs_for(dag))
     for cores in range(0 if costs.accelerator_ms is not None else 1, costs.cores + 1):

@@ -38,7 +38,7 @@ def test_importing_chrion_imports_no_heavy_library(statement: str) -> None:
 
 
 def test_loading_a_model_imports_no_heavy_library(model: Path) -> None:
-    """The values of the model may all be cut, so that no operators have to be found with networkx."""
+    """If the values of the model may all be cut, loading does not use networkx to find operators."""
     code = f"import sys, chrion\nchrion.load(sys.argv[1])\nprint(*sorted(set({HEAVY}) & sys.modules.keys()))"
     assert run(code, str(model)).stdout.split() == []
 

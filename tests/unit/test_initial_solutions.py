@@ -31,7 +31,7 @@ def test_alternating_layers_follow_one_step_behind(layers: int, steps: int, core
 @settings(deadline=None, max_examples=60)
 @given(data=st.data(), alpha=st.sampled_from([0.0, 0.5, 3.0]))
 def test_initial_solutions_are_valid_and_sorted_by_cost(data: st.DataObject, alpha: float) -> None:
-    """On any graph and machine; there is at least one."""
+    """On any graph and machine there is at least one initial solution, and all of them are valid and sorted by cost."""
     dag = data.draw(dags())
     costs = data.draw(costs_for(dag).filter(lambda c: c.cores or c.accelerator_ms))
     found = InitialSolutions(dag, costs)(alpha)

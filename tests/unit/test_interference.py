@@ -25,14 +25,14 @@ def test_slow_arithmetic_is_interference(measurements: list[float]) -> None:
 
 
 def test_a_faster_measurement_becomes_the_reference(measurements: list[float]) -> None:
-    """Earlier measurements may all have had interference."""
+    """A faster measurement replaces the reference, since all earlier ones may have had interference."""
     monitor = CoreMonitor([0], patience_s=0.0)
     measurements += [0.5, 1.0]
     assert [monitor.has_interference() for _ in range(2)] == [False, True]
 
 
 def test_waiting_ends_with_the_interference(measurements: list[float]) -> None:
-    """The result is then true."""
+    """The wait returns true when the interference has ended."""
     monitor = CoreMonitor([0], patience_s=60.0)
     measurements += [2.0, 2.0, 1.0, 2.0]
     assert monitor.wait()

@@ -86,7 +86,7 @@ def test_the_search_space_is_complete(dag: Dag, limits: tuple[int | None, int | 
 def test_no_sequence_of_stages_is_faster(
     data: st.DataObject, limits: tuple[int | None, int | None], groups: str
 ) -> None:
-    """The total latency of its stages is the least over all sequences."""
+    """The total latency of the stages found is the least over all sequences."""
     r, s = limits
     dag = data.draw(dags(5))
     costs = replace(data.draw(costs_for(dag)), streams=2)
@@ -114,7 +114,7 @@ def test_no_sequence_of_stages_is_faster(
     ids=["inception-v3", "squeezenet", "nasnet"],
 )
 def test_published_sizes_of_the_search(dag: Dag, transitions: str, schedules: str) -> None:
-    """The largest blocks of IOS's Table 1, with groups of one root each."""
+    """The sizes equal those of the largest blocks in IOS's Table 1, with groups of one root each."""
     _, tried, sequences_found = count_search_space(dag, groups="rooted")
     assert f"{tried:.2g}" == transitions
     assert f"{sequences_found:.2g}" == schedules
@@ -129,7 +129,7 @@ def test_connected_groups_have_a_larger_search_space() -> None:
 
 
 def test_an_unknown_definition_is_refused() -> None:
-    """The message has the name and the valid ones."""
+    """The message contains the unknown name and the valid ones."""
     with pytest.raises(OptionError, match=r"unknown definition of groups 'some'.*connected, rooted"):
         count_search_space(fire(), groups="some")
 
@@ -151,7 +151,10 @@ def total(device: DeviceLanes, stages: Sequence[Stage]) -> float:
 
 
 def test_greedy_overloads_the_first_stage() -> None:
-    """As in Figure 2: greedy runs a, c, d together and b alone; two and two fill the device and are faster."""
+    """In the example of Figure 2, greedy runs a, c, d together and b alone.
+
+    Two stages of two fill the device and are faster.
+    """
     device = figure_2(0.5)
     greedy, found = greedy_stages(FIGURE_2), search_stages(FIGURE_2, device.stage_ms, r=1)
     assert [len(stage.groups) for stage in greedy] == [3, 1, 1]
@@ -161,7 +164,7 @@ def test_greedy_overloads_the_first_stage() -> None:
 
 
 def test_a_larger_batch_needs_another_schedule() -> None:
-    """If every operator fills the device, concurrency gains nothing; each schedule is best for its batch size."""
+    """If every operator fills the device, concurrency is no gain; each schedule is best for its batch size."""
     small, large = figure_2(0.3), figure_2(1.0)
     for_small, for_large = search_stages(FIGURE_2, small.stage_ms), search_stages(FIGURE_2, large.stage_ms)
     assert for_small != for_large
@@ -182,14 +185,14 @@ def test_merging_is_chosen_where_it_is_faster() -> None:
 
 
 def test_blocks_end_at_articulation_points() -> None:
-    """A diamond between two chains: every operator that all paths contain ends a block."""
+    """In a diamond between two chains, every operator that all paths contain ends a block."""
     dag = Dag.from_edges(6, [(0, 1), (1, 2), (1, 3), (2, 4), (3, 4), (4, 5)])
     assert split_into_blocks(dag) == [[0], [1], [2, 3, 4], [5]]
 
 
 @given(dag=dags(12))
 def test_blocks_are_ordered(dag: Dag) -> None:
-    """Together they are the graph, and the last operator of a block precedes all of the next block."""
+    """Together the blocks are the graph, and the last operator of a block precedes all of the next block."""
     found = split_into_blocks(dag)
     assert sorted(i for block in found for i in block) == list(range(len(dag)))
     for before, after in itertools.pairwise(found):
@@ -211,7 +214,7 @@ def test_equal_blocks_are_searched_once() -> None:
 
 @pytest.mark.parametrize(("rows", "columns"), [(12, 30), (30, 3), (60, 1)])
 def test_the_search_of_large_blocks_terminates(rows: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Grids of recurrent layers, and wide ones that cannot be searched whole: valid stages, bounded work."""
+    """Grids of recurrent layers and wide ones, too large for a complete search, get valid stages with bounded work."""
     monkeypatch.setattr(ios_search, "_MOST_ENDINGS", 4000)
     edges = [(at, at + 1) for at in range(rows * columns) if (at + 1) % columns]
     edges += [(at, at + columns) for at in range((rows - 1) * columns)] if columns > 3 else []
@@ -234,7 +237,7 @@ def test_the_search_of_large_blocks_terminates(rows: int, columns: int, monkeypa
 
 
 def test_a_cell_of_eighteen_operators_is_searched_as_one_block() -> None:
-    """The size of a NASNet cell: five sums of two branches; the result is the optimum for four lanes."""
+    """For a cell of the size of NASNet's, with five sums of two branches, the result is the optimum for four lanes."""
     edges, sums = [], []
     for pair in range(5):
         left, right, both = 3 * pair + 2, 3 * pair + 3, 3 * pair + 4

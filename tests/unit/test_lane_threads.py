@@ -33,7 +33,7 @@ def test_threads_are_pinned_and_named() -> None:
 
 
 def test_stopped_threads_refuse_parts() -> None:
-    """They may be closed twice."""
+    """Threads that have been closed refuse parts, and closing them again has no effect."""
     threads = LaneThreads({1: None})
     threads.close()
     threads.close()
@@ -52,7 +52,7 @@ def test_a_parked_thread_takes_its_next_part(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_threads_stop_when_their_owner_is_collected() -> None:
-    """They need not be closed."""
+    """The threads stop even if their owner is not closed."""
     threads = LaneThreads({1: None})
     (thread,) = [lane.thread for lane in threads._lanes.values()]
     del threads

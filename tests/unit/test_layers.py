@@ -88,7 +88,7 @@ def test_imports_point_down(path: Path) -> None:
 
 @pytest.mark.parametrize("package", INSIDE)
 def test_imports_inside_a_package_point_down(package: str) -> None:
-    """The scheduler's policies know nothing of the searches above them, and execution nothing of selection."""
+    """The scheduler's policies do not import the searches above them, and execution does not import selection."""
     checked = 0
     for path in MODULES:
         own = module_name(path).removeprefix(f"chrion.{package}.")
@@ -128,7 +128,7 @@ def test_packages_list_all_they_import_in_order(path: Path) -> None:
 
 
 def test_importing_the_package_imports_no_library() -> None:
-    """Commands start at once; names of the package are imported on first use, sub-packages too."""
+    """Names of the package and its sub-packages are imported on first use, so that commands start at once."""
     code = "import sys, chrion; assert not {'numpy', 'onnx', 'onnxruntime'} & {*sys.modules}; "
     code += "chrion.units.format_ms(1.0); chrion.load; from chrion import *; Plan; assert 'load' in dir(chrion)"
     subprocess.run([sys.executable, "-c", code], check=True)  # noqa: S603 - our own interpreter

@@ -18,7 +18,7 @@ from strategies import costs_for, dags
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_local_search_is_monotone_and_keeps_its_budget(data: st.DataObject) -> None:
-    """Neither moves nor merges make a solution worse, for any budget."""
+    """Neither moves nor merges make a solution worse or exceed the budget."""
     dag = data.draw(dags())
     costs = data.draw(costs_for(dag).filter(lambda c: c.cores > 0))
     budget = data.draw(st.integers(0, 2000))
@@ -36,7 +36,7 @@ def test_local_search_is_monotone_and_keeps_its_budget(data: st.DataObject) -> N
 @settings(deadline=None, max_examples=40)
 @given(data=st.data(), alpha=st.sampled_from([0.0, 0.5]))
 def test_an_improved_solution_is_valid_and_within_its_cap(data: st.DataObject, alpha: float) -> None:
-    """It costs no more than the start, and holds no more accelerator memory than the cap."""
+    """The solution costs no more than the initial one, and uses no more accelerator memory than the cap."""
     dag = data.draw(dags())
     costs = data.draw(costs_for(dag, accelerator=True).filter(lambda c: c.cores > 0))
     initial = InitialSolutions(dag, costs)

@@ -11,7 +11,7 @@ from chrion.scheduler.policies.matching import maximum_matching
 
 @given(st.integers(0, 9).flatmap(lambda n: st.lists(st.lists(st.integers(0, 7), unique=True), min_size=n, max_size=n)))
 def test_it_is_as_large_as_that_of_networkx(edges: list[list[int]]) -> None:
-    """It uses only edges, and each right node at most once."""
+    """The matching is of maximum size, consists of edges, and has each right node at most once."""
     found = maximum_matching(edges, 8)
     matched = [right for right in found if right is not None]
     assert len(set(matched)) == len(matched)
@@ -24,7 +24,7 @@ def test_it_is_as_large_as_that_of_networkx(edges: list[list[int]]) -> None:
 
 
 def test_augmenting_paths_may_be_long() -> None:
-    """The last free node changes the partner of two thousand others."""
+    """Matching the last free node changes the partners of two thousand others."""
     n = 2000
     edges = [[i, i + 1] for i in range(n)] + [[0]]
     assert maximum_matching(edges, n + 1) == [*range(1, n + 1), 0]

@@ -23,7 +23,7 @@ def chain(*, shared: bool) -> tuple[Dag, Costs]:
 
 
 def test_a_shared_weight_is_resident_once() -> None:
-    """Equation 4 counts it for each operator: 24 MB; an arena holds 8."""
+    """Equation 4 counts a shared weight for each operator, 24 MB; an arena holds 8 MB."""
     dag, costs = chain(shared=True)
     assert paper_mb(dag, costs, (0, 0, 0)) == 100 + 24 + 7
     assert resident_mb(dag, costs, (0, 1, 2), (0, 0, 0)) == 100 + 8 + 6
@@ -36,14 +36,14 @@ def test_an_activation_lives_until_its_last_reader() -> None:
 
 
 def test_inputs_from_the_cpu_are_held_while_they_are_read() -> None:
-    """Only the last operator is on the accelerator: its weight, its input and its result."""
+    """If only the last operator is on the accelerator, its weight, its input and its result count."""
     dag, costs = chain(shared=False)
     assert resident_mb(dag, costs, (0, 1, 2), (1, 1, 0)) == 100 + 8 + 6
     assert resident_mb(dag, costs, (0, 1, 2), (1, 1, 1)) == 0.0
 
 
 def test_every_lane_of_the_accelerator_counts() -> None:
-    """Weights and results on all lanes, and the ephemeral memory of one operator on each lane."""
+    """Weights and results on all lanes count, and the ephemeral memory of one operator on each lane."""
     dag = Dag.from_edges(2, [])
     costs = Costs((1.0, 1.0), ((1.0, 1.0),), (OperatorMemory(0.0, 1.0, 2.0), OperatorMemory(0.0, 4.0, 8.0)))
     assert paper_mb(dag, costs, (0, -1)) == 15.0
@@ -54,7 +54,7 @@ def test_every_lane_of_the_accelerator_counts() -> None:
 
 @given(data=st.data())
 def test_the_peak_is_that_of_the_naive_definition(data: st.DataObject) -> None:
-    """At every operator, sum the values that exist already and are read later."""
+    """The peak is the largest sum, over all operators, of the values that exist already and are read later."""
     dag = data.draw(dags())
     costs = data.draw(costs_for(dag, accelerator=True))
     schedule = data.draw(schedules(dag, costs))

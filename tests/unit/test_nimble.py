@@ -72,7 +72,10 @@ def chains(n: int, matching: Sequence[Edge]) -> list[int]:
 @settings(max_examples=40, deadline=None)
 @given(dag=dags(5))
 def test_theorem_1_the_reduction_stands_for_the_graph(dag: Dag) -> None:
-    """For any assignment, both have the same concurrency and, if it is maximal, as many synchronisations."""
+    """For any assignment, the graph and its reduction have the same concurrency.
+
+    If it is maximal, they also have as many synchronisations.
+    """
     graph = digraph(dag)
     reduced = nx.transitive_reduction(graph)
     for streams in assignments(len(dag)):
@@ -95,7 +98,7 @@ def test_theorem_3_a_matched_edge_saves_a_synchronisation(dag: Dag) -> None:
 @settings(max_examples=60, deadline=None)
 @given(dag=dags(6))
 def test_theorem_4_no_assignment_as_concurrent_synchronises_less(dag: Dag) -> None:
-    """Compared with every assignment of the operators to streams."""
+    """No assignment of operators to streams with the same concurrency has fewer synchronisations."""
     graph = digraph(dag)
     streams = nimble_streams(dag)
     assert concurrent(graph, streams)
@@ -122,7 +125,7 @@ def test_shared_streams_are_as_few_as_concurrency_allows(dag: Dag) -> None:
 
 @given(dag=dags(12))
 def test_streams_are_numbered_in_topological_order(dag: Dag) -> None:
-    """Each stream that starts has the next number."""
+    """Each new stream has the next number."""
     for streams in (nimble_streams(dag), nimble_streams(dag, share=True)):
         seen = list(dict.fromkeys(streams[i] for i in dag.topological_order))
         assert seen == list(range(len(seen)))
@@ -130,7 +133,7 @@ def test_streams_are_numbered_in_topological_order(dag: Dag) -> None:
 
 @given(dag=dags(12))
 def test_the_transitive_reduction_is_that_of_networkx(dag: Dag) -> None:
-    """And so are the descendants and ancestors."""
+    """The transitive reduction, descendants and ancestors equal those of networkx."""
     graph = digraph(dag)
     assert set(nx.transitive_reduction(graph).edges) == {(i, s) for i, own in enumerate(dag.reduced) for s in own}
     for i in range(len(dag)):
@@ -139,7 +142,7 @@ def test_the_transitive_reduction_is_that_of_networkx(dag: Dag) -> None:
 
 
 def test_googlenet_as_published() -> None:
-    """28 chains, and 4 streams if chains that cannot overlap share one."""
+    """GoogLeNet has 28 chains, and 4 streams if chains that cannot overlap share one."""
     dag = googlenet()
     found = [max(streams) + 1 for streams in (nimble_streams(dag), nimble_streams(dag, share=True))]
     assert found == [28, 4]

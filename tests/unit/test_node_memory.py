@@ -23,7 +23,7 @@ def test_the_largest_size_is_returned() -> None:
 
 
 def test_an_lstm_has_scratch_memory() -> None:
-    """Onnxruntime allocates the gates of an LSTM in each run: those of one step at least, and less than the model."""
+    """Onnxruntime allocates an LSTM's gates in each run: at least one step's, and less than the model."""
     hidden, steps = 16, 30
     weights = {name: np.zeros((1, 4 * hidden, hidden), np.float32) for name in ("W", "R")}
     lstm = node("LSTM", ["x", "W", "R"], ["y"], hidden_size=hidden)

@@ -66,7 +66,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 def test_without_a_driver_the_memory_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The functions return None or nothing, and do not raise."""
+    """The functions return None or an empty result, and do not raise."""
     monkeypatch.setattr(nvml, "_library", lambda: None)
     assert nvml.gpus() == ()
     assert nvml.used_mb() is None
@@ -101,7 +101,7 @@ def test_growth_of_the_process(install: Install) -> None:
 
 
 def test_the_peak_within_a_run_is_found(install: Install) -> None:
-    """Memory that is released before the end counts for the peak, and not for the growth."""
+    """Memory that is released before the end counts for the peak, but not for the growth."""
     me = os.getpid()
     driver = install([{me: 100_000_000}])
     monitor = nvml.MemoryMonitor()
@@ -114,7 +114,7 @@ def test_the_peak_within_a_run_is_found(install: Install) -> None:
 
 
 def test_without_a_driver_no_thread_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The peak is then unknown."""
+    """Without a driver no thread is started, and the peak is unknown."""
     monkeypatch.setattr(nvml, "_library", lambda: None)
     monitor = nvml.MemoryMonitor()
     before = threading.active_count()
@@ -132,7 +132,7 @@ def test_sampling_ends_if_the_run_fails(install: Install) -> None:
 
 
 def test_the_memory_of_a_session_is_its_peak(install: Install) -> None:
-    """It includes memory of loading and running, even if both is released before the end."""
+    """The peak includes memory of loading and running, even if both is released before the end."""
     me = os.getpid()
     driver = install([{}])
 

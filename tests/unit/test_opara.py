@@ -19,7 +19,7 @@ FIGURE = "1-2 1-3 1-4 2-5 3-6 5-7 4-8 6-8 7-9 7-10 8-11 8-12 9-13 10-13 11-13 12
 
 
 def test_the_published_example() -> None:
-    """The figure of the paper's appendix: thirteen operators in numeric order, five streams."""
+    """In the example of the paper's appendix, thirteen operators in numeric order have five streams."""
     pairs = [tuple(int(end) - 1 for end in edge.split("-")) for edge in FIGURE.split()]
     streams = opara_streams(Dag.from_edges(13, [(a, b) for a, b in pairs]), range(13))
     found = [{i + 1 for i in range(13) if streams[i] == stream} for stream in range(max(streams) + 1)]
@@ -27,13 +27,13 @@ def test_the_published_example() -> None:
 
 
 def test_googlenet_has_28_streams() -> None:
-    """The number that the paper gives."""
+    """GoogLeNet has the number of streams that the paper gives."""
     assert max(opara_streams(googlenet())) + 1 == 28
 
 
 @given(dag=dags(12))
 def test_streams_are_numbered_in_topological_order(dag: Dag) -> None:
-    """Each stream that starts has the next number."""
+    """Each new stream has the next number."""
     streams = opara_streams(dag)
     seen = list(dict.fromkeys(streams[i] for i in dag.topological_order))
     assert seen == list(range(len(seen)))
@@ -70,7 +70,7 @@ class _Counted(tuple[int, ...]):
 
 @pytest.mark.parametrize("n", [10, 100, 1000])
 def test_each_edge_is_read_at_most_once(n: int) -> None:
-    """Linear time, on a graph in which every operator depends on the twenty before it."""
+    """The assignment takes linear time on a graph in which every operator depends on the twenty before it."""
     dag = Dag.from_edges(n, [(m, i) for i in range(n) for m in range(max(0, i - 20), i)])
     counted = replace(dag, predecessors=tuple(_Counted(before) for before in dag.predecessors))
     _Counted.reads = 0
@@ -79,7 +79,10 @@ def test_each_edge_is_read_at_most_once(n: int) -> None:
 
 
 def test_the_launch_order_by_hand() -> None:
-    """Compute-bound first, then alternating; the least demand first; an empty kind is skipped."""
+    """The launch order starts with a compute-bound operator and alternates, each kind in order of demand.
+
+    An empty kind is skipped.
+    """
     dag = Dag.from_edges(5, [(1, 4)])
     order = launch_order(dag, [3.0, 1.0, 2.0, 5.0, 0.0], [False, False, True, True, False])
     # compute: 1 (1) before 0 (3), and 4 (0) once 1 has been launched; memory: 2 before 3
@@ -89,7 +92,7 @@ def test_the_launch_order_by_hand() -> None:
 
 @given(data=st.data())
 def test_the_launch_order_is_topological_and_alternates(data: st.DataObject) -> None:
-    """At every step: the ready operator with the least demand, of the next kind unless it is empty."""
+    """Each step launches the ready operator with the least demand, of the next kind unless it has none."""
     dag = data.draw(dags(10))
     demand = [data.draw(st.integers(0, 3)) for _ in range(len(dag))]
     bound = [data.draw(st.booleans()) for _ in range(len(dag))]

@@ -60,7 +60,10 @@ def naive_order(dag: Dag, costs: Costs, *, merge: bool) -> tuple[int, ...]:
 
 
 def test_figure_8_merges_close_neighbours() -> None:
-    """Copies of 6 ms below the branches exceed the mean of 5 ms, copies of 4 ms at the root do not: A, BD, CE, F."""
+    """The order is A, BD, CE, F.
+
+    Copies of 6 ms below the branches exceed the mean of 5 ms, and copies of 4 ms at the root do not.
+    """
     assert hybrid_order(*figure_8(between=6, at_the_root=4)) == (A, B, D, C, E, F)
 
 
@@ -70,19 +73,19 @@ def test_figure_8_without_costly_copies_is_breadth_first() -> None:
 
 
 def test_figure_8_a_copy_as_long_as_an_operator_does_not_merge() -> None:
-    """The communication time must exceed the mean execution time, not equal it."""
+    """The communication time must exceed the mean execution time; equal times do not merge."""
     assert hybrid_order(*figure_8(between=5, at_the_root=5)) == (A, B, C, D, E, F)
 
 
 def test_figure_8_bfs_and_dfs() -> None:
-    """The two orders that Figure 8 compares with."""
+    """The breadth-first and depth-first orders are the two that Figure 8 compares with."""
     dag, _ = figure_8(6, 4)
     assert bfs_order(dag) == (A, B, C, D, E, F)
     assert dfs_order(dag) == (A, B, D, C, E, F)
 
 
 def test_the_mean_is_over_all_devices() -> None:
-    """A child of 1 ms on the accelerator and 9 and 11 ms on cores has a mean of 7 ms: only a longer copy merges it."""
+    """A child of 1 ms on the accelerator and 9 and 11 ms on cores has a mean of 7 ms. Only a longer copy merges it."""
     for copy_ms, expected in ((7.0, (0, 1, 2, 3)), (7.5, (0, 1, 3, 2))):
         dag = Dag.from_edges(4, [(0, 1), (0, 2), (1, 3)], [0, 0, 1])
         costs = Costs((1.0,) * 4, ((9.0,) * 4, (11.0,) * 4), (OperatorMemory(),) * 4, *[CopyCost(0.0, copy_ms)] * 2)
@@ -90,13 +93,13 @@ def test_the_mean_is_over_all_devices() -> None:
 
 
 def test_cores_alone_merge_nothing() -> None:
-    """CPU cores share a memory: without an accelerator no edge communicates."""
+    """Without an accelerator no edge communicates, since CPU cores share a memory."""
     dag, costs = figure_8(6, 4)
     assert hybrid_order(dag, costs.without_accelerator()) == (A, B, C, D, E, F)
 
 
 def test_a_child_of_two_parents_never_merges() -> None:
-    """It comes after both, however long its copies take."""
+    """The child follows both parents, however long its copies take."""
     dag = Dag.from_edges(3, [(0, 2), (1, 2)], [100, 100])
     copy = CopyCost(0.0, 1.0)
     assert hybrid_order(dag, uniform_costs(dag, accelerator_ms=1.0, upload=copy, download=copy)) == (0, 1, 2)
@@ -120,7 +123,7 @@ def test_hybrid_order_is_the_literal_algorithm(data: st.DataObject) -> None:
 
 @given(dags(12))
 def test_dfs_order_is_the_recursive_one(dag: Dag) -> None:
-    """It visits the first child whose predecessors are all done, and backtracks if there is none."""
+    """The order visits the first child whose predecessors are all done, and backtracks if there is none."""
     order: list[int] = []
 
     def visit(v: int) -> None:

@@ -20,7 +20,10 @@ from strategies import problems
 @settings(deadline=None, max_examples=60)
 @given(problem=problems())
 def test_a_frontier_trades_latency_for_memory(problem: tuple[Dag, Costs]) -> None:
-    """Memory increases and latency decreases from point to point; the first needs none; refinement worsens neither."""
+    """From point to point memory increases and latency decreases; the first point needs no memory.
+
+    Refinement worsens neither.
+    """
     policy = ChrionPolicy(*problem)
     found = find_frontier(policy.initial, policy.search, 0.5)
     assert found[0].timeline.resident_mb == 0.0
@@ -35,7 +38,7 @@ def test_a_frontier_trades_latency_for_memory(problem: tuple[Dag, Costs]) -> Non
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1))
 def test_pareto_points_are_not_dominated(figures: list[tuple[int, int]]) -> None:
-    """Compared with the definition over all pairs."""
+    """The points equal those of the definition over all pairs."""
     blank = Problem(Dag.from_edges(1, []), uniform_costs(Dag.from_edges(1, []))).evaluate(Schedule((0,), (1,), 1))
     made = [
         replace(blank, timeline=replace(blank.timeline, latency_ms=float(ms), resident_mb=float(mb)))
@@ -49,7 +52,7 @@ def test_pareto_points_are_not_dominated(figures: list[tuple[int, int]]) -> None
 
 
 def test_a_sample_covers_the_whole_frontier() -> None:
-    """A short frontier is kept; of a long one, points from the first to the last are taken."""
+    """A short frontier is kept; a long one is sampled from its first to its last point."""
     assert sample_frontier(range(5)) == range(5)
     some = sample_frontier(range(1000))
     assert (some[0], some[-1]) == (0, 999)

@@ -66,7 +66,7 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
 
 @given(data=st.data())
 def test_any_plan_survives_its_file(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """Round trips of random schedules with their predictions."""
+    """Plans with random schedules and predictions are read as they were written."""
     dag = data.draw(dags())
     costs = data.draw(costs_for(dag))
     schedule = data.draw(schedules(dag, costs, most_streams=3, staged=None))
@@ -81,7 +81,7 @@ def test_any_plan_survives_its_file(tmp_path_factory: pytest.TempPathFactory, da
 
 
 def test_counts_and_verdict() -> None:
-    """Operators are counted by device; the SLO is met by an equal latency."""
+    """Operators are counted by device; a latency equal to the SLO meets it."""
     plan = plan_of(DAG, Schedule((0, 1, 2, 3), (0, 0, 1, 0), 1))
     assert (plan.on_accelerator, plan.on_cpu) == (3, 1)
     assert replace(plan, slo_ms=1.5).meets_slo
@@ -102,7 +102,7 @@ def test_a_missing_key_is_refused(tmp_path: Path, key: str) -> None:
 
 
 def test_an_older_file_is_read() -> None:
-    """Without the later keys, a plan has one accelerator lane, no stages and no budget."""
+    """A plan file without the later keys has one accelerator lane, no stages and no budget."""
     content = {key: value for key, value in PLAN.to_json().items() if key not in LATER}
     assert Plan.from_json(content) == replace(PLAN, budget_mb=None)
 
@@ -166,14 +166,14 @@ def test_an_older_file_is_read() -> None:
     ],
 )
 def test_a_damaged_value_is_refused(tmp_path: Path, key: str, value: Any) -> None:
-    """Values of the wrong type, out of range, or in contradiction to each other."""
+    """Values of the wrong type, out of range, or in contradiction to each other are refused."""
     assert_refused(tmp_path, json.dumps(PLAN.to_json() | {key: value}))
 
 
 @pytest.mark.parametrize("value", [NAN, INFINITE, -0.5, "1", None, True, [1.0]])
 @pytest.mark.parametrize("key", ["latency_ms", "memory_mb"])
 def test_a_damaged_prediction_is_refused(tmp_path: Path, key: str, value: Any) -> None:
-    """Predictions are finite and not negative."""
+    """Predictions that are infinite, negative or not numbers are refused."""
     content = PLAN.to_json()
     content["predicted"][key] = value
     assert_refused(tmp_path, json.dumps(content))
@@ -191,12 +191,12 @@ def test_a_damaged_prediction_is_refused(tmp_path: Path, key: str, value: Any) -
     ],
 )
 def test_a_file_without_a_plan_is_refused(tmp_path: Path, damage: Callable[[str], str | bytes]) -> None:
-    """Truncated, empty, of another type, not text."""
+    """Truncated and empty files, other types of JSON, and files that are not text are refused."""
     assert_refused(tmp_path, damage(json.dumps(PLAN.to_json())))
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
-    """The message says that they cannot be read."""
+    """The message says that the path cannot be read."""
     for path in (tmp_path / "none.json", tmp_path):
         with pytest.raises(PlanError, match="cannot be read"):
             Plan.load(path)

@@ -34,7 +34,7 @@ def profile(graph: Graph) -> Profile:
 
 
 def test_the_default_policy_is_that_of_the_command(graph: Graph, profile: Profile) -> None:
-    """``chrion.partition`` uses it if no policy is named, as sessions do."""
+    """``chrion.partition`` uses the default policy if none is named, as sessions do."""
     assert partition(graph, profile) == partition(graph, profile, policy=DEFAULT_POLICY)
     assert partition(graph, profile).policy == DEFAULT_POLICY == "chrion"
     for planner in (chrion.partition, chrion.scheduler.planner.alternatives):
@@ -42,13 +42,13 @@ def test_the_default_policy_is_that_of_the_command(graph: Graph, profile: Profil
 
 
 def test_the_initial_solution_is_a_remark(graph: Graph, profile: Profile) -> None:
-    """The default policy has this remark; other policies have none."""
+    """The default policy names its initial solution in a remark; other policies have no remarks."""
     assert [remark.split(":")[0] for remark in partition(graph, profile).remarks] == ["initial solution"]
     assert partition(graph, profile, policy="heft").remarks == ()
 
 
 def test_the_chunk_length_is_a_remark() -> None:
-    """Two layers on two cores, with time in proportion to steps: only chunks let the layers overlap."""
+    """Two layers on two cores overlap only in chunks, and the plan's remark has their length."""
     graph = load(build("lstm", {"layers": 2, "seq": 32, "batch": 1, "io": 8, "chunk": 32}))
     costs = {}
     for variant in [graph, *(unroll(graph, chunk) for chunk in chunk_choices(graph))]:
@@ -63,7 +63,7 @@ def test_the_chunk_length_is_a_remark() -> None:
 
 
 def test_limits_that_no_plan_keeps_are_remarks(graph: Graph, profile: Profile) -> None:
-    """They give the excess over the SLO, and over the budget."""
+    """The remarks contain the excess over the SLO and over the budget."""
     plan = partition(graph, profile, slo="1us")
     assert not plan.meets_slo
     assert plan.remarks[-1].startswith("no plan meets the SLO of 1 us: the fastest misses it by ")
@@ -84,7 +84,7 @@ def test_limits_that_no_plan_keeps_are_remarks(graph: Graph, profile: Profile) -
     ],
 )
 def test_invalid_options_are_refused(options: dict[str, object], message: str) -> None:
-    """Before anything is measured; the message says what was expected."""
+    """Invalid options are refused with a message that says what was expected."""
     arguments = {"slo": None, "alpha": None, "policy": "chrion", **options}
     with pytest.raises(OptionError, match=message):
         check_options(**arguments)  # type: ignore[arg-type]
@@ -93,7 +93,7 @@ def test_invalid_options_are_refused(options: dict[str, object], message: str) -
 def test_a_policy_of_a_package_plans(
     graph: Graph, profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is selected by name, and limits apply as for any policy."""
+    """A package's policy is selected by name, and limits apply as for any policy."""
     policy_installer(tmp_path, monkeypatch)("last-core", "last-core = last_core:last_core")
     plan = partition(graph, profile, policy="last-core", slo="1s", gpu_budget="1MB")
     assert plan.policy == "last-core"

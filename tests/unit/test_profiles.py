@@ -46,7 +46,7 @@ def test_a_profile_is_read_as_written(tmp_path: Path) -> None:
 
 
 def test_a_profile_without_operators_is_read_as_written(tmp_path: Path) -> None:
-    """An empty table is valid JSON."""
+    """A profile with an empty table of operators is valid."""
     empty = replace(PROFILE, operators={}, accelerator=None)
     empty.save(tmp_path / "p.json")
     assert Profile.load(tmp_path / "p.json") == empty
@@ -75,7 +75,7 @@ TIMES = st.floats(0, 1e9)
 def test_any_profile_is_read_as_written(
     tmp_path_factory: pytest.TempPathFactory, costs: dict[str, OperatorCost], handoff_ms: float
 ) -> None:
-    """This holds for any signatures and figures."""
+    """Profiles with any signatures and figures are read as they were written."""
     profile = replace(PROFILE, operators=costs, handoff_ms=handoff_ms)
     path = tmp_path_factory.mktemp("profiles") / "p.json"
     profile.save(path)
@@ -109,7 +109,7 @@ def test_a_profile_without_operators_has_no_costs() -> None:
 
 
 def test_missing_signatures_are_estimated_from_their_type() -> None:
-    """Relus of 1 and 2 ms for 100 and 200 bytes predict 4 ms for 400; LSTMs never ran on the accelerator."""
+    """Relus of 1 and 2 ms for 100 and 200 bytes predict 4 ms for 400; the time of unsupported LSTMs stays infinite."""
     known = {
         "a": OperatorCost("Relu", (1.0, 2.0), 0.5, bytes=100),
         "b": OperatorCost("Relu", (2.0, 4.0), 1.0, bytes=200),

@@ -156,7 +156,7 @@ def test_lanes_signal_only_what_is_awaited(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_the_first_lane_has_the_first_segment(data: st.DataObject) -> None:
-    """The caller's thread carries out the lane that starts."""
+    """The lane of the first segment is the first one, which the caller's thread runs."""
     _, schedule, segments, program = draw_program(data)
     lanes = schedule.lanes
     assert next(iter(program.lanes)) == lanes[segments[0][0]]
@@ -165,7 +165,7 @@ def test_the_first_lane_has_the_first_segment(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_results_are_complete_when_another_lane_or_the_caller_reads_them(data: st.DataObject) -> None:
-    """On the accelerator these are the runs that are signalled or end their lane; on the cores, all runs."""
+    """On the accelerator, runs that are signalled or end their lane are complete; on the cores, all runs are."""
     *_, program = draw_program(data)
     for lane, steps in program.lanes.items():
         for at, step in enumerate(steps):
@@ -176,7 +176,7 @@ def test_results_are_complete_when_another_lane_or_the_caller_reads_them(data: s
 
 
 def test_a_diamond_by_hand() -> None:
-    """0 -> 1, 2 -> 3 with 2 on a lane of its own: one wait each way."""
+    """For 0 -> 1, 2 -> 3 with 2 on a lane of its own, each lane waits once."""
     dag = Dag.from_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
     program = build_program(dag, (1, 1, 2, 1), ((0,), (1,), (2,), (3,)))
     assert program.lanes == {
@@ -186,14 +186,14 @@ def test_a_diamond_by_hand() -> None:
 
 
 def test_a_wait_that_another_implies_is_left_out() -> None:
-    """2 needs 0 and 1; lane 2 has already waited for 0 before it ran 1, so that lane 3 only waits for 1."""
+    """Operator 2 needs 0 and 1; lane 2 has waited for 0 before it runs 1, so that lane 3 waits for 1 only."""
     dag = Dag.from_edges(3, [(0, 1), (0, 2), (1, 2)])
     program = build_program(dag, (1, 2, 3), ((0,), (1,), (2,)))
     assert program.lanes[3] == (Wait(2, 1), Run(2))
 
 
 def test_a_barrier_by_hand() -> None:
-    """Two independent pairs in two stages: each lane waits once for the other, although no edge joins them."""
+    """For two independent pairs in two stages, each lane waits once for the other, although no edge joins them."""
     dag = Dag.from_edges(4, [(0, 2), (1, 3)])
     program = build_program(dag, (0, -1, 0, -1), ((0,), (1,), (2,), (3,)), (0, 0, 1, 1))
     assert program.lanes == {
@@ -203,7 +203,10 @@ def test_a_barrier_by_hand() -> None:
 
 
 def test_a_value_is_copied_once_for_all_its_readers_by_hand() -> None:
-    """1 and 2, on two accelerator lanes, read the value of 0 on a core; 3, on the core, reads the value of 1."""
+    """Operators 1 and 2, on two accelerator lanes, share one upload of the value of 0.
+
+    Operator 3 reads a download of 1.
+    """
     dag = Dag.from_edges(4, [(0, 1), (0, 2), (1, 3)])
     transfers = (Transfer("a", 0, (1, 2), upload=True), Transfer("b", 1, (3,), upload=False))
     program = build_program(dag, (1, 0, -1, 1), ((0,), (1,), (2,), (3,)), (), transfers)

@@ -39,7 +39,7 @@ def test_one_threshold_holds_for_all_candidates() -> None:
 
 
 def test_trials_without_noise_give_the_quotient() -> None:
-    """3 ms against 4 ms and 9 ms is a ratio of 0.75, with an interval of width 0."""
+    """A candidate of 3 ms against 4 ms and 9 ms has a ratio of 0.75, with an interval of width 0."""
     found = ratio_to_best({"own": [3.0] * 4, "slow": [9.0] * 4, "fast": [4.0] * 4}, "own")
     assert found == pytest.approx((0.75, 0.75, 0.75))
 

@@ -26,7 +26,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 @pytest.mark.usefixtures("install")
 def test_every_built_in_policy_has_a_line_of_description() -> None:
-    """It fits into a help text; the names are in the order of the registry."""
+    """Each description fits into a help text; the names are in the order of the registry."""
     described = describe_policies()
     assert list(described) == policy_names() == list(POLICIES)
     for text in described.values():
@@ -37,13 +37,13 @@ def test_every_built_in_policy_has_a_line_of_description() -> None:
 
 
 def test_an_unknown_policy_is_refused_with_the_names() -> None:
-    """The hint lists all of them."""
+    """The hint lists the names of all policies."""
     with pytest.raises(OptionError, match=r"unknown policy 'fastest' \(choose one of chrion, .*greedy"):
         find_policy("fastest")
 
 
 def test_an_installed_package_adds_a_policy(install: Install) -> None:
-    """It is listed after the built-in ones, described by its docstring, and makes schedules."""
+    """The policy is listed after the built-in ones, described by its docstring, and makes schedules."""
     install("last-core", "last-core = last_core:last_core")
     assert policy_names() == [*POLICIES, "last-core"]
     assert describe_policies()["last-core"] == "Everything on the last core."
@@ -86,7 +86,7 @@ def test_an_invalid_schedule_of_a_package_is_refused(install: Install, function:
 
 
 def test_a_built_in_name_stays_built_in(install: Install) -> None:
-    """A package's policy of that name is ignored, with one warning."""
+    """A package's policy with the name of a built-in one is ignored, with one warning."""
     install("last-core", "heft = last_core:last_core\nlast-core = last_core:last_core")
     with pytest.warns(RuntimeWarning, match="'heft' of package last-core is ignored: Chrion has a policy of that name"):
         names = policy_names()

@@ -28,6 +28,6 @@ def test_operators_are_limited_by_arithmetic_or_memory() -> None:
 
 
 def test_infinite_times_are_ignored() -> None:
-    """They do not affect the best rates, and their shares are 1."""
+    """Infinite times do not affect the best rates, and their shares are 1."""
     assert Roofline.of(DAG, (float("inf"), 4.0, 1.0, 2.0)).shares == pytest.approx((1.0, 1.0, 1.0, 1.0))
     assert Roofline.of(Dag.from_edges(2, []), (0.0, 1.0)).shares == (1.0, 1.0)

@@ -22,17 +22,17 @@ def code_blocks() -> list[str]:
 
 
 def test_the_example_is_the_file() -> None:
-    """The complete scheduler on the page is the module, character by character."""
+    """The complete scheduler on the page is identical to the example's module."""
     assert (REGISTRY.parent / "cpop.py").read_text(encoding="utf-8") in code_blocks()
 
 
 def test_the_registry_line_is_the_one_on_the_page() -> None:
-    """The line that adds the example is in the registry."""
+    """The line on the page that adds the example is in the registry."""
     (line,) = [block for block in code_blocks() if block.lstrip().startswith("_policy(")]
     assert line.strip() in REGISTRY.read_text(encoding="utf-8")
 
 
 def test_every_policy_is_described() -> None:
-    """The page of schedulers has each built-in policy by name."""
+    """The page on schedulers contains the name of each built-in policy."""
     text = (ROOT / "docs" / "schedulers.md").read_text(encoding="utf-8")
     assert [name for name in POLICIES if f"`{name}`" not in text] == []

@@ -71,26 +71,29 @@ def test_neighbours_are_cut_only_for_a_reason(data: st.DataObject) -> None:
 
 
 def test_one_lane_is_one_segment() -> None:
-    """No other lane waits, so there is no reason to cut."""
+    """A schedule on one lane has one segment, since no other lane waits."""
     dag = Dag.from_edges(4, [(0, 1), (1, 2), (0, 3)])
     assert cut(dag, (0, 1, 2, 3), (1, 1, 1, 1)) == ((0, 1, 2, 3),)
 
 
 def test_two_lanes_by_hand() -> None:
-    """Lane 1 runs 0, 1, 3 and lane 2 runs 2, between 1 and 3."""
+    """If lane 2 runs operator 2 between 1 and 3, lane 1 has one segment of 0 and 1, and one of 3."""
     dag = Dag.from_edges(4, [(0, 1), (1, 2), (2, 3)])
     assert cut(dag, (0, 1, 2, 3), (1, 1, 2, 1)) == ((0, 1), (2,), (3,))
 
 
 def test_a_larger_copy_from_the_same_operator_starts_a_new_segment() -> None:
-    """0 makes a small value for 1 and a large one for 2, both on the accelerator: joined, 1 would wait for both."""
+    """Operator 0 makes a small value for 1 and a large one for 2, both on the accelerator.
+
+    In one segment, 1 would wait for both.
+    """
     dag = replace(Dag.from_edges(3, [(0, 1), (0, 2)], [1, 9]), edge_values=((), ((0,),), ((1,),)), value_bytes=(1, 9))
     assert cut(dag, (0, 1, 2), (1, 0, 0)) == ((0,), (1,), (2,))
     assert cut(dag, (0, 2, 1), (1, 0, 0)) == ((0,), (2, 1))
 
 
 def test_joining_an_earlier_segment_changes_no_order_of_copies() -> None:
-    """1 and 2 are copied to 3 in this order, even if 2 joins the segment of 0, which precedes 1."""
+    """The values of 1 and 2 are copied to 3 in this order, even if 2 joins the segment of 0, which precedes 1."""
     dag = Dag.from_edges(4, [(1, 3), (2, 3)])
     assert cut(dag, (0, 1, 2, 3), (1, 2, 1, 0)) == ((1,), (0, 2), (3,))
 

@@ -22,7 +22,7 @@ from strategies import costs_for, dags
 
 @given(data=st.data())
 def test_the_timeline_is_the_sum_of_the_stages(data: st.DataObject) -> None:
-    """Exactly without overheads; with overheads it is never longer."""
+    """The latency equals the sum of the stages without overheads, and does not exceed it with overheads."""
     dag = data.draw(dags())
     costs = replace(data.draw(costs_for(dag)), streams=data.draw(st.integers(1, 3)))
     shares = tuple(data.draw(st.integers(0, 4)) / 4 for _ in range(len(dag)))
@@ -38,7 +38,7 @@ def test_the_timeline_is_the_sum_of_the_stages(data: st.DataObject) -> None:
 
 @given(dag=dags(12))
 def test_greedy_stages_are_the_topological_generations(dag: Dag) -> None:
-    """As networkx computes them; every operator is a group of its own."""
+    """The stages equal networkx's topological generations, and every operator is a group of its own."""
     graph: nx.DiGraph[int] = nx.DiGraph()
     graph.add_nodes_from(range(len(dag)))
     graph.add_edges_from((m, i) for i, before in enumerate(dag.predecessors) for m in before)
@@ -48,7 +48,7 @@ def test_greedy_stages_are_the_topological_generations(dag: Dag) -> None:
 
 
 def test_the_longest_groups_are_packed_first() -> None:
-    """3, 1 and 2 ms on two lanes: 3 ms alone, 2 and 1 ms together."""
+    """Of groups of 3, 1 and 2 ms on two lanes, that of 3 ms runs alone, and those of 2 and 1 ms share a lane."""
     dag = Dag.from_edges(3, [])
     costs = Costs(None, ((3.0, 1.0, 2.0), (3.0, 1.0, 2.0)), (OperatorMemory(),) * 3)
     device = DeviceLanes(dag, costs)
@@ -58,7 +58,7 @@ def test_the_longest_groups_are_packed_first() -> None:
 
 
 def test_a_stage_includes_its_dispatch_and_barriers() -> None:
-    """A dispatch; and with two lanes, a handoff before and after the second lane."""
+    """A stage has one dispatch and, with two lanes, a handoff before and after the second lane."""
     dag = Dag.from_edges(2, [])
     costs = uniform_costs(dag, cpu_ms=[2.0, 3.0], dispatch_ms=0.5, handoff_ms=0.25)
     device = DeviceLanes(dag, costs)
@@ -67,7 +67,7 @@ def test_a_stage_includes_its_dispatch_and_barriers() -> None:
 
 
 def test_stages_of_one_lane_are_joined() -> None:
-    """No lane waits between them, so they become one stage."""
+    """Consecutive stages of one lane become one stage, since no lane waits between them."""
     dag = Dag.from_edges(4, [(0, 1), (1, 2), (1, 3)])
     device = DeviceLanes(dag, uniform_costs(dag, cpu_ms=[1.0, 1.0]))
     schedule = schedule_stages(dag, device, [Stage(((0,),)), Stage(((1,),)), Stage(((2,), (3,)))])
@@ -76,7 +76,7 @@ def test_stages_of_one_lane_are_joined() -> None:
 
 
 def test_the_lanes_in_use_determine_the_speed_of_a_stage() -> None:
-    """One busy core is faster than two."""
+    """A stage with one busy core uses the times of one core, and a stage with two those of two."""
     dag = Dag.from_edges(3, [(0, 1), (0, 2)])
     costs = uniform_costs(dag, cpu_ms=[1.0, 10.0])
     schedule = schedule_stages(dag, DeviceLanes(dag, costs), [Stage(((0,),)), Stage(((1,), (2,)))])
@@ -85,7 +85,7 @@ def test_the_lanes_in_use_determine_the_speed_of_a_stage() -> None:
 
 @pytest.mark.parametrize("policy", ["ios", "nimble", "opara", "wavefront", "greedy"])
 def test_unsupported_operators_run_on_a_core(policy: str) -> None:
-    """All others run on the accelerator's lanes."""
+    """An unsupported operator runs on a core, and all others on the accelerator's lanes."""
     dag = Dag.from_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
     costs = replace(uniform_costs(dag, accelerator_ms=1.0), accelerator_ms=(1.0, float("inf"), 1.0, 1.0))
     lanes = POLICIES[policy].make_solver(dag, costs)(0.0).schedule.lanes

@@ -23,7 +23,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 def test_one_call(work: Callable[[], None]) -> None:
-    """The duration is in milliseconds."""
+    """The duration of one call is in milliseconds."""
     assert timing.time_call(work) == 1e3
 
 
@@ -37,5 +37,8 @@ def test_a_number_of_calls(work: Callable[[], None]) -> None:
     [(103.5, 0, 3), (103.0, 0, 2), (103.0, 1, 2), (100.0, 0, 0), (100.0, 2, 2)],
 )
 def test_calls_until_a_time(work: Callable[[], None], end_s: float, min_calls: int, calls: int) -> None:
-    """Calls start at 100, 101, 103 and 106 s: the last one before the end is finished, and the minimum is kept."""
+    """The last call that starts before the end is finished, and the minimum number of calls is made.
+
+    Calls start at 100, 101, 103 and 106 s.
+    """
     assert timing.time_calls_until(work, end_s, min_calls) == [1e3 * (call + 1) for call in range(calls)]

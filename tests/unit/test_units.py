@@ -35,7 +35,7 @@ from chrion.units import format_mb, format_ms, format_shape, parse_duration_ms, 
     ],
 )
 def test_durations(text: str | float, ms: float) -> None:
-    """A number and its unit, in any case; milliseconds without a unit."""
+    """A duration is a number and a unit in any case, or a number of milliseconds without a unit."""
     assert parse_duration_ms(text) == pytest.approx(ms)
 
 
@@ -71,7 +71,7 @@ def test_invalid_durations_are_refused(text: str) -> None:
     ],
 )
 def test_sizes(text: str | float, mb: float) -> None:
-    """A number and its unit, decimal or binary; megabytes without a unit; zero is a size."""
+    """A size is a number and a decimal or binary unit, or a number of megabytes without a unit; zero is valid."""
     assert parse_size_mb(text) == mb
 
 
@@ -126,7 +126,7 @@ def test_durations_are_exact_in_any_case(
     ],
 )
 def test_ranges(text: str, values: tuple[float, ...]) -> None:
-    """First, last and step, with the last value included; or a list of values."""
+    """A range is given by its first value, last value (included) and step, or by a list of values."""
     assert parse_range(text) == values
 
 
@@ -165,13 +165,13 @@ def test_invalid_ranges_are_refused(text: str) -> None:
     [("x=1x3x224", "x", (1, 3, 224)), ("batch=8", "batch", (8,)), ("s=scalar", "s", ()), ("a=b=2x0", "a=b", (2, 0))],
 )
 def test_shapes(text: str, name: str, dims: tuple[int, ...]) -> None:
-    """A name and dimensions joined by x; a name may contain equals signs."""
+    """A shape is a name and dimensions joined by x; the name may contain equals signs."""
     assert parse_shape(text) == (name, dims)
 
 
 @pytest.mark.parametrize("text", ["x", "x=", "=1x2", "x=1x", "x=axb", "x=-1", "x=1,2", ""])
 def test_invalid_shapes_are_refused(text: str) -> None:
-    """Any other text is an error."""
+    """Any text that is not a shape is refused."""
     with pytest.raises(OptionError, match="NAME=DxD"):
         parse_shape(text)
 
@@ -191,5 +191,5 @@ def test_sizes_are_formatted_with_their_unit() -> None:
 
 
 def test_shapes_are_formatted_as_they_are_parsed() -> None:
-    """An unknown dimension is a question mark, and no dimension is a scalar."""
+    """An unknown dimension is formatted as a question mark, and a shape without dimensions as a scalar."""
     assert [format_shape(s) for s in ((1, 3), ("n", None), ())] == ["1x3", "nx?", "scalar"]

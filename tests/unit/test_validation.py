@@ -24,7 +24,7 @@ GOOD = Problem(DAG, COSTS).evaluate(Schedule((0, 4, 1, 2, 3), (1, 1, 2, 1, 2), 2
 
 
 def test_a_valid_solution_passes() -> None:
-    """Two lanes, three stages."""
+    """A valid solution of two lanes and three stages passes."""
     check_solution(DAG, COSTS, GOOD)
 
 
@@ -56,7 +56,7 @@ def moved(name: str, i: int, ms: float) -> Solution:
     ],
 )
 def test_an_invalid_solution_is_refused(bad: Solution, message: str) -> None:
-    """Every rule has a case that breaks it."""
+    """A solution that breaks any one of the rules is refused."""
     with pytest.raises(ScheduleError, match=message):
         check_solution(DAG, COSTS, bad)
 
@@ -65,7 +65,10 @@ def test_an_invalid_solution_is_refused(bad: Solution, message: str) -> None:
 @settings(deadline=None, max_examples=20)
 @given(data=st.data())
 def test_solutions_of_every_policy_pass(policy: str, data: st.DataObject) -> None:
-    """On any graph and machine that the policy supports; the exact one only with alpha 0."""
+    """Solutions are valid on any graph and machine that the policy supports.
+
+    The exact policy is tested with alpha 0 only.
+    """
     dag = data.draw(dags(5))
     costs = data.draw(costs_for(dag, accelerator=True if policy == "accelerator" else None))
     assume(costs.cores or policy != "cpu")
@@ -77,7 +80,10 @@ def test_solutions_of_every_policy_pass(policy: str, data: st.DataObject) -> Non
 @settings(deadline=None)
 @given(data=st.data())
 def test_policies_of_one_device_pass_with_several_streams(policy: str, data: st.DataObject) -> None:
-    """On cores, or on an accelerator with any number of lanes and any shares; they use no lane of another device."""
+    """Solutions are valid on cores, and on an accelerator with any number of lanes and any shares.
+
+    They use no lane of another device.
+    """
     dag = data.draw(dags(11))
     costs = data.draw(costs_for(dag))
     shares = tuple(data.draw(st.integers(0, 4)) / 4 for _ in range(len(dag)))

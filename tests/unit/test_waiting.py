@@ -22,7 +22,7 @@ def test_a_reached_count_needs_no_wait() -> None:
 
 @pytest.mark.parametrize("max_spins", [0, 10**9])
 def test_a_waiter_wakes_whether_it_spins_or_parks(monkeypatch: pytest.MonkeyPatch, max_spins: int) -> None:
-    """Without spins it parks at once, with many it never parks; it sees the change in both cases."""
+    """A waiter without spins parks at once, and one with many spins never parks; both see the change."""
     monkeypatch.setattr(waiting, "MAX_SPINS", max_spins)
     counter, through = Counter(), threading.Event()
 
@@ -44,7 +44,7 @@ def test_a_waiter_wakes_whether_it_spins_or_parks(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_waiter_parks_after_its_spins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It spins MAX_SPINS times."""
+    """A waiter spins MAX_SPINS times before it parks."""
     spins: list[int] = []
     monkeypatch.setattr(waiting, "spin", spins.append)
     counter = Counter()
@@ -58,7 +58,7 @@ def test_a_waiter_parks_after_its_spins(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_no_advance_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two threads advance counters alternately and park every time."""
+    """Two threads that advance counters alternately and park every time miss no advance."""
     monkeypatch.setattr(waiting, "MAX_SPINS", 0)
     ping, pong = Counter(), Counter()
 
@@ -77,7 +77,10 @@ def test_no_advance_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_gate_is_shared_or_exclusive() -> None:
-    """Two requests are inside at once; the exclusive thread waits for them, and later ones wait for it."""
+    """Two requests may be inside at once.
+
+    The exclusive thread waits for them, and later requests wait for that thread.
+    """
     gate, log = Gate(), []
     inside, leave = threading.Event(), threading.Event()
 

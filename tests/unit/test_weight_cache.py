@@ -42,7 +42,7 @@ def on_one_lane(n: int) -> Schedule:
 def test_weights_are_reloaded_after_others_replaced_them(
     weights: list[tuple[int, ...]], cache: int, reloaded: list[float]
 ) -> None:
-    """Two weights of 600 bytes each."""
+    """With two weights of 600 bytes each, a weight is reloaded if the other one has replaced it in the cache."""
     found = reloaded_bytes(reading(weights, [600, 600]), cache, on_one_lane(len(weights)))
     assert [found.get(i, 0) for i in range(len(weights))] == reloaded
 
@@ -56,7 +56,7 @@ def test_reloads_in_a_loop_of_one_operator_are_part_of_w() -> None:
 
 
 def test_each_core_has_a_cache_and_the_accelerator_has_none() -> None:
-    """Two layers on two cores both stay in their caches."""
+    """The weights of two layers on two cores stay in the caches of both."""
     dag = reading([A, B, A, B], [600, 600])
     assert set(reloaded_bytes(dag, 1000, Schedule((0, 1, 2, 3), (1, 2, 1, 2), 2)).values()) == {0}
     assert reloaded_bytes(dag, 1000, Schedule((0, 1, 2, 3), (0, 0, 0, 0), 0)) == {}
@@ -83,14 +83,14 @@ def lost_bytes(weights: list[list[int]], sizes: list[int], cache: int) -> list[i
     spare=st.integers(0, 20),
 )
 def test_reloads_are_those_of_stack_distances(sizes: list[int], weights: list[list[int]], spare: int) -> None:
-    """On random weights and cache sizes."""
+    """For random weights and cache sizes, reloads equal those that follow from stack distances."""
     cache = spare + max(sum(sizes[w] for w in read) for read in weights)
     found = reloaded_bytes(reading(weights, sizes), cache, on_one_lane(len(weights)))
     assert [found.get(i, 0) for i in range(len(weights))] == lost_bytes(weights, sizes, cache)
 
 
 def test_reloads_take_time_on_the_timeline() -> None:
-    """Layer after layer takes less time than step after step; equally long if a reload costs nothing."""
+    """Layer after layer takes less time than step after step; without a reload time, only operators take time."""
     dag = reading([A, B, A, B], [600, 600])
     costs = uniform_costs(dag, cpu_ms=[1.0], reload_ms_per_byte=0.01, cache_bytes=1000)
     by_layer, in_turn = Schedule((0, 2, 1, 3), (1,) * 4, 1), on_one_lane(4)
