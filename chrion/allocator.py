@@ -10,7 +10,7 @@ def trim() -> None:
     """Return freed memory to the operating system; do nothing if the C library is not glibc.
 
     glibc keeps the memory that loading, profiling and planning have freed, in fragments between memory in use. For a
-    small model these are 5 to 10 MB, about as much as its session holds.
+    small model the fragments take 5 to 10 MB, about as much as its session.
     """
     with contextlib.suppress(AttributeError):
         ctypes.pythonapi.malloc_trim(0)

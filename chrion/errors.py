@@ -62,7 +62,7 @@ class ProfileError(InputError):
 
 
 class PlanError(InputError):
-    """A plan is damaged, or it was made for another model or machine (exit code 2)."""
+    """A plan is damaged, or it was created for another model or machine (exit code 2)."""
 
 
 class ScheduleError(InputError):

@@ -3,8 +3,8 @@
 Lanes 1, 2, ... are CPU cores. Lanes 0, -1, -2, ... are streams of the accelerator, which share one device and its
 memory, so that no copies between them are needed.
 
-A lane number is a valid index of a list with one entry per lane, since Python counts negative indices from the end. The
-order of such a list is lane 0, the cores, and the other accelerator lanes down to lane -1, which is the last entry.
+A lane number is also an index into a list with one entry per lane, since Python counts negative indices from the end.
+Such a list begins with lane 0 and the cores; the other accelerator lanes follow in reverse, so that lane -1 is last.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Stream:
 
 
 def pinned_memory(provider: str, index: int = 0) -> Any:
-    """Return the description of page-locked host memory for ``ortvalue_from_shape_and_type``, or None without such."""
+    """Return onnxruntime's description of pinned (page-locked) host memory, or None if it is not supported."""
     if provider != CUDA_PROVIDER or not hasattr(ort, "OrtDeviceMemoryType"):
         return None
     device = _ep_device(index)

@@ -25,7 +25,7 @@ PROVIDER_NAMES = {
 }
 #: Not part of the automatic choice: TensorRT builds engines for minutes, and the CPU is no accelerator.
 _NOT_AUTOMATIC = {"tensorrt", "cpu"}
-#: The device memory of each provider, by its name in onnxruntime's IOBinding; other providers use host memory.
+#: The name of each provider's device memory in onnxruntime's IOBinding; other providers use host memory.
 DEVICE_NAMES = {
     "CUDAExecutionProvider": "cuda",
     "TensorrtExecutionProvider": "cuda",

@@ -175,7 +175,7 @@ class Dag:
             for m, values in zip(before, self.edge_values[i], strict=True):
                 for value in values:
                     readers[m].setdefault(value, []).append(i)
-        return tuple(tuple((value, tuple(those)) for value, those in sorted(own.items())) for own in readers)
+        return tuple(tuple((value, tuple(by)) for value, by in sorted(own.items())) for own in readers)
 
     @cached_property
     def exits(self) -> tuple[int, ...]:

@@ -19,25 +19,25 @@ def node_flops(node: onnx.NodeProto, values: Mapping[str, TensorInfo]) -> float:
     """
     inputs = [_shape(values.get(name)) for name in node.input]
     outputs = [_shape(values.get(name)) for name in node.output if name]
-    made = math.prod(outputs[0]) if outputs and outputs[0] is not None else 0
+    elements = math.prod(outputs[0]) if outputs and outputs[0] is not None else 0
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     first, second = (*inputs, None, None)[:2]
     if first is None or second is None or not first or not second:
-        return float(made)
+        return float(elements)
     match node.op_type:
         case "LSTM" | "GRU" | "RNN" if len(first) == 3:
             recurrence = (inputs[2] or (0, 0, 0))[-1]
             flops = 2.0 * math.prod(second[:2]) * (second[2] + recurrence) * first[0] * first[1]
         case "Conv" | "FusedConv":
-            flops = 2.0 * made * math.prod(second[1:])
+            flops = 2.0 * elements * math.prod(second[1:])
         case "ConvTranspose":
             flops = 2.0 * math.prod(first) * math.prod(second[1:])
         case "MatMul" | "FusedMatMul" | "MatMulInteger":
-            flops = 2.0 * made * first[-1]
+            flops = 2.0 * elements * first[-1]
         case "Gemm":
-            flops = 2.0 * made * (first[0] if attributes.get("transA") else first[-1])
+            flops = 2.0 * elements * (first[0] if attributes.get("transA") else first[-1])
         case _:
-            flops = float(made)
+            flops = float(elements)
     return flops
 
 

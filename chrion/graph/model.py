@@ -90,7 +90,8 @@ class Graph:
 
     #: The model file's stem, or the graph's own name.
     name: str
-    #: The model after onnxruntime's basic optimisation; weights of a kilobyte or more are in a file in ``folder``.
+    #: The model after onnxruntime's basic optimisation. Weights of a kilobyte or more are in a file in ``folder``,
+    #: except for integers that may be shapes.
     model: onnx.ModelProto
     dag: Dag
     #: The nodes of every operator of ``dag``, as indices into ``model.graph.node``.

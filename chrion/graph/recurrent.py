@@ -114,6 +114,7 @@ class _Unroller:
     added: dict[str, onnx.TensorProto] = field(default_factory=dict)
 
     def run(self) -> onnx.ModelProto:
+        """Return the unrolled model."""
         self.weights = {t.name: t for t in self.graph.model.graph.initializer}
         results = {o.name for o in self.graph.model.graph.output}
         self.read = results.union(*map(set, node_reads(self.graph.model)))

@@ -40,6 +40,7 @@ class _Failure(ctypes.Structure):
     _fields_ = (("code", ctypes.c_int32), ("segment", ctypes.c_int32), ("message", ctypes.c_char * 2048))
 
     def error(self) -> NativeError:
+        """Return the failure as an exception."""
         return NativeError(self.message.decode(errors="replace"), self.segment)
 
 

@@ -26,9 +26,11 @@ class Machine:
     cpu: str
     #: The number of physical cores that this process may use.
     cores: int
-    #: Main memory.
+    #: The size of main memory.
     memory_mb: float
+    #: The operating system and the architecture.
     system: str
+    #: The version of onnxruntime.
     onnxruntime: str
     #: The name of the accelerator, or of its provider if unknown; None without an accelerator.
     accelerator: str | None = None

@@ -28,7 +28,7 @@ from chrion.profiler.operator_bench import OperatorBench, Sample
 from chrion.profiler.profiles import OperatorCost, Profile
 from chrion.profiler.roofline import operator_bytes
 from chrion.profiler.synthetic_inputs import synthetic_array
-from chrion.profiler.transfer import Copies, measure_copies
+from chrion.profiler.transfer import CopyCosts, measure_copies
 from chrion.profiler.weight_reload import measure_reload_ms_per_byte
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
         raise ModelError(f"model {graph.name}: none of its operators could be measured")
     handoff_ms, dispatch_ms = measure_handoff_ms(lanes, python_lanes=device is not None)
     cache_bytes = min(map(private_cache_bytes, lanes))
-    copies = measure_copies(device, handoff_ms) if device else Copies()
+    copies = measure_copies(device, handoff_ms) if device else CopyCosts()
     return Profile(
         machine=machine,
         cores=len(lanes),
@@ -216,8 +216,8 @@ def _time_undisturbed(bench: OperatorBench, monitor: CoreMonitor, busy: int) -> 
 def captured_inputs(graph: Graph, extractor: Extractor, operators: list[int]) -> dict[str, np.ndarray[Any, Any]]:
     """Return the values of the operators' integer, boolean and text inputs in one run of the model on synthetic inputs.
 
-    Such values control what an operator does (indices, lengths, conditions), so they must be consistent with each
-    other.
+    Such values control an operator (indices, lengths, conditions), so they must be consistent with each other. If the
+    model rejects synthetic inputs, return only the inputs of the model itself.
     """
     wanted = {
         name

@@ -71,7 +71,7 @@ class OperatorBench:
     ) -> None:
         device = device or Device(CPU_PROVIDER)
         values = extractor.graph.values
-        single = _Copies(extractor.extract([operator]), values, feeds, device)
+        single = _OperatorSession(extractor.extract([operator]), values, feeds, device)
         once_ms = single.time(_LEAST_CALLS, 0.0).median_ms
         dag = extractor.graph.dag
         room = _RESULT_BYTES / max(1, dag.output_bytes[operator])
@@ -80,7 +80,7 @@ class OperatorBench:
         self.copies = int(max(1, min(_CALL_S * 1e3 / max(once_ms, 1e-4), room, warm, _MOST_COPIES)))
         self._single = self._copies = single
         if self.copies > 1:
-            self._copies = _Copies(extractor.extract([operator], self.copies), values, feeds, device)
+            self._copies = _OperatorSession(extractor.extract([operator], self.copies), values, feeds, device)
 
     def time(self, cores: Sequence[int] = ()) -> Sample:
         """Time the operator with one thread on each of ``cores``, or on the calling thread if there are none.
@@ -103,8 +103,8 @@ class OperatorBench:
         return self._copies.time_on(cores) if cores else self._copies.time(_LEAST_CALLS, _WINDOW_S)
 
 
-class _Copies:
-    """A session of several copies of an operator, and its inputs on the device."""
+class _OperatorSession:
+    """A session of one or more copies of an operator, and the inputs of the session on the device."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ _COPY_BYTES = (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 25)
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
+class CopyCosts:
     """The costs of copies between host and device memory."""
 
     upload: CopyCost = FREE
@@ -30,18 +30,18 @@ class Copies:
     pageable_download: CopyCost | None = None
 
 
-def measure_copies(device: Device, handoff_ms: float) -> Copies:
+def measure_copies(device: Device, handoff_ms: float) -> CopyCosts:
     """Measure copies to and from a device: latency and time per byte, fitted over several sizes.
 
     The latency includes two handoffs: to the lane that copies, and from it to the lane that waits. If the provider
     works in host memory, the cost is one handoff.
     """
     if not device.supports("tensor(float)"):
-        return Copies(CopyCost(handoff_ms), CopyCost(handoff_ms))
+        return CopyCosts(CopyCost(handoff_ms), CopyCost(handoff_ms))
     upload, download = _timed_copies(device, handoff_ms, device.host_buffer)
     if not device.has_pinned_memory:
-        return Copies(upload, download)
-    return Copies(upload, download, *_timed_copies(device, handoff_ms, allocate))
+        return CopyCosts(upload, download)
+    return CopyCosts(upload, download, *_timed_copies(device, handoff_ms, allocate))
 
 
 def _timed_copies(

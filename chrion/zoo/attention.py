@@ -30,13 +30,15 @@ class Transformer(Network):
         """Add a dense layer of equal input and output width."""
         return self.dense(x, self.hidden, self.hidden, stem, bias=self.bias, gain=gain)
 
-    def split_heads(self, x: str, *, last: str = "steps") -> str:
-        """Reshape a value to [batch, heads, steps, head width], or with ``last="width"`` transpose the last two axes.
+    def split_heads(self, x: str, *, transposed: bool = False) -> str:
+        """Reshape a value of [batch, steps, hidden] to [batch, heads, steps, head width].
 
-        Keys need the transposed form.
+        Args:
+            x: The value.
+            transposed: Return [batch, heads, head width, steps] instead, the form of keys.
         """
         shape = self.integers(self.batch, -1, self.heads, self.hidden // self.heads)
-        perm = [0, 2, 1, 3] if last == "steps" else [0, 2, 3, 1]
+        perm = [0, 2, 3, 1] if transposed else [0, 2, 1, 3]
         return self.op("Transpose", self.op("Reshape", x, shape), perm=perm)
 
     def attention(self, x: str, memory: str, added: str, *, scaled: bool) -> str:
@@ -51,7 +53,7 @@ class Transformer(Network):
         """
         factor = (self.hidden // self.heads) ** -0.5
         queries = self.split_heads(self.project(x, "query", 1.0 if scaled else factor))
-        keys = self.split_heads(self.project(memory, "key"), last="width")
+        keys = self.split_heads(self.project(memory, "key"), transposed=True)
         values = self.split_heads(self.project(memory, "value"))
         scores = self.op("MatMul", queries, keys)
         scores = self.op("Mul", scores, self.number(factor)) if scaled else scores

@@ -110,7 +110,7 @@ class Network:
     def dense(  # noqa: PLR0913 - all properties of a dense layer
         self, source: str, width: int, target: int, stem: str, *, bias: bool = True, gain: float = 1.0
     ) -> str:
-        """Add a product with a matrix of [width, target] that scales values by about ``gain``, and a bias if wanted."""
+        """Add a product with a matrix of [width, target] that scales values by about ``gain``, and an optional bias."""
         with self.scope(stem):
             product = self.op("MatMul", source, self.normal("W", width, target, deviation=gain * width**-0.5))
             return self.op("Add", product, self.normal("b", target, deviation=0.1)) if bias else product

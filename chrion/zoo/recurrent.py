@@ -76,6 +76,7 @@ class _Stack(Network):
         return parts
 
     def concatenate(self, parts: Sequence[str], name: str, axis: int) -> str:
+        """Concatenate tensors under a given name; return the name."""
         if len(parts) > 1:
             self.node("Concat", parts, [name], axis=axis)
         else:
@@ -94,6 +95,7 @@ class _Stack(Network):
         ]
 
     def direction(self, layer: int, direction: str, inputs: Sequence[str]) -> list[str]:
+        """Add one direction of a layer; return its output as one tensor per chunk."""
         spec, tag = self.spec, f"l{layer}" + (".r" if direction == "reverse" else "")
         width = spec.io * (2 if spec.bidirectional and layer else 1)
         rows = GATES[spec.cell] * spec.io

@@ -39,6 +39,7 @@ Parameter = int | float | bool
 class Builder:
     """A builder of models of one family."""
 
+    #: The class of its specifications.
     spec: type[Any]
     build: Callable[[Any], onnx.ModelProto]
     #: Fields of the specification with a fixed value.
