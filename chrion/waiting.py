@@ -1,6 +1,6 @@
 """Synchronisation of threads: a counter that threads can wait for, and a gate that one thread can close.
 
-A spinning waiter sees a change after about a microsecond, a parked waiter after twenty or more, but a spinning waiter
+A spinning waiter sees a change after about a microsecond, a parked waiter after 20 us or more, but a spinning waiter
 occupies its core. Therefore waiters spin for about the time that a handoff between lanes may take, and then park.
 """
 

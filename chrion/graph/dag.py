@@ -23,9 +23,9 @@ class Dag:
     op_types: tuple[str, ...]
     #: Type, attributes, shapes and element types as text; operators of equal cost have equal signatures.
     signatures: tuple[str, ...]
-    #: The operators that must finish before it, without repetition, in the order of its inputs.
+    #: The operators that must finish before the operator starts, without repetition, in the order of its inputs.
     predecessors: tuple[tuple[int, ...], ...]
-    #: The operators that wait for it, in ascending order.
+    #: The operators that wait for the operator, in ascending order.
     successors: tuple[tuple[int, ...], ...]
     #: Bytes received from each predecessor, parallel to ``predecessors`` (C of the paper).
     edge_bytes: tuple[tuple[int, ...], ...]
@@ -35,9 +35,9 @@ class Dag:
     value_bytes: tuple[int, ...]
     #: Bytes of the operator's inputs, without weights.
     input_bytes: tuple[int, ...]
-    #: Bytes of its outputs.
+    #: Bytes of the operator's outputs.
     output_bytes: tuple[int, ...]
-    #: The weights that it reads, as indices into ``weight_bytes``; a shared weight has one index.
+    #: The weights that the operator reads, as indices into ``weight_bytes``; a shared weight has one index.
     weights: tuple[tuple[int, ...], ...]
     #: Bytes of each weight; one entry per weight.
     weight_bytes: tuple[int, ...]
