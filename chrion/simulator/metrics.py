@@ -115,10 +115,10 @@ class RequestMetrics:
         self.record = self._rows.extend
 
     def flush(self, *, force: bool = False) -> npt.NDArray[np.float64] | None:
-        """Count the records, if there are many or if forced.
+        """Add the recorded requests to the metrics, if there are many or if ``force`` is true.
 
         Returns:
-            The records, shape [n, 7]; None if nothing was counted.
+            The records that were added, shape [n, 7]; None if none were.
         """
         if not self._rows or (len(self._rows) < _BATCH * COLUMNS and not force):
             return None

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-#: A server with resident weights is preferred while it has fewer than this many requests more than the least loaded.
+#: A server that holds the weights is preferred while it has fewer than this many requests more than the least loaded.
 SPILL = 4
 
 
@@ -32,9 +32,9 @@ class ResidentModel:
     weight: float = 1.0
     #: A pinned model is never evicted.
     pinned: bool = False
-    #: Its requests that run or are ready to run; the model cannot be evicted while there are any.
+    #: Number of its requests that run or are ready to run; the model can be evicted only if it is zero.
     in_use: int = 0
-    #: Its requests that this server has started since the start of the run, before and after evictions.
+    #: Number of its requests that this server has started in the run, including those before an eviction.
     uses: int = 0
     #: The end of its last request, or of its load.
     idle_since_ms: float = 0.0
@@ -81,7 +81,10 @@ def rank_cost(resident: ResidentModel, now_ms: float) -> float:
 
 
 def rank_belady(resident: ResidentModel, now_ms: float) -> float:
-    """Rank the model with the furthest next use first (Belady 1966); an oracle's bound for models of equal size."""
+    """Rank the model with the furthest next use first (Belady 1966).
+
+    It needs an oracle, and gives a bound for models of equal size.
+    """
     del now_ms
     return -resident.next_use
 

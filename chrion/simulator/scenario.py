@@ -164,7 +164,9 @@ def with_catalogue(content: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     models = {key: merged[key] for key in use}
     names = [str(entry.get("name")) for entry in own]
     if len(set(names)) < len(names):
-        raise ScenarioError(f"models: duplicate name {max(names, key=names.count)!r}", hint="copies makes equal models")
+        raise ScenarioError(
+            f"models: duplicate name {max(names, key=names.count)!r}", hint="use copies for equal models"
+        )
     for key, entry in zip(names, own, strict=True):
         models[key] = {**models.get(key, {}), **entry}
     rest = {key: value for key, value in content.items() if key not in ("catalogue", "use")}
@@ -269,8 +271,10 @@ def _check_variant(table: Mapping[str, Any], where: str) -> None:
         if key in MEASURED_KEYS and "plan" in table:
             raise ScenarioError(f"{where}.{key}: the plan file provides it", hint="leave out the key or the plan")
     for key, words in zip(PLAN_KEYS, (PLAN_PARTS, PLAN_MEMORY), strict=True):
-        if key in table and (table[key] not in words or "plan" not in table):
-            raise ScenarioError(f"{where}.{key} = {table[key]!r}: requires a plan, and one of {', '.join(words)}")
+        if key in table and "plan" not in table:
+            raise ScenarioError(f"{where}.{key} = {table[key]!r}: only for a variant with the key 'plan'")
+        if key in table and table[key] not in words:
+            raise ScenarioError(f"{where}.{key} = {table[key]!r}: expected one of {', '.join(words)}")
 
 
 def _patterns(given: Any, families: Sequence[tuple[ModelSpec, dict[str, Variant]]]) -> tuple[str, ...]:

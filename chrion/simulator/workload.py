@@ -71,7 +71,7 @@ class SyntheticWorkload:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TraceReplay:
-    """The requests of a trace at their times; with a rate scale above 1, copies of a request precede the next one."""
+    """The requests of a trace at their times; with a rate scale above 1, copies fill the gap to the next one."""
 
     #: Not decreasing. Shape [n].
     times_ms: Floats

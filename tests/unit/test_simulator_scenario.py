@@ -244,7 +244,7 @@ def test_variant_defaults(tmp_path: Path) -> None:
         (MODEL + MODEL, "models: duplicate name 'm'"),
         (
             MODEL + '[models.variants.x]\nplan = "x.plan.json"\npart = "gpu"',
-            "part = 'gpu': requires a plan, and one of plan, accelerator_only",
+            "part = 'gpu': expected one of plan, accelerator_only",
         ),
         (MODEL + '[models.variants.x]\nplan = "x.plan.json"\nlatency_ms = 1', "latency_ms: the plan file provides it"),
         ("[[models]]\ncopies = 2", "name is missing"),
@@ -275,7 +275,7 @@ def test_variant_defaults(tmp_path: Path) -> None:
         (ONE + "jitter_cv = 1e200}", "variant gpu: jitter_cv = 1e+200: expected 0 to 1e+12"),
         (
             ONE + 'memory = "resident"}',
-            "models.x.variants.gpu.memory = 'resident': requires a plan, and one of summed, resident",
+            "models.x.variants.gpu.memory = 'resident': only for a variant with the key 'plan'",
         ),
         ('[[models]]\nname = "x"\nvariants.gpu = {plan = "none.plan.json"}', "none.plan.json: cannot be read"),
     ],

@@ -113,7 +113,7 @@ class _Model:
         self.tick_ms = horizon_ms / _TICKS
         self.start = [self.model.new_int_var(0, 2 * _TICKS, f"s{i}") for i in range(len(dag))]
         self.end = [self.model.new_int_var(0, 2 * _TICKS, f"e{i}") for i in range(len(dag))]
-        #: Position of each operator in the order; a variable only if there are copies, which depend on it.
+        #: Position of each operator in the order: variables if there are copies, whose order depends on it.
         self.position: Sequence[Any] = [0] * len(dag)
         self.on = [[self._assignment(i, lane) for lane in lanes] for i in range(len(dag))]
         self._constrain()

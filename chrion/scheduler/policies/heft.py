@@ -1,7 +1,8 @@
 """HEFT: heterogeneous earliest finish time (Topcuoglu, Hariri, Wu, 2002, Figure 2).
 
-Operators are taken by decreasing upward rank, and each goes to the lane where it finishes first. Two additions to the
-paper: the overheads of :mod:`chrion.scheduler.policies.list_scheduling`, and a price of accelerator memory.
+Operators are taken by decreasing upward rank, and each goes to the lane where it finishes first. There are two
+additions to the paper: the overheads of :mod:`chrion.scheduler.policies.list_scheduling`, and a price of accelerator
+memory.
 """
 
 from __future__ import annotations

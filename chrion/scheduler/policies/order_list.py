@@ -8,7 +8,7 @@ Spreading preserves the order, so that heaps of keys remain heaps.
 
 from __future__ import annotations
 
-#: A range of 2^i tags is sparse enough if it holds fewer than (2 / _GROWTH)^i elements; between 1 and 2.
+#: Between 1 and 2: a range of 2^i tags is sparse enough if it holds fewer than (2 / _GROWTH)^i elements.
 _GROWTH = 1.4
 _TAGS = 1 << 62
 

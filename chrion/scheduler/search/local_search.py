@@ -1,8 +1,8 @@
 """Local search: move units between lanes, reorder operators and merge segments while the evaluator confirms a gain.
 
-Monotone: a step is taken only if it lowers L + alpha * M (a merge also if the cost stays the same, since fewer segments
-need fewer sessions). The search is bounded by evaluated operators instead of time, and seeded, so that equal inputs
-give equal plans. The default budget takes about a second.
+The search is monotone: it takes a step only if the step lowers L + alpha * M. It also merges segments if the cost stays
+the same, since fewer segments need fewer sessions. The search is bounded by evaluated operators instead of time, and
+seeded, so that equal inputs give equal plans. The default budget takes about a second.
 """
 
 from __future__ import annotations
