@@ -85,7 +85,7 @@ def test_damaged_measurements_are_measured_again(stack: Graph, cache: Path) -> N
 def test_a_cache_that_cannot_be_written_is_ignored(
     stack: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file is in the place of the measurements' folder."""
+    """Measuring succeeds if a file is in the place of the measurements' folder."""
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
     (tmp_path / "measurements").touch()
     assert set(profile(stack, 1).operators) == set(stack.dag.signatures)
@@ -123,7 +123,7 @@ def test_threads_on_all_cores_time_one_operator() -> None:
 
 
 def test_weight_reload_takes_time() -> None:
-    """It takes at least about a cycle per byte; without a known cache size the result is zero."""
+    """The measured time is below 10 ns per byte, and zero without a known cache size."""
     cores = physical_cores()
     assert 0 <= measure_reload_ms_per_byte(cores, 1 << 20) < 1e-5
     assert measure_reload_ms_per_byte(cores, 0) == 0.0
@@ -131,7 +131,7 @@ def test_weight_reload_takes_time() -> None:
 
 @pytest.mark.usefixtures("cache")
 def test_the_weights_of_all_copies_fit_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Together they take at most half of the cache; if one copy is too large, it is timed alone."""
+    """All copies together take at most half of the cache; if one copy is too large, it is timed alone."""
     rng = np.random.default_rng(0)
     weights = {"w": rng.normal(size=(64, 64)).astype(np.float32)}
     product = make_model(
@@ -149,7 +149,7 @@ def test_the_weights_of_all_copies_fit_the_cache(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("cache")
 def test_any_provider_may_be_the_accelerator(stack: Graph) -> None:
-    """It is given by its short name; the profile has its times and copies, and a plan can use it."""
+    """The provider is given by its short name; the profile has its times and copies, and a plan can use it."""
     found = profile(stack, 1, "cpu")
     assert found.accelerator == found.machine.accelerator == "CPUExecutionProvider"
     assert all(c.accelerator_ms is not None and c.accelerator_ms > 0 for c in found.operators.values())
@@ -172,7 +172,7 @@ def test_any_provider_may_be_the_accelerator(stack: Graph) -> None:
 def test_missing_cores_and_providers_are_refused(
     stack: Graph, cores: int | None, accelerator: str | None, error: type[Exception]
 ) -> None:
-    """Too many cores and an unknown provider are errors."""
+    """Too many cores and an unknown provider raise errors."""
     with pytest.raises(error, match=r"cores|accelerator"):
         profile(stack, cores, accelerator)
 
@@ -196,7 +196,7 @@ def test_free_dimensions_are_refused() -> None:
 
 @pytest.mark.usefixtures("cache")
 def test_integer_inputs_are_taken_from_a_run() -> None:
-    """Indices that the model computes are in range, which synthetic ones might not be."""
+    """Indices that the model computes are in range, unlike synthetic ones."""
     nodes = [node("ArgMax", ["x"], ["i"], axis=1, keepdims=0), node("Gather", ["x", "i"], ["y"], axis=1)]
     graph = load(make_model(nodes, [value("x", FLOAT, [2, 4])], [value("y", FLOAT, [2, 2])]))
     feeds = measure_graph.captured_inputs(graph, measure_graph.Extractor(graph), [0, 1])
@@ -207,7 +207,7 @@ def test_integer_inputs_are_taken_from_a_run() -> None:
 
 @pytest.mark.usefixtures("cache")
 def test_inputs_without_synthetic_values_are_an_error() -> None:
-    """A sequence has no array."""
+    """A sequence has no synthetic array, which is an error."""
     info = onnx.helper.make_tensor_sequence_value_info("s", FLOAT, None)
     nodes = [node("SequenceAt", ["s", "i"], ["v"]), node("Relu", ["v"], ["y"])]
     graph = load(make_model(nodes, [info, value("i", INT64, [])], [value("y", FLOAT, None)]))
@@ -216,7 +216,7 @@ def test_inputs_without_synthetic_values_are_an_error() -> None:
 
 
 def test_synthetic_inputs_fit_the_model() -> None:
-    """They have each input's type and shape, and equal seeds give equal values."""
+    """Synthetic arrays have each input's type and shape, and equal seeds give equal values."""
     inputs = [value("x", FLOAT, [2, 3]), value("i", INT64, [0]), value("b", BOOL, [])]
     nodes = [node("Identity", [i.name], ["o" + i.name]) for i in inputs]
     graph = load(make_model(nodes, inputs, [value("o" + i.name, i.type.tensor_type.elem_type, None) for i in inputs]))

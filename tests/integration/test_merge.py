@@ -103,7 +103,10 @@ def random_convolutions(seed: int) -> tuple[onnx.ModelProto, dict[str, Any]]:
 
 
 def test_random_convolutions_give_the_same_merged() -> None:
-    """Random strides, dilations, paddings, biases, groups, activations, ranks and free dimensions."""
+    """Merged convolutions with random attributes give plain onnxruntime's outputs.
+
+    Strides, dilations, paddings, biases, groups, activations, ranks and free dimensions are random.
+    """
     merged = 0
     for seed in range(CASES):
         model, feed = random_convolutions(seed)
@@ -124,7 +127,7 @@ def integer_attribute(graph: Graph, operator: int, name: str) -> int:
 
 
 def test_groups_are_maximal() -> None:
-    """No operator fits a group that is before its own."""
+    """No operator could join a group that precedes its own."""
     for seed in range(0, CASES, 3):
         graph = chrion.load(random_convolutions(seed)[0])
         groups = mergeable_groups(graph)
@@ -134,7 +137,7 @@ def test_groups_are_maximal() -> None:
 
 
 def test_a_small_kernel_is_embedded_by_its_padding() -> None:
-    """Kernels of 2 with padding after the input start at 1 of 3, not at (3 - 2) // 2; a point is in the centre."""
+    """Kernels of 2 with padding after the input start at 1 of 3, not at (3 - 2) // 2; a point is centred."""
     late, early, middle, point = [0, 0, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]
     options = [{"pads": late}, {"pads": early}, {"pads": middle}, {"pads": point}]
     model = convolutions(*options, kernels=[(2, 2), (2, 2), (3, 3), (1, 1)])
@@ -153,7 +156,7 @@ def test_a_small_kernel_is_embedded_by_its_padding() -> None:
 
 
 def test_opposite_padding_needs_a_larger_kernel() -> None:
-    """Three before and three after the input need five."""
+    """A kernel of three with padding before the input and one with padding after it need a kernel of five."""
     model = convolutions({"pads": [2, 2, 0, 0]}, {"pads": [0, 0, 2, 2]}, kernels=[(3, 3), (3, 3)])
     graph = check(model, {"x": numbers(9, 2, 3, 9, 8)}, [("c0", "c1")])
     merged = next(n for n in graph.model.graph.node if n.op_type == "Conv")
@@ -172,7 +175,10 @@ def test_opposite_padding_needs_a_larger_kernel() -> None:
     ],
 )
 def test_incompatible_convolutions_are_not_merged(left: Any, right: Any, kernels: Any) -> None:
-    """Another output size, stride, number of groups, dilation, or an offset that is no multiple of the dilation."""
+    """Different output sizes, strides, groups and dilations prevent merging.
+
+    So does an offset that is no multiple of the dilation.
+    """
     if left.get("group") == 3:  # three channels in, so as many out
         model = convolutions(left, right, kernels=kernels, size=(2, 3, 9, 8))
         for tensor in model.graph.initializer:
@@ -245,7 +251,7 @@ def products(*matrices: np.ndarray[Any, Any], shape: list[int | str]) -> onnx.Mo
 
 @pytest.mark.parametrize("shape", [[6], [4, 6], [2, 4, 6], ["n", "t", 6]])
 def test_products_of_one_value(shape: list[int | str]) -> None:
-    """Queries, keys and values are merged, with large weights in a file; a stack of matrices is not."""
+    """Queries, keys and values are merged, with large weights in a file; a stack of matrices is not merged."""
     model = products(numbers(0, 6, 300), numbers(1, 6, 5), numbers(2, 6, 1), numbers(3, 2, 6, 6), shape=shape)
     fed = [d if isinstance(d, int) else 2 for d in shape]
     check(model, {"x": numbers(4, *fed)}, [("m0", "m1", "m2")])
@@ -271,7 +277,7 @@ def test_gemms_of_one_value(transposed: int) -> None:
 
 
 def test_fused_convolutions_merge_with_those_of_the_same_activation() -> None:
-    """Onnxruntime's fused operator, as an optimised model has it."""
+    """Onnxruntime's fused operators, which an optimised model has, are merged."""
     nodes = [
         node("FusedConv", ["x", f"w{at}"], [f"y{at}"], name=f"c{at}", domain="com.microsoft", **given)
         for at, given in enumerate(
@@ -292,7 +298,10 @@ def test_fused_convolutions_merge_with_those_of_the_same_activation() -> None:
 
 
 def test_groups_are_restricted_deterministic_and_checked() -> None:
-    """Only the given operators, with equal names each time; a part of a group is valid, a repeated operator is not."""
+    """Groups have only the given operators, with equal names each time.
+
+    A part of a group is valid, a repeated operator is not.
+    """
     model = products(*(numbers(at, 6, 4) for at in range(4)), shape=[2, 6])
     graph = chrion.load(model)
     assert mergeable_groups(graph, [3, 1]) == [(1, 3)]
@@ -309,7 +318,7 @@ def test_groups_are_restricted_deterministic_and_checked() -> None:
 
 
 def test_a_merged_graph_runs_on_lanes() -> None:
-    """Cut into segments, with weights in separate files, it gives the model's results."""
+    """A merged graph that is cut into segments, with weights in separate files, gives the model's results."""
     model, feed = random_convolutions(1)
     graph = chrion.load(model)
     merged = merge_operators(graph, mergeable_groups(graph))

@@ -55,7 +55,7 @@ def test_closed_lanes_refuse_to_run() -> None:
 
 @compiled
 def test_a_frame_of_other_lanes_is_refused() -> None:
-    """Its counters may be fewer than those lanes have."""
+    """The frame is refused, since its counters may be fewer than those lanes have."""
     (lanes, _, _first), (other, frame, _second) = one_segment(), one_segment()
     with pytest.raises(ValueError, match="other lanes"):
         lanes.run(frame)
@@ -66,7 +66,7 @@ def test_a_frame_of_other_lanes_is_refused() -> None:
 @compiled
 @pytest.mark.parametrize("order", [0, 1, 2])
 def test_a_reference_cycle_is_released_in_a_safe_order(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frames before bindings and bindings before their sessions, whichever the collector clears first."""
+    """Frames are released before bindings and bindings before sessions, whichever the collector clears first."""
     released: list[int] = []
     library = bindings._loaded()
 
@@ -132,7 +132,7 @@ def test_lanes_block_asynchronous_signals_only() -> None:
 def test_the_fallback_to_lane_threads_is_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In the log, once, and by ``explain``; the session serves."""
+    """The log reports the fallback once, and so does ``explain``; the session serves."""
 
     def refuse(*_: object) -> None:
         raise RuntimeError("the system provides no threads for lanes")
@@ -151,7 +151,7 @@ def test_the_fallback_to_lane_threads_is_reported(
 
 @pytest.mark.usefixtures("interpreted")
 def test_lanes_that_are_not_compiled_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    """In the log once for the process, and by ``explain`` of every session."""
+    """The log reports missing lanes once for the process, and ``explain`` of every session does."""
     engines._warn_not_compiled.cache_clear()
     graph = load(branches())
     plan = fixed_plan(graph, alternating_lanes(graph))
@@ -163,7 +163,7 @@ def test_lanes_that_are_not_compiled_are_reported_once(caplog: pytest.LogCapture
 
 
 def test_lanes_of_an_accelerator_say_so(caplog: pytest.LogCaptureFixture) -> None:
-    """They are lane threads by design, so there is no warning."""
+    """An accelerator's lanes are threads by design, so that the log has no warning."""
     graph = load(branches())
     plan = fixed_plan(graph, [0, 1, 0, 1], accelerator="CPUExecutionProvider")
     with HybridSession(graph, plan=plan) as session:

@@ -34,7 +34,7 @@ def explain(monkeypatch: pytest.MonkeyPatch, model: Path, name: str) -> int:
 def test_a_name_of_the_file_is_explained(
     model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The lane of the operator that contains the node."""
+    """The explanation has the lane of the operator that contains the node."""
     assert explain(monkeypatch, model, "sum") == 0
     lines = json.loads(capfd.readouterr().out)["explanation"]
     assert lines[0].startswith("right_product/MatMulAddFusion (Gemm) is on cpu")
@@ -44,7 +44,7 @@ def test_a_name_of_the_file_is_explained(
 def test_an_unknown_name_is_one_line(
     model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """With the most similar names."""
+    """The line contains the most similar names."""
     assert explain(monkeypatch, model, "left_produkt") == 2
     error = capfd.readouterr().err
     assert "unknown operator 'left_produkt' in model 'm' (did you mean 'left_product'" in error

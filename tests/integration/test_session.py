@@ -43,7 +43,7 @@ X = np.linspace(-2, 2, 8, dtype=np.float32).reshape(2, 4)
 
 
 def test_outputs_are_returned_in_the_order_of_the_names() -> None:
-    """All outputs without names, and a repeated name twice."""
+    """Without names all outputs are returned, and a repeated name is returned twice."""
     model = branches()
     y, left = run_plain(model, {"x": X})
     with cut_session(model) as session:
@@ -54,7 +54,7 @@ def test_outputs_are_returned_in_the_order_of_the_names() -> None:
 
 
 def test_inputs_outputs_and_metadata_are_described_as_by_onnxruntime() -> None:
-    """Names, types, shapes and metadata are equal."""
+    """Names, types, shapes and metadata equal those of InferenceSession."""
     model = make_model(
         [node("Relu", ["x"], ["r"]), node("Add", ["r", "s"], ["y"]), node("Not", ["b"], ["nb"])],
         [value("x", FLOAT, ["batch", 4]), value("s", FLOAT, []), value("b", BOOL, [2])],
@@ -91,7 +91,7 @@ def test_inputs_outputs_and_metadata_are_described_as_by_onnxruntime() -> None:
     ],
 )
 def test_invalid_feeds_raise_what_onnxruntime_raises(feed: dict[str, Any]) -> None:
-    """The type of the exception is equal, and the session works afterwards."""
+    """The exception has InferenceSession's type, and the session works afterwards."""
     model = branches()
     with pytest.raises((ValueError, InvalidArgument)) as expected:
         run_plain(model, feed)
@@ -102,7 +102,7 @@ def test_invalid_feeds_raise_what_onnxruntime_raises(feed: dict[str, Any]) -> No
 
 
 def test_an_unknown_output_raises_what_onnxruntime_raises() -> None:
-    """The type of the exception is equal."""
+    """The exception has InferenceSession's type."""
     model = branches()
     with pytest.raises(InvalidArgument):
         run_plain(model, {"x": X}, ["none"])
@@ -111,7 +111,7 @@ def test_an_unknown_output_raises_what_onnxruntime_raises() -> None:
 
 
 def test_lists_ort_values_and_strided_arrays_are_accepted() -> None:
-    """They are converted as onnxruntime converts them; strided arrays are made contiguous."""
+    """Lists and OrtValues are converted as by onnxruntime, and strided arrays are made contiguous."""
     model = branches()
     wide = np.arange(32, dtype=np.float32).reshape(4, 8)[::2, ::2]
     with cut_session(model) as session:
@@ -147,7 +147,7 @@ def test_a_request_may_override_weights() -> None:
 
 
 def test_sequences_beside_free_dimensions_run_plain() -> None:
-    """A sequence is not a tensor; the shapes of the other inputs do not matter."""
+    """A model with a sequence as an input runs plain, whatever the shapes of its other inputs."""
     model = make_model(
         [node("SequenceAt", ["s", "at"], ["first"]), node("Add", ["first", "x"], ["y"])],
         [
@@ -164,7 +164,7 @@ def test_sequences_beside_free_dimensions_run_plain() -> None:
 
 
 def test_a_constant_string_as_an_output_runs_plain() -> None:
-    """The other operators of the model could be cut."""
+    """The model runs plain, although its other operators could be cut."""
     model = branches()
     model.graph.initializer.append(onnx.helper.make_tensor("t", onnx.TensorProto.STRING, [2], [b"a", b"b"]))
     model.graph.output.append(value("t", onnx.TensorProto.STRING, [2]))
@@ -185,7 +185,7 @@ def test_run_options_reach_the_segments() -> None:
 
 @pytest.mark.parametrize("kind", ["path", "Path", "bytes", "proto", "graph"])
 def test_models_are_accepted_in_many_forms(tmp_path: Path, kind: str) -> None:
-    """As a path, bytes, a proto or a loaded graph."""
+    """A model may be a path, bytes, a proto or a loaded graph."""
     model = branches()
     path = tmp_path / "m.onnx"
     onnx.save(model, path)
@@ -204,7 +204,7 @@ def test_models_are_accepted_in_many_forms(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_plan_may_be_a_file(tmp_path: Path) -> None:
-    """Its path is text or a Path."""
+    """The plan's path is text or a Path."""
     graph = load(branches())
     fixed_plan(graph, alternating_lanes(graph)).save(tmp_path / "p.json")
     for path in (tmp_path / "p.json", str(tmp_path / "p.json")):
@@ -227,7 +227,7 @@ def test_a_plan_of_another_model_is_refused() -> None:
 
 
 def test_a_plan_whose_segments_are_out_of_order_is_refused() -> None:
-    """Its lanes would wait for each other forever."""
+    """The plan is refused, since its lanes would wait for each other forever."""
     graph = load(branches())
     plan = fixed_plan(graph, alternating_lanes(graph))
     object.__setattr__(plan, "segments", plan.segments[::-1])
@@ -236,14 +236,14 @@ def test_a_plan_whose_segments_are_out_of_order_is_refused() -> None:
 
 
 def test_a_plan_for_more_cores_than_available_is_refused() -> None:
-    """It does not run on fewer cores."""
+    """The plan is refused and not executed on fewer cores."""
     graph = load(branches())
     with pytest.raises(PlanError, match="999 cores"):
         HybridSession(graph, plan=fixed_plan(graph, [1, 2, 1, 999]))
 
 
 def test_a_plan_for_a_missing_accelerator_is_refused_by_strict_sessions() -> None:
-    """Other sessions fall back to the CPU."""
+    """Sessions that are not strict fall back to the CPU."""
     graph = load(branches())
     plan = fixed_plan(graph, [0, 1, 0, 1], accelerator="NoSuchExecutionProvider")
     with pytest.raises(ProviderError, match="NoSuchExecutionProvider"):
@@ -254,13 +254,13 @@ def test_a_plan_for_a_missing_accelerator_is_refused_by_strict_sessions() -> Non
 
 @pytest.mark.parametrize("goal", [{"slo": "fast"}, {"slo": 0}, {"alpha": -1.0}, {"cores": 0}, {"cores": 10_000}])
 def test_invalid_goals_are_refused(goal: dict[str, Any]) -> None:
-    """They raise and are not ignored."""
+    """An invalid SLO, alpha or number of cores raises an OptionError."""
     with pytest.raises(OptionError):
         HybridSession(branches(), **goal)
 
 
 def test_the_cpus_provider_may_be_the_accelerator() -> None:
-    """Its lane uses host memory; plans by hand and a plan of its profile give equal results."""
+    """The accelerator's lane uses host memory; plans by hand and a plan of its profile give equal results."""
     model = branches()
     graph = load(model)
     for placed in ([0, 1, 0, 1], [1, 0, 1, 0], [0, 0, 1, 1]):
@@ -279,7 +279,7 @@ def free() -> onnx.ModelProto:
 
 
 def test_free_dimensions_are_fixed_by_each_request() -> None:
-    """Requests of earlier and of new shapes are served, with an empty batch among them."""
+    """Requests of earlier and of new shapes are served, including an empty batch."""
     with HybridSession(free()) as session:
         assert session.get_inputs()[0].shape == ["batch", 4]
         for batch in (1, 3, 0, 1, *range(2, 12), 3):
@@ -302,7 +302,7 @@ def test_free_dimensions_are_fixed_by_shapes() -> None:
 
 
 def test_an_input_without_any_shape() -> None:
-    """Its rank is known with each request."""
+    """The rank of the input may differ from request to request."""
     model = make_model(
         [node("Relu", ["x"], ["a"]), node("Neg", ["a"], ["y"])], [value("x", FLOAT, None)], [value("y", FLOAT, None)]
     )
@@ -358,7 +358,7 @@ def test_inputs_that_cannot_be_bound_run_plain() -> None:
 
 
 def test_a_sequence_output_runs_plain() -> None:
-    """Its type is the reason in the explanation."""
+    """The explanation names the type of the output as the reason."""
     model = make_model(
         [node("Relu", ["x"], ["a"]), node("SequenceConstruct", ["a", "x"], ["s"])],
         [value("x", FLOAT, [2, 4])],
@@ -370,7 +370,7 @@ def test_a_sequence_output_runs_plain() -> None:
 
 
 def test_a_model_of_one_operator_or_none_runs_plain() -> None:
-    """No two operators could run in parallel."""
+    """The model runs plain, since no two operators could run in parallel."""
     one = make_model([node("Relu", ["x"], ["y"])], [value("x", FLOAT, [2, 4])], [value("y", FLOAT, [2, 4])])
     constant = onnx.numpy_helper.from_array(X, "c")
     none = make_model([node("Constant", [], ["y"], value=constant)], [], [value("y", FLOAT, [2, 4])])
@@ -382,7 +382,7 @@ def test_a_model_of_one_operator_or_none_runs_plain() -> None:
 
 
 def test_a_model_that_onnxruntime_cannot_open_raises_its_error() -> None:
-    """The type of the exception is that of InferenceSession."""
+    """The exception has InferenceSession's type."""
     model = make_model([node("NoSuchOperator", ["x"], ["y"])], [value("x", FLOAT, [1])], [value("y", FLOAT, [1])])
     with pytest.raises(Exception, match="NoSuchOperator") as expected:
         ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -426,7 +426,7 @@ def test_equal_segments_share_a_session() -> None:
 
 
 def test_an_explanation_lists_operators_by_lane() -> None:
-    """With the number of segments and the policy."""
+    """The explanation also has the number of operators and the policy."""
     with cut_session(branches()) as session:
         text = session.explain()
     assert "4 operators in" in text  # one product and the sum have become one operator
@@ -457,7 +457,7 @@ def test_a_trace_has_every_segment_once_and_in_order() -> None:
 @pytest.mark.parametrize("call", ["run", "ort values", "binding"])
 @pytest.mark.parametrize("cut", [True, False])
 def test_crowded_requests_are_served_by_one_thread_each(call: str, *, cut: bool) -> None:
-    """Outputs are right before, during and after the crowd; a single caller returns to the plan."""
+    """Outputs are correct before, during and after the crowd; a single caller returns to the plan."""
     graph = load(branches(size=64))
     plan = fixed_plan(graph, alternating_lanes(graph)) if cut else None
     expected = run_plain(branches(size=64), {"x": np.ones((2, 64), np.float32)})

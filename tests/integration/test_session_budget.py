@@ -58,7 +58,7 @@ def timed_candidates(monkeypatch: pytest.MonkeyPatch, budget_mb: float | None) -
 def test_only_candidates_that_fit_are_timed(
     monkeypatch: pytest.MonkeyPatch, budget_mb: float | None, *, plain: bool, plan: bool
 ) -> None:
-    """Plain sessions on the CPU always fit."""
+    """Candidates that exceed the budget are not timed; plain sessions on the CPU always fit."""
     timed = timed_candidates(monkeypatch, budget_mb)
     assert ("plain" in timed) == plain
     assert ("plan 1" in timed) == plan
@@ -66,7 +66,7 @@ def test_only_candidates_that_fit_are_timed(
 
 
 def test_a_plain_session_that_replaces_a_plan_runs_on_the_cpu() -> None:
-    """Its accelerator memory would be unknown."""
+    """The session runs on the CPU, since its accelerator memory would be unknown."""
     assert config(500.0).plain("no plan").session.get_providers() == ["CPUExecutionProvider"]
 
 
@@ -77,13 +77,13 @@ def test_decisions_of_different_budgets_are_cached_separately() -> None:
 
 
 def test_a_session_with_a_budget_computes_the_same() -> None:
-    """Without an accelerator every candidate fits."""
+    """Without an accelerator every candidate fits, and outputs are those of plain onnxruntime."""
     model = branches()
     with HybridSession(model, gpu_budget="600MB") as session:
         assert_same_as_plain(session, model, {"x": np.ones((2, 4), np.float32)})
 
 
 def test_a_budget_that_is_no_size_is_refused() -> None:
-    """The session raises before it measures."""
+    """The session raises an OptionError."""
     with pytest.raises(OptionError, match="gpu budget"):
         HybridSession(branches(), gpu_budget="600 apples")

@@ -42,7 +42,7 @@ X = np.linspace(-2, 2, 8, dtype=np.float32).reshape(2, 4)
 
 
 def test_outputs_belong_to_the_caller() -> None:
-    """They are not changed by later runs, by the end of the session, or by memory allocated afterwards."""
+    """Outputs are not changed by later runs, by the end of the session, or by memory allocated afterwards."""
     model = branches()
     feeds = [{"x": X * factor} for factor in range(1, 6)]
     expected = [run_plain(model, feed) for feed in feeds]
@@ -82,7 +82,7 @@ def by_binding(session: HybridSession, feed: dict[str, Any]) -> list[Any]:
 
 @pytest.mark.parametrize("size", [6, 50_000])
 def test_methods_to_run_may_alternate(size: int) -> None:
-    """No call affects another; small values are copied, and large ones are bound."""
+    """No call affects another one, whether values are small and copied or large and bound."""
     nodes = [node("Relu", ["x"], ["a"]), node("Neg", ["x"], ["b"]), node("Sub", ["a", "b"], ["y"])]
     outputs = [value(name, FLOAT, [size]) for name in ("a", "y")]
     model = make_model(nodes, [value("x", FLOAT, [size])], outputs)
@@ -101,7 +101,7 @@ def test_methods_to_run_may_alternate(size: int) -> None:
 
 
 def test_an_output_that_is_an_input_or_a_weight_is_a_copy() -> None:
-    """Writing to it changes neither the caller's input nor the model."""
+    """Writing to such an output changes neither the caller's input nor the model."""
     model = make_model(
         [node("Relu", ["x"], ["a"]), node("Neg", ["x"], ["b"]), node("Add", ["a", "b"], ["y"])],
         [value("x", FLOAT, [2, 4])],
@@ -126,7 +126,7 @@ def test_inputs_are_not_changed() -> None:
 
 
 def test_an_unused_result_of_unknown_size() -> None:
-    """It is computed and differs in size between runs."""
+    """A result that is not read and differs in size between runs does not affect outputs."""
     model = make_model(
         [node("Relu", ["x"], ["a"]), node("NonZero", ["a"], ["unread"]), node("Neg", ["x"], ["y"])],
         [value("x", FLOAT, [2, 4])],
@@ -139,7 +139,7 @@ def test_an_unused_result_of_unknown_size() -> None:
 
 
 def test_a_result_of_unknown_size_beside_one_of_known_size() -> None:
-    """A segment that produces both passes each to its readers."""
+    """A segment that produces both results passes each to its readers."""
     nodes = [
         node("Relu", ["x"], ["a"], name="a"),
         node("NonZero", ["a"], ["where"], name="where"),
@@ -159,7 +159,7 @@ def test_a_result_of_unknown_size_beside_one_of_known_size() -> None:
 
 
 def test_bound_outputs_are_written_in_place() -> None:
-    """To an OrtValue or an address; an output without a buffer gets a new one in every run."""
+    """Outputs are written to an OrtValue or an address; an output without a buffer gets a new one in every run."""
     model = branches()
     y, left = run_plain(model, {"x": X})
     with cut_session(model) as session:
@@ -183,7 +183,7 @@ def test_bound_outputs_are_written_in_place() -> None:
 
 
 def test_bindings_can_be_cleared_and_are_checked() -> None:
-    """A cleared input is missing; an unknown output raises when it is bound."""
+    """A cleared input counts as missing; an unknown output raises when it is bound."""
     with cut_session(branches()) as session:
         binding = session.io_binding()
         binding.bind_cpu_input("x", X)
@@ -198,7 +198,7 @@ def test_bindings_can_be_cleared_and_are_checked() -> None:
 
 
 def test_bindings_work_on_a_model_that_runs_plain() -> None:
-    """The interface of bindings does not depend on the engine."""
+    """Bindings give the plain session's outputs."""
     model = make_model([node("Relu", ["x"], ["y"])], [value("x", FLOAT, [2, 4])], [value("y", FLOAT, [2, 4])])
     with HybridSession(model) as session:
         assert session.plan is None
@@ -225,7 +225,7 @@ def failing() -> onnx.ModelProto:
 
 @pytest.mark.parametrize("lane", [1, 2])
 def test_a_failure_names_its_operator_and_leaves_the_session_usable(lane: int) -> None:
-    """It may occur in the caller's thread or on another lane; onnxruntime's message follows."""
+    """An error in the caller's thread or on another lane names the operator, followed by onnxruntime's message."""
     graph = load(failing())
     placed = [lane if name == "picky" else 3 - lane for name in graph.dag.names]
     good, bad = {"x": X, "i": np.array([1, 0])}, {"x": X, "i": np.array([7, 0])}
@@ -253,7 +253,7 @@ def test_one_plain_session_serves_all_shapes(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_an_invalid_request_raises_what_inference_session_raises() -> None:
-    """Type and message are equal for each method; later requests run on the plan."""
+    """Type and message of the error are InferenceSession's for each method; later requests run on the plan."""
     good, bad = {"x": X, "i": np.array([1, 0])}, {"x": X, "i": np.array([7, 0])}
     reference = ort.InferenceSession(failing().SerializeToString(), providers=["CPUExecutionProvider"])
 
@@ -303,7 +303,7 @@ def test_a_plan_that_fails_is_replaced_by_the_plain_session(
 
 
 def test_failures_of_some_callers_do_not_affect_other_callers() -> None:
-    """Valid and invalid requests are in flight at once."""
+    """If valid and invalid requests are in flight at once, the valid ones succeed."""
     with cut_session(failing()) as session:
         expected = run_plain(failing(), {"x": X, "i": np.array([1, 0])})
 
@@ -320,7 +320,7 @@ def test_failures_of_some_callers_do_not_affect_other_callers() -> None:
 
 
 def test_a_session_may_be_called_by_many_threads() -> None:
-    """Each receives the outputs for its own inputs."""
+    """Each thread receives the outputs for its own inputs."""
     model = branches(size=16)
     feeds = [{"x": np.random.default_rng(seed).standard_normal((2, 16)).astype(np.float32)} for seed in range(8)]
     expected = [run_plain(model, feed) for feed in feeds]
@@ -352,7 +352,7 @@ def test_a_closed_session_refuses_requests_and_stops_its_lanes() -> None:
 
 
 def test_a_closed_plain_session_refuses_requests() -> None:
-    """It has no lanes to stop."""
+    """A plain session, which has no lanes to stop, raises after it has been closed."""
     model = make_model([node("Relu", ["x"], ["y"])], [value("x", FLOAT, [2, 4])], [value("y", FLOAT, [2, 4])])
     with HybridSession(model) as session:
         session.run(None, {"x": X})
@@ -361,7 +361,7 @@ def test_a_closed_plain_session_refuses_requests() -> None:
 
 
 def test_closing_during_requests_of_other_threads() -> None:
-    """Requests in flight are served and later ones raise; none hangs."""
+    """Requests in flight are served and later ones raise; none of them hangs."""
     model = branches(size=64)
     feed = {"x": np.ones((2, 64), np.float32)}
     expected = run_plain(model, feed)
@@ -392,7 +392,7 @@ def test_closing_during_requests_of_other_threads() -> None:
 
 
 def test_a_collected_session_stops_its_lanes() -> None:
-    """Right after a run, and without being closed."""
+    """Lanes stop when the session is collected right after a run, without being closed."""
     session = cut_session(branches())
     session.run(None, {"x": X})
     assert lane_threads()

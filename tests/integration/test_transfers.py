@@ -53,7 +53,7 @@ def test_a_value_is_copied_once_to_each_memory_that_reads_it() -> None:
 
 
 def test_an_output_on_the_device_is_copied_to_the_host() -> None:
-    """No operator reads it there, but the caller does."""
+    """An output of the device that no operator reads is copied to the host for the caller."""
     extractor = Extractor(
         load(make_model([node("Relu", ["x"], ["y"])], [value("x", FLOAT, [2])], [value("y", FLOAT, [2])]))
     )

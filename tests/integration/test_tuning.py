@@ -34,7 +34,10 @@ X = np.ones((2, 4), np.float32)
 
 @pytest.mark.usefixtures("asked")
 def test_requests_are_served_before_tuning_ends(gate: threading.Event) -> None:
-    """The plain session serves; the plan serves later requests; descriptions do not change."""
+    """The plain session serves requests until the plan is installed.
+
+    Descriptions of inputs and outputs do not change.
+    """
     model = branches()
     with HybridSession(model) as session:
         described = [str(info) for info in (*session.get_inputs(), *session.get_outputs())]
@@ -61,7 +64,7 @@ def test_a_cached_decision_needs_no_process(asked: list[NamedShapes], gate: thre
 
 
 def test_a_changed_file_is_tuned_again(asked: list[NamedShapes], gate: threading.Event, tmp_path: Path) -> None:
-    """The decision on a file holds while its size and modification time do."""
+    """The decision on a file is used until the file's size or modification time changes."""
     gate.set()
     path = tmp_path / "model.onnx"
     for size in (4, 4, 8):
@@ -73,7 +76,7 @@ def test_a_changed_file_is_tuned_again(asked: list[NamedShapes], gate: threading
 
 
 def test_several_sessions_of_a_model_tune_once(asked: list[NamedShapes], gate: threading.Event) -> None:
-    """The second waits for the decision of the first."""
+    """The second session waits for the decision of the first."""
     with HybridSession(branches()) as first, HybridSession(branches()) as second:
         wait_for(lambda: bool(asked))
         time.sleep(0.3)
@@ -136,7 +139,7 @@ def test_wrong_requests_raise_what_inference_session_raises(
 
 @pytest.mark.usefixtures("asked")
 def test_bindings_made_before_the_swap_work_after_it(gate: threading.Event) -> None:
-    """This holds for bindings of the session and for those of onnxruntime's class."""
+    """Bindings of the session and those of onnxruntime's class still work when the plan has been installed."""
     with HybridSession(branches()) as session:
         bindings = [session.io_binding(), ort.IOBinding(session)]
         for binding in bindings:
@@ -155,7 +158,7 @@ def test_bindings_made_before_the_swap_work_after_it(gate: threading.Event) -> N
 
 @pytest.mark.usefixtures("asked")
 def test_callers_run_through_the_swap(gate: threading.Event) -> None:
-    """All outputs that threads receive meanwhile are correct."""
+    """All outputs that threads receive while the plan is being installed are correct."""
     model = branches()
     expected = ort.InferenceSession(model.SerializeToString()).run(None, {"x": X})
     wrong: list[object] = []
@@ -184,7 +187,7 @@ def test_callers_run_through_the_swap(gate: threading.Event) -> None:
 
 
 def test_never_uses_cached_decisions_only(asked: list[NamedShapes], gate: threading.Event) -> None:
-    """Without one, the model stays plain, and the explanation has the reason."""
+    """Without a cached decision, the model stays plain, and the explanation has the reason."""
     gate.set()
     with HybridSession(branches(), tune="never") as session:
         assert session.wait_until_tuned(30)
@@ -212,7 +215,7 @@ def test_the_environment_sets_the_default(monkeypatch: pytest.MonkeyPatch, asked
 
 
 def test_closing_stops_tuning(asked: list[NamedShapes], gate: threading.Event) -> None:
-    """Tuning ends at once, and no engine is installed afterwards."""
+    """Tuning ends at once when the session is closed, and no engine is installed afterwards."""
     session = HybridSession(branches())
     wait_for(lambda: bool(asked))
     start = time.monotonic()
@@ -225,7 +228,7 @@ def test_closing_stops_tuning(asked: list[NamedShapes], gate: threading.Event) -
 
 
 def test_a_collected_session_stops_tuning(asked: list[NamedShapes], gate: threading.Event) -> None:
-    """It is dropped without being closed."""
+    """Tuning stops when the session is garbage-collected without being closed."""
     session = HybridSession(branches())
     wait_for(lambda: bool(asked))
     del session
@@ -234,7 +237,7 @@ def test_a_collected_session_stops_tuning(asked: list[NamedShapes], gate: thread
 
 
 def test_an_uncertain_decision_is_made_again(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> None:
-    """The session makes it again after the time for which it is valid."""
+    """The session makes an uncertain decision again after the time for which it is valid."""
     gate.set()
     decisions = [Decision("plain", None, "at first", uncertain=True)]
 
@@ -260,7 +263,7 @@ def test_a_model_that_cannot_be_cut_stays_plain_with_the_reason() -> None:
 
 
 def test_options_that_require_a_plain_session_start_no_tuning(asked: list[NamedShapes]) -> None:
-    """The reason is known at once."""
+    """The reason for the plain session is known at once, and no tuning is started."""
     with HybridSession(branches(), disabled_optimizers=["ConstantFolding"]) as session:
         assert session.wait_until_tuned(0)
         assert "disabled_optimizers" in session.explain()
@@ -282,7 +285,7 @@ def test_added_initialisers_stay_in_effect(asked: list[NamedShapes], gate: threa
 
 
 def test_a_process_that_ends_leaves_the_session_plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The model may have ended it, and would end this process as well."""
+    """The model is not tuned in the session's own process, which it might end as well."""
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexit 1\n")
     python.chmod(0o755)
@@ -295,7 +298,7 @@ def test_a_process_that_ends_leaves_the_session_plain(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("executable", ["", "/nonexistent/python", "/usr/sbin/uwsgi"])
 def test_without_a_process_tuning_takes_place_in_this_one(monkeypatch: pytest.MonkeyPatch, executable: str) -> None:
-    """No interpreter can be started, or the executable is an application; the decision is still made."""
+    """If no interpreter can be started, or the executable is an application, the decision is made in this process."""
     monkeypatch.setattr(sys, "executable", executable)
     monkeypatch.setattr(worker.Decider, "decide", lambda self, _: alternate(self._graph))
     with HybridSession(branches()) as session:
@@ -306,7 +309,7 @@ def test_without_a_process_tuning_takes_place_in_this_one(monkeypatch: pytest.Mo
 def test_an_error_of_tuning_leaves_the_session_plain(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The error is logged."""
+    """The error is logged, and the plain session serves."""
     monkeypatch.setattr(tuning.Tuner, "_decision", lambda *_: 1 / 0)
     with caplog.at_level(logging.WARNING), HybridSession(branches()) as session:
         assert session.wait_until_tuned(30)
@@ -317,7 +320,7 @@ def test_an_error_of_tuning_leaves_the_session_plain(
 def test_a_plan_that_does_not_open_leaves_the_session_plain(
     gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A decision on another graph is refused."""
+    """A decision on another graph is refused, and the plain session serves."""
     gate.set()
     other = load(branches(size=8))
     decision = Decision("plan 1", fixed_plan(other, alternating_lanes(other)), "of another model")
@@ -351,7 +354,7 @@ def test_a_strict_session_raises_for_an_accelerator_that_does_not_work() -> None
 
 
 def test_models_that_inference_session_refuses_raise_its_error() -> None:
-    """The first error is that of the plain session."""
+    """The error is that of the plain session, which is opened first."""
     with pytest.raises(Exception, match=r".") as plain:
         ort.InferenceSession(b"nothing")
     with pytest.raises(type(plain.value)):
@@ -359,7 +362,7 @@ def test_models_that_inference_session_refuses_raise_its_error() -> None:
 
 
 def test_exits_do_not_wait_for_tuning() -> None:
-    """A script may end right after its first request."""
+    """A script that ends right after its first request exits without waiting for tuning."""
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import numpy as np\n"
@@ -385,7 +388,10 @@ def test_exits_do_not_wait_for_tuning() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_child_has_no_tuning_and_no_crowd() -> None:
-    """It has neither while threads of its parent run; plain onnxruntime itself may hang if it runs in such a child."""
+    """A child that is forked while threads of its parent run has neither.
+
+    Plain onnxruntime itself may hang if it runs in such a child.
+    """
     code = (
         "import os, sys, threading, time; sys.path.insert(0, sys.argv[1])\n"
         "import numpy as np\n"

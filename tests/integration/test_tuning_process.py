@@ -46,7 +46,7 @@ def ask_process(source: str | bytes, *shapes: NamedShapes) -> list[dict[str, Any
 
 
 def test_the_process_decides(tmp_path: Path) -> None:
-    """It decides on a model's file and on its bytes for given shapes, and the decision names the file's state."""
+    """The process decides on a model's file, and on its bytes for given shapes. The decision names the file's state."""
     path = tmp_path / "model.onnx"
     onnx.save(free_branches(), path)
     answers = ask_process(str(path), {"x": (2, 4)}, {"x": (3, 4)}, {"x": (3, 5)})

@@ -75,7 +75,7 @@ def check(model: onnx.ModelProto, chunk: int) -> None:
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("cell", GATES)
 def test_every_cell_direction_and_chunk(cell: str, direction: str, chunk: int) -> None:
-    """The chunk may not divide the sequence."""
+    """Outputs are those of plain onnxruntime, also if the chunk does not divide the sequence."""
     check(operator(cell, direction), chunk)
 
 
@@ -83,7 +83,7 @@ def test_every_cell_direction_and_chunk(cell: str, direction: str, chunk: int) -
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("cell", GATES)
 def test_initial_states(cell: str, direction: str, states: str) -> None:
-    """They are weights or inputs of the request."""
+    """Initial states may be weights or inputs of the request."""
     check(operator(cell, direction, states=states), 5)
 
 
@@ -98,7 +98,7 @@ def test_peepholes_clip_and_other_options(direction: str) -> None:
 
 
 def test_sequence_lengths_and_variable_weights_are_not_unrolled() -> None:
-    """They cannot be cut along time, or would have to be copied."""
+    """Such operators cannot be cut along time, or would have to be copied."""
     whole = operator("LSTM", "forward")
     whole.graph.node[0].input[4] = "lengths"
     whole.graph.input.append(value("lengths", onnx.TensorProto.INT32, [BATCH]))
@@ -129,7 +129,7 @@ def test_layers_follow_each_other_chunk_by_chunk() -> None:
 
 
 def test_chunk_choices_are_few_and_below_the_length() -> None:
-    """They are fractions of the sequence; the whole sequence is one only for bidirectional operators."""
+    """Choices are fractions of the sequence; the whole sequence is a choice for bidirectional operators only."""
     one = chrion.load(build("lstm", {"layers": 1, "seq": 96, "batch": 1, "io": 8, "chunk": 96}))
     assert chunk_choices(one) == (48, 32, 24, 16, 12, 8)
     assert chunk_choices(chrion.load(build("lstm", {"layers": 1, "seq": 4, "batch": 1, "io": 8}))) == ()

@@ -68,7 +68,7 @@ def run(tmp_path: Path) -> Iterator[Callable[[str], tuple[subprocess.Popen[str],
 def test_a_process_removes_its_folders(
     run: Callable[[str], tuple[subprocess.Popen[str], Path]], tmp_path: Path
 ) -> None:
-    """Nothing is left after a normal exit."""
+    """A process leaves no folder after a normal exit."""
     process, _ = run(LOADS)
     process.communicate("\n", timeout=60)
     assert not list(tmp_path.glob("chrion-*"))
@@ -83,7 +83,7 @@ def test_a_forked_child_leaves_the_folder(run: Callable[[str], tuple[subprocess.
 def test_the_folder_of_a_killed_process_is_removed_by_the_next(
     run: Callable[[str], tuple[subprocess.Popen[str], Path]], tmp_path: Path
 ) -> None:
-    """Folders of living processes stay, and so does whatever is not Chrion's."""
+    """Folders of living processes are kept, and so are files that are not Chrion's."""
     (tmp_path / "chrion-weights-other").mkdir()
     (tmp_path / "chrion-weights-file").touch()
     _, living = run(LOADS)

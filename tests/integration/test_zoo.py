@@ -59,7 +59,7 @@ def counts(model: onnx.ModelProto) -> Counter[str]:
 
 
 def test_all_builders_have_small_parameters() -> None:
-    """Recurrent builders have tests of their own."""
+    """Every builder has small parameters, except the recurrent ones, which have tests of their own."""
     assert set(SMALL) == set(BUILDERS) - {"lstm", "gru", "rnn"}
 
 
@@ -82,7 +82,7 @@ def test_networks_give_the_results_of_plain_onnxruntime_on_lanes(name: str) -> N
 
 @pytest.mark.parametrize("name", SMALL)
 def test_the_items_of_a_batch_are_independent(name: str) -> None:
-    """Another first item changes the first result, and no other."""
+    """Another first item changes the first result only."""
     model = build(name, SMALL[name][0])
     feed, other = random_request(model, 1), random_request(model, 2)
     axis = 1 if name == "seq2seq" else 0
@@ -94,7 +94,7 @@ def test_the_items_of_a_batch_are_independent(name: str) -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_equal_seeds_give_equal_networks(name: str) -> None:
-    """Another seed gives other weights."""
+    """Equal seeds give equal weights, and another seed gives others."""
     parameters, _ = SMALL[name]
     first, again, other = (build(name, {**parameters, "seed": s}).SerializeToString() for s in (3, 3, 4))
     assert first == again != other
@@ -123,7 +123,7 @@ def test_every_parameter_is_checked(name: str) -> None:
     ],
 )
 def test_parameters_that_do_not_fit_each_other_are_refused(name: str, parameters: dict[str, Any]) -> None:
-    """Too small an image, too many neighbours, heads that do not divide the width, and an invalid probability."""
+    """Too small images, too many neighbours, indivisible widths and invalid probabilities are refused."""
     with pytest.raises(OptionError):
         specification(name, parameters)
 
@@ -167,7 +167,7 @@ def producer(model: onnx.ModelProto, name: str) -> onnx.NodeProto:
 
 
 def test_published_operator_counts_of_inception() -> None:
-    """119 according to IOS: 94 convolutions, 14 pools, 11 concatenations."""
+    """Inception has the 119 operators of IOS: 94 convolutions, 14 pools and 11 concatenations."""
     model = build("inception-v3", {"width": 0.05})
     made = counts(model)
     assert (made["Conv"], made["BatchNormalization"], made["Relu"]) == (94, 94, 94)
@@ -177,7 +177,7 @@ def test_published_operator_counts_of_inception() -> None:
 
 
 def test_published_operator_counts_of_squeezenet() -> None:
-    """50 according to IOS; additions count, since each ends a bypass."""
+    """SqueezeNet has the 50 operators of IOS; additions count, since each ends a bypass."""
     model = build("squeezenet", {"width": 0.1})
     made = counts(model)
     assert (made["Conv"], made["Relu"], made["MaxPool"], made["GlobalAveragePool"]) == (30, 30, 3, 1)
@@ -185,12 +185,15 @@ def test_published_operator_counts_of_squeezenet() -> None:
 
 
 def test_published_operator_counts_of_nasnet() -> None:
-    """374 according to IOS for the large network."""
+    """The large network has the 374 operators of IOS."""
     assert units(build("nasnet-a-large", {"channels": 8, "stem": 4})) == 374
 
 
 def test_published_operator_counts_of_randwire() -> None:
-    """120 according to IOS for the regular network: 114 convolutions, four ends of stages, the last ReLU and pool."""
+    """The regular network has the 120 operators of IOS.
+
+    They are 114 convolutions, four ends of stages, the last ReLU and the pool.
+    """
     model = build("randwire-regular", {"channels": 4})
     made = counts(model)
     assert made["Conv"] - 112 == 114  # 112 nodes with a depthwise one each
@@ -199,7 +202,7 @@ def test_published_operator_counts_of_randwire() -> None:
 
 
 def test_googlenet_has_nine_blocks_of_four_branches() -> None:
-    """It has 57 convolutions with batch norm and ReLU before onnxruntime fuses them."""
+    """GoogLeNet has 57 convolutions with batch norm and ReLU before onnxruntime fuses them."""
     model = build("googlenet", {"width": 0.1})
     plain_graph, fused = chrion.load(model, optimise=False), chrion.load(model)
     found = Counter(plain_graph.dag.op_types)
@@ -239,14 +242,14 @@ def test_published_degrees_of_concurrency(name: str, parameters: dict[str, Any],
     [("inception-v3", 0.05, 5.7), ("darts", 0.05, 0.5), ("nasnet-a-mobile", 0.05, 0.6), ("randwire-regular", 0.1, 4.0)],
 )
 def test_published_amounts_of_work(name: str, billions: float, published: float) -> None:
-    """Billions of multiply-adds at published sizes, to the printed digits (Nimble, Table 3.1; Xie et al.)."""
+    """Billions of multiply-adds equal the published ones to the printed digits (Nimble, Table 3.1; Xie et al.)."""
     dag = chrion.load(build(name)).dag
     work = sum(flops for flops, kind in zip(dag.flops, dag.op_types, strict=True) if kind in {"Conv", "Gemm"}) / 2e9
     assert abs(work - published) <= billions
 
 
 def test_wiring_is_a_small_world_without_cycles() -> None:
-    """It is seeded and connected, with the edges of a ring of k neighbours, all to a higher index."""
+    """The wiring is seeded and connected, with the edges of a ring of k neighbours, all to a higher index."""
     predecessors = wiring(32, 4, 0.75, 1)
     assert predecessors == wiring(32, 4, 0.75, 1) != wiring(32, 4, 0.75, 2)
     assert sum(map(len, predecessors)) == 32 * 4 // 2
@@ -255,7 +258,10 @@ def test_wiring_is_a_small_world_without_cycles() -> None:
 
 
 def test_relative_positions_are_those_of_t5() -> None:
-    """Both directions: half of 32 buckets each, exact below 8, the last from 128 on; one direction: exact below 16."""
+    """In both directions there are half of 32 buckets each, exact below 8, the last from 128 on.
+
+    In one direction buckets are exact below 16.
+    """
     both, past = relative_buckets(200, bidirectional=True), relative_buckets(200, bidirectional=False)
     assert both[150, 150:158].tolist() == [0, *range(17, 24)]
     assert both[150, 143:151].tolist() == [7, 6, 5, 4, 3, 2, 1, 0]

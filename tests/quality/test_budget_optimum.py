@@ -83,7 +83,7 @@ def test_the_optimum_is_a_lower_bound(ratios: list[float]) -> None:
 def test_plans_within_a_budget_are_near_the_optimum(
     ratios: list[float], record_property: pytest.FixtureRequest
 ) -> None:
-    """Within 5 % on average, optimal in four of five cases, and never twice as slow."""
+    """Plans are within 5 % of the optimum on average, optimal in four of five cases, and never twice as slow."""
     exact = sum(ratio < 1 + 1e-9 for ratio in ratios) / len(ratios)
     summary = f"mean {statistics.mean(ratios):.4f}, worst {max(ratios):.3f}, exact {exact:.2f}"
     record_property("within a budget", summary)  # type: ignore[operator]

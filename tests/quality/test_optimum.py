@@ -46,14 +46,17 @@ def ratios() -> dict[str, list[float]]:
 
 
 def test_the_optimum_is_a_lower_bound(ratios: dict[str, list[float]]) -> None:
-    """No policy is faster, within the solver's rounding of times."""
+    """No policy is faster than the optimum, within the solver's rounding of times."""
     assert min(min(values) for values in ratios.values()) > 1 - 1e-3
 
 
 def test_the_default_policy_is_near_the_optimum(
     ratios: dict[str, list[float]], record_property: pytest.FixtureRequest
 ) -> None:
-    """Within 5 % on average and 30 % at worst; the ratios of the other policies are recorded as well."""
+    """The policy is within 5 % of the optimum on average and 30 % at worst.
+
+    The ratios of the other policies are recorded as well.
+    """
     for name, values in ratios.items():
         record_property(name, f"mean {statistics.mean(values):.4f}, worst {max(values):.3f}")  # type: ignore[operator]
     assert statistics.mean(ratios["chrion"]) <= 1.05
@@ -61,6 +64,6 @@ def test_the_default_policy_is_near_the_optimum(
 
 
 def test_the_default_policy_is_no_worse_than_its_initial_solutions(ratios: dict[str, list[float]]) -> None:
-    """They include those of the paper's policy and of HEFT, and local search only improves them."""
+    """The initial solutions include those of the paper's policy and of HEFT, and local search only improves them."""
     for name in ("chrion-paper", "heft"):
         assert all(own <= other + 1e-9 for own, other in zip(ratios["chrion"], ratios[name], strict=True))

@@ -41,7 +41,7 @@ def baseline() -> Graph:
 
 
 def test_the_profile_holds_the_derived_constants(paper: Profile, baseline: Graph) -> None:
-    """51.5 us for each cell and 345 MB of base memory, on the paper's machine."""
+    """The profile of the paper's machine has 51.5 us for each cell and 345 MB of base memory."""
     assert "1080 Ti" in (paper.machine.accelerator or "")
     assert paper.base_memory_mb == 345.0
     cells = [c for c in paper.operators.values() if c.op_type == "LSTM"]
@@ -52,7 +52,10 @@ def test_the_profile_holds_the_derived_constants(paper: Profile, baseline: Graph
 
 @pytest.mark.parametrize("name", TABLE_6)
 def test_the_rows_of_table_6(paper: Profile, name: str) -> None:
-    """GPU latency and memory within five percent, CPU latency within thirteen; the baseline's within two."""
+    """GPU latency and memory are within five percent of Table 6, and CPU latency within thirteen.
+
+    The baseline's CPU latency is within two.
+    """
     memory_mb, gpu_ms, cpu_ms = TABLE_6[name]
     graph = load(build(name))
     costs = paper.costs(graph.dag)
@@ -65,7 +68,7 @@ def test_the_rows_of_table_6(paper: Profile, name: str) -> None:
 
 
 def test_the_papers_plan_beats_the_gpu_alone(paper: Profile, baseline: Graph) -> None:
-    """In latency and in memory, with an SLO of 60 ms and alpha 0.3, as in section 6.3."""
+    """The plan has less latency and memory than the GPU alone. As in section 6.3, the SLO is 60 ms and alpha is 0.3."""
     plan = partition(baseline, paper, "60ms", 0.3, "chrion-paper")
     assert plan.meets_slo
     assert plan.accelerator_only is not None
@@ -74,7 +77,7 @@ def test_the_papers_plan_beats_the_gpu_alone(paper: Profile, baseline: Graph) ->
 
 
 def test_the_latency_optimal_plan_gains_as_much_as_the_papers(paper: Profile, baseline: Graph) -> None:
-    """Table 6 has 52.0 ms and 948.1 MB; the gains over the accelerator alone are no smaller here."""
+    """The gains over the accelerator alone are no smaller than with the 52.0 ms and 948.1 MB of Table 6."""
     plan = partition(baseline, paper, policy="chrion-paper")
     assert plan.accelerator_only is not None
     assert plan.predicted.latency_ms / plan.accelerator_only.latency_ms <= 52.0 / 59.3
@@ -82,20 +85,20 @@ def test_the_latency_optimal_plan_gains_as_much_as_the_papers(paper: Profile, ba
 
 
 def test_memory_falls_as_alpha_grows(paper: Profile, baseline: Graph) -> None:
-    """Figure 10: from alpha 0 to 1, memory decreases and latency increases."""
+    """From alpha 0 to 1, memory decreases and latency increases, as in Figure 10."""
     plans = [partition(baseline, paper, alpha=alpha, policy="chrion-paper") for alpha in (0.0, 0.3, 1.0)]
     assert plans[0].predicted.latency_ms == min(p.predicted.latency_ms for p in plans)
     assert plans[2].predicted.memory_mb < plans[0].predicted.memory_mb
 
 
 def test_equal_inputs_give_equal_plans(paper: Profile, baseline: Graph) -> None:
-    """Planning is deterministic."""
+    """Two plans of equal inputs are equal."""
     assert partition(baseline, paper, "60ms") == partition(baseline, paper, "60ms")
 
 
 @pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"exact"}))  # too large for an exact solution
 def test_predictions_of_every_policy_are_those_of_the_evaluator(paper: Profile, baseline: Graph, policy: str) -> None:
-    """For all policies but the exact one, which is for small graphs."""
+    """Predictions equal the evaluator's for all policies but the exact one, which is for small graphs."""
     plan = partition(baseline, paper, alpha=0.1, policy=policy)
     timeline = evaluate(baseline.dag, paper.costs(baseline.dag), plan.schedule, plan.segments)
     assert (plan.predicted.latency_ms, plan.predicted.memory_mb) == (timeline.latency_ms, timeline.memory_mb)
