@@ -22,7 +22,7 @@ X = np.linspace(-2, 2, 8, dtype=np.float32).reshape(2, 4)
 
 
 def test_it_is_a_backend() -> None:
-    """Both classes are subclasses of ONNX's class, and the module has its functions."""
+    """Both classes of the backend are subclasses of ONNX's class, and the module has its functions."""
     assert issubclass(HybridBackend, Backend)
     assert issubclass(RandomCutBackend, HybridBackend)
     assert chrion.backend.is_compatible(branches())
@@ -88,7 +88,7 @@ def test_models_with_free_dimensions_are_cut_for_each_shape() -> None:
 
 
 def test_one_operator_runs_alone() -> None:
-    """It may be of ONNX's other domains, and have omitted or repeated inputs and an opset of its own."""
+    """The operator may be of ONNX's other domains, and have omitted or repeated inputs and an opset of its own."""
     clip = node("Clip", ["x", "", "most"], ["y"])
     (found,) = chrion.backend.run_node(clip, [X, np.array(1.0, np.float32)])
     np.testing.assert_array_equal(found, np.minimum(X, 1))
@@ -102,7 +102,7 @@ def test_one_operator_runs_alone() -> None:
 
 
 def test_equal_seeds_give_equal_plans() -> None:
-    """Every operator is a segment, and other seeds give other plans."""
+    """Other seeds give other plans, and every operator is a segment."""
     graph = load(branches())
     plans = [random_plan(graph, Random(seed)) for seed in (1, 1, *range(2, 9))]
     assert plans[0] == plans[1]

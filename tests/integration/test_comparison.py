@@ -25,7 +25,7 @@ def compared(source: onnx.ModelProto, *policies: str) -> PolicyComparison:
 
 
 def test_a_policy_that_finds_no_plan_has_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The other policies are compared as usual."""
+    """The row of the policy has the reason, and the other policies are compared as usual."""
 
     def failing(*_: Any) -> Any:
         raise ScheduleError("policy odd: there is an odd number of operators")

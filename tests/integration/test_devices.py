@@ -64,7 +64,7 @@ def test_the_first_working_provider_is_chosen(offered: dict[str, str | None]) ->
 
 
 def test_without_a_driver_there_is_no_probe(offered: dict[str, str | None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A probe takes a second, and GPU builds of onnxruntime are common on machines without a GPU."""
+    """Without a driver CUDA is not probed, since a probe takes a second and GPU builds are common without a GPU."""
     offered["CUDAExecutionProvider"] = None
     monkeypatch.setattr(Path, "exists", lambda _: False)
     assert usable_provider("auto") is None
@@ -88,7 +88,7 @@ def test_probes_of_providers() -> None:
     ],
 )
 def test_the_reason_is_one_line_of_stderr(errors: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is chosen from all that a provider writes when it fails."""
+    """The line is chosen from all that a provider writes when it fails."""
     done = type("Done", (), {"returncode": 3, "stdout": "", "stderr": errors})
     monkeypatch.setattr(probe.subprocess, "run", lambda *_, **__: done)
     assert probe_provider.__wrapped__("X") == ProbeResult(reason)
@@ -98,14 +98,14 @@ def test_the_reason_is_one_line_of_stderr(errors: str, reason: str, monkeypatch:
     ("output", "memory_mb"), [('{"memory_mb": 345.5}\n', 345.5), ('{"memory_mb": null}\n', None), ("noise", None)]
 )
 def test_the_memory_of_a_provider(output: str, memory_mb: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The probe reports it if NVML is available."""
+    """The probe reports a provider's memory if NVML is available."""
     done = type("Done", (), {"returncode": 0, "stdout": output, "stderr": ""})
     monkeypatch.setattr(probe.subprocess, "run", lambda *_, **__: done)
     assert probe_provider.__wrapped__("X") == ProbeResult(None, memory_mb)
 
 
 def test_the_cpu_provider_uses_host_memory() -> None:
-    """It supports no buffers, values stay in host memory, and a fence returns at once."""
+    """The CPU provider supports no buffers, keeps values in host memory, and its fence returns at once."""
     device = Device(CPU)
     info = TensorInfo("x", "tensor(float)", (2, 3))
     assert not device.supports("tensor(float)")
@@ -121,7 +121,7 @@ def test_the_cpu_provider_uses_host_memory() -> None:
 
 @pytest.mark.parametrize("kind", ["float", "double", "float16", "int8", "uint64", "bool", "bfloat16"])
 def test_host_memory_of_every_type(kind: str) -> None:
-    """Onnxruntime allocates it with type and shape, and zeros are zero."""
+    """Onnxruntime allocates host memory with type and shape, and zeros are zero."""
     info = TensorInfo("x", f"tensor({kind})", (2, 3))
     made = allocate(info)
     assert (made.data_type(), tuple(made.shape())) == (f"tensor({kind})", (2, 3))
@@ -130,7 +130,7 @@ def test_host_memory_of_every_type(kind: str) -> None:
 
 
 def test_all_nodes_of_a_cpu_session_are_on_the_cpu() -> None:
-    """The recorded assignment lists no other provider."""
+    """The recorded assignment of a CPU session lists no other provider."""
     model = smallest_session_bytes()
     session = open_on_one_provider(model, ort.SessionOptions(), CPU, {})
     assert find_foreign_nodes(session, CPU) == {}

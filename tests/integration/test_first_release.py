@@ -41,7 +41,7 @@ def test_a_plan_is_read_and_executed(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_profile_is_read_and_used_for_planning(name: str) -> None:
-    """Its signatures are those of the model's operators, so that no cost is estimated."""
+    """The profile's signatures are those of the model's operators, so that no cost is estimated."""
     graph, profile = load(FIRST / f"{name}.onnx"), Profile.load(FIRST / f"{name}.profile.json")
     written = json.loads((FIRST / f"{name}.profile.json").read_text())
     assert {s: list(o.cpu_ms) for s, o in profile.operators.items()} == {

@@ -23,7 +23,7 @@ def plan() -> Plan:
 
 
 def test_predicted_spans_are_the_plans_segments(plan: Plan) -> None:
-    """A span has the lane, start and end of its segment."""
+    """A span has the lane, start and end of the plan's segment."""
     chart = predicted_chart(plan)
     assert [(b.lane, b.start_ms, b.end_ms) for b in chart.spans] == [
         (plan.schedule.lanes[s[0]], float(at), float(at + 1)) for at, s in enumerate(plan.segments)
@@ -70,12 +70,12 @@ def test_a_trace_has_chromes_event_format(plan: Plan) -> None:
     ],
 )
 def test_a_large_prediction_error_is_a_factor(predicted_ms: float, measured_ms: float, line: str) -> None:
-    """Within a factor of two the error is a percentage; beyond it, where a percentage says little, it is a factor."""
+    """The error is a percentage up to a factor of two, and a factor beyond that."""
     assert prediction_error(predicted_ms, measured_ms) == line
 
 
 def test_the_summary_never_reports_negative_idle_time(plan: Plan) -> None:
-    """Rounding of many sums may make a lane busier than the request is long; its idle time is zero then."""
+    """The idle time is zero if rounding of many sums makes a lane busier than the request is long."""
     spans = (LaneSpan(1, 0.0, 0.1, "a", 0), LaneSpan(1, 0.1, 0.3, "b", 1), LaneSpan(1, 0.0, 1e-17, "c", 2))
     lines = chart_summary(plan, [LaneChart("predicted", spans)])
     assert "idle: cpu1 0.00 ms" in lines[0]
@@ -84,6 +84,9 @@ def test_the_summary_never_reports_negative_idle_time(plan: Plan) -> None:
 
 @pytest.mark.parametrize(("latencies", "shared"), [((10.0, 29.0), True), ((10.0, 31.0), False), ((0.0, 5.0), True)])
 def test_charts_of_similar_length_share_a_scale(latencies: tuple[float, float], shared: bool) -> None:  # noqa: FBT001
-    """A chart more than three times as long as another would squeeze it; a chart without spans has no length."""
+    """Charts share a scale unless one is more than three times as long as another.
+
+    A chart without spans has no length.
+    """
     charts = [LaneChart("x", (LaneSpan(1, 0.0, ms, "a", 0),)) for ms in latencies]
     assert share_scale(charts) == shared

@@ -55,7 +55,7 @@ def test_one_candidate_is_open_at_a_time_and_rounds_start_with_different_ones() 
 
 
 def test_a_trial_with_interference_is_repeated() -> None:
-    """Its times are discarded, and the same session is timed again at once."""
+    """The times of the trial are discarded, and the same session is timed again at once."""
     log: Log = []
     monitor = FakeInterferenceMonitor(interference_at=[0])
     timings = time_candidates({name: candidate(name, log) for name in "ab"}, rounds=1, trial_s=0.0, monitor=monitor)
@@ -66,7 +66,7 @@ def test_a_trial_with_interference_is_repeated() -> None:
 
 
 def test_constant_interference_does_not_prevent_timing() -> None:
-    """After eight attempts the last times are kept."""
+    """The times of the eighth attempt are kept."""
     monitor = FakeInterferenceMonitor(interference_at=range(99))
     (timing,) = time_candidates({"a": candidate("a", [])}, rounds=2, trial_s=0.0, monitor=monitor)
     assert timing.runs >= 10
@@ -74,7 +74,7 @@ def test_constant_interference_does_not_prevent_timing() -> None:
 
 
 def test_interference_is_checked_right_before_and_after_the_timed_runs() -> None:
-    """Opening a session takes a while, during which interference may begin or end."""
+    """Interference that begins or ends while a session is opened is detected."""
     log: Log = []
     monitor = FakeInterferenceMonitor()
     monitor.wait = lambda: not log.append(("", "before"))  # type: ignore[method-assign, func-returns-value]
@@ -85,7 +85,7 @@ def test_interference_is_checked_right_before_and_after_the_timed_runs() -> None
 
 
 def test_without_patience_a_trial_is_not_repeated() -> None:
-    """If no quiet moment was found before a trial, interference after it is not checked."""
+    """If the wait before a trial ends with interference, interference after the trial is not checked."""
     monitor = FakeInterferenceMonitor(interference_at=range(99))
     monitor.wait = lambda: False  # type: ignore[method-assign]
     time_candidates({"a": candidate("a", [])}, rounds=2, trial_s=0.0, monitor=monitor)
@@ -93,7 +93,7 @@ def test_without_patience_a_trial_is_not_repeated() -> None:
 
 
 def test_a_candidate_that_fails_is_closed() -> None:
-    """Its error reaches the caller."""
+    """The error of the candidate reaches the caller, and the candidate is closed."""
     closed: list[int] = []
 
     def fail() -> Sequence[object]:
@@ -105,7 +105,7 @@ def test_a_candidate_that_fails_is_closed() -> None:
 
 
 def test_hybrid_and_plain_candidates_compute_the_same() -> None:
-    """All of them run the model that they are given."""
+    """All candidates run the model that they are given."""
     model = branches()
     graph = load(model)
     feed = synthetic_inputs(graph)

@@ -39,7 +39,7 @@ def run_cut(model: onnx.ModelProto | str, feed: dict[str, Any]) -> None:
 
 
 def test_operators_edges_and_bytes_by_hand() -> None:
-    """A diamond of 32-byte tensors with a shared weight of 64 bytes."""
+    """Edges, bytes and weights of a diamond of 32-byte tensors with a shared weight of 64 bytes are those by hand."""
     nodes = [
         node("Relu", ["x"], ["a"], name="A"),
         node("MatMul", ["a", "w"], ["b"], name="B"),
@@ -79,7 +79,7 @@ def test_signatures_depend_on_attributes_shapes_and_integer_weights() -> None:
 
 
 def test_missing_names_are_generated_and_unique() -> None:
-    """Existing names are kept."""
+    """Generated names are unique, and existing names are kept."""
     nodes = [node("Relu", ["x"], ["a"]), node("Neg", ["a"], ["b"], name="Relu_0"), node("Relu", ["b"], ["y"])]
     names = load(make_model(nodes, *ONE)).dag.names
     assert "Relu_0" in names
@@ -112,7 +112,7 @@ def test_external_data_is_found_beside_the_file(tmp_path: Path, monkeypatch: pyt
 
 
 def test_missing_external_data_is_a_model_error(tmp_path: Path) -> None:
-    """The message is onnxruntime's."""
+    """The error of a missing weight file names the model's file."""
     onnx.save(branches(size=32), tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
     (tmp_path / "w.bin").unlink()
     with pytest.raises(ModelError, match=r"m\.onnx"):
@@ -185,7 +185,7 @@ def test_shapes_that_do_not_fit_are_refused(shapes: dict[str, tuple[int, ...]]) 
 
 
 def test_loading_does_not_change_the_callers_proto() -> None:
-    """Shapes are written into a copy."""
+    """Shapes are written into a copy of the proto."""
     model = make_model([node("Relu", ["x"], ["y"])], [value("x", FLOAT, ["n"])], [value("y", FLOAT, ["n"])])
     before = model.SerializeToString()
     load(model, {"n": (3,)})
@@ -193,7 +193,7 @@ def test_loading_does_not_change_the_callers_proto() -> None:
 
 
 def test_model_local_functions() -> None:
-    """They give the results of plain onnxruntime."""
+    """Models with local functions give the results of plain onnxruntime."""
     opsets = [onnx.helper.make_opsetid("", 17)]
     body = [node("Add", ["p", "p"], ["t"]), node("Relu", ["t"], ["q"])]
     twice = onnx.helper.make_function("local", "Twice", ["p"], ["q"], body, opsets)
@@ -207,7 +207,7 @@ def test_model_local_functions() -> None:
 
 
 def test_control_flow_is_one_operator_that_reads_its_captures() -> None:
-    """A Loop that captures an outer value, and an If inside an If."""
+    """A Loop and a nested If are one operator each, whose predecessors include the values that its bodies capture."""
 
     def graph_of(nodes: list[onnx.NodeProto], *outputs: str) -> onnx.GraphProto:
         return onnx.helper.make_graph(nodes, "body", [], [value(o, FLOAT, [2, 4]) for o in outputs])
@@ -250,7 +250,7 @@ def test_control_flow_is_one_operator_that_reads_its_captures() -> None:
 
 
 def test_nodes_that_share_a_sequence_are_one_operator() -> None:
-    """All nodes on paths between its producers and readers belong to it, and no others."""
+    """All nodes on paths between a sequence's producers and readers belong to one operator, and no others."""
     nodes = [
         node("SequenceConstruct", ["x", "x"], ["s"], name="s"),
         node("SequenceLength", ["s"], ["n"], name="n"),
@@ -272,7 +272,7 @@ def _operators(groups: tuple[tuple[int, ...], ...], model: onnx.ModelProto) -> l
 
 
 def test_the_digest_depends_on_structure_not_on_weights() -> None:
-    """A plan fits a retrained model, and not one with another attribute."""
+    """A plan fits a retrained model, but not one with another attribute."""
 
     def model(scale: float, slope: float) -> onnx.ModelProto:
         nodes = [node("LeakyRelu", ["x"], ["a"], alpha=slope), node("MatMul", ["a", "w"], ["y"])]
@@ -284,7 +284,7 @@ def test_the_digest_depends_on_structure_not_on_weights() -> None:
 
 @pytest.mark.parametrize("make", [lambda p: p, str, lambda p: p.read_bytes(), onnx.load])
 def test_all_sources_give_the_same_graph(tmp_path: Path, make: Callable[[Path], Any]) -> None:
-    """A path, its text, bytes and a ModelProto are equivalent."""
+    """A path, its text, bytes and a ModelProto give the same graph."""
     path = tmp_path / "m.onnx"
     onnx.save(branches(), path)
     assert load(make(path)).digest == load(branches()).digest

@@ -187,7 +187,7 @@ def test_a_broken_accelerator_is_an_error_with_its_reason(stack: Graph, monkeypa
 
 
 def test_free_dimensions_are_refused() -> None:
-    """The error names the dimensions, and how to fix them."""
+    """The error names the free dimensions and the option that fixes them."""
     model = make_model([node("Relu", ["x"], ["y"])], [value("x", FLOAT, ["n", 2])], [value("y", FLOAT, ["n", 2])])
     with pytest.raises(ShapeError, match=r"x\[nx2\]") as caught:
         profile(load(model))

@@ -194,14 +194,14 @@ def test_incompatible_convolutions_are_not_merged(left: Any, right: Any, kernels
 
 
 def test_a_point_fits_any_dilation() -> None:
-    """Kernels of 3 and 5 with dilation 2 are merged with a point."""
+    """Convolutions of kernels 3 and 5 with dilation 2 are merged with one of kernel 1."""
     options = [{"dilations": [2, 2], "pads": [2] * 4}, {"dilations": [2, 2], "pads": [4] * 4}, {"dilations": [3, 3]}]
     model = convolutions(*options, kernels=[(3, 3), (5, 5), (1, 1)], biased=(True, False, True))
     check(model, {"x": numbers(9, 2, 3, 9, 8)}, [("c0", "c1", "c2")])
 
 
 def test_free_dimensions_are_merged_if_sizes_always_agree() -> None:
-    """With a stride of 2, SAME depends on the size; explicit padding of equal growth does not."""
+    """Explicit padding of equal growth is merged; SAME with a stride of 2 depends on the size and is not."""
     pads: dict[str, Any] = {"strides": [2, 2], "pads": [1] * 4}
     point: dict[str, Any] = {"strides": [2, 2]}
     same: dict[str, Any] = {"strides": [2, 2], "auto_pad": "SAME_UPPER"}

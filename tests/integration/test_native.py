@@ -41,7 +41,7 @@ STEPS, ROWS, WIDTH = 6, 5, 3
 
 @pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="no C compiler, or not Linux")
 def test_lanes_are_compiled() -> None:
-    """The installation compiles them if possible."""
+    """The installation compiles native lanes on Linux if there is a C compiler."""
     assert available()
 
 
@@ -86,7 +86,7 @@ def runs_native(session: HybridSession) -> bool:
 @compiled
 @pytest.mark.parametrize("wrong", range(STEPS))
 def test_a_segment_that_fails_among_other_requests(wrong: int) -> None:
-    """Its request gets an error with the operator's name and onnxruntime's message; all others succeed."""
+    """The request gets an error with the operator's name and onnxruntime's message; all others succeed."""
     model = picks()
     with pytest.raises(Exception, match="indices element out of data bounds"):
         run_plain(model, feed_of(0, wrong))
@@ -116,7 +116,7 @@ def test_a_segment_that_fails_among_other_requests(wrong: int) -> None:
 
 @compiled
 def test_requests_that_lanes_in_c_do_not_serve() -> None:
-    """Sizes that depend on the data, and run options; both give the results of plain onnxruntime."""
+    """Sizes that depend on the data, and run options, give the results of plain onnxruntime."""
     x = np.array([[0, 1, 0, 2], [3, 0, 0, 4]], np.float32)
     nodes = [node("Relu", ["x"], ["a"]), node("NonZero", ["a"], ["y"]), node("Neg", ["x"], ["b"])]
     model = make_model(nodes, [value("x", FLOAT, [2, 4])], [value("y", INT64, [2, "n"]), value("b", FLOAT, [2, 4])])
@@ -137,7 +137,7 @@ def test_requests_that_lanes_in_c_do_not_serve() -> None:
 @compiled
 @pytest.mark.parametrize("size", [4, 600])
 def test_values_in_and_out(size: int) -> None:
-    """Small and large arrays, OrtValues, and the caller's outputs: each request has its own results."""
+    """Each request has its own results for small and large arrays, OrtValues, and the caller's outputs."""
     model = branches(size=size)
     rng = np.random.default_rng(0)
     feeds = [{"x": rng.standard_normal((2, size)).astype(np.float32)} for _ in range(3)]
@@ -253,7 +253,7 @@ def test_errors_of_onnxruntime() -> None:
 
 @compiled
 def test_lanes_without_references_stop() -> None:
-    """They stop when their frames have been collected, too."""
+    """Lanes that are not closed stop when they and their frames have been collected."""
     lanes, frame, _ = relay(rounds=3)
     lanes.run(frame)
     del lanes, frame

@@ -132,7 +132,7 @@ def test_a_session_key_is_treated_as_the_table_says(key: str) -> None:
 
 @pytest.mark.parametrize("key", [key for key, option in SESSION_KEYS.items() if option.harmless])
 def test_harmless_values_leave_the_model_cut(key: str) -> None:
-    """With the values that the table lists, the session is cut."""
+    """The session is cut with the values that the table lists as harmless."""
     for harmless in SESSION_KEYS[key].harmless or ():
         if harmless:
             check_session(lambda o, text=harmless: o.add_session_config_entry(key, text), Treatment.HONOURED, key)

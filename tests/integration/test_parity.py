@@ -240,7 +240,7 @@ def test_a_binding_of_another_session_is_refused(theirs: ort.InferenceSession, o
 
 
 def test_a_callback_that_is_not_callable_is_refused(theirs: ort.InferenceSession, ours: HybridSession) -> None:
-    """Both sessions raise immediately."""
+    """Both sessions raise immediately if the callback is not callable."""
     for session in (theirs, ours):
         with pytest.raises(TypeError):
             session.run_async(None, {"x": X}, 5, None)
@@ -319,7 +319,7 @@ def test_private_attributes_are_those_of_inference_session(tmp_path: Path, name:
 
 
 def test_every_private_attribute_is_there(ours: HybridSession, theirs: ort.InferenceSession) -> None:
-    """Every attribute that InferenceSession's constructor sets can be read."""
+    """Every attribute that InferenceSession's constructor sets can be read from a HybridSession."""
     assert [name for name in vars(theirs) if not hasattr(ours, name)] == []
 
 
@@ -367,7 +367,7 @@ def test_a_segments_failure_is_served_without_provider_fallback(monkeypatch: pyt
 
 
 def test_invalid_models_and_options_are_refused_with_a_type_error() -> None:
-    """Both sessions raise TypeError."""
+    """Both sessions raise TypeError for invalid models and options."""
     wrong: list[tuple[Any, ...]] = [(bytearray(b"x"),), (None,), (3,), (branches().SerializeToString(), {"a": 1})]
     for arguments in wrong:
         for kind in (ort.InferenceSession, HybridSession):

@@ -67,7 +67,7 @@ def check_legend(figure: Figure) -> None:
 
 @pytest.mark.parametrize("suffix", PICTURE_FORMATS)
 def test_the_suffix_decides_the_format(suffix: str, plan: Plan, tmp_path: Path) -> None:
-    """A .pdf file holds a PDF document, whatever the case of its suffix."""
+    """A file has the format of its suffix in upper and lower case."""
     for name in (f"t{suffix}", f"T{suffix.upper()}"):
         plot_timelines(plan, [predicted_chart(plan)], tmp_path / name)
         assert (tmp_path / name).read_bytes().startswith(MAGIC[suffix])
@@ -116,7 +116,7 @@ def test_a_slow_run_gets_its_own_scale(plan: Plan, figures: list[Figure]) -> Non
 
 
 def test_names_are_drawn_as_they_are(plan: Plan, tmp_path: Path) -> None:
-    """Dollar signs and backslashes in names are no formulas."""
+    """Dollar signs and backslashes in names are not read as formulas."""
     odd = replace(plan, model=r"$\frac{$", operators=tuple(f"$\\x{{{i}$" for i in range(4)))
     plot_timelines(odd, [predicted_chart(odd)], tmp_path / "t.png")
     assert (tmp_path / "t.png").read_bytes().startswith(MAGIC[".png"])
@@ -148,7 +148,7 @@ def test_lines_of_many_settings_are_distinct() -> None:
 
 
 def test_legends_of_results_comparisons_and_alpha_sweeps_cover_nothing(plan: Plan, figures: list[Figure]) -> None:
-    """They stand beside or below the axes."""
+    """Legends stand beside or below the axes."""
     results = simulate(find_scenario("table7").changed({"requests": 200}).build())
     simulation_plots.plot_results(results, Path())
     panels = {name: [(r.pattern, r.executions[name]) for r in results] for name in ("baseline", "batch-1")}

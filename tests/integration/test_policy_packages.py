@@ -33,7 +33,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 def test_the_command_plans_with_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``--policy`` takes its name."""
+    """``--policy`` accepts the name of a package's policy."""
     plan = model.with_suffix(".plan.json")
     options = ("--policy", "last-core", "--accelerator", "none", "-o", str(plan))
     assert run(monkeypatch, "partition", str(model), *options) == 0
@@ -45,7 +45,7 @@ def test_the_command_plans_with_it(model: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_broken_one_is_one_line(
     model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It names the package; nothing has been measured."""
+    """The line names the package and the cause, without a traceback."""
     assert run(monkeypatch, "partition", str(model), "--policy", "broken") == 2
     error = capfd.readouterr().err
     assert "policy 'broken' of package last-core cannot be loaded: AttributeError" in error

@@ -36,7 +36,7 @@ def run_process(scenario: str) -> tuple[int, list[str], str]:
     [("end", 0, ""), ("leave", 3, ""), ("fail", 1, "ValueError: unhandled")],
 )
 def test_requests_in_flight_finish_before_the_exit(scenario: str, code: int, message: str) -> None:
-    """Later requests are refused. Without the hooks, the process aborts."""
+    """Requests in flight are served and later ones refused. Without the hooks, the process aborts."""
     found, lines, stderr = run_process(scenario)
     assert found == code, stderr
     assert set(lines) <= {CLOSED}
@@ -44,12 +44,12 @@ def test_requests_in_flight_finish_before_the_exit(scenario: str, code: int, mes
 
 
 def test_a_thread_that_is_not_a_daemon_finishes_its_request() -> None:
-    """The interpreter waits for it before it runs the hooks."""
+    """The interpreter waits for the thread before it runs the hooks."""
     assert run_process("thread")[:2] == (0, [SHAPE])
 
 
 def test_requests_at_exit() -> None:
-    """Requests before the session's hook are served. Later ones are refused, instead of waiting for lanes forever."""
+    """Requests before the session's hook are served. Later ones are refused and do not wait for lanes forever."""
     assert run_process("late")[:2] == (0, [SHAPE, CLOSED])
 
 

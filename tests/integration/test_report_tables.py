@@ -50,7 +50,7 @@ def shown(content: RenderableType, width: int = 200) -> str:
 
 
 def test_the_plan_table_compares_with_the_accelerator(plan: Plan) -> None:
-    """40 ms are 20 % less than 50 ms, and 25 MB are 75 % less than 100 MB."""
+    """The table shows 40 ms as 20 % less than 50 ms, and 25 MB as 75 % less than 100 MB."""
     object.__setattr__(plan, "predicted", Prediction(40.0, 25.0, 25.0))
     object.__setattr__(plan, "accelerator_only", Prediction(50.0, 100.0, 100.0))
     text = shown(plan_table(plan))
@@ -59,7 +59,7 @@ def test_the_plan_table_compares_with_the_accelerator(plan: Plan) -> None:
 
 
 def test_verdicts(plan: Plan) -> None:
-    """An SLO is met, missed or not given; a session is faster, level or slower."""
+    """The verdict says whether an SLO is met, missed or not given, and a session faster, level or slower."""
     assert verdict(plan).startswith("no SLO")
     object.__setattr__(plan, "slo_ms", 100.0)
     assert verdict(plan).startswith("meets")
@@ -151,7 +151,7 @@ def numbers(texts: list[str]) -> Counter[str]:
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
 @pytest.mark.parametrize("name", TABLES)
 def test_every_figure_can_be_read_back(name: str, width: int) -> None:
-    """At every width each figure of a table is printed whole, and nothing is cut."""
+    """Each figure of a table is printed whole at every width."""
     table = TABLES[name]()
     printed = shown(table, width)
     assert "…" not in printed

@@ -32,7 +32,7 @@ def timer_of(graph: Graph, *, accelerator: bool = False) -> tuple[StageTimer, De
 
 
 def test_equal_stages_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One operator of either branch is the same stage; two operators side by side are another."""
+    """The same operator of either branch is one stage; two operators in parallel are another."""
     graph = twin_branches()
     timer, _ = timer_of(graph)
     measured = []
@@ -44,7 +44,7 @@ def test_equal_stages_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_every_lane_runs_as_often_as_in_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After two warm-up runs there are six times six; the result is the median of six means."""
+    """Two warm-up runs precede six times six; the result is the median of six means."""
     graph = twin_branches()
     timer, _ = timer_of(graph)
     clock = iter(float(at) for at in range(1000))
@@ -55,7 +55,7 @@ def test_every_lane_runs_as_often_as_in_the_paper(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("lane", [0, 1])
 def test_a_stage_that_fails_has_its_predicted_latency(lane: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Either lane may fail; the thread of the other one ends."""
+    """If either lane fails, the thread of the other one ends."""
 
     class Broken:
         def run_with_iobinding(self, _: Any) -> None:
@@ -73,7 +73,7 @@ def test_a_stage_that_fails_has_its_predicted_latency(lane: int, monkeypatch: py
 
 
 def test_stages_of_an_accelerator_are_refused() -> None:
-    """Only stages of CPU cores are measured."""
+    """Stages of an accelerator raise an error, since only those of CPU cores are measured."""
     with pytest.raises(OptionError, match="CPU cores only"):
         timer_of(twin_branches(), accelerator=True)
 

@@ -84,7 +84,7 @@ def profile(graph: Graph) -> Profile:
 
 
 def test_the_page_is_one_well_formed_file(plan: Plan, graph: Graph, profile: Profile) -> None:
-    """Every element is closed, nothing is fetched, and the policy allows the page's own script alone."""
+    """Every element is closed, no resource is loaded, and the policy allows the page's own script only."""
     page = timeline_html(plan, [predicted_chart(plan)], ["a <remark>"], graph=graph, profile=profile)
     parsed = Page(page)
     assert parsed.open == []
@@ -99,7 +99,7 @@ def test_the_page_is_one_well_formed_file(plan: Plan, graph: Graph, profile: Pro
 
 
 def test_the_header_names_machine_policy_and_slo(plan: Plan) -> None:
-    """The facts at the top say where the plan runs, who made it, and whether each latency meets the SLO."""
+    """The header names the machine and the policy, and says whether each latency meets the SLO."""
     measured = measured_chart(plan, [Event(1, 0, 0.0, 9.0)])
     facts = Page(timeline_html(plan, [predicted_chart(plan), measured])).text
     found = dict(zip(facts["dt"], facts["dd"], strict=True))
@@ -138,7 +138,7 @@ def test_the_data_holds_every_operator_and_span(plan: Plan, graph: Graph, profil
 
 
 def test_every_scheme_gives_each_operator_and_segment_a_mark(plan: Plan, graph: Graph) -> None:
-    """Indices are within the names, and no two categories look the same."""
+    """Indices refer to names of the scheme, and no two categories look the same."""
     data = Page(timeline_html(plan, [predicted_chart(plan)], graph=graph)).data
     assert set(data["schemes"]) == {"type", "layer"}
     for scheme in data["schemes"].values():
@@ -150,7 +150,7 @@ def test_every_scheme_gives_each_operator_and_segment_a_mark(plan: Plan, graph: 
 
 
 def test_without_the_model_there_are_layers_only(plan: Plan) -> None:
-    """A plan file names its operators but not their types."""
+    """Without the model, which has the operators' types, bars are coloured by layer."""
     data = Page(timeline_html(plan, [predicted_chart(plan)])).data
     assert (data["colour_by"], set(data["schemes"])) == ("layer", {"layer"})
     assert "type" not in data["operators"]
@@ -172,7 +172,7 @@ def hostile(plan: Plan) -> str:
 
 
 def test_names_cannot_become_markup(plan: Plan) -> None:
-    """Hostile names add no element, and come out of the data as they went in."""
+    """Hostile names add no element to the page, and its data contains them unchanged."""
     harmless, page = Page(timeline_html(plan, [predicted_chart(plan)], ["r"])), Page(hostile(plan))
     expected = [tag for tag, _ in harmless.tags]
     added = [tag for tag, _ in page.tags if tag not in {"td", "tr"}]
@@ -186,7 +186,7 @@ def test_names_cannot_become_markup(plan: Plan) -> None:
 
 
 def test_script_json_holds_no_character_of_html() -> None:
-    """The text needs no escaping in a script element and reads back as it was; numbers that are none are refused."""
+    """The text needs no escaping in a script element and is read back unchanged; NaN is refused."""
     text = script_json({"a": [HOSTILE, "<!--", 1.5, None]})
     assert not set(text) & set("<>&\u2028\u2029")
     assert json.loads(text) == {"a": [HOSTILE, "<!--", 1.5, None]}
@@ -195,14 +195,14 @@ def test_script_json_holds_no_character_of_html() -> None:
 
 
 def test_the_script_can_stand_in_a_page() -> None:
-    """It holds nothing that would end its element, and builds no markup from text."""
+    """The script contains nothing that would end its element, and builds no markup from text."""
     assert "</" not in SCRIPT
     assert "<!--" not in SCRIPT
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|Function\(", SCRIPT)
 
 
 def test_a_large_plan_makes_a_page_of_a_few_megabytes(plan: Plan) -> None:
-    """The data of 20 000 operators stays below 4 MB, most of it names."""
+    """The page of 20 000 operators, most of it names, is below 4 MB."""
     n = 20_000
     schedule = replace(plan.schedule, order=tuple(range(n)), lanes=tuple(1 + i % 2 for i in range(n)))
     names = tuple(f"/encoder/layer.{i % 48}/attention/MatMul_{i}" for i in range(n))
@@ -237,7 +237,10 @@ def evaluate(folder: Path, expression: str) -> Any:
 
 @in_browser
 def test_ticks(tmp_path: Path) -> None:
-    """At every zoom: steps of 1, 2 or 5 x 10^n, enough of them, distinct labels that say their time to a thousandth."""
+    """Steps are 1, 2 or 5 x 10^n at every zoom.
+
+    Labels are distinct and accurate to a thousandth of a step, and there are 3 to 11 of them.
+    """
     ranges = [
         (start, start + 10.0**power * factor)
         for start in (0.0, 0.0371, 52.0314159, 1234.5678)
@@ -262,7 +265,7 @@ def test_ticks(tmp_path: Path) -> None:
 
 @in_browser
 def test_durations_and_sizes_have_units(tmp_path: Path) -> None:
-    """Three digits and the unit that suits; zero is not 0.00, and what is not known says so."""
+    """Durations have three digits and a suitable unit; zero is "0 ms", and a missing value "not known"."""
     times = evaluate(tmp_path, "[0, 1234, 59.31, 4.706, 0.83, 0.00042, null].map(formatMs)")
     assert times == ["0 ms", "1.23 s", "59.3 ms", "4.71 ms", "830 µs", "0.420 µs", "not known"]
     sizes = evaluate(tmp_path, "[0, 999, 1000, 132608, 4100000, null].map(formatBytes)")
@@ -297,7 +300,7 @@ def test_segments_are_divided_by_cost(tmp_path: Path) -> None:
 
 @in_browser
 def test_the_page_runs_with_hostile_names(plan: Plan, tmp_path: Path) -> None:
-    """The legend is built, and no name has run as code."""
+    """The legend is built, and no name is executed as code."""
     dom = browse(tmp_path, hostile(plan))
     assert "aria-pressed" in dom
     assert "<title>run</title>" not in dom

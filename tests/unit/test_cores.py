@@ -49,7 +49,7 @@ def test_affinity_is_respected() -> None:
 def test_the_control_groups_quota_is_respected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], limit: int
 ) -> None:
-    """Both versions of control groups count; half a CPU counts as one."""
+    """The quotas of both versions of control groups are respected; half a CPU counts as one."""
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)

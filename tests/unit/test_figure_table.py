@@ -49,14 +49,14 @@ def test_no_figure_is_cut_and_no_line_too_long(width: int) -> None:
 
 
 def test_a_wide_console_gets_one_table() -> None:
-    """With room for all columns each row is one line."""
+    """Each row is one line if the console is wide enough for all columns."""
     lines = rendered(sample(), 300).splitlines()
     assert sum(line.startswith("gpu ") for line in lines) == 1
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_parts_repeat_the_key_column(width: int) -> None:
-    """In several tables every part says which row is which, and the title is printed once."""
+    """If a table is split, every part has the key of each row, and the title is printed once."""
     printed = rendered(sample(), width)
     parts = len(re.findall(r"^gpu ", printed, re.MULTILINE))
     assert parts > 1
@@ -84,7 +84,7 @@ def test_rows_have_a_cell_for_each_column() -> None:
     width=st.integers(24, 120),
 )
 def test_all_numbers_read_back(rows: list[list[str]], name: str, width: int) -> None:
-    """Whatever the figures, the names and the width, the numbers in the text are those of the table."""
+    """The numbers in the text are those of the table, for any figures, names and widths."""
     table = FigureTable("", [key("name"), *("alpha", "beta", "gamma", "delta", "epsilon")])
     for row in rows:
         table.add_row(name, *row)

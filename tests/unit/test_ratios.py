@@ -20,7 +20,7 @@ def test_trials_count_by_the_speed_of_the_cores() -> None:
 
 
 def test_the_least_disturbed_trials_count_if_all_are_disturbed() -> None:
-    """As many of them count as are asked for, or all."""
+    """The requested number of least disturbed trials counts, or all if there are fewer."""
     trials = [TimedTrial("a", 5.0, 2.0), TimedTrial("a", 4.0, 1.5), TimedTrial("a", 3.0, 3.0)]
     assert undisturbed_trials(trials, 1.0, 2) == {"a": [5.0, 4.0]}
     assert undisturbed_trials(trials, 1.0, 9) == {"a": [5.0, 4.0, 3.0]}
@@ -57,7 +57,10 @@ def test_the_ratio_has_no_selection_bias() -> None:
 
 
 def test_the_interval_contains_the_true_ratio_nine_times_out_of_ten() -> None:
-    """The tolerance covers the error of a bootstrap over so few trials and the noise of 200 repetitions."""
+    """Nine in ten intervals contain the true ratio.
+
+    The tolerance covers the error of a bootstrap over so few trials and the noise of 200 repetitions.
+    """
     rng = np.random.default_rng(1)
     contained = 0
     for _ in range(200):

@@ -73,7 +73,7 @@ def test_late_by_response_or_by_execution(*, from_arrival: bool, late: list[int]
 
 
 def test_few_records_are_counted_only_if_forced() -> None:
-    """Records are counted in batches, and no record is counted twice."""
+    """Records are counted in batches unless forced, and no record is counted twice."""
     metrics = RequestMetrics(1, 1, [1.0], from_arrival=True)
     record(metrics, end=1.0)
     assert metrics.flush() is None

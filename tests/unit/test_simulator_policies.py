@@ -59,7 +59,7 @@ def test_weight_protects_under_the_cost_policy() -> None:
 
 
 def test_ties_go_to_the_first() -> None:
-    """With equal ranks the model loaded first is evicted, and the server with the lowest index is chosen."""
+    """Of equal ranks the model loaded first is evicted, and the server with the lowest index is chosen."""
     held = [ResidentModel(key=key, bytes=1, load_ms=1.0) for key in (4, 2)]
     assert choose_victims(held, 1, EVICTION["lru"], 0.0) == [held[0]]
     assert ROUTING["least-loaded"]([3, 1, 1], [0, 1, 2], [], 0.0) == 1
@@ -95,7 +95,7 @@ def test_load_order(order: str, key: int) -> None:
 
 
 def test_admission() -> None:
-    """With deadlines a request is admitted if wait and execution fit; without deadlines, always."""
+    """A request is admitted if its wait and execution fit its deadline, and always without deadlines."""
     assert admit_by_deadline(10.0, 100.0, 40.0, 50.0)
     assert not admit_by_deadline(10.1, 100.0, 40.0, 50.0)
     assert admit_all(10.1, 0.0, 40.0, 50.0)

@@ -36,9 +36,9 @@ def test_orderings_hold_for_every_seed(rates: np.ndarray) -> None:
 
 
 def test_swapping_is_what_memory_allows(rates: np.ndarray) -> None:
-    """With eight of nine equally probable plans in 8 GB, one request in nine swaps; all memory-optimal plans fit.
+    """One request in nine swaps if eight of nine equally probable plans fit.
 
-    Sizes of the latency-optimal plans: any eight take less than 8 GB, all nine 8.21 GB.
+    In 8 GB any eight latency-optimal plans fit, but not all nine, which take 8.21 GB; all memory-optimal plans fit.
     """
     gpu, fastest, smallest = rates[:, :, 0].mean(axis=0)
     assert fastest == pytest.approx(1 / 9, abs=0.005)

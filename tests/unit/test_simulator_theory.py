@@ -59,7 +59,7 @@ def test_cpu_only_mmc_mean_wait() -> None:
 
 @pytest.mark.parametrize(("latency_ms", "gpu_busy_ms"), [(10.0, 10.0), (25.0, 10.0)])
 def test_md1_mean_wait(latency_ms: float, gpu_busy_ms: float) -> None:
-    """With constant times the wait is that of M/D/1 for the GPU busy time: a hybrid plan releases its slot early."""
+    """The wait is that of M/D/1 for a constant GPU busy time, since a hybrid plan releases its slot early."""
     cores = (latency_ms,) if latency_ms > gpu_busy_ms else ()
     variant = Variant("v", 100.0, latency_ms, gpu_busy_ms, cores)
     engine = engine_of([variant], spec=ServerSpec(cpu_cores=1000), preload=True)
@@ -101,7 +101,7 @@ def test_lru_loads_are_mattsons_misses(capacity: int) -> None:
 
 
 def test_cyclic_requests_defeat_lru() -> None:
-    """With a cycle of one model more than fits, LRU loads for every request and Belady's policy for one in four."""
+    """For a cycle of one model more than fits, LRU loads for every request and Belady's policy for one in four."""
     models = list(range(5)) * 40
     spec = ServerSpec(gpu_memory_gb=0.45)
     lru = engine_of([GPU_MODEL] * 5, spec=spec)

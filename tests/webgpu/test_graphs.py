@@ -85,7 +85,7 @@ def test_segments_that_read_host_memory_are_not_captured(calls: list[Call]) -> N
 
 
 def test_run_options_do_not_replace_the_graphs_number(calls: list[Call]) -> None:
-    """With graphs, the runs of segments have the number of the graph even if the caller gives run options."""
+    """Runs of segments have the number of their graph even if the caller gives run options."""
     graph = load(branches())
     with HybridSession(graph, plan=fixed_webgpu_plan(graph, [0, 1, 0, 1]), strict=True) as session:
         options = ort.RunOptions()
