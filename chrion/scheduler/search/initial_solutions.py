@@ -1,13 +1,15 @@
 """Initial solutions: complete schedules of several kinds, from which local search starts.
 
-The first kind is made once, the others for several numbers of CPU cores (:attr:`InitialSolutions.core_counts`):
+One lane and device selection are tried once, the others for several numbers of CPU cores
+(:attr:`InitialSolutions.core_counts`):
 
 - **one lane**: every operator on one lane, without any handoff;
 - **HEFT** on operators, and the paper's greedy device selection: good if operators are long compared with handoffs;
-- **pipeline**: the groups (layers) in order, cut into one stretch for each lane such that the most loaded lane has the
-  least work, run tile after tile: good for stacks of recurrent layers, whose lanes then work on different time steps;
+- **pipeline**: the groups (layers) in order, cut into one stretch for each lane such that the greatest load is as
+  small as possible, run tile after tile: good for stacks of recurrent layers, whose lanes then work on different
+  time steps;
 - **alternating**: layers assigned to the CPU lanes round robin; a lane runs a layer to its end, one step behind the
-  lane before it: good for layers whose weights do not stay in a cache otherwise;
+  lane before it: good for layers whose weights would otherwise leave the cache;
 - **branches**: HEFT on whole groups, run tile after tile: good for independent directions and branches.
 
 Pipelines and branches are tried with every tile length that is a power of two.
