@@ -35,7 +35,8 @@ class LaneChart:
     #: ``predicted`` or ``measured``.
     title: str
     spans: tuple[LaneSpan, ...]
-    #: End of the request in ms. It may be after the last span, because predicted copies have no spans.
+    #: Predicted end of the request in ms, which may be after the last span, because predicted copies have no spans; 0
+    #: if the chart is measured.
     end_ms: float = 0.0
 
     @property

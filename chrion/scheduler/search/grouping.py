@@ -67,7 +67,7 @@ def group_operators(dag: Dag, costs: Costs) -> Groups:
             _join(parent, i, owner.setdefault(weight, i))
             step[i] = seen.get(weight, 0)
             seen[weight] = step[i] + 1
-        # In a graph with steps, an operator that has no equal is part of no step and joins no group.
+        # In a graph with steps, a small operator that occurs once is not part of a step, so it joins no group.
         elif before and costs.mean_ms(i) <= small and not (stepped and alike[dag.signatures[i]] == 1):
             latest = max(before, key=lambda m: step[m])
             _join(parent, i, latest)
