@@ -21,6 +21,7 @@ from chrion.runtime.options.table import (
     SESSION_KEYS,
     SESSION_OPTIONS,
     Option,
+    Treatment,
 )
 
 PAGE = Path(__file__).parent.parent / "docs" / "options.md"
@@ -34,17 +35,17 @@ TABLES: Mapping[str, Mapping[str, Option]] = {
 
 
 def format_harmless_values(option: Option) -> str:
-    """Describe the values of a configuration key with which a session can be cut."""
-    shown = [f"`{value}`" for value in option.harmless or () if value]
-    return f" (but not at {', '.join(shown)})" if shown else ""
+    """Describe the values of a configuration key that do not make the model run plain, although others do."""
+    shown = [f"`{value}`" for value in option.harmless or () if value and option.treatment is Treatment.PLAIN]
+    return f" (except {', '.join(shown)})" if shown else ""
 
 
 def format_table(options: Mapping[str, Option]) -> str:
     """Return one table, sorted by treatment and name."""
-    order = ["honoured", "runs plain", "no effect"]
-    rows = sorted(options.values(), key=lambda o: (order.index(o.treatment.value), o.name))
+    order = list(Treatment)
+    rows = sorted(options.values(), key=lambda o: (order.index(o.treatment), o.name))
     cells = [(f"`{o.name}`", o.treatment.value, o.why + format_harmless_values(o)) for o in rows]
-    return markdown_table([("option", "in a cut session", "how, or why"), *cells]).replace("---:", "---")
+    return markdown_table([("option", "treatment", "explanation"), *cells]).replace("---:", "---")
 
 
 def format_page() -> str:

@@ -19,7 +19,7 @@ def largest_difference(actual: Sequence[Any], expected: Sequence[Any]) -> float:
         expected: As many arrays.
 
     Returns:
-        The difference; infinite if a shape, a NaN or a text differs. Equal infinities do not differ.
+        The difference; infinite if shapes, the positions of NaN, or texts differ. Equal infinities do not differ.
 
     Raises:
         ValueError: The lists have different lengths.

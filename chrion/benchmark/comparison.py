@@ -41,16 +41,16 @@ class PolicyResult:
     """The plan of one policy and its latency, or the reason why there is none."""
 
     policy: str
-    #: None if the policy found none.
+    #: None if the policy found no plan.
     plan: Plan | None
     planning_ms: float
     #: Lanes that the plan uses.
     lanes: int = 0
-    #: Waits of one lane for another per request.
+    #: Number of waits of one lane for another in each request.
     synchronisations: int = 0
     #: None if the plan was not measured.
     timing: Timing | None = None
-    #: Why there is no plan or no measurement; empty if there is.
+    #: Reason why there is no plan or no measurement; empty if there is one.
     reason: str = ""
 
 
@@ -90,9 +90,9 @@ def plan_policies(  # noqa: PLR0913 - optional arguments are keyword-only
         graph: The graph.
         profile: Costs, of this or another machine.
         policies: Names of schedulers.
-        cores: CPU cores of the profile to use at most.
-        streams: Accelerator lanes to use at most, for policies that use several.
-        progress: Called before each policy with the number done, the number of all, and the policy's name.
+        cores: Maximum number of the profile's CPU cores to use.
+        streams: Maximum number of accelerator lanes to use, for policies that use several.
+        progress: Called before each policy with the number of finished policies, their total, and the policy's name.
 
     Returns:
         A comparison without timings.
@@ -118,9 +118,9 @@ def time_plans(
     Args:
         comparison: Plans.
         feed: The request.
-        rounds: Trials of each candidate.
-        trial_s: Seconds that a trial is timed.
-        progress: Called after each trial.
+        rounds: Number of trials of each candidate.
+        trial_s: Duration of a trial in seconds.
+        progress: Called after each trial; see :func:`chrion.benchmark.latency.time_candidates`.
 
     Returns:
         The comparison with timings. A plan that does not run, or whose outputs differ from those of a plain session,
@@ -164,7 +164,7 @@ def _plain_sessions(comparison: PolicyComparison, feed: Feed) -> dict[str, Sessi
 
 
 def _run_once(factory: SessionFactory) -> Sequence[Any]:
-    """Return the outputs of a candidate, which is opened and closed for that."""
+    """Open a candidate, run one request, close the candidate, and return the outputs."""
     run, close = factory()
     try:
         return run()
@@ -178,7 +178,7 @@ def _check(graph: Graph, result: PolicyResult, feed: Feed, expected: Sequence[An
         return result
     try:
         difference = largest_difference(_run_once(hybrid_candidate(graph, result.plan, feed)), expected)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the other policies are still measured
+    except Exception as error:  # noqa: BLE001 - after any error the other policies are still measured
         return replace(result, reason=" ".join(f"does not run: {error}".split()))
     wrong = f"outputs differ from plain onnxruntime's by {difference:.2g}"
     return result if difference <= TOLERANCE else replace(result, reason=wrong)

@@ -20,7 +20,7 @@ def read_feed(path: Path, graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
     """Read the inputs of a graph from an ``.npz`` file that holds one array for each.
 
     Args:
-        path: The file. Arrays that are no inputs of the graph are ignored.
+        path: The file. Arrays that are not inputs of the graph are ignored.
         graph: The graph, with known input shapes.
 
     Returns:
@@ -65,7 +65,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _other_format(head: bytes) -> str:
-    """Return what a file holds by its first bytes; empty if it may be an ``.npz`` file, which is a ZIP archive."""
+    """Describe a file by its first bytes; empty if it may be an ``.npz`` file, which is a ZIP archive."""
     if head.startswith(b"PK"):
         return ""
     return "a single array (.npy)" if head.startswith(b"\x93NUMPY") else "a file of another kind"

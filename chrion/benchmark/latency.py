@@ -1,4 +1,4 @@
-"""Latency of candidates measured side by side: each has the machine to itself, in alternating trials.
+"""Latency of candidates measured side by side, in alternating trials in which each has the machine to itself.
 
 The threads of a plain session spin for a while after a run, so that two live sessions in one process slow each other
 down. So each trial opens one candidate, warms it up, times it and closes it. A round is one trial of each candidate;
@@ -28,12 +28,12 @@ from chrion.runtime.session import HybridSession
 from chrion.scheduler.plan import Plan
 from chrion.timing import time_calls_until
 
-#: Seconds that a trial is timed, unless told otherwise.
+#: Default duration of a trial in seconds.
 TRIAL_S = 0.4
 _WARM_UP_S = 0.03
-#: Runs of a trial at least.
+#: Minimum number of runs in a trial.
 _LEAST_RUNS = 5
-#: Attempts at a trial without interference at most.
+#: Maximum number of attempts at a trial without interference.
 _ATTEMPTS = 8
 
 Feed = Mapping[str, np.ndarray[Any, Any]]
@@ -49,11 +49,11 @@ class Timing:
 
     name: str
     median_ms: float
-    #: First and third quartile.
+    #: First and third quartile, in ms.
     low_ms: float
     high_ms: float
     runs: int
-    #: The median of each trial.
+    #: Median of each trial, in ms.
     trials_ms: tuple[float, ...] = ()
 
 
@@ -69,11 +69,11 @@ def time_candidates(
 
     Args:
         candidates: Session factories by name.
-        rounds: Trials of each candidate.
-        trial_s: Seconds that a trial is timed; at least five runs.
-        progress: Called after each trial with the trials done, all trials, and the candidate's name.
-        monitor: Detects interference on the cores. The default watches all physical cores and waits at most as long as
-            all trials take.
+        rounds: Number of trials of each candidate.
+        trial_s: Duration of a trial in seconds; a trial has at least five runs.
+        progress: Called after each trial with the number of finished trials, their total, and the candidate's name.
+        monitor: Detects interference on the cores. The default monitors all physical cores and waits at most as long
+            as all trials take.
 
     Returns:
         Timings in the order of ``candidates``.
@@ -91,7 +91,7 @@ def time_candidates(
 
 
 def plain_baselines(source: str | Path | bytes, feed: Feed, prefix: str = "onnxruntime") -> dict[str, SessionFactory]:
-    """Return plain CPU sessions as users open them: one thread, a thread per core, and onnxruntime's default."""
+    """Return factories of plain CPU sessions: with one thread, a thread per core, and onnxruntime's default."""
     cores = len(physical_cores())
     return {
         f"{prefix}, 1 thread": plain_baseline(source, feed, 1),
@@ -134,7 +134,11 @@ def hybrid_candidate(graph: Graph, plan: Plan, feed: Feed) -> SessionFactory:
 
 
 def memory_held_mb(factory: SessionFactory, monitor: MemoryMonitor) -> float | None:
-    """Return the peak accelerator memory of this process while a session is opened and run; None if not known."""
+    """Return the peak accelerator memory of this process in MB while a session is opened and run.
+
+    Returns:
+        The peak; None without NVML.
+    """
     run, close = factory()
     try:
         with monitor.sampled():
@@ -145,14 +149,14 @@ def memory_held_mb(factory: SessionFactory, monitor: MemoryMonitor) -> float | N
 
 
 def _run_trial(factory: SessionFactory, trial_s: float, monitor: InterferenceMonitor) -> list[float]:
-    """Return the latencies of one trial in ms, without interference if the monitor has patience left."""
+    """Return the latencies of one trial in ms; it is repeated after interference if the monitor may still wait."""
     run, close = factory()
     try:
         run()
         for _ in range(_ATTEMPTS):  # the cores are checked right before and after: opening a session takes a while
-            quiet = monitor.wait()
+            undisturbed = monitor.wait()
             times = _times_ms(run, trial_s)
-            if not quiet or not monitor.has_interference():
+            if not undisturbed or not monitor.has_interference():
                 break
         return times
     finally:

@@ -34,13 +34,13 @@ _ENDED = 1 << 60
 
 
 class StageTimer:
-    """Measures stages of one graph; a stage cost for :func:`chrion.scheduler.policies.ios_search.search_stages`.
+    """Measures the latency of stages of one graph, for :func:`chrion.scheduler.policies.ios_search.search_stages`.
 
-    Equal stages are measured once. A stage that fails on synthetic inputs has the latency that the device predicts.
+    Equal stages are measured once. A stage that fails on synthetic inputs gets the latency that ``device`` predicts.
 
     Args:
         graph: The graph, with known shapes.
-        device: Packs groups of operators into lanes.
+        device: Packs groups of operators into lanes, and predicts latencies.
 
     Raises:
         OptionError: The lanes are an accelerator's.
@@ -60,7 +60,7 @@ class StageTimer:
         self._known: dict[tuple[str, ...], float] = {}
 
     def __call__(self, groups: Sequence[Sequence[int]]) -> float:
-        """Return the latency of a stage in ms: the median of six means of six runs."""
+        """Return the latency of a stage in ms: the median of six means, each of six runs."""
         parts = [self._extractor.extract(own) for own in self._device.pack(groups)]
         key = tuple(sorted(part.key for part in parts))
         if key not in self._known:

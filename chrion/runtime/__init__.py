@@ -1,4 +1,4 @@
-"""Running of plans: sessions, programs and the lanes that execute them."""
+"""Execution of models: sessions, the selection of their engines, and the lanes that execute plans."""
 
 from chrion.runtime.execution.executor import Event
 from chrion.runtime.session import HybridSession

@@ -1,9 +1,9 @@
-"""Crowding: requests in flight at once, and the session that serves them when they are more than the cores.
+"""Crowding: the session that serves requests while at least as many are in flight as there are cores.
 
 A plan, or a plain session with several threads, gives all cores to one request. When as many requests are in flight as
 there are cores, one thread for each is faster: no request waits for the others' threads. So crowded requests go to a
-plain session of one thread, until there was no crowd for a while. That session is opened when it is first needed, and
-holds the weights once more; a large model does without.
+plain session of one thread, until there has been no crowd for a while. That session is opened after a number of crowded
+requests and holds the weights once more, so large models have none.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from chrion.runtime.execution.engine import PlainEngine
 
 log = logging.getLogger(__name__)
 
-#: For how long requests count as crowded after the last crowd, in seconds.
+#: Time for which requests still count as crowded after the last crowd, in seconds.
 _HOLD_S = 0.1
-#: Crowded requests after which the session is opened.
+#: Number of crowded requests after which the session is opened.
 _PATIENCE = 32
 
 
@@ -29,13 +29,13 @@ class Crowding:
     """Decides which requests of a session are crowded.
 
     Args:
-        open_session: Opens the session of one thread; returns None if there is to be none.
-        cores: Requests in flight that make a crowd, two at least; the number of physical cores if missing.
+        open_session: Opens the session of one thread; returns None if crowded requests are to have no such session.
+        cores: Number of requests in flight that are a crowd, at least two; by default that of the physical cores.
         clock: Returns the time in seconds.
 
     Attributes:
         in_flight: One entry for each request in flight; appending and removing are atomic.
-        active: Whether requests are crowded, as far as known.
+        active: Whether requests were crowded at the last check.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Crowding:
     def engine(self) -> PlainEngine | None:
         """Return the session for a request in flight; None if it is not crowded.
 
-        Called if several requests are in flight, or ``active`` is set: a single caller does not pay for it.
+        Called only if several requests are in flight or ``active`` is set, so that it costs a single caller nothing.
         """
         if self._cores is None:  # counting them takes as long as creating the session of a small model
             self._cores = len(physical_cores())
@@ -75,21 +75,21 @@ class Crowding:
         return self._engine if self.active else None
 
     def close(self, until: float | None = None) -> None:
-        """Drop the session; it ends with the last request that uses it.
+        """Drop the session; it is closed when no request uses it any longer.
 
         Args:
-            until: Wait until this value of ``time.monotonic()`` for a session that is being opened; do not wait if
-                missing.
+            until: Time of ``time.monotonic()`` until which to wait for a session that is being opened; None does not
+                wait.
         """
         self._closed = True
-        self._opening.acquire(blocking=False)  # no other is opened
+        self._opening.acquire(blocking=False)  # never released, so that no session is opened later
         self._engine = None
         thread = self._thread
         if until is not None and thread:
             thread.join(max(0.0, until - time.monotonic()))
 
     def _start(self) -> None:
-        """Open the session in a thread; without one, crowded requests are served as before."""
+        """Open the session in a new thread; if none can be started, crowded requests are served as before."""
         thread = threading.Thread(target=self._open, name="chrion-crowding", daemon=True)
         try:
             thread.start()

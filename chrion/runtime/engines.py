@@ -1,8 +1,8 @@
 """The engines of a session: one for each set of input shapes, created, replaced when they fail, and closed.
 
 A session tunes in one of three ways. ``now``: an engine is selected before the first request of its shapes is served.
-``background``: a plain session serves until tuning, in another process, has selected an engine, which is swapped in
-between two requests. ``never``: nothing is timed; cached decisions are used.
+``background``: a plain session serves requests until tuning, in another process, has selected an engine, which serves
+from the next request on. ``never``: nothing is timed; only cached decisions are used.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from chrion.scheduler.plan import Plan
 
 log = logging.getLogger(__name__)
 
-#: Most shapes with a plan in use at once, and most shapes known at once; the least recently used are evicted.
+#: Maximum numbers of shapes with a plan, and of all shapes, that have an engine; the least recently used are evicted.
 _MAX_PLANS, _MAX_SHAPES = 8, 256
-#: Models of at most this many bytes, weights included, are opened once more for crowded requests.
+#: Maximum size of a model, with its weights, that is opened once more for crowded requests, in bytes.
 _CROWD_BYTES = 64e6
-#: Most requests whose shapes wait for the tuning thread, which looks at them a few times a second.
+#: Maximum number of requests whose shapes wait for the tuning thread, which counts them a few times a second.
 _MAX_NOTED = 64
 _FORKED = (
-    "this session was made before the process was forked, and its lanes are not in the child: make one there, or start "
-    "processes with multiprocessing's 'spawn' or 'forkserver'"
+    "this session was created before the process was forked, and its lanes do not exist in the child: create a session "
+    "in the child, or start processes with multiprocessing's 'spawn' or 'forkserver'"
 )
 
 TUNING_MODES = ("background", "now", "never")
-#: Names the way to tune for sessions created without the argument ``tune``.
+#: Environment variable that has the tuning mode of sessions created without the argument ``tune``.
 TUNE_VARIABLE = "CHRION_TUNE"
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -85,8 +85,8 @@ class Engines:
 
     Attributes:
         current: The engine of the last request's shapes.
-        refusal: Why no request is served any more; empty while requests are served.
-        crowding: Requests in flight, and the session for more of them than there are cores.
+        refusal: Reason why requests are refused; empty while they are served.
+        crowding: Requests in flight, and the session for crowded ones.
         by_shapes: Whether each set of input shapes has an engine of its own.
     """
 
@@ -101,14 +101,14 @@ class Engines:
         self.by_shapes = False
         self._by_shape: OrderedDict[Shapes, Engine] = OrderedDict()
         self._plain: PlainEngine | None = None
-        #: Whether callers may hold onnxruntime's object of the plain session.
+        #: Whether callers may hold the plain session, so that it must stay open.
         self._lent = False
         self._tuner: Tuner | None = None
         #: The plain session, for shapes that have no engine of their own yet.
         self._untuned: PlainEngine | None = None
-        #: Shapes of requests that it has served; None if all requests have the same.
+        #: Shapes of requests that the plain session has served; None if all requests have the same shapes.
         self.noted: deque[NotedShapes] | None = None
-        #: The loaded model; None if the model runs plain whatever its shapes, for the reason, or is not loaded here.
+        #: The loaded model; None if the model runs plain for all shapes (``_reason``) or is loaded by another process.
         self._graph: Graph | None = None
         self._reason = ""
         self._description: Description | None = None
@@ -128,13 +128,13 @@ class Engines:
 
     @property
     def description(self) -> Description | None:
-        """Interface of the model; None if the plain session is open, which has it as well."""
+        """Interface of the model; None if the plain session is open and has it."""
         return self._description if self._graph or self._plain is None else None
 
     def for_feed(self, feed: Mapping[str, Any]) -> Engine:
         """Return the engine for a request's shapes.
 
-        A request that brings weights of its own runs plain: every other engine holds them as constants.
+        A request that gives values to weights runs plain, since segments hold the weights as constants.
 
         Raises:
             RuntimeError: The session is closed, or its process was forked.
@@ -143,22 +143,22 @@ class Engines:
         if self.refusal:
             raise RuntimeError(self.refusal)
         if self._overridable and not self._overridable.isdisjoint(feed):
-            return self.plain("weights were given")
+            return self.plain("the request gives values to weights")
         engine = self.current
         if not self.by_shapes or (engine.fast_path and engine.fast_path.matches(feed)):
             return engine
         return self._tuned_now(feed) if self._tune == "now" else self._tuned_before(feed)
 
     def note(self, feed: Mapping[str, Any]) -> None:
-        """Note the shapes of a request that was served, for tuning, unless its shapes have an engine of their own.
+        """Note the shapes of a request that the plain session served, for tuning.
 
-        Most requests need not be noted.
+        If many are waiting to be counted, the request is not noted: a sample suffices.
         """
         if self.noted is not None and self.current is self._untuned and len(self.noted) < _MAX_NOTED:
             self.noted.append({info.name: _known_shape(feed.get(info.name)) for info in self._inputs})
 
     def serve(self, feed: Mapping[str, Any], run: Callable[[Engine], T], run_options: ort.RunOptions | None) -> T:
-        """Serve a request; if its engine fails and ``strict`` is false, once more by a fallback.
+        """Serve a request. If its engine fails and ``strict`` is false, repeat the request on a fallback.
 
         Args:
             feed: Inputs by name.
@@ -198,7 +198,7 @@ class Engines:
         return self._serve_on_cpu(engine, feed, run, error)
 
     def serve_plain(self, engine: CutEngine, run: Callable[[Engine], T], error: Exception) -> T:
-        """Serve a request by the plain session after a segment failed; if that works, later requests as well.
+        """Serve a request by the plain session after a segment failed; if that succeeds, later requests as well.
 
         Raises:
             Exception: Raised by InferenceSession for the request, or ``error`` if the session is strict.
@@ -213,14 +213,14 @@ class Engines:
         return result
 
     def plain(self, reason: str = "") -> PlainEngine:
-        """Return the plain session, which serves whatever has no engine of its own; opened once for all reasons."""
+        """Return the plain session, which serves all requests without an engine of their own; opened once."""
         with self._lock:
             if self._plain is None:
                 self._plain = self._selector.plain(reason)
             return self._plain.because(reason) if reason else self._plain
 
     def whole_session(self) -> ort.InferenceSession:
-        """Return a plain session for what only a single onnxruntime session does; opened if none is.
+        """Return a plain session, opened if necessary, for methods that only a single onnxruntime session has.
 
         Raises:
             RuntimeError: The session is closed, or its process was forked.
@@ -235,7 +235,7 @@ class Engines:
             return self.plain().session
 
     def has_whole_session(self) -> bool:
-        """Return whether that session is open."""
+        """Return whether the session of :meth:`whole_session` is open, or requests are refused."""
         closed = self._plain is None and (isinstance(self.current, CutEngine) or self.by_shapes)
         return not closed or bool(self.refusal)
 
@@ -268,7 +268,7 @@ class Engines:
             self.crowding = self._new_crowding()
 
     def wait_until_tuned(self, timeout_s: float | None = None) -> bool:
-        """Wait until all tuning that was asked for is done; return false if the time is over before."""
+        """Wait until all requested tuning has ended; return False if the time is over first."""
         return self._tuner is None or self._tuner.wait(timeout_s)
 
     def stop_tuning(self) -> None:
@@ -277,14 +277,14 @@ class Engines:
             self._tuner.close()
 
     def close(self) -> None:
-        """Serve the requests in flight, and no others. May be called twice."""
+        """Refuse new requests, and close the engines when those in flight have finished. May be called repeatedly."""
         if self.refusal:
             return
         with self._lock:
             self.refusal = CLOSED
             engines = [self.current, *self._by_shape.values()]
             self._by_shape.clear()
-            if self._graph is not None:  # it describes the model from now on
+            if self._graph is not None:  # the graph describes the model from now on
                 self._plain = None
             self._selector.forget()
         self.stop_tuning()
@@ -293,7 +293,7 @@ class Engines:
             engine.close()
 
     def close_at_exit(self, until: float) -> None:
-        """Close, but wait for requests in flight no longer than ``until``, a time of ``time.monotonic()``."""
+        """Close, but stop waiting for requests in flight at ``until``, a time of ``time.monotonic()``."""
         if self._tuner:
             self._tuner.close(until)
         self.crowding.close(until)
@@ -314,7 +314,7 @@ class Engines:
     # Tuning now.
 
     def _first(self) -> Engine:
-        """Return the engine for requests until their shapes are known, or for all if the model has fixed ones."""
+        """Return the engine for the first request: for its shapes if the model has fixed ones, or else a plain one."""
         if self._tune != "now":
             return self._start_plain()
         if self._graph is None:  # if InferenceSession refuses the model as well, its own error is raised
@@ -327,7 +327,7 @@ class Engines:
             return self.plain(str(reason))
         self.by_shapes = self._graph.declared_free
         if self._graph.free_dimensions:
-            return self.plain("no request has come yet to fix the free dimensions")
+            return self.plain("no request has fixed the free dimensions yet")
         engine = self._selector.engine(self._graph)
         self._by_shape[tuple(_fixed(i) for i in self._graph.inputs)] = engine
         return engine
@@ -344,7 +344,7 @@ class Engines:
             raise
         with self._lock:
             if shapes not in self._by_shape:
-                check_feed(graph.declared_inputs, feed)  # nothing is tuned for a request that is refused
+                check_feed(graph.declared_inputs, feed)  # a request that is refused must not cause tuning
                 self._put(shapes, self._select(graph, shapes))
                 self._drop_plain()
             self._by_shape.move_to_end(shapes)
@@ -379,7 +379,7 @@ class Engines:
             return self.current
 
     def _start_plain(self) -> Engine:
-        """Return a plain session, and ask for tuning if the model may be cut."""
+        """Return a plain session, and request tuning if the model may be cut."""
         config = self._config
         if config.strict and config.accelerator:
             usable_provider(config.accelerator[0])
@@ -413,7 +413,7 @@ class Engines:
         warn_of_slo(self._config.name, decision)
         try:
             engine = self._open(named, decision)
-        except Exception as error:  # noqa: BLE001 - the plain session goes on serving
+        except Exception as error:  # noqa: BLE001 - the plain session keeps serving
             log.warning("the model runs plain: %s", why_plain(error))
             engine = self.plain(why_plain(error))
         with self._lock:
@@ -450,18 +450,18 @@ class Engines:
                 return self.plain(reason)
         return self._selector.open(graph, decision)
 
-    # Both.
+    # Tuning now and in the background.
 
     def _new_crowding(self) -> Crowding:
-        open_session = weakref.WeakMethod(self._open_for_crowd)  # engines end with their session, not in a collection
+        open_session = weakref.WeakMethod(self._open_for_crowd)  # a cycle would delay the end of the engines
         return Crowding(lambda: (method := open_session()) and method())
 
     def _open_for_crowd(self) -> PlainEngine | None:
-        """Open a plain session of one thread; None with options of the caller, an accelerator, or many weights."""
+        """Open a plain session of one thread; return None with session options, an accelerator or many weights."""
         config = self._config
         if config.options is not None or config.accelerator or model_bytes(config.source) > _CROWD_BYTES:
             return None
-        return self._selector.single_threaded("more requests in flight than cores")
+        return self._selector.single_threaded("at least as many requests in flight as cores")
 
     def _describe(
         self,
@@ -475,20 +475,20 @@ class Engines:
         self._description = Description(inputs, outputs, overridable, metadata)
 
     def _put(self, shapes: Shapes, engine: Engine) -> Engine:
-        """Keep an engine for some shapes, and evict the least recently used; return it as kept."""
+        """Store an engine for some shapes, evicting the least recently used ones; return the stored engine."""
         if isinstance(engine, PlainEngine) and self.by_shapes:
             infos = zip(self._inputs, shapes, strict=True)
             engine = engine.for_shapes([replace(info, shape=shape) for info, shape in infos])
         self._by_shape[shapes] = engine
         plans = [known for known, kept in self._by_shape.items() if isinstance(kept, CutEngine)]
         if len(plans) > _MAX_PLANS:
-            del self._by_shape[plans[0]]  # its lanes stop once no request uses it any more
+            del self._by_shape[plans[0]]  # its lanes stop when no request uses it any longer
         if len(self._by_shape) > _MAX_SHAPES:
             self._by_shape.popitem(last=False)
         return engine
 
     def _drop_plain(self) -> None:
-        """Drop the plain session if no shape uses it: it holds all weights."""
+        """Drop the plain session, which holds all weights, if no shapes use it."""
         used = {id(engine.session) for engine in self._by_shape.values() if isinstance(engine, PlainEngine)}
         if not self._lent and self._plain and id(self._plain.session) not in used:
             self._plain = None
@@ -504,7 +504,7 @@ class Engines:
         """Serve a request on the CPU, and stop using the accelerator.
 
         Raises:
-            Exception: ``error``, if the CPU cannot serve it either: the request is at fault, not the accelerator.
+            Exception: ``error``, if the CPU cannot serve the request either: then the accelerator is not at fault.
         """
         try:
             result = run(self._config.on_cpu(str(error)))
@@ -516,12 +516,12 @@ class Engines:
         return result
 
     def _drop_accelerated(self, feed: Mapping[str, Any]) -> None:
-        """Drop the engines that use the accelerator; those of other shapes are selected again when requested."""
+        """Drop the engines that use the accelerator, and select one for this request; others are selected on demand."""
         self._plain = None
         for shapes in [shapes for shapes, engine in self._by_shape.items() if engine.accelerated]:
             del self._by_shape[shapes]
         if self._tune != "now":
-            self.stop_tuning()  # it would select the accelerator again
+            self.stop_tuning()  # tuning would select the accelerator again
             self.current = self._untuned = self.plain()
         elif not self.by_shapes:
             self.current = self._first()
@@ -530,10 +530,10 @@ class Engines:
 
 
 def tuning_mode(tune: str | None) -> str:
-    """Return how to tune: the argument, or else the environment's choice, or else in the background.
+    """Return the tuning mode: the argument, or else the environment variable, or else ``background``.
 
     Raises:
-        OptionError: It is none of ``TUNING_MODES``.
+        OptionError: The mode is none of ``TUNING_MODES``.
     """
     chosen = tune if tune is not None else os.environ.get(TUNE_VARIABLE) or TUNING_MODES[0]
     if chosen not in TUNING_MODES:
@@ -543,7 +543,7 @@ def tuning_mode(tune: str | None) -> str:
 
 
 def _raise_if_unsafe(source: str | bytes, error: Exception) -> None:
-    """Explain onnxruntime's error, if it is about files outside of the model's folder.
+    """Raise if onnxruntime refused a model because it names files outside of its folder.
 
     Raises:
         UnsafeModelError: The model names such files.
@@ -557,7 +557,7 @@ def _raise_if_unsafe(source: str | bytes, error: Exception) -> None:
 
 
 def _infos(nodes: Sequence[Any]) -> list[TensorInfo]:
-    """Copy descriptions by onnxruntime, which keep the session that they are of alive."""
+    """Copy onnxruntime's descriptions, which would keep their session alive."""
     return [TensorInfo(node.name, node.type, tuple(node.shape)) for node in nodes]
 
 
@@ -566,12 +566,12 @@ def _metadata(found: Any) -> ModelMetadata:
 
 
 def _known_shape(value: Any) -> tuple[int, ...] | None:
-    """Return the shape of an input; None if it would have to be converted to an array."""
+    """Return the shape of an input; None if the input would have to be converted to an array first."""
     return shape_of(value) if isinstance(value, np.ndarray | ort.OrtValue) else None
 
 
 def _of_segment(error: Exception, run_options: ort.RunOptions | None) -> bool:
-    """Return whether a segment raised an error by itself: not because of a request to terminate, or a wrong call."""
+    """Return whether a segment failed, as opposed to a run that was terminated or a call with wrong arguments."""
     return isinstance(error, RuntimeError) and not (run_options is not None and run_options.terminate)
 
 

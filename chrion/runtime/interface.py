@@ -1,7 +1,7 @@
-"""The interface of InferenceSession beyond running, as HybridSession provides it.
+"""Methods and attributes of InferenceSession, apart from those that run a model, as HybridSession provides them.
 
-Methods that follow from others are defined in :class:`InferenceInterface`. Methods that make sense for a single
-onnxruntime session only are taken from that session while the model runs plain; otherwise they do not exist, and the
+Methods that follow from others are defined in :class:`InferenceInterface`. Methods that only make sense for a single
+onnxruntime session are taken from that session while the model runs plain; otherwise they do not exist, and the
 AttributeError gives the reason.
 """
 
@@ -117,7 +117,7 @@ class InferenceInterface:
         Raises:
             ValueError: An input is missing.
             TypeError: ``callback`` is not callable.
-            Exception: As :meth:`run` for arguments of wrong types.
+            Exception: An argument has a wrong type; see :func:`chrion.runtime.requests.check_arguments`.
         """
         check_arguments(output_names, input_feed, run_options, options_error=RuntimeError)
         check_required([info.name for info in self.get_inputs()], input_feed)
@@ -141,7 +141,7 @@ class InferenceInterface:
         device_id: int = 0,
         vendor_id: int = -1,
     ) -> ort.OrtValue:
-        """Allocate a tensor for :meth:`run_with_iobinding`; it may be used with any session."""
+        """Allocate a tensor for :meth:`run_with_iobinding`. It can be used with any session."""
         return ort.OrtValue.ortvalue_from_shape_and_type(shape, element_type, device_type, device_id, vendor_id)
 
     def end_profiling(self) -> str:
@@ -153,12 +153,12 @@ class InferenceInterface:
         return str(session.end_profiling()) if session else ""
 
     def get_profiling_start_time_ns(self) -> int:
-        """Return the start of profiling in ns of ``time.monotonic_ns()``; 0 if ``enable_profiling`` was not set."""
+        """Return the start of profiling in ns, as ``time.monotonic_ns()`` counts; 0 without ``enable_profiling``."""
         session = self._plain_session()
         return int(session.get_profiling_start_time_ns()) if session else 0
 
     def _plain_session(self) -> ort.InferenceSession | None:
-        """Return the session that the whole model runs in; None while the model is cut."""
+        """Return the session in which the whole model runs; None while the model is cut."""
         engines = self.__dict__.get("_engines")
         return engines and getattr(engines.current, "session", None)
 
@@ -166,7 +166,7 @@ class InferenceInterface:
 
     @property
     def _sess(self) -> Any:
-        """Onnxruntime's session object; while the model is cut, that of a plain session, opened for this purpose."""
+        """The session object of onnxruntime's C++ code; a plain session is opened for it while the model is cut."""
         return self._engines.whole_session()._sess  # noqa: SLF001 - the attribute that the caller reads
 
     @_sess.setter

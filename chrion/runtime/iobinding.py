@@ -18,7 +18,7 @@ from chrion.runtime.requests import check_ort_value
 class HybridIOBinding:
     """Bound inputs and outputs for :meth:`HybridSession.run_with_iobinding`, with the methods of ``SessionIOBinding``.
 
-    Each run allocates the outputs that are bound without a buffer, in the accelerator's memory if they are bound to it.
+    Outputs that are bound without a buffer are allocated by each run, in the memory of the device they are bound to.
 
     Args:
         owner: The session that the binding is for.
@@ -28,7 +28,7 @@ class HybridIOBinding:
     Attributes:
         inputs: Bound inputs by name.
         outputs: Buffers by output name; None for an output that each run allocates.
-        devices: Device type and number of the outputs that each run allocates on a device.
+        devices: Device type and number, by name, of the outputs that each run allocates on a device.
         results: Outputs of the last run, in the order of binding.
     """
 
@@ -71,7 +71,7 @@ class HybridIOBinding:
         shape: Sequence[int] | None = None,
         buffer_ptr: int | None = None,
     ) -> None:
-        """Bind an output to memory at an address, or to what each run allocates."""
+        """Bind an output to memory at an address, or let each run allocate it."""
         self._check("output", name)
         self.devices.pop(name, None)
         if buffer_ptr is None:
@@ -130,16 +130,21 @@ class HybridIOBinding:
         return list(binding.get_outputs())
 
     def _check(self, kind: str, name: Any) -> None:
-        """Raise for a name that is not the model's, of an ``input`` or an ``output``.
+        """Raise if the model has no input or output of a name.
+
+        Args:
+            kind: ``input`` or ``output``.
+            name: The name.
 
         Raises:
-            TypeError: It is not a string.
+            TypeError: The name is not a string.
             RuntimeError: The model has no such input or output.
         """
         if not isinstance(name, str):
             raise TypeError(f"expected the name of an {kind}, found {name!r}")
         if name not in self._known[kind]:
-            raise RuntimeError(f"Invalid {kind} name: {name}; the model's are {', '.join(self._known[kind]) or 'none'}")
+            known = ", ".join(self._known[kind]) or "none"
+            raise RuntimeError(f"Invalid {kind} name: {name}; the model's {kind}s are {known}")
 
 
 def _at_address(  # noqa: PLR0913, PLR0917 - SessionIOBinding's own

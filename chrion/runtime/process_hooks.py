@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-#: How long an exiting process waits for requests in flight, all sessions together.
+#: Longest time that an exiting process waits for requests in flight, in seconds, for all sessions together.
 EXIT_LIMIT_S = 5.0
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ def register(owner: T, after_fork: Callable[[T], None], at_exit: Callable[[T, fl
 
     Args:
         owner: The object, which is the first argument of its hooks.
-        after_fork: Called in a forked child, where those threads are missing and any lock may be held forever.
+        after_fork: Called in a forked child, where those threads do not exist and any lock may be held forever.
         at_exit: Called when the interpreter exits. It has to refuse new work, and to return by the time of
             ``time.monotonic()`` that is its second argument.
     """

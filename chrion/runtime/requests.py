@@ -27,16 +27,16 @@ class MissingInputError(ValueError):
 
 
 class FastPathMatcher:
-    """Recognises the requests that nearly all are: for each input, an array of its type and shape.
+    """Recognises the usual request: one contiguous array for each input, of its type and shape.
 
-    Such a request passes every check of this module, which cost far more than the recognition.
+    Such a request passes every check of this module, and recognising it costs far less than the checks.
 
     Args:
         inputs: The inputs, of known shapes.
     """
 
     def __init__(self, inputs: Sequence[TensorInfo]) -> None:
-        #: Inputs of types that numpy lacks are missing, so that no request with them is recognised.
+        #: Type and shape by input. Inputs of types that numpy lacks are left out, so no request with them matches.
         self._expected = {i.name: (dtype, i.shape) for i in inputs if (dtype := numeric_dtype(i.type)) is not None}
         self._count = len(inputs)
 
@@ -63,16 +63,17 @@ def check_arguments(
     """Raise if the arguments of a run have types that onnxruntime does not accept.
 
     Args:
-        output_names: Should be names, or None.
-        input_feed: Should be values by input name.
-        run_options: Should be run options, or None.
-        options_error: Exception for other options, which depends on the method.
+        output_names: Names are accepted, and None.
+        input_feed: A mapping of input names to values is accepted.
+        run_options: RunOptions are accepted, and None.
+        options_error: Exception for any other ``run_options``; InferenceSession's methods raise different ones.
         ort_values: Whether all inputs have to be OrtValues.
 
     Raises:
-        AttributeError: ``input_feed`` is not a mapping, or a value in it is not an OrtValue, if it has to be.
+        AttributeError: ``input_feed`` is not a mapping, or ``ort_values`` is true and a value is not an OrtValue.
         TypeError: Names are not strings.
         RuntimeError: A value in ``input_feed`` is a bare number or text, or a tuple.
+        Exception: Of type ``options_error``: ``run_options`` are neither RunOptions nor None.
     """
     if not hasattr(input_feed, "keys"):
         raise AttributeError(f"input_feed: expected values by input name, found {_type_of(input_feed)}")
@@ -100,7 +101,7 @@ def check_ort_value(name: str, value: Any) -> None:
     """Raise if a value is not an OrtValue.
 
     Raises:
-        AttributeError: As onnxruntime.
+        AttributeError: It is not; onnxruntime raises the same type.
     """
     if not isinstance(value, ort.OrtValue):
         raise AttributeError(f"{name!r}: expected an OrtValue, found {_type_of(value)}")  # noqa: TRY004 - as onnxruntime
@@ -110,7 +111,7 @@ def check_required(inputs: Sequence[str], feed: Mapping[str, Any]) -> None:
     """Raise if the request has no value for an input.
 
     Raises:
-        MissingInputError: It lists the inputs that are missing.
+        MissingInputError: Inputs are missing; the message lists them.
     """
     missing = [name for name in inputs if name not in feed]
     if missing:
@@ -125,7 +126,7 @@ def check_feed(inputs: Sequence[TensorInfo], feed: Mapping[str, Any]) -> dict[st
 
     Raises:
         MissingInputError: An input is missing.
-        InvalidArgument: A name is not an input's, or an input has a wrong element type, rank or dimension.
+        InvalidArgument: A name is not that of an input, or an input has a wrong element type, rank or dimension.
         RuntimeError: A list cannot be converted.
         Fail: A value is None.
     """
@@ -147,7 +148,7 @@ def prepare_request(
     Args:
         inputs: The model's inputs, of known shapes.
         outputs: Its outputs.
-        names: Outputs that are asked for; all if there are none.
+        names: Names of the requested outputs; None or empty for all.
         feed: Values by input name.
 
     Returns:
@@ -162,10 +163,10 @@ def prepare_request(
 
 
 def output_names(outputs: Sequence[TensorInfo], names: Sequence[str] | None) -> list[str]:
-    """Return the names of the outputs that are asked for; all if none are named.
+    """Return the names of the requested outputs; all if ``names`` is None or empty.
 
     Raises:
-        InvalidArgument: A name is not an output's.
+        InvalidArgument: A name is not that of an output.
     """
     known = [info.name for info in outputs]
     for name in names or ():
@@ -180,7 +181,7 @@ def shape_of(value: Any) -> tuple[int, ...]:
 
 
 def numeric_dtype(kind: str) -> np.dtype[Any] | None:
-    """Return numpy's own type for a tensor of numbers; None if it has none, and for text."""
+    """Return the numpy type of a tensor of numbers or booleans; None if numpy has none, or for a tensor of text."""
     try:
         dtype = numpy_dtype(kind)
     except TypeError:
@@ -246,7 +247,7 @@ def _as_ort_value(name: str, value: Any) -> ort.OrtValue:
 
 
 def _is_type(dtype: np.dtype[Any], kind: str) -> bool:
-    """Return whether a numpy type is onnxruntime's ``tensor(float)``, for example."""
+    """Return whether a numpy type is the element type of a tensor type such as ``tensor(float)``."""
     try:
         return numpy_dtype(kind) == dtype
     except TypeError:  # numpy lacks bfloat16 and the smaller floats

@@ -34,11 +34,11 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
 
     A new session serves requests by a plain InferenceSession at once. Meanwhile a process of low priority tunes: it
     profiles the model (measurements are cached), plans it, and times the plans against plain sessions. If a plan is
-    faster, the model is cut into segments, each run by a thread pinned to a core, from the next request on. The choice
-    is cached for later sessions. A model that cannot be cut, or that a plain session runs faster, stays plain, and
-    :meth:`explain` gives the reason; so a session can be created of any model that InferenceSession opens.
+    faster, the model is cut into segments, each run by a thread pinned to a core, from the next request on. The
+    decision is cached for later sessions. A model that cannot be cut, or that a plain session runs faster, stays plain,
+    and :meth:`explain` gives the reason. So a session can be created for any model that InferenceSession opens.
 
-    A model with free dimensions is tuned for each of the shapes that it is requested for most; other shapes run plain.
+    A model with free dimensions is tuned for the most frequently requested shapes; other shapes run plain.
 
     Calls are safe from any number of threads. Arrays that :meth:`run` returns belong to the caller.
 
@@ -52,7 +52,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         slo: Limit of the latency, ``60ms`` for example; tuning selects the candidate with the least accelerator memory
             that meets it.
         alpha: Price of accelerator memory in ms per MB, for tuning.
-        cores: Most CPU cores to use, for tuning.
+        cores: Maximum number of CPU cores to use, for tuning.
         strict: Raise if the accelerator fails (it does not start, its memory is full, it is lost, it lacks a kernel),
             if a given plan cannot be opened, or if a segment fails. Otherwise the session warns and falls back to the
             CPU or to a plain session.
@@ -67,12 +67,12 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
     Raises:
         PlanError: The plan is damaged, not for this model, or requires more cores than there are.
         ProviderError: ``strict`` is true, and the accelerator does not work on this machine.
-        OptionError: An option has a value that it does not take.
+        OptionError: An argument has an invalid value.
         UnsafeModelError: The model names files outside of its folder.
         Exception: Raised by InferenceSession for a model that it cannot run either.
     """
 
-    def __init__(  # noqa: PLR0913 - InferenceSession's own, and others by keyword only
+    def __init__(  # noqa: PLR0913 - the arguments of InferenceSession, and keyword-only ones
         self,
         path_or_bytes: str | Path | bytes | onnx.ModelProto | Graph,
         sess_options: ort.SessionOptions | None = None,
@@ -147,7 +147,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
                     if engines.noted is not None:
                         engines.note(input_feed)
                     return outputs
-            elif (  # nearly every request; none of what follows makes a difference to it
+            elif (  # the fast path of nearly every request: the code below would give the same result
                 isinstance(engine, CutEngine)
                 and engine.native
                 and not (output_names or run_options or engines.refusal)
@@ -189,7 +189,8 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
     ) -> None:
         """Run the model on a binding; outputs are written where they are bound.
 
-        A binding that was made as ``onnxruntime.IOBinding(session)`` runs plain: what it binds cannot be read.
+        A binding created by ``onnxruntime.IOBinding(session)`` runs plain, since the values that it binds cannot be
+        read.
 
         Raises:
             ValueError: The binding belongs to another session.
@@ -260,7 +261,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         """Raise if the accelerator fails."""
         self._engines.set_strict(strict=True)
 
-    # Methods of its own.
+    # Methods that InferenceSession does not have.
 
     @property
     def plan(self) -> Plan | None:
@@ -285,10 +286,10 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         """Wait until tuning has ended for all shapes requested so far.
 
         Args:
-            timeout: Limit in seconds; none if missing.
+            timeout: Limit in seconds; None waits without limit.
 
         Returns:
-            Whether tuning has ended. The plan, if one is faster, is in use then.
+            Whether tuning has ended. If a plan was faster, it is in use then.
         """
         return self._engines.wait_until_tuned(timeout)
 
@@ -313,7 +314,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         self._engines.close_at_exit(until)
 
     def _bound_whole(self, binding: ort.IOBinding) -> bool:
-        """Return whether a binding of onnxruntime is of the plain session that stands for this one.
+        """Return whether a binding of onnxruntime was created for the plain session of this session.
 
         Raises:
             RuntimeError: This session is closed, or its process was forked.

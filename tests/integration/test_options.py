@@ -242,7 +242,7 @@ def test_decisions_are_kept_for_the_options() -> None:
 
     def goal(given: ort.SessionOptions | None, device: str) -> tuple[object, ...]:
         accelerator = [("CUDAExecutionProvider", {"device_id": device})]
-        return SessionConfig("", given, accelerator, None, None, None, None, None).goal
+        return SessionConfig("", given, accelerator, None, None, None, None, None).decision_key
 
     threads = options(lambda o: setattr(o, "intra_op_num_threads", 1))
     goals = [goal(None, "0"), goal(None, "1"), goal(options(), "0"), goal(threads, "0")]

@@ -72,7 +72,7 @@ def test_a_plain_session_that_replaces_a_plan_runs_on_the_cpu() -> None:
 
 def test_decisions_of_different_budgets_are_cached_separately() -> None:
     """The budget is part of the cache's key."""
-    goals = [config(mb).goal for mb in (None, 500.0, 600.0)]
+    goals = [config(mb).decision_key for mb in (None, 500.0, 600.0)]
     assert len(set(goals)) == 3
 
 

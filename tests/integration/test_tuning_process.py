@@ -133,7 +133,7 @@ def test_the_configuration_survives_the_transport() -> None:
     )
     found = worker.config_from_data(io.BytesIO(b"".join(worker.config_to_data(config))))
     assert found == config
-    assert found.goal == config.goal
+    assert found.decision_key == config.decision_key
 
 
 def test_a_configuration_with_objects_raises() -> None:

@@ -60,9 +60,9 @@ def by_round(
 def test_the_fastest_candidate_is_selected(clock: list[float]) -> None:
     """A plan that takes three fifths of the plain session's time replaces it."""
     candidates = [steady("plain", 5.0, clock), steady("plan", 3.0, clock, plain=False)]
-    winner, trials, _ = compare(candidates, None, FakeInterferenceMonitor())
+    winner, results, _ = compare(candidates, None, FakeInterferenceMonitor())
     assert winner == "plan"
-    assert [round(t.median_ms, 6) for t in trials] == [5.0, 3.0]
+    assert [round(t.median_ms, 6) for t in results] == [5.0, 3.0]
 
 
 def test_a_plan_must_beat_a_plain_session_by_more_than_noise(clock: list[float]) -> None:
@@ -76,18 +76,18 @@ def test_candidates_far_behind_are_eliminated_and_close_ones_are_timed_further(c
     late, _ = by_round("late", [9.0, 9.0, 9.0], 7.0, clock)
     far, far_rounds = by_round("far", [], 20.0, clock)
     behind, behind_rounds = by_round("behind", [], 10.5, clock)
-    winner, trials, _ = compare([steady("plain", 8.5, clock), late, far, behind], None, FakeInterferenceMonitor())
+    winner, results, _ = compare([steady("plain", 8.5, clock), late, far, behind], None, FakeInterferenceMonitor())
     assert winner == "late"
-    assert [round(t.median_ms, 6) for t in trials] == [8.5, 7.0, 20.0, 10.5]
+    assert [round(t.median_ms, 6) for t in results] == [8.5, 7.0, 20.0, 10.5]
     assert (len(far_rounds), len(behind_rounds)) == (1, 3)
 
 
 def test_one_fast_round_is_not_enough(clock: list[float]) -> None:
     """A plan that is slower than the plain session in all rounds but one is not selected."""
     plan, _ = by_round("plan", [9.0, 9.0, 5.0], 9.0, clock)
-    winner, trials, _ = compare([steady("plain", 8.5, clock), plan], None, FakeInterferenceMonitor())
+    winner, results, _ = compare([steady("plain", 8.5, clock), plan], None, FakeInterferenceMonitor())
     assert winner == "plain"
-    assert [round(t.median_ms, 6) for t in trials] == [8.5, 5.0]
+    assert [round(t.median_ms, 6) for t in results] == [8.5, 5.0]
 
 
 def test_the_best_plain_session_is_never_eliminated(clock: list[float]) -> None:
@@ -128,8 +128,8 @@ def test_a_candidate_that_fails_once_is_not_selected(clock: list[float]) -> None
             raise RuntimeError("now")
 
     unreliable = Candidate("unreliable", lambda: (fail_once, lambda: None), plain=False)
-    winner, trials, _ = compare([steady("plain", 5.0, clock), unreliable], None, FakeInterferenceMonitor())
-    assert (winner, trials[1].median_ms) == ("plain", float("inf"))
+    winner, results, _ = compare([steady("plain", 5.0, clock), unreliable], None, FakeInterferenceMonitor())
+    assert (winner, results[1].median_ms) == ("plain", float("inf"))
 
 
 @pytest.mark.parametrize(("plan_ms", "rounds"), [(5.5, 6), (3.5, 6), (4.6, 12), (9.0, 1)])
@@ -188,12 +188,12 @@ def test_the_least_memory_is_selected_among_candidates_that_meet_the_slo(clock: 
 def test_a_candidate_that_fails_is_not_selected(clock: list[float]) -> None:
     """A candidate that fails when it is opened or when it runs is not selected, and its error is not raised."""
     fails_in_run = Candidate("b", lambda: (broken, lambda: None))
-    winner, trials, _ = compare(
+    winner, results, _ = compare(
         [Candidate("a", broken), fails_in_run, steady("plain", 9.0, clock)], None, FakeInterferenceMonitor()
     )
     assert winner == "plain"
-    assert [t.median_ms for t in trials[:2]] == [float("inf")] * 2
-    assert [t.failure for t in trials] == ["RuntimeError: no", "RuntimeError: no", ""]
+    assert [t.median_ms for t in results[:2]] == [float("inf")] * 2
+    assert [t.failure for t in results] == ["RuntimeError: no", "RuntimeError: no", ""]
 
 
 class BusyCores:

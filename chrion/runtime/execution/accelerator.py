@@ -1,4 +1,4 @@
-"""The accelerator of an engine: its device, the streams of its lanes, and sessions and runs on them."""
+"""The accelerator of an engine: its device, the streams of its lanes, and the sessions that run on them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Accelerator:
         options: The caller's options of the provider.
 
     Attributes:
-        device: Its memory.
-        captures_graphs: Whether segments are captured as CUDA graphs.
+        device: The device, which allocates and copies in the accelerator's memory.
+        captures_graphs: Whether segments are captured as CUDA graphs, which a provider option enables.
     """
 
     def __init__(self, provider: str, options: Mapping[str, Any]) -> None:
@@ -40,17 +40,17 @@ class Accelerator:
     def open(
         self, model: bytes, options: ort.SessionOptions, lane: int, *, cuda_graph: bool = False
     ) -> ort.InferenceSession:
-        """Open a session of which all nodes run on the provider.
+        """Open a session whose nodes all run on the provider.
 
         Args:
             model: The serialised model.
-            options: The session's options, which are completed for the provider.
+            options: The session's options; the entries that the provider requires are added to them.
             lane: The accelerator's lane that the session runs on.
-            cuda_graph: Whether it will be captured as a CUDA graph.
+            cuda_graph: Whether runs of the session will be captured as CUDA graphs.
 
         Raises:
             ProviderError: A node would run on another provider.
-            Exception: Whatever else onnxruntime raises.
+            Exception: Raised by onnxruntime for any other reason.
         """
         provider = self.device.provider
         for key, value in session_entries(provider).items():
@@ -60,7 +60,7 @@ class Accelerator:
             return open_on_one_provider(model, options, provider, chosen)
 
     def new_cuda_graph(self) -> int:
-        """Return a new number, for the CUDA graph of one segment on one frame's buffers."""
+        """Return an unused number for a CUDA graph. Each frame has its own graph of each segment."""
         return next(self._cuda_graph_ids)
 
     def run(  # noqa: PLR0913 - the parts of a run
@@ -78,12 +78,13 @@ class Accelerator:
 
         Args:
             session: The segment's session.
-            binding: Its inputs and outputs.
-            run_options: The caller's options; if None, options that avoid a synchronisation or name a CUDA graph.
+            binding: Binding of the segment's inputs and outputs.
+            run_options: The caller's options, or None. If they are None or the segment has a CUDA graph, options that
+                skip a synchronisation or name the graph are used instead.
             lane: The lane that runs it.
-            complete: Return only when the results are complete, also for other lanes.
+            complete: Whether to return only when the results are complete and other lanes may read them.
             cuda_graph: Number of the segment's CUDA graph, or None.
-            replayed: Whether the binding has the buffers of that graph.
+            replayed: Whether the graph may be captured or replayed, because the binding has the graph's buffers.
         """
         wait = complete or self._stream(lane).handle is None
         if run_options is None or cuda_graph is not None:

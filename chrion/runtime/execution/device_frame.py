@@ -23,7 +23,7 @@ from chrion.runtime.execution.transfers import is_held
 
 
 class BufferKey(NamedTuple):
-    """A value in the host's memory or in the accelerator's."""
+    """Key of a buffer: a value in the memory of the host or of the accelerator."""
 
     name: str
     on_device: bool
@@ -38,7 +38,7 @@ class DeviceFrame:
         device: The accelerator.
 
     Attributes:
-        bindings: One IOBinding a segment, in the plan's order.
+        bindings: One IOBinding for each segment, in the plan's order.
         cuda_graphs: Number of each segment's CUDA graph; None for a segment without one.
     """
 
@@ -47,13 +47,13 @@ class DeviceFrame:
         self._device = device
         self.bindings = [segment.session.io_binding() for segment in segments]
         self.cuda_graphs: list[int | None] = [None] * len(segments)
-        #: Buffers that stay from request to request.
+        #: Buffers that the frame keeps between requests.
         self._buffers: dict[BufferKey, ort.OrtValue] = {}
-        #: Values of the present request, which take precedence over those buffers.
-        self._present: dict[BufferKey, ort.OrtValue] = {}
-        #: Those of them that are bound.
+        #: Values of the current request, which take precedence over those buffers.
+        self._current: dict[BufferKey, ort.OrtValue] = {}
+        #: Inputs and outputs of requests as they are bound now.
         self._bound: dict[BufferKey, ort.OrtValue] = {}
-        #: Outputs that the present request leaves in the accelerator's memory.
+        #: Outputs that the current request leaves in the accelerator's memory.
         self._on_device: Collection[str] = ()
         self._requested = {info.name for info in (*graph.inputs, *graph.outputs)}
         #: Segments that read inputs or outputs of the request: (binding, name in its session).
@@ -90,17 +90,17 @@ class DeviceFrame:
         Args:
             feeds: Values of the graph's inputs.
             targets: The caller's buffers.
-            arrays: Makes no difference to this frame.
+            arrays: Ignored.
             on_device: Outputs without a target that stay in the accelerator's memory if they are computed there.
         """
         del arrays
         with self._device.exclusive():
-            self._present = {}
+            self._current = {}
             self._on_device = on_device
             for name, value in feeds.items():
                 self._add_input(name, value)
             for unused in self._unused:
-                unused.release()  # or the run would have to fit its result into the last one's
+                unused.release()  # otherwise the run's result would have to fit into the previous one
             for key, output in self._outputs.items():
                 try:
                     self._choose_target(key, targets.get(key.name), sized=output.sized)
@@ -119,7 +119,7 @@ class DeviceFrame:
 
     def replayable(self, segment: int) -> bool:
         """Return whether a segment uses only the frame's own device buffers in this request, as its CUDA graph does."""
-        return all(key.on_device and key not in self._present for key in self._used[segment])
+        return all(key.on_device and key not in self._current for key in self._used[segment])
 
     def fill_with_zeros(self) -> None:
         """Fill the device buffers with zeros, except those of constants."""
@@ -128,8 +128,11 @@ class DeviceFrame:
                 self._device.upload(zeros(self._graph.values[key.name]), value)
 
     def copy(self, name: str, *, upload: bool) -> None:
-        """Copy a value to the other memory, if the request needs it there and has not brought it there."""
-        if upload and BufferKey(name, on_device=True) in self._present:
+        """Copy a value from host to device (``upload``) or from device to host.
+
+        Do nothing if the caller supplied the value on the device, or if one of the memories has no buffer for it.
+        """
+        if upload and BufferKey(name, on_device=True) in self._current:
             return
         source, target = (self._find(BufferKey(name, on_device)) for on_device in (not upload, upload))
         if source is None or target is None:
@@ -143,12 +146,12 @@ class DeviceFrame:
         """Return an output of the request; see :meth:`chrion.runtime.execution.host_frame.Frame.result`."""
         device, host = BufferKey(name, on_device=True), BufferKey(name, on_device=False)
         if target is None and name in self._on_device and is_held(self._graph, name, self._device):
-            target = self._present.get(device) or self._device.allocate(self._graph.values[name])
+            target = self._current.get(device) or self._device.allocate(self._graph.values[name])
         if target is not None:
-            if not on_host(target) and device not in self._present:
-                self._device.upload(self._present[host], target)
+            if not on_host(target) and device not in self._current:
+                self._device.upload(self._current[host], target)
             return target
-        return self._present[host] if host in self._present else self._outputs[host].allocated()
+        return self._current[host] if host in self._current else self._outputs[host].allocated()
 
     def array(self, name: str) -> Array:
         """Return an output as an array that belongs to the caller."""
@@ -185,7 +188,7 @@ class DeviceFrame:
         return BufferKey(name, segment.on_device and is_held(self._graph, name, self._device))
 
     def _keep(self, key: BufferKey) -> ort.OrtValue | None:
-        """Return the buffer that stays from request to request; None for a value that each request brings itself."""
+        """Return the frame's buffer of a value; None for an input or output on the host, supplied by each request."""
         if key not in self._buffers and (key.on_device or key.name not in self._requested):
             self._buffers[key] = self._allocate(key)
         return self._buffers.get(key)
@@ -199,38 +202,38 @@ class DeviceFrame:
         return self._device.host_buffer(info) if is_held(self._graph, key.name, self._device) else allocate(info)
 
     def _find(self, key: BufferKey) -> ort.OrtValue | None:
-        return self._present.get(key) or self._buffers.get(key)
+        return self._current.get(key) or self._buffers.get(key)
 
     def _value(self, key: BufferKey) -> ort.OrtValue:
-        return self._present.get(key) or self._buffers[key]
+        return self._current.get(key) or self._buffers[key]
 
     def _add_input(self, name: str, value: ort.OrtValue | Array) -> None:
         host = BufferKey(name, on_device=False)
         if isinstance(value, np.ndarray):
-            self._present[host] = ort.OrtValue.ortvalue_from_numpy(value)
+            self._current[host] = ort.OrtValue.ortvalue_from_numpy(value)
         elif on_host(value):
-            self._present[host] = value
+            self._current[host] = value
         else:
-            self._present[BufferKey(name, on_device=True)] = value
+            self._current[BufferKey(name, on_device=True)] = value
             if host in self._read:
-                self._present[host] = to_host(value)
+                self._current[host] = to_host(value)
 
     def _choose_target(self, key: BufferKey, target: ort.OrtValue | None, *, sized: bool) -> None:
-        """Choose the buffer of an output for this request; none yet if only the run will know its size."""
+        """Choose the buffer of an output for this request; none if its size is unknown before the run."""
         if target is None and not sized:
             return
         info = self._graph.values[key.name]
         host = BufferKey(key.name, on_device=False)
         host_target = target if target is not None and on_host(target) else None
         if not key.on_device:
-            self._present[host] = host_target or allocate(info)
+            self._current[host] = host_target or allocate(info)
             return
         if target is not None and host_target is None:
-            self._present[key] = target
+            self._current[key] = target
         elif target is None and key.name in self._on_device:
-            self._present[key] = self._device.allocate(info)
-        if key not in self._present or host in self._read:
-            self._present[host] = host_target or allocate(info)
+            self._current[key] = self._device.allocate(info)
+        if key not in self._current or host in self._read:
+            self._current[host] = host_target or allocate(info)
 
     def _bind(self, key: BufferKey) -> None:
         """Bind a value of the request wherever it is computed and read, unless it is bound already."""

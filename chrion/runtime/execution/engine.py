@@ -1,4 +1,4 @@
-"""Engines: what runs a model of known shapes, either a plan's program on lanes or one plain session."""
+"""Engines, each of which runs a model: either by a plan's program on lanes, or by one plain session."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ log = logging.getLogger(__name__)
 
 
 class CannotCutError(Exception):
-    """The reason why a plain session serves a graph or a plan as well or better."""
+    """A graph or plan that a plain session serves as well or better, or that only a plain session can serve."""
 
 
 class CutEngine:
     """A plan in execution: sessions of its segments, and an executor with its lanes.
 
-    Requests run on native lanes if possible, and otherwise on lane threads, which are started for the first request
-    that needs them.
+    Requests run on native lanes if possible, and otherwise on lane threads. If there are native lanes, lane threads are
+    started for the first request that cannot run on native lanes.
 
     Args:
         graph: The graph.
@@ -57,9 +57,9 @@ class CutEngine:
         provider_options: Options of the plan's accelerator.
 
     Raises:
-        PlanError: The plan asks for more cores than this process may use.
+        PlanError: The plan uses more cores than this process may use.
         ProviderError: The plan's accelerator does not work on this machine.
-        CannotCutError: The model runs better, or only, in one piece.
+        CannotCutError: A plain session serves the model as well or better, or only a plain session can serve it.
     """
 
     def __init__(
@@ -86,12 +86,12 @@ class CutEngine:
         self._lock = threading.RLock()
         self._closed = False
         monitor = MemoryMonitor()
-        #: Why requests run on lane threads; empty if they run on native lanes.
+        #: Reason why requests run on lane threads; empty if they run on native lanes.
         self._obstacle = "the plan uses an accelerator" if accelerator else find_obstacle(graph, self.program)
         if self._obstacle == NOT_COMPILED:
             _warn_not_compiled()
         self._native = None if self._obstacle else self._open_native()
-        #: None until a request needs it.
+        #: Executor on lane threads. If there are native lanes, None until a request needs it.
         self._python = None if self._native else self._open_python()
         #: GPU memory that the sessions allocated when they were opened, in MB; None if it cannot be measured.
         self.loaded_mb = monitor.growth_mb() if accelerator else None
@@ -106,7 +106,7 @@ class CutEngine:
 
     @property
     def native(self) -> bool:
-        """Whether requests without run options run on native lanes."""
+        """True if requests without run options run on native lanes."""
         return self._native is not None
 
     def prepare(self, names: Sequence[str] | None, feed: Mapping[str, Any]) -> tuple[list[str], Mapping[str, Any]]:
@@ -157,11 +157,11 @@ class CutEngine:
 
     @property
     def accelerated(self) -> bool:
-        """Whether any segment runs on an accelerator."""
+        """True if the plan uses an accelerator."""
         return self.plan.accelerator is not None
 
     def explain(self) -> str:
-        """Describe in a few lines what runs where."""
+        """Describe the plan in a few lines: its lanes, its segments and its predicted cost."""
         plan, lanes = self.plan, [lane for lane in self.program.lanes if not is_copy_lane(lane)]
         counts = f"{self.session_count} sessions, {self.program.waits} waits, {self.program.copies} copies"
         lane_kind = "native lanes" if self._native else f"lane threads ({self._obstacle})"
@@ -236,7 +236,7 @@ class PlainEngine:
         options: The caller's session options, or None.
         providers: As for InferenceSession.
         provider_options: As for InferenceSession.
-        reason: Why the model runs in one piece.
+        reason: Reason why the model runs plain.
         rest: Further arguments of InferenceSession.
     """
 
@@ -269,7 +269,7 @@ class PlainEngine:
         return twin
 
     def explain(self) -> str:
-        """Describe why the model runs in one piece."""
+        """Return the execution providers, and the reason why the model runs plain."""
         return f"plain onnxruntime on {', '.join(self.session.get_providers())}: {self.reason}"
 
     def close(self, until: float | None = None) -> None:
@@ -311,16 +311,16 @@ def _open_accelerator(plan: Plan, provider_options: Mapping[str, Any]) -> Accele
 def _assign_cores(lanes: Iterable[int], plan: Plan) -> dict[int, int | None]:
     """Return the core that each lane is pinned to.
 
-    CPU lanes take the first cores. Lanes of the accelerator and copy lanes take those that are left, or none (None).
+    CPU lanes take the first cores. Lanes of the accelerator and copy lanes take the remaining cores, or have None.
 
     Raises:
-        PlanError: The plan asks for more cores than this process may use.
+        PlanError: The plan uses more cores than this process may use.
     """
     available = physical_cores()
     if plan.schedule.cores > len(available):
         raise PlanError(
-            f"plan of {plan.model!r}: it uses {plan.schedule.cores} cores, this process may use {len(available)}",
-            hint="make one with: chrion partition",
+            f"plan of {plan.model!r}: uses {plan.schedule.cores} cores, but this process may use {len(available)}",
+            hint="make a new plan with: chrion partition",
         )
     spare = iter(available[plan.schedule.cores :])
     return {

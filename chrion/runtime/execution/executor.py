@@ -1,4 +1,4 @@
-"""Executors: what every executor of a program does with requests, and what they report.
+"""The base class of executors, which carry out a program for each request, and the events that they report.
 
 Every request takes a frame of its own, so any number of callers run at once. Frames are kept for later requests, except
 that of a request that failed: lanes may have left it half bound.
@@ -41,7 +41,7 @@ class Event:
 
 
 class AcceleratorFailure(Exception):  # noqa: N818 - carries the error proper
-    """Something failed on the accelerator; ``reason`` is the error, which names the operators."""
+    """A failure on the accelerator. ``reason`` is the original error, whose message names the operators."""
 
     def __init__(self, reason: Exception) -> None:
         super().__init__(str(reason))
@@ -76,12 +76,13 @@ class Executor(ABC, Generic[F]):
             targets: The caller's buffers for some outputs, in any memory.
             on_device: Outputs without a target that are returned in the accelerator's memory.
             run_options: Passed to every segment.
-            events: Extended by what ran when.
+            events: A list to which the runs and copies of this request are added; None to record none.
             arrays: Return outputs as arrays that belong to the caller; otherwise as OrtValues.
 
         Raises:
             RuntimeError: The executor is closed.
-            Exception: What a segment raised, of the same type, with its operators named.
+            AcceleratorFailure: A frame, a segment or a copy on the accelerator failed.
+            Exception: Raised by a segment; the message names its operators.
         """
         targets = targets or {}
         frame = self._take_frame()
@@ -108,8 +109,7 @@ class Executor(ABC, Generic[F]):
         """Refuse new requests, and stop the lanes when those in flight have finished. May be called repeatedly.
 
         Args:
-            until: Wait no longer than until this time, in seconds of ``time.monotonic``; None waits for as long as
-                requests take.
+            until: Time at which to stop waiting, in seconds of ``time.monotonic``; None waits without limit.
         """
         self._closed = True
         thread = threading.get_ident()

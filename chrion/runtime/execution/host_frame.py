@@ -1,8 +1,8 @@
 """Host frames: buffers and bindings of one request whose segments all run in the host's memory.
 
 Values that segments pass to each other live in buffers that are allocated and bound once for each frame. The inputs and
-outputs of a request are bound anew for each request: nothing is copied without need, and no later request writes into
-the outputs of an earlier one. Only small arrays are copied to and from buffers of the frame, since binding them would
+outputs of a request are bound anew for each request: large values are not copied, and no later request writes into the
+outputs of an earlier one. Only small arrays are copied to and from buffers of the frame, since binding them would
 take longer.
 
 Both kinds of executors use these frames: a segment's session is an ``onnxruntime.InferenceSession`` or a
@@ -39,7 +39,7 @@ class Frame(Protocol):
 
         Args:
             feeds: Values of the graph's inputs, in any memory; arrays are contiguous.
-            targets: Caller's buffers for some of the outputs, in any memory.
+            targets: The caller's buffers for some of the outputs, in any memory.
             arrays: Whether the outputs will be read with :meth:`array`.
         """
 
@@ -116,7 +116,7 @@ class HostFrame:
         segments: Its segments, in the plan's order.
 
     Attributes:
-        bindings: One binding a segment, in the plan's order.
+        bindings: One binding for each segment, in the plan's order.
     """
 
     def __init__(self, graph: Graph, segments: Sequence[Segment]) -> None:
@@ -131,7 +131,7 @@ class HostFrame:
         self._outputs: dict[str, BoundOutput] = {}
         #: Unused results whose size is unknown: each run allocates them.
         self._unused: list[BoundOutput] = []
-        #: Values of the present request; all are bound.
+        #: Inputs and outputs of requests as they are bound now.
         self._bound: dict[str, ort.OrtValue] = {}
         requested = {info.name for info in (*graph.inputs, *graph.outputs)}
         for segment, binding in zip(segments, self.bindings, strict=True):
@@ -155,11 +155,11 @@ class HostFrame:
             else:
                 self._bind(name, to_host(value))
         for unused in self._unused:
-            unused.release()  # or the run would have to fit its result into the last one's
+            unused.release()  # otherwise the run's result would have to fit into the previous one
         for name, output in self._outputs.items():
             copied = self._copied.get(name)
             if arrays and copied is not None and self._bound.get(name) is copied.value and name not in targets:
-                continue  # bound for the request before
+                continue  # still bound from the previous request
             try:
                 self._bind_output(name, output, targets.get(name), arrays=arrays)
             except Exception as error:
@@ -200,7 +200,7 @@ class HostFrame:
                 self._unused.append(output)
 
     def _bind_output(self, name: str, output: BoundOutput, target: ort.OrtValue | None, *, arrays: bool) -> None:
-        """Bind an output to the caller's buffer, to one of the frame's, to a new one, or to what the run allocates."""
+        """Bind an output to the caller's buffer, a buffer of the frame or a new one, or let the run allocate it."""
         copied = self._copied.get(name)
         if target is not None and on_host(target):
             self._bind(name, target)
@@ -232,7 +232,7 @@ class HostFrame:
         return self._buffers[name]
 
     def _add_copied(self, name: str) -> None:
-        """Allocate a buffer for an input or output of the request whose arrays are to be copied."""
+        """Allocate a buffer for an input or output of the request if it is small enough to be copied."""
         info = self._graph.values[name]
         small = 0 < (info.bytes or 0) <= _COPIED_BYTES and numeric_dtype(info.type) is not None
         if small and name not in self._copied:

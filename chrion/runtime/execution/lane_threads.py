@@ -1,9 +1,9 @@
 """Lane threads: Python threads, each pinned to a core, that carry out their lane's part of every request.
 
 Guarantees. Every thread takes its parts in the order of :meth:`LaneThreads.submit`, which is the same for all lanes, so
-two requests never wait for each other crosswise. A request is given to all of its lanes or, if that is interrupted, to
-none. A part ends unless its request has failed, and then all parts of the request end soon. A thread that dies fails
-its request and no other: callers that wait look for dead threads (:meth:`LaneThreads.tend`) and start new ones.
+two requests never deadlock. Either all lanes of a request receive their parts or, if submitting is interrupted, none
+does. If one part of a request fails, its other parts end soon. A thread that dies fails its request and no other:
+waiting callers detect dead threads and replace them (:meth:`LaneThreads.replace_dead`).
 
 An idle thread spins briefly, since the next request often follows at once, and then parks.
 """
@@ -60,7 +60,7 @@ class _LaneThread:
 
 
 class LaneThreads:
-    """One thread for each of some lanes.
+    """Threads of several lanes, one for each lane.
 
     Args:
         cores: The logical CPU of each lane; None leaves the choice to the system.
@@ -84,10 +84,10 @@ class LaneThreads:
         with self._order:
             if not self._stop.alive:
                 raise RuntimeError("the lane threads are stopped")
-            # One call that runs no Python code, so that no interrupt comes between two lanes.
+            # One call that runs no Python code, so that no interrupt occurs between two lanes.
             deque(map(queue.SimpleQueue.put, queues, parts.values()), maxlen=0)
 
-    def tend(self) -> None:
+    def replace_dead(self) -> None:
         """Replace threads that have died, and fail the parts that they were carrying out."""
         for lane in self._lanes.values():
             if lane.dead:
@@ -98,7 +98,7 @@ class LaneThreads:
         """Stop the threads after they have finished the parts they were given. May be called repeatedly.
 
         Args:
-            until: Wait no longer than until this time, in seconds of ``time.monotonic``.
+            until: Time at which to stop waiting, in seconds of ``time.monotonic``; None waits without limit.
         """
         with self._order:
             self._stop()
@@ -129,7 +129,7 @@ def _work(lane: _LaneThread) -> None:
             lane.stopped = True
             return
         lane.part()
-        lane.part = None  # or the request's frame would stay alive until the next request
+        lane.part = None  # otherwise the request's frame would stay alive until the next request
 
 
 def _stop(lanes: list[_LaneThread]) -> None:

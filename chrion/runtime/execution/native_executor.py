@@ -1,8 +1,8 @@
 """Executor on the native lanes of :mod:`chrion.native`, for programs whose lanes are all CPU cores.
 
-A request is one call into C, which holds no GIL: its inputs are copied or bound before the call, its outputs after it.
-Programs with lanes of an accelerator, values whose size only the run knows, and requests with run options are left to
-:class:`chrion.runtime.execution.python_executor.PythonExecutor`.
+A request is one call into C, which releases the GIL. Its inputs and outputs are copied or bound before the call, and
+small outputs are copied after it. Programs with lanes of an accelerator or with values whose size is unknown before the
+run, and requests with run options, are left to :class:`chrion.runtime.execution.python_executor.PythonExecutor`.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from chrion.runtime.execution.host_frame import Array, HostFrame
 from chrion.runtime.execution.program import Program, Run, Signal, Wait
 from chrion.runtime.execution.segments import Segment
 
-NOT_COMPILED = "native lanes are not compiled, which takes Linux and a C compiler when Chrion is installed"
+NOT_COMPILED = "native lanes are not compiled: this requires Linux, and a C compiler when Chrion is installed"
 
 
 def find_obstacle(graph: Graph, program: Program) -> str:
-    """Return why a program cannot run on native lanes; empty if it can."""
+    """Return the reason why a program cannot run on native lanes; empty if it can."""
     if program.copies:
         return "values are copied between the memories of host and device"
     for info in graph.values.values():
         if info.bytes is None or info.type not in ELEMENT_BYTES:
-            return f"the size of {info.name!r} is only known when it runs"
+            return f"the size of value {info.name!r} is not known before the run"
     return "" if available() else NOT_COMPILED
 
 
 class _NativeHostFrame(HostFrame):
-    """A host frame and its counterpart in C, which is made for its first request: lanes may be closed before that."""
+    """A host frame and its counterpart in C, created for the first request since lanes may be closed before it."""
 
     native: NativeFrame | None = None
 
@@ -45,13 +45,13 @@ class NativeExecutor(Executor[_NativeHostFrame]):
 
     Args:
         graph: The graph.
-        program: Its program, for which :func:`find_obstacle` finds none.
+        program: Its program, for which :func:`find_obstacle` returns an empty text.
         segments: The segments that ``Run`` instructions refer to; their sessions are
             :class:`chrion.native.NativeSession`.
         cores: The logical CPU of each lane; None for a lane without a core of its own.
 
     Raises:
-        RuntimeError: The system provides no more threads.
+        RuntimeError: The system cannot start another thread.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class NativeExecutor(Executor[_NativeHostFrame]):
 
 
 def _encode(program: Program) -> list[list[tuple[int, int, int]]]:
-    """Encode a program for the library: (kind, first operand, second operand) of each step, by lane."""
+    """Encode a program for the native library: (kind, first operand, second operand) of each step, by lane."""
     index = {lane: at for at, lane in enumerate(program.lanes)}
     lanes: list[list[tuple[int, int, int]]] = []
     for instructions in program.lanes.values():

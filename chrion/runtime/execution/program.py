@@ -1,8 +1,9 @@
 """Programs: for every lane of a plan, the instructions that it carries out in order.
 
-A program is an immutable record, built once for each plan and shape. A lane waits until others have come far enough,
-runs a segment or copies a value, and signals how far it has come itself. Waits that other waits imply are left out: a
-lane that has waited for another knows everything the other knew when it signalled (vector clocks; Mattern, "Virtual
+A program is an immutable record, built once for each plan and shape. A lane waits until other lanes have finished the
+steps that its next step needs, runs a segment or copies a value, and signals the number of steps that it has finished.
+Waits that other waits imply are left out: a lane that has waited for another knows everything the other knew when it
+signalled (vector clocks; Mattern, "Virtual
 time and global states of distributed systems", 1989).
 
 Copies between the memories of host and device have a lane for each direction, so that they overlap with what the other
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from chrion.graph.dag import Dag
 from chrion.lane_numbers import DOWNLOAD_LANE, UPLOAD_LANE, is_accelerator_lane, is_copy_lane
 
-#: How many of its segments or copies each lane has finished.
+#: Number of segments and copies that each lane has finished.
 Clock = dict[int, int]
 
 
@@ -30,9 +31,9 @@ class Transfer:
     value: str
     #: The operator that computes it; None for an input of the request.
     producer: int | None
-    #: Operators that read it in the other memory; empty for an output of the request that none of them reads.
+    #: Operators that read it in the other memory; none is needed for an output of the request.
     readers: tuple[int, ...]
-    #: From the host's memory to the accelerator's, or the other way.
+    #: Whether it is copied from host to device; otherwise it is copied from device to host.
     upload: bool
 
     @property
@@ -60,7 +61,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Copy a value to the accelerator's memory (``upload``), or from there to the host's."""
+    """Copy a value from host to device (``upload``), or from device to host."""
 
     value: str
     upload: bool
@@ -85,7 +86,7 @@ class Program:
 
     @property
     def waits(self) -> int:
-        """Number of waits: the cost of synchronising the lanes."""
+        """Number of waits, a measure of how much the lanes synchronise."""
         return self._count(Wait)
 
     @property
@@ -112,8 +113,8 @@ def build_program(
         segments: Segments in topological order; the operators of one are all on its lane.
         stages: Stage of each operator, which never decreases along the segments. A lane starts a stage when all lanes
             have finished the stages before it. Without stages there are no such barriers.
-        transfers: Values to copy. An edge between host and device without a transfer is a wait for its producer: both
-            work in the same memory.
+        transfers: Values to copy. If an edge between host and device has no transfer, both use the value in the same
+            memory, and the reader only waits for the producer.
     """
     builder = _ProgramBuilder(dag, lanes, transfers)
     for index, segment in enumerate(segments):
@@ -136,11 +137,11 @@ class _ProgramBuilder:
         #: The same for inputs of the request: reader -> all copies that it needs.
         self._uploaded_at: dict[int, list[tuple[int, int]]] = {}
         self._counts: Clock = {}
-        #: What each lane knows of the others, now and at each of its signals.
+        #: The counts of other lanes that each lane knows, now and at each of its own counts.
         self._known: dict[int, Clock] = {}
         self._known_at_signal: dict[tuple[int, int], Clock] = {}
         self._steps: dict[int, list[Wait | Run | Copy]] = {}
-        #: Count of each lane at the end of the stages before the present one.
+        #: Count of each lane at the end of the stages before the current one.
         self._barrier: Clock = {}
         #: Operator -> transfers of the values that it computes.
         self._transfers: dict[int, list[Transfer]] = {}
@@ -206,7 +207,7 @@ class _ProgramBuilder:
 
 
 def _undominated(needed: Clock, known: Clock, known_at_signal: Mapping[tuple[int, int], Clock]) -> list[Wait]:
-    """Return the waits that neither the lane's knowledge nor another wait implies."""
+    """Return the waits that are implied neither by the counts that the lane knows nor by another wait."""
     waits = [Wait(lane, count) for lane, count in sorted(needed.items()) if known.get(lane, 0) < count]
     return [
         wait

@@ -1,7 +1,7 @@
 """Executor on lane threads, for any program, including those with lanes of an accelerator.
 
 Each request has a counter for every lane, which only that lane advances. A lane that fails, or that sees the failure of
-another, advances its own counter to the end and stops; so every wait ends, and no lane stays in a request that is over.
+another, advances its own counter to the end and stops; so every wait ends, and all lanes leave a failed request.
 The caller's thread carries out the first lane itself, pinned to that lane's core meanwhile, and returns when all lanes
 have finished.
 """
@@ -42,7 +42,7 @@ class _Request:
     frame: HostFrame | DeviceFrame
     counters: dict[int, Counter]
     run_options: ort.RunOptions | None
-    #: (lane, segment, start, end, copied value) of what ran, in s; None if the caller does not want them.
+    #: (lane, segment, start in s, end in s, copied value) of each run and copy; None if the caller wants no events.
     events: list[tuple[int, int, float, float, str]] | None
     start_s: float = 0.0
     failure: BaseException | None = None
@@ -81,7 +81,7 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
         segments: The segments that ``Run`` instructions refer to.
         lane_threads: Threads of all lanes but the program's first.
         cores: The logical CPU of each lane; None for a lane without a core of its own.
-        accelerator: Runs the segments on the accelerator.
+        accelerator: Runs the segments on the accelerator; None if the program has none.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - the parts of a program in execution
@@ -114,11 +114,11 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
     def run_lane(self, request: _Request, lane: int) -> None:
         """Carry out one lane's instructions; errors are stored in the request, and only an interrupt is raised."""
         own = request.counters[lane]
-        tend = self._lane_threads.tend
+        on_timeout = self._lane_threads.replace_dead
         try:
             for instruction in self._program.lanes[lane]:
                 if isinstance(instruction, Wait):
-                    request.counters[instruction.lane].wait(instruction.count, self._max_spins[lane], tend)
+                    request.counters[instruction.lane].wait(instruction.count, self._max_spins[lane], on_timeout)
                 elif isinstance(instruction, Signal):
                     own.advance(instruction.count)
                 elif request.failure is not None:
@@ -192,11 +192,12 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
             if self._core is not None:
                 pin(self._core)
             self.run_lane(request, self._first)
-            # Still pinned: a caller that waits on another core would take it from a lane that computes.
+            # Still pinned: a caller that waited on another core would take that core from a computing lane.
             self._join(request, others)
         except BaseException as error:
-            # An interrupt outside of a segment. Plain assignments, so that a second interrupt cannot come between:
-            # lanes that have their parts see them and finish.
+            # The error is an interrupt outside a segment, or the parts could not be submitted. These are plain
+            # assignments, so that no second interrupt occurs between them. Lanes that have their parts see them and
+            # finish.
             request.failure = request.failure or error
             request.counters[self._first].count = _FINISHED
             if submitted:  # the buffers that lanes write into have to outlive their parts
@@ -212,14 +213,14 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
     def _join(self, request: _Request, lanes: Sequence[int]) -> None:
         """Wait until lanes have finished their parts."""
         for lane in lanes:
-            request.counters[lane].wait(_FINISHED, on_timeout=self._lane_threads.tend)
+            request.counters[lane].wait(_FINISHED, on_timeout=self._lane_threads.replace_dead)
 
     def _carry_out(self, request: _Request, lane: int, step: Run | Copy) -> None:
         """Run a segment or copy a value."""
         start_s = time.perf_counter() if request.events is not None else 0.0
         if isinstance(step, Run):
             self._run_segment(request, lane, step)
-        elif isinstance(request.frame, DeviceFrame):  # no other frame's program has copies
+        elif isinstance(request.frame, DeviceFrame):  # programs of host frames have no copies
             self._copy(request.frame, step)
         if request.events is not None:
             segment, copied = (step.segment, "") if isinstance(step, Run) else (-1, step.value)

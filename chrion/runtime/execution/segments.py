@@ -1,4 +1,4 @@
-"""Segments: sub-models with their onnxruntime sessions. Segments that compute the same share one session."""
+"""Segments: sub-models with their onnxruntime sessions. Segments that compute the same function share one session."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from chrion.runtime.options.session_options import inherit
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment that can run: its session, and the value of the graph that each of the session's names stands for.
+    """A segment that can run: its session, and the graph's values that the session's inputs and outputs stand for.
 
     The session is an ``InferenceSession`` or a :class:`chrion.native.NativeSession`.
     """
@@ -47,8 +47,8 @@ class SegmentFactory:
     Args:
         extractor: Extractor of the graph.
         base: The caller's session options, or None.
-        accelerator: Opens the segments of its lanes.
-        native: Whether segments of CPU lanes are for native lanes.
+        accelerator: Opens the segments of accelerator lanes; None to open all segments on the CPU.
+        native: Whether to open the segments of CPU lanes for native lanes.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class SegmentFactory:
         return len(self._opened)
 
     def open(self, operators: Sequence[int], lane: int) -> Segment:
-        """Open a segment for a lane; a segment that computes the same lends it its session."""
+        """Open a segment for a lane; it shares the session of any earlier segment that computes the same function."""
         sub = self._extractor.extract(operators)
         accelerator = self._accelerator if is_accelerator_lane(lane) else None
         cuda_graph = accelerator is not None and accelerator.captures_graphs and not _has_control_flow(sub.model)
@@ -118,5 +118,5 @@ def locate_error(error: Exception, where: object) -> Exception:
     make: Callable[[str], Exception] = type(error)
     try:
         return make(message)
-    except Exception:  # noqa: BLE001 - a type that takes more than a message
+    except Exception:  # noqa: BLE001 - the type cannot be created from a message alone
         return RuntimeError(message)

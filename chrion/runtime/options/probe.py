@@ -1,8 +1,8 @@
 """Probes: small sessions that reveal what Python cannot read from the caller's options.
 
 onnxruntime has no function that returns the weights or fixed dimensions that session options hold, or the adapters that
-run options hold. So sessions of a few bytes are created, or run, with the caller's options. Of the real model they have
-only the names of its weights and inputs.
+run options hold. So sessions of a few bytes are created, or run, with the caller's options. They contain only the names
+of the real model's weights and inputs.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from chrion.devices import CPU_PROVIDER
 from chrion.graph.external import tensors_of
 
-#: Rank of a placeholder for a weight. It has no elements, and no weight of a real model has its shape.
+#: Rank of the placeholder for a weight. All its dimensions are 0, so it has no elements, and no weight of a real model
+#: has its shape.
 _RANK = 7
-#: Placeholders in one session; its cost grows faster than their number.
+#: Most placeholders in one session, whose cost grows faster than their number.
 _CHUNK = 500
 _IR_VERSION, _OPSET = 8, 17
 
@@ -43,11 +44,11 @@ def weight_files(model: onnx.ModelProto) -> list[str]:
     return sorted({entry.value for entry in entries if entry.key == "location"})
 
 
-def opens(options: ort.SessionOptions) -> None:
+def open_probe(options: ort.SessionOptions) -> None:
     """Open a session of one constant with the options.
 
     Raises:
-        Exception: What onnxruntime raises for options that are invalid, or that hold weights which the model lacks.
+        Exception: Raised by onnxruntime: the options are invalid, or hold weights that the probe does not have.
     """
     _open(_constant().SerializeToString(), options)
 
@@ -58,7 +59,7 @@ def replaces_weights(
     """Return whether the options hold a weight with one of the given names.
 
     The probe has a weight without elements for each name. It concatenates them with an input, so that onnxruntime does
-    not fold them: if one was replaced by a weight with elements, the result has elements, or onnxruntime refuses it.
+    not fold them. If one is replaced by a weight with elements, the result has elements or onnxruntime raises an error.
     onnxruntime uses a weight only if it is in the memory of its reader's provider, so each provider is probed.
 
     Args:
@@ -73,7 +74,7 @@ def replaces_weights(
 
 
 def holds_files(options: ort.SessionOptions, files: Sequence[str]) -> bool:
-    """Return whether the options hold the content of one of the given weights files."""
+    """Return whether the options hold the content of one of the given weight files."""
     return any(_held(options, name) for name in files)
 
 
@@ -134,7 +135,7 @@ def _unused(names: Iterable[str], count: int = 3) -> list[str]:
 
 
 def _held(options: ort.SessionOptions, name: str) -> bool:
-    """Return whether a weight in the file can be opened from a folder without that file."""
+    """Return whether a weight stored in a file can be loaded although the file does not exist."""
     weight = TensorProto(name="weight", data_type=TensorProto.UINT8, dims=[1], data_location=TensorProto.EXTERNAL)
     for key, value in {"location": name, "offset": "0", "length": "1"}.items():
         weight.external_data.add(key=key, value=value)

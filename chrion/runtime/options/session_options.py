@@ -1,8 +1,8 @@
-"""Apply the caller's options to a cut session: inherit them, or find the reason why the model has to run plain.
+"""Treatment of the caller's options: segments inherit them, or they are the reason why the model runs plain.
 
 :mod:`chrion.runtime.options.table` lists the options and their treatment. :mod:`chrion.runtime.options.probe` finds the
-options that Python cannot read. A configuration key that is not in the table is not found, since onnxruntime does not
-list the keys that are set; segments do not inherit it.
+options that Python cannot read. A configuration key that is not in the table is not detected, since onnxruntime does
+not list the keys that are set, and segments do not inherit it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from chrion.runtime.options.probe import (
     brings_adapters,
     fixes_dimensions,
     holds_files,
-    opens,
+    open_probe,
     replaces_weights,
     weight_files,
     weight_names,
@@ -58,7 +58,7 @@ def wants_errors(rest: Mapping[str, Any]) -> bool:
 
 
 def session_reason(options: ort.SessionOptions | None, rest: Mapping[str, Any]) -> str:
-    """Find an option because of which the model has to run plain, among those that can be read.
+    """Find an option that Python can read and that makes the model run plain.
 
     Args:
         options: The caller's session options, or None.
@@ -88,7 +88,7 @@ def hidden_reason(
     weights: Iterable[str],
     accelerator: tuple[str, Mapping[str, Any]] | None,
 ) -> str:
-    """Find an option because of which the model has to run plain, among those that cannot be read.
+    """Find an option that Python cannot read and that makes the model run plain.
 
     Args:
         options: The caller's session options, or None. :func:`session_reason` must have found no reason, so that
@@ -103,9 +103,9 @@ def hidden_reason(
     if options is None:
         return ""
     try:
-        opens(options)
-    except Exception as error:  # noqa: BLE001 - InferenceSession raises it for the model itself
-        return f"session options (add_external_initializers, or wrong ones): {first_line(error)}"
+        open_probe(options)
+    except Exception as error:  # noqa: BLE001 - InferenceSession raises it for the caller's model
+        return f"session options (add_external_initializers, or invalid options): {first_line(error)}"
     if fixes_dimensions(options, model):
         return _reason("session option", SESSION_OPTIONS["add_free_dimension_override_by_name"])
     if replaces_weights(options, sorted({*weight_names(model), *weights}), accelerator):
@@ -116,7 +116,7 @@ def hidden_reason(
 
 
 def run_reason(options: ort.RunOptions | None, *, accelerated: bool) -> str:
-    """Find an option because of which a request has to run plain.
+    """Find an option that makes a request run plain.
 
     Args:
         options: The request's options, or None.
@@ -149,7 +149,7 @@ def inherit(base: ort.SessionOptions | None, target: ort.SessionOptions) -> None
 
 
 def optimises(options: ort.SessionOptions | None) -> bool:
-    """Return whether the options ask for optimisation of the model, which precedes cutting."""
+    """Return whether the options let onnxruntime optimise the model, which is done before it is cut."""
     return options is None or options.graph_optimization_level != ort.GraphOptimizationLevel.ORT_DISABLE_ALL
 
 

@@ -29,14 +29,14 @@ class Option:
     treatment: Treatment
     #: How it is honoured, why the model runs plain, or why it has no effect.
     why: str
-    #: Values of a key with which the model can be cut; None for all. The model runs plain with any value of an
-    #: attribute but the default.
+    #: Values of a configuration key with which the model can be cut; None for all values. For an attribute, a tuple
+    #: means that the model can be cut with the default value only.
     harmless: tuple[str, ...] | None = None
     #: Whether segments inherit the caller's value.
     inherited: bool = False
     #: Whether Python can read it.
     readable: bool = True
-    #: Whether it has no effect, plain or cut, if only the CPU is used.
+    #: Whether it has an effect only if an accelerator is used.
     for_accelerators: bool = False
 
 
@@ -70,7 +70,7 @@ def _no_effect(why: str, *names: str) -> list[Option]:
 
 
 _SEGMENTS = "every segment's session gets it"
-_THREADS = "lanes are Chrion's own threads; plain sessions get it, also the baseline that a plan has to beat"
+_THREADS = "lanes are Chrion's own threads; plain sessions get it, including the baseline of a plan"
 
 #: Members of ``SessionOptions``.
 SESSION_OPTIONS: Mapping[str, Option] = _table(
@@ -86,14 +86,14 @@ SESSION_OPTIONS: Mapping[str, Option] = _table(
         "use_deterministic_compute",
     ),
     _inherited(
-        "every segment's session gets it; at ORT_DISABLE_ALL the model is not optimised before it is cut either, "
-        "unless a finished plan is given, which is a plan of the optimised model",
+        "every segment's session gets it; with ORT_DISABLE_ALL the model is not optimised before it is cut either, "
+        "unless a plan is given, because plans are made for the optimised model",
         "graph_optimization_level",
     ),
     _honoured("see the session configuration keys", "add_session_config_entry", "get_session_config_entry"),
     _plain("a profile covers one session", "enable_profiling", harmless=()),
     _plain("onnxruntime writes the optimised model of one session", "optimized_model_filepath", harmless=()),
-    _plain("the session shares the process's thread pools", "use_per_session_threads", harmless=()),
+    _plain("the session uses the process's thread pools, which lanes do not", "use_per_session_threads", harmless=()),
     _plain("the options choose the execution providers", "has_providers", harmless=()),
     _hidden(
         "the options choose the execution providers; detected by has_providers()",
@@ -108,7 +108,7 @@ SESSION_OPTIONS: Mapping[str, Option] = _table(
         "add_external_initializers",
     ),
     _hidden(
-        "files of weights are in memory; detected by a small session created with the options",
+        "weight files are in memory; detected by a small session created with the options",
         "add_external_initializers_from_files_in_memory",
     ),
     _hidden(
@@ -122,18 +122,18 @@ SESSION_OPTIONS: Mapping[str, Option] = _table(
         "set_load_cancellation_flag",
     ),
     _hidden(
-        "onnxruntime without the library refuses the model, so it is not cut; a library that replaces a built-in "
+        "without the library onnxruntime refuses the model, so it is not cut; a library that replaces a built-in "
         "operator is not detected",
         "register_custom_ops_library",
     ),
     _hidden(
-        "only EPContext nodes use it; onnxruntime's CPU provider refuses them, so they are not cut",
+        "only EPContext nodes use it; onnxruntime's CPU provider refuses them, so models with them are not cut",
         "set_ep_context_data_read_func",
         "clear_ep_context_data_read_func",
     ),
-    _honoured("a plan that the session makes has no more lanes, unless ``cores`` is given", "intra_op_num_threads"),
+    _honoured("it limits the CPU lanes of tuned plans, unless `cores` is given", "intra_op_num_threads"),
     _no_effect(_THREADS, "execution_mode", "inter_op_num_threads"),
-    _no_effect("it names profiles, and with enable_profiling the model runs plain", "profile_file_prefix"),
+    _no_effect("it concerns the profile's file, and with enable_profiling the model runs plain", "profile_file_prefix"),
 )
 
 _PLACEMENT = "the caller decides the placement of operators"
@@ -143,7 +143,7 @@ _COMPILED = "it concerns models compiled for a provider"
 _CHECKS = "onnxruntime checks the model as a whole"
 _ORT = "it concerns models in onnxruntime's own format, which run plain"
 _SAVED = "it concerns the file of the optimised model, and with optimized_model_filepath the model runs plain"
-_MOE = "counts and files of experts belong to one session"
+_MOE = "the counts of experts, and their files, belong to one session"
 
 #: Keys of ``SessionOptions.add_session_config_entry``.
 SESSION_KEYS: Mapping[str, Option] = _table(
@@ -155,7 +155,7 @@ SESSION_KEYS: Mapping[str, Option] = _table(
         "session.use_env_allocators",
     ),
     _inherited(
-        f"{_SEGMENTS}, and so its kernels",
+        f"{_SEGMENTS}, so it applies to the segment's kernels",
         "mlas.disable_kleidiai",
         "mlas.enable_gemm_fastmath_arm64_bfloat16",
         "mlas.kleidiai.conv_igemm_max_work",
@@ -293,11 +293,11 @@ SESSION_KEYS: Mapping[str, Option] = _table(
         "session.use_ort_model_bytes_for_initializers",
     ),
     _no_effect(
-        "it concerns files of weights in memory, with which the model runs plain",
+        "it concerns weight files in memory, with which the model runs plain",
         "session.use_external_initializer_file_buffers_directly",
     ),
     _no_effect(
-        "onnxruntime reports the option of that name under this key, and ignores an entry",
+        "onnxruntime reports a session option under this key, and ignores what is set",
         "session.enable_cpu_mem_arena",
         "session.enable_mem_pattern",
         "session.enable_profiling",

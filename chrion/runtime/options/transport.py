@@ -1,4 +1,4 @@
-"""Session options as plain data, to make equal ones in another process.
+"""Session options as plain data, from which another process creates equal options.
 
 Options that Python cannot read back (registered libraries of operators, added initialisers) are not part of the data.
 """
@@ -16,7 +16,7 @@ Data = Mapping[str, Mapping[str, Any]]
 
 
 def options_to_data(options: ort.SessionOptions | None) -> Data | None:
-    """Return the readable options as data for JSON."""
+    """Return the options that Python can read, as data for JSON."""
     if options is None:
         return None
     values = {name: getattr(options, name) for name in readable_attributes(options)}
@@ -25,7 +25,7 @@ def options_to_data(options: ort.SessionOptions | None) -> Data | None:
 
 
 def options_from_data(data: Data | None) -> ort.SessionOptions | None:
-    """Return session options made from :func:`options_to_data`."""
+    """Create session options from the result of :func:`options_to_data`."""
     if data is None:
         return None
     options = ort.SessionOptions()

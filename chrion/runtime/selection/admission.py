@@ -1,4 +1,4 @@
-"""Admission of models: load one that may be cut, or find the reason why it runs plain."""
+"""Admission of models: a model that may be cut is loaded; for any other, the reason why it runs plain is found."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from chrion.scheduler.plan import Plan
 
 
 def admit(model: str | Path | bytes | onnx.ModelProto | Graph, config: SessionConfig) -> tuple[Graph | None, str]:
-    """Load a model that may be cut.
+    """Load a model, or find the reason why it runs plain.
 
-    Options come first, since onnxruntime writes files for some of them whenever a session is made.
+    Options are checked first, since with some of them onnxruntime writes files whenever a session is created.
 
     Returns:
-        The graph; or None and the reason for which the model runs plain.
+        The graph and an empty text; or None and the reason why the model runs plain.
 
     Raises:
-        InputError: The caller's plan is for a model that cannot be cut.
+        InputError: The caller gave a plan, and the model cannot be loaded for it.
         UnsafeModelError: The model names files outside of its folder.
     """
     reason = session_reason(config.options, config.rest)
@@ -58,10 +58,10 @@ def _load(model: str | Path | bytes | onnx.ModelProto, config: SessionConfig) ->
 
 
 def plain_source(model: str | Path | bytes | onnx.ModelProto | Graph) -> str | bytes:
-    """Return what InferenceSession can be made of: a file's name, or a model's bytes.
+    """Return the path or the bytes from which InferenceSession opens a model.
 
     Raises:
-        TypeError: It is neither a model nor a path.
+        TypeError: The argument is neither a model nor a path.
     """
     if isinstance(model, Graph):
         model = model.source

@@ -19,7 +19,7 @@ from chrion.scheduler.plan import Plan
 
 @dataclass(frozen=True)
 class SessionConfig:
-    """Session configuration: what HybridSession was created with."""
+    """The model and the arguments that a HybridSession was created with; see the class for their meaning."""
 
     #: The model's file or bytes, as InferenceSession takes them.
     source: str | bytes
@@ -46,8 +46,8 @@ class SessionConfig:
     def accelerator(self) -> tuple[str, Mapping[str, Any]] | None:
         """First provider other than the CPU's, with its options; None without one."""
         for at, provider in enumerate(self.providers or ()):
-            beside = self.provider_options[at] if self.provider_options else {}
-            name, options = provider if isinstance(provider, tuple) else (provider, beside)
+            separate = self.provider_options[at] if self.provider_options else {}
+            name, options = provider if isinstance(provider, tuple) else (provider, separate)
             if name != CPU_PROVIDER:
                 return name, options
         return None
@@ -63,15 +63,15 @@ class SessionConfig:
 
     @property
     def lanes(self) -> int | None:
-        """Most CPU lanes: ``cores``, or else the number of threads in the session options; None for all cores."""
+        """Maximum number of CPU lanes: ``cores``, or else the threads of the session options; None for all cores."""
         threads = self.options.intra_op_num_threads if self.options and self.cores is None else 0
         return min(threads, len(physical_cores())) if threads > 0 else self.cores
 
     def plain(self, reason: str) -> PlainEngine:
-        """Open the plain session that replaces a plan: the caller's, or under a memory budget, one on the CPU."""
-        return self.as_asked(reason) if self.budget_mb is None else self.on_cpu(reason)
+        """Open the plain session that replaces a plan: the caller's, or one on the CPU if there is a memory budget."""
+        return self.as_requested(reason) if self.budget_mb is None else self.on_cpu(reason)
 
-    def as_asked(self, reason: str) -> PlainEngine:
+    def as_requested(self, reason: str) -> PlainEngine:
         """Open the plain session the caller would have created; without providers, on the given plan's accelerator."""
         providers = self.providers
         if providers is None and isinstance(self.plan, Plan) and self.plan.accelerator not in {None, CPU_PROVIDER}:
@@ -83,8 +83,8 @@ class SessionConfig:
         return PlainEngine(self.source, self.options, [CPU_PROVIDER], None, reason, **self.rest)
 
     @property
-    def goal(self) -> tuple[object, ...]:
-        """Everything of the configuration that the choice between plans and plain sessions depends on."""
+    def decision_key(self) -> tuple[object, ...]:
+        """All parts of the configuration that the choice between plans and plain sessions depends on."""
         name, options = self.accelerator or (None, {})
         accelerator = name, tuple(sorted((str(key), str(value)) for key, value in options.items()))
         return self.slo_ms, self.alpha, self.cores, self.budget_mb, accelerator, fingerprint(self.options)

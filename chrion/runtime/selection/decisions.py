@@ -1,7 +1,7 @@
 """Decisions of the guard, and the cache in which sessions share them.
 
 A decision is stored twice: by the graph it was made for, which requires the model to be loaded, and by the model's
-file or bytes, which costs a few system calls. The second finds it again without loading a model that runs plain.
+file or bytes, which costs a few system calls. By the second, a later session finds it without loading the model.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Decision:
     why: str
     #: State of the model's files when the decision was made; empty for a model given as bytes.
     files: tuple[FileState, ...] = ()
-    #: Whether it rests on timings with interference, so that it is made again some time later.
+    #: Whether it is based on timings with interference, so that it is made again after ``valid_s``.
     uncertain: bool = False
-    #: How often an uncertain decision was made in a row, this one included.
+    #: Number of uncertain decisions in a row, including this one.
     attempts: int = 1
     #: How far the SLO is missed, in words; empty if it is met or there is none.
     missed: str = ""
@@ -70,7 +70,7 @@ class Decision:
 
 
 def decision_from_json(content: Mapping[str, Any]) -> Decision:
-    """Read a decision.
+    """Read a decision from data written by :meth:`Decision.to_json`.
 
     Raises:
         KeyError, TypeError, ValueError: A field is missing or of another type.
@@ -93,7 +93,7 @@ class DecisionCache:
     """Decisions under one key, in a small file of the cache folder.
 
     Args:
-        key: Everything the decision depends on. Values are compared by their ``repr``.
+        key: Everything that the decision depends on. Values are compared by their ``repr``.
     """
 
     def __init__(self, *key: object) -> None:
@@ -112,7 +112,7 @@ class DecisionCache:
         return decision if all(file_state(path) == (path, *state) for path, *state in decision.files) else None
 
     def keep(self, decision: Decision) -> Decision:
-        """Store a decision, with the number of its attempts; a cache that cannot be written is left as it is."""
+        """Store a decision and return it with its number of attempts. Do nothing if the cache cannot be written."""
         before, _ = self._stored()
         if decision.uncertain and before and before.uncertain:
             decision = replace(decision, attempts=before.attempts + 1)
@@ -144,7 +144,7 @@ def model_files(path: str, external: Sequence[str]) -> tuple[FileState, ...]:
 
     Args:
         path: The model's file.
-        external: Locations of external weights, relative to its folder.
+        external: Locations of external weights, relative to the folder of the file.
     """
     folder = Path(path).parent
     states = (file_state(file) for file in (path, *sorted({str(folder / location) for location in external})))
@@ -157,10 +157,10 @@ def model_bytes(source: str | bytes) -> int:
 
 
 def files_of(source: str | bytes) -> tuple[FileState, ...]:
-    """Return the state of all files of a model; none if it is given as bytes.
+    """Return the state of each file of a model; empty if the model is given as bytes.
 
     Raises:
-        ModelError: It cannot be read.
+        ModelError: The model cannot be read.
     """
     if isinstance(source, bytes):
         return ()
@@ -169,7 +169,7 @@ def files_of(source: str | bytes) -> tuple[FileState, ...]:
 
 
 def model_identity(source: str | bytes) -> str:
-    """Return text that differs for models that differ: of a file, its state; of bytes, their SHA-256."""
+    """Return a text that identifies a model: the path, size and time of its file, or the SHA-256 of its bytes."""
     if isinstance(source, bytes):
         return hashlib.sha256(source).hexdigest()
     return repr(file_state(source))

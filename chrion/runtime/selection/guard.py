@@ -1,9 +1,9 @@
-"""The guard: plans timed against plain sessions, so that no plan replaces a faster session.
+"""The guard, which times plans against plain sessions, so that no plan replaces a faster session.
 
 Predictions err, so a session that makes its own plans times all candidates: the plain session the caller would have
-created, plain sessions with other numbers of threads, and the plans. Candidates take part in rounds, one after another
-for a fraction of a second each. A plan needs more rounds to be selected than a plain session does, since a few rounds
-say little while other processes use the cores.
+created, plain sessions with other numbers of threads, and the plans. A round consists of one trial of each candidate,
+one after another, for a fraction of a second each. A plan needs more rounds to be selected than a plain session does,
+since a few rounds say little while other processes use the cores.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from chrion.graph.ort_sessions import first_line
 from chrion.profiler.interference import CoreMonitor, InterferenceMonitor
 from chrion.timing import time_calls_until
 
-#: Duration of a trial in seconds, after a warm-up run, and its least number of runs.
+#: Duration of a trial in seconds, after a warm-up run, and its minimum number of runs.
 _TRIAL_S = 0.025
 _MIN_RUNS = 3
-#: Least number of rounds; after them, no round begins once candidates have run for this many seconds.
+#: Minimum number of rounds. After them, no round begins once all trials together have taken ``_BUDGET_S`` seconds.
 _MIN_ROUNDS, _BUDGET_S = 3, 3.0
-#: Rounds after which a plain session that leads, or a plan that leads by ``_CLEAR_LEAD``, is selected; most rounds.
+#: Number of rounds after which a plain session is selected if it leads, or a plan if it takes at most ``_CLEAR_LEAD``
+#: of the fastest plain session's time; maximum number of rounds.
 _CLEAR_ROUNDS, _CLEAR_LEAD, _MAX_ROUNDS = 6, 0.8, 12
-#: Elimination thresholds relative to the fastest candidate: after the first round, and after the least rounds. The best
-#: plain sessions are never eliminated, since every plan has to beat them.
+#: Elimination thresholds relative to the fastest candidate: after the first round, and after the minimum of rounds. The
+#: best plain sessions are never eliminated, since every plan has to beat them.
 _FIRST_THRESHOLD, _THRESHOLD = 1.5, 1.15
 #: A plan is selected if its fastest run takes at most this share of a plain session's: smaller gains are noise. Its
 #: median over rounds must not be larger either, which guards against selection bias.
 SHARE = 0.95
-#: How long the guard waits for moments without interference, in seconds.
+#: Longest total time that the guard waits for interference to end, in seconds.
 _PATIENCE_S = 2.0
 
 #: Opens a candidate; returns a function that runs one request, and a function that closes the candidate.
@@ -48,18 +49,19 @@ class Candidate:
 
     name: str
     open: Opener
-    #: Accelerator memory that it is predicted to hold, in MB.
+    #: Predicted resident accelerator memory, in MB.
     resident_mb: float = 0.0
+    #: Whether it is a plain session; otherwise it is a plan.
     plain: bool = True
     #: Whether it stays open between its trials. Plain sessions do not: their threads spin after a run.
     kept_open: bool = False
-    #: Largest share of a plain session's latency at which a plan is selected.
+    #: A plan is selected if it takes at most this share of a plain session's latency.
     share: float = SHARE
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """Result of a candidate."""
+class CandidateResult:
+    """Result of timing one candidate."""
 
     name: str
     #: Median latency of its best round in ms; infinite if it failed or was not timed.
@@ -75,7 +77,7 @@ class Comparison(NamedTuple):
     #: Name of the selected candidate.
     winner: str
     #: Results of all candidates.
-    trials: tuple[Trial, ...]
+    results: tuple[CandidateResult, ...]
     #: Whether most trials began while other processes used the cores, so that the result is uncertain.
     interference: bool = False
 
@@ -86,7 +88,7 @@ class _Record:
     def __init__(self, candidate: Candidate) -> None:
         self.candidate = candidate
         #: Number of rounds that began without interference.
-        self.quiet = 0
+        self.undisturbed = 0
         #: Median latency of each round.
         self.medians_ms: list[float] = []
         #: Latency of the fastest run; interference can only add to it.
@@ -100,7 +102,7 @@ class _Record:
 
     @property
     def typical_ms(self) -> float:
-        """Median over the rounds."""
+        """Median of the rounds' medians."""
         return statistics.median(self.medians_ms)
 
     def add(self, times_ms: Sequence[float]) -> None:
@@ -114,7 +116,7 @@ class _Record:
         self.failure = f"{type(error).__name__}: {first_line(error)}"
 
     def beats(self, plain: Sequence[_Record]) -> bool:
-        """Return whether this plan is to be preferred to all of the plain sessions."""
+        """Return whether this plan is fast enough to be selected over all of the plain sessions."""
         fastest_ms = min((r.fastest_ms for r in plain), default=math.inf)
         comparable = [r for r in plain if len(r.medians_ms) >= len(self.medians_ms)]
         typical_ms = min((r.typical_ms for r in comparable), default=math.inf)
@@ -128,9 +130,9 @@ def compare(
 
     Args:
         candidates: Candidates, plain ones first: they win ties.
-        slo_ms: Select the candidate with the least accelerator memory among those whose best round meets this latency;
-            without it, or if none meets it, the fastest.
-        monitor: Detects interference; all physical cores are monitored if missing.
+        slo_ms: Select the candidate with the least accelerator memory among those whose best round meets this latency.
+            If None, or if no candidate meets it, select the fastest.
+        monitor: Detects interference; by default it monitors all physical cores.
 
     Returns:
         The result. A single candidate is selected without being timed, unless there is an SLO.
@@ -138,13 +140,14 @@ def compare(
     monitor = monitor or CoreMonitor(physical_cores(), _PATIENCE_S)
     records = [_Record(c) for c in candidates]
     _run_rounds(records, monitor, least=0 if slo_ms is None else 1)
-    trials = tuple(Trial(r.candidate.name, r.best_ms, r.candidate.resident_mb, r.failure) for r in records)
+    results = tuple(CandidateResult(r.candidate.name, r.best_ms, r.candidate.resident_mb, r.failure) for r in records)
     fitting = [r for r in records if slo_ms is not None and r.best_ms <= slo_ms]
     least_mb = min((r.candidate.resident_mb for r in fitting), default=0.0)
     plain, plans = _split([r for r in fitting if r.candidate.resident_mb == least_mb] or records)
     better = [r for r in plans if r.beats(plain)]
     winner = min([*plain, *better], key=lambda r: r.best_ms).candidate.name
-    return Comparison(winner, trials, 2 * sum(r.quiet for r in records) < sum(len(r.medians_ms) for r in records))
+    interference = 2 * sum(r.undisturbed for r in records) < sum(len(r.medians_ms) for r in records)
+    return Comparison(winner, results, interference)
 
 
 def _run_rounds(records: Sequence[_Record], monitor: InterferenceMonitor, least: int) -> None:
@@ -166,17 +169,17 @@ def _run_rounds(records: Sequence[_Record], monitor: InterferenceMonitor, least:
                 break
             for record in remaining:
                 try:
-                    times_ms, took_s, quiet = _run_trial(openers[record], monitor)
+                    times_ms, took_s, undisturbed = _run_trial(openers[record], monitor)
                 except Exception as error:  # noqa: BLE001 - a candidate that raises anything is not selected
                     record.fail(error)
                     continue
                 record.add(times_ms)
-                record.quiet += quiet
+                record.undisturbed += undisturbed
                 ran_s += took_s
 
 
 def _eliminate(records: Sequence[_Record], threshold: float) -> list[_Record]:
-    """Keep candidates within the threshold, and plain ones: the caller's, the fastest in a run and in the median."""
+    """Keep the candidates within the threshold, the caller's plain session, and the best ones by run and by median."""
     timed = [r for r in records if r.fastest_ms < math.inf]
     limit_ms = threshold * min((r.fastest_ms for r in timed), default=0.0)
     plain = _split(timed)[0]
@@ -219,10 +222,10 @@ def _run_trial(opener: Opener, monitor: InterferenceMonitor) -> tuple[list[float
     run, close = opener()
     try:
         run()
-        quiet = monitor.wait()  # right before timing, since opening takes a while
+        undisturbed = monitor.wait()  # right before timing, since opening takes a while
         start = time.perf_counter()
         run()  # warm-up
         times = time_calls_until(run, start + _TRIAL_S, _MIN_RUNS)
-        return times, time.perf_counter() - start, quiet
+        return times, time.perf_counter() - start, undisturbed
     finally:
         close()

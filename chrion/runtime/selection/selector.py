@@ -25,25 +25,26 @@ from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.runtime.execution.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision, DecisionCache
-from chrion.runtime.selection.guard import SHARE, Candidate, Trial, compare
+from chrion.runtime.selection.guard import SHARE, Candidate, CandidateResult, compare
 from chrion.scheduler.plan import Plan
 from chrion.scheduler.planner import alternatives
 from chrion.units import format_ms
 
 log = logging.getLogger(__name__)
 
-#: Further plain sessions are candidates for models with at most this many bytes of weights: two stay open for a while.
+#: Plain sessions with other numbers of threads are candidates only for models with at most this many bytes of weights,
+#: since two sessions are open at once for a while.
 _ALTERNATIVE_BYTES = 32e6
 #: Plans stay open between their trials if the weights of all of them take at most this many bytes.
 _KEPT_OPEN_BYTES = 256e6
-#: A plan of a model with free dimensions holds its weights besides those of the plain session, which serves all other
-#: shapes. It is selected for a clear gain only: at most this share of the plain session's latency.
+#: A plan of a model with free dimensions holds all weights a second time, since the plain session stays open for other
+#: shapes. It must have a clear gain: it is selected if it takes at most this share of a plain session's latency.
 _SHARE_BESIDE_PLAIN = 0.8
 PLAIN = "plain"
 _PLAIN_CPU = "plain, on the CPU"
 _PLAIN_THREADS = "plain, threads: "
 
-#: Opens a plain session, for a reason.
+#: Opens a plain session for a given reason.
 PlainOpener = Callable[[str], PlainEngine]
 
 
@@ -59,7 +60,7 @@ class EngineSelector:
         self._provider_options = config.accelerator[1] if config.accelerator else {}
         #: Profile of the first shapes; the costs of further shapes are scaled from it.
         self._profile: Profile | None = None
-        #: Reason for which the accelerator is not used any more; empty while it works.
+        #: Reason why the accelerator is no longer used; empty while it works.
         self._lost = ""
         #: Plain sessions by name; one serves all shapes.
         self._opened: dict[str, PlainEngine] = {}
@@ -73,7 +74,7 @@ class EngineSelector:
         Raises:
             InputError: The given plan does not fit, or an option cannot be met.
             ProviderError: The accelerator fails, and ``strict`` is true.
-            Exception: Raised by the caller's function that makes plans.
+            Exception: Raised by the function that the caller gave as ``plan``.
         """
         config = self._config
         plan = config.plan(graph) if callable(config.plan) and not self._lost else config.plan
@@ -112,23 +113,23 @@ class EngineSelector:
         """Open the plain session that a decision selects; no graph is needed.
 
         Raises:
-            PlanError: A plan, or a session unknown to this release, is selected.
+            InputError: The decision selects a plan, or a session unknown to this release.
         """
         return self._shared(decision.winner, self._plain_opener(decision.winner), decision.why)
 
     def single_threaded(self, reason: str) -> PlainEngine:
-        """Return the plain session of one thread."""
+        """Return the plain session with one thread."""
         return self._shared(f"{_PLAIN_THREADS}1", self._plain_opener(f"{_PLAIN_THREADS}1"), reason)
 
     def cache(self, *model: object) -> DecisionCache:
-        """Return the cached decision on a model.
+        """Return the cache entry for decisions on a model.
 
         Args:
             model: Identity of the model and its shapes.
         """
         provider = self._config.accelerator[0] if self._config.accelerator else None
         software = chrion.__version__, available()
-        return DecisionCache(this_machine(provider).fingerprint, software, model, self._config.goal)
+        return DecisionCache(this_machine(provider).fingerprint, software, model, self._config.decision_key)
 
     def set_strict(self, *, strict: bool) -> SessionConfig:
         """Set whether failures of the accelerator are raised; return the new configuration."""
@@ -136,7 +137,7 @@ class EngineSelector:
         return self._config
 
     def lose_accelerator(self, error: Exception) -> bool:
-        """Stop using the accelerator, with a warning; return false if it was out of use before."""
+        """Stop using the accelerator, with a warning; return False if it was no longer used already."""
         if self._lost:
             return False
         self._lost = f"the accelerator failed: {error}"
@@ -167,7 +168,7 @@ class EngineSelector:
             return engine
 
     def forget(self) -> None:
-        """Drop the plain sessions; each ends when no request uses it any more."""
+        """Drop the plain sessions; each is closed when no request uses it any longer."""
         self._opened.clear()
 
     def _engine(self, graph: Graph, plan: Plan | None) -> Engine:
@@ -203,7 +204,7 @@ class EngineSelector:
         return self._config.strict and (isinstance(error, ProviderError) or (given and not _is_reason(error)))
 
     def _shared(self, name: str, make: PlainOpener, reason: str) -> PlainEngine:
-        """Return the plain session of a name, opened once, with a reason of its own."""
+        """Return the plain session of a name, which is opened once, with the given reason."""
         engine = self._opened.get(name)
         if engine is None:
             engine = self._opened[name] = make(reason)
@@ -249,14 +250,14 @@ class EngineSelector:
         budget_mb = self._config.budget_mb
         candidates = self._candidates(graph, plans, reference.resident_mb if reference else 0.0)
         fitting = [c for c in candidates if budget_mb is None or c.resident_mb <= budget_mb]
-        winner, trials, interference = compare(fitting, self._config.slo_ms)
-        why = _evidence(trials) if plans else "the plan runs the whole model as one segment"
+        winner, results, interference = compare(fitting, self._config.slo_ms)
+        why = _evidence(results) if plans else "the plan runs the whole model as one segment"
         if interference and plans:
             why += ", while other processes used the cores"
             if winner not in plans:
                 winner = fitting[0].name  # another number of threads would be selected by chance
         log.info("model %s: selected %s (%s)", graph.name, winner, why)
-        missed = _missed_slo(trials, self._config.slo_ms)
+        missed = _missed_slo(results, self._config.slo_ms)
         return Decision(winner, plans.get(winner), why, uncertain=interference and bool(plans), missed=missed)
 
     def _plans(self, graph: Graph) -> list[Plan]:
@@ -267,9 +268,9 @@ class EngineSelector:
         return alternatives(graph, usable, config.slo_ms, config.alpha, gpu_budget=config.budget_mb)
 
     def _drop_broken_accelerator(self, graph: Graph) -> bool:
-        """Drop an accelerator that onnxruntime offers and that does not work; return whether there was one.
+        """Drop the accelerator if onnxruntime offers it and it does not work; return whether it was dropped.
 
-        Each session that named it would try it again and print onnxruntime's error. Decisions made without it are
+        Each session that named it would try to open it and print onnxruntime's error. Decisions made without it are
         cached as such, so that candidates are compared again once the accelerator works.
         """
         accelerator = self._config.accelerator
@@ -295,8 +296,8 @@ class EngineSelector:
     def _plain_names(self, graph: Graph) -> list[str]:
         """List the plain sessions to compare: the caller's first, then those with other numbers of threads.
 
-        A model with free dimensions keeps the caller's for shapes that are not tuned; a second one would hold all
-        weights once more.
+        For a model with free dimensions the caller's session stays open for shapes that are not tuned; a second plain
+        session would hold all weights once more.
         """
         config, names = self._config, [PLAIN]
         small = sum(graph.dag.weight_bytes) <= _ALTERNATIVE_BYTES
@@ -315,7 +316,7 @@ class EngineSelector:
         """
         count = name.removeprefix(_PLAIN_THREADS)
         if name == PLAIN:
-            return self._config.on_cpu if self._lost else self._config.as_asked
+            return self._config.on_cpu if self._lost else self._config.as_requested
         if name == _PLAIN_CPU:
             return self._config.plain
         if name.startswith(_PLAIN_THREADS) and count.isdecimal():
@@ -328,7 +329,7 @@ class EngineSelector:
         Args:
             graph: The graph.
             plans: Plans by name.
-            accelerator_mb: Accelerator memory of the plain session, predicted.
+            accelerator_mb: Predicted accelerator memory of the plain session, in MB.
         """
         feed = synthetic_inputs(graph)
         names = [o.name for o in graph.outputs]
@@ -356,7 +357,7 @@ class EngineSelector:
 
 
 def why_plain(error: Exception) -> str:
-    """Return the reason for which a model runs plain after an error; errors of libraries with their type."""
+    """Return an error as the reason why a model runs plain; errors of libraries with their type."""
     return str(error) if _is_reason(error) else f"{type(error).__name__}: {first_line(error)}"
 
 
@@ -371,20 +372,20 @@ def warn_of_slo(name: str, decision: Decision) -> None:
         log.warning("model %s: %s", name, decision.missed)
 
 
-def _missed_slo(trials: Sequence[Trial], slo_ms: float | None) -> str:
+def _missed_slo(results: Sequence[CandidateResult], slo_ms: float | None) -> str:
     """Return how far the SLO is missed, in words; empty if it is met, or if no candidate was timed."""
-    fastest_ms = min((trial.median_ms for trial in trials), default=math.inf)
+    fastest_ms = min((result.median_ms for result in results), default=math.inf)
     if slo_ms is None or not slo_ms < fastest_ms < math.inf:
         return ""
     return f"no candidate meets the SLO of {format_ms(slo_ms)}: the fastest takes {format_ms(fastest_ms)}"
 
 
-def _evidence(trials: Sequence[Trial]) -> str:
-    """Describe the measurements behind a choice."""
-    timed = ", ".join(f"{t.name}: {format_ms(t.median_ms)}" for t in trials if t.median_ms < math.inf)
+def _evidence(results: Sequence[CandidateResult]) -> str:
+    """Describe the measurements on which a decision is based."""
+    timed = ", ".join(f"{t.name}: {format_ms(t.median_ms)}" for t in results if t.median_ms < math.inf)
     if timed:
         return f"fastest when timed ({timed})"
-    failure = next((t.failure for t in trials if t.failure), "there was no candidate")
+    failure = next((t.failure for t in results if t.failure), "there was no candidate")
     return f"no candidate could be timed on synthetic inputs ({failure})"
 
 

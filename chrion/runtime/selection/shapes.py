@@ -1,14 +1,14 @@
-"""Shapes worth tuning: which input shapes of a model with free dimensions get an engine of their own."""
+"""Selection of the input shapes that are tuned, for models with free dimensions."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 
-#: The first shapes are tuned at their first request.
+#: Number of shapes that are tuned at their first request.
 _AT_ONCE = 8
-#: A later shape is tuned at this many requests; each further time, after its engine was evicted, at four times as many.
+#: Later shapes are tuned after this many requests; again, if the engine is evicted, after four times as many each time.
 _REQUESTS, _GROWTH = 16, 4
-#: Shapes whose requests are counted; beyond them, further shapes are not tuned.
+#: Maximum number of shapes whose requests are counted; further shapes are not tuned.
 _COUNTED = 4096
 
 
@@ -24,7 +24,7 @@ class ShapeCounter:
         self._due: dict[Hashable, int] = {}
 
     def count(self, shapes: Hashable) -> bool:
-        """Count a request of shapes without an engine of their own; return whether to tune them now."""
+        """Count a request whose shapes have no engine of their own; return whether to tune them now."""
         if shapes not in self._counts and len(self._counts) >= _COUNTED:
             return False
         count = self._counts[shapes] = self._counts.get(shapes, 0) + 1

@@ -1,4 +1,4 @@
-"""Background tuning: decisions made beside a session that serves requests already.
+"""Background tuning: decisions made while a session already serves requests.
 
 One thread of the process looks for cached decisions on the models' files, or else asks a tuning process of low
 priority (see :mod:`chrion.runtime.selection.worker`), and opens the selected engines. A session uses its engine from
@@ -38,16 +38,16 @@ log = logging.getLogger(__name__)
 #: Shapes of a request by input; None for an input whose shape is not known without converting it.
 NotedShapes = Mapping[str, tuple[int, ...] | None]
 
-#: Reasons for which a model runs plain.
+#: Reasons why a model runs plain.
 NOT_TUNED = "tuning has not finished"
 _NOT_CACHED = "tuning is switched off, and no decision is cached"
-_OPTIONS_CHANGED = "the session options were changed after the session had been created"
+_OPTIONS_CHANGED = "the session options were changed after the session was created"
 
 #: Tuning begins this many seconds after it is asked for, so that it does not slow down the first requests.
 _DELAY_S = 0.3
-#: How often the thread looks for work, and whether the session that it works for was closed, in seconds.
+#: Interval between two polls for work, in seconds.
 _POLL_S = 0.2
-#: How long a decision waits, in seconds, while another process tunes.
+#: Delay before the next attempt if another process tunes, in seconds.
 _BUSY_S = 1.0
 
 
@@ -60,11 +60,11 @@ class Tuner:
 
     Args:
         config: The session's configuration.
-        selector: The session's selector, for cached decisions; also makes decisions, where no process can be started.
+        selector: The session's selector, which gives access to cached decisions.
         install: A method that opens the engine of a decision and gives it to the session. Called in the tuning thread
             with this tuner, the shapes and the decision. Its object is not kept alive, since that would keep the model
             in memory until a garbage collection.
-        cached_only: Use cached decisions only, or else a plain session.
+        cached_only: Make no decisions: without a cached decision, select the plain session.
 
     Attributes:
         closed: Whether no decision is to be used any more. A flag without a lock: garbage collection may close the
@@ -76,7 +76,7 @@ class Tuner:
         self, config: SessionConfig, selector: EngineSelector, install: Install, *, cached_only: bool = False
     ) -> None:
         self._config = config
-        #: The options may be changed for another session; InferenceSession has copied them by then.
+        #: State of the options now. The caller may change them later, when InferenceSession has copied them already.
         self._options = fingerprint(config.options)
         self._selector = selector
         self._install = weakref.WeakMethod(install)
@@ -87,7 +87,7 @@ class Tuner:
         self.closed = False
         self.noted: deque[NotedShapes] = deque()
         self._counter = ShapeCounter()
-        #: Number of decisions that were asked for and are not made yet.
+        #: Number of decisions that were requested and are not made yet.
         self._pending = 0
         self._state = threading.Condition()
         #: Held by the tuning thread while it works for this session.
@@ -96,13 +96,13 @@ class Tuner:
             self.closed = True
 
     def submit(self, shapes: NamedShapes) -> None:
-        """Ask for a decision; return at once."""
+        """Request a decision; return at once."""
         with self._state:
             self._pending += 1
         _thread.submit(self, shapes, 0.0 if self._cached_only else _DELAY_S)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until all decisions asked for are made; return false if the time is over before."""
+        """Wait until all requested decisions are made; return False if the time is over first."""
         with self._state:
             return self._state.wait_for(lambda: not (self._pending or self.noted) or self.closed, timeout_s)
 
@@ -110,7 +110,7 @@ class Tuner:
         """Stop. May be called from any thread, and more than once.
 
         Args:
-            until: Wait until this value of ``time.monotonic()`` for work in progress; do not wait if missing.
+            until: Time of ``time.monotonic()`` until which to wait for work in progress; None does not wait.
         """
         self.closed = True
         process = self._process
@@ -129,7 +129,7 @@ class Tuner:
         self._working = threading.Lock()
 
     def count_noted(self) -> None:
-        """Count the shapes of requests, and ask for decisions on frequent ones. Called by the tuning thread."""
+        """Count the shapes of requests, and request decisions on frequent ones. Called by the tuning thread."""
         while self.noted:
             shapes = {name: shape for name, shape in self.noted[0].items() if shape is not None}
             if len(shapes) == len(self.noted[0]) and self._counter.count(tuple(shapes.items())):
@@ -154,7 +154,7 @@ class Tuner:
                         install(self, shapes, decision)
                 except _BusyError:
                     later_s = _BUSY_S
-                except Exception as error:  # noqa: BLE001 - the session goes on serving
+                except Exception as error:  # noqa: BLE001 - the session keeps serving
                     if not self.closed:
                         log.warning("tuning failed: %s", why_plain(error))
             with self._state:
@@ -206,9 +206,9 @@ class Tuner:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Let one process of this user tune at a time, since several would disturb each other's timing.
+        """Hold the lock that lets one process of this user tune at a time, since several would disturb each other.
 
-        A cache folder that cannot be written to, or a file system without locks, allows any number.
+        If the cache folder cannot be written to or the file system has no locks, any number of processes may tune.
 
         Raises:
             _BusyError: Another process tunes.
@@ -228,10 +228,11 @@ class Tuner:
             lock.release()
 
     def _ask(self, shapes: NamedShapes) -> Decision:
-        """Have the decision made by the tuning process.
+        """Request a decision from the tuning process.
 
-        If no process can be started, or the session's options hold what it cannot know, decide in this process. If the
-        process ends, the model runs plain for some time: either the model has ended it, or the system or a user did.
+        If no process can be started, or it fails and session options were given, which may hold values that cannot be
+        passed to it, decide in this process. If the process ends, the model runs plain for some time: either the model
+        crashed the process, or the system or a user ended it.
 
         Raises:
             RuntimeError: The session was closed meanwhile.
@@ -239,7 +240,7 @@ class Tuner:
         try:
             self._process = self._process or TuningProcess(self._config)
         except (OSError, TypeError) as error:
-            return self._decide_here(shapes, why_plain(error))
+            return self._decide_in_process(shapes, why_plain(error))
         self._require_open()
         try:
             answer = self._process.ask(shapes)
@@ -252,9 +253,9 @@ class Tuner:
             return Decision(PLAIN, None, why_plain(error), uncertain=True)
         if self._config.options is None:
             return Decision(PLAIN, None, failure, uncertain=True)
-        return self._decide_here(shapes, failure)
+        return self._decide_in_process(shapes, failure)
 
-    def _decide_here(self, shapes: NamedShapes, reason: str) -> Decision:
+    def _decide_in_process(self, shapes: NamedShapes, reason: str) -> Decision:
         self._require_open()
         log.info("tuning in this process: %s", reason)
         return Decider(self._config).decide(shapes)
@@ -268,16 +269,17 @@ class Tuner:
 class _Work:
     """A decision to make."""
 
-    #: When to make it, in ``time.monotonic()``.
+    #: Time at which to make it, of ``time.monotonic()``.
     due_s: float
     #: Order of decisions due at the same time.
     number: int
     tuner: weakref.ref[Tuner] = field(compare=False)
     shapes: NamedShapes = field(compare=False)
+    #: Whether it replaces an uncertain decision.
     again: bool = field(compare=False)
 
 
-#: See :class:`Tuner`.
+#: Type of the argument ``install`` of :class:`Tuner`.
 Install = Callable[[Tuner, NamedShapes, Decision], None]
 
 
@@ -292,10 +294,10 @@ class _TuningThread:
         self._started = False
 
     def serve(self, tuner: Tuner) -> bool:
-        """Count the shapes of a tuner's requests from now on; start the thread, unless it is running.
+        """Count the shapes that a tuner notes from now on; start the thread, unless it is running.
 
         Returns:
-            Whether the thread runs: it cannot be started while the interpreter exits or at a limit of the system.
+            Whether the thread runs. It cannot be started while the interpreter exits or at a limit of the system.
         """
         with self._lock:
             self._tuners.add(tuner)
@@ -319,11 +321,11 @@ class _TuningThread:
             time.sleep(_POLL_S)
             try:
                 self._work(waiting)
-            except Exception:  # no error of one session ends the tuning of all others
-                log.exception("an error in the tuning thread")
+            except Exception:  # an error of one session must not end the tuning of the others
+                log.exception("error in the tuning thread")
 
     def _work(self, waiting: list[_Work]) -> None:
-        """Do everything that is due.
+        """Make all decisions that are due.
 
         Args:
             waiting: A heap of the decisions that are not due yet.

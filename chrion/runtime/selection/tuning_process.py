@@ -1,4 +1,4 @@
-"""The tuning process, seen from the process that it works for."""
+"""The client of the tuning process: starts it, asks for decisions and ends it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.worker import config_to_data
 
-#: Shapes of the inputs by name, for a model with free dimensions; empty for another.
+#: Shapes of the inputs by name, for a model with free dimensions; empty for any other model.
 NamedShapes = Mapping[str, tuple[int, ...]]
 
 #: At this niceness the process uses idle cores fully and about a tenth of busy ones. An interrupt from the keyboard is
-#: sent to all processes of a terminal; the process that this one works for decides what it means.
+#: sent to all processes of a terminal; this one ignores it, and its parent decides how to react.
 _PROGRAM = """import os, signal
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 if hasattr(os, "nice"):
@@ -39,7 +39,7 @@ class TuningProcess:
         config: The session's configuration.
 
     Raises:
-        OSError: It cannot be started.
+        OSError: The process cannot be started.
         TypeError: The configuration cannot be passed to another process.
     """
 
@@ -64,7 +64,7 @@ class TuningProcess:
 
         Raises:
             OSError: The process has ended.
-            ValueError: It answered something else.
+            ValueError: The answer is not valid JSON.
         """
         assert self._process.stdin  # noqa: S101 - it is a pipe
         assert self._process.stdout  # noqa: S101

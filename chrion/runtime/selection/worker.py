@@ -1,6 +1,6 @@
-"""The tuning process: compares candidates for another process, at low priority.
+"""The program of the tuning process, which compares candidates for its parent process at low priority.
 
-Timing and planning hold the GIL and the cores for seconds, so they do not take place in the process that serves. The
+Timing and planning hold the GIL and the cores for seconds, so they do not run in the process that serves requests. The
 protocol is one JSON object a line. The first line on stdin is a configuration, followed by the model's bytes if it has
 no file; each further line asks for the decision on one set of shapes, and is answered by a line on stdout.
 """
@@ -25,7 +25,7 @@ from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision, files_of
 from chrion.runtime.selection.selector import PLAIN, EngineSelector, why_plain
 
-#: How often the process checks that the process it works for still exists, in seconds.
+#: Interval at which the process checks that its parent still exists, in seconds.
 _CHECK_S = 1.0
 
 
@@ -46,10 +46,10 @@ class Decider:
         """Compare the candidates.
 
         Args:
-            shapes: Shapes of the inputs by name, for a model with free dimensions; empty for another.
+            shapes: Shapes of the inputs by name, for a model with free dimensions; empty for any other model.
 
         Returns:
-            The decision; for a plain session with the reason, if the model cannot be cut.
+            The decision. If the model cannot be cut, it selects a plain session and has the reason.
         """
         if self._graph is None:
             return Decision(PLAIN, None, self._reason, self._files)
@@ -66,7 +66,7 @@ class Decider:
 
 
 def config_to_data(config: SessionConfig) -> tuple[bytes, ...]:
-    """Return the beginning of the protocol, in parts, of which one is the model's bytes themselves.
+    """Return the configuration as the protocol sends it, in parts; the last is the model's bytes, not copied.
 
     Raises:
         TypeError: An argument of the session cannot be passed to another process.
@@ -88,7 +88,7 @@ def config_to_data(config: SessionConfig) -> tuple[bytes, ...]:
 
 
 def config_from_data(stream: BinaryIO) -> SessionConfig:
-    """Read the beginning of the protocol."""
+    """Read the configuration from the beginning of the stream; see :func:`config_to_data`."""
     header = json.loads(stream.readline())
     providers = header["providers"] and [tuple(p) if isinstance(p, list) else p for p in header["providers"]]
     return SessionConfig(
@@ -106,7 +106,7 @@ def config_from_data(stream: BinaryIO) -> SessionConfig:
 
 
 def answers(stream: BinaryIO) -> Iterator[dict[str, Any]]:
-    """Answer requests until the stream ends; an answer holds a decision, or the reason why there is none."""
+    """Yield an answer to each request until the stream ends: a decision, or the reason why there is none."""
     config = config_from_data(stream)
     decider: Decider | None = None
     for line in stream:
@@ -118,7 +118,7 @@ def answers(stream: BinaryIO) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Serve the process at the other end of stdin."""
+    """Answer the requests that the parent process writes to stdin."""
     threading.Thread(target=_exit_with, args=(os.getppid(),), daemon=True).start()
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # libraries may print
@@ -127,7 +127,7 @@ def main() -> None:
 
 
 def _exit_with(parent: int) -> None:
-    """Exit when the process with this identifier has ended, which makes the system assign another parent."""
+    """Exit when the parent process has ended: the system then assigns another parent to this process."""
     while os.getppid() == parent:
         time.sleep(_CHECK_S)
     os._exit(1)
