@@ -33,8 +33,8 @@ def gate() -> threading.Event:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> list[NamedShapes]:
-    """Replace the tuning process by one that always selects a plan; return the list of what it is asked for."""
+def tuned_shapes(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> list[NamedShapes]:
+    """Replace the tuning process by one that always selects a plan; return the list of shapes that it receives."""
     shapes: list[NamedShapes] = []
     monkeypatch.setattr(tuning, "TuningProcess", deciding_with(alternate, shapes, gate))
     return shapes

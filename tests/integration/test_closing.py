@@ -17,7 +17,7 @@ from chrion.runtime.execution.python_executor import PythonExecutor
 from chrion.scheduler import fixed_plan
 from helpers import alternating_lanes, assert_equal, branches, remaining_lane_threads, run_plain
 
-# A close that waits for the request it has interrupted would hang.
+# A close that waits for the request that it has interrupted is a deadlock.
 pytestmark = [
     pytest.mark.timeout(60, method="thread"),
     pytest.mark.skipif(sys.platform == "win32", reason="no such signals"),

@@ -1,4 +1,4 @@
-"""Comparison of schedulers: what is measured, and what is reported of policies that fail."""
+"""Comparison of schedulers: its measurements, and its report of policies that fail."""
 
 from __future__ import annotations
 

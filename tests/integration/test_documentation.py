@@ -1,4 +1,4 @@
-"""The documentation: every command and every piece of code in it is run, or at least parsed."""
+"""Tests that every command and every code block of the documentation can be run, or at least parsed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples: each runs as a script, and prints what it is about."""
+"""Tests that each example runs as a script and prints its results."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def raising(error: Exception, after: int = 0) -> Callable[..., Any]:
     def fail(*_: Any, **__: Any) -> None:
         calls[0] += 1
         if calls[0] > after:
-            raise type(error)(*error.args)  # a new one, since errors keep what they have passed through alive
+            raise type(error)(*error.args)  # a new one, since an error keeps all frames that it has passed
 
     return fail
 

@@ -82,7 +82,7 @@ class Subject:
 
     @property
     def instructions(self) -> list[tuple[int, int, Instruction]]:
-        """The instructions, each with its lane and its number."""
+        """Return the instructions, each with its lane and its number."""
         lanes = self.engine.program.lanes
         return [(lane, at, step) for lane, steps in lanes.items() for at, step in enumerate(steps)]
 

@@ -1,4 +1,4 @@
-"""Timing of candidates side by side."""
+"""Timing of candidates in rounds."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def random_convolutions(seed: int) -> tuple[onnx.ModelProto, dict[str, Any]]:
             case 0:
                 given["dilations"] = [1] * rank  # onnxruntime supports no other with SAME
                 given["auto_pad"] = str(pick.choice(["SAME_UPPER", "SAME_LOWER", "VALID"]))
-            case 1:  # anything
+            case 1:  # any padding
                 given["pads"] = [int(p) for p in pick.integers(0, 3, 2 * rank)]
             case _:  # padding that preserves the size, on either side
                 total = [(k - 1) * d for k, d in zip(kernel, dilation, strict=True)]

@@ -32,7 +32,7 @@ from helpers import (
     value,
 )
 
-# A test that hangs fails.
+# A deadlock is a failure.
 pytestmark = [pytest.mark.timeout(120, method="thread"), pytest.mark.usefixtures("uncrowded")]
 compiled = pytest.mark.skipif(not available(), reason="lanes are not compiled here")
 

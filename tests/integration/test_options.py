@@ -273,16 +273,16 @@ def test_plans_use_no_more_lanes_than_threads_are_allowed(
     """``intra_op_num_threads`` limits the lanes unless ``cores`` is given, and the machine's cores limit both."""
     available = len(choosing.physical_cores())
     cores, lanes = cores and min(cores, available), min(64, available) if threads == 64 else lanes
-    asked: list[int | None] = []
+    used_cores: list[int | None] = []
     measure = choosing.profile
 
     def profile(graph: Any, cores: int | None, *rest: Any) -> Any:
-        asked.append(cores)
+        used_cores.append(cores)
         return measure(graph, cores, *rest)
 
     monkeypatch.setattr(choosing, "profile", profile)
     with HybridSession(chain(), options(lambda o: setattr(o, "intra_op_num_threads", threads)), [CPU], cores=cores):
-        assert asked == [lanes and min(lanes, available)]
+        assert used_cores == [lanes and min(lanes, available)]
 
 
 # Arguments.

@@ -23,7 +23,7 @@ from helpers import FLOAT, alternating_lanes, assert_equal, branches, make_model
 
 X = np.linspace(-2, 2, 8, dtype=np.float32).reshape(2, 4)
 Session = ort.InferenceSession | HybridSession
-#: Methods of onnxruntime's IOBinding that ours does not have, and why.
+#: Methods of onnxruntime's IOBinding that Chrion's does not have, with the reasons.
 BINDING_NOT_OFFERED = {"get_outputs_as_ortvaluevector": "get_outputs gives the same values"}
 
 
@@ -175,7 +175,7 @@ def terminating() -> ort.RunOptions:
 
 
 WAYS = [by_run, by_ort_values, by_binding, by_bound_arrays, by_async]
-#: What a call is wrong with: outputs, feed, run options; and what a message about it should name.
+#: Invalid calls: outputs, feed and run options, and the text that an error message must contain.
 WRONG: dict[str, tuple[Any, Any, Any, str]] = {
     "missing input": (None, {}, None, "x"),
     "unknown input": (None, {"x": X, "zed": X}, None, "zed"),

@@ -15,7 +15,7 @@ from helpers import branches
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A small model, in which onnxruntime fuses the node ``sum`` with its input."""
+    """Return the path of a small model, in which onnxruntime fuses the node ``sum`` with its input."""
     path = tmp_path / "m.onnx"
     onnx.save(branches(), path)
     return path

@@ -1,4 +1,4 @@
-"""Pictures: their formats, and legends that are whole, beside the axes, and distinct."""
+"""Pictures: their formats, and legends that are complete, beside the axes, and distinct."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from policy_packages import policy_installer
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small model, and a package with a policy that works and one that does not."""
+    """Return the path of a small model; install a package with a policy that works and one that does not."""
     install = policy_installer(tmp_path, monkeypatch)
     install("last-core", "last-core = last_core:last_core\nbroken = last_core:missing")
     path = tmp_path / "m.onnx"

@@ -43,7 +43,7 @@ def plan() -> Plan:
 
 
 def shown(content: RenderableType, width: int = 200) -> str:
-    """Return what a console of a width prints."""
+    """Return the text that a console of a width prints."""
     output = io.StringIO()
     Console(width=width, file=output, color_system=None).print(content)
     return output.getvalue()
@@ -76,12 +76,12 @@ def test_verdicts(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("measured", "told"), [(412.5, "measured at most 412.5 MB"), (None, "not known"), (0.0, "0.0 MB")]
+    ("measured", "expected"), [(412.5, "measured at most 412.5 MB"), (None, "not known"), (0.0, "0.0 MB")]
 )
-def test_memory_is_predicted_both_ways_beside_the_measured_peak(measured: float | None, told: str) -> None:
+def test_memory_is_predicted_both_ways_beside_the_measured_peak(measured: float | None, expected: str) -> None:
     """The line has the sum of Equation 4, what an arena must hold, and the measured peak if it is known."""
     line = memory_line(Prediction(40.0, 948.1, 400.5), measured)
-    assert all(text in line for text in ("948.1 MB", "400.5 MB", told))
+    assert all(text in line for text in ("948.1 MB", "400.5 MB", expected))
 
 
 def planned() -> Plan:

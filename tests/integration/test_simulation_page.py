@@ -1,4 +1,4 @@
-"""The page on simulation: its scenarios build and run, and its commands do what they say."""
+"""Tests that the scenarios and commands of the page on simulation run as printed."""
 
 from __future__ import annotations
 

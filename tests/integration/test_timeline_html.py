@@ -1,4 +1,4 @@
-"""The timeline page: its data, its safety, and its behaviour in a browser where there is one."""
+"""The timeline page: its data, its safety, and its behaviour in a browser if one is installed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Page(HTMLParser):
 
     @property
     def data(self) -> dict[str, Any]:
-        """The JSON of the first script element."""
+        """Return the JSON of the first script element."""
         content: dict[str, Any] = json.loads(self.text["script"][0])
         return content
 
@@ -318,7 +318,7 @@ def test_the_page_draws_its_charts(plan: Plan, graph: Graph, profile: Profile, t
 
 
 def drive(folder: Path, page: str, script: str) -> Any:
-    """Return what a script sees that acts on a page as a user does; the page's policy is lifted for the script."""
+    """Return the result of a script that acts on a page as a user does; the page's policy is removed for the script."""
     page = re.sub(r"<meta http-equiv=[^>]*>", "", page)
     helpers = """
       const [first] = document.querySelectorAll("#charts canvas"), panel = chrionTimeline.panels[0];

@@ -1,4 +1,4 @@
-"""The values that are copied, for a device that supports some types only."""
+"""Transfers of values to and from a device that supports some types only."""
 
 from __future__ import annotations
 

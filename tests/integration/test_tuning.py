@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("background_tuning")
 X = np.ones((2, 4), np.float32)
 
 
-@pytest.mark.usefixtures("asked")
+@pytest.mark.usefixtures("tuned_shapes")
 def test_requests_are_served_before_tuning_ends(gate: threading.Event) -> None:
     """The plain session serves requests until the plan is installed.
 
@@ -53,17 +53,17 @@ def test_requests_are_served_before_tuning_ends(gate: threading.Event) -> None:
         assert session.get_modelmeta().graph_name == "tiny"
 
 
-def test_a_cached_decision_needs_no_process(asked: list[NamedShapes], gate: threading.Event) -> None:
+def test_a_cached_decision_needs_no_process(tuned_shapes: list[NamedShapes], gate: threading.Event) -> None:
     """A second session of the model uses the first one's decision."""
     gate.set()
     for _ in range(2):
         with HybridSession(branches()) as session:
             assert session.wait_until_tuned(30)
             assert session.plan is not None
-    assert len(asked) == 1
+    assert len(tuned_shapes) == 1
 
 
-def test_a_changed_file_is_tuned_again(asked: list[NamedShapes], gate: threading.Event, tmp_path: Path) -> None:
+def test_a_changed_file_is_tuned_again(tuned_shapes: list[NamedShapes], gate: threading.Event, tmp_path: Path) -> None:
     """The decision on a file is used until the file's size or modification time changes."""
     gate.set()
     path = tmp_path / "model.onnx"
@@ -72,23 +72,23 @@ def test_a_changed_file_is_tuned_again(asked: list[NamedShapes], gate: threading
             onnx.save(branches(size=size), path)
         with HybridSession(path) as session:
             assert session.wait_until_tuned(30)
-    assert len(asked) == 2
+    assert len(tuned_shapes) == 2
 
 
-def test_several_sessions_of_a_model_tune_once(asked: list[NamedShapes], gate: threading.Event) -> None:
+def test_several_sessions_of_a_model_tune_once(tuned_shapes: list[NamedShapes], gate: threading.Event) -> None:
     """The second session waits for the decision of the first."""
     with HybridSession(branches()) as first, HybridSession(branches()) as second:
-        wait_for(lambda: bool(asked))
+        wait_for(lambda: bool(tuned_shapes))
         time.sleep(0.3)
         gate.set()
         assert first.wait_until_tuned(30)
         assert second.wait_until_tuned(30)
         assert first.plan is not None
         assert second.plan is not None
-    assert len(asked) == 1
+    assert len(tuned_shapes) == 1
 
 
-def test_every_shape_is_served_before_it_is_tuned(asked: list[NamedShapes], gate: threading.Event) -> None:
+def test_every_shape_is_served_before_it_is_tuned(tuned_shapes: list[NamedShapes], gate: threading.Event) -> None:
     """A model with free dimensions is tuned for each shape; a request of a new shape does not wait."""
     model = free_branches()
     with HybridSession(model) as session:
@@ -101,10 +101,10 @@ def test_every_shape_is_served_before_it_is_tuned(asked: list[NamedShapes], gate
             assert_same_as_plain(session, model, {"x": np.ones((batch, 4), np.float32)})
             session.wait_until_tuned(30)
             assert session.plan is not None or batch == 4
-    assert [shapes["x"] for shapes in asked] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert [shapes["x"] for shapes in tuned_shapes] == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
-def test_shapes_in_rotation_are_not_tuned_without_end(asked: list[NamedShapes], gate: threading.Event) -> None:
+def test_shapes_in_rotation_are_not_tuned_without_end(tuned_shapes: list[NamedShapes], gate: threading.Event) -> None:
     """Of forty shapes requested once or twice, the first ones are tuned."""
     gate.set()
     model = free_branches()
@@ -113,13 +113,13 @@ def test_shapes_in_rotation_are_not_tuned_without_end(asked: list[NamedShapes], 
             for batch in range(1, 41):
                 session.run(None, {"x": np.ones((batch, 4), np.float32)})
         assert session.wait_until_tuned(60)
-    assert len(asked) == 8
+    assert len(tuned_shapes) == 8
 
 
 @pytest.mark.parametrize("feed", [{}, {"z": X}, {"x": X.astype(np.float64)}, {"x": np.ones((2, 5), np.float32)}])
 @pytest.mark.parametrize("tuned", [False, True])
 @pytest.mark.parametrize("free", [False, True])
-@pytest.mark.usefixtures("asked")
+@pytest.mark.usefixtures("tuned_shapes")
 def test_wrong_requests_raise_what_inference_session_raises(
     gate: threading.Event, feed: dict[str, Any], *, tuned: bool, free: bool
 ) -> None:
@@ -137,7 +137,7 @@ def test_wrong_requests_raise_what_inference_session_raises(
             session.run(None, feed)
 
 
-@pytest.mark.usefixtures("asked")
+@pytest.mark.usefixtures("tuned_shapes")
 def test_bindings_made_before_the_swap_work_after_it(gate: threading.Event) -> None:
     """Bindings of the session and those of onnxruntime's class still work when the plan has been installed."""
     with HybridSession(branches()) as session:
@@ -156,7 +156,7 @@ def test_bindings_made_before_the_swap_work_after_it(gate: threading.Event) -> N
             np.testing.assert_allclose(binding.copy_outputs_to_cpu()[0], expected)
 
 
-@pytest.mark.usefixtures("asked")
+@pytest.mark.usefixtures("tuned_shapes")
 def test_callers_run_through_the_swap(gate: threading.Event) -> None:
     """All outputs that threads receive while the plan is being installed are correct."""
     model = branches()
@@ -186,7 +186,7 @@ def test_callers_run_through_the_swap(gate: threading.Event) -> None:
     assert not wrong
 
 
-def test_never_uses_cached_decisions_only(asked: list[NamedShapes], gate: threading.Event) -> None:
+def test_never_uses_cached_decisions_only(tuned_shapes: list[NamedShapes], gate: threading.Event) -> None:
     """Without a cached decision, the model stays plain, and the explanation has the reason."""
     gate.set()
     with HybridSession(branches(), tune="never") as session:
@@ -197,16 +197,16 @@ def test_never_uses_cached_decisions_only(asked: list[NamedShapes], gate: thread
     with HybridSession(branches(), tune="never") as session:
         assert session.wait_until_tuned(30)
         assert session.plan is not None
-    assert len(asked) == 1
+    assert len(tuned_shapes) == 1
 
 
-def test_the_environment_sets_the_default(monkeypatch: pytest.MonkeyPatch, asked: list[NamedShapes]) -> None:
+def test_the_environment_sets_the_default(monkeypatch: pytest.MonkeyPatch, tuned_shapes: list[NamedShapes]) -> None:
     """``CHRION_TUNE`` replaces a missing argument; an unknown value raises."""
     monkeypatch.setenv("CHRION_TUNE", "never")
     with HybridSession(branches()) as session:
         assert session.wait_until_tuned(30)
         assert "tuning is switched off" in session.explain()
-    assert not asked
+    assert not tuned_shapes
     monkeypatch.setenv("CHRION_TUNE", "later")
     with pytest.raises(OptionError, match=r"environment variable CHRION_TUNE.*background, now, never.*'later'"):
         HybridSession(branches())
@@ -214,10 +214,10 @@ def test_the_environment_sets_the_default(monkeypatch: pytest.MonkeyPatch, asked
         HybridSession(branches(), tune="soon")
 
 
-def test_closing_stops_tuning(asked: list[NamedShapes], gate: threading.Event) -> None:
+def test_closing_stops_tuning(tuned_shapes: list[NamedShapes], gate: threading.Event) -> None:
     """Tuning ends at once when the session is closed, and no engine is installed afterwards."""
     session = HybridSession(branches())
-    wait_for(lambda: bool(asked))
+    wait_for(lambda: bool(tuned_shapes))
     start = time.monotonic()
     session.close()
     assert session.wait_until_tuned(5)
@@ -227,10 +227,10 @@ def test_closing_stops_tuning(asked: list[NamedShapes], gate: threading.Event) -
         session.run(None, {"x": X})
 
 
-def test_a_collected_session_stops_tuning(asked: list[NamedShapes], gate: threading.Event) -> None:
+def test_a_collected_session_stops_tuning(tuned_shapes: list[NamedShapes], gate: threading.Event) -> None:
     """Tuning stops when the session is garbage-collected without being closed."""
     session = HybridSession(branches())
-    wait_for(lambda: bool(asked))
+    wait_for(lambda: bool(tuned_shapes))
     del session
     gc.collect()
     assert gate.wait(10)
@@ -262,15 +262,15 @@ def test_a_model_that_cannot_be_cut_stays_plain_with_the_reason() -> None:
         assert "tuning has not finished" not in session.explain()
 
 
-def test_options_that_require_a_plain_session_start_no_tuning(asked: list[NamedShapes]) -> None:
+def test_options_that_require_a_plain_session_start_no_tuning(tuned_shapes: list[NamedShapes]) -> None:
     """The reason for the plain session is known at once, and no tuning is started."""
     with HybridSession(branches(), disabled_optimizers=["ConstantFolding"]) as session:
         assert session.wait_until_tuned(0)
         assert "disabled_optimizers" in session.explain()
-    assert not asked
+    assert not tuned_shapes
 
 
-def test_added_initialisers_stay_in_effect(asked: list[NamedShapes], gate: threading.Event) -> None:
+def test_added_initialisers_stay_in_effect(tuned_shapes: list[NamedShapes], gate: threading.Event) -> None:
     """A plan does not replace a session with options that no other process can read."""
     gate.set()
     replaced = ort.OrtValue.ortvalue_from_numpy(np.ones((4, 4), np.float32))
@@ -281,7 +281,7 @@ def test_added_initialisers_stay_in_effect(asked: list[NamedShapes], gate: threa
         assert session.wait_until_tuned(30)
         assert "add_initializer" in session.explain()
         np.testing.assert_array_equal(session.run(None, {"x": X})[0], plain[0])
-    assert asked
+    assert tuned_shapes
 
 
 def test_a_process_that_ends_leaves_the_session_plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -454,12 +454,12 @@ def test_a_missed_slo_is_logged(
 
 
 def test_one_plain_session_is_open_after_tuning(
-    monkeypatch: pytest.MonkeyPatch, asked: list[NamedShapes], gate: threading.Event
+    monkeypatch: pytest.MonkeyPatch, tuned_shapes: list[NamedShapes], gate: threading.Event
 ) -> None:
     """A plain session with another number of threads replaces the first one, which is dropped."""
     gate.set()
     decision = Decision("plain, threads: 1", None, "of the test")
-    monkeypatch.setattr(tuning, "TuningProcess", deciding_with(lambda _: decision, asked, gate))
+    monkeypatch.setattr(tuning, "TuningProcess", deciding_with(lambda _: decision, tuned_shapes, gate))
     with HybridSession(branches()) as session:
         described = [str(info) for info in session.get_inputs()]
         assert session.wait_until_tuned(30)

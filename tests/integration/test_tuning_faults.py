@@ -44,7 +44,7 @@ X = np.ones((2, 4), np.float32)
 # Requests.
 
 
-def test_requests_with_ort_values_are_tuned(asked: list[NamedShapes], gate: threading.Event) -> None:
+def test_requests_with_ort_values_are_tuned(tuned_shapes: list[NamedShapes], gate: threading.Event) -> None:
     """Requests with OrtValues are tuned by their shapes, and the caller's memory is released before that."""
     with HybridSession(free_branches()) as session:
         session.run_with_ort_values(None, {"x": ort.OrtValue.ortvalue_from_numpy(X)})
@@ -54,10 +54,10 @@ def test_requests_with_ort_values_are_tuned(asked: list[NamedShapes], gate: thre
         session.run_with_iobinding(binding)
         gate.set()
         assert session.wait_until_tuned(30)
-    assert [shapes["x"] for shapes in asked] == [(2, 4), (3, 4)]
+    assert [shapes["x"] for shapes in tuned_shapes] == [(2, 4), (3, 4)]
 
 
-def test_requests_that_fail_are_not_tuned(asked: list[NamedShapes], gate: threading.Event) -> None:
+def test_requests_that_fail_are_not_tuned(tuned_shapes: list[NamedShapes], gate: threading.Event) -> None:
     """Requests with wrong names or wrong shapes do not reach the tuning process."""
     gate.set()
     with HybridSession(free_branches()) as session:
@@ -69,11 +69,11 @@ def test_requests_that_fail_are_not_tuned(asked: list[NamedShapes], gate: thread
         session.run(None, {"x": X})
         assert session.wait_until_tuned(30)
         assert session.plan is not None
-    assert asked == [{"x": (2, 4)}]
+    assert tuned_shapes == [{"x": (2, 4)}]
 
 
 def test_shapes_with_a_plan_are_not_tuned_again(
-    asked: list[NamedShapes], gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+    tuned_shapes: list[NamedShapes], gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests that select outputs are looked up each time, but do not open the engine again."""
     gate.set()
@@ -93,7 +93,7 @@ def test_shapes_with_a_plan_are_not_tuned_again(
                 session.run(["y"], {"x": X})
             time.sleep(2 * tuning._POLL_S)
         assert session.wait_until_tuned(30)
-    assert len(opened) == len(asked) == 1
+    assert len(opened) == len(tuned_shapes) == 1
 
 
 # The swap.
@@ -134,7 +134,7 @@ def test_requests_are_right_at_every_step_of_the_swap() -> None:
     assert len(steps) > 20
 
 
-@pytest.mark.usefixtures("asked")
+@pytest.mark.usefixtures("tuned_shapes")
 def test_a_decision_for_other_providers_is_not_installed(
     gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,7 +216,10 @@ def test_without_a_thread_the_session_serves(monkeypatch: pytest.MonkeyPatch, ca
 
 
 def test_an_error_in_the_tuning_thread_does_not_end_it(
-    asked: list[NamedShapes], gate: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tuned_shapes: list[NamedShapes],
+    gate: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The thread tunes for all sessions of the process."""
     gate.set()
@@ -232,13 +235,13 @@ def test_an_error_in_the_tuning_thread_does_not_end_it(
     with HybridSession(branches()) as session:
         assert session.wait_until_tuned(30)
         assert session.plan is not None
-    assert asked
+    assert tuned_shapes
     assert "Set changed size during iteration" in caplog.text
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOLCK, "no locks available"), NotImplementedError("flock")])
 def test_file_systems_without_locks(
-    error: Exception, asked: list[NamedShapes], gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+    error: Exception, tuned_shapes: list[NamedShapes], gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The decision is made on network file systems without locks."""
 
@@ -250,11 +253,11 @@ def test_file_systems_without_locks(
     with HybridSession(branches()) as session:
         assert session.wait_until_tuned(30)
         assert session.plan is not None
-    assert asked
+    assert tuned_shapes
 
 
 def test_another_process_that_tunes_does_not_delay_cached_decisions(
-    asked: list[NamedShapes], gate: threading.Event
+    tuned_shapes: list[NamedShapes], gate: threading.Event
 ) -> None:
     """The session without a decision waits for the other process, and the session with one does not."""
     gate.set()
@@ -266,13 +269,13 @@ def test_another_process_that_tunes_does_not_delay_cached_decisions(
             wait_for(lambda: second.plan is not None, 10)
             assert first.plan is None
             assert not first.wait_until_tuned(0.1)
-        assert len(asked) == 1
+        assert len(tuned_shapes) == 1
     with HybridSession(branches(size=8)) as session:
         assert session.wait_until_tuned(30)
         assert session.plan is not None
 
 
-@pytest.mark.usefixtures("asked")
+@pytest.mark.usefixtures("tuned_shapes")
 def test_a_process_that_was_ended_is_started_again_later(
     gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,7 +298,7 @@ def test_a_process_that_was_ended_is_started_again_later(
         wait_for(lambda: session.plan is not None)
 
 
-def test_options_that_are_changed_later_do_not_matter(asked: list[NamedShapes], gate: threading.Event) -> None:
+def test_options_that_are_changed_later_do_not_matter(tuned_shapes: list[NamedShapes], gate: threading.Event) -> None:
     """Options that the caller changes after the creation have no effect, as with InferenceSession."""
     gate.set()
     options = ort.SessionOptions()
@@ -306,7 +309,7 @@ def test_options_that_are_changed_later_do_not_matter(asked: list[NamedShapes], 
         assert session.plan is None
         assert "options were changed" in session.explain()
         assert_same_as_plain(session, branches(), {"x": X})
-    assert not asked
+    assert not tuned_shapes
     with HybridSession(branches(), options) as session:
         assert session.wait_until_tuned(30)
         assert session.plan is not None
@@ -315,7 +318,7 @@ def test_options_that_are_changed_later_do_not_matter(asked: list[NamedShapes], 
 # The end of a session.
 
 
-@pytest.mark.usefixtures("asked")
+@pytest.mark.usefixtures("tuned_shapes")
 @pytest.mark.parametrize("tuned", [False, True])
 def test_a_dropped_session_leaves_memory_at_once(gate: threading.Event, *, tuned: bool) -> None:
     """A dropped session is freed without a garbage collection, as an InferenceSession, also while it is being tuned."""

@@ -35,7 +35,7 @@ def configuration(source: str | bytes, options: ort.SessionOptions | None = None
 
 
 def ask_process(source: str | bytes, *shapes: NamedShapes) -> list[dict[str, Any]]:
-    """Ask a real tuning process."""
+    """Return the decision of a real tuning process."""
     process = TuningProcess(configuration(source, ort.SessionOptions()))
     try:
         answers = [process.ask(shape) for shape in shapes]

@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no signals, and no forks")
 
-#: Loads a graph, prints its weights folder and waits for a line.
+#: A program that loads a graph, prints its weights folder and waits for a line.
 LOADS = """
 import sys
 from chrion import load

@@ -138,11 +138,11 @@ def test_specifications_are_valid_and_parameters_are_options() -> None:
 
 
 def units(model: onnx.ModelProto) -> int:
-    """Operators as IOS counts them (its Table 2).
+    """Return the number of operators as IOS counts them (its Table 2).
 
-    A convolution is one with its batch norm, its ReLU, before or after, and the depthwise convolution before it. Sums
-    of what an operator reads are part of it, so that an addition counts only if several read it, or one that is no
-    concatenation. The last dense layer is left out.
+    A convolution includes its batch norm, its ReLU, before or after, and the depthwise convolution before it. An
+    addition whose only reader is a concatenation or a ReLU is part of that reader; all others count. The last dense
+    layer is left out.
     """
     nodes = model.graph.node
     readers: dict[str, list[onnx.NodeProto]] = {}

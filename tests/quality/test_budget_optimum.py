@@ -59,7 +59,7 @@ def everything(dag: Dag, costs: Costs) -> Iterator[tuple[float, float]]:
 
 @pytest.fixture(scope="module")
 def ratios() -> list[float]:
-    """Predicted latency over the optimum, for every case and budget."""
+    """Return the predicted latency over the optimum, for every case and budget."""
     found = []
     for seed in range(CASES):
         dag, costs = case(seed)

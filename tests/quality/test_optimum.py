@@ -35,7 +35,7 @@ def case(seed: int) -> tuple[Dag, Costs]:
 
 @pytest.fixture(scope="module")
 def ratios() -> dict[str, list[float]]:
-    """Latency of each policy over the optimum."""
+    """Return the latency of each policy over the optimum."""
     found: dict[str, list[float]] = {name: [] for name in ("chrion", "chrion-paper", "heft", "cpop")}
     for seed in range(CASES):
         dag, costs = case(seed)

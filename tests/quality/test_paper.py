@@ -30,13 +30,13 @@ TABLE_6 = {
 
 @pytest.fixture(scope="module")
 def paper() -> Profile:
-    """The bundled profile."""
+    """Return the bundled profile of the paper's machine."""
     return Profile.load(bundled_folder("profiles") / "gtx1080ti-paper.json")
 
 
 @pytest.fixture(scope="module")
 def baseline() -> Graph:
-    """12 layers, batch 8, width 64, 96 steps."""
+    """Return the paper's baseline: 12 layers, batch 8, width 64, 96 steps."""
     return load(build("lstm-baseline"))
 
 

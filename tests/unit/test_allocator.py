@@ -10,7 +10,7 @@ import pytest
 
 from chrion.allocator import trim
 
-#: Frees 80 MB in fragments below one that stays in use, which prevents glibc from returning them by itself.
+#: A program that frees 80 MB in fragments below one that stays in use, so that glibc does not return them itself.
 FRAGMENTS = """
 import numpy as np, psutil
 from chrion.allocator import trim

@@ -1,4 +1,4 @@
-"""Benchmarks time what a session has selected, not what it runs until it has been tuned."""
+"""Benchmarks of sessions, which time the selected engine and not the one that serves until tuning ends."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_the_published_example_takes_86() -> None:
 
 
 def naive_cpop(dag: Dag, costs: Costs, cores: int) -> tuple[list[int], list[float]]:
-    """Figure 4 of the paper, literally: lanes and start times, with this machine's overheads in EST."""
+    """Return lanes and start times by Figure 4 of the paper, literally, with this machine's overheads in EST."""
     n = len(dag)
 
     def transfer(m: int, i: int) -> float:

@@ -1,4 +1,4 @@
-"""Which requests are crowded, on a fake clock."""
+"""Detection of crowded requests, on a fake clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def crowded(crowding: Crowding, in_flight: int, requests: int = 1) -> list[objec
 
 @pytest.fixture
 def clock() -> list[float]:
-    """Time in seconds."""
+    """Return the time in seconds that the crowding reads."""
     return [0.0]
 
 

@@ -19,19 +19,19 @@ from random_profiles import coarse_random_profile
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
-    """Two branches; onnxruntime fuses the last MatMul, ``right_product``, with the Add, ``sum``."""
+    """Return two branches; onnxruntime fuses the last MatMul, ``right_product``, with the Add, ``sum``."""
     return load(branches())
 
 
 @pytest.fixture(scope="module")
 def profile(graph: Graph) -> Profile:
-    """Random costs of that model."""
+    """Return random costs of that model."""
     return coarse_random_profile(graph, Random(0))
 
 
 @pytest.fixture(scope="module")
 def plan(graph: Graph) -> Plan:
-    """The branches on two cores."""
+    """Return a plan with the branches on two cores."""
     return fixed_plan(graph, [1 + graph.dag.names[i].startswith("right") for i in range(len(graph.dag))])
 
 

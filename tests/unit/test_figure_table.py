@@ -17,7 +17,7 @@ WIDTHS = (30, 60, 80, 100, 200)
 
 
 def rendered(content: RenderableType, width: int) -> str:
-    """Return what a console of a width prints, without colours."""
+    """Return the text that a console of a width prints, without colours."""
     output = io.StringIO()
     Console(width=width, file=output, color_system=None).print(content)
     return output.getvalue()

@@ -200,7 +200,7 @@ class BusyCores:
     """A monitor that always finds interference."""
 
     def wait(self) -> bool:
-        """Return that the wait was in vain."""
+        """Return false, as if the interference had not ended."""
         return False
 
     def has_interference(self) -> bool:

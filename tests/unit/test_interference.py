@@ -11,7 +11,7 @@ from chrion.profiler.interference import CoreMonitor
 
 @pytest.fixture
 def measurements(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The times of the next measurements in ms; 1 ms after the last of them."""
+    """Return the list of the next measurements in ms; measurements after the last of them take 1 ms."""
     coming: list[float] = []
     monkeypatch.setattr(interference, "run_on_cores", lambda *_: [coming.pop(0) if coming else 1.0])
     return coming

@@ -54,7 +54,7 @@ Install = Callable[..., Driver]
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Return a function that installs a fake driver; ``shown`` tells whether it uses our process numbers."""
+    """Return a function that installs a fake driver; ``shown`` is true if it uses this process's numbers."""
 
     def put(held: list[dict[int, int | None]], *, shown: bool = True) -> Driver:
         driver = Driver(held)

@@ -23,13 +23,13 @@ from random_profiles import coarse_random_profile
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
-    """Two branches that meet."""
+    """Return a graph of two branches that meet."""
     return load(branches())
 
 
 @pytest.fixture(scope="module")
 def profile(graph: Graph) -> Profile:
-    """Random costs of that model on an accelerator and two cores."""
+    """Return random costs of that model on an accelerator and two cores."""
     return coarse_random_profile(graph, Random(0))
 
 

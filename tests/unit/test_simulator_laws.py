@@ -57,7 +57,7 @@ def runs(draw: st.DrawFn) -> Run:
         pinned[draw(st.integers(0, len(models) - 1))] = draw(st.booleans())
     size = draw(st.integers(1, 120))
     picks = np.array(draw(st.lists(st.integers(0, len(models) - 1), min_size=size, max_size=size)))
-    # Whole numbers of ms, so that many things happen at the same time.
+    # Whole numbers of ms, so that many events occur at the same time.
     times = np.cumsum(draw(st.lists(st.integers(0, 30), min_size=size, max_size=size))).astype(float)
     admission = draw(st.sampled_from(sorted(ADMISSION)))
     policies = ServerPolicies(

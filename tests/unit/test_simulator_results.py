@@ -12,7 +12,7 @@ from chrion.simulator.results import PatternResult, to_json
 from chrion.simulator.run import simulate
 from chrion.simulator.scenario import Scenario, find_scenario
 
-#: Two models of 600 MB on one server of 1 GB, asked for in turn: every request loads, 3 + 600 / 6 = 103 ms.
+#: Two models of 600 MB on one server of 1 GB, requested alternately: every request loads, 3 + 600 / 6 = 103 ms.
 ALTERNATING = """
 [[servers]]
 gpu_memory_gb = 1.0

@@ -1,4 +1,4 @@
-"""Scenario files: defaults, what is refused, and changes from the command line."""
+"""Scenario files: defaults, refusals, and changes from the command line."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def scenario(folder: Path, text: str, **sets: Any) -> Scenario:
 
 
 def plan(folder: Path, busy_ms: Any, *, plain: Any = None, **predicted: Any) -> Path:
-    """A plan of one operator with these predicted figures."""
+    """Write a plan of one operator with these predicted figures, and return its path."""
     figures = {"latency_ms": 52.0, "memory_mb": 948.1, "resident_mb": 400.5, "cpu_only": None, **predicted}
     machine = {"cpu": "x", "cores": 8, "memory_mb": 1e4, "system": "x", "onnxruntime": "1", "accelerator": None}
     content = dict.fromkeys(("digest", "policy", "model"), "x") | dict.fromkeys(

@@ -21,7 +21,7 @@ SETS = {"requests": 400}
 
 
 def figures(points: list[SweepPoint]) -> list[Any]:
-    """Return the results of a sweep as plain data, to be compared."""
+    """Return the results of a sweep as plain data for comparison."""
     return [point.to_json() for point in points]
 
 

@@ -16,7 +16,10 @@ from helpers import branches
 
 @pytest.fixture
 def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Chrion:
-    """Run the command in this process, in an empty folder: exit code, stdout, stderr."""
+    """Return a function that runs the command in this process and returns its exit code, stdout and stderr.
+
+    The current folder is empty.
+    """
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str) -> tuple[int, str, str]:
@@ -32,7 +35,7 @@ def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A small model on disk, ``m.onnx``."""
+    """Return the path of a small model, ``m.onnx``."""
     path = tmp_path / "m.onnx"
     onnx.save(branches(), path)
     return path
@@ -40,7 +43,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def lstm(tmp_path: Path) -> Path:
-    """The paper's baseline on disk, ``lstm.onnx``."""
+    """Return the path of the paper's baseline, ``lstm.onnx``."""
     path = tmp_path / "lstm.onnx"
     onnx.save(build("lstm-baseline"), path)
     return path

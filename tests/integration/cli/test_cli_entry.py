@@ -80,7 +80,7 @@ def test_help_names_policies_and_defaults(cli: Chrion) -> None:
 
 
 def completions(*words: str) -> list[str]:
-    """Return what bash would offer for the last word."""
+    """Return the completions that bash would offer for the last word."""
     environment = {
         **os.environ,
         "_CHRION_COMPLETE": "complete_bash",

@@ -15,7 +15,7 @@ from command_line import Chrion, assert_refused
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache."""
+    """Return the folder of an empty cache."""
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 

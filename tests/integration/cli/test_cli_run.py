@@ -1,4 +1,4 @@
-"""``chrion run``, ``chrion bench`` and ``chrion report``: sessions as their users get them, and given plans."""
+"""``chrion run``, ``chrion bench`` and ``chrion report`` for default sessions and for given plans."""
 
 from __future__ import annotations
 
