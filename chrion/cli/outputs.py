@@ -86,6 +86,9 @@ def _check_folder(where: str, path: Path) -> None:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except (FileNotFoundError, NotADirectoryError) as error:
+        if path.parent.is_dir():  # for example /proc
+            message = f"{where}: cannot be written: folder {path.parent} accepts no new file"
+            raise OptionError(message) from error
         hint = f"create it first: mkdir -p {path.parent}"
         raise OptionError(f"{where}: cannot be written: there is no folder {path.parent}", hint=hint) from error
     except OSError as error:

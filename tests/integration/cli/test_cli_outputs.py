@@ -50,7 +50,7 @@ def _no_work(monkeypatch: pytest.MonkeyPatch) -> None:
         ("folder.png", "it is a folder"),
         ("/dev/null", "not a regular file"),
         ("mine.png", "the file exists, and this command did not write it (add --force to replace it)"),
-        ("/proc/x.png", "cannot be written"),
+        ("/proc/x.png", "cannot be written: folder /proc accepts no new file"),
     ],
 )
 @pytest.mark.usefixtures("_files", "_no_work")
