@@ -29,8 +29,8 @@ class Crowding:
     """Decides which requests of a session are crowded.
 
     Args:
-        open_session: Opens the session of one thread; returns None if crowded requests are to have no such session.
-        cores: Number of requests in flight that are a crowd, at least two; by default that of the physical cores.
+        open_session: Opens the session of one thread; returns None to have no session for crowded requests.
+        cores: Number of requests in flight that are a crowd, but at least two; by default that of physical cores.
         clock: Returns the time in seconds.
 
     Attributes:
@@ -61,7 +61,7 @@ class Crowding:
 
         Called only if several requests are in flight or ``active`` is set, so that it costs a single caller nothing.
         """
-        if self._cores is None:  # counting them takes as long as creating the session of a small model
+        if self._cores is None:  # counting the cores takes as long as creating the session of a small model
             self._cores = len(physical_cores())
         if len(self.in_flight) >= max(2, self._cores):
             self.active = True

@@ -147,7 +147,7 @@ class Engines:
         engine = self.current
         if not self.by_shapes or (engine.fast_path and engine.fast_path.matches(feed)):
             return engine
-        return self._tuned_now(feed) if self._tune == "now" else self._tuned_before(feed)
+        return self._tuned_now(feed) if self._tune == "now" else self._tuned_in_background(feed)
 
     def note(self, feed: Mapping[str, Any]) -> None:
         """Note the shapes of a request that the plain session served, for tuning.
@@ -314,7 +314,7 @@ class Engines:
     # Tuning now.
 
     def _first(self) -> Engine:
-        """Return the engine for the first request: for its shapes if the model has fixed ones, or else a plain one."""
+        """Return the engine in use until a request or tuning selects another one."""
         if self._tune != "now":
             return self._start_plain()
         if self._graph is None:  # if InferenceSession refuses the model as well, its own error is raised
@@ -363,7 +363,7 @@ class Engines:
 
     # Tuning in the background.
 
-    def _tuned_before(self, feed: Mapping[str, Any]) -> Engine:
+    def _tuned_in_background(self, feed: Mapping[str, Any]) -> Engine:
         """Return the engine that was selected for a request's shapes, or else the plain session."""
         try:
             shapes = tuple(shape_of(feed[info.name]) for info in self._inputs)
@@ -406,7 +406,7 @@ class Engines:
         return engine
 
     def _install(self, tuner: Tuner, named: NamedShapes, decision: Decision) -> None:
-        """Use the engine of a decision from the next request on, unless its tuner was replaced.
+        """Use the engine of a decision from the next request on, unless the session or the tuner was closed.
 
         Called by the tuning thread.
         """
@@ -516,7 +516,7 @@ class Engines:
         return result
 
     def _drop_accelerated(self, feed: Mapping[str, Any]) -> None:
-        """Drop the engines that use the accelerator, and select one for this request; others are selected on demand."""
+        """Drop the engines that use the accelerator; other ones are selected when their shapes are requested."""
         self._plain = None
         for shapes in [shapes for shapes, engine in self._by_shape.items() if engine.accelerated]:
             del self._by_shape[shapes]

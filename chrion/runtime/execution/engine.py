@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class CannotCutError(Exception):
-    """A graph or plan that a plain session serves as well or better, or that only a plain session can serve."""
+    """Refusal to cut a model that a plain session serves as well or better, or that only a plain session can serve."""
 
 
 class CutEngine:
@@ -101,7 +101,7 @@ class CutEngine:
             for o in graph.outputs
             if (value := graph.constant(o.name)) is not None
         }
-        #: Whether no output is an input or a weight, so that none has to be copied.
+        #: Whether no output is also an input or a weight, so that none has to be copied.
         self._all_computed = not {*self._constants, *(i.name for i in graph.inputs)}.intersection(self._outputs)
 
     @property
@@ -134,7 +134,7 @@ class CutEngine:
     ) -> dict[str, Any]:
         """Run one request; see :meth:`chrion.runtime.execution.executor.Executor.run`.
 
-        An output that is an input or a weight of the model is copied.
+        Outputs that are also inputs or weights of the model are copied.
         """
         computed = [name for name in outputs if name not in feeds and name not in self._constants]
         executor = self._native if self._native is not None and run_options is None else self._python_executor()
@@ -184,7 +184,7 @@ class CutEngine:
         """Refuse new requests, and stop the lanes when those in flight have finished.
 
         Args:
-            until: Wait no longer than until this time, in seconds of ``time.monotonic``.
+            until: Time at which to stop waiting, in seconds of ``time.monotonic``; None waits without limit.
         """
         with self._lock:
             self._closed = True
@@ -280,7 +280,7 @@ Engine = CutEngine | PlainEngine
 
 
 def require_tensors(graph: Graph) -> None:
-    """Raise if requests of a graph cannot be bound.
+    """Raise if the inputs or outputs of a graph cannot be bound.
 
     Raises:
         CannotCutError: An input is not a tensor of numbers, or an output is not a tensor, or is a constant text.

@@ -29,7 +29,7 @@ F = TypeVar("F", bound=Frame)
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One run of a segment or one copy, in ms from the start of its request."""
+    """Times of one run of a segment or of one copy, in ms from the start of the request."""
 
     lane: int
     #: Index of the segment; -1 for a copy.
@@ -82,7 +82,7 @@ class Executor(ABC, Generic[F]):
         Raises:
             RuntimeError: The executor is closed.
             AcceleratorFailure: A frame, a segment or a copy on the accelerator failed.
-            Exception: Raised by a segment; the message names its operators.
+            Exception: Raised by a segment, of the same type if possible; the message names its operators.
         """
         targets = targets or {}
         frame = self._take_frame()

@@ -22,15 +22,15 @@ from chrion.graph.model import Graph
 from chrion.runtime.execution.segments import Segment, locate_error
 from chrion.runtime.requests import numeric_dtype
 
-#: Arrays up to this size are copied. To wrap an array in an OrtValue and bind it takes 4 us, and 20 to 60 after a large
-#: model has evicted the interpreter from the caches; to copy 72 KiB takes 2 us, and then 5 to 15.
+#: Arrays of at most this many bytes are copied. Wrapping an array in an OrtValue and binding it takes 4 us, and copying
+#: 72 KiB takes 2 us; after a large model has evicted the interpreter from the caches, 20 to 60 us and 5 to 15 us.
 _COPIED_BYTES = 1 << 17
 
 Array = np.ndarray[Any, Any]
 
 
 class Frame(Protocol):
-    """The buffers and bindings of one request in flight, whatever executor carries it out."""
+    """The buffers and bindings of one request in flight, with any kind of executor."""
 
     def begin(
         self, feeds: Mapping[str, ort.OrtValue | Array], targets: Mapping[str, ort.OrtValue], *, arrays: bool
@@ -74,7 +74,7 @@ class CopiedBuffer(NamedTuple):
 
 
 class BoundOutput(NamedTuple):
-    """An output of the request, and the segment that computes it."""
+    """An output of a segment, and the binding that it belongs to."""
 
     binding: Any
     #: Name and position among the outputs of the segment's session.
@@ -95,7 +95,7 @@ class BoundOutput(NamedTuple):
 
 
 def bound_outputs(graph: Graph, segment: Segment, binding: Any) -> Iterator[tuple[str, BoundOutput]]:
-    """List a segment's outputs by their names in the graph.
+    """Yield each output of a segment with its name in the graph.
 
     If the run allocates any of them, all are first bound in the order of the session: ``get_outputs`` returns values in
     the order of first binding.

@@ -98,7 +98,8 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
         self._program = program
         self._segments = segments
         self._lane_threads = lane_threads
-        #: A lane without a core of its own takes time from the others while it spins.
+        #: Maximum number of spins of each lane before it parks; None for the default. A spinning lane without a core of
+        #: its own slows down the others.
         self._max_spins = {lane: _FEW_SPINS if core is None else None for lane, core in cores.items()}
         self._accelerator = accelerator
         self._first = next(iter(program.lanes))
@@ -266,7 +267,7 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
             raise AcceleratorFailure(locate_error(error, self._describe(step))) from error
 
     def _describe(self, step: Run | Copy) -> str:
-        """Describe an instruction by its operators, for a message."""
+        """Describe an instruction by its operators, for error messages."""
         if isinstance(step, Run):
             return str(self._segments[step.segment])
         producer = self._producers.get(step.value)

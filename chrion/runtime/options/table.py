@@ -14,7 +14,7 @@ from enum import Enum
 
 
 class Treatment(Enum):
-    """Effect of an option on a session that would be cut."""
+    """Effect of an option on a session whose model could be cut."""
 
     HONOURED = "honoured"
     PLAIN = "runs plain"
@@ -27,7 +27,7 @@ class Option:
 
     name: str
     treatment: Treatment
-    #: How it is honoured, why the model runs plain, or why it has no effect.
+    #: Explanation of the treatment: the way it is honoured, or the reason why the model runs plain or it has no effect.
     why: str
     #: Values of a configuration key with which the model can be cut; None for all values. For an attribute, a tuple
     #: means that the model can be cut with the default value only.

@@ -45,7 +45,7 @@ class Decision:
     uncertain: bool = False
     #: Number of uncertain decisions in a row, including this one.
     attempts: int = 1
-    #: How far the SLO is missed, in words; empty if it is met or there is none.
+    #: Message about a missed SLO; empty if the SLO is met or there is none.
     missed: str = ""
 
     @property

@@ -154,9 +154,9 @@ def _run_rounds(records: Sequence[_Record], monitor: InterferenceMonitor, least:
     """Time the candidates in rounds, without those that are eliminated, until the result is clear.
 
     Args:
-        records: Their measurements.
+        records: The candidates, with their measurements.
         monitor: Detects interference.
-        least: Rounds that even a single candidate takes part in.
+        least: Minimum number of rounds if there is a single candidate.
     """
     remaining, ran_s = list(records), 0.0
     with contextlib.ExitStack() as kept:

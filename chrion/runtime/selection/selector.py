@@ -367,13 +367,13 @@ def _is_reason(error: Exception) -> bool:
 
 
 def warn_of_slo(name: str, decision: Decision) -> None:
-    """Log a warning if no candidate meets the SLO."""
+    """Log a warning if no candidate of a decision met the SLO."""
     if decision.missed:
         log.warning("model %s: %s", name, decision.missed)
 
 
 def _missed_slo(results: Sequence[CandidateResult], slo_ms: float | None) -> str:
-    """Return how far the SLO is missed, in words; empty if it is met, or if no candidate was timed."""
+    """Return a message if no candidate meets the SLO; empty if one does, or if none was timed."""
     fastest_ms = min((result.median_ms for result in results), default=math.inf)
     if slo_ms is None or not slo_ms < fastest_ms < math.inf:
         return ""

@@ -13,7 +13,7 @@ _COUNTED = 4096
 
 
 class ShapeCounter:
-    """Counts requests by shape and decides when a shape is to be tuned.
+    """Counts requests by shape and decides when to tune a shape.
 
     A model may see a new shape in every request. Tuning each would never end, so it is limited to shapes that are
     requested often. The work for a shape that is evicted again and again grows with the logarithm of its requests.

@@ -67,7 +67,7 @@ class Tuner:
         cached_only: Make no decisions: without a cached decision, select the plain session.
 
     Attributes:
-        closed: Whether no decision is to be used any more. A flag without a lock: garbage collection may close the
+        closed: Whether decisions are no longer used. A flag without a lock: garbage collection may close the
             tuner of a session in any thread at any moment, and another thread may fork.
         noted: Shapes of requests, appended by the threads of callers.
     """

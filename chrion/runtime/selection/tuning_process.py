@@ -28,7 +28,7 @@ from chrion.runtime.selection.worker import main
 main()
 """
 
-#: How long one decision may take, in seconds.
+#: Time after which a process that has not answered is ended, in seconds.
 _LIMIT_S = 900.0
 
 
@@ -44,10 +44,10 @@ class TuningProcess:
     """
 
     def __init__(self, config: SessionConfig) -> None:
-        # An application that embeds Python would start itself.
+        # In an application that embeds Python, the executable is the application.
         if "py" not in Path(sys.executable or "").name.lower() or getattr(sys, "frozen", False):
             raise OSError(f"no Python interpreter to start: {sys.executable!r}")
-        #: Data that is not sent yet, in parts: a model's bytes are not copied.
+        #: Data that is not sent yet, in parts, so that a model's bytes are not copied.
         self._unsent = config_to_data(config)
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
         self._process = subprocess.Popen(  # noqa: S603 - this interpreter, a module of this package
@@ -63,13 +63,13 @@ class TuningProcess:
         """Return the answer for one set of shapes.
 
         Raises:
-            OSError: The process has ended.
+            OSError: The process has ended, or it was ended because it took too long.
             ValueError: The answer is not valid JSON.
         """
         assert self._process.stdin  # noqa: S101 - it is a pipe
         assert self._process.stdout  # noqa: S101
         line = b""
-        limit = threading.Timer(_LIMIT_S, self._process.kill)  # for one that hangs, in a driver for example
+        limit = threading.Timer(_LIMIT_S, self._process.kill)  # it may hang, in a driver for example
         limit.daemon = True
         limit.start()
         with suppress(BrokenPipeError):
@@ -85,7 +85,7 @@ class TuningProcess:
         return answer
 
     def kill(self) -> None:
-        """End the process at once."""
+        """End the process immediately."""
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
