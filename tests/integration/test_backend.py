@@ -45,7 +45,7 @@ def test_an_unknown_device_is_refused() -> None:
 
 @pytest.mark.parametrize("inputs", [[X], (X,), X, {"x": X}])
 def test_inputs_are_given_in_order_by_name_or_alone(inputs: Any) -> None:
-    """Outputs are in the model's order, and available by name."""
+    """Outputs are in the model's order, and can be read by name."""
     model = branches()
     prepared = RandomCutBackend.prepare(model)
     assert isinstance(prepared, BackendRep)
@@ -72,7 +72,7 @@ def test_models_are_prepared_from_protos_bytes_and_files(tmp_path: Path, kind: s
 
 
 def test_models_with_free_dimensions_are_cut_for_each_shape() -> None:
-    """A plan is made for the shapes of a request."""
+    """The plan is made for the shapes of the request."""
     model = make_model(
         [node("Relu", ["x"], ["a"]), node("Neg", ["x"], ["b"]), node("Add", ["a", "b"], ["y"])],
         [value("x", FLOAT, ["n", 4])],

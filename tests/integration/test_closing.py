@@ -66,7 +66,7 @@ def test_a_handler_closes_the_session_of_its_own_request(
 
 @pytest.mark.usefixtures("interpreted")
 def test_a_handler_interrupts_a_lane_of_the_caller(session: HybridSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other lanes wait for the caller's, so that the request cannot finish while the handler runs."""
+    """The other lanes wait for the caller's lane, so that the request cannot finish while the handler runs."""
     with monkeypatch.context() as patch:
         interrupt(patch, PythonExecutor, "_run_segment")
         found = session.run(None, FEED)
@@ -76,7 +76,7 @@ def test_a_handler_interrupts_a_lane_of_the_caller(session: HybridSession, monke
 
 @pytest.mark.usefixtures("either_lanes")
 def test_a_request_of_another_thread_is_waited_for(session: HybridSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A close outside of any request of its thread returns after those in flight, which are served."""
+    """A close outside of a request of its own thread returns after all requests in flight have been served."""
     begun, proceed, results = threading.Event(), threading.Event(), []
     begin = HostFrame.begin
 

@@ -72,7 +72,7 @@ def test_without_a_driver_there_is_no_probe(offered: dict[str, str | None], monk
 
 
 def test_probes_of_providers() -> None:
-    """The CPU's provider works; a missing provider has a reason."""
+    """The probe of the CPU provider succeeds, and that of a missing provider has a reason."""
     assert probe_provider(CPU).reason is None
     assert "NoSuch" in (probe_provider("NoSuchExecutionProvider").reason or "")
 

@@ -49,7 +49,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_a_block_is_valid(block: Block) -> None:
-    """Commands have the options they are given, Python code compiles and uses names that exist, TOML can be read."""
+    """Commands have the options that they are given, Python code compiles with existing names, and TOML can be read."""
     if block.language in {"console", "sh"}:
         found = commands(block)
         assert found, "no command"
@@ -67,7 +67,7 @@ def test_a_block_is_valid(block: Block) -> None:
 def test_a_page_runs(
     page: Path, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The marked blocks of a page, run in order in one folder, do and print what the page says."""
+    """The marked blocks of a page, run in order in one folder, have the documented output."""
     for model in models.iterdir():
         (tmp_path / model.name).symlink_to(model)
     (tmp_path / "profiles").symlink_to(ROOT / "profiles")
@@ -161,7 +161,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [p for p in PAGES if p.name != "CHANGELOG.md"], ids=lambda p: p.name)
 def test_names_in_the_text_exist(page: Path) -> None:
-    """Files and modules that a page names in its text exist, and modules have what is named of them."""
+    """Files and modules that a page names in its text exist, and modules have the attributes that the text names."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     quoted = re.findall(r"`([^`\n]+)`", text)
     top = r"(?:chrion|docs|examples|models|profiles|scenarios|scripts|tests)/[\w./-]+|(?:test|bench)_\w+\.py"
@@ -177,7 +177,7 @@ def test_names_in_the_text_exist(page: Path) -> None:
 
 
 def test_the_results_of_the_readme_stand_in_the_pages_it_links_to() -> None:
-    """Every figure in the README's table of results is also in the page of its row."""
+    """Every figure in the README's table of results is also in the page that its row links to."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| .*? \| (.*) \| \[.*?\]\((docs/.*?)\) \|$", readme, re.MULTILINE)
     assert len(rows) == 3
@@ -241,7 +241,7 @@ def test_documented_arguments_exist() -> None:
 
 
 def test_the_keys_of_files_are_documented(tmp_path: Path) -> None:
-    """The page on file formats has every key of plan and profile files, and of what is nested in them."""
+    """The page on file formats has every key of plan and profile files, including nested ones."""
     graph = chrion.load(build("lstm", {"layers": 2, "seq": 2}))
     profile = chrion.Profile.load(ROOT / "profiles" / "gtx1080ti-paper.json")
     profile.save(tmp_path / "profile.json")

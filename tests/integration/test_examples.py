@@ -27,7 +27,7 @@ def test_every_example_is_tested() -> None:
 
 @pytest.mark.parametrize("name", PRINTED)
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
-    """The example ends without an error or a warning, and prints what is expected."""
+    """The example ends without an error or a warning, and prints the expected text."""
     command = [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)  # noqa: S603
     assert done.returncode == 0, done.stderr

@@ -117,7 +117,7 @@ def test_a_wrong_output_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_an_overwritten_output_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outputs are compared after all requests have been served, and one that a later request overwrites is found."""
+    """Outputs are compared after all requests have been served, so that overwritten ones are found."""
     onnx.save(branches(), tmp_path / "model.onnx")
     run, kept = checks.HybridSession.run, {}
 
@@ -190,7 +190,7 @@ def test_the_script_writes_the_page_and_reports_crashes(
 
 
 def test_reasons_are_shortened_without_paths() -> None:
-    """The table of a page contains no path of the machine on which it was measured, and at most ten words."""
+    """A reason in the table of a page has at most ten words and no path of the machine on which it was measured."""
     reason = "model m runs plain: /home/user/corpus/boosting/model.onnx: value 'p' is a seq(map(int64,tensor(float)))"
     assert exporters.shorten_reason(reason) == "value 'p' is a seq(map(int64,tensor(float)))"
     assert exporters.shorten_reason("model m runs plain: " + "word " * 11) == "word " * 10 + "..."
@@ -205,7 +205,7 @@ def test_requirements_are_read_without_importing_a_family(tmp_path: Path) -> Non
 
 
 def test_memory_is_compared_in_separate_processes(tmp_path: Path) -> None:
-    """Both processes hold more after serving than after their imports."""
+    """Both processes use more memory after serving than after their imports."""
     _write(tmp_path / "family" / "model", branches(), {"x": X})
     found = memory_check.compare_memory(tmp_path / "family" / "model")
     for process in (found.plain, found.hybrid):

@@ -78,7 +78,7 @@ AT_LOAD = [
 def test_a_fault_at_load(
     opened: Session, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The CPU serves requests, and the warning and ``explain`` give the reason; a strict session raises it."""
+    """The CPU serves requests, and the warning and ``explain`` give the reason. A strict session raises the error."""
     monkeypatch.setattr(Accelerator, "open", raising(error))
     with pytest.raises(ProviderError, match=str(error)[:20]):
         opened(strict=True)
@@ -116,7 +116,7 @@ def test_a_fault_during_a_run(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The CPU serves the request, and all later ones without trying the accelerator again."""
+    """The CPU serves the request, and all later ones without another attempt on the accelerator."""
     session, strict = opened(), opened(strict=True)
     run = Accelerator.run
     fail = raising(error, after)
@@ -138,7 +138,7 @@ def test_a_fault_during_a_run(
 
 
 def test_a_fault_while_buffers_are_allocated(opened: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Full memory at the time of a request is a fault of the accelerator, too."""
+    """A failed allocation during a request is a fault of the accelerator."""
     session, strict = opened(), opened(strict=True)
     monkeypatch.setattr(DeviceFrame, "_keep", raising(RuntimeException("out of memory")))
     with pytest.raises(RuntimeException, match="out of memory"):
@@ -181,7 +181,7 @@ def test_an_invalid_request_is_not_a_fault_of_the_accelerator(caplog: pytest.Log
 def test_a_session_that_made_its_plan_plans_again_without(
     graph: Graph, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    """The guard chooses again among the candidates on the CPU, from the costs that were measured."""
+    """The guard selects again among the candidates on the CPU, with the costs that were measured."""
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
     monkeypatch.setattr(
         "chrion.runtime.selection.selector.compare", lambda candidates, _: Comparison(candidates[-1].name, ())

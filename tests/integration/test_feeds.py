@@ -15,7 +15,7 @@ from helpers import branches
 
 
 def test_inputs_are_read_by_name(tmp_path: Path) -> None:
-    """Arrays that are no inputs of the model are ignored."""
+    """Arrays that are not inputs of the model are ignored."""
     graph = load(branches())
     np.savez(tmp_path / "x.npz", x=np.ones((2, 4), np.float32), other=np.zeros(3))
     feed = read_feed(tmp_path / "x.npz", graph)

@@ -84,7 +84,7 @@ def test_the_page_shows_every_case(result: dict[str, Any]) -> None:
 
 
 def test_failed_and_omitted_cases_are_recorded(tmp_path: Path) -> None:
-    """A part starts no case after its share of the time, a failure does not stop it, and each result is written."""
+    """A part starts no case after its share of the time, continues after a failure, and writes each result."""
     bench = bench_gpu.Bench("P", tmp_path / "r.json", toy=True, minutes=1.0, cores=None)
     bench.results = {"parts": {}}
 
@@ -102,7 +102,7 @@ def test_failed_and_omitted_cases_are_recorded(tmp_path: Path) -> None:
 
 
 def test_overlap_is_time_in_which_accelerator_and_cores_compute() -> None:
-    """Two cores at the same time do not count; a core and the accelerator do."""
+    """The time of a core and the accelerator in parallel counts, and that of two cores does not."""
     bars = [(0, 0.0, 4.0), (1, 3.0, 6.0), (2, 3.5, 5.0), (0, 5.5, 5.75)]
     lanes = LaneChart("measured", tuple(LaneSpan(lane, start, end, "") for lane, start, end in bars))
     assert bench_gpu.both_sides_ms(lanes) == pytest.approx(1.25)

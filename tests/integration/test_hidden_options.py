@@ -227,7 +227,7 @@ def test_one_profile_is_written(planned: bool) -> None:  # noqa: FBT001 - a para
 
 
 def test_without_profiling_its_end_is_empty() -> None:
-    """``end_profiling`` returns an empty text without profiling, as InferenceSession's does."""
+    """Without profiling ``end_profiling`` returns an empty text, as InferenceSession does."""
     theirs = plain(chain(), options())
     for planned in (cut(chain()), HybridSession(chain(), cores=1)):
         with planned as session:

@@ -33,7 +33,7 @@ def test_predicted_spans_are_the_plans_segments(plan: Plan) -> None:
 
 
 def test_predicted_latency_includes_copies_after_the_last_span(plan: Plan) -> None:
-    """Outputs are copied back after the last segment has ended; a predicted chart has no spans of copies."""
+    """The latency includes the copies of outputs after the last segment. A predicted chart has no spans of copies."""
     chart = predicted_chart(replace(plan, predicted=Prediction(1000.0, 0.0, 0.0)))
     assert chart.latency_ms == 1000.0
 

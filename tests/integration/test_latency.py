@@ -31,7 +31,7 @@ def candidate(name: str, log: Log) -> SessionFactory:
 
 
 def test_one_candidate_is_open_at_a_time_and_rounds_start_with_different_ones() -> None:
-    """No session is opened before the one before it is closed; timings keep the order of the candidates."""
+    """Each session is closed before the next one is opened; timings keep the order of the candidates."""
     log: Log = []
     steps: list[tuple[int, int, str]] = []
     timings = time_candidates(
@@ -74,7 +74,7 @@ def test_constant_interference_does_not_prevent_timing() -> None:
 
 
 def test_interference_is_checked_right_before_and_after_the_timed_runs() -> None:
-    """Interference that begins or ends while a session is opened is detected."""
+    """The checks enclose the timed runs only, since interference may begin or end while a session is opened."""
     log: Log = []
     monitor = FakeInterferenceMonitor()
     monitor.wait = lambda: not log.append(("", "before"))  # type: ignore[method-assign, func-returns-value]

@@ -120,7 +120,7 @@ def test_missing_external_data_is_a_model_error(tmp_path: Path) -> None:
 
 
 def test_a_file_above_two_gigabytes_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    """Protobuf cannot parse such a file; the error has a hint."""
+    """The error of a file that protobuf cannot parse has a hint."""
     path = tmp_path / "big.onnx"
     with path.open("wb") as file:
         file.truncate((1 << 31) + 1)  # takes no room on the disk
@@ -147,7 +147,7 @@ def test_a_proto_above_two_gigabytes_is_refused(monkeypatch: pytest.MonkeyPatch,
     [b"", b"not a model", b"\x00" * 100, branches().SerializeToString()[:-40], branches().SerializeToString()[:10]],
 )
 def test_other_files_than_models_are_refused(tmp_path: Path, content: bytes) -> None:
-    """Empty, text, zero and truncated contents are errors, as a file and as bytes."""
+    """Empty files, text, zeros and truncated models are refused, as files and as bytes."""
     path = tmp_path / "m.onnx"
     path.write_bytes(content)
     with pytest.raises(ModelError, match=r"m\.onnx"):
@@ -158,7 +158,7 @@ def test_other_files_than_models_are_refused(tmp_path: Path, content: bytes) -> 
 
 @pytest.mark.parametrize("path", ["missing.onnx", "."])
 def test_a_missing_file_is_refused(tmp_path: Path, path: str) -> None:
-    """A missing file and a folder are errors."""
+    """A missing file and a folder are refused."""
     with pytest.raises(ModelError, match="cannot be read"):
         load(tmp_path / path)
 
@@ -179,7 +179,7 @@ def test_shapes_fix_free_dimensions() -> None:
     "shapes", [{"z": (1,)}, {"x": (3, 4)}, {"x": (2, 4, 1)}, {"x": (2,)}, {"batch": (2,)}, {"y": (2, 4)}]
 )
 def test_shapes_that_do_not_fit_are_refused(shapes: dict[str, tuple[int, ...]]) -> None:
-    """An unknown input, another size and another rank are errors."""
+    """An unknown input, another size and another rank are refused."""
     with pytest.raises(ShapeError):
         load(branches(), shapes)
 

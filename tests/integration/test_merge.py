@@ -232,7 +232,7 @@ def test_shared_weights_and_weights_of_a_request() -> None:
 
 
 def test_weights_with_a_default_and_old_opsets() -> None:
-    """A weight that is also an input is constant; before opset 13 a split has its sizes as an attribute."""
+    """A weight that is also an input counts as constant; before opset 13 a split has its sizes as an attribute."""
     nodes = [node("MatMul", ["x", f"w{at}"], [f"y{at}"], name=f"m{at}") for at in range(2)]
     weights = {f"w{at}": numbers(at, 6, 3 + at) for at in range(2)}
     inputs = [value("x", FLOAT, [2, 6]), value("w0", FLOAT, [6, 3])]

@@ -90,7 +90,7 @@ def test_every_key_in_the_library_is_in_the_table() -> None:
 
 
 def test_the_page_agrees_with_the_table() -> None:
-    """The page is up to date with ``python scripts/options_page.py``."""
+    """The page on options is the one that ``python scripts/options_page.py`` writes."""
     assert options_page.PAGE.read_text() == options_page.format_page()
 
 
@@ -140,7 +140,7 @@ def test_harmless_values_leave_the_model_cut(key: str) -> None:
 
 @pytest.mark.parametrize("key", [key for key, option in SESSION_KEYS.items() if option.inherited])
 def test_segments_inherit_a_session_key(key: str, native_options: list[ort.SessionOptions]) -> None:
-    """Segments have the key with native lanes and with lane threads."""
+    """Segments receive the key with native lanes and with lane threads."""
     with cut(chain(), options(lambda o: o.add_session_config_entry(key, "1"))) as session:
         found = [*segment_options(session), *native_options]
         assert len(found) > 1
@@ -199,7 +199,7 @@ def test_every_attribute_is_tested() -> None:
 
 @pytest.mark.parametrize("name", [name for name, option in SESSION_OPTIONS.items() if option.inherited])
 def test_segments_inherit_an_attribute(name: str, native_options: list[ort.SessionOptions]) -> None:
-    """Segments have the attribute with native lanes and with lane threads."""
+    """Segments receive the attribute with native lanes and with lane threads."""
     with cut(chain(), options(lambda o: setattr(o, name, CHANGED[name]))) as session:
         found = [*segment_options(session), *native_options]
         assert len(found) > 1
@@ -207,7 +207,7 @@ def test_segments_inherit_an_attribute(name: str, native_options: list[ort.Sessi
 
 
 def test_a_model_is_cut_without_optimisation_if_options_disable_it() -> None:
-    """Chrion does not optimise the model either, since the optimiser may be the reason for the option."""
+    """Chrion does not optimise the model if the options disable it. The optimiser may be the reason for the option."""
     model = chain()
     model.graph.node.insert(1, node("Identity", ["a"], ["c"], name="nothing"))
     model.graph.node[2].input[0] = "c"
@@ -314,7 +314,7 @@ def test_disabling_fallback_makes_engines_strict() -> None:
 
 
 def test_arguments_that_onnxruntime_ignores_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
-    """An unknown argument is ignored with a warning, since one of Chrion's own may be meant."""
+    """An unknown argument is ignored with a warning, since it may be a misspelt one of Chrion's."""
     plain(chain(), options(), unheard_of=1)
     with cut(chain(), unheard_of=1) as session:
         assert session.plan is not None

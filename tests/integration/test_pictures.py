@@ -106,7 +106,7 @@ def test_timelines_have_a_legend_and_an_slo_line(plan: Plan, figures: list[Figur
 
 
 def test_a_slow_run_gets_its_own_scale(plan: Plan, figures: list[Figure]) -> None:
-    """A measured run thirty times as long does not squeeze the prediction."""
+    """A measured run thirty times as long as the prediction has a time scale of its own."""
     plot_timelines(plan, [predicted_chart(plan), measured_chart(plan, [Event(1, 0, 0.0, 120.0)])], Path())
     for axes in figures[0].axes:
         step = axes.get_xticks()[1] - axes.get_xticks()[0]
@@ -128,7 +128,7 @@ def styles(lines: Sequence[Any]) -> list[tuple[str, str, str]]:
 
 
 def test_a_sweep_of_two_keys_has_a_whole_legend_and_distinct_lines(figures: list[Figure]) -> None:
-    """Three patterns and eight settings are 24 lines, no two of which look the same; the legend shows all of them."""
+    """Three patterns and eight settings give 24 distinct lines, and the legend shows all of them."""
     source = find_scenario("table7").changed({"requests": 50})
     keys = [("gpu_memory_gb", (8, 12)), ("eviction", ("lru", "lfu", "cost", "belady")), ("gpu_slots", (1, 2))]
     simulation_plots.plot_sweep(run_sweep(source, parameter_grid(keys)), Path())  # type: ignore[arg-type]

@@ -62,13 +62,13 @@ def test_a_forked_child_refuses_requests() -> None:
 
 
 def test_the_hooks_are_not_methods_of_the_session() -> None:
-    """A session has the public methods of InferenceSession and those of its documentation."""
+    """A session has only the public methods of InferenceSession and those of its own documentation."""
     added = {name for name in dir(HybridSession) if not name.startswith("_")} - set(dir(ort.InferenceSession))
     assert added == {"close", "explain", "plan", "trace", "wait_until_tuned"}
 
 
 def test_hooks_run_while_other_threads_create_sessions() -> None:
-    """Sessions that are registered meanwhile do not disturb the iteration."""
+    """Sessions that are registered while the hooks run do not affect the iteration."""
 
     class Owner:
         pass

@@ -20,7 +20,7 @@ CELLS = ["LSTM", "GRU", "RNN"]
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_chunk_does_not_change_the_result(cell: str, bidirectional: bool) -> None:  # noqa: FBT001
-    """Unfolded, chunked (also unevenly) and folded stacks agree, in plain onnxruntime and on lanes."""
+    """Unfolded, chunked (also unevenly) and folded stacks give equal outputs, in plain onnxruntime and on lanes."""
     x = np.random.default_rng(1).standard_normal((7, 2, 6)).astype(np.float32)
     spec: dict[str, Any] = {"cell": cell, "layers": 3, "batch": 2, "io": 6, "seq": 7, "bidirectional": bidirectional}
     folded = run_plain(build_recurrent(RecurrentSpec(**spec, chunk=7)), {"X": x})
@@ -34,7 +34,7 @@ def test_the_chunk_does_not_change_the_result(cell: str, bidirectional: bool) ->
 
 
 def test_the_unfolded_stack_is_the_recurrence() -> None:
-    """The reference is a simple RNN: h = tanh(x W' + h R' + b) for each layer."""
+    """The stack computes a simple RNN, h = tanh(x W' + h R' + b), for each layer."""
     spec = RecurrentSpec(cell="RNN", layers=2, batch=2, io=3, seq=4)
     model = build_recurrent(spec)
     weights = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
@@ -49,7 +49,7 @@ def test_the_unfolded_stack_is_the_recurrence() -> None:
 
 
 def test_the_baseline_is_the_papers() -> None:
-    """1152 LSTM cells of at most 12 signatures; X and Y are [96, 8, 64]."""
+    """The baseline has 1152 LSTM cells of at most 12 signatures, and X and Y are [96, 8, 64]."""
     model = build("lstm-baseline")
     assert sum(n.op_type == "LSTM" for n in model.graph.node) == 12 * 96 == 1152
     graph = load(model)
@@ -78,7 +78,7 @@ TABLE_6 = {
 
 @pytest.mark.parametrize("name", TABLE_6)
 def test_the_specifications_are_table_6(name: str) -> None:
-    """Thirteen structures with one operator per step."""
+    """The thirteen specifications have the structures of Table 6, with one operator per step."""
     assert name in names()
     spec = specification(name)
     assert (spec.layers, spec.batch, spec.io, spec.seq) == TABLE_6[name]
@@ -86,7 +86,7 @@ def test_the_specifications_are_table_6(name: str) -> None:
 
 
 def test_equal_seeds_give_equal_weights() -> None:
-    """Other seeds give other weights."""
+    """Equal seeds give equal weights, and other seeds give others."""
     made = [build("gru", {"layers": 1, "seq": 2, "io": 4, "seed": s}).SerializeToString() for s in (0, 0, 1)]
     assert made[0] == made[1] != made[2]
 
@@ -96,13 +96,13 @@ def test_equal_seeds_give_equal_weights() -> None:
     [{"layers": 0}, {"batch": -1}, {"chunk": 97}, {"seed": -1}, {"nothing": 1}, {"layers": True}, {"layers": 1.5}],
 )
 def test_parameters_out_of_range_are_refused(parameters: dict[str, Any]) -> None:
-    """Sizes are whole numbers above zero, and a chunk is at most the sequence."""
+    """Sizes that are not whole numbers above zero, and chunks longer than the sequence, are refused."""
     with pytest.raises(OptionError):
         build("lstm", parameters)
 
 
 def test_unknown_and_damaged_specifications_are_refused(tmp_path: Any) -> None:
-    """An unknown name and a file that is not a specification are errors."""
+    """An unknown name and a file that is not a specification are refused."""
     with pytest.raises(OptionError, match="unknown model 'transformer'"):
         build("transformer")
     for text in ("not toml [", 'builder = "cnn"', 'builder = "lstm"\nparameters = 3'):
@@ -178,7 +178,7 @@ def variant(cell: str, options: dict[str, Any]) -> tuple[onnx.ModelProto, dict[s
     ],
 )
 def test_variants_of_recurrent_operators(cells: list[str], options: dict[str, Any]) -> None:
-    """Each variant on two lanes equals plain onnxruntime."""
+    """Each variant on two lanes gives plain onnxruntime's outputs."""
     for cell in cells:
         model, feed = variant(cell, options)
         expected = run_plain(model, feed)

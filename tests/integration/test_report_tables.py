@@ -79,7 +79,7 @@ def test_verdicts(plan: Plan) -> None:
     ("measured", "expected"), [(412.5, "measured at most 412.5 MB"), (None, "not known"), (0.0, "0.0 MB")]
 )
 def test_memory_is_predicted_both_ways_beside_the_measured_peak(measured: float | None, expected: str) -> None:
-    """The line has the sum of Equation 4, what an arena must hold, and the measured peak if it is known."""
+    """The line has the sum of Equation 4, the size of an arena, and the measured peak if it is known."""
     line = memory_line(Prediction(40.0, 948.1, 400.5), measured)
     assert all(text in line for text in ("948.1 MB", "400.5 MB", expected))
 
@@ -207,7 +207,7 @@ def test_simulation_tables_show_the_figures_of_the_json(width: int) -> None:
     ],
 )
 def test_the_verdict_says_whether_a_policy_is_faster(policy_ms: float, plain_ms: float, line: str) -> None:
-    """A ratio above one is not called a part of the best plain session's latency."""
+    """The verdict calls a policy faster, level or slower than the best plain session."""
     result = PolicyResult("cpu", planned(), 1.0, 1, 0, Timing("cpu", policy_ms, policy_ms, policy_ms, 9))
     baseline = Timing("plain", plain_ms, plain_ms, plain_ms, 9)
     graph = load(branches())

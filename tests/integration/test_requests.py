@@ -36,7 +36,7 @@ X, N = np.zeros((2, 3), np.float32), np.zeros((), np.int64)
     ],
 )
 def test_only_contiguous_arrays_of_the_declared_type_match(feed: Any, *, matches: bool) -> None:
-    """All other requests are checked one by one, and may still be valid."""
+    """All other requests are checked input by input, and may still be valid."""
     inputs = [TensorInfo("x", "tensor(float)", (2, 3)), TensorInfo("n", "tensor(int64)", ())]
     assert FastPathMatcher(inputs).matches(feed) is matches
 
@@ -50,5 +50,5 @@ def test_only_contiguous_arrays_of_the_declared_type_match(feed: Any, *, matches
     ],
 )
 def test_types_that_numpy_lacks_never_match(kind: str, array: Any) -> None:
-    """Texts are checked one by one, and onnxruntime makes no tensor of an array of the smaller floats."""
+    """Texts are checked input by input, and onnxruntime makes no tensor of an array of the smaller floats."""
     assert not FastPathMatcher([TensorInfo("x", kind, (1,))]).matches({"x": array})

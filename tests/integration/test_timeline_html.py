@@ -157,7 +157,7 @@ def test_without_the_model_there_are_layers_only(plan: Plan) -> None:
 
 
 def test_one_slow_run_does_not_squeeze_the_prediction(plan: Plan) -> None:
-    """Charts of similar length share a time scale; a measured run fifty times as long gets its own."""
+    """Charts of similar length share a time scale; a measured run fifty times as long has one of its own."""
     for end_ms, shared in ((6.0, True), (250.0, False)):
         charts = [predicted_chart(plan), measured_chart(plan, [Event(1, 0, 0.0, end_ms)])]
         assert Page(timeline_html(plan, charts)).data["share_scale"] == shared
@@ -274,7 +274,7 @@ def test_durations_and_sizes_have_units(tmp_path: Path) -> None:
 
 @in_browser
 def test_zooming_keeps_the_time_under_the_pointer(tmp_path: Path) -> None:
-    """Views stay within the chart and never become empty, however often one zooms or moves."""
+    """Views stay within the chart and never become empty after any number of zooms and moves."""
     view = evaluate(tmp_path, "zoomed({start: 10, end: 30}, 0.25, 0.5, 100)")
     assert (view["start"] + 0.25 * (view["end"] - view["start"]), view["end"] - view["start"]) == (15.0, 10.0)
     assert evaluate(tmp_path, "zoomed({start: 10, end: 30}, 0.25, 100, 100)") == {"start": 0, "end": 100}

@@ -253,7 +253,7 @@ def test_an_uncertain_decision_is_made_again(monkeypatch: pytest.MonkeyPatch, ga
 
 
 def test_a_model_that_cannot_be_cut_stays_plain_with_the_reason() -> None:
-    """The reason is that of the tuning process."""
+    """The explanation has the reason of the tuning process."""
     model = branches()
     options = ort.SessionOptions()
     options.enable_profiling = False
@@ -445,7 +445,7 @@ def test_a_process_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_a_missed_slo_is_logged(
     caplog: pytest.LogCaptureFixture, mode: str, options: ort.SessionOptions | None
 ) -> None:
-    """An SLO that nothing meets gives a warning, also from a cached decision."""
+    """An SLO that no candidate meets gives a warning, also from a cached decision."""
     for _ in range(2):
         caplog.clear()
         with caplog.at_level(logging.WARNING), HybridSession(branches(), options, slo="1ns", tune=mode) as session:

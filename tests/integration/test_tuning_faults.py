@@ -75,7 +75,7 @@ def test_requests_that_fail_are_not_tuned(tuned_shapes: list[NamedShapes], gate:
 def test_shapes_with_a_plan_are_not_tuned_again(
     tuned_shapes: list[NamedShapes], gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests that select outputs are looked up each time, but do not open the engine again."""
+    """Requests that select outputs are looked up each time, but the engine is not opened again."""
     gate.set()
     opened: list[NamedShapes] = []
     open_engine = Engines._open
@@ -221,7 +221,7 @@ def test_an_error_in_the_tuning_thread_does_not_end_it(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The thread tunes for all sessions of the process."""
+    """After an error the thread, which tunes for all sessions of the process, still tunes."""
     gate.set()
     count = tuning.Tuner.count_noted
     errors = [RuntimeError("Set changed size during iteration")]

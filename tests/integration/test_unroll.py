@@ -89,7 +89,7 @@ def test_initial_states(cell: str, direction: str, states: str) -> None:
 
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 def test_peepholes_clip_and_other_options(direction: str) -> None:
-    """Each direction keeps its own options."""
+    """Peepholes, clip and other attributes are kept for each direction."""
     check(operator("LSTM", direction, peepholes=True, clip=0.3), 4)
     check(operator("LSTM", direction, peepholes=True, states="constant"), 4)
     check(operator("GRU", direction, linear_before_reset=1), 4)
@@ -203,7 +203,7 @@ def test_random_attributes_give_the_same_results(pick: Random, chunk: int) -> No
 
 @pytest.mark.parametrize("parameters", [{"activation_alpha": [0.5]}, {"activation_beta": [0.5]}])
 def test_directions_that_share_activation_parameters_are_not_unrolled(parameters: dict[str, list[float]]) -> None:
-    """The lists skip functions without parameters, so half of a list does not belong to one direction."""
+    """Half of a list of parameters is not that of one direction, since lists skip functions without parameters."""
     model = operator("RNN", "bidirectional", activations=["HardSigmoid", "Tanh"], **parameters)
     graph = chrion.load(model)
     assert unroll(graph, 3) is graph

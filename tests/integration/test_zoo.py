@@ -65,7 +65,7 @@ def test_all_builders_have_small_parameters() -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_networks_give_the_results_of_plain_onnxruntime_on_lanes(name: str) -> None:
-    """The output has its declared shape, and moderate and different values."""
+    """The output has its declared shape, and moderate values that differ."""
     parameters, shape = SMALL[name]
     model = build(name, parameters)
     onnx.checker.check_model(model, full_check=True)
@@ -102,7 +102,7 @@ def test_equal_seeds_give_equal_networks(name: str) -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_every_parameter_is_checked(name: str) -> None:
-    """Only the seed may be zero, and sizes are whole numbers."""
+    """Zero, except as the seed, and sizes that are not whole numbers are refused."""
     for parameter, kind in BUILDERS[name].parameters.items():
         if kind == "bool" or parameter == "seed":
             continue
@@ -233,7 +233,7 @@ def concurrency(dag: Dag) -> int:
     ("name", "parameters", "degree"), [("inception-v3", {"width": 0.05}, 6), ("darts", {"channels": 4}, 7)]
 )
 def test_published_degrees_of_concurrency(name: str, parameters: dict[str, Any], degree: int) -> None:
-    """The figures are those of Nimble, Table 3.1."""
+    """The largest antichains have the sizes in Nimble's Table 3.1."""
     assert concurrency(chrion.load(build(name, parameters), optimise=False).dag) == degree
 
 
@@ -298,7 +298,7 @@ def test_t5_does_not_look_ahead() -> None:
 
 
 def test_deepfm_is_a_factorisation_machine_and_a_deep_network() -> None:
-    """The reference adds up all pairs of embeddings one by one."""
+    """The outputs equal those of a reference that adds up all pairs of embeddings one by one."""
     model = build("deepfm", {"batch": 2, "fields": 3, "numbers": 2, "vocabulary": 20, "layers": 1, "hidden": 4})
     w = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
     tables = [w[name] for name in ("table", *(f"table.{at}" for at in range(2, 7)))]

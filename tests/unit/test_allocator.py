@@ -26,7 +26,7 @@ print((before - rss().rss) / 1e6)
 
 @pytest.mark.skipif(not hasattr(ctypes.pythonapi, "malloc_trim"), reason="the C library is not glibc")
 def test_freed_fragments_are_returned() -> None:
-    """Most of 80 MB of fragments leaves the process."""
+    """Most of 80 MB of freed fragments is returned to the system."""
     command = [sys.executable, "-c", FRAGMENTS]
     done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603 - this interpreter
     assert float(done.stdout) > 40

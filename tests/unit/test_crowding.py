@@ -59,7 +59,7 @@ def test_the_session_is_opened_when_crowds_persist(clock: list[float]) -> None:
 
 @pytest.mark.parametrize("cores", [1, 2, 4, 16])
 def test_a_crowd_is_as_many_requests_as_cores(clock: list[float], cores: int) -> None:
-    """A crowd is at least two requests."""
+    """Requests are crowded if there are as many as cores, and at least two."""
     crowding = opened(clock, cores)
     clock[0] += 1.0
     assert crowded(crowding, max(2, cores) - 1) == [None]
@@ -81,7 +81,7 @@ def test_requests_stay_crowded_for_a_while(clock: list[float]) -> None:
 def test_a_session_that_cannot_be_opened_leaves_requests_as_they_are(
     clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Opening is tried once, and the error is logged."""
+    """Opening is tried once, its error is logged, and the plan serves."""
     calls: list[int] = []
 
     def fails() -> Any:

@@ -41,7 +41,7 @@ def test_a_repeated_edge_counts_once() -> None:
     ],
 )
 def test_invalid_edges_are_refused(n: int, edges: list[tuple[int, int]], sizes: list[int] | None) -> None:
-    """Indices out of range, loops, cycles, and another number of sizes are errors."""
+    """Indices out of range, loops, cycles, and another number of sizes are refused."""
     with pytest.raises(ModelError, match="graph"):
         Dag.from_edges(n, edges, sizes)
 
@@ -56,7 +56,7 @@ def test_the_topological_order_is_valid(dag: Dag) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12))
 def test_cycles_are_found_as_by_networkx(edges: list[tuple[int, int]]) -> None:
-    """Any edges either form a DAG or are refused."""
+    """Edges are refused exactly if networkx finds a cycle in them."""
     graph = nx.DiGraph(edges)
     if nx.is_directed_acyclic_graph(graph):
         dag = Dag.from_edges(6, edges)

@@ -97,7 +97,7 @@ def test_the_selection_agrees_with_the_cost_definition(data: st.DataObject) -> N
 
 @given(st.data())
 def test_operators_not_supported_on_the_accelerator_stay_on_cores(data: st.DataObject) -> None:
-    """An infinite time keeps an operator off the accelerator, as in the literal algorithm."""
+    """An operator of infinite time is not placed on the accelerator, as in the literal algorithm."""
     dag = data.draw(dags())
     drawn = data.draw(costs_for(dag, accelerator=True))
     unsupported = data.draw(st.sets(st.integers(0, len(dag) - 1), min_size=1))

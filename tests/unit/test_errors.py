@@ -13,7 +13,7 @@ CLASSES = {name: kind for name, kind in vars(errors).items() if isinstance(kind,
 
 
 def test_the_text_of_an_error_is_its_message_and_its_hint() -> None:
-    """Message and hint are also attributes; an empty hint leaves the message alone."""
+    """Message and hint are also attributes; with an empty hint the text is the message."""
     error = errors.PlanError("it is damaged", hint="make another")
     assert (error.message, error.hint, str(error)) == ("it is damaged", "make another", "it is damaged (make another)")
     assert str(errors.PlanError("it is damaged")) == "it is damaged"

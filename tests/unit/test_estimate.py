@@ -34,7 +34,7 @@ def test_no_coefficient_is_negative(rows: list[tuple[int, int, float]]) -> None:
 
 
 def test_an_unknown_type_is_estimated_from_all_operators() -> None:
-    """Without any known operator, the estimate is zero."""
+    """The estimate is zero if no operator is known."""
     assert Estimator([Work("T", 10, 10, 3.0)]).time_ms(Work("U", 20, 10)) == pytest.approx(6.0)
     assert Estimator([]).time_ms(Work("U", 20, 10)) == 0.0
 
@@ -63,7 +63,7 @@ def test_copies_fit_latency_and_bandwidth(latency: float, slope: float) -> None:
 
 
 def test_copy_costs_are_never_negative() -> None:
-    """Data that would need a negative slope or latency get neither."""
+    """Latency and slope are zero or positive, even for data that would fit a negative one."""
     for times in ([3.0, 2.0, 1.0], [0.001, 1.0, 9.0]):
         cost = fit_copy([1000, 2000, 3000], times)
         assert cost.latency_ms >= 0

@@ -37,7 +37,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("where", ["missing/f", "file/f", "folder", "long" * 80])
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path, where: str) -> None:
-    """A missing folder, a file as a folder, a folder as a file, and too long a name are errors."""
+    """A missing folder, a file in place of a folder, a folder in place of a file, and too long a name are errors."""
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     with pytest.raises(OptionError, match="cannot be written"):

@@ -29,7 +29,7 @@ ALLOWED = {
 
 @pytest.mark.parametrize("path", MODULES, ids=module_name)
 def test_no_module_makes_a_forbidden_call(path: Path) -> None:
-    """No module uses pickle, eval, the network, a shell or a library from a file; arrays are read without objects."""
+    """No module uses pickle, eval, the network, a shell or a library from a file, or reads arrays with objects."""
     found = find_forbidden(path.read_text(encoding="utf-8"), ALLOWED.get(module_name(path), set()))
     assert not found
 

@@ -174,7 +174,7 @@ def test_a_candidate_kept_open_that_cannot_be_opened_is_not_selected(clock: list
 
 
 def test_the_least_memory_is_selected_among_candidates_that_meet_the_slo(clock: list[float]) -> None:
-    """If none meets it, the fastest candidate is selected."""
+    """If no candidate meets the SLO, the fastest one is selected."""
     candidates = [
         steady("plain", 3.0, clock, resident_mb=900.0),
         steady("slow", 8.0, clock, resident_mb=0.0),

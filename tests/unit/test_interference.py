@@ -18,7 +18,7 @@ def measurements(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_slow_arithmetic_is_interference(measurements: list[float]) -> None:
-    """Shared cores are up to 50 % slower, while clocks vary by less."""
+    """Arithmetic that takes half as long again is interference, and a variation of 5 % is not."""
     monitor = CoreMonitor([0], patience_s=0.0)
     measurements += [1.5, 1.05, 1.0, 2.0]
     assert [monitor.has_interference() for _ in range(4)] == [True, False, False, True]
@@ -49,7 +49,7 @@ def test_waiting_is_limited(measurements: list[float]) -> None:
 
 
 def test_a_real_measurement_takes_time() -> None:
-    """The arithmetic runs on all cores of this machine."""
+    """The measured arithmetic runs on all cores of this machine."""
     monitor = CoreMonitor(physical_cores(), patience_s=0.0)
     assert monitor.cores == physical_cores()
     assert monitor.measure_ms() > 0.0

@@ -13,7 +13,7 @@ from chrion.runtime.execution.lane_threads import LaneThreads
 
 
 def test_parts_run_in_the_order_they_are_submitted() -> None:
-    """Each thread has its own queue; closing lets it finish the parts in the queue."""
+    """Each thread has its own queue, and finishes the parts in it after closing."""
     threads = LaneThreads({1: None, 2: None})
     seen: dict[int, list[int]] = {1: [], 2: []}
     for request in range(50):
@@ -42,7 +42,7 @@ def test_stopped_threads_refuse_parts() -> None:
 
 
 def test_a_parked_thread_takes_its_next_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that does not spin at all is woken up."""
+    """A thread that parks without spinning is woken up by its next part."""
     monkeypatch.setattr(lane_threads, "_IDLE_SPINS", 0)
     threads = LaneThreads({1: None})
     done = threading.Event()

@@ -132,7 +132,7 @@ def test_sampling_ends_if_the_run_fails(install: Install) -> None:
 
 
 def test_the_memory_of_a_session_is_its_peak(install: Install) -> None:
-    """The peak includes memory of loading and running, even if both is released before the end."""
+    """The peak includes memory of loading and running, even if it is released before the end."""
     me = os.getpid()
     driver = install([{}])
 

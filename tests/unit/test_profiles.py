@@ -97,13 +97,13 @@ def test_costs_are_the_matrices() -> None:
 
 @pytest.mark.parametrize("cores", [-1, 3])
 def test_more_cores_than_measured_are_refused(cores: int) -> None:
-    """A profile has costs for the measured numbers of cores only."""
+    """Costs for more cores than a profile has measured are refused."""
     with pytest.raises(ProfileError, match="cores"):
         PROFILE.costs(DAG, cores)
 
 
 def test_a_profile_without_operators_has_no_costs() -> None:
-    """Without operators there is no basis for estimates."""
+    """Costs of a profile without operators are refused, since estimates have no basis."""
     with pytest.raises(ProfileError, match="no operator"):
         replace(PROFILE, operators={}).costs(DAG)
 
@@ -134,7 +134,7 @@ NOT_NEEDED = {"fingerprint", "cache_bytes", "reload_ms_per_byte"}
 
 @pytest.mark.parametrize("key", [k for k in json.loads(PROFILE.to_json()) if k not in NOT_NEEDED])
 def test_a_missing_key_is_refused(tmp_path: Path, key: str) -> None:
-    """Nearly all keys of a profile are required."""
+    """A profile without any one of its required keys is refused."""
     content = json.loads(PROFILE.to_json())
     del content[key]
     assert_refused(tmp_path, json.dumps(content))
@@ -167,7 +167,7 @@ def test_a_missing_key_is_refused(tmp_path: Path, key: str) -> None:
     ],
 )
 def test_a_damaged_value_is_refused(tmp_path: Path, key: str, value: Any) -> None:
-    """Values of a wrong type, negative values, and infinite values are errors."""
+    """Values of a wrong type, negative values, and infinite values are refused."""
     assert_refused(tmp_path, json.dumps(json.loads(PROFILE.to_json()) | {key: value}))
 
 
@@ -194,7 +194,7 @@ def test_a_damaged_operator_is_refused(tmp_path: Path, key: str, value: Any) -> 
 
 
 def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
-    """Half of a profile is an error."""
+    """The first half of a profile is refused."""
     text = PROFILE.to_json()
     assert_refused(tmp_path, text[: len(text) // 2])
 

@@ -83,13 +83,13 @@ def test_resident_first_until_the_queue_is_long(ahead: int, server: int) -> None
 
 
 def test_resident_first_without_a_home() -> None:
-    """A model that no server holds goes to the least loaded server."""
+    """A model that is resident on no server goes to the least loaded server."""
     assert ROUTING["resident-first"]([2, 0, 1], [0, 1, 2], [], 0.0) == 1
 
 
 @pytest.mark.parametrize(("order", "key"), [("fifo", 0), ("demand", 1)])
 def test_load_order(order: str, key: int) -> None:
-    """``fifo`` loads the model of the oldest request, ``demand`` the model with the most waiting work."""
+    """``fifo`` loads the model of the oldest request, and ``demand`` the model with the most waiting work."""
     waiting = [WaitingModel(0, 1.0, 50.0), WaitingModel(1, 2.0, 120.0), WaitingModel(2, 3.0, 80.0)]
     assert min(waiting, key=LOAD_ORDER[order]).key == key
 

@@ -183,7 +183,7 @@ def test_a_request_that_cannot_be_in_time_is_dropped_on_arrival() -> None:
 
 
 def test_an_end_comes_before_an_arrival_at_the_same_time() -> None:
-    """A server whose request ends when another arrives counts as idle."""
+    """A server whose request ends when another one arrives counts as idle."""
     rows: list[Any] = []
     config = replace(engine_of([GPU_MODEL], preload=True).config, servers=[ServerSpec()] * 2)
     Engine(config).run([(np.array([0.0, 10.0]), np.array([0, 0]))], keep=rows.append)

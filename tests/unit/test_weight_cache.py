@@ -48,7 +48,7 @@ def test_weights_are_reloaded_after_others_replaced_them(
 
 
 def test_reloads_in_a_loop_of_one_operator_are_part_of_w() -> None:
-    """W of an operator with more weights than the cache holds includes the rest of them."""
+    """At most the size of the cache counts as reloaded for one operator, since its W includes the rest."""
     alone = reloaded_bytes(reading([A], [5000]), 1000, on_one_lane(1))
     beside = reloaded_bytes(reading([A, B], [5000, 300]), 1000, on_one_lane(2))
     assert alone == {0: 0}

@@ -65,7 +65,7 @@ def test_unsupported_operators_have_infinite_device_time(graph: Graph, measured:
 
 
 def test_nodes_that_onnxruntime_assigns_to_the_cpu_are_found(device: Device, graph: Graph) -> None:
-    """The nodes of the whole model are named; for an invalid model there are none."""
+    """The nodes of the whole model are named; an invalid model gives none."""
     entries = weights_folder_option(graph.weights_folder)
     assert find_cpu_nodes(graph.model, entries, device) == {"determinant"}
     assert find_cpu_nodes(onnx.ModelProto(), entries, device) == set()

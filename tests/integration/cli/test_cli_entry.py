@@ -119,7 +119,7 @@ main()
 
 
 def test_an_interrupt_during_work_is_one_line(model: Path) -> None:
-    """The step is announced before it begins; Ctrl-C ends it with exit code 130 and no traceback."""
+    """A step is announced before it begins; Ctrl-C ends it with exit code 130 and no traceback."""
     command = [sys.executable, "-m", "chrion", "bench", str(model), "--rounds", "1000"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
         assert process.stderr is not None

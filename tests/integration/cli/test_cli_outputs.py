@@ -57,7 +57,7 @@ def _no_work(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_output_that_cannot_be_written_is_noticed_first(
     cli: Chrion, tmp_path: Path, command: tuple[str, ...], path: str, about: str
 ) -> None:
-    """The command fails before anything is loaded, measured or replaced; the message names the option and the file."""
+    """The command fails before it loads, measures or replaces anything; the message names the option and the file."""
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "mine.png").write_text("mine")
     result = cli(*command, path)

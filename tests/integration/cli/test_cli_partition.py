@@ -34,7 +34,7 @@ KEYS = {
 
 
 def test_the_paper_plan_beats_the_accelerator(cli: Chrion, lstm: Path) -> None:
-    """Stdout holds one JSON object with the documented keys; the plan is in the current folder."""
+    """Stdout is one JSON object with the documented keys; the plan is in the current folder."""
     code, out, err = cli("partition", str(lstm), "--profile", PAPER, "--slo", "60ms", "--alpha", "0.3", "--json")
     assert (code, err) == (0, "chrion: planning lstm ...\n")
     found = json.loads(out)
@@ -75,7 +75,7 @@ def test_an_slo_out_of_reach_is_exit_code_3_and_the_fastest_plan(cli: Chrion, ls
 
 @pytest.mark.parametrize("policy", ["chrion-paper", "heft"])
 def test_a_gpu_budget_is_kept_and_reported(cli: Chrion, lstm: Path, policy: str) -> None:
-    """The table, the JSON object and the plan report it; the resident memory counts."""
+    """The table, the JSON object and the plan report the budget, which limits the resident memory."""
     options = ("partition", str(lstm), "--profile", PAPER, "--gpu-budget", "347MB", "--policy", policy)
     code, out, _ = cli(*options, "--json")
     assert code == 0
@@ -113,7 +113,7 @@ def test_a_failed_partition_leaves_no_plan(cli: Chrion, model: Path) -> None:
 
 
 def test_a_placement_is_explained_by_the_names_of_the_users_file(cli: Chrion, lstm: Path) -> None:
-    """The explanation says on which lane the operator is."""
+    """The explanation names the lane of the operator."""
     node = "LSTM:l0.t0.h"
     options = ("partition", str(lstm), "--profile", PAPER, "--policy", "chrion-paper")
     code, out, _ = cli(*options, "--explain", node, "--json")
