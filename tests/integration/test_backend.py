@@ -21,7 +21,7 @@ from helpers import FLOAT, assert_equal, branches, make_model, node, run_plain, 
 X = np.linspace(-2, 2, 8, dtype=np.float32).reshape(2, 4)
 
 
-def test_it_is_a_backend() -> None:
+def test_the_module_is_an_onnx_backend() -> None:
     """Both classes of the backend are subclasses of ONNX's class, and the module has its functions."""
     assert issubclass(HybridBackend, Backend)
     assert issubclass(RandomCutBackend, HybridBackend)

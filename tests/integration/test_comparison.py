@@ -55,7 +55,7 @@ def test_lanes_and_waits_are_those_of_the_program() -> None:
         assert (result.lanes, result.synchronisations) == expected
 
 
-def test_plans_that_fail_or_compute_something_else_are_not_timed() -> None:
+def test_plans_that_fail_or_give_other_outputs_are_not_timed() -> None:
     """A plan of another model fails, and outputs that differ from the plain session's are reported."""
     found = compared(branches(), "cpu")
     other = chrion.load(branches(size=6))

@@ -139,21 +139,21 @@ def test_output_is_compared(expected: str, printed: str, *, equal: bool) -> None
     "source",
     ["import chrion\nchrion.lode('x')", "from chrion import Plam", "import chrion\nchrion.load(shape=1)", "a b"],
 )
-def test_wrong_code_is_noticed(source: str) -> None:
+def test_wrong_code_is_detected(source: str) -> None:
     """Code with a name or an argument that does not exist is refused."""
     with pytest.raises((AssertionError, AttributeError, TypeError, SyntaxError)):
         check_python(source)
 
 
 @pytest.mark.parametrize("words", [["plans"], ["partition", "m.onnx", "--budget", "1"], ["partition"]])
-def test_wrong_commands_are_noticed(words: list[str]) -> None:
+def test_wrong_commands_are_detected(words: list[str]) -> None:
     """A command line with an unknown command or option, or without a model, is refused."""
     with pytest.raises(Exception, match=r"(?i)no such|missing|assert"):
         check_chrion(words)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_to_existing_files(page: Path) -> None:
     """Relative links of a page name files that exist."""
     for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
@@ -176,7 +176,7 @@ def test_names_in_the_text_exist(page: Path) -> None:
         _resolve(name if name.startswith("chrion.") else f"chrion.{name}")
 
 
-def test_the_results_of_the_readme_stand_in_the_pages_it_links_to() -> None:
+def test_the_results_of_the_readme_are_in_the_pages_it_links_to() -> None:
     """Every figure in the README's table of results is also in the page that its row links to."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| .*? \| (.*) \| \[.*?\]\((docs/.*?)\) \|$", readme, re.MULTILINE)

@@ -178,7 +178,7 @@ def test_an_invalid_request_is_not_a_fault_of_the_accelerator(caplog: pytest.Log
     assert not caplog.text
 
 
-def test_a_session_that_made_its_plan_plans_again_without(
+def test_a_session_that_made_its_plan_plans_again_on_the_cpu(
     graph: Graph, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     """The guard selects again among the candidates on the CPU, with the costs that were measured."""

@@ -122,7 +122,7 @@ def test_threads_on_all_cores_time_one_operator() -> None:
     assert bench.copies > 1  # a small operator is measured with several copies
 
 
-def test_weight_reload_takes_time() -> None:
+def test_the_time_of_a_weight_reload_is_measured() -> None:
     """The measured time is below 10 ns per byte, and zero without a known cache size."""
     cores = physical_cores()
     assert 0 <= measure_reload_ms_per_byte(cores, 1 << 20) < 1e-5

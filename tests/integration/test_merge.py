@@ -102,7 +102,7 @@ def random_convolutions(seed: int) -> tuple[onnx.ModelProto, dict[str, Any]]:
     }
 
 
-def test_random_convolutions_give_the_same_merged() -> None:
+def test_merged_random_convolutions_give_the_same_outputs() -> None:
     """Merged convolutions with random attributes give plain onnxruntime's outputs.
 
     Strides, dilations, paddings, biases, groups, activations, ranks and free dimensions are random.

@@ -115,7 +115,7 @@ def test_a_segment_that_fails_among_other_requests(wrong: int) -> None:
 
 
 @compiled
-def test_requests_that_lanes_in_c_do_not_serve() -> None:
+def test_requests_that_native_lanes_do_not_serve() -> None:
     """Sizes that depend on the data, and run options, give the results of plain onnxruntime."""
     x = np.array([[0, 1, 0, 2], [3, 0, 0, 4]], np.float32)
     nodes = [node("Relu", ["x"], ["a"]), node("NonZero", ["a"], ["y"]), node("Neg", ["x"], ["b"])]

@@ -162,7 +162,7 @@ def test_lanes_that_are_not_compiled_are_reported_once(caplog: pytest.LogCapture
     assert caplog.text.count("not compiled") == 1
 
 
-def test_lanes_of_an_accelerator_say_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_lane_threads_of_an_accelerator_are_explained(caplog: pytest.LogCaptureFixture) -> None:
     """An accelerator's lanes are threads by design, so that the log has no warning."""
     graph = load(branches())
     plan = fixed_plan(graph, [0, 1, 0, 1], accelerator="CPUExecutionProvider")

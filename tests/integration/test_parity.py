@@ -249,7 +249,7 @@ def test_a_callback_that_is_not_callable_is_refused(theirs: ort.InferenceSession
 # The rest of the interface.
 
 
-def test_outputs_of_the_other_ways_to_run(ours: HybridSession) -> None:
+def test_outputs_of_the_other_run_methods(ours: HybridSession) -> None:
     """OrtValues and the outputs that a callback receives equal plain onnxruntime's outputs."""
     y, left = run_plain(branches(), {"x": X})
     found = ours.run_with_ort_values(["l", "y"], {"x": ort.OrtValue.ortvalue_from_numpy(X)})
@@ -318,7 +318,7 @@ def test_private_attributes_are_those_of_inference_session(tmp_path: Path, name:
             assert (session.plan is not None) == (kind == "cut")
 
 
-def test_every_private_attribute_is_there(ours: HybridSession, theirs: ort.InferenceSession) -> None:
+def test_every_private_attribute_can_be_read(ours: HybridSession, theirs: ort.InferenceSession) -> None:
     """Every attribute that InferenceSession's constructor sets can be read from a HybridSession."""
     assert [name for name in vars(theirs) if not hasattr(ours, name)] == []
 

@@ -32,7 +32,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return int(exit_.value.code or 0)
 
 
-def test_the_command_plans_with_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_plans_with_an_installed_policy(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``--policy`` accepts the name of a package's policy."""
     plan = model.with_suffix(".plan.json")
     options = ("--policy", "last-core", "--accelerator", "none", "-o", str(plan))
@@ -42,7 +42,7 @@ def test_the_command_plans_with_it(model: Path, monkeypatch: pytest.MonkeyPatch)
     assert set(found.schedule.lanes) == {found.schedule.cores}
 
 
-def test_a_broken_one_is_one_line(
+def test_a_broken_policy_is_refused_with_one_line(
     model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The line names the package and the cause, without a traceback."""

@@ -81,7 +81,7 @@ def by_binding(session: HybridSession, feed: dict[str, Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("size", [6, 50_000])
-def test_methods_to_run_may_alternate(size: int) -> None:
+def test_run_methods_may_alternate(size: int) -> None:
     """No call affects another one, whether values are small and copied or large and bound."""
     nodes = [node("Relu", ["x"], ["a"]), node("Neg", ["x"], ["b"]), node("Sub", ["a", "b"], ["y"])]
     outputs = [value(name, FLOAT, [size]) for name in ("a", "y")]

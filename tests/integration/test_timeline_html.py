@@ -156,7 +156,7 @@ def test_without_the_model_there_are_layers_only(plan: Plan) -> None:
     assert "type" not in data["operators"]
 
 
-def test_one_slow_run_does_not_squeeze_the_prediction(plan: Plan) -> None:
+def test_a_slow_run_does_not_compress_the_prediction(plan: Plan) -> None:
     """Charts of similar length share a time scale; a measured run fifty times as long has one of its own."""
     for end_ms, shared in ((6.0, True), (250.0, False)):
         charts = [predicted_chart(plan), measured_chart(plan, [Event(1, 0, 0.0, end_ms)])]

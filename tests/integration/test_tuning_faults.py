@@ -167,7 +167,7 @@ def test_a_decision_for_other_providers_is_not_installed(
 
 
 @pytest.mark.parametrize("free", [False, True])
-def test_a_lost_accelerator_is_not_selected_again(
+def test_a_failed_accelerator_is_not_selected_again(
     gate: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, free: bool
 ) -> None:
     """After the plan has failed on the accelerator, the CPU serves, and the cached decision is not used again."""
@@ -320,7 +320,7 @@ def test_options_that_are_changed_later_do_not_matter(tuned_shapes: list[NamedSh
 
 @pytest.mark.usefixtures("tuned_shapes")
 @pytest.mark.parametrize("tuned", [False, True])
-def test_a_dropped_session_leaves_memory_at_once(gate: threading.Event, *, tuned: bool) -> None:
+def test_a_dropped_session_is_freed_at_once(gate: threading.Event, *, tuned: bool) -> None:
     """A dropped session is freed without a garbage collection, as an InferenceSession, also while it is being tuned."""
     session = HybridSession(branches())
     if tuned:

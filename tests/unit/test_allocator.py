@@ -32,7 +32,7 @@ def test_freed_fragments_are_returned() -> None:
     assert float(done.stdout) > 40
 
 
-def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_c_libraries_are_supported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without ``malloc_trim`` the call does nothing."""
     library = object()
     monkeypatch.setattr("chrion.allocator.ctypes.pythonapi", library)

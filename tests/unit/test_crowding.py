@@ -78,7 +78,7 @@ def test_requests_stay_crowded_for_a_while(clock: list[float]) -> None:
     assert not crowding.active
 
 
-def test_a_session_that_cannot_be_opened_leaves_requests_as_they_are(
+def test_a_session_that_cannot_be_opened_does_not_affect_requests(
     clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Opening is tried once, its error is logged, and the plan serves."""

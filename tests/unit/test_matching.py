@@ -10,7 +10,7 @@ from chrion.scheduler.policies.matching import maximum_matching
 
 
 @given(st.integers(0, 9).flatmap(lambda n: st.lists(st.lists(st.integers(0, 7), unique=True), min_size=n, max_size=n)))
-def test_it_is_as_large_as_that_of_networkx(edges: list[list[int]]) -> None:
+def test_the_matching_is_as_large_as_that_of_networkx(edges: list[list[int]]) -> None:
     """The matching is of maximum size, consists of edges, and has each right node at most once."""
     found = maximum_matching(edges, 8)
     matched = [right for right in found if right is not None]

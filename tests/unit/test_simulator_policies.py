@@ -82,7 +82,7 @@ def test_resident_first_until_the_queue_is_long(ahead: int, server: int) -> None
     assert ROUTING["resident-first"]([1, 1, 1 + ahead], [0, 1, 2], [2], 0.0) == server
 
 
-def test_resident_first_without_a_home() -> None:
+def test_resident_first_without_a_resident_server() -> None:
     """A model that is resident on no server goes to the least loaded server."""
     assert ROUTING["resident-first"]([2, 0, 1], [0, 1, 2], [], 0.0) == 1
 

@@ -154,7 +154,7 @@ def test_load_time_is_bytes_over_bandwidth() -> None:
     assert second[4] == second[3]
 
 
-def test_execution_goes_on_during_a_load() -> None:
+def test_execution_continues_during_a_load() -> None:
     """A request on resident weights does not wait for another model's load."""
     rows: list[Any] = []
     chunks = [(np.array([0.0, 100.0, 100.5]), np.array([0, 1, 0]))]

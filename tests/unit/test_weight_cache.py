@@ -39,7 +39,7 @@ def on_one_lane(n: int) -> Schedule:
         ([(), A, ()], 1000, [0, 0, 0]),
     ],
 )
-def test_weights_are_reloaded_after_others_replaced_them(
+def test_weights_are_reloaded_after_other_weights_replaced_them(
     weights: list[tuple[int, ...]], cache: int, reloaded: list[float]
 ) -> None:
     """With two weights of 600 bytes each, a weight is reloaded if the other one has replaced it in the cache."""

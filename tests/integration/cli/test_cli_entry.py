@@ -155,7 +155,7 @@ def test_a_closed_pipe_is_silent(arguments: tuple[str, ...]) -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_a_terminal_shows_a_sign_of_life_at_once(model: Path) -> None:
+def test_a_terminal_shows_progress_at_once(model: Path) -> None:
     """The first text is written to the terminal before the libraries are imported."""
     screen, terminal = pty.openpty()
     command = [sys.executable, "-m", "chrion", "partition", str(model), "-o", str(model.parent / "p.json")]
@@ -167,7 +167,7 @@ def test_a_terminal_shows_a_sign_of_life_at_once(model: Path) -> None:
     assert first.startswith(b"chrion: loading")
 
 
-def test_verbosity_is_of_chrion_only(cli: Chrion, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verbosity_concerns_chrion_only(cli: Chrion, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``-v``, before or after the command's name, shows Chrion's steps, and ``-vv`` their details.
 
     Messages of libraries are not shown.

@@ -94,7 +94,7 @@ def test_the_cache_is_cleared_by_kind_after_a_confirmation(cli: Chrion, model: P
 
 
 @pytest.mark.parametrize(("answer", "left"), [(True, 0), (False, 1)])
-def test_the_answer_decides(
+def test_a_negative_answer_deletes_nothing(
     cli: Chrion, cache: Path, monkeypatch: pytest.MonkeyPatch, *, answer: bool, left: int
 ) -> None:
     """If the answer is "no", nothing is deleted, and the exit code is 1."""

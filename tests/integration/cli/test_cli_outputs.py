@@ -54,7 +54,7 @@ def _no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.usefixtures("_files", "_no_work")
-def test_an_output_that_cannot_be_written_is_noticed_first(
+def test_an_output_that_cannot_be_written_is_detected_first(
     cli: Chrion, tmp_path: Path, command: tuple[str, ...], path: str, about: str
 ) -> None:
     """The command fails before it loads, measures or replaces anything; the message names the option and the file."""
@@ -68,7 +68,7 @@ def test_an_output_that_cannot_be_written_is_noticed_first(
 
 @pytest.mark.parametrize("command", [c for c in OUTPUTS if c[-1] in {"--png", "--plot"}], ids=" ".join)
 @pytest.mark.usefixtures("_files", "_no_work")
-def test_a_picture_of_another_format_is_noticed_first(cli: Chrion, command: tuple[str, ...]) -> None:
+def test_a_picture_of_another_format_is_detected_first(cli: Chrion, command: tuple[str, ...]) -> None:
     """A picture file with an unsupported suffix is refused first, and the message lists the formats."""
     assert_refused(cli(*command, "x.txt"), ".png, .svg, .pdf")
 

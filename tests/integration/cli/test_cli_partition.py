@@ -123,7 +123,7 @@ def test_a_placement_is_explained_by_the_names_of_the_users_file(cli: Chrion, ls
 
 
 @pytest.mark.parametrize("policy", ["ios", "nimble", "opara", "wavefront", "greedy"])
-def test_schedulers_of_the_field_by_name(cli: Chrion, model: Path, policy: str) -> None:
+def test_published_schedulers_by_name(cli: Chrion, model: Path, policy: str) -> None:
     """Each scheduler makes a plan that runs with equal outputs."""
     assert cli("partition", str(model), "--policy", policy)[0] == 0
     assert Plan.load("m.plan.json").policy == policy

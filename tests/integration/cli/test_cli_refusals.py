@@ -110,6 +110,6 @@ def test_bad_input_is_refused(cli: Chrion, tmp_path: Path, arguments: list[str],
 
 
 @pytest.mark.parametrize("size", ["600mb", "1GiB", "600MB"])
-def test_sizes_are_read_as_people_write_them(cli: Chrion, model: Path, size: str) -> None:
+def test_sizes_are_read_in_common_notations(cli: Chrion, model: Path, size: str) -> None:
     """Sizes are read in upper and lower case, with decimal and binary units."""
     assert cli("partition", str(model), "--gpu-budget", size)[0] == 0
