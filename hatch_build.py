@@ -1,4 +1,4 @@
-"""A build hook that compiles the lanes in C; without a C compiler, Chrion runs all lanes in Python."""
+"""A build hook that compiles the native lanes; without a C compiler, Chrion runs all lanes as Python threads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class LanesHook(BuildHookInterface[Any]):
         except (OSError, subprocess.CalledProcessError) as error:
             reason = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[0]
             target.unlink(missing_ok=True)
-            self.app.display_warning(f"lanes in C cannot be compiled; lanes run in Python: {reason}")
+            self.app.display_warning(
+                f"native lanes cannot be compiled, so lanes will be Python threads, which are slower: {reason}"
+            )
             return
         fresh.replace(target)  # a running process may use the previous library
         build_data["artifacts"].append((_FOLDER / target.name).as_posix())

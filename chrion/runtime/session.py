@@ -65,6 +65,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
             ``read_config_from_model``. Others are ignored, with a warning in the log.
 
     Raises:
+        TypeError: ``path_or_bytes`` or ``sess_options`` has another type.
         PlanError: The plan is damaged, not for this model, or requires more cores than there are.
         ProviderError: ``strict`` is true, and the accelerator does not work on this machine.
         OptionError: An argument has an invalid value.
