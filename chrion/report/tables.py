@@ -19,9 +19,12 @@ _LEVEL = (0.97, 1.03)
 def plan_table(plan: Plan) -> FigureTable:
     """Return a table of a plan's predictions beside those of the accelerator alone and of the CPU cores alone.
 
-    ``memory`` is that of Equation 4; ``resident`` is what an arena must hold.
+    ``memory`` is that of Equation 4; ``resident`` is what an arena must hold. Without an accelerator, the table
+    compares with the CPU cores alone and has no columns of accelerator memory.
     """
     title = f"{plan.model}: {len(plan.operators)} operators, predicted for {plan.machine}"
+    if plan.accelerator_only is None and plan.accelerator is None:
+        return _cpu_plan_table(title, plan)
     figures = ("latency", "against accelerator", "memory", "against accelerator", "resident")
     table = FigureTable(title, [key(""), *figures, "operators on accelerator", "operators on CPU", "cores"])
     rows: list[tuple[str, Prediction | None, Sequence[str]]] = [
@@ -129,6 +132,16 @@ def machine_table(
         table.add_row("GPU", f"{gpu['name']}, {total_gb:.1f} GB, of which {used} used")
     for provider in providers:
         table.add_row(provider["name"], _provider_state(provider))
+    return table
+
+
+def _cpu_plan_table(title: str, plan: Plan) -> FigureTable:
+    table = FigureTable(title, [key(""), "latency", "against CPU only", "operators", "cores"])
+    rows = (("CPU only", plan.cpu_only, ""), (plan.policy, plan.predicted, str(plan.schedule.cores)))
+    for name, prediction, cores in rows:
+        if prediction is not None:
+            change = _change(prediction.latency_ms, plan.cpu_only.latency_ms if plan.cpu_only else 0.0)
+            table.add_row(name, format_ms(prediction.latency_ms), change, str(len(plan.operators)), cores)
     return table
 
 

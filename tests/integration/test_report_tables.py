@@ -58,6 +58,22 @@ def test_the_plan_table_compares_with_the_accelerator(plan: Plan) -> None:
     assert "-75.0 %" in text
 
 
+def test_the_plan_table_without_an_accelerator_compares_with_the_cores(plan: Plan) -> None:
+    """Without an accelerator the table shows 40 ms as 20 % less than 50 ms, no memory, and fits 80 columns."""
+    for name, value in {
+        "accelerator": None,
+        "accelerator_only": None,
+        "cpu_only": Prediction(50.0, 0.0, 0.0),
+        "predicted": Prediction(40.0, 0.0, 0.0),
+    }.items():
+        object.__setattr__(plan, name, value)
+    text = shown(plan_table(plan), width=80)
+    assert "-20.0 %" in text
+    assert "accelerator" not in text
+    assert " MB" not in text
+    assert text.count("fixed placement") == 1  # the columns stay in one block
+
+
 def test_verdicts(plan: Plan) -> None:
     """The verdict says whether an SLO is met, missed or not given, and a session faster, level or slower."""
     assert verdict(plan).startswith("no SLO")
