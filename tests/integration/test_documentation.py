@@ -314,7 +314,7 @@ def _check_command(words: list[str]) -> None:
 
 
 def _check_extras(arguments: list[str]) -> None:
-    """Check that pip is asked for extras that exist."""
+    """Check that pip installs only extras that exist."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     for named in re.findall(r"(?:chrion|\.)\[([\w,]+)\]", " ".join(arguments)):
         assert set(named.split(",")) <= set(extras)

@@ -148,12 +148,12 @@ def test_fixed_dimensions_are_those_of_the_session(way: str) -> None:
         else:
             made.add_free_dimension_override_by_denotation("DATA_BATCH", 2)
 
-    theirs = plain(chain(free=True), options(change))
+    reference = plain(chain(free=True), options(change))
     with cut(chain(free=True), options(change)) as session:
         assert "'add_free_dimension_override_by_name'" in session.explain()
-        assert [i.shape for i in session.get_inputs()] == [i.shape for i in theirs.get_inputs()] == [[2, 4]]
-        assert_equal(session.run(None, FEED), theirs.run(None, FEED))
-        for either in (session, theirs):
+        assert [i.shape for i in session.get_inputs()] == [i.shape for i in reference.get_inputs()] == [[2, 4]]
+        assert_equal(session.run(None, FEED), reference.run(None, FEED))
+        for either in (session, reference):
             with pytest.raises(InvalidArgument):
                 either.run(None, {"x": np.ones((3, 4), np.float32)})
 
@@ -228,11 +228,11 @@ def test_one_profile_is_written(planned: bool) -> None:  # noqa: FBT001 - a para
 
 def test_without_profiling_its_end_is_empty() -> None:
     """Without profiling ``end_profiling`` returns an empty text, as InferenceSession does."""
-    theirs = plain(chain(), options())
+    reference = plain(chain(), options())
     for planned in (cut(chain()), HybridSession(chain(), cores=1)):
         with planned as session:
-            assert session.end_profiling() == theirs.end_profiling()
-            assert session.get_profiling_start_time_ns() == theirs.get_profiling_start_time_ns()
+            assert session.end_profiling() == reference.end_profiling()
+            assert session.get_profiling_start_time_ns() == reference.get_profiling_start_time_ns()
 
 
 def test_the_optimised_model_is_written_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

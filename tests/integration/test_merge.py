@@ -34,8 +34,8 @@ def check(model: onnx.ModelProto, feed: dict[str, Any], names: list[tuple[str, .
     # the order of independent operators is onnxruntime's choice
     assert sorted(tuple(sorted(graph.dag.names[i] for i in group)) for group in groups) == names
     merged = merge_operators(graph, groups)
-    for ours, theirs in zip(run_graph(merged, feed), run_plain(model, feed), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    for found, expected in zip(run_graph(merged, feed), run_plain(model, feed), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
     return merged
 
 
@@ -116,8 +116,10 @@ def test_merged_random_convolutions_give_the_same_outputs() -> None:
             continue
         merged += 1
         assert all(integer_attribute(graph, i, "group") == 1 for group in groups for i in group)
-        for ours, theirs in zip(run_graph(merge_operators(graph, groups), feed), run_plain(model, feed), strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4, err_msg=f"seed {seed}")
+        for found, expected in zip(
+            run_graph(merge_operators(graph, groups), feed), run_plain(model, feed), strict=True
+        ):
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4, err_msg=f"seed {seed}")
     assert merged > CASES // 5
 
 

@@ -88,7 +88,7 @@ def test_every_method_of_a_binding_is_offered_or_has_a_reason(name: str) -> None
 
 
 @pytest.fixture(scope="module")
-def theirs() -> ort.InferenceSession:
+def reference() -> ort.InferenceSession:
     """Return a plain session with two threads, without which it has no ``run_async``."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
@@ -97,7 +97,7 @@ def theirs() -> ort.InferenceSession:
 
 
 @pytest.fixture(params=["cut", "plain", "free"])
-def ours(request: pytest.FixtureRequest) -> Iterator[HybridSession]:
+def hybrid(request: pytest.FixtureRequest) -> Iterator[HybridSession]:
     """Return a session that is cut over two lanes, runs plain, or has a dimension that the feed fixes."""
     graph = load(branches())
     if request.param == "cut":
@@ -198,23 +198,23 @@ WRONG: dict[str, tuple[Any, Any, Any, str]] = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_invalid_calls_raise_the_same(
-    theirs: ort.InferenceSession, ours: HybridSession, way: Callable[..., None], wrong: str
+    reference: ort.InferenceSession, hybrid: HybridSession, way: Callable[..., None], wrong: str
 ) -> None:
     """Both sessions raise the same type with a message that names the cause, and can be used afterwards."""
     names, feed, options, named = WRONG[wrong]
     options = options() if callable(options) else options
     with pytest.raises(Exception) as expected:  # noqa: PT011 - the type is compared below
-        way(theirs, names, feed, options)
+        way(reference, names, feed, options)
     with pytest.raises(type(expected.value), match=f"(?s){named}"):
-        way(ours, names, feed, options)
-    assert_equal(ours.run(None, {"x": X}), run_plain(branches(), {"x": X}))
+        way(hybrid, names, feed, options)
+    assert_equal(hybrid.run(None, {"x": X}), run_plain(branches(), {"x": X}))
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_valid_calls_are_served(ours: HybridSession, way: Callable[..., None]) -> None:
+def test_valid_calls_are_served(hybrid: HybridSession, way: Callable[..., None]) -> None:
     """Every way to call a session succeeds with valid arguments."""
-    way(ours, None, {"x": X}, None)
-    way(ours, ["l"], {"x": X}, ort.RunOptions())
+    way(hybrid, None, {"x": X}, None)
+    way(hybrid, ["l"], {"x": X}, ort.RunOptions())
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -227,21 +227,21 @@ def test_a_closed_session_refuses_every_call(way: Callable[..., None]) -> None:
         way(session, None, {"x": X}, None)
 
 
-def test_a_binding_of_another_session_is_refused(theirs: ort.InferenceSession, ours: HybridSession) -> None:
+def test_a_binding_of_another_session_is_refused(reference: ort.InferenceSession, hybrid: HybridSession) -> None:
     """A binding of another HybridSession and one of onnxruntime's are refused."""
     graph = load(branches())
     with HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph))) as other:
         with pytest.raises(ValueError, match="session that created it"):
-            ours.run_with_iobinding(other.io_binding())
+            hybrid.run_with_iobinding(other.io_binding())
         with pytest.raises(ValueError, match="session that created it"):
-            ours.run_with_iobinding(theirs.io_binding())
+            hybrid.run_with_iobinding(reference.io_binding())
     with pytest.raises(ValueError, match="session that created it"):
-        theirs.run_with_iobinding(ort.InferenceSession(branches().SerializeToString()).io_binding())
+        reference.run_with_iobinding(ort.InferenceSession(branches().SerializeToString()).io_binding())
 
 
-def test_a_callback_that_is_not_callable_is_refused(theirs: ort.InferenceSession, ours: HybridSession) -> None:
+def test_a_callback_that_is_not_callable_is_refused(reference: ort.InferenceSession, hybrid: HybridSession) -> None:
     """Both sessions raise immediately if the callback is not callable."""
-    for session in (theirs, ours):
+    for session in (reference, hybrid):
         with pytest.raises(TypeError):
             session.run_async(None, {"x": X}, 5, None)
 
@@ -249,39 +249,39 @@ def test_a_callback_that_is_not_callable_is_refused(theirs: ort.InferenceSession
 # The rest of the interface.
 
 
-def test_outputs_of_the_other_run_methods(ours: HybridSession) -> None:
+def test_outputs_of_the_other_run_methods(hybrid: HybridSession) -> None:
     """OrtValues and the outputs that a callback receives equal plain onnxruntime's outputs."""
     y, left = run_plain(branches(), {"x": X})
-    found = ours.run_with_ort_values(["l", "y"], {"x": ort.OrtValue.ortvalue_from_numpy(X)})
+    found = hybrid.run_with_ort_values(["l", "y"], {"x": ort.OrtValue.ortvalue_from_numpy(X)})
     assert_equal([v.numpy() for v in found], [left, y])
     done = threading.Event()
     received: list[Any] = []
-    ours.run_async(["l", "y"], {"x": X}, lambda *given: (received.extend(given), done.set()), 7)
+    hybrid.run_async(["l", "y"], {"x": X}, lambda *given: (received.extend(given), done.set()), 7)
     assert done.wait(30)
     assert_equal(received[0], [left, y])
     assert received[1:] == [7, ""]
 
 
-def test_options_read_as_they_were_given(ours: HybridSession, theirs: ort.InferenceSession) -> None:
+def test_options_read_as_they_were_given(hybrid: HybridSession, reference: ort.InferenceSession) -> None:
     """Session options, provider options and the fallback can be read as they were given."""
-    assert isinstance(ours.get_session_options(), ort.SessionOptions)
-    assert ours.get_provider_options() == theirs.get_provider_options()
-    memory = ours.create_ortvalue_from_shape_and_type([2, 4], np.float32, "cpu")
+    assert isinstance(hybrid.get_session_options(), ort.SessionOptions)
+    assert hybrid.get_provider_options() == reference.get_provider_options()
+    memory = hybrid.create_ortvalue_from_shape_and_type([2, 4], np.float32, "cpu")
     memory.update_inplace(X)
     assert_equal(
-        [v.numpy() for v in ours.run_with_ort_values(["l"], {"x": memory})], run_plain(branches(), {"x": X}, ["l"])
+        [v.numpy() for v in hybrid.run_with_ort_values(["l"], {"x": memory})], run_plain(branches(), {"x": X}, ["l"])
     )
-    ours.disable_fallback()
-    assert ours._engines.config.strict
-    assert ours._engines._selector._config.strict
-    ours.enable_fallback()
-    assert not ours._engines.config.strict
+    hybrid.disable_fallback()
+    assert hybrid._engines.config.strict
+    assert hybrid._engines._selector._config.strict
+    hybrid.enable_fallback()
+    assert not hybrid._engines.config.strict
 
 
-def test_a_terminated_run_raises_what_onnxruntime_raises(ours: HybridSession) -> None:
+def test_a_terminated_run_raises_what_onnxruntime_raises(hybrid: HybridSession) -> None:
     """A terminated run raises ``Fail``, which is not a RuntimeError."""
     with pytest.raises(Fail, match="terminate"):
-        ours.run(None, {"x": X}, terminating())
+        hybrid.run(None, {"x": X}, terminating())
 
 
 # Attributes that libraries read.
@@ -318,29 +318,29 @@ def test_private_attributes_are_those_of_inference_session(tmp_path: Path, name:
             assert (session.plan is not None) == (kind == "cut")
 
 
-def test_every_private_attribute_can_be_read(ours: HybridSession, theirs: ort.InferenceSession) -> None:
+def test_every_private_attribute_can_be_read(hybrid: HybridSession, reference: ort.InferenceSession) -> None:
     """Every attribute that InferenceSession's constructor sets can be read from a HybridSession."""
-    assert [name for name in vars(theirs) if not hasattr(ours, name)] == []
+    assert [name for name in vars(reference) if not hasattr(hybrid, name)] == []
 
 
-def test_descriptions_can_be_kept_in_sets_and_changed(ours: HybridSession) -> None:
+def test_descriptions_can_be_kept_in_sets_and_changed(hybrid: HybridSession) -> None:
     """Descriptions of inputs are hashable, and a caller's change does not affect the session."""
-    (info,) = ours.get_inputs()
-    assert len({info, *ours.get_outputs()}) == 3
+    (info,) = hybrid.get_inputs()
+    assert len({info, *hybrid.get_outputs()}) == 3
     info.shape.append(7)
-    assert ours.get_inputs()[0].shape[-1] == 4
+    assert hybrid.get_inputs()[0].shape[-1] == 4
 
 
-def test_a_closed_session_opens_no_session(ours: HybridSession) -> None:
+def test_a_closed_session_opens_no_session(hybrid: HybridSession) -> None:
     """Private attributes, ``set_providers`` and onnxruntime's IOBinding are refused after closing."""
-    binding = ort.IOBinding(ours)
+    binding = ort.IOBinding(hybrid)
     binding.bind_cpu_input("x", X)
     binding.bind_output("y")
-    ours.close()
+    hybrid.close()
     for refused in (
-        lambda: ours._sess,
-        lambda: ours.set_providers(["CPUExecutionProvider"]),
-        lambda: ours.run_with_iobinding(binding),
+        lambda: hybrid._sess,
+        lambda: hybrid.set_providers(["CPUExecutionProvider"]),
+        lambda: hybrid.run_with_iobinding(binding),
     ):
         with pytest.raises(RuntimeError, match="closed"):
             refused()
@@ -375,25 +375,25 @@ def test_invalid_models_and_options_are_refused_with_a_type_error() -> None:
                 kind(*arguments)
 
 
-def test_a_binding_without_outputs_is_refused(ours: HybridSession, theirs: ort.InferenceSession) -> None:
+def test_a_binding_without_outputs_is_refused(hybrid: HybridSession, reference: ort.InferenceSession) -> None:
     """Both sessions refuse a binding without outputs."""
-    for session in (ours, theirs):
+    for session in (hybrid, reference):
         binding = session.io_binding()
         binding.bind_cpu_input("x", X)
         with pytest.raises(RuntimeError, match="At least one output should be requested"):
             session.run_with_iobinding(binding)
 
 
-def test_a_binding_of_onnxruntimes_class_is_run(ours: HybridSession, theirs: ort.InferenceSession) -> None:
+def test_a_binding_of_onnxruntimes_class_is_run(hybrid: HybridSession, reference: ort.InferenceSession) -> None:
     """A binding of ``onnxruntime.IOBinding(session)`` is run; one of another session is refused."""
-    binding = ort.IOBinding(ours)
+    binding = ort.IOBinding(hybrid)
     binding.bind_cpu_input("x", X)
     binding.bind_output("y")
     for _ in range(2):
-        ours.run_with_iobinding(binding)
+        hybrid.run_with_iobinding(binding)
         assert_equal(binding.copy_outputs_to_cpu(), run_plain(branches(), {"x": X}, ["y"]))
     with pytest.raises(ValueError, match="session that created it"):
-        ours.run_with_iobinding(ort.IOBinding(theirs))
+        hybrid.run_with_iobinding(ort.IOBinding(reference))
 
 
 @pytest.mark.parametrize("kind", ["cut", "plain"])

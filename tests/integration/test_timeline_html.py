@@ -138,7 +138,7 @@ def test_the_data_holds_every_operator_and_span(plan: Plan, graph: Graph, profil
 
 
 def test_every_scheme_gives_each_operator_and_segment_a_mark(plan: Plan, graph: Graph) -> None:
-    """Indices refer to names of the scheme, and no two categories look the same."""
+    """Indices refer to names of the scheme, and no two categories have the same mark."""
     data = Page(timeline_html(plan, [predicted_chart(plan)], graph=graph)).data
     assert set(data["schemes"]) == {"type", "layer"}
     for scheme in data["schemes"].values():

@@ -67,8 +67,8 @@ def check(model: onnx.ModelProto, chunk: int) -> None:
     cut = unroll(graph, chunk)
     cells = [t for t in cut.dag.op_types if t in GATES]
     assert len(cells) >= -(-SEQ // chunk)
-    for ours, theirs in zip(run(cut.model, feed, str(cut.weights_folder)), run(model, feed), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    for found, expected in zip(run(cut.model, feed, str(cut.weights_folder)), run(model, feed), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("chunk", [12, 5, 4, 1])
@@ -197,8 +197,8 @@ def test_random_attributes_give_the_same_results(pick: Random, chunk: int) -> No
     graph = chrion.load(model)
     feed = {i.name: np.asarray(RNG.standard_normal(i.shape), np.float32) for i in graph.inputs}
     cut = unroll(graph, chunk)
-    for ours, theirs in zip(run(cut.model, feed, str(cut.weights_folder)), run(model, feed), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    for found, expected in zip(run(cut.model, feed, str(cut.weights_folder)), run(model, feed), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("parameters", [{"activation_alpha": [0.5]}, {"activation_beta": [0.5]}])

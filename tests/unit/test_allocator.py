@@ -33,7 +33,7 @@ def test_freed_fragments_are_returned() -> None:
 
 
 def test_other_c_libraries_are_supported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without ``malloc_trim`` the call does nothing."""
+    """Without ``malloc_trim`` the call has no effect and does not raise."""
     library = object()
     monkeypatch.setattr("chrion.allocator.ctypes.pythonapi", library)
     trim()

@@ -155,7 +155,7 @@ def test_contention_can_make_fewer_cores_better() -> None:
 
 
 def test_a_tie_between_core_counts_takes_the_fewest() -> None:
-    """A chain gains nothing from a second core."""
+    """A chain, which does not gain from a second core, uses one core."""
     costs = Costs(None, ((2.0,) * 3, (2.0,) * 3), (OperatorMemory(),) * 3)
     assert select_devices(CHAIN, costs, (0, 1, 2), 0.0).schedule.cores == 1
 

@@ -16,7 +16,7 @@ def test_names_of_lanes() -> None:
 
 @given(cores=st.integers(0, 5), streams=st.integers(1, 5))
 def test_lane_numbers_index_a_list(cores: int, streams: int) -> None:
-    """Every lane has its own entry, and lane 0 and the cores have theirs at their numbers."""
+    """Every lane has its own entry; lane 0 and the cores have the entries at their numbers."""
     lanes = all_lanes(cores, streams)
     entries = [""] * (cores + streams)
     for lane in lanes:

@@ -8,7 +8,7 @@ from ratios import TimedTrial, ratio_to_best, undisturbed_trials
 
 
 def test_trials_count_by_the_speed_of_the_cores() -> None:
-    """With a full speed of 1 ms, trials count up to a reference time of 1.1 ms, whatever they measured."""
+    """With a full speed of 1 ms, trials count up to a reference time of 1.1 ms, for any latency measured."""
     trials = [
         TimedTrial("a", 5.0, 1.0),
         TimedTrial("b", 9.0, 1.1),
