@@ -53,12 +53,12 @@ class Command:
 
     @property
     def words(self) -> list[str]:
-        """Its words, without comments."""
+        """Return the words of the command, without comments."""
         return shlex.split(self.text, comments=True)
 
     @property
     def exit_code(self) -> int:
-        """The exit code that a comment announces, or 0."""
+        """Return the exit code that a comment announces, or 0."""
         found = _EXIT_CODE.search(self.text)
         return int(found[1]) if found else 0
 

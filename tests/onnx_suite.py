@@ -53,7 +53,7 @@ class Verdict:
 
     @property
     def wrong(self) -> bool:
-        """Whether HybridSession did worse than plain onnxruntime."""
+        """Return True if HybridSession did worse than plain onnxruntime."""
         return (self.plain == "passed" and self.hybrid != "passed") or bool(self.differs)
 
 

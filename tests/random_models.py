@@ -52,7 +52,7 @@ class Value:
 
     @property
     def elements(self) -> int:
-        """The number of elements if the free dimension has its assumed size."""
+        """Return the number of elements if the free dimension has its assumed size."""
         return math.prod(_ASSUMED_SIZE if isinstance(d, str) else d for d in self.shape or ())
 
     def info(self) -> onnx.ValueInfoProto:
@@ -97,7 +97,7 @@ class Draft:
 
     @property
     def free(self) -> bool:
-        """Whether an input has the free dimension."""
+        """Return True if an input has the free dimension."""
         return any(FREE in (i.shape or ()) for i in self.inputs)
 
     def feed(self, size: int = _ASSUMED_SIZE) -> dict[str, np.ndarray[Any, Any]]:

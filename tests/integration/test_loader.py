@@ -88,7 +88,7 @@ def test_missing_names_are_generated_and_unique() -> None:
 
 
 def test_repeated_names_are_refused_as_onnxruntime_refuses_them() -> None:
-    """The error contains the name."""
+    """The error contains the name that two nodes have."""
     model = make_model([node("Relu", ["x"], ["a"], name="same"), node("Neg", ["a"], ["y"], name="same")], *ONE)
     with pytest.raises(Exception, match="same"):
         run_plain(model, {"x": X})

@@ -190,7 +190,7 @@ def test_variants_of_recurrent_operators(cells: list[str], options: dict[str, An
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_batch_major_layout_behaves_as_in_onnxruntime(cell: str) -> None:
-    """If the CPU provider lacks layout 1, the session raises the error of InferenceSession."""
+    """The session raises InferenceSession's error if the CPU provider lacks layout 1."""
     model, feed = variant(cell, {"layout": 1})
     try:
         expected = run_plain(model, feed)

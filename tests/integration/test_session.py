@@ -214,7 +214,7 @@ def test_a_plan_may_be_a_file(tmp_path: Path) -> None:
 
 
 def test_a_plan_of_another_model_is_refused() -> None:
-    """The error names the difference."""
+    """The error names the difference between the plan and the model."""
     graph, other = load(branches()), load(branches(size=5))
     with pytest.raises(PlanError, match="different shapes or attributes"):
         HybridSession(other, plan=fixed_plan(graph, alternating_lanes(graph)))

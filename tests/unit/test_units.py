@@ -181,7 +181,7 @@ def test_invalid_shapes_are_refused(text: str) -> None:
     [(59.3, "59.3 ms"), (4.711, "4.71 ms"), (0.83, "830 us"), (1200, "1.2 s"), (0, "0.00 ms"), (123.4, "123 ms")],
 )
 def test_durations_are_formatted_with_three_digits(ms: float, text: str) -> None:
-    """The unit depends on the duration."""
+    """The unit of a formatted duration depends on the duration."""
     assert format_ms(ms) == text
 
 

@@ -113,7 +113,7 @@ def test_a_failed_partition_leaves_no_plan(cli: Chrion, model: Path) -> None:
 
 
 def test_a_placement_is_explained_by_the_names_of_the_users_file(cli: Chrion, lstm: Path) -> None:
-    """The explanation names the lane of the operator."""
+    """The explanation names the lane of the operator with the given name."""
     node = "LSTM:l0.t0.h"
     options = ("partition", str(lstm), "--profile", PAPER, "--policy", "chrion-paper")
     code, out, _ = cli(*options, "--explain", node, "--json")
@@ -164,7 +164,7 @@ def test_plan_show_shows_what_a_plan_holds(cli: Chrion, lstm: Path) -> None:
 
 
 def test_plan_without_a_command_shows_help(cli: Chrion) -> None:
-    """The help names the subcommand."""
+    """The help of ``chrion plan`` names its subcommand."""
     code, out, err = cli("plan")
     assert (code, err) == (0, "")
     assert "show" in out

@@ -26,7 +26,7 @@ def wrecked(kind: str, path: Path) -> str:
 @pytest.mark.parametrize("command", ["profile", "partition", "run", "bench", "sweep", "compare"])
 @pytest.mark.parametrize("kind", ["missing", "text", "truncated", "empty", "folder"])
 def test_a_file_that_is_no_model_is_refused(cli: Chrion, tmp_path: Path, command: str, kind: str) -> None:
-    """The message names the file."""
+    """The message names the file that is not a model."""
     assert_refused(cli(command, wrecked(kind, tmp_path / "bad.onnx")), "bad.onnx")
 
 
