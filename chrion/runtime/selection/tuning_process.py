@@ -72,13 +72,15 @@ class TuningProcess:
         limit = threading.Timer(_LIMIT_S, self._process.kill)  # it may hang, in a driver for example
         limit.daemon = True
         limit.start()
-        with suppress(BrokenPipeError):
-            for part in (*self._unsent, json.dumps({"shapes": shapes}).encode(), b"\n"):
-                self._process.stdin.write(part)
-            self._process.stdin.flush()
-            self._unsent = ()
-            line = self._process.stdout.readline()
-        limit.cancel()
+        try:
+            with suppress(BrokenPipeError):
+                for part in (*self._unsent, json.dumps({"shapes": shapes}).encode(), b"\n"):
+                    self._process.stdin.write(part)
+                self._process.stdin.flush()
+                self._unsent = ()
+                line = self._process.stdout.readline()
+        finally:
+            limit.cancel()
         if not line:
             raise OSError(f"the tuning process ended with status {self._process.wait()}")
         answer: dict[str, Any] = json.loads(line)
