@@ -73,6 +73,8 @@ def parse_json(content: bytes) -> Any:
         return json.loads(content)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+    except UnicodeDecodeError as error:
+        raise ValueError("not text in UTF-8") from error
 
 
 def read_toml(path: Path) -> dict[str, Any]:

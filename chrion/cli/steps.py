@@ -169,7 +169,8 @@ def open_session(graph: Graph, arguments: dict[str, Any]) -> HybridSession:
 def time_sessions(candidates: Mapping[str, SessionFactory], rounds: int) -> list[Timing]:
     """Time sessions side by side; say on stderr if other processes used the cores meanwhile."""
     monitor = CoreMonitor(physical_cores(), patience_s=rounds * len(candidates) * TRIAL_S)
-    with step(f"timing {len(candidates)} sessions in {rounds} rounds", animated=False) as update:
+    unit = "round" if rounds == 1 else "rounds"
+    with step(f"timing {len(candidates)} sessions in {rounds} {unit}", animated=False) as update:
         timings = time_candidates(candidates, rounds=rounds, progress=update, monitor=monitor)
     if monitor.patience_s <= 0:
         note("warning: other processes used the cores during the measurement; repeat it when they are idle")

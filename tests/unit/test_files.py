@@ -61,6 +61,14 @@ def test_json_of_another_schema_is_refused(tmp_path: Path) -> None:
         read_json(path, "a/2", PlanError)
 
 
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    """The error says that the file is not text, without the words of Python's decoder."""
+    path = tmp_path / "f.onnx"
+    path.write_bytes(b"\x08\x83\xff")
+    with pytest.raises(PlanError, match=r"f\.onnx: not JSON: not text in UTF-8$"):
+        read_json(path, "a/1", PlanError)
+
+
 def test_the_environment_sets_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder is created for its owner only."""
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path / "a" / "b"))
