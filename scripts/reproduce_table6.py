@@ -13,17 +13,19 @@ algorithms. The profile was fitted to the GPU and CPU rows; the two hybrid patte
 from __future__ import annotations
 
 import argparse
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from derive_paper_profile import BASE_MB, TABLE_6
 from page_markers import markdown_table, replace_section
 
 from chrion import Graph, Plan, Profile, load, partition
 from chrion.files import bundled_folder, write_atomically
+from chrion.report.categories import COLOURS
+from chrion.report.figures import check_picture, new_figure, save_figure
 from chrion.scheduler.plan import Prediction
 from chrion.zoo import build
 
@@ -32,6 +34,10 @@ ALPHAS = tuple(step / 10 for step in range(11))
 #: The baseline and one variant each in batch size, width and length. The paper's captions are illegible in our copy;
 #: other variants of Table 6 show the same.
 FIGURE_10 = ("lstm-baseline", "lstm-batch-2", "lstm-io-32", "lstm-seq-64")
+#: The line of a plan's memory, and those of the plans on one device.
+MEMORY_LINE: dict[str, Any] = {"color": COLOURS[1], "marker": "s", "clip_on": False}
+GPU_LINE = {"color": COLOURS[5], "linestyle": "--"}
+CPU_LINE = {"color": COLOURS[3], "linestyle": "-."}
 #: Differences above this are printed in bold, in percentage points of the GPU's latency or memory.
 NOTABLE_POINTS = 10.0
 #: Assumed slowdown of a cell on the GPU and on a core while both compute, as possible explanations of the table.
@@ -178,25 +184,29 @@ def figure10_rows(curves: Sequence[Sequence[tuple[float, Plan]]]) -> Iterator[li
         yield [f"{alpha:.1f}", *(f"{p.latency_ms:.1f} ms, {p.memory_mb:.0f} MB" for p in figures)]
 
 
-def draw_figure10(names: Sequence[str], curves: Sequence[Sequence[tuple[float, Plan]]]) -> bytes:
-    """Draw latency and memory over alpha, and the latency of GPU and CPU alone as lines; return a PNG."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 - an optional dependency
-
-    figure = Figure(figsize=(9, 6), layout="constrained")
-    for axis, name, curve in zip(figure.subplots(2, 2).flat, names, curves, strict=True):
-        alphas = [alpha for alpha, _ in curve]
-        plans = [plan for _, plan in curve]
-        memory = axis.twinx()
-        axis.plot(alphas, [p.predicted.latency_ms for p in plans], "o-", color="tab:blue", label="latency")
-        memory.plot(alphas, [p.predicted.memory_mb for p in plans], "s-", color="tab:orange")
-        for only, style in ((plans[0].accelerator_only, "--"), (plans[0].cpu_only, ":")):
-            if only is not None:
-                axis.axhline(only.latency_ms, color="tab:red", linestyle=style)
-        axis.set(title=name, xlabel="alpha, ms/MB", ylabel="latency, ms (red: GPU --, CPU :)", ylim=(0, None))
-        memory.set(ylabel="memory (Eq. 4), MB", ylim=(0, None))
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=100)
-    return buffer.getvalue()
+def draw_figure10(names: Sequence[str], curves: Sequence[Sequence[tuple[float, Plan]]], path: Path) -> None:
+    """Draw latency and memory over alpha, with the latencies of the GPU and CPU patterns as horizontal lines."""
+    figure = new_figure(9, 6)
+    for axes, name, curve in zip(figure.subplots(2, 2).flat, names, curves, strict=True):
+        alphas, plans = zip(*curve, strict=True)
+        memory = axes.twinx()
+        axes.plot(alphas, [p.predicted.latency_ms for p in plans], "o-", color=COLOURS[0], label="latency")
+        memory.plot(alphas, [p.predicted.memory_mb for p in plans], **MEMORY_LINE, label="memory (Eq. 4)")
+        if plans[0].accelerator_only is not None:
+            axes.axhline(plans[0].accelerator_only.latency_ms, **GPU_LINE, label="latency, all on the GPU")
+        if plans[0].cpu_only is not None:
+            axes.axhline(plans[0].cpu_only.latency_ms, **CPU_LINE, label="latency, all on the CPU")
+        axes.set_title(name, fontsize=10)
+        axes.set(xlabel="alpha, ms/MB", ylabel="latency, ms", ylim=(0, None))
+        memory.set(ylabel="memory, MB", ylim=(0, None))
+        axes.grid(visible=True, alpha=0.3)
+        for either in (axes, memory):
+            either.spines["top"].set_visible(False)
+    handles, labels = axes.get_legend_handles_labels()
+    of_memory, names_of_memory = memory.get_legend_handles_labels()
+    entries = ([handles[0], *of_memory, *handles[1:]], [labels[0], *names_of_memory, *labels[1:]])
+    figure.legend(*entries, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    save_figure(figure, path)
 
 
 def main() -> None:
@@ -205,6 +215,8 @@ def main() -> None:
     parser.add_argument("--policy", default="chrion-paper", help="scheduler; the page is written only for chrion-paper")
     parser.add_argument("--figure10", type=Path, help="where to draw Figure 10")
     arguments = parser.parse_args()
+    if arguments.figure10:
+        check_picture("--figure10", arguments.figure10)
     profile = Profile.load(bundled_folder("profiles") / "gtx1080ti-paper.json")
     found = [plan_patterns(name, profile, arguments.policy) for name in TABLE_6]
     curves = [sweep_alpha(name, profile) for name in FIGURE_10]
@@ -223,7 +235,7 @@ def main() -> None:
     if page:
         write_atomically(PAGE, page)
     if arguments.figure10:
-        write_atomically(arguments.figure10, draw_figure10(FIGURE_10, curves))
+        draw_figure10(FIGURE_10, curves, arguments.figure10)
 
 
 if __name__ == "__main__":

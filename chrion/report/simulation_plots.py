@@ -76,8 +76,8 @@ def plot_histograms(panels: Mapping[str, Sequence[tuple[str, Counts]]], path: Pa
 def plot_sweep(points: Sequence[SweepPoint], path: Path) -> None:
     """Draw violations and swapping against the first swept key.
 
-    A line has the colour of its pattern, and the markers and the dashes of its values of the other swept keys. A swept
-    number of copies is drawn as the number of models.
+    A line has the colour of its pattern. Its markers and dashes are those of its values of the other swept keys, or of
+    its pattern if there is only one key. A swept number of copies is drawn as the number of models.
 
     Raises:
         OptionError: matplotlib is not installed, the file cannot be written, or a value of the first key is no number.
@@ -99,7 +99,8 @@ def plot_sweep(points: Sequence[SweepPoint], path: Path) -> None:
     left, right = figure.subplots(1, 2)
     for (pattern, setting), rows in lines.items():
         x, violations, swapping = zip(*sorted(rows), strict=True)
-        style = line_style(patterns.index(pattern), settings.index(setting))
+        at = patterns.index(pattern)
+        style = line_style(at, settings.index(setting) if others else at)
         left.plot(x, violations, **style)
         right.plot(x, swapping, **style)
     label = "models" if is_copies else key
@@ -184,8 +185,8 @@ def _draw_memory(axes: Axes, results: Sequence[PatternResult]) -> None:
         colour, line = COLOURS[i % len(COLOURS)], _LINES[i % len(_LINES)]
         axes.stairs(np.array(server.memory_mb) / 1000, seconds, baseline=None, color=colour, linestyle=line)
     budget_gb = results[0].servers[0].memory_budget_mb / 1000
-    axes.axhline(budget_gb, color="black", linewidth=0.8, linestyle=(0, (1, 3)), label="memory budget")
-    axes.set_ylim(bottom=0)
+    axes.axhline(budget_gb, color="black", linewidth=1.0, linestyle=(0, (1, 2)), label="memory budget")
+    axes.set_ylim(0, 1.05 * budget_gb)
     _label(axes, "server 0: GPU memory held by models", "time, s", "GB")
 
 
@@ -199,7 +200,7 @@ def _add_sweep_legend(figure: Figure, patterns: Sequence[str], settings: Sequenc
 
     handles = []
     for at, pattern in enumerate(patterns):
-        style = line_style(at, 0) | ({"marker": ""} if settings else {})
+        style = line_style(at, 0) | {"marker": ""} if settings else line_style(at, at)
         handles.append(Line2D([], [], **style, label=shorten_name(pattern)))
     for at, setting in enumerate(settings):
         handles.append(Line2D([], [], **(line_style(0, at) | {"color": "black"}), label=shorten_name(setting, 36)))

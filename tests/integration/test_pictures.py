@@ -141,6 +141,26 @@ def test_a_sweep_of_two_keys_has_a_whole_legend_and_distinct_lines(figures: list
     assert len(labels) == 3 + 8
 
 
+def test_a_sweep_of_one_key_distinguishes_patterns_without_colours(figures: list[Figure]) -> None:
+    """Each pattern has a marker and dashes of its own, the same in the legend, so that equal values hide no line."""
+    points = run_sweep(find_scenario("table7").changed({"requests": 50}), parameter_grid([("gpu_memory_gb", (8, 12))]))
+    simulation_plots.plot_sweep(points, Path())
+    (figure,) = figures
+    check_legend(figure)
+    for axes in figure.axes:
+        assert styles(axes.lines) == styles(figure.legends[0].get_lines())
+        assert len({(marker, dashes) for _, marker, dashes in styles(axes.lines)}) == len(axes.lines) == 3
+
+
+def test_the_memory_budget_is_below_the_upper_edge(figures: list[Figure]) -> None:
+    """A budget that is used up entirely is drawn as a line of its own, not on the edge of the panel."""
+    simulation_plots.plot_results(simulate(find_scenario("table7").changed({"requests": 200}).build()), Path())
+    memory = figures[0].axes[-1]
+    (budget,) = memory.lines
+    assert budget.get_ydata()[0] == pytest.approx(8.0)
+    assert memory.get_ylim() == (0, pytest.approx(8.4))
+
+
 def test_lines_of_many_settings_are_distinct() -> None:
     """Seven patterns with 32 settings each have 224 different styles."""
     found = [simulation_plots.line_style(pattern, setting) for pattern in range(7) for setting in range(32)]
