@@ -25,6 +25,8 @@ MAX_CATEGORIES = len(COLOURS) * len(HATCHES)
 #: The prefix of the names that unnamed nodes get when a model is loaded: ``Conv:``, followed by the output's name.
 _TYPE_PREFIX = re.compile(r"^\w+:(?=.)")
 _NUMBER = re.compile(r"[._]?\d+$")
+#: The time step in a component of a name, and what follows it.
+_STEP = re.compile(r"(?<=.)\.t\d+(\..*)?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,8 @@ def layer_name(operator: str) -> str:
     """Return the layer that an operator belongs to, according to its name.
 
     The path of a name such as ``/encoder/layer.3/attention/MatMul`` ends at its first numbered component:
-    ``encoder/layer.3``. Without a path, time steps and numbers are dropped: ``LSTM:l3.t17.h`` belongs to ``l3``,
-    ``Conv_12`` to ``Conv``.
+    ``encoder/layer.3``. Time steps are dropped: ``LSTM:l3.t17.h`` and its chunk ``LSTM:l3.t17.h/f2`` belong to ``l3``.
+    Without a path, numbers are dropped too: ``Conv_12`` belongs to ``Conv``.
     """
     path = [part for part in _TYPE_PREFIX.sub("", operator).split("/") if part]
     if not path:
@@ -97,6 +99,6 @@ def layer_name(operator: str) -> str:
     if len(path) == 1:
         stem = path[0].split(".")[0]
         return (stem if stem != path[0] else _NUMBER.sub("", stem)) or operator
-    folders = path[:-1]
+    folders = [_STEP.sub("", folder) for folder in path[:-1]]
     numbered = (at for at, part in enumerate(folders, start=1) if any(char.isdigit() for char in part))
     return "/".join(folders[: next(numbered, len(folders))])

@@ -72,9 +72,20 @@ def type_categories(facts: OperatorFacts, times: Sequence[float]) -> Categories 
     return categorise(facts.dag.op_types, times, by_weight=True) if facts.dag else None
 
 
-def prefer_types(types: Categories | None) -> bool:
-    """Return whether to show operator types first, not layers."""
-    return types is not None and max(types.shares, default=1.0) <= _DOMINANT_SHARE
+def prefer_types(types: Categories | None, plan: Plan, facts: OperatorFacts, times: Sequence[float]) -> bool:
+    """Return whether to show operator types first, not layers: no type would colour nearly everything.
+
+    With costs, bars are divided into their operators. Without costs, a bar has the colour of one type.
+    """
+    if types is None:
+        return False
+    shares = list(types.shares)
+    if facts.costs is None:
+        shares = [0.0] * len(types.names)
+        total = sum(times) or 1.0
+        for segment in plan.segments:
+            shares[types.of_segment(segment, times)] += sum(times[i] for i in segment) / total
+    return max(shares, default=1.0) <= _DOMINANT_SHARE
 
 
 def timeline_data(
@@ -102,7 +113,7 @@ def timeline_data(
         "lower_bound_ms": plan.lower_bound_ms,
         "remarks": list(remarks),
         "share_scale": share_scale(charts),
-        "colour_by": "type" if prefer_types(types) else "layer",
+        "colour_by": "type" if prefer_types(types, plan, facts, times) else "layer",
         "schemes": {name: _scheme(found, plan, times) for name, found in schemes.items() if found},
         "operators": _operators(plan, facts, times),
         "segments": [list(segment) for segment in plan.segments],

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COPY = -1
+#: Shorter spans, as a share of the chart's latency, have no line at their start: the lines would hide the bars.
+_SEPARATED_SHARE = 0.004
 _SLO_COLOUR = "#B00020"
 
 
@@ -49,7 +51,7 @@ def plot_timelines(
     facts = OperatorFacts.of(plan, graph, profile)
     times = operator_ms(plan, facts)
     types = type_categories(facts, times)
-    categories = types if types and prefer_types(types) else layer_categories(plan, times)
+    categories = types if types and prefer_types(types, plan, facts, times) else layer_categories(plan, times)
     parts = [_parts(segment, times, categories, divide=facts.costs is not None) for segment in plan.segments]
     rows = sum(len(chart.lanes) for chart in charts)
     legend_height = 0.5 + 0.175 * (len(categories.names) + 2)
@@ -100,6 +102,9 @@ def _draw_chart(axis: Axes, plan: Plan, chart: LaneChart, parts: Sequence[Sequen
         for category, bars in by_category.items():
             colour, hatch, ink = (COPY_COLOUR, "", "white") if category == _COPY else mark(category)
             axis.broken_barh(bars, (-row - 0.4, 0.8), facecolor=colour, hatch=hatch, edgecolor=ink, linewidth=0)
+        shortest_ms = _SEPARATED_SHARE * chart.latency_ms
+        starts = [s.start_ms for s in chart.spans if s.lane == lane and s.end_ms - s.start_ms > shortest_ms]
+        axis.vlines(starts, -row - 0.4, -row + 0.4, color="white", linewidth=0.8)
     axis.set_yticks([-row for row in range(len(lanes))], [lane_name(lane) for lane in lanes])
     axis.set_ylim(0.5 - max(1, len(lanes)), 0.5)
     end_ms = chart.latency_ms or 1.0

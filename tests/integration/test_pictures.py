@@ -32,6 +32,7 @@ from helpers import MACHINE, alternating_lanes, branches
 
 pytest.importorskip("matplotlib")
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 MAGIC = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
@@ -103,6 +104,15 @@ def test_timelines_have_a_legend_and_an_slo_line(plan: Plan, figures: list[Figur
     first, second = figure.axes
     assert first.get_xlim() == second.get_xlim()
     assert all(any(line.get_xdata()[0] == 4.5 for line in axes.lines) for axes in figure.axes)
+
+
+def test_adjacent_bars_of_one_colour_are_separated(plan: Plan, figures: list[Figure]) -> None:
+    """A white line marks the start of each bar, except of bars too short to be seen beside it."""
+    spans = [(0.0, 2.0), (2.0, 2.001), (2.001, 4.0)]
+    plot_timelines(plan, [measured_chart(plan, [Event(1, 0, start, end) for start, end in spans])], Path())
+    (axes,) = figures[0].axes
+    (lines,) = (found for found in axes.collections if isinstance(found, LineCollection))
+    assert [segment[0][0] for segment in lines.get_segments()] == [0.0, 2.001]
 
 
 def test_a_slow_run_gets_its_own_scale(plan: Plan, figures: list[Figure]) -> None:

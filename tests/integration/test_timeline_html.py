@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import chrion.report
@@ -26,7 +27,7 @@ from chrion.report import measured_chart, predicted_chart, timeline_html
 from chrion.report.timeline_html import script_json
 from chrion.runtime import Event
 from chrion.scheduler import fixed_plan
-from helpers import MACHINE, alternating_lanes, branches
+from helpers import FLOAT, MACHINE, alternating_lanes, branches, make_model, node, value
 
 FOLDER = Path(chrion.report.__file__).parent / "page"
 SCRIPT = "".join((FOLDER / name).read_text(encoding="utf-8") for name in ("functions.js", "timeline.js"))
@@ -154,6 +155,23 @@ def test_without_the_model_there_are_layers_only(plan: Plan) -> None:
     data = Page(timeline_html(plan, [predicted_chart(plan)])).data
     assert (data["colour_by"], set(data["schemes"])) == ("layer", {"layer"})
     assert "type" not in data["operators"]
+
+
+@pytest.mark.parametrize(("segments", "colour_by"), [(([0, 1], [2, 3]), "layer"), (([0], [1], [2], [3]), "type")])
+def test_types_that_give_all_bars_one_colour_are_not_shown_first(
+    segments: tuple[list[int], ...], colour_by: str
+) -> None:
+    """Without costs a bar shows one type: pairs of MatMul and Relu in one bar each would all show MatMul."""
+    weight = {"w": np.eye(4, dtype=np.float32)}
+    nodes = [
+        node("MatMul", ["x", "w"], ["a"], name="one/product"),
+        node("Relu", ["a"], ["b"], name="one/relu"),
+        node("MatMul", ["b", "w"], ["c"], name="two/product"),
+        node("Relu", ["c"], ["y"], name="two/relu"),
+    ]
+    graph = load(make_model(nodes, [value("x", FLOAT, [4, 4])], [value("y", FLOAT, [4, 4])], weight))
+    plan = fixed_plan(graph, [1] * 4, segments=segments)
+    assert Page(timeline_html(plan, [predicted_chart(plan)], graph=graph)).data["colour_by"] == colour_by
 
 
 def test_a_slow_run_does_not_compress_the_prediction(plan: Plan) -> None:

@@ -13,6 +13,10 @@ from chrion.report.categories import COLOURS, COPY_COLOUR, MAX_CATEGORIES, OTHER
     ("operator", "layer"),
     [
         ("LSTM:l3.t17.h", "l3"),
+        ("LSTM:l3.t17.h/f2", "l3"),
+        ("Squeeze:l11.t0.y/t5", "l11"),
+        ("encoder/l3.t17/Add", "encoder/l3"),
+        ("net/conv.t2d/Relu", "net/conv.t2d"),
         ("/encoder/layer.3/attention/self/MatMul", "encoder/layer.3"),
         ("/layer1/layer1.0/conv1/Conv", "layer1"),
         ("Relu:block1/relu.2", "block1"),
