@@ -237,7 +237,7 @@ def test_a_large_plan_makes_a_page_of_a_few_megabytes(plan: Plan) -> None:
 def browse(folder: Path, page: str) -> str:
     """Return a page's elements after its scripts have run."""
     (folder / "page.html").write_text(page, encoding="utf-8")
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", "--window-size=1200,900"]
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=15000", "--window-size=1200,900"]
     flags += ["--disable-extensions", "--no-first-run", f"--user-data-dir={folder / 'profile'}", "--dump-dom"]
     command = [BROWSER, *flags, (folder / "page.html").as_uri()]
     environment = {**os.environ, "HOME": str(folder)}
@@ -352,9 +352,11 @@ def drive(folder: Path, page: str, script: str) -> Any:
       const wheel = (ms, deltaY) => first.dispatchEvent(new WheelEvent("wheel", { ...spot(ms, 0), deltaY }));
       const chosen = () => (document.querySelector("#details h2") || {}).textContent;
     """
-    act = f"setTimeout(() => {{ {helpers}\nconst seen = (() => {{ {script} }})();\n"
+    drawn = "typeof chrionTimeline !== 'undefined' && chrionTimeline.panels[0]?.plot?.right > 0"
+    act = f"const act = () => {{ if (!({drawn})) {{ setTimeout(act, 50); return; }}\n{helpers}\n"
+    act += f"const seen = (() => {{ {script} }})();\n"
     act += "const out = document.createElement('pre'); out.id = 'seen'; out.textContent = JSON.stringify(seen);"
-    act += "document.body.append(out); }, 500);"
+    act += "document.body.append(out); }; setTimeout(act, 500);"
     dom = browse(folder, page.replace("</body>", f"<script>{act}</script></body>"))
     return json.loads(html.unescape(dom.split('<pre id="seen">')[1].split("</pre>")[0]))
 
