@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from typing import Any
 
 from hypothesis import strategies as st
@@ -45,7 +46,7 @@ def damaged_json(draw: st.DrawFn, whole: Any) -> bytes:
     for _ in range(draw(st.integers(1, 3))):
         path = draw(st.sampled_from(_paths(content)))
         if not path:
-            content = draw(_ODD)
+            content = deepcopy(draw(_ODD))
             break
         inner = content
         for key in path[:-1]:
@@ -54,9 +55,9 @@ def damaged_json(draw: st.DrawFn, whole: Any) -> bytes:
             case "lose":
                 del inner[path[-1]]
             case "double" if isinstance(inner, list):
-                inner.append(inner[path[-1]])
+                inner.append(deepcopy(inner[path[-1]]))
             case _:
-                inner[path[-1]] = draw(_ODD)
+                inner[path[-1]] = deepcopy(draw(_ODD))  # the strategy gives the same object each time
     return json.dumps(content).encode()
 
 
