@@ -106,7 +106,7 @@ def plain_rows(found: Sequence[Patterns]) -> Iterator[list[str]]:
 
 def hybrid_rows(found: Sequence[Patterns], pattern: str) -> Iterator[list[str]]:
     """Yield the table of a hybrid pattern: latency, memory and reductions, ours / the paper's, and differences."""
-    yield ["model", "ms", "MB", "latency less", "memory less", "points, latency", "points, memory"]
+    yield ["model", "ms", "MB", "latency reduction", "memory reduction", "points, latency", "points, memory"]
     for p in found:
         ours: Prediction = getattr(p, pattern)
         theirs: tuple[float, float] | None = getattr(PAPER[p.name], pattern)
@@ -137,7 +137,7 @@ def slow_down(profile: Profile, gpu: float, cpu: float) -> Profile:
 
 def slowdown_rows(profile: Profile) -> Iterator[list[str]]:
     """Yield the table of mean differences between the printed plans and latency-optimal plans on slower devices."""
-    yield ["cells on the GPU", "cells on a core", "off in latency", "off in memory", "the baseline, ms", "MB"]
+    yield ["cells on the GPU", "cells on a core", "latency difference", "memory difference", "the baseline, ms", "MB"]
     graphs = {name: load(build(name)) for name in PAPER}
     for gpu, cpu in SLOWDOWNS:
         machine = slow_down(profile, gpu, cpu)

@@ -21,11 +21,11 @@ from chrion.report.figure_table import FigureTable, key, text
 #: Kinds of cached files: folders of the cache.
 KINDS = {
     "measurements": "costs of operators and transfers, for profiles",
-    "choices": "decisions of sessions between plans and plain onnxruntime",
+    "decisions": "decisions of sessions between plans and plain onnxruntime",
 }
 _ENTRY = re.compile(r"[0-9a-f]{32}\.json")
 
-app = typer.Typer(help="List, measure or clear cached measurements and choices.", rich_markup_mode="rich")
+app = typer.Typer(help="List, measure or clear cached measurements and decisions.", rich_markup_mode="rich")
 
 KindArgument = Annotated[
     str | None,
@@ -81,7 +81,7 @@ def size(kind: KindArgument = None, as_json: JsonOption = False) -> None:
         show(f"{_format_size(total)} in {len(files)} files")
 
 
-@app.command(epilog="[bold]Examples[/bold]\n  chrion cache clear\n  chrion cache clear choices --yes")
+@app.command(epilog="[bold]Examples[/bold]\n  chrion cache clear\n  chrion cache clear decisions --yes")
 def clear(
     kind: KindArgument = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,

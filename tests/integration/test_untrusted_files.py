@@ -316,7 +316,7 @@ def test_a_decision_that_no_longer_fits_is_ignored(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
     model, x = branches(size=5), np.ones((2, 5), np.float32)
     HybridSession(model, cores=1).close()
-    (choice,) = (tmp_path / "choices").iterdir()
+    (choice,) = (tmp_path / "decisions").iterdir()
     for damage in ({"digest": "0" * 32}, {"cores": 10**6}, {"accelerator": "NoSuchProvider"}):
         choice.write_text(json.dumps({"winner": "plan 1", "plan": {**PLAN, **damage}, "why": "it says so"}))
         with HybridSession(model, cores=1) as session:

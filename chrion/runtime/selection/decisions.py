@@ -98,7 +98,7 @@ class DecisionCache:
 
     def __init__(self, *key: object) -> None:
         name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
-        self._path = cache_folder() / "choices" / f"{name}.json"
+        self._path = cache_folder() / "decisions" / f"{name}.json"
 
     def recall(self) -> Decision | None:
         """Return the stored decision.

@@ -69,8 +69,8 @@ def test_the_cache_is_listed_by_kind_and_machine(cli: Chrion, model: Path, cache
     found = json.loads(cli("cache", "list", "--json")[1])
     assert found["folder"] == str(cache) == str(cache_folder())
     kinds = {entry["kind"]: entry for entry in found["entries"]}
-    assert set(kinds) == {"measurements", "choices"}
-    assert kinds["choices"]["entries"] == 1
+    assert set(kinds) == {"measurements", "decisions"}
+    assert kinds["decisions"]["entries"] == 1
     files = [path for path in cache.rglob("*.json") if path.is_file()]
     assert sum(entry["entries"] for entry in found["entries"]) == len(files)
     assert sum(entry["bytes"] for entry in found["entries"]) == sum(path.stat().st_size for path in files)
@@ -81,12 +81,12 @@ def test_the_cache_is_listed_by_kind_and_machine(cli: Chrion, model: Path, cache
 def test_the_cache_is_cleared_by_kind_after_a_confirmation(cli: Chrion, model: Path, cache: Path) -> None:
     """Without a terminal ``--yes`` is required; files that are not Chrion's are kept."""
     assert cli("run", str(model), "--repeat", "1")[0] == 0
-    (cache / "choices" / "notes.json").write_text("mine")
+    (cache / "decisions" / "notes.json").write_text("mine")
     (cache / "mine.json").write_text("mine")
     assert_refused(cli("cache", "clear"), "--yes")
-    code, _, err = cli("cache", "clear", "choices", "--yes")
+    code, _, err = cli("cache", "clear", "decisions", "--yes")
     assert (code, "deleted 1 files" in err) == (0, True)
-    assert json.loads(cli("cache", "size", "choices", "--json")[1])["entries"] == 0
+    assert json.loads(cli("cache", "size", "decisions", "--json")[1])["entries"] == 0
     assert json.loads(cli("cache", "size", "measurements", "--json")[1])["entries"] > 0
     assert cli("cache", "clear", "--yes")[0] == 0
     assert sorted(path.name for path in cache.rglob("*") if path.is_file()) == ["mine.json", "notes.json"]
@@ -98,7 +98,7 @@ def test_a_negative_answer_deletes_nothing(
     cli: Chrion, cache: Path, monkeypatch: pytest.MonkeyPatch, *, answer: bool, left: int
 ) -> None:
     """If the answer is "no", nothing is deleted, and the exit code is 1."""
-    entry = cache / "choices" / f"{'0' * 32}.json"
+    entry = cache / "decisions" / f"{'0' * 32}.json"
     entry.parent.mkdir(parents=True)
     entry.write_text("{}")
     monkeypatch.setattr("chrion.cli.cache.sys.stdin.isatty", lambda: True)
