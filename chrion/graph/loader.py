@@ -12,17 +12,17 @@ The stages, in the order of :func:`load`:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnxruntime as ort
 
 from chrion.errors import ModelError
 from chrion.graph.assemble import assemble
+from chrion.graph.description import describe_session
 from chrion.graph.input_shapes import declared_shape, fix_shapes
-from chrion.graph.model import Graph, ModelMetadata, TensorInfo
+from chrion.graph.model import Graph, TensorInfo
 from chrion.graph.optimise import name_nodes, optimise_model
 from chrion.graph.reading import read_model, serialise
 from chrion.graph.type_inference import infer_types
@@ -63,14 +63,15 @@ def load(
     folder = WeightsFolder()
     model, types, session = _optimised(proto, path, folder.path, basic=optimise)
     _refuse_maps(types, str(path or "model"))
+    description = describe_session(session, declared)
     return assemble(
         name=path.stem if path else proto.graph.name or "model",
         model=model,
         types=types,
-        declared_inputs=_declared(session.get_inputs(), declared),
-        declared_outputs=_declared(session.get_outputs(), declared),
-        overridable=_declared(session.get_overridable_initializers(), declared),
-        metadata=_metadata(session),
+        declared_inputs=description.inputs,
+        declared_outputs=description.outputs,
+        overridable=description.overridable,
+        metadata=description.metadata,
         source=original,
         optimised=optimise,
         shapes=given,
@@ -126,31 +127,3 @@ def _refuse_maps(types: Mapping[str, TensorInfo], where: str) -> None:
     for info in types.values():
         if "map(" in info.type:
             raise ModelError(f"{where}: value {info.name!r} is a {info.type}; maps are not supported")
-
-
-def _declared(
-    arguments: Sequence[ort.NodeArg], shapes: Mapping[str, tuple[int | str | None, ...] | None]
-) -> tuple[TensorInfo, ...]:
-    """Return a session's inputs or outputs with the shapes that the model declares."""
-    return tuple(TensorInfo(a.name, a.type, shapes.get(a.name, tuple(a.shape))) for a in arguments)
-
-
-def _metadata(session: ort.InferenceSession) -> ModelMetadata:
-    """Return a copy of a model's metadata: onnxruntime's own object keeps the session and its weights alive."""
-    found = session.get_modelmeta()
-
-    def read(name: str, default: Any = "") -> Any:
-        try:
-            return getattr(found, name)
-        except UnicodeDecodeError:  # the model runs even if this text is not UTF-8
-            return default
-
-    return ModelMetadata(
-        producer_name=read("producer_name"),
-        graph_name=read("graph_name"),
-        domain=read("domain"),
-        description=read("description"),
-        graph_description=read("graph_description"),
-        version=found.version,
-        custom_metadata_map=dict(read("custom_metadata_map", {})),
-    )

@@ -8,12 +8,11 @@ from the next request on. ``never``: nothing is timed; only cached decisions are
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,9 +22,10 @@ import onnxruntime as ort
 
 from chrion.allocator import trim
 from chrion.devices import usable_provider
-from chrion.errors import OptionError, UnsafeModelError
+from chrion.errors import UnsafeModelError
+from chrion.graph.description import ModelDescription, describe_session
 from chrion.graph.loader import load
-from chrion.graph.model import Graph, ModelMetadata, TensorInfo
+from chrion.graph.model import Graph, TensorInfo
 from chrion.graph.optimise import original_name
 from chrion.graph.ort_sessions import first_line
 from chrion.graph.reading import read_model
@@ -55,23 +55,8 @@ _FORKED = (
     "in the child, or start processes with multiprocessing's 'spawn' or 'forkserver'"
 )
 
-TUNING_MODES = ("background", "now", "never")
-#: Environment variable that has the tuning mode of sessions created without the argument ``tune``.
-TUNE_VARIABLE = "CHRION_TUNE"
-
 Shapes = tuple[tuple[int, ...], ...]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Description:
-    """Interface of a model."""
-
-    inputs: Sequence[TensorInfo]
-    outputs: Sequence[TensorInfo]
-    #: Weights that a request may replace.
-    overridable: Sequence[TensorInfo]
-    metadata: ModelMetadata
 
 
 class Engines:
@@ -81,7 +66,7 @@ class Engines:
         model: The model as the caller gave it.
         config: The session's configuration.
         strict: Raise errors of plans and segments instead of falling back to a plain session.
-        tune: One of ``TUNING_MODES``.
+        tune: One of :data:`chrion.runtime.selection.tuning_mode.TUNING_MODES`.
 
     Attributes:
         current: The engine of the last request's shapes.
@@ -111,7 +96,7 @@ class Engines:
         #: The loaded model; None if the model runs plain for all shapes (``_reason``) or is loaded by another process.
         self._graph: Graph | None = None
         self._reason = ""
-        self._description: Description | None = None
+        self._description: ModelDescription | None = None
         self._inputs: Sequence[TensorInfo] = ()
         self._overridable: frozenset[str] = frozenset()
         # A given plan needs no tuning, and a graph is loaded already.
@@ -127,7 +112,7 @@ class Engines:
         return self._config
 
     @property
-    def description(self) -> Description | None:
+    def description(self) -> ModelDescription | None:
         """Interface of the model; None if the plain session is open and has it."""
         return self._description if self._graph or self._plain is None else None
 
@@ -320,7 +305,9 @@ class Engines:
         if self._graph is None:  # if InferenceSession refuses the model as well, its own error is raised
             return self.plain(self._reason)
         graph = self._graph
-        self._describe(graph.declared_inputs, graph.declared_outputs, graph.overridable, graph.metadata)
+        self._describe(
+            ModelDescription(graph.declared_inputs, graph.declared_outputs, graph.overridable, graph.metadata)
+        )
         try:
             require_tensors(self._graph)
         except CannotCutError as reason:
@@ -389,13 +376,7 @@ class Engines:
         except Exception as error:
             _raise_if_unsafe(config.source, error)
             raise
-        session = engine.session
-        self._describe(
-            _infos(session.get_inputs()),
-            _infos(session.get_outputs()),
-            _infos(session.get_overridable_initializers()),
-            _metadata(session.get_modelmeta()),
-        )
+        self._describe(describe_session(engine.session))
         self._untuned = engine
         if not reason and all(info.type.startswith("tensor(") for info in self._inputs):
             self._tuner = Tuner(config, self._selector, self._install, cached_only=self._tune == "never")
@@ -463,16 +444,10 @@ class Engines:
             return None
         return self._selector.single_threaded("at least as many requests in flight as cores")
 
-    def _describe(
-        self,
-        inputs: Sequence[TensorInfo],
-        outputs: Sequence[TensorInfo],
-        overridable: Sequence[TensorInfo],
-        metadata: ModelMetadata,
-    ) -> None:
-        self._inputs = inputs
-        self._overridable = frozenset(weight.name for weight in overridable)
-        self._description = Description(inputs, outputs, overridable, metadata)
+    def _describe(self, description: ModelDescription) -> None:
+        self._description = description
+        self._inputs = description.inputs
+        self._overridable = frozenset(weight.name for weight in description.overridable)
 
     def _put(self, shapes: Shapes, engine: Engine) -> Engine:
         """Store an engine for some shapes, evicting the least recently used ones; return the stored engine."""
@@ -529,19 +504,6 @@ class Engines:
             self.for_feed(feed)
 
 
-def tuning_mode(tune: str | None) -> str:
-    """Return the tuning mode: the argument, or else the environment variable, or else ``background``.
-
-    Raises:
-        OptionError: The mode is none of ``TUNING_MODES``.
-    """
-    chosen = tune if tune is not None else os.environ.get(TUNE_VARIABLE) or TUNING_MODES[0]
-    if chosen not in TUNING_MODES:
-        where = "tune" if tune is not None else f"environment variable {TUNE_VARIABLE}"
-        raise OptionError(f"{where}: expected one of {', '.join(TUNING_MODES)}, found {chosen!r}")
-    return chosen
-
-
 def _raise_if_unsafe(source: str | bytes, error: Exception) -> None:
     """Raise if onnxruntime refused a model because it names files outside of its folder.
 
@@ -554,15 +516,6 @@ def _raise_if_unsafe(source: str | bytes, error: Exception) -> None:
         raise reason from error
     except Exception:  # noqa: BLE001 - onnxruntime's error is raised
         return
-
-
-def _infos(nodes: Sequence[Any]) -> list[TensorInfo]:
-    """Copy onnxruntime's descriptions, which would keep their session alive."""
-    return [TensorInfo(node.name, node.type, tuple(node.shape)) for node in nodes]
-
-
-def _metadata(found: Any) -> ModelMetadata:
-    return ModelMetadata(**{field.name: getattr(found, field.name) for field in fields(ModelMetadata)})
 
 
 def _known_shape(value: Any) -> tuple[int, ...] | None:

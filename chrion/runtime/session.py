@@ -14,7 +14,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 from chrion.devices import CPU_PROVIDER
 from chrion.graph.model import Graph
 from chrion.runtime import process_hooks
-from chrion.runtime.engines import Engines, tuning_mode
+from chrion.runtime.engines import Engines
 from chrion.runtime.execution.engine import CutEngine, Engine, PlainEngine
 from chrion.runtime.execution.executor import Event
 from chrion.runtime.interface import InferenceInterface
@@ -23,6 +23,7 @@ from chrion.runtime.options.session_options import known_arguments, wants_errors
 from chrion.runtime.requests import MissingInputError, check_arguments, check_run_options
 from chrion.runtime.selection.admission import plain_source
 from chrion.runtime.selection.configuration import SessionConfig
+from chrion.runtime.selection.tuning_mode import tuning_mode
 from chrion.scheduler.plan import Plan
 from chrion.units import parse_duration_ms, parse_size_mb
 

@@ -467,3 +467,17 @@ def test_one_plain_session_is_open_after_tuning(
         assert session._engine.session.get_session_options().intra_op_num_threads == 1
         assert [str(info) for info in session.get_inputs()] == described
         assert_same_as_plain(session, branches(), {"x": X})
+
+
+@pytest.mark.parametrize("mode", ["background", "now"])
+def test_metadata_that_is_not_utf8_does_not_prevent_a_session(tmp_path: Path, mode: str) -> None:
+    """A model whose producer is not UTF-8 is served, as InferenceSession serves it."""
+    model = branches()
+    model.producer_name = "NAME"
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString().replace(b"NAME", b"\xff\xfe\xfd\xfc"))
+    expected = ort.InferenceSession(str(path)).run(None, {"x": X})
+    with HybridSession(path, tune=mode) as session:
+        np.testing.assert_allclose(session.run(None, {"x": X})[0], expected[0])
+        assert session.wait_until_tuned(120)
+        np.testing.assert_allclose(session.run(None, {"x": X})[0], expected[0], rtol=1e-6)
