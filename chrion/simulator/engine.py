@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from chrion.manager.policies import Route
 from chrion.simulator.metrics import RequestMetrics
-from chrion.simulator.policies import Route
 from chrion.simulator.server import Action, ClusterState, Server, ServerPolicies
 from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Jitter, Variant

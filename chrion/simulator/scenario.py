@@ -13,9 +13,9 @@ from typing import Any
 
 from chrion.errors import PlanError, ScenarioError
 from chrion.files import bundled_folder, read_toml
+from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
 from chrion.simulator.engine import EngineConfig, eligible_servers, read_ahead
 from chrion.simulator.overrides import MEASURED_KEYS, PLAN_KEYS, TOP_KEYS, VARIANT_KEYS, WORD_KEYS, apply_sets
-from chrion.simulator.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
 from chrion.simulator.server import ServerPolicies
 from chrion.simulator.settings import (
     LARGEST,

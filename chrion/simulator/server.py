@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from chrion.manager.policies import Admit, Order, Rank, ResidentModel, WaitingModel, choose_victims
 from chrion.simulator.metrics import BinnedAverage
-from chrion.simulator.policies import Admit, Order, Rank, ResidentModel, WaitingModel, choose_victims
 from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Variant
 

@@ -11,7 +11,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, TypeVar
 
 from chrion.errors import ScenarioError
-from chrion.simulator.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
+from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
 
 Section = TypeVar("Section")
 
@@ -64,7 +64,7 @@ class ServerSpec:
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """``[policies]``: names of :mod:`chrion.simulator.policies`."""
+    """``[policies]``: names of :mod:`chrion.manager.policies`."""
 
     eviction: str = one_of("lru", tuple(EVICTION))
     routing: str = one_of("resident-first", tuple(ROUTING))

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
 from chrion.simulator.engine import Engine, EngineConfig
-from chrion.simulator.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
 from chrion.simulator.server import ServerPolicies
 from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Variant

@@ -24,6 +24,7 @@ PACKAGES: Layers = (
     ("profiler",),
     ("scheduler",),
     ("runtime",),
+    ("manager",),
     ("backend", "benchmark", "simulator"),
     ("report",),
     ("cli",),
@@ -112,6 +113,14 @@ def test_the_scheduler_is_independent_of_the_runtime() -> None:
             names = [a.name for a in part.names] if isinstance(part, ast.Import) else []
             names += [part.module or ""] if isinstance(part, ast.ImportFrom) else []
             assert not {n.split(".")[0] for n in names} & {"onnxruntime", "threading", "typer"}
+
+
+def test_the_policies_of_the_manager_are_pure() -> None:
+    """Decisions that the simulator and a server share import nothing of the project, no threads and no sockets."""
+    path = ROOT / "manager" / "policies.py"
+    assert imported(path) == set()
+    assert "threading" not in path.read_text(encoding="utf-8")
+    assert "socket" not in path.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("path", [p for p in MODULES if p.name == "__init__.py"], ids=module_name)

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
 from chrion.simulator.engine import Engine, EngineConfig, NextUseOracle
-from chrion.simulator.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
 from chrion.simulator.server import ServerPolicies
 from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Variant

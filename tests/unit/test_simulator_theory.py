@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from simulator_support import engine_of
 
+from chrion.manager.policies import EVICTION
 from chrion.simulator.engine import Engine, NextUseOracle
 from chrion.simulator.metrics import RequestMetrics
-from chrion.simulator.policies import EVICTION
 from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Variant
 from chrion.simulator.workload import SyntheticWorkload

@@ -2,7 +2,7 @@
 
 import pytest
 
-from chrion.simulator.policies import (
+from chrion.manager.policies import (
     EVICTION,
     LOAD_ORDER,
     ROUTING,
