@@ -12,11 +12,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chrion.runtime.selection import decisions
-from chrion.runtime.selection.decisions import Decision, DecisionCache, model_files, model_identity
+from chrion.runtime.selection.decisions import Decision, DecisionCache, TimedCandidate, model_files, model_identity
 from chrion.scheduler import fixed_plan
 from helpers import smallest_graph
 
 FILES = st.tuples(st.text(), st.integers(0, 2**63), st.integers(-(2**63), 2**63))
+TIMINGS = st.builds(
+    TimedCandidate,
+    name=st.text(),
+    plain=st.booleans(),
+    latency_ms=st.floats(0, exclude_min=True, allow_infinity=False),
+    rounds=st.integers(0, 100),
+)
 DECISIONS = st.builds(
     Decision,
     winner=st.text(),
@@ -25,6 +32,7 @@ DECISIONS = st.builds(
     files=st.lists(FILES, max_size=3).map(tuple),
     uncertain=st.booleans(),
     attempts=st.integers(1, 10**6),
+    timings=st.lists(TIMINGS, max_size=3).map(tuple),
 )
 #: What a damaged file may hold in place of a value.
 JSON = st.recursive(
@@ -47,6 +55,27 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]:
 def test_decisions_survive_json(decision: Decision) -> None:
     """Any decision is read as it was written."""
     assert decisions.decision_from_json(json.loads(json.dumps(decision.to_json()))) == decision
+
+
+def test_a_decision_has_the_latencies_of_the_winner_and_of_the_fastest_plain_session() -> None:
+    """Candidates that were not timed have none."""
+    timings = (
+        TimedCandidate("plain", plain=True, latency_ms=3.0, rounds=6),
+        TimedCandidate("plain, threads: 1", plain=True, latency_ms=2.0, rounds=6),
+        TimedCandidate("plan 1", plain=False, latency_ms=1.5, rounds=6),
+    )
+    decision = Decision("plan 1", None, "", timings=timings)
+    assert (decision.latency_ms, decision.plain_ms) == (1.5, 2.0)
+    untimed = Decision("plain", None, "", timings=timings[2:])
+    assert (untimed.latency_ms, untimed.plain_ms) == (None, None)
+
+
+@pytest.mark.parametrize("latency_ms", [0.0, -1.0, math.inf, math.nan])
+def test_a_latency_in_a_file_is_positive_and_finite(latency_ms: float) -> None:
+    """Any other number is refused, so that live latencies can be compared with it."""
+    content = Decision("plain", None, "").to_json() | {"timings": [["plain", True, latency_ms, 3]]}
+    with pytest.raises(ValueError, match="expected a positive number"):
+        decisions.decision_from_json(content)
 
 
 @pytest.mark.usefixtures("clock")

@@ -30,6 +30,19 @@ FileState = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
+class TimedCandidate:
+    """Latency of one candidate in a comparison."""
+
+    name: str
+    #: Whether it is a plain session; otherwise it is a plan.
+    plain: bool
+    #: Median latency of its best round, in ms; positive and finite.
+    latency_ms: float
+    #: Number of rounds in which it was timed.
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """Result of comparing plans with plain sessions."""
 
@@ -47,6 +60,18 @@ class Decision:
     attempts: int = 1
     #: Message about a missed SLO; empty if the SLO is met or there is none.
     missed: str = ""
+    #: Candidates that were timed, the caller's plain session first if it was; empty if none was timed.
+    timings: tuple[TimedCandidate, ...] = ()
+
+    @property
+    def latency_ms(self) -> float | None:
+        """Latency of the winner in ms; None if it was not timed."""
+        return next((timed.latency_ms for timed in self.timings if timed.name == self.winner), None)
+
+    @property
+    def plain_ms(self) -> float | None:
+        """Latency of the fastest plain session in ms; None if none was timed."""
+        return min((timed.latency_ms for timed in self.timings if timed.plain), default=None)
 
     @property
     def valid_s(self) -> float:
@@ -66,6 +91,7 @@ class Decision:
             "uncertain": self.uncertain,
             "attempts": self.attempts,
             "missed": self.missed,
+            "timings": [[t.name, t.plain, t.latency_ms, t.rounds] for t in self.timings],
         }
 
 
@@ -86,7 +112,19 @@ def decision_from_json(content: Mapping[str, Any]) -> Decision:
         uncertain=bool(content["uncertain"]),
         attempts=int(content["attempts"]),
         missed=str(content["missed"]),
+        timings=tuple(_timed(*timed) for timed in content["timings"]),
     )
+
+
+def _timed(name: object, plain: object, latency_ms: Any, rounds: Any) -> TimedCandidate:
+    """Return a timing from a file.
+
+    Raises:
+        TypeError, ValueError: A field is of another type, or the latency is not positive and finite.
+    """
+    if not 0 < float(latency_ms) < math.inf:
+        raise ValueError(f"latency of {name}: expected a positive number, found {latency_ms!r}")
+    return TimedCandidate(str(name), bool(plain), float(latency_ms), int(rounds))
 
 
 class DecisionCache:

@@ -69,6 +69,9 @@ class CandidateResult:
     resident_mb: float
     #: Reason of its failure; empty if it did not fail.
     failure: str = ""
+    plain: bool = True
+    #: Number of rounds in which it was timed.
+    rounds: int = 0
 
 
 class Comparison(NamedTuple):
@@ -115,6 +118,13 @@ class _Record:
         self.medians_ms, self.fastest_ms = [math.inf], math.inf
         self.failure = f"{type(error).__name__}: {first_line(error)}"
 
+    def result(self) -> CandidateResult:
+        """Return what the comparison reports."""
+        candidate, rounds = self.candidate, len(self.medians_ms)
+        return CandidateResult(
+            candidate.name, self.best_ms, candidate.resident_mb, self.failure, candidate.plain, rounds
+        )
+
     def beats(self, plain: Sequence[_Record]) -> bool:
         """Return whether this plan is fast enough to be selected over all of the plain sessions."""
         fastest_ms = min((r.fastest_ms for r in plain), default=math.inf)
@@ -140,7 +150,7 @@ def compare(
     monitor = monitor or CoreMonitor(physical_cores(), _PATIENCE_S)
     records = [_Record(c) for c in candidates]
     _run_rounds(records, monitor, least=0 if slo_ms is None else 1)
-    results = tuple(CandidateResult(r.candidate.name, r.best_ms, r.candidate.resident_mb, r.failure) for r in records)
+    results = tuple(record.result() for record in records)
     fitting = [r for r in records if slo_ms is not None and r.best_ms <= slo_ms]
     least_mb = min((r.candidate.resident_mb for r in fitting), default=0.0)
     plain, plans = _split([r for r in fitting if r.candidate.resident_mb == least_mb] or records)

@@ -24,7 +24,7 @@ from chrion.profiler.profiles import Profile
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.runtime.execution.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
 from chrion.runtime.selection.configuration import SessionConfig
-from chrion.runtime.selection.decisions import Decision, DecisionCache
+from chrion.runtime.selection.decisions import Decision, DecisionCache, TimedCandidate
 from chrion.runtime.selection.guard import SHARE, Candidate, CandidateResult, compare
 from chrion.scheduler.plan import Plan
 from chrion.scheduler.planner import alternatives
@@ -258,7 +258,11 @@ class EngineSelector:
                 winner = fitting[0].name  # another number of threads would be selected by chance
         log.info("model %s: selected %s (%s)", graph.name, winner, why)
         missed = _missed_slo(results, self._config.slo_ms)
-        return Decision(winner, plans.get(winner), why, uncertain=interference and bool(plans), missed=missed)
+        timings = tuple(
+            TimedCandidate(r.name, r.plain, r.median_ms, r.rounds) for r in results if 0 < r.median_ms < math.inf
+        )
+        uncertain = interference and bool(plans)
+        return Decision(winner, plans.get(winner), why, uncertain=uncertain, missed=missed, timings=timings)
 
     def _plans(self, graph: Graph) -> list[Plan]:
         config = self._config
