@@ -14,9 +14,11 @@ from typing import Any
 import onnxruntime as ort
 
 _PATH = Path(__file__).with_name("liblanes.so")
-#: The time in us that a lane spins before it parks, while it waits for another lane or for the next request. It is
-#: twice the idle time, between two requests in direct succession, of a lane that finishes early.
+#: The longest time in us that a lane spins before it parks, while it waits for another lane of the same request.
 _SPIN_US = 800.0
+#: The same while it waits for the next request, if the one before followed within this time. It is twice the idle time,
+#: between two requests in direct succession, of a lane that finishes early.
+_IDLE_SPIN_US = 800.0
 #: A limit on waiting that is never reached.
 _NO_LIMIT_S = 1e8
 
@@ -76,7 +78,7 @@ def _library() -> ctypes.CDLL | None:
             ctypes.c_int,
             failure,
         ),
-        "start": (pointer, ctypes.c_int, ctypes.POINTER(_Part), ctypes.c_double),
+        "start": (pointer, ctypes.c_int, ctypes.POINTER(_Part), ctypes.c_double, ctypes.c_double),
         "stop": (ctypes.c_bool, pointer, ctypes.c_double),
         "frame": (pointer, pointer, ctypes.c_int, ctypes.POINTER(pointer), ctypes.POINTER(pointer)),
         "free_frame": (None, pointer),
@@ -220,7 +222,7 @@ class NativeLanes:
         for part, lane, core in zip(parts, encoded, cores, strict=True):
             part.steps, part.count, part.core = lane, len(lane), -1 if core is None else core
         #: The address of the lanes; None if they are closed.
-        self._pointer: int | None = self._library.chrion_start(len(parts), parts, _SPIN_US)
+        self._pointer: int | None = self._library.chrion_start(len(parts), parts, _SPIN_US, _IDLE_SPIN_US)
         if self._pointer is None:
             raise RuntimeError("cannot create the threads of lanes")
         self._stop_arguments = self._library, self._pointer, encoded, process

@@ -267,7 +267,8 @@ typedef struct {
 typedef struct Lanes {
   /* The number of lanes, and the index of the last lane whose thread was created. */
   int count, started;
-  double spin_us;
+  /* The longest time in microseconds that a lane spins within a request, and while it waits for the next one. */
+  double spin_us, idle_us;
   /* Held while a request is submitted to all lanes. */
   pthread_mutex_t order;
   /* The number of submitted requests. */
@@ -277,7 +278,9 @@ typedef struct Lanes {
 
 /* A lane that is not pinned may occupy the core of a working lane while it spins, so it spins no longer than parking
  * takes. */
-static double spin_us(const Lane *lane) { return lane->part.core < 0 ? 3 : lane->lanes->spin_us; }
+#define BRIEF_US 3
+
+static double spin_us(const Lane *lane) { return lane->part.core < 0 ? BRIEF_US : lane->lanes->spin_us; }
 
 static void run(Frame *frame, int32_t segment) {
   if (frame->times) frame->times[2 * segment] = now_us();
@@ -337,11 +340,22 @@ static Frame *take(Lane *lane) {
   return frame;
 }
 
+/* Wait for the next request. Return whether it came within the time that an idle lane may spin.
+ *
+ * Spinning saves a wake-up if the next request follows at once, and wastes the whole time if it does not. So a lane spins
+ * only if its last wait was short: requests at intervals cost a wake-up each, and one wait is spent after each burst. */
+static bool wait_idle(Lane *lane, uint32_t number, bool spin) {
+  double idle_us = lane->part.core < 0 ? BRIEF_US : lane->lanes->idle_us, start = now_us();
+  wait_for(&lane->submitted, number & BITS, spin ? idle_us : BRIEF_US);
+  return now_us() - start <= idle_us;
+}
+
 static void *work(void *argument) {
   Lane *lane = argument;
+  bool spin = false;
   if (lane->part.core >= 0) pin(lane->part.core);
   for (uint32_t number = 1;; number++) {
-    wait_for(&lane->submitted, number & BITS, spin_us(lane));
+    spin = wait_idle(lane, number, spin);
     Frame *frame = take(lane);
     if (!frame) return NULL;
     perform(lane, frame);
@@ -373,13 +387,14 @@ bool chrion_stop(Lanes *lanes, double seconds) {
 
 /* Create the lanes of a program and their threads. Return NULL if that fails. The first part runs on the threads of the
  * callers of chrion_run. */
-Lanes *chrion_start(int count, const Part *parts, double spin_us) {
+Lanes *chrion_start(int count, const Part *parts, double spin_us, double idle_us) {
   size_t bytes = sizeof(Lanes) + (size_t)count * sizeof(Lane);
   Lanes *lanes = aligned_alloc(64, (bytes + 63) / 64 * 64);
   if (!lanes) return NULL;
   memset(lanes, 0, bytes);
   lanes->count = count;
   lanes->spin_us = spin_us;
+  lanes->idle_us = idle_us;
   pthread_mutex_init(&lanes->order, NULL);
   /* Lanes inherit the mask. Asynchronous signals are for Python's threads. Synchronous ones are not blocked: a
    * lane raises them itself, and a blocked one would kill the process without running an installed handler. */

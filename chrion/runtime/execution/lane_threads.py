@@ -5,7 +5,8 @@ two requests never deadlock. Either all lanes of a request receive their parts o
 does. If one part of a request fails, its other parts end soon. A thread that dies fails its request and no other:
 waiting callers detect dead threads and replace them (:meth:`LaneThreads.replace_dead`).
 
-An idle thread spins briefly, since the next request often follows at once, and then parks.
+An idle thread spins briefly and then parks. It parks at once if its last wait was long: if requests come at intervals,
+spinning does not save the wake-up.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from typing import Protocol
 from chrion.cores import pin
 from chrion.waiting import spin
 
-#: Number of spins of an idle thread before it parks: about a tenth of a millisecond.
-_IDLE_SPINS = 8
+#: Number of spins of an idle thread before it parks, and the time that they take at most.
+_IDLE_SPINS, _IDLE_SPINS_S = 8, 2e-4
 
 
 class Part(Protocol):
@@ -118,13 +119,15 @@ def _replace(lane: _LaneThread) -> None:
 def _work(lane: _LaneThread) -> None:
     if lane.core is not None:
         pin(lane.core)
-    parts = lane.parts
+    parts, spins = lane.parts, 0
     while True:
-        for done in range(_IDLE_SPINS):
+        idle_since_s = time.monotonic()
+        for done in range(spins):
             if not parts.empty():
                 break
             spin(done)
         lane.part = parts.get()
+        spins = _IDLE_SPINS if time.monotonic() - idle_since_s < _IDLE_SPINS_S else 0
         if lane.part is None:
             lane.stopped = True
             return
