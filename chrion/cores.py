@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import threading
@@ -12,8 +13,9 @@ from typing import TypeVar
 
 import psutil
 
+from chrion.cgroups import cpu_quota
+
 _TOPOLOGY = Path("/sys/devices/system/cpu")
-_CGROUP = Path("/sys/fs/cgroup")
 
 Result = TypeVar("Result")
 
@@ -21,8 +23,8 @@ Result = TypeVar("Result")
 def physical_cores() -> tuple[int, ...]:
     """Return one logical CPU of each physical core that this process may use, in ascending order.
 
-    The result respects the affinity of the process and the quota of its control group. If the topology and the affinity
-    cannot be read (outside Linux), physical cores are counted and numbered from 0.
+    The result respects the affinity of the calling thread and the quotas of the process's control groups, both of which
+    are read again by each call. Outside Linux, physical cores are counted and numbered from 0.
     """
     try:
         allowed = sorted(os.sched_getaffinity(0))
@@ -30,8 +32,8 @@ def physical_cores() -> tuple[int, ...]:
         return tuple(range(psutil.cpu_count(logical=False) or 1))
     cores: dict[str, int] = {}
     for cpu in allowed:
-        cores.setdefault(_siblings(cpu), cpu)
-    return tuple(cores.values())[: _quota()]
+        cores.setdefault(_siblings(_TOPOLOGY, cpu), cpu)
+    return tuple(cores.values())[: _whole_cpus()]
 
 
 @contextlib.contextmanager
@@ -100,29 +102,25 @@ def private_cache_bytes(cpu: int) -> int:
     sizes = [0]
     for cache in (_TOPOLOGY / f"cpu{cpu}" / "cache").glob("index*"):
         with contextlib.suppress(OSError, ValueError):
-            if (cache / "shared_cpu_list").read_text().strip() == _siblings(cpu):
+            if (cache / "shared_cpu_list").read_text().strip() == _siblings(_TOPOLOGY, cpu):
                 sizes.append(int((cache / "size").read_text().strip().removesuffix("K")) * 1024)
     return max(sizes)
 
 
-def _siblings(cpu: int) -> str:
+@functools.cache
+def _siblings(topology: Path, cpu: int) -> str:
     """Return the logical CPUs of a CPU's physical core as text, which identifies the core."""
     try:
-        return (_TOPOLOGY / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text().strip()
+        return (topology / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text().strip()
     except OSError:
         return str(cpu)
 
 
-def _quota() -> int | None:
-    """Return the quota of the control group in whole CPUs, at least one, or None without a quota."""
-    try:
-        quota, period = (_CGROUP / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        try:
-            quota = (_CGROUP / "cpu" / "cpu.cfs_quota_us").read_text().strip()
-            period = (_CGROUP / "cpu" / "cpu.cfs_period_us").read_text().strip()
-        except OSError:
-            return None
-    if quota in {"max", "-1"}:
-        return None
-    return max(1, math.floor(int(quota) / int(period)))
+def _whole_cpus() -> int | None:
+    """Return the quota in whole CPUs, at least one; None without a quota.
+
+    Fractions are cut off: lanes on more cores than the quota use it up before its period ends, and then all of them
+    wait.
+    """
+    quota = cpu_quota()
+    return None if quota is None else max(1, math.floor(quota))

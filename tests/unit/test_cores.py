@@ -34,29 +34,24 @@ def test_affinity_is_respected() -> None:
     assert seen == [(one,)]
 
 
-@pytest.mark.parametrize(
-    ("files", "limit"),
-    [
-        ({"cpu.max": "max 100000"}, 4),
-        ({"cpu.max": "200000 100000"}, 2),
-        ({"cpu.max": "150000 100000"}, 1),
-        ({"cpu.max": "50000 100000"}, 1),
-        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 4),
-        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
-        ({}, 4),
-    ],
-)
-def test_the_control_groups_quota_is_respected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], limit: int
+@pytest.mark.parametrize(("quota", "limit"), [(None, 4), (3.0, 3), (1.5, 1), (0.5, 1), (64.0, 4)])
+def test_the_quota_limits_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: float | None, limit: int
 ) -> None:
-    """The quotas of both versions of control groups are respected; half a CPU counts as one."""
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr(cores, "_CGROUP", tmp_path)
+    """A quota counts in whole CPUs, and half a CPU counts as one."""
+    monkeypatch.setattr(cores, "cpu_quota", lambda: quota)
     monkeypatch.setattr(cores, "_TOPOLOGY", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     assert len(cores.physical_cores()) == limit
+
+
+def test_the_affinity_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cores that are taken from the process later are not in the result."""
+    monkeypatch.setattr(cores, "_TOPOLOGY", tmp_path)
+    monkeypatch.setattr(cores, "cpu_quota", lambda: None)
+    for allowed in ({0, 1, 2}, {2}, {1, 2}):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, allowed=allowed: allowed)
+        assert cores.physical_cores() == tuple(sorted(allowed))
 
 
 def test_siblings_share_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +59,7 @@ def test_siblings_share_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for cpu in range(4):
         (tmp_path / f"cpu{cpu}" / "topology").mkdir(parents=True)
         (tmp_path / f"cpu{cpu}" / "topology" / "thread_siblings_list").write_text(f"{cpu % 2},{cpu % 2 + 2}\n")
-    monkeypatch.setattr(cores, "_CGROUP", tmp_path)
+    monkeypatch.setattr(cores, "cpu_quota", lambda: None)
     monkeypatch.setattr(cores, "_TOPOLOGY", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     assert cores.physical_cores() == (0, 1)

@@ -18,7 +18,8 @@ Layers = tuple[tuple[str, ...], ...]
 #: Packages and modules from the lowest layer up. A module imports from its own package and from lower layers.
 PACKAGES: Layers = (
     ("errors",),
-    ("allocator", "cores", "files", "lane_numbers", "native", "timing", "units", "waiting"),
+    ("allocator", "cgroups", "files", "lane_numbers", "native", "timing", "units", "waiting"),
+    ("cores",),
     ("graph", "zoo"),
     ("devices",),
     ("profiler",),
