@@ -1,203 +1,203 @@
-"""Measure a HybridSession and plain sessions that serve several client threads.
+"""Measure a HybridSession and plain sessions that serve requests as in production.
 
-    python scripts/bench_serving.py [--only REGEX] [--clients 1 8] [--rounds N] [-o docs/serving.md]
+    python scripts/bench_serving.py [--scenario NAME ...] [--only REGEX] [--minutes 25] [-o docs/production.md]
 
-In alternating rounds each candidate serves all clients for a fraction of a second: a tuned HybridSession, and plain
-sessions with one thread, with as many as there are cores, and with onnxruntime's default. Prints a line for each model
-and number of clients: requests per second and the 99th percentile of the latency, each with the ratio of HybridSession
-to the best plain session for that load and its 90 % interval. ``ratios.py`` selects the best plain session without
-selection bias. Takes about ten minutes with all models; ``-o`` replaces the section ``serving`` of pages.
+Scenarios: client threads, pauses between requests, a busy neighbour, several sessions and processes, one CPU, a quota
+of CPU time, many shapes. The candidates are a tuned HybridSession and plain sessions with one thread, with as many as
+there are cores, and with onnxruntime's default; each has processes of its own. They serve in alternating rounds, each
+trial after a warm-up. Prints a line for each model and load, with ratios of HybridSession to the best plain session for
+that figure and their 90 % intervals; ``ratios.py`` selects the best plain session without selection bias. Quantiles of
+the latency are of all trials together.
+
+Takes as long as ``--minutes`` says, however many scenarios are selected: rounds are added until the time is over, so
+that fewer scenarios or models are measured more precisely. ``-o`` replaces the section ``serving`` of pages.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import re
-import threading
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime as ort
-from bench_cpu import Case, light_models, recurrent_case
-from onnx import TensorProto, helper, numpy_helper
+from bench_cpu import Case
 from page_markers import fill_sections, markdown_table
-from ratios import ratio_to_best
+from serving import noticing
+from serving.fleet import Fleet, Setting, Trial, fleets
+from serving.noticing import Noticed, format_noticed, time_noticing
+from serving.report import HEAD, LIMIT, Row, far_behind, row_of
+from serving.scenarios import Requests, Scenario, scenarios
+from serving.surroundings import Neighbour
+from serving.worker import OWN
 
-from chrion import HybridSession, load
 from chrion.cores import physical_cores
 from chrion.files import write_atomically
 from chrion.profiler import this_machine
-from chrion.profiler.synthetic_inputs import synthetic_inputs
 
-OWN = "HybridSession"
-#: Seconds of a trial, and of a pause after it, in which the threads of plain sessions stop spinning.
-TRIAL_S, PAUSE_S = 0.3, 0.03
-HEAD = ("model", "clients", "requests/s", "best plain", "ratio", "p99, ms", "best plain", "ratio")
-TEXT = """Written by `scripts/bench_serving.py` on {machine}, onnxruntime {version}, {rounds} rounds. Ratios are
-HybridSession to the best plain session for the same load: requests per second (higher is better) and the 99th
-percentile of the latency (lower is better), with 90 % intervals.
-
-{table}"""
-
-Feed = Mapping[str, np.ndarray[Any, Any]]
-#: Serves one request.
-Serve = Callable[[], object]
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A trial of one candidate.
-
-    Attributes:
-        ms_per_request: Duration of the trial divided by the number of requests that were served.
-        p99_ms: 99th percentile of the latency.
-    """
-
-    ms_per_request: float
-    p99_ms: float
+#: Length of a trial in seconds, and least and greatest number of rounds.
+TRIAL_S, LEAST, MOST = 0.7, 4, 12
+#: Rounds after which plain sessions that are slower than others by a factor are no longer measured.
+DROP_AFTER, DROP_FACTOR = 3, 1.3
+#: Trials with a neighbour that becomes busy.
+NOTICING = 3
+#: Expected time to open the sessions of one model in one setting, tuning included, in seconds.
+OPENING_S = 15.0
+TEXT = """Written by `scripts/bench_serving.py` on {machine}, onnxruntime {version}. Ratios are HybridSession to the
+best plain session for the same load and figure (one thread, all cores, onnxruntime's default), with 90 % intervals:
+requests per second (higher is better), median and 99th percentile of the latency, and CPU time a request (lower is
+better). CPU time is compared with that of the plain session with the lowest median latency, and with that of the
+default. *runs*: what HybridSession selected."""
 
 
-def dense_stack(layers: int = 6, width: int = 2048) -> onnx.ModelProto:
-    """Build a perceptron with 100 MB of weights."""
-    rng = np.random.default_rng(0)
-    nodes, weights, name = [], [], "x"
-    for layer in range(layers):
-        matrix = (rng.standard_normal((width, width)) / width**0.5).astype(np.float32)
-        weights.append(numpy_helper.from_array(matrix, f"w{layer}"))
-        nodes.append(helper.make_node("MatMul", [name, f"w{layer}"], [f"m{layer}"], name=f"product{layer}"))
-        name = "y" if layer == layers - 1 else f"r{layer}"
-        nodes.append(helper.make_node("Relu", [f"m{layer}"], [name], name=f"relu{layer}"))
-    values = [helper.make_tensor_value_info(value, TensorProto.FLOAT, [1, width]) for value in ("x", "y")]
-    graph = helper.make_graph(nodes, "perceptron", values[:1], values[1:], weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+class Schedule:
+    """The division of the time among the measurements that remain."""
+
+    def __init__(self, minutes: float, cells: int, openings: int) -> None:
+        self._end_s = time.monotonic() + 60 * minutes
+        self._cells = cells
+        self._openings = openings
+
+    def opened(self) -> None:
+        """Note that sessions have been opened."""
+        self._openings -= 1
+
+    def next_end_s(self) -> float:
+        """Return the time of ``time.monotonic()`` until which the next measurement may add rounds."""
+        now = time.monotonic()
+        share_s = (self._end_s - now - self._openings * OPENING_S) / max(1, self._cells)
+        self._cells -= 1
+        return now + share_s
 
 
-CASES = [
-    recurrent_case("lstm", "LSTM 64", io=64),
-    recurrent_case("lstm", "LSTM 128", io=128),
-    recurrent_case("lstm", "LSTM 256", io=256),
-    recurrent_case("gru", "GRU 128", io=128),
-    recurrent_case("lstm", "LSTM 64, batch 8, unfolded", io=64, batch=8, chunk=1),
-    *(case for case in light_models() if case.name == "squeezenet"),
-    Case("perceptron, 100 MB", dense_stack),
-]
+@dataclass
+class Findings:
+    """Lines of the tables by scenario, and what is to be said in addition."""
+
+    rows: dict[str, list[Row]] = field(default_factory=dict)
+    noticed: list[tuple[str, ...]] = field(default_factory=list)
+    impossible: dict[str, str] = field(default_factory=dict)
 
 
-@contextmanager
-def candidates(source: bytes, feed: Feed) -> Iterator[dict[str, Serve]]:
-    """Open all candidates, HybridSession first."""
-    with ExitStack() as opened:
-        hybrid = opened.enter_context(HybridSession(source, tune="now"))
-        sessions = {OWN: hybrid} | {f"{n or 'default'}": plain_session(source, n) for n in (1, cores(), None)}
-        yield {name: partial(session.run, None, feed) for name, session in sessions.items()}
+def measure(opened: Mapping[str, Fleet], load: Requests, warm_up_s: float, end_s: float) -> dict[str, list[Trial]]:
+    """Run trials of all candidates in alternating rounds."""
+    trials: dict[str, list[Trial]] = {name: [] for name in opened}
+    names = list(opened)
+    for turn in range(MOST):
+        if turn >= LEAST and time.monotonic() > end_s:
+            break
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            trials[name].append(opened[name].trial(load.clients, TRIAL_S, pause_s=load.pause_s, warm_up_s=warm_up_s))
+        if turn + 1 == DROP_AFTER:
+            slow = far_behind(trials, DROP_FACTOR)
+            names = [name for name in names if name not in slow]
+    return trials
 
 
-def cores() -> int:
-    """Return the number of physical cores."""
-    return len(physical_cores())
+def measure_setting(
+    case: Case, setting: Setting, chosen: Mapping[str, Scenario], schedule: Schedule, findings: Findings
+) -> Iterator[tuple[str, Row]]:
+    """Yield the lines of a model in all scenarios that have a setting in common."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model.onnx"
+        model.write_bytes(case.build().SerializeToString())
+        with fleets(str(model), setting, f"{folder}/cache") as opened:
+            schedule.opened()
+            for name, scenario in chosen.items():
+                for load in scenario.loads:
+                    if not scenario.neighbour:
+                        trials = measure(opened, load, scenario.warm_up_s, schedule.next_end_s())
+                    else:
+                        with Neighbour(physical_cores()[0]) as neighbour:
+                            neighbour.resume()
+                            trials = measure(opened, load, scenario.warm_up_s, schedule.next_end_s())
+                            neighbour.suspend()
+                            findings.noticed += notice(case, opened[OWN], neighbour, trials)
+                    yield name, row_of(case.name, load.label, opened[OWN].selected, trials)
 
 
-def plain_session(source: bytes, threads: int | None) -> ort.InferenceSession:
-    """Open a plain session with a number of threads, or onnxruntime's default."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    if threads is not None:
-        options.intra_op_num_threads = threads
-    return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-
-
-def run_trial(serve: Serve, clients: int, trial_s: float) -> Trial:
-    """Let several client threads call a candidate, without pauses between their requests."""
-    latencies: list[list[float]] = [[] for _ in range(clients)]
-    ready, end = threading.Barrier(clients + 1), [0.0]
-
-    def client(own: list[float]) -> None:
-        serve()
-        ready.wait()
-        ready.wait()
-        before = time.perf_counter()
-        while before < end[0] or not own:
-            serve()
-            after = time.perf_counter()
-            own.append(after - before)
-            before = after
-
-    threads = [threading.Thread(target=client, args=(own,)) for own in latencies]
-    for thread in threads:
-        thread.start()
-    ready.wait()
-    start = time.perf_counter()
-    end[0] = start + trial_s
-    ready.wait()
-    for thread in threads:
-        thread.join()
-    took_s = time.perf_counter() - start
-    served = [latency for own in latencies for latency in own]
-    return Trial(took_s * 1e3 / len(served), float(np.percentile(served, 99)) * 1e3)
-
-
-def measure(case: Case, clients: Sequence[int], rounds: int) -> Iterator[list[str]]:
-    """Yield the lines of a model's table, one for each number of clients."""
-    source = case.build().SerializeToString()
-    feed = synthetic_inputs(load(source))
-    with candidates(source, feed) as serves:
-        for serve in serves.values():
-            serve()
-        for count in clients:
-            trials: dict[str, list[Trial]] = {name: [] for name in serves}
-            names = list(serves)
-            for turn in range(rounds + 1):
-                for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                    trial = run_trial(serves[name], count, TRIAL_S)
-                    if turn:  # the first round is a warm-up: crowded sessions are opened in it
-                        trials[name].append(trial)
-                    time.sleep(PAUSE_S)
-            yield [case.name, str(count), *format_trials(trials)]
-    gc.collect()
-
-
-def format_trials(trials: Mapping[str, Sequence[Trial]]) -> list[str]:
-    """Return the figures of a line."""
-    per_request = {name: [trial.ms_per_request for trial in own] for name, own in trials.items()}
-    slowest = {name: [trial.p99_ms for trial in own] for name, own in trials.items()}
-    ratio, low, high = ratio_to_best(per_request, OWN)
-    speed = {name: 1e3 / float(np.median(own)) for name, own in per_request.items()}
-    p99_ms = {name: float(np.median(own)) for name, own in slowest.items()}
-    p99, p99_low, p99_high = ratio_to_best(slowest, OWN)
-    best = max((name for name in speed if name != OWN), key=speed.__getitem__)
-    calmest = min((name for name in p99_ms if name != OWN), key=p99_ms.__getitem__)
-    return [
-        *(f"{speed[OWN]:.0f}", f"{speed[best]:.0f} ({best})", f"{1 / ratio:.2f} [{1 / high:.2f} to {1 / low:.2f}]"),
-        *(f"{p99_ms[OWN]:.2f}", f"{p99_ms[calmest]:.2f} ({calmest})", f"{p99:.2f} [{p99_low:.2f} to {p99_high:.2f}]"),
+def notice(
+    case: Case, fleet: Fleet, neighbour: Neighbour, trials: Mapping[str, Sequence[Trial]]
+) -> list[tuple[str, ...]]:
+    """Return the line of a model's times until it notices a neighbour; none if it runs plain."""
+    if fleet.selected != "plan":
+        return []
+    medians = [
+        float(np.median(np.concatenate([trial.latencies_ms for trial in own])))
+        for name, own in trials.items()
+        if name != OWN
     ]
+    noticed: list[Noticed] = [time_noticing(fleet, neighbour, min(medians)) for _ in range(NOTICING)]
+    return [format_noticed(case.name, noticed)]
+
+
+def measure_all(chosen: Mapping[str, Scenario], only: str, minutes: float, findings: Findings) -> None:
+    """Measure all scenarios, model after model, and print a line for each load."""
+    cases = {case.name: case for each in chosen.values() for case in each.models if re.search(only, case.name)}
+    parts: list[tuple[Case, Setting, dict[str, Scenario]]] = []
+    for case in cases.values():
+        fitting = {name: each for name, each in chosen.items() if any(case.name == one.name for one in each.models)}
+        parts += [
+            (case, setting, {name: each for name, each in fitting.items() if each.setting == setting})
+            for setting in dict.fromkeys(each.setting for each in fitting.values())
+        ]
+    cells = sum(len(each.loads) for _, _, fitting in parts for each in fitting.values())
+    schedule = Schedule(minutes, cells, len(parts))
+    for case, setting, fitting in parts:
+        try:
+            for name, row in measure_setting(case, setting, fitting, schedule, findings):
+                findings.rows.setdefault(name, []).append(row)
+                print(f"{name} | {' | '.join(row.cells)}", flush=True)
+        except OSError as error:  # no control group can be created, for example
+            findings.impossible |= dict.fromkeys(fitting, str(error))
+            print(f"{', '.join(fitting)}: not possible on this machine: {error}", flush=True)
+
+
+def format_section(chosen: Mapping[str, Scenario], findings: Findings) -> str:
+    """Return the section of pages."""
+    parts = [TEXT.format(machine=this_machine(), version=ort.get_version_string())]
+    for name, scenario in chosen.items():
+        rows = findings.rows.get(name, [])
+        parts.append(f"**{scenario.title}.** {scenario.text}")
+        if rows:
+            parts.append(markdown_table([HEAD, *(row.cells for row in rows)]))
+        elif name in findings.impossible:
+            parts.append(f"Not possible on this machine: {findings.impossible[name]}.")
+        if scenario.neighbour and findings.noticed:
+            parts += [noticing.TEXT, markdown_table([noticing.HEAD, *findings.noticed])]
+    return "\n\n".join(parts)
 
 
 def main() -> None:
-    """Measure the models, print the table and fill in pages."""
+    """Measure the scenarios, print lines and fill in pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = list(scenarios([1]))
+    parser.add_argument("--scenario", choices=names, nargs="+", default=names, help="scenarios to measure")
     parser.add_argument("--only", default="", help="a regular expression that names of models must match")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="numbers of client threads")
-    parser.add_argument("--rounds", type=int, default=12, help="rounds for each model and number of clients")
+    parser.add_argument("--minutes", type=float, default=25.0, help="duration (default: 25)")
     parser.add_argument("-o", "--output", type=Path, nargs="*", default=[], help="pages whose section to fill in")
     arguments = parser.parse_args()
-    rows = []
-    print(" | ".join(HEAD))
-    for case in CASES:
-        if re.search(arguments.only, case.name):
-            for row in measure(case, arguments.clients, arguments.rounds):
-                rows.append(row)
-                print(" | ".join(row), flush=True)
-    table = markdown_table([HEAD, *rows])
-    machine, version = this_machine(), ort.get_version_string()
-    content = TEXT.format(machine=machine, version=version, rounds=arguments.rounds, table=table)
+    for path in arguments.output:  # refuses a page before a model is measured
+        fill_sections(path.read_text(encoding="utf-8"), {"serving": ""})
+    chosen = {name: each for name, each in scenarios(arguments.clients).items() if name in arguments.scenario}
+    findings = Findings()
+    print(f"scenario | {' | '.join(HEAD)}")
+    try:
+        measure_all(chosen, arguments.only, arguments.minutes, findings)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    for line in findings.noticed:
+        print(f"noticing | {' | '.join(line)}")
+    for name, rows in findings.rows.items():
+        for row in rows:
+            if row.worse:
+                print(f"worse by more than {LIMIT - 1:.0%} | {name} | {row.cells[0]} | {row.cells[1]}", *row.worse)
+    content = format_section(chosen, findings)
     for path in arguments.output:
         write_atomically(path, fill_sections(path.read_text(encoding="utf-8"), {"serving": content}))
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from chrion.profiler.interference import TOLERANCE
 
-_RESAMPLES = 1000
+_RESAMPLES, _POOLED_RESAMPLES = 1000, 300
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -74,6 +74,50 @@ def ratio_to_best(trials: Mapping[str, Sequence[float]], own: str) -> tuple[floa
     resampled = [{name: _resampled_medians(times, rng) for name, times in half.items()} for half in halves]
     low, high = np.quantile(_cross_validated_ratios(resampled, own), [0.05, 0.95])
     return float(point[0]), float(low), float(high)
+
+
+def quantile_ratio_to_best(
+    trials: Mapping[str, Sequence[Array]], own: str, quantile: float
+) -> tuple[float, float, float]:
+    """Return the ratio of a quantile of a candidate's latencies to that of the best other candidate.
+
+    Like :func:`ratio_to_best`, but a half of the trials is summarised by the quantile of all latencies in it, since a
+    trial has too few requests for a high quantile of its own.
+
+    Args:
+        trials: Latencies by candidate, two trials or more of each.
+        own: The candidate.
+        quantile: 0.99 for the 99th percentile.
+
+    Returns:
+        The ratio and its 90 % interval: percentiles of a bootstrap over trials.
+    """
+    rng = np.random.default_rng(0)
+    halves = [{name: times[half::2] for name, times in trials.items()} for half in (0, 1)]
+    once = [{name: _quantiles(times, np.ones((1, len(times))), quantile) for name, times in h.items()} for h in halves]
+    resampled = [
+        {name: _quantiles(times, _resampled_weights(len(times), rng), quantile) for name, times in half.items()}
+        for half in halves
+    ]
+    low, high = np.quantile(_cross_validated_ratios(resampled, own), [0.05, 0.95])
+    return float(_cross_validated_ratios(once, own)[0]), float(low), float(high)
+
+
+def _resampled_weights(trials: int, rng: np.random.Generator) -> Array:
+    """Return how often each trial is in each of some bootstrap resamples."""
+    return rng.multinomial(trials, [1 / trials] * trials, _POOLED_RESAMPLES).astype(np.float64)
+
+
+def _quantiles(trials: Sequence[Array], weights: Array, quantile: float) -> Array:
+    """Return a quantile of the latencies of all trials, once for each row of weights of the trials."""
+    latencies = np.concatenate(trials)
+    order = np.argsort(latencies)
+    trial_of = np.repeat(np.arange(len(trials)), [len(trial) for trial in trials])[order]
+    found = []
+    for row in weights:
+        reached = np.cumsum(row[trial_of])
+        found.append(latencies[order][np.searchsorted(reached, quantile * reached[-1])])
+    return np.array(found)
 
 
 def _resampled_medians(times: Array, rng: np.random.Generator) -> Array:

@@ -1,0 +1,1 @@
+"""Parts of ``scripts/bench_serving.py``: models, processes that serve, what surrounds them, and statistics."""

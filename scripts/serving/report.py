@@ -1,0 +1,92 @@
+"""The lines of tables: figures of a HybridSession and ratios to the best plain session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from ratios import quantile_ratio_to_best, ratio_to_best
+
+from serving.fleet import Trial
+from serving.worker import DEFAULT, OWN
+
+HEAD = (
+    *("model", "load", "runs", "requests/s", "ratio", "p50, ms", "ratio", "p99, ms", "ratio"),
+    *("CPU, ms", "to fastest", "to default"),
+)
+#: A ratio is worse if its whole interval is above this.
+LIMIT = 1.05
+
+#: A ratio and its 90 % interval.
+Ratio = tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Figures of one model under one load.
+
+    Attributes:
+        cells: As in the table.
+        worse: Names of the figures that are worse than plain sessions' by more than the limit.
+    """
+
+    cells: tuple[str, ...]
+    worse: tuple[str, ...]
+
+
+def row_of(model: str, load: str, selected: str, trials: Mapping[str, Sequence[Trial]]) -> Row:
+    """Return the line of one model and load, from two trials or more of each candidate.
+
+    CPU time is compared with that of the plain session with the lowest median latency, and with that of the default.
+    """
+    per_request = {name: [trial.ms_per_request for trial in own] for name, own in trials.items()}
+    latencies = {name: [trial.latencies_ms for trial in own] for name, own in trials.items()}
+    cpu_ms = {name: [trial.cpu_ms for trial in own] for name, own in trials.items()}
+    p50_ms, p99_ms = ({name: _pooled(own, q) for name, own in latencies.items()} for q in (0.5, 0.99))
+    fastest = min((name for name in trials if name != OWN), key=p50_ms.__getitem__)
+    time = ratio_to_best(per_request, OWN)
+    ratios = {
+        "requests/s": time,
+        "p50": quantile_ratio_to_best(latencies, OWN, 0.5),
+        "p99": quantile_ratio_to_best(latencies, OWN, 0.99),
+        "CPU to fastest": ratio_to_best({name: cpu_ms[name] for name in (OWN, fastest)}, OWN),
+        "CPU to default": ratio_to_best({name: cpu_ms[name] for name in (OWN, DEFAULT)}, OWN),
+    }
+    shown = {name: format_ratio(ratio) for name, ratio in ratios.items()}
+    shown["requests/s"] = format_ratio((1 / time[0], 1 / time[2], 1 / time[1]))
+    cells = (
+        *(model, load, selected),
+        *(f"{1e3 / float(np.median(per_request[OWN])):.0f}", shown["requests/s"]),
+        *(f"{p50_ms[OWN]:.2f}", shown["p50"], f"{p99_ms[OWN]:.2f}", shown["p99"]),
+        *(f"{float(np.median(cpu_ms[OWN])):.2f}", shown["CPU to fastest"], shown["CPU to default"]),
+    )
+    return Row(cells, tuple(name for name, (_, low, _) in ratios.items() if low > LIMIT))
+
+
+def format_ratio(ratio: Ratio) -> str:
+    """Return a ratio with its interval."""
+    return "{:.2f} [{:.2f} to {:.2f}]".format(*ratio)
+
+
+def far_behind(trials: Mapping[str, Sequence[Trial]], factor: float) -> list[str]:
+    """Return the plain sessions that are slower than others by a factor in every respect but the CPU time."""
+    plain = {name: own for name, own in trials.items() if name != OWN}
+    figures = {
+        name: (
+            min(trial.ms_per_request for trial in own),
+            *(min(float(np.quantile(trial.latencies_ms, q)) for trial in own) for q in (0.5, 0.99)),
+        )
+        for name, own in plain.items()
+    }
+    best = np.array([_medians(own) for own in plain.values()]).min(axis=0)
+    return [name for name, mins in figures.items() if (np.array(mins) > factor * best).all()]
+
+
+def _medians(trials: Sequence[Trial]) -> tuple[float, float, float]:
+    p50, p99 = (float(np.median([np.quantile(trial.latencies_ms, q) for trial in trials])) for q in (0.5, 0.99))
+    return float(np.median([trial.ms_per_request for trial in trials])), p50, p99
+
+
+def _pooled(trials: Sequence[np.ndarray[tuple[int], np.dtype[np.float64]]], quantile: float) -> float:
+    return float(np.quantile(np.concatenate(trials), quantile))

@@ -1,0 +1,144 @@
+"""Tests of the figures of ``scripts/bench_serving.py``."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bench_serving import Schedule
+from ratios import quantile_ratio_to_best
+from serving import surroundings
+from serving.fleet import Trial
+from serving.noticing import _time_until
+from serving.report import far_behind, row_of
+from serving.surroundings import Quota
+from serving.worker import CANDIDATES, DEFAULT, ONE, OWN, Load, serve
+
+
+def trial(latency_ms: float, cpu_ms: float = 1.0) -> Trial:
+    """Return a trial of equal latencies."""
+    return Trial(np.arange(100) / 100, np.full(100, latency_ms), latency_ms, cpu_ms)
+
+
+def test_quantiles_are_of_all_latencies_together() -> None:
+    """The 99th percentile of a half whose trials have one slow request in 50 is the slow one; own is twice as slow."""
+    quick, slow = np.ones(49), np.array([10.0])
+    trials = {"own": [np.concatenate([2 * quick, 2 * slow])] * 4, "other": [np.concatenate([quick, slow])] * 4}
+    assert quantile_ratio_to_best(trials, "own", 0.99) == pytest.approx((2.0, 2.0, 2.0))
+    trials["other"] = [np.concatenate([quick, slow]), np.ones(50)] * 2  # by halves: slow ones only, quick ones only
+    assert quantile_ratio_to_best(trials, "own", 0.99)[0] == pytest.approx(math.sqrt(20 / 10 * 20 / 1))
+
+
+def test_the_ratio_of_quantiles_has_no_selection_bias() -> None:
+    """Among equally fast candidates the mean ratio of 99th percentiles is 1."""
+    rng = np.random.default_rng(0)
+    found = [
+        quantile_ratio_to_best({name: list(rng.gamma(4.0, 1.0, (8, 200))) for name in "oabc"}, "o", 0.99)
+        for _ in range(100)
+    ]
+    assert np.mean([ratio for ratio, _, _ in found]) == pytest.approx(1.0, abs=0.02)
+    assert 0.75 <= np.mean([low <= 1.0 <= high for _, low, high in found]) <= 1.0
+
+
+def test_a_row_compares_with_the_best_plain_session_for_each_figure() -> None:
+    """CPU time is compared with that of the plain session of the lowest median latency, and of the default."""
+    trials = {OWN: [trial(2.0, 3.0)] * 4, ONE: [trial(1.0, 1.0)] * 4, DEFAULT: [trial(4.0, 6.0)] * 4}
+    row = row_of("model", "load", "plan", trials)
+    one = "[{0} to {0}]".format
+    assert row.cells == (
+        *("model", "load", "plan", "500", f"0.50 {one('0.50')}", "2.00", f"2.00 {one('2.00')}"),
+        *("2.00", f"2.00 {one('2.00')}", "3.00", f"3.00 {one('3.00')}", f"0.50 {one('0.50')}"),
+    )
+    assert row.worse == ("requests/s", "p50", "p99", "CPU to fastest")
+
+
+def test_plain_sessions_that_are_slower_in_every_respect_are_dropped() -> None:
+    """Only a plain session whose best trial is slower by the factor is dropped, never HybridSession."""
+    trials = {OWN: [trial(9.0)], ONE: [trial(1.0)], "all cores": [trial(2.0), trial(1.2)], DEFAULT: [trial(1.4)]}
+    assert far_behind(trials, 1.3) == [DEFAULT]
+
+
+def test_the_time_until_a_change_is_noticed() -> None:
+    """Latencies of 5 ms from 1.0 s to 1.6 s are noticed after 0.5 to 0.6 s; those that stay slow, never."""
+    starts_s = np.arange(0.0, 4.0, 0.01)
+    latencies_ms = np.where((starts_s >= 1.0) & (starts_s < 1.6), 5.0, 1.0)
+    found = Trial(starts_s, latencies_ms, 1.0, 1.0)
+    assert 0.45 <= _time_until(found, 1.0, 3.0, 1.0) <= 0.65
+    assert _time_until(found, 2.0, 3.0, 1.0) == 0.0
+    assert _time_until(found, 1.0, 3.0, 0.9) == math.inf
+
+
+def test_a_load_counts_the_requests_of_its_time() -> None:
+    """Two clients with requests of 10 ms finish about 2 x 30 requests in 0.3 s; the warm-up does not count."""
+
+    class Session:
+        calls = 0
+
+        def run(self, *_: object) -> None:
+            self.calls += 1
+            time.sleep(0.01)
+
+    session, start_s = Session(), time.perf_counter() + 0.2
+    served = serve([session], [{}], Load(2, 0.0, start_s, 0.3))
+    assert 0 < served.finished < session.calls
+    assert served.starts_s.min() >= start_s
+    assert served.starts_s.max() < start_s + 0.3
+    assert served.latencies_s.min() >= 0.01
+    assert served.cpu_s < served.took_s
+
+
+def test_time_is_divided_among_measurements() -> None:
+    """With a minute for four measurements, the first may take a quarter of what is left after openings."""
+    schedule = Schedule(1.0, 4, 2)
+    assert schedule.next_end_s() - time.monotonic() == pytest.approx((60 - 30) / 4, abs=0.5)
+    schedule.opened()
+    assert schedule.next_end_s() - time.monotonic() == pytest.approx((60 - 15) / 3, abs=0.5)
+
+
+@pytest.mark.parametrize("newer", [True, False])
+def test_a_quota_is_written_to_a_group_of_its_own(newer: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001 - a case
+    """Both versions of control groups get half a CPU, and the group is removed afterwards if it is empty."""
+    monkeypatch.setattr(surroundings, "_own_group", lambda: (tmp_path, newer))
+    quota = Quota(0.5)
+    (group,) = tmp_path.iterdir()
+    quota.add(123)
+    written = {file.name: file.read_text() for file in group.iterdir()}
+    expected = {"cpu.max": "50000 100000"} if newer else {"cpu.cfs_quota_us": "50000", "cpu.cfs_period_us": "100000"}
+    assert written == expected | {"cgroup.procs": "123"}
+    for file in group.iterdir():
+        file.unlink()
+    quota.__exit__()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_neighbour_computes_only_while_it_is_resumed() -> None:
+    """Its CPU time grows by about the time for which it is resumed."""
+    psutil = pytest.importorskip("psutil")
+    with surroundings.Neighbour(min(os.sched_getaffinity(0))) as neighbour:
+        (child,) = [each for each in multiprocessing.active_children() if each is neighbour._process]
+        process = psutil.Process(child.pid)
+
+        def used_s() -> float:
+            times = process.cpu_times()
+            return float(times.user + times.system)
+
+        first = used_s()
+        time.sleep(0.2)
+        assert used_s() == pytest.approx(first, abs=0.03)
+        neighbour.resume()
+        end = time.monotonic() + 20
+        while used_s() < first + 0.1:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+    assert not child.is_alive()
+
+
+def test_candidates_begin_with_the_own_one() -> None:
+    """The names are distinct, and HybridSession's processes are opened first, so that they tune alone."""
+    assert CANDIDATES[0] == OWN
+    assert len(set(CANDIDATES)) == 4
