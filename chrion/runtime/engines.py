@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -29,9 +30,11 @@ from chrion.graph.model import Graph, TensorInfo
 from chrion.graph.optimise import original_name
 from chrion.graph.ort_sessions import first_line
 from chrion.graph.reading import read_model
-from chrion.runtime.crowding import Crowding
+from chrion.runtime.crowding import Crowding, in_flight
 from chrion.runtime.execution.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
 from chrion.runtime.execution.executor import CLOSED, AcceleratorFailure
+from chrion.runtime.live_comparison import LiveComparison
+from chrion.runtime.one_thread import OneThreadSession
 from chrion.runtime.options.session_options import hidden_reason, optimises, run_reason, session_reason
 from chrion.runtime.requests import check_feed, shape_of
 from chrion.runtime.selection.admission import admit
@@ -71,7 +74,8 @@ class Engines:
     Attributes:
         current: The engine of the last request's shapes.
         refusal: Reason why requests are refused; empty while they are served.
-        crowding: Requests in flight, and the session for crowded ones.
+        one_thread: The one-thread session, for crowded requests and while the selected plan is slower.
+        crowding: Decides which requests are crowded.
         by_shapes: Whether each set of input shapes has an engine of its own.
     """
 
@@ -103,7 +107,7 @@ class Engines:
         self._tune = "now" if config.plan is not None or isinstance(model, Graph) else tune
         if self._tune == "now":
             self._graph, self._reason = admit(model, config)
-        self.crowding = self._new_crowding()
+        self._renew_one_thread()
         self.current = self._first()
 
     @property
@@ -125,8 +129,7 @@ class Engines:
             RuntimeError: The session is closed, or its process was forked.
             Exception: The request does not fit the model, as InferenceSession raises it.
         """
-        if self.refusal:
-            raise RuntimeError(self.refusal)
+        self.require_open()
         if self._overridable and not self._overridable.isdisjoint(feed):
             return self.plain("the request gives values to weights")
         engine = self.current
@@ -142,6 +145,47 @@ class Engines:
         if self.noted is not None and self.current is self._untuned and len(self.noted) < _MAX_NOTED:
             self.noted.append({info.name: _known_shape(feed.get(info.name)) for info in self._inputs})
 
+    def divert(
+        self, engine: Engine, feed: Mapping[str, Any] | None = None
+    ) -> tuple[PlainEngine | None, LiveComparison | None]:
+        """Find out whether a request goes to the one-thread session instead of an engine.
+
+        Args:
+            engine: The engine.
+            feed: Inputs, if the engine may be for other shapes.
+
+        Returns:
+            The one-thread session, or None; and the comparison in which to record the request, or None.
+        """
+        if len(in_flight) > 1 or self.crowding.active:
+            return self.crowding.engine(), None
+        comparison = engine.comparison
+        if comparison is None or not comparison.diverts:
+            return None, comparison
+        if feed is not None and self.by_shapes and not engine.matches(feed):
+            return None, None
+        return self.one_thread.get(), comparison
+
+    def record(self, comparison: LiveComparison, start_s: float, *, diverted: bool) -> None:
+        """Record a request that ends now, unless others are in flight.
+
+        Args:
+            comparison: The comparison of the selected engine.
+            start_s: Start of the request, of ``time.perf_counter()``.
+            diverted: Whether the one-thread session has served it.
+        """
+        if len(in_flight) == 1:
+            comparison.record(start_s, time.perf_counter(), diverted=diverted)
+
+    def require_open(self) -> None:
+        """Raise if requests are refused.
+
+        Raises:
+            RuntimeError: The session is closed, or its process was forked.
+        """
+        if self.refusal:
+            raise RuntimeError(self.refusal)
+
     def serve(self, feed: Mapping[str, Any], run: Callable[[Engine], T], run_options: ort.RunOptions | None) -> T:
         """Serve a request. If its engine fails and ``strict`` is false, repeat the request on a fallback.
 
@@ -150,7 +194,6 @@ class Engines:
             run: Runs the request on an engine.
             run_options: The request's options.
         """
-        in_flight = self.crowding.in_flight
         in_flight.append(None)
         try:
             return self._serve(feed, run, run_options)
@@ -159,8 +202,9 @@ class Engines:
 
     def _serve(self, feed: Mapping[str, Any], run: Callable[[Engine], T], run_options: ort.RunOptions | None) -> T:
         engine = self.for_feed(feed)
-        if len(self.crowding.in_flight) > 1 or self.crowding.active:
-            engine = self.crowding.engine() or engine
+        other, comparison = self.divert(engine)
+        engine = other or engine
+        start_s = time.perf_counter()
         if isinstance(engine, CutEngine) and (reason := run_reason(run_options, accelerated=engine.accelerated)):
             engine = self.plain(reason)
         try:
@@ -179,6 +223,8 @@ class Engines:
             error = failure
         else:
             self.note(feed)
+            if comparison:
+                self.record(comparison, start_s, diverted=other is not None)
             return result
         return self._serve_on_cpu(engine, feed, run, error)
 
@@ -210,8 +256,7 @@ class Engines:
         Raises:
             RuntimeError: The session is closed, or its process was forked.
         """
-        if self.refusal:
-            raise RuntimeError(self.refusal)
+        self.require_open()
         with self._lock:
             self._lent = True
             engine = self.current
@@ -236,8 +281,7 @@ class Engines:
             Exception: Raised by InferenceSession for such providers.
         """
         with self._lock:
-            if self.refusal:
-                raise RuntimeError(self.refusal)
+            self.require_open()
             before = self._config, self._selector, self._plain, self._by_shape, self._tuner
             self._config = replace(self._config, providers=providers, provider_options=options)
             self._selector, self._plain, self._by_shape = EngineSelector(self._config), None, OrderedDict()
@@ -249,8 +293,8 @@ class Engines:
                 raise
             if before[-1]:
                 before[-1].close()
-            self.crowding.close()
-            self.crowding = self._new_crowding()
+            self.one_thread.close()
+            self._renew_one_thread()
 
     def wait_until_tuned(self, timeout_s: float | None = None) -> bool:
         """Wait until all requested tuning has ended; return False if the time is over first."""
@@ -273,7 +317,7 @@ class Engines:
                 self._plain = None
             self._selector.forget()
         self.stop_tuning()
-        self.crowding.close()
+        self.one_thread.close()
         for engine in engines:
             engine.close()
 
@@ -281,7 +325,7 @@ class Engines:
         """Close, but stop waiting for requests in flight at ``until``, a time of ``time.monotonic()``."""
         if self._tuner:
             self._tuner.close(until)
-        self.crowding.close(until)
+        self.one_thread.close(until)
         if not self.refusal:
             self.refusal = CLOSED
             for engine in (self.current, *tuple(self._by_shape.values())):
@@ -290,7 +334,7 @@ class Engines:
     def refuse_in_child(self) -> None:
         """Refuse requests in a forked child, where the lanes are missing; a plain session is left to onnxruntime."""
         self._lock = threading.RLock()
-        self.crowding = self._new_crowding()  # the parent's threads have requests in flight
+        self._renew_one_thread()  # the thread that opens it belongs to the parent
         if self._tuner:
             self._tuner.after_fork()
         if any(isinstance(engine, CutEngine) for engine in (self.current, *self._by_shape.values())):
@@ -433,16 +477,17 @@ class Engines:
 
     # Tuning now and in the background.
 
-    def _new_crowding(self) -> Crowding:
-        open_session = weakref.WeakMethod(self._open_for_crowd)  # a cycle would delay the end of the engines
-        return Crowding(lambda: (method := open_session()) and method())
+    def _renew_one_thread(self) -> None:
+        open_session = weakref.WeakMethod(self._open_one_thread)  # a cycle would delay the end of the engines
+        self.one_thread = OneThreadSession(lambda: (method := open_session()) and method())
+        self.crowding = Crowding(self.one_thread)
 
-    def _open_for_crowd(self) -> PlainEngine | None:
-        """Open a plain session of one thread; return None with session options, an accelerator or many weights."""
+    def _open_one_thread(self) -> PlainEngine | None:
+        """Open a plain session of one thread; return None with session options, an accelerator or too little memory."""
         config = self._config
         if config.options is not None or config.accelerator or model_bytes(config.source) > _CROWD_BYTES:
             return None
-        return self._selector.single_threaded("at least as many requests in flight as cores")
+        return self._selector.single_threaded("several requests are in flight, or other work uses the cores")
 
     def _describe(self, description: ModelDescription) -> None:
         self._description = description

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,11 +15,13 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 from chrion.devices import CPU_PROVIDER
 from chrion.graph.model import Graph
 from chrion.runtime import process_hooks
+from chrion.runtime.crowding import in_flight
 from chrion.runtime.engines import Engines
 from chrion.runtime.execution.engine import CutEngine, Engine, PlainEngine
 from chrion.runtime.execution.executor import Event
 from chrion.runtime.interface import InferenceInterface
 from chrion.runtime.iobinding import HybridIOBinding
+from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.options.session_options import known_arguments, wants_errors
 from chrion.runtime.requests import MissingInputError, check_arguments, check_run_options
 from chrion.runtime.selection.admission import plain_source
@@ -136,31 +139,37 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
             Exception: Raised by onnxruntime while running, with the names of operators.
         """
         engines = self._engines
-        in_flight = engines.crowding.in_flight
         in_flight.append(None)
         try:
-            crowd = engines.crowding.engine() if len(in_flight) > 1 or engines.crowding.active else None
-            engine = crowd or engines.current
-            if isinstance(engine, PlainEngine) and (
-                crowd or not engines.by_shapes or (engine.fast_path and engine.fast_path.matches(input_feed))
-            ):
-                if not engine.accelerated and not engines.refusal:
-                    outputs: list[Any] = engine.session.run(output_names, input_feed, run_options)  # checks the call
+            engine = engines.current
+            other: PlainEngine | None = None
+            comparison: LiveComparison | None = None
+            if len(in_flight) > 1 or engines.crowding.active or engine.comparison:
+                other, comparison = engines.divert(engine, input_feed)
+            outputs: list[Any] | None = None
+            start_s = time.perf_counter()
+            chosen = other or engine
+            if isinstance(chosen, PlainEngine):
+                if not chosen.accelerated and (other or not engines.by_shapes or chosen.matches(input_feed)):
+                    engines.require_open()
+                    outputs = chosen.session.run(output_names, input_feed, run_options)  # checks the call
                     if engines.noted is not None:
                         engines.note(input_feed)
-                    return outputs
             elif (  # the fast path of nearly every request: the code below would give the same result
-                isinstance(engine, CutEngine)
-                and engine.native
+                chosen.native
                 and not (output_names or run_options or engines.refusal)
-                and engine.fast_path.matches(input_feed)
+                and chosen.fast_path.matches(input_feed)
             ):
                 try:
-                    return engine.run_fast_path(input_feed)
+                    outputs = chosen.run_fast_path(input_feed)
                 except RuntimeError as error:
-                    return engines.serve_plain(engine, lambda plain: _run(plain, None, input_feed, None), error)
+                    return engines.serve_plain(chosen, lambda plain: _run(plain, None, input_feed, None), error)
             else:
                 check_arguments(output_names, input_feed, run_options)
+            if outputs is not None:
+                if comparison:
+                    engines.record(comparison, start_s, diverted=other is not None)
+                return outputs
         finally:
             in_flight.pop()
         return self._serve_arrays(output_names, input_feed, run_options)

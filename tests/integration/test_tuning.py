@@ -409,7 +409,7 @@ def test_a_forked_child_has_no_tuning_and_no_crowd() -> None:
         "time.sleep(0.6)\n"
         "child = os.fork()\n"
         "if child == 0:\n"
-        "    crowd = session._engines.crowding.in_flight\n"
+        "    from chrion.runtime.crowding import in_flight as crowd\n"
         "    session._engines.close_at_exit(time.monotonic() + 30)\n"
         "    os._exit(0 if session.wait_until_tuned(0) and not crowd else 1)\n"
         "stop.set()\n"

@@ -336,15 +336,6 @@ def test_a_dropped_session_is_freed_at_once(gate: threading.Event, *, tuned: boo
         gc.enable()
 
 
-def test_a_forked_child_does_not_count_the_parents_requests() -> None:
-    """A plain session in a child is not crowded by requests that were in flight in the parent."""
-    with HybridSession(branches(), tune="never") as session:
-        session._engines.crowding.in_flight.append(None)
-        session._refuse_in_child()
-        assert not session._engines.crowding.in_flight
-        assert_same_as_plain(session, branches(), {"x": X})
-
-
 def test_a_forked_child_exits_at_once_while_the_parent_tunes() -> None:
     """The child does not wait for the parent's tuning thread, and can tune sessions of its own."""
     code = """

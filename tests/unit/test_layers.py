@@ -43,7 +43,7 @@ INSIDE: dict[str, Layers] = {
         ("policies.registry",),
         ("explain", "fixed_placement", "planner"),
     ),
-    "runtime": (("options", "process_hooks", "requests"), ("execution",), ("selection",)),
+    "runtime": (("live_comparison", "options", "process_hooks", "requests"), ("execution",), ("selection",)),
 }
 MODULES = sorted(p for p in ROOT.rglob("*.py") if "_data" not in p.parts)
 

@@ -33,6 +33,7 @@ from chrion.runtime.execution.program import build_program
 from chrion.runtime.execution.python_executor import PythonExecutor
 from chrion.runtime.execution.segments import Segment, SegmentFactory
 from chrion.runtime.execution.transfers import find_transfers
+from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.requests import FastPathMatcher, output_names, prepare_request
 from chrion.scheduler.plan import Plan
 from chrion.units import format_mb, format_ms
@@ -76,6 +77,8 @@ class CutEngine:
         self.plan = plan
         #: Recognises requests for the fast path.
         self.fast_path = FastPathMatcher(graph.inputs)
+        #: Comparison with the one-thread session; None if the plan serves in any case.
+        self.comparison: LiveComparison | None = None
         self._options = options
         self._accelerator = accelerator = _open_accelerator(plan, provider_options)
         self._extractor = Extractor(graph)
@@ -108,6 +111,10 @@ class CutEngine:
     def native(self) -> bool:
         """True if requests without run options run on native lanes."""
         return self._native is not None
+
+    def matches(self, feed: Mapping[str, Any]) -> bool:
+        """Return whether a request has the shapes of this engine, in arrays that need no conversion."""
+        return self.fast_path.matches(feed)
 
     def prepare(self, names: Sequence[str] | None, feed: Mapping[str, Any]) -> tuple[list[str], Mapping[str, Any]]:
         """Check a request against the model, and convert its inputs; see :func:`prepare_request`."""
@@ -255,6 +262,13 @@ class PlainEngine:
         self.reason = reason
         #: Recognises requests of the shapes that this engine was chosen for; None if it was chosen for any shapes.
         self.fast_path: FastPathMatcher | None = None
+
+    #: Plain sessions are not compared with one another.
+    comparison: LiveComparison | None = None
+
+    def matches(self, feed: Mapping[str, Any]) -> bool:
+        """Return whether a request has the shapes that this engine was chosen for."""
+        return self.fast_path is not None and self.fast_path.matches(feed)
 
     def for_shapes(self, inputs: Sequence[TensorInfo]) -> PlainEngine:
         """Return an engine of the same session, chosen for inputs of known shapes."""

@@ -23,6 +23,7 @@ from chrion.profiler.measure_graph import profile
 from chrion.profiler.profiles import Profile
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.runtime.execution.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
+from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision, DecisionCache, TimedCandidate
 from chrion.runtime.selection.guard import SHARE, Candidate, CandidateResult, compare
@@ -106,7 +107,10 @@ class EngineSelector:
             ChrionError: The decision does not fit this graph or release.
         """
         if decision.plan:
-            return self._open(graph, decision.plan)
+            engine = self._open(graph, decision.plan)
+            if decision.latency_ms and decision.plain_ms and not engine.accelerated and isinstance(engine, CutEngine):
+                engine.comparison = LiveComparison(decision.latency_ms, decision.plain_ms)
+            return engine
         return self.open_plain(decision)
 
     def open_plain(self, decision: Decision) -> PlainEngine:

@@ -1,0 +1,171 @@
+"""Comparison of a plan with the one-thread session on live requests.
+
+Tuning times candidates on synthetic inputs, in a moment that may not be typical. Later another process may use a lane's
+core, requests may come with pauses in which caches go cold, or inputs may take longer. The comparison watches the
+latencies of requests that are alone in the process. While they are as expected, it does nothing. If the plan is slower
+than a plain session was, the one-thread session serves a few requests in its place, and the faster of both continues.
+
+Bound of the cost, while the mean latencies of both engines stay as they are: the slower engine serves
+
+- the first :data:`_SLOW_WINDOWS` windows, until it is noticed,
+- trials of :data:`_TRIAL` requests. The number of requests between two trials doubles from :data:`_FIRST_GAP` to
+  :data:`_LAST_GAP`, so that in the long run one request in 256 is in a trial. A trial is put off until its
+  predecessor's extra time is at most :data:`_EXCESS` of the time since.
+- after a trial that noise has won, up to :data:`_PROBATION` windows.
+
+After a change of the means the bound applies anew. A change in favour of the plan is noticed after :data:`_LAST_GAP`
+requests at the latest, unless the plan takes far longer in trials.
+"""
+
+from __future__ import annotations
+
+#: A window ends after this many requests and seconds; or, with slow requests, after fewer requests and more seconds.
+_WINDOW, _WINDOW_S = 16, 0.1
+_SHORT_WINDOW, _LONG_WINDOW_S = 3, 0.3
+#: The plan is slow if a window's mean latency exceeds the expected one by at least this factor.
+_SLOW = 1.1
+#: Number of slow windows in a row after which the one-thread session is tried.
+_SLOW_WINDOWS = 2
+#: Number of requests in a trial. It ends earlier if its requests take so much longer that the result is clear.
+_TRIAL, _CLEAR_AFTER, _CLEARLY = 8, 4, 1.3
+#: Number of requests between two trials: at first, and at most.
+_FIRST_GAP, _LAST_GAP = 64, 2048
+#: Maximum share of the time that trials may take longer than the same requests on the other engine.
+_EXCESS = 0.02
+#: The plan takes over again if its mean latency is at most this share of the one-thread session's.
+_RETURN = 0.97
+#: Number of windows after a change in which the engine is compared with the other one's last mean latency.
+_PROBATION = 2
+#: Number of windows of expected latency in a row after which the next trial need not wait.
+_CALM = 8
+#: A decision is contradicted if the plan has lost this many trials in a row, in at least so many seconds.
+_LOST, _LOST_S = 5, 30.0
+
+
+class LiveComparison:
+    """Comparison of one plan with the one-thread session.
+
+    Args:
+        latency_ms: The plan's latency when it was selected, in ms.
+        plain_ms: The latency of the best plain session then, in ms.
+
+    Attributes:
+        diverts: Whether the next request goes to the one-thread session, if that is open.
+        plain_serves: Whether the one-thread session serves, apart from trials of the plan, since the plan is slower.
+        contradicted: Whether the plan has been slower for so long that the decision should be made again.
+    """
+
+    def __init__(self, latency_ms: float, plain_ms: float) -> None:
+        self.diverts = False
+        self.plain_serves = False
+        self.contradicted = False
+        #: The plan is slow if it exceeds the expected latency by this factor. Other work makes no session faster, so a
+        #: plan that takes no longer than the plain session once did is still the faster one.
+        self._limit = max(_SLOW, plain_ms / latency_ms)
+        self._expected_ms = latency_ms
+        #: Of the current window or trial: number of requests, their total latency, and start of the first one.
+        self._count, self._total_ms, self._start_s = 0, 0.0, 0.0
+        #: Mean latency in the last window.
+        self._mean_ms = latency_ms
+        #: Mean latency of the other engine, and the number of windows for which it is still compared.
+        self._other_ms, self._probation = 0.0, 0
+        #: Numbers of slow windows and of other windows in a row.
+        self._slow = self._calm = 0
+        #: Number of requests since the last trial and their latency; number of requests before the next one.
+        self._since, self._since_ms, self._gap = 0, 0.0, 0
+        #: Time that the last trial took longer than the same requests on the other engine.
+        self._excess_ms = 0.0
+        #: Number of trials in a row that the plan has lost, and the time of the first.
+        self._lost, self._lost_s = 0, 0.0
+
+    def record(self, start_s: float, end_s: float, *, diverted: bool) -> None:
+        """Record a request that was alone.
+
+        Args:
+            start_s: Its start, in seconds of any clock.
+            end_s: Its end.
+            diverted: Whether the one-thread session has served it.
+        """
+        if diverted is not self.diverts:
+            return  # the one-thread session is not open yet, or the request began before a change
+        if not self._count:
+            self._start_s = start_s
+        self._count += 1
+        self._total_ms += (end_s - start_s) * 1e3
+        if self.diverts is not self.plain_serves:
+            if self._trial_is_over():
+                self._end_trial(end_s)
+        elif self._window_is_over(end_s - self._start_s):
+            self._end_window()
+
+    def _window_is_over(self, took_s: float) -> bool:
+        enough = self._count >= _WINDOW and took_s >= _WINDOW_S
+        return enough or (self._count >= _SHORT_WINDOW and took_s >= _LONG_WINDOW_S)
+
+    def _trial_is_over(self) -> bool:
+        clear = self._total_ms > _CLEARLY * self._count * self._mean_ms
+        return self._count >= _TRIAL or (self._count >= _CLEAR_AFTER and clear)
+
+    def _end_window(self) -> None:
+        self._since += self._count
+        self._since_ms += self._total_ms
+        self._mean_ms = self._mean_and_restart()
+        if self._probation:
+            self._probation -= 1
+            if self._is_faster(self._other_ms):
+                self._change(self._other_ms)
+                return
+        if self.plain_serves:
+            self._try_other()
+        elif self._mean_ms > self._limit * self._expected_ms:
+            self._calm, self._slow = 0, self._slow + 1
+            if self._slow >= _SLOW_WINDOWS:
+                self._try_other()
+        else:
+            self._expected_ms = min(self._expected_ms, self._mean_ms)
+            self._calm, self._slow = self._calm + 1, 0
+            if self._calm >= _CALM:
+                self._gap, self._lost = 0, 0
+
+    def _try_other(self) -> None:
+        """Begin a trial of the other engine, unless the last one was too recent."""
+        if self._since >= self._gap and self._excess_ms <= _EXCESS * self._since_ms:
+            self.diverts = not self.plain_serves
+
+    def _end_trial(self, now_s: float) -> None:
+        self._excess_ms = max(0.0, self._total_ms - self._count * self._mean_ms)
+        self._since, self._since_ms = 0, 0.0
+        self._gap = min(max(_FIRST_GAP, 2 * self._gap), _LAST_GAP)
+        mean_ms = self._mean_and_restart()
+        if self._is_faster(mean_ms):
+            self._change(mean_ms)
+            self._probation = _PROBATION
+            return
+        self.diverts = self.plain_serves
+        if self.plain_serves:
+            self._lose(now_s)
+        else:
+            self._expected_ms, self._slow = mean_ms / self._limit, 0  # both take longer, and the plan is still faster
+
+    def _is_faster(self, other_ms: float) -> bool:
+        return other_ms < self._mean_ms * (_RETURN if self.plain_serves else 1.0)
+
+    def _change(self, other_ms: float) -> None:
+        """Let the other engine serve, whose mean latency is given."""
+        self._other_ms, self._mean_ms = self._mean_ms, other_ms
+        self._probation = 0
+        self.diverts = self.plain_serves = not self.plain_serves
+        self._slow = self._calm = 0
+
+    def _lose(self, now_s: float) -> None:
+        """Count a trial that the plan has lost."""
+        if not self._lost:
+            self._lost_s = now_s
+        self._lost += 1
+        self.contradicted |= self._lost >= _LOST and now_s - self._lost_s >= _LOST_S
+
+    def _mean_and_restart(self) -> float:
+        """Return the mean latency of the window or trial that ends, and begin the next one."""
+        mean_ms = self._total_ms / self._count
+        self._count, self._total_ms = 0, 0.0
+        return mean_ms

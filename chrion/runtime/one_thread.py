@@ -1,0 +1,115 @@
+"""The one-thread session of a HybridSession: a plain session that gives each request a single core.
+
+It serves requests where a plan, or a plain session with several threads, would be slower: while several requests are in
+flight, or while something else uses the cores. It holds the weights once more, so it is opened when it is first wanted,
+in a thread of its own, and dropped when it has not been used for a while.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+from chrion.allocator import trim
+from chrion.runtime.execution.engine import PlainEngine
+
+log = logging.getLogger(__name__)
+
+#: The session is dropped when it has not been used for this time, in seconds; the interval of checks.
+_KEPT_S, _CHECK_S = 30.0, 1.0
+
+
+class OneThreadSession:
+    """A plain session of one thread that is opened on demand.
+
+    Args:
+        open_session: Opens the session; returns None if there cannot be one.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(
+        self, open_session: Callable[[], PlainEngine | None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._open_session = open_session
+        self._clock = clock
+        self._engine: PlainEngine | None = None
+        self._used_s = 0.0
+        #: Held from the time a thread is started until the session is dropped; for ever if there cannot be one.
+        self._opening = threading.Lock()
+        #: Set when an attempt to open the session has ended; None before the first one.
+        self._attempted: threading.Event | None = None
+        self._closed = False
+
+    @property
+    def is_open(self) -> bool:
+        """True if requests can be served."""
+        return self._engine is not None
+
+    def get(self) -> PlainEngine | None:
+        """Return the session. If it is not open, return None and open it in the background."""
+        engine = self._engine
+        self._used_s = self._clock()
+        if engine is None and self._opening.acquire(blocking=False):
+            self._start()
+        return engine
+
+    def close(self, until: float | None = None) -> None:
+        """Drop the session; it is closed when no request uses it any longer.
+
+        Args:
+            until: Time of ``time.monotonic()`` until which to wait for a session that is being opened; None does not
+                wait.
+        """
+        self._closed = True
+        self._opening.acquire(blocking=False)  # never released, so that no session is opened later
+        self._engine = None
+        attempted = self._attempted
+        if until is not None and attempted:
+            attempted.wait(max(0.0, until - time.monotonic()))
+
+    def _start(self) -> None:
+        """Open the session in a new thread; without one, requests are served as before."""
+        thread = threading.Thread(
+            target=_open_and_drop, args=(weakref.ref(self),), name="chrion-one-thread", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:  # the interpreter exits, or a limit of the system is reached
+            log.warning("no session of one thread: %s", error)
+        else:
+            self._thread = thread
+
+    def _open(self) -> bool:
+        """Open the session; return whether it is open."""
+        try:
+            self._engine = self._open_session()
+        except Exception as error:  # noqa: BLE001 - requests are served as before
+            log.warning("no session of one thread: %s", error)
+        if self._closed:
+            self._engine = None
+        return self._engine is not None
+
+    def _drop_if_unused(self) -> bool:
+        """Drop the session if it was not used for a while or is closed; return whether it was dropped."""
+        if not self._closed and self._clock() - self._used_s < _KEPT_S:
+            return False
+        self._engine = None
+        if not self._closed:
+            self._opening.release()
+        trim()
+        return True
+
+
+def _open_and_drop(reference: weakref.ref[OneThreadSession], attempted: threading.Event) -> None:
+    """Open a session and drop it when it is no longer used, without keeping its owner alive."""
+    owner = reference()
+    done = owner is None or not owner._open()  # noqa: SLF001 - the class's own thread
+    attempted.set()
+    while not done:
+        del owner
+        time.sleep(_CHECK_S)
+        owner = reference()
+        done = owner is None or owner._drop_if_unused()  # noqa: SLF001

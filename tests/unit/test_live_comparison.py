@@ -1,0 +1,190 @@
+"""Comparison of a plan with the one-thread session, on simulated latencies."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from chrion.runtime.live_comparison import LiveComparison
+
+#: Latency in ms of a request by its number.
+Latency = Callable[[int], float]
+
+
+@dataclass
+class Served:
+    """Requests that were served in a simulation."""
+
+    #: Engine of each request: True for the one-thread session.
+    diverted: list[bool]
+    #: End of each request in seconds.
+    ends_s: list[float]
+    #: Sum of the mean latencies of the engines that served, and of the faster one of each request, in ms.
+    spent_ms: float
+    least_ms: float
+
+    @property
+    def excess(self) -> float:
+        """Time that was spent relative to the fastest possible choice."""
+        return self.spent_ms / self.least_ms
+
+
+def always(latency_ms: float) -> Latency:
+    """Return a latency that does not change."""
+    return lambda _: latency_ms
+
+
+def simulate(
+    comparison: LiveComparison, plan: Latency, plain: Latency, requests: int, *, seed: int | None = None
+) -> Served:
+    """Serve requests in turn; with a seed, latencies vary by 30 %, and one in fifty takes five times longer."""
+    noise, now_s = random.Random(seed), 0.0
+    served = Served([], [], 0.0, 0.0)
+    for number in range(requests):
+        diverted = comparison.diverts
+        mean_ms = (plain if diverted else plan)(number)
+        factor = 1.0
+        if seed is not None:
+            factor = noise.lognormvariate(-0.045, 0.3) * (5.0 if noise.random() < 0.02 else 1.0)
+        end_s = now_s + mean_ms * factor / 1e3
+        comparison.record(now_s, end_s, diverted=diverted)
+        now_s = end_s
+        served.diverted.append(diverted)
+        served.ends_s.append(end_s)
+        served.spent_ms += mean_ms
+        served.least_ms += min(plan(number), plain(number))
+    return served
+
+
+@pytest.mark.parametrize("plan_ms", [0.5, 1.0, 1.4])
+def test_a_plan_that_is_as_fast_as_expected_serves_all_requests(plan_ms: float) -> None:
+    """As long as the plan takes no longer than the plain session did, there are no trials."""
+    served = simulate(LiveComparison(1.0, 1.5), always(plan_ms), always(1.5), 20_000)
+    assert not any(served.diverted)
+
+
+@pytest.mark.parametrize(("plan_ms", "plain_ms"), [(2.2, 1.5), (10.0, 1.5), (1.7, 1.5), (3.0, 0.2)])
+def test_the_number_of_requests_on_the_slower_plan_is_bounded(plan_ms: float, plain_ms: float) -> None:
+    """Two windows of a tenth of a second and of 16 requests, and trials of 8 requests at doubling distances."""
+    requests = 50_000
+    served = simulate(LiveComparison(1.0, 1.5), always(plan_ms), always(plain_ms), requests)
+    windows = 2 * max(16, math.ceil(100 / plan_ms))
+    trials = math.log2(2048 / 64) + 1 + requests / 2048
+    assert served.diverted.count(False) <= windows + 8 * trials
+    assert comparison_ends_with_plain(served)
+
+
+def comparison_ends_with_plain(served: Served) -> bool:
+    """Return whether the one-thread session has served nearly all of the last requests."""
+    return sum(served.diverted[-4000:]) > 0.99 * 4000
+
+
+@pytest.mark.parametrize("latency_ms", [0.1, 1.0, 5.0, 20.0, 60.0])
+@pytest.mark.parametrize("factor", [1.7, 3.0, 10.0])
+def test_a_slow_plan_is_noticed_within_a_second(latency_ms: float, factor: float) -> None:
+    """After a change the one-thread session serves before a second has passed, or after two windows of 3 requests."""
+    before = math.ceil(2000 / latency_ms)
+    comparison = LiveComparison(latency_ms, 1.5 * latency_ms)
+    served = simulate(
+        comparison,
+        lambda number: latency_ms * (factor if number >= before else 1.0),
+        always(1.5 * latency_ms),
+        before + math.ceil(4000 / latency_ms),
+    )
+    first = served.diverted.index(True)
+    limit_s = max(1.0, 7 * latency_ms * factor / 1e3)  # the change may fall into a window
+    assert served.ends_s[first] - served.ends_s[before] <= limit_s
+
+
+def test_a_plan_that_is_fast_again_takes_over() -> None:
+    """When the disturbance has passed, the next trial is at most 2048 requests away, and the plan wins it."""
+    served = simulate(LiveComparison(1.0, 1.5), lambda number: 3.0 if number < 10_000 else 1.0, always(1.5), 14_000)
+    assert all(served.diverted[-100 + 10_000 : 10_000])
+    again = 10_000 + served.diverted[10_000:].index(False)
+    assert again <= 10_000 + 2048 + 100
+    assert not any(served.diverted[again:])
+
+
+def test_a_disturbance_of_both_engines_changes_nothing() -> None:
+    """If both take three times as long, one trial finds that the plan is still faster, and no more follow."""
+    served = simulate(LiveComparison(1.0, 1.5), always(3.0), always(4.5), 20_000)
+    assert 0 < sum(served.diverted) <= 8
+
+
+def test_inputs_that_take_less_time_lower_the_expectation() -> None:
+    """After small inputs, a plan that takes as long as when it was selected is slow if the plain session is faster."""
+    served = simulate(LiveComparison(10.0, 15.0), lambda number: 1.0 if number < 2000 else 10.0, always(1.5), 6000)
+    assert sum(served.diverted[-2000:]) > 0.98 * 2000
+
+
+@pytest.mark.parametrize("factor", [2, 8, 50])
+def test_trials_of_a_far_slower_plain_session_cost_little(factor: int) -> None:
+    """With a plan that always seems slow, trials take at most 2 % of the time, apart from the first."""
+    comparison = LiveComparison(1.0, 1.0)  # any latency above 1.1 ms is suspicious
+    noise = random.Random(0)
+    served = simulate(comparison, lambda _: 1.05 + noise.random(), always(1.5 * factor), 40_000)
+    assert sum(served.diverted) < 0.01 * 40_000
+    extra_ms = sum(served.diverted) * 1.5 * factor
+    assert extra_ms <= 0.02 * served.spent_ms + 8 * 1.5 * factor
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("plan", "plain_ms"),
+    [
+        (always(1.0), 1.5),
+        (always(1.6), 1.5),
+        (always(2.2), 1.5),
+        (always(4.0), 1.5),
+        (lambda number: 3.0 if number < 10_000 else 1.0, 1.5),
+        (lambda number: 1.0 if number < 10_000 else 3.0, 1.5),
+        (always(3.0), 4.5),
+        (always(1.0), 8.0),
+    ],
+    ids=["expected", "tie", "slower", "far slower", "passes", "begins", "both", "plain far slower"],
+)
+def test_the_loss_under_noise_is_bounded(plan: Latency, plain_ms: float, seed: int) -> None:
+    """Over 20 000 noisy requests, the loss against always using the faster engine is less than 10 %."""
+    served = simulate(LiveComparison(1.0, 1.5), plan, always(plain_ms), 20_000, seed=seed)
+    assert served.excess < 1.1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_short_disturbances_cost_less_than_staying_with_one_engine(seed: int) -> None:
+    """If the plan is slow for a tenth of a second in each second, changing is about as good as not changing."""
+    served = simulate(
+        LiveComparison(1.0, 1.5),
+        lambda number: 3.0 if number // 100 % 10 == 0 else 1.0,
+        always(1.5),
+        20_000,
+        seed=seed,
+    )
+    plan_alone_ms, plain_alone_ms = 20_000 * (0.9 * 1.0 + 0.1 * 3.0), 20_000 * 1.5
+    assert served.spent_ms < 1.1 * min(plan_alone_ms, plain_alone_ms)
+
+
+@pytest.mark.parametrize(("requests", "contradicted"), [(10_000, False), (60_000, True)])
+def test_a_decision_is_contradicted_after_lost_trials_for_half_a_minute(requests: int, *, contradicted: bool) -> None:
+    """With requests of 1.5 ms, 10 000 take 15 s, and 60 000 take 90 s."""
+    comparison = LiveComparison(1.0, 1.5)
+    simulate(comparison, always(2.2), always(1.5), requests)
+    assert comparison.plain_serves
+    assert comparison.contradicted is contradicted
+
+
+def test_requests_that_began_before_a_change_are_not_recorded() -> None:
+    """While the one-thread session is not open yet, the plan's requests do not count as its own."""
+    comparison = LiveComparison(1.0, 1.5)
+    now_s = 0.0
+    while not comparison.diverts:
+        comparison.record(now_s, now_s + 0.01, diverted=False)
+        now_s += 0.01
+    for _ in range(1000):
+        comparison.record(now_s, now_s + 0.01, diverted=False)
+        now_s += 0.01
+    assert comparison.diverts
+    assert not comparison.plain_serves

@@ -1,0 +1,155 @@
+"""Opening and dropping of the one-thread session."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from chrion.runtime import one_thread
+from chrion.runtime.one_thread import OneThreadSession
+
+
+class Session:
+    """Stands for a plain session."""
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Wait until a condition holds.
+
+    Raises:
+        AssertionError: It does not hold after half a minute.
+    """
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def opened(clock: Callable[[], float] = time.monotonic) -> OneThreadSession:
+    """Return a session that is open."""
+    session = OneThreadSession(Session, clock)  # type: ignore[arg-type,return-value]
+    assert session.get() is None
+    wait_for(lambda: session.is_open)
+    return session
+
+
+def test_the_session_is_opened_once_while_requests_are_served() -> None:
+    """Requests get nothing until the session is open, and then all get the same one."""
+    calls: list[int] = []
+    release = threading.Event()
+
+    def open_session() -> Any:
+        calls.append(1)
+        release.wait(30)
+        return Session()
+
+    session = OneThreadSession(open_session)
+    assert [session.get() for _ in range(100)] == [None] * 100
+    release.set()
+    wait_for(lambda: session.is_open)
+    assert len({session.get() for _ in range(100)}) == 1
+    assert calls == [1]
+
+
+def test_an_unused_session_is_dropped_and_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory is returned after half a minute without a request."""
+    monkeypatch.setattr(one_thread, "_CHECK_S", 0.01)
+    now_s = [0.0]
+    session = opened(lambda: now_s[0])
+    engine = session.get()
+    assert engine is not None
+    now_s[0] += 29.0
+    time.sleep(0.1)
+    assert session.get() is engine
+    weak = weakref.ref(engine)
+    del engine
+    now_s[0] += 31.0
+    wait_for(lambda: weak() is None)
+    wait_for(lambda: not session._opening.locked())
+    assert session.get() is None
+    wait_for(lambda: session.is_open)
+
+
+def test_the_thread_does_not_keep_the_session_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the owner is collected, the session is closed and the thread ends."""
+    monkeypatch.setattr(one_thread, "_CHECK_S", 0.01)
+    session = opened()
+    engine = weakref.ref(session.get())  # type: ignore[arg-type]
+    del session
+    gc.collect()
+    wait_for(lambda: engine() is None)
+    wait_for(lambda: not [t for t in threading.enumerate() if t.name == "chrion-one-thread"])
+
+
+@pytest.mark.parametrize("reason", ["no memory", ""])
+def test_a_session_that_cannot_be_opened_does_not_affect_requests(
+    reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Opening is tried once, and an error is logged; there is none if the session is not to be opened."""
+    calls: list[int] = []
+
+    def fails() -> Any:
+        calls.append(1)
+        if reason:
+            raise RuntimeError(reason)
+
+    session = OneThreadSession(fails)
+    assert session.get() is None
+    assert session._attempted is not None
+    assert session._attempted.wait(30)
+    assert reason in caplog.text
+    assert [session.get() for _ in range(100)] == [None] * 100
+    assert len(calls) == 1
+
+
+def test_a_closed_session_is_not_used_again() -> None:
+    """After closing, requests do not use the session or open it again."""
+    session = opened()
+    session.close()
+    assert [session.get() for _ in range(100)] == [None] * 100
+
+
+def test_a_session_that_is_opened_too_late_is_dropped() -> None:
+    """A session is dropped if its owner is closed while it is being opened; at exit, opening is awaited."""
+    release = threading.Event()
+
+    def open_session() -> Any:
+        release.wait(30)
+        return Session()
+
+    session = OneThreadSession(open_session)
+    session.get()
+    session.close()
+    release.set()
+    session.close(time.monotonic() + 30)
+    assert session._attempted is not None
+    assert session._attempted.is_set()
+    assert not session.is_open
+
+
+def test_an_exit_does_not_wait_for_an_open_session() -> None:
+    """Closing with a time limit waits only for a session that is being opened."""
+    session = opened()
+    start_s = time.monotonic()
+    session.close(start_s + 30)
+    assert time.monotonic() - start_s < 20
+
+
+def test_without_a_thread_requests_are_served_as_before(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Requests are served if no thread can be started, as while the interpreter exits or at a limit of the system."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    session = OneThreadSession(Session)  # type: ignore[arg-type,return-value]
+    assert [session.get() for _ in range(100)] == [None] * 100
+    assert "can't start new thread" in caplog.text
