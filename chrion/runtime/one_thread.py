@@ -72,15 +72,14 @@ class OneThreadSession:
 
     def _start(self) -> None:
         """Open the session in a new thread; without one, requests are served as before."""
-        thread = threading.Thread(
-            target=_open_and_drop, args=(weakref.ref(self),), name="chrion-one-thread", daemon=True
-        )
+        own, attempted = weakref.ref(self), threading.Event()
+        thread = threading.Thread(target=_open_and_drop, args=(own, attempted), name="chrion-one-thread", daemon=True)
+        self._attempted = attempted
         try:
             thread.start()
         except RuntimeError as error:  # the interpreter exits, or a limit of the system is reached
             log.warning("no session of one thread: %s", error)
-        else:
-            self._thread = thread
+            attempted.set()
 
     def _open(self) -> bool:
         """Open the session; return whether it is open."""
