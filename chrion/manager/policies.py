@@ -8,15 +8,17 @@ decision, each with a table from names to functions:
 - load order: which of the waiting models is loaded next (:data:`LOAD_ORDER`);
 - admission: which requests are served and which are dropped (:data:`ADMISSION`).
 
-Ties are decided by order: for the model that was loaded first, and for the server with the lowest index.
+Ties are decided by order: for the model that was loaded first, and for the server with the lowest index. Of several
+servers with the weights and equally few requests, the one that received the weights first is chosen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-#: A server that holds the weights is preferred while it has fewer than this many requests more than the least loaded.
+#: The default of ``spill``; see :func:`route_resident_first`.
 SPILL = 4
 
 
@@ -40,6 +42,9 @@ class ResidentModel:
     idle_since_ms: float = 0.0
     #: The number of its next request; infinity without an oracle.
     next_use: float = float("inf")
+    #: The variant in memory: 0 is the preferred one, and each further one needs less memory; see
+    #: :mod:`chrion.manager.shrinking`.
+    level: int = 0
 
 
 @dataclass(slots=True)
@@ -94,7 +99,8 @@ def choose_victims(
 ) -> list[ResidentModel] | None:
     """Choose models to evict until ``needed`` bytes are free.
 
-    Pinned models and models in use are not evicted.
+    Pinned models, models in use and models without bytes are not evicted. Models are chosen in the order of their rank.
+    Those that turn out to be unnecessary, because a later one is large, are kept, the one with the highest rank first.
 
     Args:
         residents: The models in memory.
@@ -105,15 +111,27 @@ def choose_victims(
     Returns:
         The models to evict, in order; None if evicting all permitted models is not enough.
     """
-    candidates = [(rank(r, now_ms), i, r) for i, r in enumerate(residents) if not r.in_use and not r.pinned]
+    candidates = [(rank(r, now_ms), i, r) for i, r in enumerate(residents) if r.bytes and not (r.in_use or r.pinned)]
     candidates.sort()
     victims: list[ResidentModel] = []
     for _, _, victim in candidates:
         victims.append(victim)
         needed -= victim.bytes
         if needed <= 0:
-            return victims
+            return _without_unnecessary(victims, -needed)
     return None
+
+
+def _without_unnecessary(victims: list[ResidentModel], spare: int) -> list[ResidentModel]:
+    """Return victims, which free ``spare`` bytes too many, in order of rank and without the unnecessary ones."""
+    kept = []
+    for victim in reversed(victims):
+        if victim.bytes <= spare:
+            spare -= victim.bytes
+        else:
+            kept.append(victim)
+    kept.reverse()
+    return kept
 
 
 def route_random(outstanding: Sequence[int], eligible: Sequence[int], homes: Sequence[int], draw: float) -> int:
@@ -135,21 +153,26 @@ def route_random(outstanding: Sequence[int], eligible: Sequence[int], homes: Seq
 def route_least_loaded(outstanding: Sequence[int], eligible: Sequence[int], homes: Sequence[int], draw: float) -> int:
     """Choose the server with the fewest outstanding requests; arguments as in :func:`route_random`."""
     del homes, draw
+    if len(eligible) == len(outstanding):  # all servers; this form is faster
+        return outstanding.index(min(outstanding))
     return min(eligible, key=outstanding.__getitem__)
 
 
-def route_resident_first(outstanding: Sequence[int], eligible: Sequence[int], homes: Sequence[int], draw: float) -> int:
+def route_resident_first(
+    outstanding: Sequence[int], eligible: Sequence[int], homes: Sequence[int], draw: float, spill: int = SPILL
+) -> int:
     """Choose the least loaded server that holds the weights; arguments as in :func:`route_random`.
 
-    If that server has :data:`SPILL` requests more than the least loaded one, choose the latter, so that a popular model
-    spreads to more servers as its queue grows.
+    If that server has at least ``spill`` requests more than the least loaded server of all, choose the latter, so that
+    a popular model spreads to more servers as its queue grows.
     """
-    del draw
-    least_loaded = min(eligible, key=outstanding.__getitem__)
     if not homes:
-        return least_loaded
-    home = min(homes, key=outstanding.__getitem__)
-    return home if outstanding[home] < outstanding[least_loaded] + SPILL else least_loaded
+        return route_least_loaded(outstanding, eligible, homes, draw)
+    home = homes[0] if len(homes) == 1 else min(homes, key=outstanding.__getitem__)
+    if outstanding[home] < spill:  # the least loaded server has at least 0
+        return home
+    least_loaded = route_least_loaded(outstanding, eligible, homes, draw)
+    return home if outstanding[home] < outstanding[least_loaded] + spill else least_loaded
 
 
 def order_fifo(waiting: WaitingModel) -> float:
@@ -174,10 +197,16 @@ def admit_by_deadline(now_ms: float, deadline_ms: float, wait_ms: float, latency
     Args:
         now_ms: The time.
         deadline_ms: The time by which the request must end.
-        wait_ms: Lower bound of its wait for a load and for the requests before it.
+        wait_ms: Its expected wait for a load and for the requests before it, or a lower bound of it.
         latency_ms: Its expected execution time.
     """
-    return now_ms + wait_ms + latency_ms <= deadline_ms
+    end_ms = now_ms + wait_ms + latency_ms
+    return bool(end_ms <= deadline_ms + rounding_ms(end_ms))
+
+
+def rounding_ms(time_ms: Any) -> Any:
+    """Return the difference from a deadline at ``time_ms``, a number or an array, that can be due to rounding."""
+    return 1e-9 + 1e-12 * time_ms
 
 
 EVICTION: dict[str, Rank] = {"lru": rank_lru, "lfu": rank_lfu, "cost": rank_cost, "belady": rank_belady}

@@ -11,7 +11,7 @@ import numpy as np
 from chrion.errors import OptionError
 from chrion.report.categories import COLOURS
 from chrion.report.figures import new_figure, plain_text, save_figure, shorten_name
-from chrion.simulator.metrics import Counts, bin_edges
+from chrion.simulator.histograms import Counts, bin_edges
 from chrion.simulator.results import PatternResult
 from chrion.simulator.sweep import SweepPoint
 

@@ -13,7 +13,7 @@ import heapq
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,8 @@ import numpy.typing as npt
 
 from chrion.manager.policies import Route
 from chrion.simulator.metrics import RequestMetrics
-from chrion.simulator.server import Action, ClusterState, Server, ServerPolicies
+from chrion.simulator.server import ClusterState, Event, Server, ServerPolicies
+from chrion.simulator.service import service_table
 from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Jitter, Variant
 
@@ -68,6 +69,8 @@ class EngineConfig:
     preload: bool = False
     #: The future requests; only Belady's policy uses them.
     oracle: NextUseOracle | None = None
+    #: Smaller variants that models change to before they are evicted, by level and model.
+    smaller: Sequence[Sequence[Variant]] = ()
 
 
 class Engine:
@@ -82,25 +85,38 @@ class Engine:
         models, servers = len(config.variants), len(config.servers)
         jitter, routing = np.random.SeedSequence([config.seed, 1]).spawn(2)
         self.config = config
-        self.metrics = RequestMetrics(models, servers, config.policies.slo_ms, from_arrival=config.from_arrival)
-        self._events: list[tuple[float, int, Action, Any]] = []
-        self._sequence = count()
-        self._jitter = Jitter(tuple(config.variants), jitter)
+        self._table = service_table([config.variants, *config.smaller])
+        self.metrics = RequestMetrics(
+            models,
+            servers,
+            config.policies.slo_ms,
+            from_arrival=config.from_arrival,
+            busy_shares=self._table.busy_shares(),
+        )
+        self._events: list[Event] = []
+        self._jitter = Jitter(self._table.variants, jitter)
         self._draws = np.random.default_rng(routing)
         self._number = 0
+        #: The time of the last event or arrival in ms.
+        self.now = 0.0
+        policies = replace(config.policies, next_use=self._next_use) if config.oracle else config.policies
         self.cluster = ClusterState(
-            push=self._push,
+            table=self._table,
+            policies=policies,
+            events=self._events,
             outstanding=[0] * servers,
             homes=[[] for _ in range(models)],
             loads=[0] * models,
             record=self.metrics.record,
             journal=journal,
         )
-        policies = replace(config.policies, next_use=self._next_use) if config.oracle else config.policies
+        links = {(spec.pcie_gb_per_s, spec.load_fixed_ms): spec for spec in config.servers}
+        load_ms = {link: self._table.load_ms(spec) for link, spec in links.items()}
         self.servers = [
-            Server(i, spec, config.variants, policies, self.cluster) for i, spec in enumerate(config.servers)
+            Server(i, spec, load_ms[spec.pcie_gb_per_s, spec.load_fixed_ms], self.cluster)
+            for i, spec in enumerate(config.servers)
         ]
-        self._eligible = [eligible_servers(variant, config.servers) for variant in config.variants]
+        self._eligible = eligible_by_model(self._table.variants, config.servers)
         self._preload()
 
     def run(
@@ -114,7 +130,7 @@ class Engine:
         Args:
             chunks: The requests.
             progress: Called after each chunk with the number of requests that have arrived.
-            keep: Called with the records of requests, shape [n, 7], in the order in which they started or were dropped;
+            keep: Called with the records of requests, shape [n, 8], in the order in which they started or were dropped;
                 see :data:`chrion.simulator.metrics.COLUMNS`.
 
         Returns:
@@ -122,7 +138,7 @@ class Engine:
         """
         for times, models in chunks:
             factors, draws = self._jitter.draw(models), self._draws.random(len(models))
-            self._replay(times.tolist(), models.tolist(), factors.tolist(), draws.tolist())
+            self._replay(times.tolist(), models.tolist(), factors, draws.tolist())
             self._flush(keep)
             progress(self._number)
         while self._events:
@@ -131,30 +147,25 @@ class Engine:
         self._flush(keep, force=True)
         return self.metrics
 
-    def _replay(self, times: list[float], models: list[int], factors: list[float], draws: list[float]) -> None:
-        events, pop, servers = self._events, heapq.heappop, self.servers
-        route, outstanding, eligible, homes = (
-            self.config.route,
-            self.cluster.outstanding,
-            self._eligible,
-            self.cluster.homes,
-        )
+    def _replay(self, times: list[float], models: list[int], factors: list[Any], draws: list[float]) -> None:
+        events, pop, route = self._events, heapq.heappop, self.config.route
+        outstanding, homes, eligible = self.cluster.outstanding, self.cluster.homes, self._eligible
+        offers = [server.offer for server in self.servers]
         number = self._number
         for now, model, factor, draw in zip(times, models, factors, draws, strict=True):
             while events and events[0][0] <= now:
                 at, _, action, payload = pop(events)
                 action(at, payload)
-            self._number = number = number + 1
-            server = route(outstanding, eligible[model], homes[model], draw)
-            servers[server].offer(now, number - 1, model, factor)
+            self._number = number + 1
+            offers[route(outstanding, eligible[model], homes[model], draw)](now, number, model, factor)
+            number += 1
+        self.now = max([self.now, *times[-1:]])
 
     def _drain(self) -> None:
         for _ in range(min(_DRAIN, len(self._events))):
             at, _, action, payload = heapq.heappop(self._events)
             action(at, payload)
-
-    def _push(self, at: float, action: Action, payload: Any) -> None:
-        heapq.heappush(self._events, (at, next(self._sequence), action, payload))
+            self.now = max(self.now, at)
 
     def _next_use(self, model: int) -> float:
         assert self.config.oracle  # noqa: S101 # servers have this method only if there is an oracle
@@ -166,23 +177,63 @@ class Engine:
             keep(rows)
 
     def _preload(self) -> None:
-        """Load pinned models on every server that can hold them; with ``preload``, then others while they fit."""
+        """Load pinned models on every server that can hold them.
+
+        With ``preload``, then load every model once, on the server with most free memory, and then fill the memory that
+        is left on all servers with further copies. All of it in the order of the models, as far as they fit.
+        """
         pinned = self.config.policies.pinned
-        for server in self.servers:
-            for model in range(len(pinned)):
-                if pinned[model]:
-                    server.preload(model)
-        if self.config.preload:
-            for model, eligible in enumerate(self._eligible):
-                max((self.servers[i] for i in eligible), key=lambda server: server.free_bytes).preload(model)
+        for model in (model for model in range(len(pinned)) if pinned[model]):
+            for server in self.servers:
+                server.preload(model)
+        if not self.config.preload:
+            return
+        sizes, free = self._table.bytes, [server.free_bytes for server in self.servers]
+        for model, eligible in enumerate(self._eligible):
+            if sizes[model] and not self.cluster.homes[model]:
+                best = max(eligible, key=free.__getitem__)
+                self.servers[best].preload(model, shrink=True)
+                free[best] = self.servers[best].free_bytes
+        self._fill()
+
+    def _fill(self) -> None:
+        """Load further copies of models, in their order, into free memory."""
+        smallest = min((size for size in self._table.bytes[: self._table.models] if size), default=0)
+        open_ = {i for i, server in enumerate(self.servers) if server.free_bytes >= smallest > 0}
+        for model, size in enumerate(self._table.bytes[: self._table.models]):
+            if not open_ or not size:
+                continue
+            eligible = self._eligible[model]
+            for i in [i for i in sorted(open_) if i in eligible]:
+                self.servers[i].preload(model)
+                if self.servers[i].free_bytes < smallest:
+                    open_.remove(i)
 
 
-def eligible_servers(variant: Variant, servers: Sequence[ServerSpec]) -> list[int]:
-    """Return the indices of the servers with enough memory, cores and slots for a variant, in ascending order."""
-    return [
+def eligible_servers(levels: Sequence[Variant], servers: Sequence[ServerSpec]) -> Sequence[int]:
+    """Return the indices of the servers that can serve a model, in ascending order.
+
+    Args:
+        levels: The model's variants, the smallest one last. A server needs memory for the smallest one, and the cores
+            and the GPU slot of all of them.
+        servers: The servers.
+    """
+    size, cores = levels[-1].memory_bytes, max(v.cores for v in levels)
+    on_gpu = any(v.gpu_busy_ms for v in levels)
+    found = [
         i
         for i, spec in enumerate(servers)
-        if variant.memory_bytes <= spec.budget_bytes
-        and variant.cores <= spec.cpu_cores
-        and (spec.gpu_slots > 0 or not variant.gpu_busy_ms)
+        if size <= spec.budget_bytes and cores <= spec.cpu_cores and (spec.gpu_slots > 0 or not on_gpu)
     ]
+    return range(len(servers)) if len(found) == len(servers) else found
+
+
+def eligible_by_model(variants: Sequence[Sequence[Variant]], servers: Sequence[ServerSpec]) -> list[Sequence[int]]:
+    """Return the eligible servers of each model, given the variants by level and model. Copies share one sequence."""
+    known: dict[tuple[int, ...], Sequence[int]] = {}
+    ladders = list(zip(*variants, strict=True))
+    for ladder in ladders:
+        key = tuple(map(id, ladder))
+        if key not in known:
+            known[key] = eligible_servers(ladder, servers)
+    return [known[tuple(map(id, ladder))] for ladder in ladders]

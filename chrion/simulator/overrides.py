@@ -17,7 +17,7 @@ from chrion.errors import OptionError
 from chrion.simulator.settings import SECTIONS
 
 #: Keys at the top level of a scenario.
-TOP_KEYS = ("name", "description", "seed", "preload", "patterns", "catalogue", "use")
+TOP_KEYS = ("name", "description", "seed", "preload", "patterns", "shrink", "catalogue", "use")
 #: Keys of a variant's table whose values a plan file provides.
 MEASURED_KEYS = ("memory_mb", "latency_ms", "gpu_busy_ms", "cpu_busy_ms", "cores")
 #: Keys whose values are text, and keys that require a plan file.
@@ -52,8 +52,20 @@ def parse_sweep(text: str) -> tuple[str, tuple[Any, ...]]:
 
 
 def parameter_grid(sweeps: Sequence[tuple[str, tuple[Any, ...]]]) -> list[dict[str, Any]]:
-    """Return every combination of the swept values; the last key changes fastest."""
+    """Return every combination of the swept values; the last key changes fastest.
+
+    Raises:
+        OptionError: Two sweeps change the same key.
+    """
     keys = [key for key, _ in sweeps]
+    paths = [_sweep_path(key) for key in keys]
+    for i, path in enumerate(paths):
+        if path in paths[:i]:
+            first = keys[paths.index(path)]
+            same = (
+                f"key {keys[i]!r} occurs twice" if first == keys[i] else f"keys {first!r} and {keys[i]!r} are the same"
+            )
+            raise OptionError(f"--sweep: {same}", hint="list all values of a key in one option")
     return [dict(zip(keys, values, strict=True)) for values in itertools.product(*(values for _, values in sweeps))]
 
 
@@ -73,6 +85,14 @@ def apply_sets(content: Mapping[str, Any], sets: Mapping[str, Any]) -> dict[str,
         for table in _tables(changed, path, key):
             table[path[-1]] = value
     return changed
+
+
+def _sweep_path(key: str) -> list[str]:
+    """Return the full path of a key, or the key itself if it has none; a scenario then refuses it."""
+    try:
+        return _full_path(key)
+    except OptionError:
+        return [key]
 
 
 def _full_path(key: str) -> list[str]:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from chrion.simulator.engine import Engine
-from chrion.simulator.metrics import Counts, RequestMetrics, bin_edges, quantile
+from chrion.simulator.histograms import Counts, NamedHistograms, SparseHistograms, bin_edges, quantile
+from chrion.simulator.metrics import RequestMetrics
 from chrion.simulator.scenario import Scenario
 
 SCHEMA = "chrion.simulation/1"
@@ -89,7 +90,7 @@ class PatternResult:
     """The results of one pattern."""
 
     pattern: str
-    #: From time 0 to the end of the last request.
+    #: From time 0 to the last arrival, end of a request, or end of a load.
     duration_ms: float
     total: RequestSummary
     models: tuple[RequestSummary, ...]
@@ -97,7 +98,7 @@ class PatternResult:
     #: Response times of requests that waited for a load; their mean is not kept and is NaN.
     cold_response: LatencySummary
     #: Histograms of execution time by family of models, and of all response times; see
-    #: :func:`chrion.simulator.metrics.bin_edges`.
+    #: :func:`chrion.simulator.histograms.bin_edges`.
     executions: Mapping[str, Counts] = field(repr=False)
     responses: Counts = field(repr=False)
 
@@ -121,18 +122,18 @@ def collect(scenario: Scenario, pattern: str, engine: Engine) -> PatternResult:
     """Return the results of an engine after its run."""
     metrics = engine.metrics
     models = tuple(_model(scenario, metrics, engine.cluster.loads[i], i) for i in range(len(scenario.models)))
-    families: dict[str, Counts] = {}
-    for i, model in enumerate(scenario.models):
-        families[model.family] = families.get(model.family, 0) + metrics.executions[i]
+    families = {model.family: i for i, model in enumerate({m.family: m for m in scenario.models}.values())}
+    groups = np.array([families[model.family] for model in scenario.models])
+    duration_ms = max(metrics.end_ms, engine.now)
     return PatternResult(
         pattern=pattern,
-        duration_ms=metrics.end_ms,
+        duration_ms=duration_ms,
         total=_total(metrics, sum(engine.cluster.loads)),
         models=models,
-        servers=tuple(_server(scenario, pattern, engine, i) for i in range(len(scenario.servers))),
+        servers=tuple(_server(scenario, engine, i, duration_ms) for i in range(len(scenario.servers))),
         cold_response=_latency(metrics.cold_responses, math.nan),
-        executions=families,
-        responses=metrics.responses.sum(axis=0),
+        executions=NamedHistograms(list(families), metrics.executions.grouped(groups)),
+        responses=metrics.responses.total(),
     )
 
 
@@ -207,8 +208,8 @@ def _total(metrics: RequestMetrics, loads: int) -> RequestSummary:
         late=int(metrics.late.sum()),
         cold=int(metrics.cold.sum()),
         loads=loads,
-        response=_latency(metrics.responses.sum(axis=0), _mean(metrics.response_ms.sum(), completed)),
-        execution=_latency(metrics.executions.sum(axis=0), _mean(metrics.execution_ms.sum(), completed)),
+        response=_latency(metrics.responses.total(), _mean(metrics.response_ms.sum(), completed)),
+        execution=_latency(metrics.executions.total(), _mean(metrics.execution_ms.sum(), completed)),
         mean_wait_ms=_mean(metrics.wait_ms.sum(), completed),
     )
 
@@ -223,18 +224,15 @@ def _model(scenario: Scenario, metrics: RequestMetrics, loads: int, i: int) -> R
         late=int(metrics.late[i]),
         cold=int(metrics.cold[i]),
         loads=loads,
-        response=_latency(metrics.responses[i], _mean(metrics.response_ms[i], completed)),
-        execution=_latency(metrics.executions[i], _mean(metrics.execution_ms[i], completed)),
+        response=_model_latency(metrics.responses, i, _mean(metrics.response_ms[i], completed)),
+        execution=_model_latency(metrics.executions, i, _mean(metrics.execution_ms[i], completed)),
         mean_wait_ms=_mean(metrics.wait_ms[i], completed),
     )
 
 
-def _server(scenario: Scenario, pattern: str, engine: Engine, i: int) -> ServerResult:
-    server, spec, end_ms = engine.servers[i], scenario.servers[i], engine.metrics.end_ms
-    variants = [model.variants[pattern] for model in scenario.models]
-    served_ms = engine.metrics.served_ms[i]
-    on_gpu = sum(t * v.gpu_busy_ms / v.latency_ms for t, v in zip(served_ms, variants, strict=True))
-    on_cores = sum(t * sum(v.core_busy_ms) / v.latency_ms for t, v in zip(served_ms, variants, strict=True))
+def _server(scenario: Scenario, engine: Engine, i: int, end_ms: float) -> ServerResult:
+    server, spec = engine.servers[i], scenario.servers[i]
+    on_gpu, on_cores = engine.metrics.gpu_ms[i], engine.metrics.cores_ms[i]
     width_ms, memory = server.memory.means(end_ms)
     return ServerResult(
         index=i,
@@ -255,6 +253,10 @@ def _server(scenario: Scenario, pattern: str, engine: Engine, i: int) -> ServerR
 
 def _latency(counts: Counts, mean_ms: float) -> LatencySummary:
     return LatencySummary(mean_ms, quantile(counts, 0.5), quantile(counts, 0.95), quantile(counts, 0.99))
+
+
+def _model_latency(histograms: SparseHistograms, model: int, mean_ms: float) -> LatencySummary:
+    return LatencySummary(mean_ms, *histograms.quantiles(model, (0.5, 0.95, 0.99)))
 
 
 def _mean(total: float, number: int) -> float:

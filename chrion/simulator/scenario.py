@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from chrion.errors import PlanError, ScenarioError
 from chrion.files import bundled_folder, read_toml
-from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
+from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING, Route, route_resident_first
 from chrion.simulator.engine import EngineConfig, eligible_servers, read_ahead
 from chrion.simulator.overrides import MEASURED_KEYS, PLAN_KEYS, TOP_KEYS, VARIANT_KEYS, WORD_KEYS, apply_sets
 from chrion.simulator.server import ServerPolicies
@@ -32,6 +34,8 @@ from chrion.simulator.variants import PLAN_MEMORY, PLAN_PARTS, Variant, from_pla
 from chrion.simulator.workload import Workload, build_workload
 
 _DEFAULT_CATALOGUE = "table6"
+#: The pattern in which models change to smaller variants before they are evicted.
+SHRINK = "shrink"
 #: Keys whose values are paths of files.
 _FILES = ("path", "plan")
 _MODEL_KEYS = (*(f.name for f in fields(ModelSpec)), "variants")
@@ -59,6 +63,8 @@ class Scenario:
     preload: bool
     #: The patterns to compare, each with the same requests.
     patterns: tuple[str, ...]
+    #: The variants of the pattern ``shrink``, the largest first; empty without this pattern.
+    shrink: tuple[str, ...]
     #: One entry for each server.
     servers: tuple[ServerSpec, ...]
     policies: PolicySpec
@@ -67,9 +73,14 @@ class Scenario:
     models: tuple[ServedModel, ...]
     workload: Workload
 
+    def levels(self, pattern: str) -> tuple[str, ...]:
+        """Return the variants of a pattern: one, or those of ``shrink``."""
+        return self.shrink if pattern == SHRINK and self.shrink else (pattern,)
+
     def engine_config(self, pattern: str) -> EngineConfig:
         """Return the inputs of an engine that runs one pattern."""
         names = self.policies
+        first, *smaller = [[model.variants[name] for model in self.models] for name in self.levels(pattern)]
         policies = ServerPolicies(
             rank=EVICTION[names.eviction],
             order=LOAD_ORDER[names.load_order],
@@ -81,14 +92,22 @@ class Scenario:
         )
         return EngineConfig(
             servers=self.servers,
-            variants=[model.variants[pattern] for model in self.models],
+            variants=first,
+            smaller=smaller,
             policies=policies,
-            route=ROUTING[names.routing],
+            route=route_of(names),
             seed=self.seed,
             from_arrival=self.measure == "response",
             preload=self.preload,
             oracle=read_ahead(self.workload.chunks()) if names.eviction == "belady" else None,
         )
+
+
+def route_of(policies: PolicySpec) -> Route:
+    """Return the routing function of a scenario's policies."""
+    if policies.routing == "resident-first":
+        return partial(route_resident_first, spill=policies.spill)
+    return ROUTING[policies.routing]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +227,11 @@ def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
     defaults = content.get("variants", {})
     families = [_family(entry, defaults, folder) for entry in content["models"]]
     refuse_unknown(defaults, list(dict.fromkeys(name for _, variants in families for name in variants)), "variants")
-    patterns = _patterns(content.get("patterns"), families)
-    models = _models(families, slo, patterns)
-    check_fit(models, servers, patterns)
+    shrink = _shrink(content.get("shrink", []), families)
+    patterns = _patterns(content.get("patterns"), families, shrink)
+    models = _models(families, slo, shrink[0] if patterns[0] == SHRINK and shrink else patterns[0])
+    for pattern in patterns:
+        check_fit(models, servers, shrink if pattern == SHRINK and shrink else (pattern,))
     workload = build_workload(
         read_section(WorkloadSpec, content.get("workload", {}), "workload"),
         [model.name for model in models],
@@ -219,7 +240,7 @@ def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
         folder,
     )
     title = content.get("name", name)
-    return Scenario(title, seed, preload, patterns, servers, policies, slo.measure, models, workload)
+    return Scenario(title, seed, preload, patterns, shrink, servers, policies, slo.measure, models, workload)
 
 
 def _servers(groups: Any) -> tuple[ServerSpec, ...]:
@@ -277,10 +298,36 @@ def _check_variant(table: Mapping[str, Any], where: str) -> None:
             raise ScenarioError(f"{where}.{key} = {table[key]!r}: expected one of {', '.join(words)}")
 
 
-def _patterns(given: Any, families: Sequence[tuple[ModelSpec, dict[str, Variant]]]) -> tuple[str, ...]:
+def _shrink(given: Any, families: Sequence[tuple[ModelSpec, dict[str, Variant]]]) -> tuple[str, ...]:
+    """Return the variants of the pattern ``shrink``; all models must have them, and memory must not increase."""
+    words = isinstance(given, list) and all(isinstance(name, str) for name in given)
+    if not words or len(given) == 1 or len(set(given)) < len(given):
+        raise ScenarioError(f"shrink = {given!r}: expected a list of two or more names of variants, the largest first")
+    for spec, variants in families:
+        for name in given:
+            if name not in variants:
+                hint = f"known: {', '.join(variants)}"
+                raise ScenarioError(f"shrink: models.{spec.name} has no variant {name!r}", hint=hint)
+        for before, after in pairwise(given):
+            if variants[after].memory_bytes > variants[before].memory_bytes:
+                raise ScenarioError(
+                    f"shrink: models.{spec.name}: variant {after!r} needs {variants[after].memory_mb:g} MB, "
+                    f"more than {before!r} with {variants[before].memory_mb:g} MB",
+                    hint="list the largest variant first",
+                )
+        if given and SHRINK in variants:
+            raise ScenarioError(f"models.{spec.name}: a variant cannot have the name {SHRINK!r}", hint="rename it")
+    return tuple(given)
+
+
+def _patterns(
+    given: Any, families: Sequence[tuple[ModelSpec, dict[str, Variant]]], shrink: tuple[str, ...]
+) -> tuple[str, ...]:
     if not families:
         raise ScenarioError("models: expected at least one model")
     common = [name for name in families[0][1] if all(name in variants for _, variants in families)]
+    if given is None and shrink:
+        common.append(SHRINK)
     if given is None and not common:
         names = "; ".join(f"{spec.name}: {', '.join(variants)}" for spec, variants in families)
         raise ScenarioError(f"models: no variant is common to all models ({names})", hint="rename variants")
@@ -290,7 +337,9 @@ def _patterns(given: Any, families: Sequence[tuple[ModelSpec, dict[str, Variant]
         raise ScenarioError(f"patterns = {given!r}: expected a list of distinct names of variants")
     for spec, variants in families:
         for pattern in patterns:
-            if pattern not in variants:
+            if pattern == SHRINK and not (shrink or SHRINK in variants):
+                raise ScenarioError("patterns: 'shrink' needs the key shrink, a list of variants, the largest first")
+            if pattern not in variants and not (pattern == SHRINK and shrink):
                 known = ", ".join(variants)
                 raise ScenarioError(
                     f"models.{spec.name}: pattern {pattern!r} is not one of its variants", hint=f"known: {known}"
@@ -299,10 +348,10 @@ def _patterns(given: Any, families: Sequence[tuple[ModelSpec, dict[str, Variant]
 
 
 def _models(
-    families: Sequence[tuple[ModelSpec, dict[str, Variant]]], slo: SloSpec, patterns: tuple[str, ...]
+    families: Sequence[tuple[ModelSpec, dict[str, Variant]]], slo: SloSpec, first: str
 ) -> tuple[ServedModel, ...]:
     """Return all models, the first copy of every family before the second, so that ranks alternate between families."""
-    reference = slo.of or patterns[0]
+    reference = slo.of or first
     models = []
     for copy in range(max(spec.copies for spec, _ in families)):
         for spec, variants in families:
@@ -316,28 +365,44 @@ def _models(
     return tuple(models)
 
 
-def check_fit(models: Sequence[ServedModel], servers: Sequence[ServerSpec], patterns: Sequence[str]) -> None:
+def check_fit(models: Sequence[ServedModel], servers: Sequence[ServerSpec], levels: Sequence[str]) -> None:
     """Refuse models that fit no server, alone or beside the pinned models.
+
+    Args:
+        models: The models.
+        servers: The servers.
+        levels: The variants of a pattern; with several, the last and smallest one has to fit, and the first one of a
+            pinned model.
 
     Raises:
         ScenarioError: A model does not fit.
     """
     most_bytes = max(spec.budget_bytes for spec in servers)
-    for pattern in patterns:
-        pinned = [0] * len(servers)
-        for model in sorted(models, key=lambda m: not m.spec.pinned):
-            variant = model.variants[pattern]
-            where = f"models.{model.name}: variant {pattern}"
-            eligible = eligible_servers(variant, servers)
-            if not eligible and variant.memory_bytes > most_bytes:
-                available = f"the largest server has {most_bytes / 1e6:g} MB for models"
-                raise ScenarioError(f"{where} needs {variant.memory_mb:g} MB, {available}")
-            if not eligible:
-                needs = [f"{variant.memory_mb:g} MB"]
-                needs += ["a GPU slot"] if variant.gpu_busy_ms else []
-                needs += ["1 core" if variant.cores == 1 else f"{variant.cores} cores"] if variant.cores else []
-                raise ScenarioError(f"{where} needs {', '.join(needs)}; no server has all of them")
-            for i in eligible:
-                if pinned[i] + variant.memory_bytes > servers[i].budget_bytes:
-                    raise ScenarioError(f"{where} needs {variant.memory_mb:g} MB, too much beside the pinned models")
-                pinned[i] += variant.memory_bytes if model.spec.pinned else 0
+    pinned = [0] * len(servers)
+    fitting: set[tuple[int, ...]] = set()
+    for model in sorted(models, key=lambda m: not m.spec.pinned):
+        variants = [model.variants[name] for name in levels]
+        key = tuple(map(id, variants))
+        if key in fitting and not model.spec.pinned:  # a copy of a model that fits
+            continue
+        fitting.add(key)
+        variant = variants[0 if model.spec.pinned else -1]
+        where = f"models.{model.name}: variant {variant.name}"
+        eligible = eligible_servers(variants, servers)
+        if not eligible and variant.memory_bytes > most_bytes:
+            available = f"the largest server has {most_bytes / 1e6:g} MB for models"
+            raise ScenarioError(f"{where} needs {variant.memory_mb:g} MB, {available}")
+        if not eligible:
+            raise ScenarioError(f"{where} needs {_needs(variants)}; no server has all of them")
+        for i in eligible:
+            if pinned[i] + variant.memory_bytes > servers[i].budget_bytes:
+                raise ScenarioError(f"{where} needs {variant.memory_mb:g} MB, too much beside the pinned models")
+            pinned[i] += variant.memory_bytes if model.spec.pinned else 0
+
+
+def _needs(variants: Sequence[Variant]) -> str:
+    cores = max(variant.cores for variant in variants)
+    needs = [f"{variants[-1].memory_mb:g} MB"]
+    needs += ["a GPU slot"] if any(variant.gpu_busy_ms for variant in variants) else []
+    needs += ["1 core" if cores == 1 else f"{cores} cores"] if cores else []
+    return ", ".join(needs)

@@ -11,26 +11,36 @@ The states of a request::
 - The link carries one load at a time, while the GPU and the cores continue. All requests for a model wait for the same
   load.
 - Memory is reserved when a load starts. Evictions take no time: weights do not change, so nothing is written back. A
-  model with ready or running requests is not evicted; a load without enough memory waits until a model becomes idle.
+  model with ready or running requests is not evicted; a load without enough memory waits until a model becomes idle,
+  and the loads behind it wait as well.
+- With several variants a model (shrinking), a model changes to a smaller variant at once. It changes to the next larger
+  one by a load, which starts when a request for it ends, if the link is idle and the memory is free.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
-from chrion.manager.policies import Admit, Order, Rank, ResidentModel, WaitingModel, choose_victims
-from chrion.simulator.metrics import BinnedAverage
+from chrion.manager.policies import Admit, Order, Rank, ResidentModel, WaitingModel, choose_victims, rounding_ms
+from chrion.manager.queue_estimate import QueuedRequest, Release, expected_start
+from chrion.manager.shrinking import Memory, make_room
+from chrion.simulator.averages import BinnedAverage
+from chrion.simulator.service import ServiceTable
 from chrion.simulator.settings import ServerSpec
-from chrion.simulator.variants import Variant
 
-#: A request: its number, model, arrival in ms, random factor, and true if it waited for a load.
-Job = tuple[int, int, float, float, bool]
+#: A request: its number, model, arrival in ms, random factor (with shrinking: one for each level), and true if it
+#: waited for a load.
+Job = tuple[int, int, float, Any, bool]
 #: The handler of an event: ``action(now_ms, payload)``.
 Action = Callable[[float, Any], None]
-_NAN = float("nan")
+#: An event: its time in ms, a number that orders events of one time, its handler, and the handler's payload.
+Event = tuple[float, int, Action, Any]
+_NAN, _INFINITY = float("nan"), float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,31 +64,41 @@ class ServerPolicies:
 
 @dataclass(slots=True)
 class ClusterState:
-    """State that the servers share: the queue of events, and the inputs of routing and metrics."""
+    """What the servers share: figures, policies, the queue of events, and the inputs of routing and metrics."""
 
-    #: ``push(time_ms, action, payload)`` adds an event to the engine's queue.
-    push: Callable[[float, Action, Any], None]
+    #: What requests and loads take.
+    table: ServiceTable
+    policies: ServerPolicies
+    #: The queue of events, a heap.
+    events: list[Event]
     #: Requests at each server, waiting or running.
     outstanding: list[int]
     #: By model: the servers that hold its weights, or have a pending load of them.
     homes: list[list[int]]
     #: Loads by model.
     loads: list[int]
-    #: ``record((number, model, server, arrival, start, end, cold))``; start and end are NaN for a dropped request.
+    #: Records a request; see :data:`chrion.simulator.metrics.COLUMNS`.
     record: Callable[[tuple[float, ...]], None]
-    #: ``journal(time_ms, event, server, model)`` is called for the events ``load``, ``loaded`` and ``evict``.
+    #: ``journal(time_ms, event, server, kind)`` is called for ``load``, ``loaded``, ``shrink`` and ``evict``.
     journal: Callable[[float, str, int, int], None] | None = None
+    #: Numbers of events.
+    sequence: Iterator[int] = field(default_factory=count)
 
 
 class Server:
-    """The state of one server and its event handlers; the module describes the rules."""
+    """The state of one server and its event handlers; the module describes the rules.
 
-    def __init__(
-        self, index: int, spec: ServerSpec, variants: Sequence[Variant], policies: ServerPolicies, cluster: ClusterState
-    ) -> None:
+    Args:
+        index: The server's number.
+        spec: Its resources.
+        load_ms: Time of a load over its link, by kind.
+        cluster: What it shares with other servers.
+    """
+
+    def __init__(self, index: int, spec: ServerSpec, load_ms: Sequence[float], cluster: ClusterState) -> None:
         self.index = index
         self.budget_bytes = spec.budget_bytes
-        self.policies = policies
+        self.policies = cluster.policies
         self.cluster = cluster
         self.free_bytes = self.budget_bytes
         self.gpu_slots = self.free_slots = spec.gpu_slots
@@ -86,6 +106,7 @@ class Server:
         self.residents: dict[int, ResidentModel] = {}
         #: Models whose load has not started.
         self.cold: dict[int, WaitingModel] = {}
+        #: The kind that is being loaded.
         self.loading: int | None = None
         self.loading_until_ms = 0.0
         self.loaded_mb = 0.0
@@ -93,57 +114,96 @@ class Server:
         self.loads = 0
         self.evictions = 0
         self.memory = BinnedAverage()
-        self._variants = variants
-        self._bytes = [v.memory_bytes for v in variants]
-        self._load_ms = [v.load_ms(spec.pcie_gb_per_s, spec.load_fixed_ms) for v in variants]
-        self._latency_ms = [v.latency_ms for v in variants]
-        self._work_ms = [_work_ms(v, spec) for v in variants]
-        #: By model: GPU slots and cores that a request takes when it starts.
-        self._needs = [(int(v.gpu_busy_ms > 0), v.cores) for v in variants]
-        #: By model: slots and cores that a request releases before its end, and at its end; see :func:`releases`.
-        self._early, self._last = map(list, zip(*map(releases, variants), strict=True))
+        self._table = cluster.table
+        self._models = cluster.table.models
+        self._levels = len(cluster.table.variants)
+        self._load_ms = load_ms
+        self._fixed_ms = spec.load_fixed_ms
         #: Uses of models before their last eviction.
-        self._uses = [0] * len(variants)
+        self._uses: dict[int, int] = {}
         self._ready: deque[Job] = deque()
-        #: Work of the ready requests; maintained only if admission uses deadlines.
-        self._ready_ms = 0.0
         #: Requests that wait for a load, by model.
         self._waiters: dict[int, list[Job]] = {}
-        for model, size in enumerate(self._bytes):
-            if size == 0:
-                self._add_resident(0.0, model)
+        #: Expected releases of each running request, by its number; maintained only if admission uses deadlines.
+        self._running: dict[int, deque[Release]] = {}
+        # A reference is faster than a look-up of the method for each event.
+        self._on_end, self._on_release = self._end, self._release
 
-    def preload(self, model: int) -> bool:
-        """Put a model into memory before the run, not counted as a load; return false if it does not fit."""
-        if model in self.residents or self._bytes[model] > self.free_bytes:
-            return model in self.residents
-        self.cluster.homes[model].append(self.index)
-        self._reserve(0.0, self._bytes[model])
-        self._add_resident(0.0, model)
+    def preload(self, model: int, *, shrink: bool = False) -> bool:
+        """Put a model into memory before the run, not counted as a load; return false if it does not fit.
+
+        Args:
+            model: The model.
+            shrink: True if models change to smaller variants for it; false to use free memory only.
+        """
+        if model in self.residents:
+            return True
+        kind = self._make_room(0.0, model, evict=False) if shrink or self._fits(model) else None
+        if kind is None:
+            return False
+        if self._table.bytes[model]:
+            self.cluster.homes[model].append(self.index)
+        self._reserve(0.0, self._table.bytes[kind])
+        self._add_resident(0.0, kind)
         return True
 
-    def offer(self, now: float, number: int, model: int, factor: float) -> None:
-        """Accept or drop a request that arrives now."""
-        self.cluster.outstanding[self.index] += 1
-        resident = self.residents.get(model)
-        dropped = self.policies.deadlines and not self._is_admitted(now, model)
-        if dropped:
-            self._drop(number, model, now, cold=resident is None)
-        if resident is None:
-            waiters = self._request_load(now, model)
-            if not dropped:
-                waiters.append((number, model, now, factor, True))
-        elif not dropped:
-            resident.in_use += 1
-            self._add_ready((number, model, now, factor, False))
-            self._start_ready(now)
+    def _fits(self, model: int) -> bool:
+        return self._table.bytes[model] <= self.free_bytes
 
-    def _is_admitted(self, now: float, model: int) -> bool:
-        wait_ms = self._ready_ms
-        if model not in self.residents:
-            link_ms = self.loading_until_ms - now if self.loading is not None else 0.0
-            wait_ms = max(wait_ms, link_ms if model == self.loading else link_ms + self._load_ms[model])
-        return self.policies.admit(now, now + self.policies.slo_ms[model], wait_ms, self._latency_ms[model])
+    def offer(self, now: float, number: int, model: int, factor: Any) -> None:
+        """Accept or drop a request that arrives now."""
+        resident = self.residents.get(model)
+        if resident is None and not self._table.bytes[model]:
+            resident = self._add_resident(0.0, model)  # a variant without GPU memory is never loaded
+        self.cluster.outstanding[self.index] += 1
+        if self.policies.deadlines and not self._is_admitted(now, model, resident):
+            self._drop(number, model, now, cold=resident is None)
+            if resident is None:
+                self._request_load(now, model)
+        elif resident is None:
+            self._request_load(now, model).append((number, model, now, factor, True))
+        else:
+            resident.in_use += 1
+            self._ready.append((number, model, now, factor, False))
+            if len(self._ready) == 1:
+                self._start_ready(now)
+
+    def _is_admitted(self, now: float, model: int, resident: ResidentModel | None) -> bool:
+        deadline = now + self.policies.slo_ms[model]
+        if deadline == _INFINITY:
+            return True
+        latency_ms, admit = self._table.latency_ms, self.policies.admit
+        if resident is not None:
+            kind = resident.level * self._models + model
+            return admit(now, deadline, self._queue_wait_ms(now, kind), latency_ms[kind])
+        link_ms = self.loading_until_ms - now if self.loading is not None else 0.0
+        if self.loading is not None and self.loading % self._models == model:
+            loads = {self.loading: 0.0}
+        else:
+            kinds = range(model, self._levels * self._models, self._models)
+            loads = {kind: self._load_ms[kind] for kind in kinds}
+        return any(
+            admit(now, deadline, max(self._queue_wait_ms(now, kind), link_ms + load_ms), latency_ms[kind])
+            for kind, load_ms in loads.items()
+        )
+
+    def _queue_wait_ms(self, now: float, kind: int) -> float:
+        """Return the expected wait of a request that becomes ready now."""
+        running = [release for releases in self._running.values() for release in releases]
+        ahead = map(self._queued, self._ready)
+        free = self.free_slots, self.free_cores
+        return expected_start(now, free, running, ahead, self._table.needs[kind]) - now
+
+    def _queued(self, job: Job) -> QueuedRequest:
+        kind = self._kind(job[1])
+        latest = job[2] + self.policies.slo_ms[job[1]] - self._table.latency_ms[kind]
+        releases = tuple(self._expected_releases(0.0, kind))
+        return QueuedRequest(*self._table.needs[kind], releases, latest + rounding_ms(latest))
+
+    def _expected_releases(self, start: float, kind: int) -> Iterator[Release]:
+        for at_ms, slots, cores in self._table.early[kind]:
+            yield Release(start + at_ms, slots, cores)
+        yield Release(start + self._table.latency_ms[kind], *self._table.last[kind])
 
     def _request_load(self, now: float, model: int) -> list[Job]:
         """Request a load, even for a dropped request: the next may be in time. Return the model's waiting requests."""
@@ -153,7 +213,7 @@ class Server:
             self.cluster.homes[model].append(self.index)
             self.cold[model] = WaitingModel(model, now)
         if model in self.cold:
-            self.cold[model].demand_ms += self._latency_ms[model]
+            self.cold[model].demand_ms += self._table.latency_ms[model]
             self._load_next(now)
         return waiters
 
@@ -161,119 +221,180 @@ class Server:
         """Start the next load if the link is free and there is, or can be made, enough memory."""
         if self.loading is not None or not self.cold:
             return
-        model = min(self.cold.values(), key=self.policies.order).key
-        if not self._free_memory(now, self._bytes[model] - self.free_bytes):
-            return
-        del self.cold[model]
-        self._reserve(now, self._bytes[model])
-        self.loading = model
-        self.loading_until_ms = now + self._load_ms[model]
-        self.link_busy_ms += self._load_ms[model]
-        self.loaded_mb += self._variants[model].load_mb
-        self.loads += 1
-        self.cluster.loads[model] += 1
-        self._log(now, "load", model)
-        self.cluster.push(self.loading_until_ms, self._loaded, model)
+        cold = self.cold
+        model = next(iter(cold)) if len(cold) == 1 else min(cold.values(), key=self.policies.order).key
+        kind = self._make_room(now, model)
+        if kind is not None:
+            del cold[model]
+            self._load(now, kind, self._table.bytes[kind], self._load_ms[kind], self._table.variant(kind).load_mb)
 
-    def _free_memory(self, now: float, missing_bytes: int) -> bool:
+    def _load(self, now: float, kind: int, size: int, load_ms: float, load_mb: float) -> None:
+        self._reserve(now, size)
+        self.loading = kind
+        self.loading_until_ms = now + load_ms
+        self.link_busy_ms += load_ms
+        self.loaded_mb += load_mb
+        self.loads += 1
+        self.cluster.loads[kind % self._models] += 1
+        self._log(now, "load", kind)
+        self._push(self.loading_until_ms, self._loaded, kind)
+
+    def _make_room(self, now: float, model: int, *, evict: bool = True) -> int | None:
+        """Free memory for a model; return the kind that then fits, or None if there is not enough."""
+        missing_bytes = self._table.bytes[model] - self.free_bytes
         if missing_bytes <= 0:
-            return True
+            return model
         if self.policies.next_use:
             for resident in self.residents.values():
                 resident.next_use = self.policies.next_use(resident.key)
-        victims = choose_victims(self.residents.values(), missing_bytes, self.policies.rank, now)
-        for victim in victims or ():
+        held = self.residents.values()
+        if self._levels > 1:
+            memory = Memory(held, self.free_bytes, self._table.sizes)
+            room = make_room(memory, model, self.policies.rank, now, evict=evict)
+            if room is None:
+                return None
+            self._evict(now, room.evicted)
+            for resident, level in room.shrunk:
+                self._shrink(now, resident, level)
+            return room.level * self._models + model
+        victims = choose_victims(held, missing_bytes, self.policies.rank, now) if evict else None
+        self._evict(now, victims or ())
+        return None if victims is None else model
+
+    def _evict(self, now: float, victims: Sequence[ResidentModel]) -> None:
+        for victim in victims:
             del self.residents[victim.key]
             self._uses[victim.key] = victim.uses
             self.cluster.homes[victim.key].remove(self.index)
             self._reserve(now, -victim.bytes)
             self.evictions += 1
-            self._log(now, "evict", victim.key)
-        return victims is not None
+            self._log(now, "evict", victim.level * self._models + victim.key)
 
-    def _loaded(self, now: float, model: int) -> None:
+    def _shrink(self, now: float, resident: ResidentModel, level: int) -> None:
+        kind = level * self._models + resident.key
+        self._reserve(now, self._table.bytes[kind] - resident.bytes)
+        resident.level, resident.bytes, resident.load_ms = level, self._table.bytes[kind], self._load_ms[kind]
+        self._log(now, "shrink", kind)
+
+    def _grow(self, now: float, resident: ResidentModel) -> None:
+        """Start a load of the next larger variant, if the memory for it is free."""
+        kind = (resident.level - 1) * self._models + resident.key
+        missing = self._table.bytes[kind] - resident.bytes
+        if missing <= self.free_bytes:
+            resident.in_use += 1
+            load_mb = max(0.0, self._table.variant(kind).load_mb - self._table.variant(kind + self._models).load_mb)
+            shorter_ms = self._load_ms[kind] - self._load_ms[kind + self._models]
+            self._load(now, kind, missing, self._fixed_ms + max(0.0, shorter_ms), load_mb)
+
+    def _loaded(self, now: float, kind: int) -> None:
         self.loading = None
-        resident = self._add_resident(now, model)
-        self._log(now, "loaded", model)
+        level, model = divmod(kind, self._models)
+        self._log(now, "loaded", kind)
+        resident = self.residents.get(model)
+        if resident is not None:  # it has grown
+            resident.level, resident.bytes, resident.load_ms = level, self._table.bytes[kind], self._load_ms[kind]
+            self._finish_use(now, resident)
+            self._load_next(now)
+            return
+        resident = self._add_resident(now, kind)
         jobs = self._waiters.pop(model)
         resident.in_use = len(jobs)
-        for job in jobs:
-            self._add_ready(job)
-        self._load_next(now)
+        self._ready.extend(jobs)
+        if self.cold:
+            self._load_next(now)
         self._start_ready(now)
-
-    def _add_ready(self, job: Job) -> None:
-        self._ready.append(job)
-        if self.policies.deadlines:
-            self._ready_ms += self._work_ms[job[1]]
 
     def _start_ready(self, now: float) -> None:
-        ready = self._ready
+        ready, needs = self._ready, self._table.needs
         while ready:
-            slots, cores = self._needs[ready[0][1]]
+            job = ready[0]
+            resident = self.residents[job[1]]
+            kind = resident.level * self._models + job[1] if resident.level else job[1]
+            slots, cores = needs[kind]
             if slots > self.free_slots or cores > self.free_cores:
                 return
-            job = ready.popleft()
-            if not self.policies.deadlines or self._starts_in_time(now, job):
-                self._start(now, job, slots, cores)
+            ready.popleft()
+            if self.policies.deadlines and not self._starts_in_time(now, job, kind, resident):
+                continue
+            self._start(now, job, kind, resident)
 
-    def _starts_in_time(self, now: float, job: Job) -> bool:
+    def _starts_in_time(self, now: float, job: Job, kind: int, resident: ResidentModel) -> bool:
         """Drop a ready request that cannot end by its deadline; return whether it was kept."""
         number, model, arrival, _, cold = job
-        self._ready_ms = self._ready_ms - self._work_ms[model] if self._ready else 0.0
-        admitted = self.policies.admit(now, arrival + self.policies.slo_ms[model], 0.0, self._latency_ms[model])
-        if not admitted:
+        admitted = self.policies.admit(now, arrival + self.policies.slo_ms[model], 0.0, self._table.latency_ms[kind])
+        if admitted:
+            self._running[number] = deque(self._expected_releases(now, kind))
+        else:
             self._drop(number, model, arrival, cold=cold)
-            self._finish_use(now, model)
+            self._finish_use(now, resident)
         return admitted
 
-    def _start(self, now: float, job: Job, slots: int, cores: int) -> None:
+    def _start(self, now: float, job: Job, kind: int, resident: ResidentModel) -> None:
         number, model, arrival, factor, cold = job
+        if self._levels > 1:
+            factor = factor[resident.level]
+        slots, cores = self._table.needs[kind]
         self.free_slots -= slots
         self.free_cores -= cores
-        self.residents[model].uses += 1
-        push = self.cluster.push
-        for at_ms, freed in self._early[model]:
-            push(now + at_ms * factor, self._release, freed)
-        end = now + self._latency_ms[model] * factor
-        push(end, self._end, model)
-        self.cluster.record((number, model, self.index, arrival, now, end, cold))
+        resident.uses += 1
+        events, sequence = self.cluster.events, self.cluster.sequence
+        for at_ms, *freed in self._table.early[kind]:
+            heapq.heappush(events, (now + at_ms * factor, next(sequence), self._on_release, (number, *freed)))
+        end = now + self._table.latency_ms[kind] * factor
+        heapq.heappush(events, (end, next(sequence), self._on_end, (number, kind, resident)))
+        self.cluster.record((number, model, self.index, arrival, now, end, cold, kind))
 
-    def _release(self, now: float, freed: tuple[int, int]) -> None:
-        self.free_slots += freed[0]
-        self.free_cores += freed[1]
-        self._start_ready(now)
+    def _release(self, now: float, freed: tuple[int, int, int]) -> None:
+        number, slots, cores = freed
+        self.free_slots += slots
+        self.free_cores += cores
+        if self.policies.deadlines:
+            self._running[number].popleft()
+        if self._ready:
+            self._start_ready(now)
 
-    def _end(self, now: float, model: int) -> None:
-        slots, cores = self._last[model]
+    def _end(self, now: float, ended: tuple[int, int, ResidentModel]) -> None:
+        number, kind, resident = ended
+        slots, cores = self._table.last[kind]
         self.free_slots += slots
         self.free_cores += cores
         self.cluster.outstanding[self.index] -= 1
-        self._finish_use(now, model)
-        self._start_ready(now)
+        if self.policies.deadlines:
+            del self._running[number]
+        self._finish_use(now, resident)
+        if self._ready:
+            self._start_ready(now)
 
-    def _finish_use(self, now: float, model: int) -> None:
+    def _finish_use(self, now: float, resident: ResidentModel) -> None:
         """End a request's use of a model; if it becomes idle, start a load that waits for memory."""
-        resident = self.residents[model]
         resident.in_use -= 1
         if not resident.in_use:
             resident.idle_since_ms = now
-            if self.cold:
-                self._load_next(now)
+            if self.loading is None:
+                if self.cold:
+                    self._load_next(now)
+                elif resident.level:
+                    self._grow(now, resident)
+
+    def _kind(self, model: int) -> int:
+        return self.residents[model].level * self._models + model
 
     def _drop(self, number: int, model: int, arrival: float, *, cold: bool) -> None:
         self.cluster.outstanding[self.index] -= 1
-        self.cluster.record((number, model, self.index, arrival, _NAN, _NAN, cold))
+        self.cluster.record((number, model, self.index, arrival, _NAN, _NAN, cold, model))
 
-    def _add_resident(self, now: float, model: int) -> ResidentModel:
+    def _add_resident(self, now: float, kind: int) -> ResidentModel:
+        level, model = divmod(kind, self._models)
+        size = self._table.bytes[kind]
         resident = self.residents[model] = ResidentModel(
             key=model,
-            bytes=self._bytes[model],
-            load_ms=self._load_ms[model],
+            bytes=size,
+            load_ms=self._load_ms[kind],
             weight=self.policies.weights[model],
-            pinned=self.policies.pinned[model] or self._bytes[model] == 0,
-            uses=self._uses[model],
+            pinned=self.policies.pinned[model],
+            uses=self._uses.get(model, 0),
             idle_since_ms=now,
+            level=level,
         )
         return resident
 
@@ -281,29 +402,9 @@ class Server:
         self.free_bytes -= size
         self.memory.step(now, self.budget_bytes - self.free_bytes)
 
-    def _log(self, now: float, event: str, model: int) -> None:
+    def _push(self, at: float, action: Action, payload: Any) -> None:
+        heapq.heappush(self.cluster.events, (at, next(self.cluster.sequence), action, payload))
+
+    def _log(self, now: float, event: str, kind: int) -> None:
         if self.cluster.journal:
-            self.cluster.journal(now, event, self.index, model)
-
-
-def releases(variant: Variant) -> tuple[tuple[tuple[float, tuple[int, int]], ...], tuple[int, int]]:
-    """Return the times at which a request releases its GPU slot and its cores.
-
-    Returns:
-        The releases before the end, as pairs of the time since the start in ms and (GPU slots, cores); and the GPU
-        slots and cores that are released at the end.
-    """
-    end_ms = variant.latency_ms * (1 - 1e-9)
-    freed: dict[float, list[int]] = {}
-    if variant.gpu_busy_ms > 0:
-        freed.setdefault(variant.gpu_busy_ms, [0, 0])[0] += 1
-    for busy_ms in variant.core_busy_ms:
-        freed.setdefault(busy_ms, [0, 0])[1] += 1
-    early = tuple((at_ms, (slots, cores)) for at_ms, (slots, cores) in sorted(freed.items()) if at_ms < end_ms)
-    late = [pair for at_ms, pair in freed.items() if at_ms >= end_ms]
-    return early, (sum(slots for slots, _ in late), sum(cores for _, cores in late))
-
-
-def _work_ms(variant: Variant, spec: ServerSpec) -> float:
-    """Return the time in ms by which a request lengthens the queue of a server."""
-    return max(sum(variant.core_busy_ms) / max(1, spec.cpu_cores), variant.gpu_busy_ms / max(1, spec.gpu_slots))
+            self.cluster.journal(now, event, self.index, kind)

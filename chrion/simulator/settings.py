@@ -11,7 +11,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, TypeVar
 
 from chrion.errors import ScenarioError
-from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
+from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING, SPILL
 
 Section = TypeVar("Section")
 
@@ -68,6 +68,9 @@ class PolicySpec:
 
     eviction: str = one_of("lru", tuple(EVICTION))
     routing: str = one_of("resident-first", tuple(ROUTING))
+    #: ``resident-first``: a server with the weights is preferred while it has fewer than this many requests more than
+    #: the least loaded server.
+    spill: int = at_least(SPILL, 1)
     load_order: str = one_of("fifo", tuple(LOAD_ORDER))
     admission: str = one_of("none", tuple(ADMISSION))
 

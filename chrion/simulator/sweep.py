@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import Any
 
 from chrion.errors import OptionError
@@ -17,6 +19,12 @@ from chrion.simulator.scenario import ScenarioSource
 
 #: Time limit in seconds for a connection to the address of a Ray cluster.
 _CONNECT_TIMEOUT_S = 5.0
+#: Time limit in seconds for the end of a process that has been told to end.
+_END_TIMEOUT_S = 5.0
+
+
+#: The indices of points that are done, and their results.
+_Found = Generator[tuple[int, tuple[PatternResult, ...]], None, None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,9 +79,10 @@ def run_sweep(
     else:
         found = ((i, _run(task)) for i, task in enumerate(tasks))
     done: dict[int, tuple[PatternResult, ...]] = {}
-    for i, results in found:
-        done[i] = results
-        progress(len(done))
+    with closing(found):  # ends processes also if ``progress`` raises an exception
+        for i, results in found:
+            done[i] = results
+            progress(len(done))
     return [SweepPoint(values, sizes[i], done[i]) for i, values in enumerate(points)]
 
 
@@ -81,15 +90,31 @@ def _run(task: ScenarioSource) -> tuple[PatternResult, ...]:
     return simulate(task.build())
 
 
-def _in_processes(tasks: Sequence[ScenarioSource], workers: int) -> Iterator[tuple[int, tuple[PatternResult, ...]]]:
+def _in_processes(tasks: Sequence[ScenarioSource], workers: int) -> _Found:
     # Each process is a new interpreter: a fork is unsafe if the parent has threads.
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(_run, task): i for i, task in enumerate(tasks)}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
+    others = set(active_children())
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_ignore_interrupts) as pool:
+        try:
+            futures = {pool.submit(_run, task): i for i, task in enumerate(tasks)}
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BaseException:
+            # An interrupt or the first error ends the sweep at once; points that run are not waited for.
+            pool.shutdown(wait=False, cancel_futures=True)
+            started = set(active_children()) - others
+            for process in started:
+                process.terminate()
+            for process in started:
+                process.join(_END_TIMEOUT_S)
+            raise
 
 
-def _on_ray(tasks: Sequence[ScenarioSource], address: str) -> Iterator[tuple[int, tuple[PatternResult, ...]]]:
+def _ignore_interrupts() -> None:
+    """Leave Ctrl-C to the parent process, which ends this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _on_ray(tasks: Sequence[ScenarioSource], address: str) -> _Found:
     """Yield the index and the results of each task; a connection made by this function is closed, others are kept."""
     try:
         import ray  # noqa: PLC0415 # an optional dependency

@@ -7,7 +7,7 @@ Its figures come from a table of a scenario, or from a plan file that ``chrion p
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,24 +147,36 @@ def from_plan(name: str, path: Path, table: Mapping[str, Any]) -> Variant:
 
 
 class Jitter:
-    """Random factors of requests, drawn from one stream of numbers for all variants."""
+    """Random factors of requests, drawn from one stream of numbers for all variants.
 
-    def __init__(self, variants: tuple[Variant, ...], seed: np.random.SeedSequence) -> None:
+    Args:
+        variants: The variants by level and model; see :mod:`chrion.simulator.service`.
+        seed: The seed of the stream.
+    """
+
+    def __init__(self, variants: Sequence[Sequence[Variant]], seed: np.random.SeedSequence) -> None:
         self._rng = np.random.default_rng(seed)
-        sigma = [math.sqrt(math.log1p(v.jitter_cv**2)) if v.distribution == "lognormal" else 0.0 for v in variants]
-        self._sigma = np.array(sigma)
-        self._exponential = np.array([v.distribution == "exponential" for v in variants])
+        self._sigma = np.array([[_sigma(v) for v in row] for row in variants])
+        self._exponential = np.array([[v.distribution == "exponential" for v in row] for row in variants])
 
-    def draw(self, models: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Return factors of mean 1, one for each request; ``models`` and the result have shape [n]."""
+    def draw(self, models: npt.NDArray[np.int64]) -> list[Any]:
+        """Return factors of mean 1: one for each request, or with several levels, one for each level and request.
+
+        Args:
+            models: The models of the requests. Shape [n].
+        """
         normal = self._rng.standard_normal(len(models))
-        if self._exponential.any():
-            exponential = self._rng.standard_exponential(len(models))
-        sigma = self._sigma[models]
-        factors: npt.NDArray[np.float64] = np.exp(sigma * normal - sigma * sigma / 2)
-        if self._exponential.any():
-            factors = np.where(self._exponential[models], exponential, factors)
-        return factors
+        exponential = self._rng.standard_exponential(len(models)) if self._exponential.any() else normal
+        levels = []
+        for sigmas, is_exponential in zip(self._sigma, self._exponential, strict=True):
+            sigma = sigmas[models]
+            factors = np.exp(sigma * normal - sigma * sigma / 2)
+            levels.append(np.where(is_exponential[models], exponential, factors).tolist())
+        return list(zip(*levels, strict=True)) if len(levels) > 1 else levels[0]
+
+
+def _sigma(variant: Variant) -> float:
+    return math.sqrt(math.log1p(variant.jitter_cv**2)) if variant.distribution == "lognormal" else 0.0
 
 
 def _check(variant: Variant) -> None:

@@ -23,6 +23,10 @@ Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 #: Requests in a chunk.
 _CHUNK = 1 << 15
+#: A minute or a gap of a scaled trace with more requests than this is divided, so that memory is bounded.
+_PIECE = 1 << 16
+#: The most requests of a run: they take about half a day.
+MOST_REQUESTS = 1e10
 _MINUTE_MS = 60_000.0
 _DEFAULT_MAPPING = {"csv": "name", "azure-functions-2019": "rank", "azure-llm-2023": "draw"}
 
@@ -94,14 +98,29 @@ class TraceReplay:
         for first in range(0, len(self.times_ms), _CHUNK):
             part = slice(first, first + _CHUNK)
             copies = scale_counts(np.ones(len(self.times_ms[part])), self.rate_scale, thinning)
-            index = first + np.repeat(np.arange(len(copies)), copies)
-            times = self.times_ms[index]
-            if self.rate_scale > 1:
-                repeated = np.append([False], index[1:] == index[:-1]) if len(index) else np.zeros(0, bool)
-                times = times + repeated * thinning.random(len(index)) * (ends[index] - times)
-            order = np.argsort(times, kind="stable")
-            picked = _draw(models, self.chances, len(index)) if self.models is None else self.models[index]
-            yield times[order], picked[order]
+            for rows in _pieces(copies):
+                for times, index in self._scaled(first + rows.start, copies[rows], ends, thinning):
+                    own = _draw(models, self.chances, len(index)) if self.models is None else self.models[index]
+                    yield times, own
+
+    def _scaled(
+        self, first: int, copies: Indices, ends: Floats, rng: np.random.Generator
+    ) -> Iterator[tuple[Floats, Indices]]:
+        """Yield times and rows of requests: ``copies`` of each row from ``first`` on, the first of them at its time."""
+        if len(copies) == 1 and copies[0] > _PIECE:
+            begin, length = self.times_ms[first], ends[first] - self.times_ms[first]
+            yield np.array([begin]), np.array([first])
+            for shares, size in _divided(np.array([copies[0] - 1]), rng):
+                times = begin + np.sort(rng.uniform(*shares, int(size[0]))) * length
+                yield times, np.full(len(times), first)
+            return
+        index = first + np.repeat(np.arange(len(copies)), copies)
+        times = self.times_ms[index]
+        if self.rate_scale > 1:
+            repeated = np.append([False], index[1:] == index[:-1]) if len(index) else np.zeros(0, bool)
+            times = times + repeated * rng.random(len(index)) * (ends[index] - times)
+        order = np.argsort(times, kind="stable")
+        yield times[order], index[order]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,10 +145,11 @@ class MinuteReplay:
         thinning, moments = _streams(self.seed, 2)
         for minute in range(self.counts.shape[1]):
             copies = scale_counts(self.counts[:, minute].astype(float), self.rate_scale, thinning)
-            models = np.repeat(self.models, copies)
-            times = (minute + moments.random(len(models))) * _MINUTE_MS * self.time_scale
-            order = np.argsort(times, kind="stable")
-            yield times[order], models[order]
+            for (begin, end), counts in _divided(copies, moments):
+                models = np.repeat(self.models, counts)
+                times = (minute + moments.uniform(begin, end, len(models))) * _MINUTE_MS * self.time_scale
+                order = np.argsort(times, kind="stable")
+                yield times[order], models[order]
 
 
 def build_workload(
@@ -145,9 +165,20 @@ def build_workload(
         folder: The folder of a relative path of a trace.
 
     Raises:
-        ScenarioError: There is no trace file, its mapping does not suit it, or the selected part has no requests.
+        ScenarioError: There is no trace file, its mapping does not suit it, the selected part has no requests, or there
+            are more than :data:`MOST_REQUESTS`.
         TraceError: A row of the trace is malformed.
     """
+    workload = _build(spec, names, shares, seed, folder)
+    if workload.requests > MOST_REQUESTS:
+        key = "requests" if spec.kind in SYNTHETIC else "rate_scale"
+        raise ScenarioError(
+            f"workload: {workload.requests:.3g} requests: expected at most {MOST_REQUESTS:g}", hint=f"reduce {key}"
+        )
+    return workload
+
+
+def _build(spec: WorkloadSpec, names: Sequence[str], shares: Sequence[float], seed: int, folder: Path) -> Workload:
     chances = popularity(shares, spec.zipf_exponent)
     if spec.kind in SYNTHETIC:
         return SyntheticWorkload(spec.kind, spec.requests, spec.rate_per_s, spec.burst_cv, chances, seed)
@@ -228,6 +259,30 @@ def _per_minute(trace: MinuteCounts, spec: WorkloadSpec, mapping: str, names: Se
         raise ScenarioError(f"workload: the trace has no requests from minute {begin:g} {until}")
     models = map_functions(trace.names, trace.counts.sum(axis=1), mapping, names)
     return MinuteReplay(counts, models, spec.rate_scale, spec.time_scale, seed)
+
+
+def _pieces(copies: Indices) -> Iterator[slice]:
+    """Yield consecutive parts of a sequence whose sums are at most ``_PIECE``, or which have one entry."""
+    sums = np.cumsum(copies)
+    first = 0
+    while first < len(copies):
+        before = int(sums[first - 1]) if first else 0
+        after = max(first + 1, int(np.searchsorted(sums, before + _PIECE, side="right")))
+        yield slice(first, after)
+        first = after
+
+
+def _divided(counts: Indices, rng: np.random.Generator) -> Iterator[tuple[tuple[float, float], Indices]]:
+    """Yield equal parts of the interval [0, 1) and the counts of events in them, about ``_PIECE`` in all.
+
+    The counts are those of events at uniformly distributed times: the part ``i`` of ``n`` has a binomial number of the
+    remaining events, with probability 1 / (n - i).
+    """
+    parts = max(1, round(int(counts.sum()) / _PIECE))
+    for i in range(parts):
+        taken = rng.binomial(counts, 1 / (parts - i)) if i + 1 < parts else counts
+        counts = counts - taken
+        yield (i / parts, (i + 1) / parts), taken
 
 
 def _streams(seed: int, number: int) -> list[np.random.Generator]:

@@ -20,7 +20,7 @@ def test_tables(tmp_path: Path) -> None:
     assert "table7: 9 models on 1 server" in done.stdout
     assert "By model" in done.stdout
     assert "By server" in done.stdout
-    assert done.stderr == "chrion: simulating table7, 1500 requests ...\n"
+    assert done.stderr == "chrion: simulating table7, 2000 requests ...\n"
 
 
 def test_json_and_plot(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from chrion.manager.policies import (
     admit_all,
     admit_by_deadline,
     choose_victims,
+    route_resident_first,
 )
 
 
@@ -99,3 +100,24 @@ def test_admission() -> None:
     assert admit_by_deadline(10.0, 100.0, 40.0, 50.0)
     assert not admit_by_deadline(10.1, 100.0, 40.0, 50.0)
     assert admit_all(10.1, 0.0, 40.0, 50.0)
+
+
+def test_no_victim_is_unnecessary() -> None:
+    """Models that were chosen before a large one stay if the large one frees enough, the last of them first."""
+    held = [ResidentModel(key=i, bytes=size, load_ms=1.0, idle_since_ms=i) for i, size in enumerate([2, 5, 3, 9])]
+    assert [v.key for v in choose_victims(held, 14, EVICTION["lru"], 9.0) or ()] == [1, 3]
+    assert [v.key for v in choose_victims(held, 11, EVICTION["lru"], 9.0) or ()] == [0, 3]
+    assert [v.key for v in choose_victims(held, 9, EVICTION["lru"], 9.0) or ()] == [0, 1, 2]
+
+
+def test_rounding_does_not_drop_a_request() -> None:
+    """A request that ends at its deadline is admitted although the sum of its times exceeds it by rounding."""
+    assert 0.1 + 0.2 > 0.3
+    assert admit_by_deadline(0.1, 0.3, 0.0, 0.2)
+    assert not admit_by_deadline(0.1, 0.3, 0.0, 0.2 + 1e-6)
+
+
+@pytest.mark.parametrize(("spill", "server"), [(1, 0), (2, 0), (3, 2), (8, 2)])
+def test_spill_is_the_length_of_queue_that_is_accepted(spill: int, server: int) -> None:
+    """The server with the weights is left if it has at least ``spill`` requests more than the least loaded."""
+    assert route_resident_first([1, 1, 3], [0, 1, 2], [2], 0.0, spill) == server

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from chrion.simulator.metrics import COLUMNS, BinnedAverage, RequestMetrics, bin_edges, bin_index, quantile
+from chrion.simulator.averages import BinnedAverage
+from chrion.simulator.histograms import SparseHistograms, bin_edges, bin_index, quantile
+from chrion.simulator.metrics import COLUMNS, RequestMetrics
 
 
 def test_quantiles_within_half_a_percent() -> None:
@@ -51,16 +53,17 @@ def test_the_number_of_bins_is_bounded() -> None:
 
 
 def record(metrics: RequestMetrics, **row: float) -> None:
-    names = ("number", "model", "server", "arrival", "start", "end", "cold")
+    names = ("number", "model", "server", "arrival", "start", "end", "cold", "kind")
     metrics.record(tuple(row.get(name, 0.0) for name in names))
 
 
 @pytest.mark.parametrize(("from_arrival", "late"), [(True, [1, 1]), (False, [0, 1])])
 def test_late_by_response_or_by_execution(*, from_arrival: bool, late: list[int]) -> None:
     """The objective is compared with the response time or with the execution time."""
-    metrics = RequestMetrics(2, 1, [50.0, 10.0], from_arrival=from_arrival)
+    shares = np.array([1.0, 0.5]), np.array([0.0, 2.0])
+    metrics = RequestMetrics(2, 1, [50.0, 10.0], from_arrival=from_arrival, busy_shares=shares)
     record(metrics, model=0, arrival=0.0, start=20.0, end=60.0, cold=1.0)
-    record(metrics, model=1, arrival=0.0, start=0.0, end=11.0)
+    record(metrics, model=1, arrival=0.0, start=0.0, end=11.0, kind=1.0)
     record(metrics, model=1, arrival=0.0, start=float("nan"), end=float("nan"))
     rows = metrics.flush(force=True)
     assert rows is not None
@@ -69,7 +72,8 @@ def test_late_by_response_or_by_execution(*, from_arrival: bool, late: list[int]
     assert metrics.dropped.tolist() == [0, 1]
     assert metrics.cold.tolist() == [1, 0]
     assert metrics.wait_ms.tolist() == [20.0, 0.0]
-    assert metrics.served_ms.tolist() == [[40.0, 11.0]]
+    assert metrics.gpu_ms.tolist() == [40.0 + 11.0 / 2]
+    assert metrics.cores_ms.tolist() == [2 * 11.0]
 
 
 def test_few_records_are_counted_only_if_forced() -> None:
@@ -80,3 +84,40 @@ def test_few_records_are_counted_only_if_forced() -> None:
     assert metrics.flush(force=True) is not None
     assert metrics.flush(force=True) is None
     assert metrics.arrivals.tolist() == [1]
+
+
+@pytest.mark.parametrize("latency_ms", [1e-5, 9e7, 3e9, 1e15])
+def test_quantiles_do_not_saturate(latency_ms: float) -> None:
+    """Latencies far below 0.01 ms and far above a day have their own bins."""
+    counts = np.bincount(bin_index(np.full(3, latency_ms)), minlength=len(bin_edges()) - 1)
+    assert quantile(counts, 0.5) == pytest.approx(latency_ms, rel=0.0055)
+
+
+def test_sparse_histograms_are_dense_ones() -> None:
+    """Histograms that were added in parts have the counts and the quantiles of dense ones, also in groups."""
+    rng = np.random.default_rng(1)
+    models, bins = rng.integers(0, 4, 5000), bin_index(rng.lognormal(3, 1, 5000))
+    dense = np.zeros((5, len(bin_edges()) - 1), np.int64)
+    np.add.at(dense, (models, bins), 1)
+    sparse = SparseHistograms()
+    for part in (slice(0, 10), slice(10, 3000), slice(3000, 5000)):
+        sparse.add(models[part], bins[part])
+    assert np.array_equal(sparse.total(), dense.sum(axis=0))
+    for i in range(5):
+        assert np.array_equal(sparse.row(i), dense[i])
+        assert sparse.quantiles(i, (0.5, 0.99)) == pytest.approx(
+            (quantile(dense[i], 0.5), quantile(dense[i], 0.99)), nan_ok=True
+        )
+    grouped = sparse.grouped(np.array([1, 0, 1, 0, 0]))
+    assert np.array_equal(grouped.row(0), dense[[1, 3, 4]].sum(axis=0))
+    assert np.array_equal(grouped.row(1), dense[[0, 2]].sum(axis=0))
+
+
+def test_a_latency_equal_to_the_objective_is_in_time() -> None:
+    """Rounding of times does not make a request late; a microsecond more does."""
+    assert (1e6 + 0.3) - 1e6 > 0.3
+    for extra, late in [(0.0, 0), (1e-3, 1)]:
+        metrics = RequestMetrics(1, 1, [0.3], from_arrival=True)
+        record(metrics, arrival=1e6, start=1e6, end=1e6 + 0.3 + extra)
+        metrics.flush(force=True)
+        assert metrics.late.tolist() == [late]

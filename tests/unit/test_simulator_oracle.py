@@ -74,6 +74,10 @@ class SwappingServer:
         yield self.env.timeout(after_ms)
         yield what.put(1)
 
+    def total(self, models: Sequence[int]) -> float:
+        """Return the memory of some models in MB."""
+        return sum(self.variants[m].memory_mb for m in models)
+
     def link(self) -> Generator[Any, Any, None]:
         """Carry one load at a time, in the order of first requests; evict the least recently used idle models."""
         budget = self.spec.gpu_memory_gb * 1000
@@ -88,10 +92,15 @@ class SwappingServer:
                 if staying + size <= budget:
                     break
                 yield self.something_changed
-            for victim in sorted((m for m in held if not self.users[m]), key=self.last_use.__getitem__):
-                if sum(self.variants[m].memory_mb for m in self.last_use) + size <= budget:
-                    break
-                del self.last_use[victim]
+            idle = sorted((m for m in held if not self.users[m]), key=self.last_use.__getitem__)
+            first = next(n for n in range(len(idle) + 1) if sum(held.values()) - self.total(idle[:n]) + size <= budget)
+            # Of the models that would be evicted, those stay that fit beside the new one, the last used first.
+            staying = sum(held.values()) - self.total(idle[:first])
+            for victim in reversed(idle[:first]):
+                if staying + held[victim] + size <= budget:
+                    staying += held[victim]
+                else:
+                    del self.last_use[victim]
             self.loads += 1
             yield self.env.timeout(self.spec.load_fixed_ms + self.variants[model].load_mb / self.spec.pcie_gb_per_s)
             self.last_use[model] = self.env.now

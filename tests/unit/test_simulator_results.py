@@ -112,3 +112,22 @@ def test_there_is_a_table_of_each_level(tmp_path: Path) -> None:
     text = capture.get()
     for word in ("2 models on 1 server", "By model", "By server", "100.00%", "50.00%"):
         assert word in text
+
+
+def test_a_run_in_which_all_is_dropped_has_a_duration() -> None:
+    """If every request is dropped, the run lasts until its last event, and loads and memory are counted over it."""
+    sets = {"requests": 50, "admission": "deadline", "measure": "response", "factor": 0.5, "preload": False}
+    (result, *_) = simulate(find_scenario("table7").changed(sets).build())
+    assert result.total.dropped == result.total.arrivals == 50
+    assert result.duration_ms >= 49 * 200
+    assert result.loads_per_s > 0
+    assert result.servers[0].memory_mean_mb > 0
+    assert result.servers[0].link_busy > 0
+
+
+def test_many_copies_take_little_memory() -> None:
+    """Twelve thousand models and few requests are simulated; histograms have as many entries as latencies."""
+    sets = {"copies": 12_000, "requests": 300, "patterns": ["gpu"], "use": ["baseline"], "preload": False}
+    (result,) = simulate(find_scenario("table7").changed(sets).build())
+    assert len(result.models) == 12_000
+    assert result.total.completed == 300

@@ -365,3 +365,46 @@ def test_malformed_set(text: str) -> None:
         parse_set(text)
     with pytest.raises(OptionError, match="expected key=value"):
         parse_sweep(text)
+
+
+SHRINKING = """
+shrink = ["large", "small"]
+[[models]]
+name = "a"
+variants.large = {memory_mb = 800, latency_ms = 10}
+variants.small = {memory_mb = 300, latency_ms = 12}
+[[models]]
+name = "b"
+variants.large = {memory_mb = 700, latency_ms = 10}
+variants.small = {memory_mb = 700, latency_ms = 12}
+"""
+
+
+def test_shrinking_is_a_pattern(tmp_path: Path) -> None:
+    """The key ``shrink`` adds a pattern, whose models need to fit in their smallest variants only."""
+    (tmp_path / "s.toml").write_text(SHRINKING)
+    scenario = find_scenario(str(tmp_path / "s.toml")).changed({"gpu_memory_gb": 1.0}).build()
+    assert scenario.patterns == ("large", "small", "shrink")
+    assert scenario.levels("shrink") == ("large", "small")
+    assert scenario.models[0].slo_ms == 20
+    small = find_scenario(str(tmp_path / "s.toml")).changed({"gpu_memory_gb": 0.7, "patterns": ["shrink"]}).build()
+    assert small.engine_config("shrink").smaller[0][0].memory_mb == 300
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shrink": ["large"]}, r"shrink = \['large'\]: expected a list of two or more"),
+        ({"shrink": "large"}, "expected a list of two or more names of variants, the largest first"),
+        ({"shrink": ["small", "large"]}, "models.a: variant 'large' needs 800 MB, more than 'small' with 300 MB"),
+        ({"shrink": ["large", "tiny"]}, r"models.a has no variant 'tiny' \(known: large, small\)"),
+        ({"shrink": [], "patterns": ["shrink"]}, "'shrink' needs the key shrink"),
+        ({"gpu_memory_gb": 0.6}, "models.b: variant small needs 700 MB"),
+    ],
+)
+def test_bad_shrinking(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    """A list that cannot be a sequence of smaller and smaller variants is refused."""
+    (tmp_path / "s.toml").write_text(SHRINKING)
+    source = find_scenario(str(tmp_path / "s.toml")).changed({"patterns": ["shrink"], **change})
+    with pytest.raises(ScenarioError, match=message):
+        source.build()

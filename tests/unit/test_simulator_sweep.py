@@ -1,5 +1,6 @@
 """Sweeps: in this process, in several processes and on a Ray cluster; and their pictures."""
 
+import multiprocessing
 import sys
 import warnings
 from collections.abc import Iterator
@@ -128,3 +129,29 @@ def test_matplotlib_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(OptionError, match=r"pip install 'chrion\[plot\]'"):
         check_picture("--plot", tmp_path / "run.png")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (("seed", "seed"), "key 'seed' occurs twice"),
+        (("gpu_memory_gb", "servers.gpu_memory_gb"), "'gpu_memory_gb' and 'servers.gpu_memory_gb' are the same"),
+    ],
+)
+def test_a_repeated_key_is_refused(keys: tuple[str, str], message: str) -> None:
+    """Two sweeps of one key are refused, since one of them would be lost."""
+    with pytest.raises(OptionError, match=message):
+        parameter_grid([(keys[0], (1, 2)), ("rate_per_s", (3,)), (keys[1], (4, 5))])
+
+
+def test_an_interrupt_ends_the_processes(source: ScenarioSource) -> None:
+    """If a sweep in processes is interrupted, its processes end before their points are done."""
+    points = parameter_grid([("requests", (200, 5_000_000, 5_000_000))])
+
+    def interrupt(done: int) -> None:
+        assert done == 1
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(source, points, workers=2, progress=interrupt)
+    assert multiprocessing.active_children() == []

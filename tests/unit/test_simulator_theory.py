@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from simulator_support import engine_of
 
-from chrion.manager.policies import EVICTION
-from chrion.simulator.engine import Engine, NextUseOracle
+from chrion.manager.policies import EVICTION, ROUTING
+from chrion.simulator.engine import Engine, EngineConfig, NextUseOracle
+from chrion.simulator.histograms import SparseHistograms
 from chrion.simulator.metrics import RequestMetrics
 from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Variant
@@ -221,5 +222,40 @@ def test_memory_does_not_grow_with_requests() -> None:
         engine = engine_of([GPU_MODEL] * 3, preload=True)
         metrics = engine.run(SyntheticWorkload("poisson", requests, 50.0, 1.0, np.ones(3) / 3, 1).chunks())
         held = itertools.chain(vars(metrics).values(), vars(engine).values())
-        sizes.append(sum(len(v) for v in held if hasattr(v, "__len__")) + metrics.responses.nbytes)
+        sizes.append(sum(len(v) for v in held if hasattr(v, "__len__") and not isinstance(v, SparseHistograms)))
+        assert len(metrics.responses) < 1000
     assert sizes[0] == sizes[1]
+
+
+def test_a_request_that_would_be_in_time_is_not_dropped() -> None:
+    """Two slots, 100 ms, objective 120 ms: requests at 0, 0, 95 and 96 ms are all in time."""
+    variant = Variant("gpu", 10.0, 100.0, 100.0)
+    engine = engine_of([variant], spec=ServerSpec(gpu_slots=2), admission="deadline", slo_ms=120.0, preload=True)
+    metrics = engine.run([(np.array([0.0, 0.0, 95.0, 96.0]), np.zeros(4, np.int64))])
+    assert (metrics.dropped.sum(), metrics.late.sum()) == (0, 0)
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_preload_fills_all_servers(servers: int) -> None:
+    """Each model is loaded once, and memory that is left is filled with further copies on every server."""
+    variants = [Variant("gpu", size, 10.0, 10.0) for size in (300.0, 400.0, 200.0)]
+    policies = engine_of(variants).config.policies
+    spec = ServerSpec(gpu_memory_gb=0.95)
+    config = EngineConfig([spec] * servers, variants, policies, ROUTING["least-loaded"], 1, preload=True)
+    engine = Engine(config)
+    assert all(engine.cluster.homes)
+    for server in engine.servers:
+        missing = [v.memory_bytes for i, v in enumerate(variants) if i not in server.residents]
+        assert all(size > server.free_bytes for size in missing)
+
+
+def test_servers_share_the_figures_of_models() -> None:
+    """A server that is added does not copy the figures of all models."""
+    variants = [GPU_MODEL] * 500
+    config = EngineConfig([ServerSpec()] * 40, variants, engine_of(variants).config.policies, ROUTING["random"], 1)
+    engine = Engine(config)
+    for server in engine.servers:
+        own = [value for value in vars(server).values() if isinstance(value, list | dict)]
+        shared = vars(engine.servers[0]).values()
+        assert all(len(value) < 500 or any(value is other for other in shared) for value in own)
+    assert len({id(eligible) for eligible in engine._eligible}) == 1

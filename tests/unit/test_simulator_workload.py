@@ -1,5 +1,6 @@
 """Workloads: their rates, spreads and popularity, and the requests of traces."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -147,3 +148,35 @@ def test_a_trace_needs_a_path(tmp_path: Path) -> None:
     """A trace without a path is refused."""
     with pytest.raises(ScenarioError, match=r"workload.path is missing"):
         build_workload(WorkloadSpec(kind="csv"), NAMES, [1.0] * 3, 0, tmp_path)
+
+
+@pytest.mark.parametrize("rows", ["0,a\n1,b\n", "0,a\n"])
+def test_a_large_scale_comes_in_bounded_chunks(tmp_path: Path, rows: str) -> None:
+    """A scale of 1e9 yields chunks that fit into memory, in order of time and from the first request on."""
+    (tmp_path / "t.csv").write_text(f"time_s,model\n{rows}")
+    workload = build_workload(WorkloadSpec("csv", path="t.csv", rate_scale=1e9), NAMES, [1.0] * 3, 4, tmp_path)
+    first = [times for times, _ in itertools.islice(workload.chunks(), 20)]
+    assert max(map(len, first)) < 200_000
+    assert (np.diff(np.concatenate(first)) >= 0).all()
+
+
+def test_the_parts_of_a_large_minute_have_all_its_requests(tmp_path: Path) -> None:
+    """A minute with 500 000 requests comes in parts, which are uniform over the minute and complete."""
+    header = "HashOwner,HashApp,HashFunction,Trigger,1,2\n"
+    (tmp_path / "t.csv").write_text(f"{header}o,a,f,http,400000,0\no,a,g,http,100000,7\n")
+    spec = WorkloadSpec("azure-functions-2019", path="t.csv")
+    workload = build_workload(spec, NAMES, [1.0] * 3, 4, tmp_path)
+    assert max(len(times) for times, _ in workload.chunks()) < 100_000
+    times, models = arrivals(workload)
+    assert np.bincount(models).tolist() == [400_000, 100_007]
+    assert np.histogram(times[:-7], 10, (0, 60_000))[0] == pytest.approx(np.full(10, 50_000), rel=0.02)
+    assert (np.diff(times) >= 0).all()
+
+
+@pytest.mark.parametrize("spec", [{"kind": "poisson", "requests": 10**11}, {"kind": "csv", "rate_scale": 1e11}])
+def test_a_workload_that_never_ends_is_refused(tmp_path: Path, spec: dict[str, object]) -> None:
+    """More than ten thousand million requests are refused, with the key to reduce."""
+    (tmp_path / "t.csv").write_text("time_s,model\n0,a\n")
+    settings = WorkloadSpec(path="t.csv", **spec)  # type: ignore[arg-type]
+    with pytest.raises(ScenarioError, match=r"1e\+11 requests: expected at most 1e\+10 \(reduce r"):
+        build_workload(settings, NAMES, [1.0] * 3, 4, tmp_path)

@@ -1,0 +1,48 @@
+"""Averages of a step function over time, in memory that does not grow with the number of steps."""
+
+from __future__ import annotations
+
+
+class BinnedAverage:
+    """The peak of a step function and its means over equal bins of time, of which there are at most ``bins``."""
+
+    def __init__(self, bins: int = 512, width_ms: float = 1000.0) -> None:
+        self.bins = bins
+        self.width_ms = width_ms
+        self.peak = 0.0
+        #: The time of the last step in ms, and the integral until then.
+        self.now = 0.0
+        self.area = 0.0
+        self._areas = [0.0] * bins
+        self._value = 0.0
+
+    def step(self, now: float, value: float) -> None:
+        """Set the function's value from ``now`` on; times must not decrease."""
+        self._advance(now)
+        self._value = value
+        self.peak = max(self.peak, value)
+
+    def means(self, end_ms: float) -> tuple[float, list[float]]:
+        """End the function at ``end_ms``; return the width of a bin in ms and the mean of each bin until then."""
+        end_ms = max(end_ms, self.now)
+        self._advance(end_ms)
+        width, filled = self.width_ms, []
+        for i, area in enumerate(self._areas):
+            covered = min(width, end_ms - i * width)
+            if covered <= 0:
+                break
+            filled.append(area / covered)
+        return width, filled
+
+    def _advance(self, now: float) -> None:
+        while now >= self.width_ms * self.bins:
+            pairs = zip(self._areas[::2], self._areas[1::2], strict=True)
+            self._areas = [a + b for a, b in pairs] + [0.0] * (self.bins // 2)
+            self.width_ms *= 2
+        self.area += self._value * (now - self.now)
+        index = int(self.now / self.width_ms)
+        while self.now < now:
+            until = min(now, (index + 1) * self.width_ms)
+            self._areas[index] += self._value * (until - self.now)
+            self.now = until
+            index += 1

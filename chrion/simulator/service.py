@@ -1,0 +1,91 @@
+"""Figures of every variant that all servers share, so that a server does not hold a list of all models.
+
+A *kind* identifies a model and one of its variants: ``level * models + model``. Without shrinking there is one level,
+and a model's kind is its number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from chrion.simulator.settings import ServerSpec
+from chrion.simulator.variants import Variant
+
+#: Slots and cores that are released at a time in ms since the start of a request.
+Freed = tuple[float, int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServiceTable:
+    """What a load and a request of each kind take. Sequences are indexed by kind unless said otherwise."""
+
+    #: By level and model, at least one level; memory does not increase with the level.
+    variants: tuple[tuple[Variant, ...], ...]
+    bytes: list[int]
+    latency_ms: list[float]
+    #: GPU slots and cores that a request takes when it starts.
+    needs: list[tuple[int, int]]
+    #: Releases before the end of a request, and slots and cores that are released at its end; see :func:`releases`.
+    early: list[tuple[Freed, ...]]
+    last: list[tuple[int, int]]
+    #: Bytes by level and model.
+    sizes: list[list[int]]
+
+    @property
+    def models(self) -> int:
+        """The number of models."""
+        return len(self.variants[0])
+
+    def variant(self, kind: int) -> Variant:
+        """Return the variant of a kind."""
+        level, model = divmod(kind, self.models)
+        return self.variants[level][model]
+
+    def load_ms(self, spec: ServerSpec) -> list[float]:
+        """Return the time of a load over a server's link by kind; servers with equal links can share it."""
+        return [v.load_ms(spec.pcie_gb_per_s, spec.load_fixed_ms) for row in self.variants for v in row]
+
+    def busy_shares(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Return, by kind, busy time over latency: of a GPU slot, and of all cores together."""
+        flat = [v for row in self.variants for v in row]
+        gpu = np.array([v.gpu_busy_ms / v.latency_ms for v in flat])
+        return gpu, np.array([sum(v.core_busy_ms) / v.latency_ms for v in flat])
+
+
+def service_table(variants: Sequence[Sequence[Variant]]) -> ServiceTable:
+    """Return the table of variants given by level and model."""
+    flat = [v for row in variants for v in row]
+    # Copies of a model share their variants.
+    known = {id(v): releases(v) for v in {id(v): v for v in flat}.values()}
+    early, last = zip(*(known[id(v)] for v in flat), strict=True)
+    return ServiceTable(
+        variants=tuple(tuple(row) for row in variants),
+        bytes=[v.memory_bytes for v in flat],
+        latency_ms=[v.latency_ms for v in flat],
+        needs=[(int(v.gpu_busy_ms > 0), v.cores) for v in flat],
+        early=list(early),
+        last=list(last),
+        sizes=[[v.memory_bytes for v in row] for row in variants],
+    )
+
+
+def releases(variant: Variant) -> tuple[tuple[Freed, ...], tuple[int, int]]:
+    """Return the times at which a request releases its GPU slot and its cores.
+
+    Returns:
+        The releases before the end, as the time since the start in ms, GPU slots and cores; and the GPU slots and cores
+        that are released at the end.
+    """
+    end_ms = variant.latency_ms * (1 - 1e-9)
+    freed: dict[float, list[int]] = {}
+    if variant.gpu_busy_ms > 0:
+        freed.setdefault(variant.gpu_busy_ms, [0, 0])[0] += 1
+    for busy_ms in variant.core_busy_ms:
+        freed.setdefault(busy_ms, [0, 0])[1] += 1
+    early = tuple((at_ms, slots, cores) for at_ms, (slots, cores) in sorted(freed.items()) if at_ms < end_ms)
+    late = [pair for at_ms, pair in freed.items() if at_ms >= end_ms]
+    return early, (sum(slots for slots, _ in late), sum(cores for _, cores in late))
