@@ -19,7 +19,7 @@ from chrion.runtime.execution import native_executor as native
 from chrion.runtime.selection import guard
 from chrion.scheduler import planner
 from chrion.scheduler.evaluation.validation import check_solution
-from helpers import lane_threads
+from helpers import FakeInterferenceMonitor, lane_threads
 
 # CI runs the same examples each time, so that only a change can make a test fail; other runs draw new ones.
 settings.register_profile("ci", derandomize=True, deadline=None)
@@ -37,11 +37,11 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_waiting() -> Iterator[None]:
-    """Do not wait for the end of interference, since no test depends on precise measurements."""
+def _no_interference() -> Iterator[None]:
+    """Take no measurement as disturbed, so that tests do not depend on other processes of the machine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(guard, "_PATIENCE_S", 0.0)
-        patch.setattr(measure_graph, "_PATIENCE_S", 0.0)
+        for module in (guard, measure_graph):
+            patch.setattr(module, "UsageMonitor", lambda _: FakeInterferenceMonitor())
         yield
 
 

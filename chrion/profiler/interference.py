@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+import psutil
 
 from chrion.cores import run_on_cores
 from chrion.devices import CPU_PROVIDER
@@ -28,6 +29,10 @@ _FIRST_MEASUREMENTS = 12
 #: A time above the fastest by more than this factor is interference: clocks vary by less, shared cores by more.
 TOLERANCE = 1.1
 _PAUSE_S = 0.02
+#: The share of the cores' time above which the use by other processes is interference.
+_MAX_OTHERS = 0.15
+#: Kinds of CPU time that are not idle time; guests are counted as users.
+_USED = ("user", "nice", "system", "irq", "softirq", "steal")
 
 
 class InterferenceMonitor(Protocol):
@@ -92,3 +97,40 @@ class CoreMonitor:
         times = time_calls(lambda: self._session.run(None, self._feed), _CALLS)
         elapsed_s, running_s = time.perf_counter() - start, time.thread_time() - start_running
         return statistics.median(times) * max(1.0, elapsed_s / running_s)
+
+
+class UsageMonitor(CoreMonitor):
+    """A monitor that also measures how much other processes have used the cores since its last check.
+
+    It detects processes that run for part of the time, which a short measurement may miss. The measurement in turn
+    detects other virtual machines, which the system does not count.
+
+    Args:
+        cores: Logical CPUs.
+    """
+
+    def __init__(self, cores: Sequence[int]) -> None:
+        super().__init__(cores, patience_s=0.0)
+        self._before = _used_s(self.cores)
+
+    def has_interference(self) -> bool:
+        """Return whether other work is using the cores, or used them since the last check."""
+        (elapsed_s, all_s, own_s), before = _used_s(self.cores), self._before
+        others_s = (all_s - before[1]) - (own_s - before[2])
+        used = others_s > _MAX_OTHERS * len(self.cores) * (elapsed_s - before[0])
+        slow = super().has_interference()
+        self._before = _used_s(self.cores)
+        return used or slow
+
+
+def _used_s(cores: Sequence[int]) -> tuple[float, float, float]:
+    """Return the time in s, the CPU time that the cores were used for, and the CPU time of this process.
+
+    The second is 0 if the system does not count it.
+    """
+    try:
+        counted = psutil.cpu_times(percpu=True)
+        used_s = sum(getattr(counted[core], kind, 0.0) for core in cores for kind in _USED)
+    except (OSError, RuntimeError, IndexError, NotImplementedError):
+        used_s = 0.0
+    return time.perf_counter(), used_s, time.process_time()

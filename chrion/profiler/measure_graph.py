@@ -21,10 +21,11 @@ from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line, weights_folder_option
 from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.profiler.cache import Cache
+from chrion.profiler.chunk_costs import interpolate, measured_chunks
 from chrion.profiler.handoff import measure_handoff_ms
-from chrion.profiler.interference import CoreMonitor
+from chrion.profiler.interference import UsageMonitor
 from chrion.profiler.machine import this_machine
-from chrion.profiler.operator_bench import OperatorBench, Sample
+from chrion.profiler.operator_bench import OperatorBench, time_in_rounds
 from chrion.profiler.profiles import OperatorCost, Profile
 from chrion.profiler.roofline import operator_bytes
 from chrion.profiler.synthetic_inputs import synthetic_array
@@ -33,12 +34,13 @@ from chrion.profiler.weight_reload import measure_reload_ms_per_byte
 
 log = logging.getLogger(__name__)
 
-#: The most measurements of an operator under interference, and the longest total wait for interference to end.
-_TRIES = 3
-_PATIENCE_S = 4.0
+#: The most operators that are measured together, and the most bytes of their weights, inputs and outputs.
+_TOGETHER, _TOGETHER_BYTES = 16, 64e6
 
 #: A function that is called after each operator with the number done, the total number, and the type of the last one.
 Progress = Callable[[int, int, str], None]
+#: A graph and the index of an operator.
+Operator = tuple[Graph, int]
 
 
 def profile(  # noqa: PLR0913 - optional arguments are keyword-only
@@ -52,7 +54,8 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
 ) -> Profile:
     """Measure the costs of a graph's operators on this machine.
 
-    Recurrent operators are also measured in the chunks that a plan may cut them into.
+    Recurrent operators are also measured in some of the chunks that a plan may cut them into, and interpolated for
+    chunks of other lengths. A measurement is cached unless other processes used the cores meanwhile.
 
     Args:
         graph: The graph; all of its shapes must be known.
@@ -79,13 +82,16 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
     device = Device(provider) if provider else None
     machine = this_machine(provider)
     cache = Cache(machine.fingerprint, len(lanes))
-    first = _representatives([graph, *(unroll(graph, chunk) for chunk in chunk_choices(graph)), *variants])
+    choices = chunk_choices(graph)
+    first = _representatives([graph, *(unroll(graph, chunk) for chunk in measured_chunks(choices)), *variants])
     known = {} if fresh else {s: cost for s in first if (cost := cache.get(s)) is not None}
-    for signature, cost in _measure({s: r for s, r in first.items() if s not in known}, lanes, device, progress):
+    for signature, cost, undisturbed in _measure(_unknown(first, known), lanes, device, progress):
         known[signature] = cost
-        cache.put(signature, cost)
+        if undisturbed:
+            cache.put(signature, cost)
     if not known and len(graph.dag):
         raise ModelError(f"model {graph.name}: none of its operators could be measured")
+    known |= interpolate((unroll(graph, chunk).dag for chunk in choices), known)
     handoff_ms, dispatch_ms = measure_handoff_ms(lanes, python_lanes=device is not None)
     cache_bytes = min(map(private_cache_bytes, lanes))
     copies = measure_copies(device, handoff_ms) if device else CopyCosts()
@@ -132,85 +138,116 @@ def _lanes(cores: int | None) -> tuple[int, ...]:
     return available[:cores]
 
 
-def _representatives(graphs: Sequence[Graph]) -> dict[str, tuple[Graph, int]]:
+def _representatives(graphs: Sequence[Graph]) -> dict[str, Operator]:
     """Return the first operator of every signature."""
-    first: dict[str, tuple[Graph, int]] = {}
+    first: dict[str, Operator] = {}
     for graph in graphs:
         for i, signature in enumerate(graph.dag.signatures):
             first.setdefault(signature, (graph, i))
     return first
 
 
+def _unknown(first: Mapping[str, Operator], known: Mapping[str, OperatorCost]) -> list[Operator]:
+    return [operator for signature, operator in first.items() if signature not in known]
+
+
 def _measure(
-    todo: Mapping[str, tuple[Graph, int]], lanes: tuple[int, ...], device: Device | None, progress: Progress | None
-) -> Iterator[tuple[str, OperatorCost]]:
-    monitor = CoreMonitor(lanes, _PATIENCE_S)
+    operators: Sequence[Operator], lanes: tuple[int, ...], device: Device | None, progress: Progress | None
+) -> Iterator[tuple[str, OperatorCost, bool]]:
+    """Yield signatures, their costs, and whether no other process used the cores meanwhile."""
+    monitor = UsageMonitor(lanes) if operators else None
     by_graph: dict[Graph, list[int]] = {}
-    for graph, i in todo.values():
+    for graph, i in operators:
         by_graph.setdefault(graph, []).append(i)
-    count = 0
-    for graph, operators in by_graph.items():
+    count, undisturbed = 0, True
+    for graph, indices in by_graph.items():
         extractor = Extractor(graph)
-        feeds = captured_inputs(graph, extractor, operators)
-        for i in operators:
-            count += 1
-            try:
-                yield graph.dag.signatures[i], measure_operator(extractor, i, feeds, monitor, device)
-            except Exception as error:  # noqa: BLE001 - any error of a kernel; the operator's costs are then estimated
-                log.warning("operator %s is not measured: %s", graph.dag.names[i], first_line(error))
-            if progress:
-                progress(count, len(todo), graph.dag.op_types[i])
+        feeds = captured_inputs(graph, extractor, indices)
+        for batch in _batches(graph, indices):
+            found = measure_operators(extractor, batch, feeds, lanes, device)
+            before, undisturbed = undisturbed, not (monitor and monitor.has_interference())
+            for i, cost in found.items():
+                yield graph.dag.signatures[i], cost, before and undisturbed
+            for i in batch:
+                count += 1
+                if progress:
+                    progress(count, len(operators), graph.dag.op_types[i])
 
 
-def measure_operator(
+def _batches(graph: Graph, operators: Sequence[int]) -> Iterator[list[int]]:
+    """Yield groups of operators that are measured together: a limited number, and size of their sessions."""
+    batch, size = list[int](), 0.0
+    for i in operators:
+        own = operator_bytes(graph.dag, i)
+        if batch and (len(batch) >= _TOGETHER or size + own > _TOGETHER_BYTES):
+            yield batch
+            batch, size = [], 0.0
+        batch.append(i)
+        size += own
+    if batch:
+        yield batch
+
+
+def measure_operators(
     extractor: Extractor,
-    i: int,
+    operators: Sequence[int],
     feeds: Mapping[str, np.ndarray[Any, Any]],
-    monitor: CoreMonitor,
+    cores: Sequence[int],
     device: Device | None,
-) -> OperatorCost:
-    """Measure one operator for 1 to k busy cores, and on the accelerator.
+) -> dict[int, OperatorCost]:
+    """Measure operators for 1 to k busy cores, and on the accelerator.
 
     Args:
         extractor: An extractor of operators from the graph.
-        i: The index of the operator.
+        operators: The indices of the operators.
         feeds: The arrays of :func:`captured_inputs`.
-        monitor: A monitor of the k cores.
+        cores: The k cores.
         device: The accelerator, or None.
 
-    Raises:
-        Exception: The error of onnxruntime if the CPU cannot run the operator.
+    Returns:
+        The costs by index. Operators that onnxruntime cannot run alone are logged and left out.
     """
     dag = extractor.graph.dag
-    bench = OperatorBench(extractor, i, feeds)
-    samples = [_time_undisturbed(bench, monitor, busy) for busy in range(1, len(monitor.cores) + 1)]
-    accelerator_ms, scratch = None, 0
-    if device:
+    benches: dict[int, OperatorBench] = {}
+    for i in operators:
         try:
-            accelerated = OperatorBench(extractor, i, feeds, device)
-            accelerator_ms, scratch = accelerated.time().median_ms, accelerated.scratch_bytes()
-        except Exception as error:  # noqa: BLE001 - the provider cannot run it
-            log.info("operator %s stays on the CPU: %s", dag.names[i], first_line(error))
-    return OperatorCost(
-        op_type=dag.op_types[i],
-        cpu_ms=tuple(s.median_ms for s in samples),
-        accelerator_ms=accelerator_ms,
-        ephemeral_bytes=scratch,
-        spread=samples[0].spread,
-        flops=dag.flops[i],
-        bytes=operator_bytes(dag, i),
-    )
+            benches[i] = OperatorBench(extractor, i, feeds)
+        except Exception as error:  # noqa: BLE001 - any error of a kernel; the operator's costs are then estimated
+            log.warning("operator %s is not measured: %s", dag.names[i], first_line(error))
+    busy = _busy_counts(len(cores))
+    samples = time_in_rounds(list(benches.values()), [cores[:count] for count in busy])
+    costs = {}
+    for i, found in zip(benches, samples, strict=True):
+        accelerator_ms, scratch = _on_accelerator(extractor, i, feeds, device) if device else (None, 0)
+        times = np.interp(range(1, len(cores) + 1), busy, [sample.time_ms for sample in found])
+        costs[i] = OperatorCost(
+            op_type=dag.op_types[i],
+            cpu_ms=tuple(map(float, times)),
+            accelerator_ms=accelerator_ms,
+            ephemeral_bytes=scratch,
+            spread=found[0].spread,
+            flops=dag.flops[i],
+            bytes=operator_bytes(dag, i),
+        )
+    return costs
 
 
-def _time_undisturbed(bench: OperatorBench, monitor: CoreMonitor, busy: int) -> Sample:
-    """Time an operator; repeat samples during which interference began, and return the fastest."""
-    samples = []
-    for _ in range(_TRIES):
-        undisturbed = monitor.wait()
-        samples.append(bench.time(monitor.cores[:busy]))
-        if not undisturbed or not monitor.has_interference():
-            break
-    return min(samples, key=lambda sample: sample.median_ms)
+def _busy_counts(cores: int) -> list[int]:
+    """Return the numbers of busy cores to measure: 1, 2, 3, 4, 8, 16, ... and all; times between are interpolated."""
+    return [count for count in range(1, cores + 1) if count <= 4 or count & (count - 1) == 0 or count == cores]
+
+
+def _on_accelerator(
+    extractor: Extractor, i: int, feeds: Mapping[str, np.ndarray[Any, Any]], device: Device
+) -> tuple[float | None, int]:
+    """Return an operator's time on the accelerator and its scratch memory; None and 0 if it cannot run there."""
+    try:
+        bench = OperatorBench(extractor, i, feeds, device)
+        [[sample]] = time_in_rounds([bench], [()])
+        return sample.time_ms, bench.scratch_bytes()
+    except Exception as error:  # noqa: BLE001 - the provider cannot run it
+        log.info("operator %s stays on the CPU: %s", extractor.graph.dag.names[i], first_line(error))
+        return None, 0
 
 
 def captured_inputs(graph: Graph, extractor: Extractor, operators: list[int]) -> dict[str, np.ndarray[Any, Any]]:

@@ -2,8 +2,11 @@
 
 The overhead of a call exceeds the time of an operator of a few microseconds. Therefore a session holds many independent
 copies of the operator, and the time of a call is divided by their number. The result is also the operator's cost inside
-a segment. For j busy cores, j threads, each pinned to a core, run the session at the same time; the result is the
-median over the calls of all threads.
+a segment. For j busy cores, j threads, each pinned to a core, run the session at the same time.
+
+Other processes may use the cores meanwhile, for a while or all the time. Therefore several operators, each for all
+numbers of busy cores, are timed in rounds of short windows. An operator's time is the least lower quartile of its
+windows, since interference only adds time. Waiting for the end of interference would take longer, and may fail.
 """
 
 from __future__ import annotations
@@ -28,14 +31,15 @@ from chrion.profiler.synthetic_inputs import synthetic_array
 from chrion.timing import time_calls_until
 
 #: The intended time of a call, long enough that the overhead of Python is small.
-_CALL_S = 0.5e-3
-#: The duration of a measurement, and the least number of its calls.
-_WINDOW_S = 0.015
-_LEAST_CALLS = 5
+_CALL_S = 0.4e-3
+#: The duration of a window, and the least number of its calls.
+_WINDOW_S = 0.002
+_LEAST_CALLS = 3
+#: The number of rounds; the number after which operators are left out that took longer than ``_LONG_S`` in total.
+_ROUNDS, _LEAST_ROUNDS, _LONG_S = 4, 2, 0.15
+#: The number of calls that find the number of copies.
+_FIRST_CALLS = 5
 _MOST_COPIES = 64
-#: A larger spread than this counts as interference; the measurement is then repeated up to this many times.
-_MAX_SPREAD = 0.1
-_REPEATS = 1
 #: The limit on the size of the outputs of all copies together.
 _RESULT_BYTES = 32e6
 
@@ -44,7 +48,7 @@ _RESULT_BYTES = 32e6
 class Sample:
     """The measured time of one operator."""
 
-    median_ms: float
+    time_ms: float
     #: The interquartile range divided by the median.
     spread: float
 
@@ -72,7 +76,7 @@ class OperatorBench:
         device = device or Device(CPU_PROVIDER)
         values = extractor.graph.values
         single = _OperatorSession(extractor.extract([operator]), values, feeds, device)
-        once_ms = single.time(_LEAST_CALLS, 0.0).median_ms
+        once_ms = statistics.median(single.time(_FIRST_CALLS, 0.0))
         dag = extractor.graph.dag
         room = _RESULT_BYTES / max(1, dag.output_bytes[operator])
         # Each copy has its own packed weights, and together they should fit the cache.
@@ -82,25 +86,17 @@ class OperatorBench:
         if self.copies > 1:
             self._copies = _OperatorSession(extractor.extract([operator], self.copies), values, feeds, device)
 
-    def time(self, cores: Sequence[int] = ()) -> Sample:
-        """Time the operator with one thread on each of ``cores``, or on the calling thread if there are none.
+    def time(self, cores: Sequence[int] = ()) -> list[float]:
+        """Return the operator's times in ms in one window.
 
-        A measurement with interference is repeated, and the smallest median is returned, since interference only adds
-        time.
+        One thread on each of ``cores`` runs it, or the calling thread if there are none.
         """
-        calls = self._once(cores)
-        for _ in range(_REPEATS):
-            if calls.spread <= _MAX_SPREAD:
-                break
-            calls = min(calls, self._once(cores), key=lambda sample: sample.median_ms)
-        return Sample(calls.median_ms / self.copies, calls.spread)
+        calls = self._copies.time_on(cores) if cores else self._copies.time(_LEAST_CALLS, _WINDOW_S)
+        return [ms / self.copies for ms in calls]
 
     def scratch_bytes(self) -> int:
         """Return the memory beside inputs, outputs and weights that onnxruntime allocates for the operator."""
         return scratch_bytes(self._single.run_once)
-
-    def _once(self, cores: Sequence[int]) -> Sample:
-        return self._copies.time_on(cores) if cores else self._copies.time(_LEAST_CALLS, _WINDOW_S)
 
 
 class _OperatorSession:
@@ -144,14 +140,14 @@ class _OperatorSession:
             binding.bind_output(name, self._device.name)
         return binding
 
-    def time(self, least: int, window_s: float) -> Sample:
-        """Call repeatedly for ``window_s``, and at least ``least`` times."""
-        return _sample(self._calls(self._bound(self._session), least, window_s))
+    def time(self, least: int, window_s: float) -> list[float]:
+        """Call repeatedly for ``window_s``, and at least ``least`` times; return the times in ms."""
+        return self._calls(self._bound(self._session), least, window_s)
 
-    def time_on(self, cores: Sequence[int]) -> Sample:
-        """Call on several pinned threads at the same time."""
+    def time_on(self, cores: Sequence[int]) -> list[float]:
+        """Call on several pinned threads at the same time; return the times of all in ms."""
         times = run_on_cores(cores, lambda: self._calls(self._bound(self._session), _LEAST_CALLS, _WINDOW_S))
-        return _sample([ms for own in times for ms in own])
+        return [ms for own in times for ms in own]
 
     def _calls(self, binding: Any, least: int, window_s: float) -> list[float]:
         run, fence = self._session.run_with_iobinding, self._device.fence
@@ -165,7 +161,32 @@ class _OperatorSession:
         return time_calls_until(call, time.perf_counter() + window_s, least)
 
 
-def _sample(times: list[float]) -> Sample:
-    median = statistics.median(times)
-    low, _, high = statistics.quantiles(times, n=4) if len(times) > 1 else (median, median, median)
-    return Sample(median, (high - low) / median if median else 0.0)
+def time_in_rounds(benches: Sequence[OperatorBench], sets: Sequence[Sequence[int]]) -> list[list[Sample]]:
+    """Time several operators alternately, each of them on several sets of cores.
+
+    Args:
+        benches: The operators.
+        sets: Sets of cores that are busy at the same time; an empty one stands for the calling thread.
+
+    Returns:
+        A sample for each operator and set.
+    """
+    windows: list[list[list[list[float]]]] = [[[] for _ in sets] for _ in benches]
+    took_s = [0.0] * len(benches)
+    for done in range(_ROUNDS):
+        for at, bench in enumerate(benches):
+            if done >= _LEAST_ROUNDS and took_s[at] > _LONG_S:
+                continue
+            start = time.perf_counter()
+            for cores, found in zip(sets, windows[at], strict=True):
+                found.append(bench.time(cores))
+            took_s[at] += time.perf_counter() - start
+    return [[_sample(found) for found in own] for own in windows]
+
+
+def _sample(windows: Sequence[Sequence[float]]) -> Sample:
+    """Return the least lower quartile of the windows, and the spread over all of their calls."""
+    times = [ms for window in windows for ms in window]
+    low, median, high = statistics.quantiles(times, n=4)
+    least = min(statistics.quantiles(window, n=4, method="inclusive")[0] for window in windows)
+    return Sample(least, (high - low) / median if median else 0.0)

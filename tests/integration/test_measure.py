@@ -15,12 +15,11 @@ from chrion.cores import physical_cores
 from chrion.devices import providers
 from chrion.errors import ModelError, OptionError, ProviderError, ShapeError
 from chrion.profiler import measure_graph, operator_bench
-from chrion.profiler.interference import CoreMonitor
-from chrion.profiler.operator_bench import OperatorBench, Sample
+from chrion.profiler.operator_bench import OperatorBench
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.profiler.weight_reload import measure_reload_ms_per_byte
 from chrion.zoo import build
-from helpers import BOOL, FLOAT, INT64, branches, make_model, node, value
+from helpers import BOOL, FLOAT, INT64, FakeInterferenceMonitor, branches, make_model, node, value
 
 
 @pytest.fixture
@@ -44,8 +43,8 @@ def refuse(*_: object) -> None:
 def test_each_signature_is_measured_once(stack: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal operators share a measurement, and progress counts signatures."""
     seen: list[int] = []
-    original = measure_graph.measure_operator
-    monkeypatch.setattr(measure_graph, "measure_operator", lambda e, i, *rest: seen.append(i) or original(e, i, *rest))
+    original = measure_graph.measure_operators
+    monkeypatch.setattr(measure_graph, "measure_operators", lambda e, i, *rest: seen.extend(i) or original(e, i, *rest))
     steps: list[tuple[int, int]] = []
     found = profile(stack, 1, progress=lambda done, total, _: steps.append((done, total)))
     distinct = set(stack.dag.signatures)
@@ -61,8 +60,12 @@ def test_measurements_are_cached(stack: Graph, monkeypatch: pytest.MonkeyPatch) 
     """A second profile is equal without new measurements; a fresh one measures again."""
     first = profile(stack, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(measure_graph, "measure_operator", refuse)
+        patch.setattr(measure_graph, "measure_operators", refuse)
         assert profile(stack, 1).operators == first.operators
+        with pytest.raises(AssertionError, match="measured again"):
+            profile(stack, 1, fresh=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(measure_graph, "OperatorBench", refuse)
         with pytest.raises(ModelError, match="none of its operators"):
             profile(stack, 1, fresh=True)
     assert set(profile(stack, 1, fresh=True).operators) == set(first.operators)
@@ -96,19 +99,62 @@ def test_contention_is_measured_with_as_many_threads_as_cores(monkeypatch: pytes
     """For j busy cores the operator runs on the first j lanes at the same time."""
     measured_cores: list[tuple[int, ...]] = []
 
-    def time(_: OperatorBench, cores: Sequence[int] = ()) -> Sample:
+    def time(_: OperatorBench, cores: Sequence[int] = ()) -> list[float]:
         measured_cores.append(tuple(cores))
-        return Sample(float(len(cores)), 0.0)
+        return [float(len(cores))] * 3
 
     monkeypatch.setattr(OperatorBench, "time", time)
-    monkeypatch.setattr(CoreMonitor, "has_interference", lambda _: False)  # otherwise it is measured again
     core = physical_cores()[0]
     monkeypatch.setattr(measure_graph, "physical_cores", lambda: (core, core, core))
     graph = load(branches())
     found = profile(graph)
     assert found.cores == 3
     assert {c.cpu_ms for c in found.operators.values()} == {(1.0, 2.0, 3.0)}
-    assert measured_cores == [(core,), (core,) * 2, (core,) * 3] * len(found.operators)
+    assert set(measured_cores) == {(core,), (core,) * 2, (core,) * 3}
+    assert measured_cores[:3] == [(core,), (core,) * 2, (core,) * 3]
+
+
+@pytest.mark.usefixtures("cache")
+def test_many_cores_are_measured_for_some_numbers_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times for 5 to 7 and 9 to 11 busy cores lie between their neighbours'."""
+    counts = set()
+
+    def time(_: OperatorBench, cores: Sequence[int] = ()) -> list[float]:
+        counts.add(len(cores))
+        return [float(len(cores) ** 2)] * 3
+
+    monkeypatch.setattr(OperatorBench, "time", time)
+    monkeypatch.setattr(measure_graph, "physical_cores", lambda: physical_cores()[:1] * 12)
+    [cpu_ms] = {cost.cpu_ms for cost in profile(load(branches())).operators.values()}
+    assert counts == {1, 2, 3, 4, 8, 12}
+    assert cpu_ms == pytest.approx([1, 4, 9, 16, 28, 40, 52, 64, 84, 104, 124, 144])
+
+
+@pytest.mark.usefixtures("cache")
+def test_measurements_under_interference_are_not_cached(stack: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are used, and measured again for the next profile."""
+    with monkeypatch.context() as patch:
+        patch.setattr(measure_graph, "UsageMonitor", lambda _: FakeInterferenceMonitor(interference_at=range(99)))
+        assert set(profile(stack, 1).operators) == set(stack.dag.signatures)
+    seen: list[int] = []
+    original = measure_graph.measure_operators
+    monkeypatch.setattr(measure_graph, "measure_operators", lambda e, i, *rest: seen.extend(i) or original(e, i, *rest))
+    profile(stack, 1)
+    assert len(seen) == len(set(stack.dag.signatures))
+    profile(stack, 1)
+    assert len(seen) == len(set(stack.dag.signatures))
+
+
+def test_a_batch_is_limited_in_operators_and_in_bytes(stack: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All operators are in one batch each, in order; an operator above the limit is measured alone."""
+    everything = list(range(len(stack.dag)))
+    monkeypatch.setattr(measure_graph, "_TOGETHER", 3)
+    batches = list(measure_graph._batches(stack, everything))
+    assert [len(batch) for batch in batches[:-1]] == [3] * (len(batches) - 1)
+    monkeypatch.setattr(measure_graph, "_TOGETHER_BYTES", 1.0)
+    assert list(measure_graph._batches(stack, everything)) == [[i] for i in everything]
+    assert [i for batch in batches for i in batch] == everything
+    assert list(measure_graph._batches(stack, [])) == []
 
 
 def test_threads_on_all_cores_time_one_operator() -> None:
@@ -116,8 +162,9 @@ def test_threads_on_all_cores_time_one_operator() -> None:
     graph = load(branches())
     bench = OperatorBench(measure_graph.Extractor(graph), 0, {})
     before = threading.active_count()
-    sample = bench.time([physical_cores()[0]] * 3)
-    assert sample.median_ms > 0
+    times_ms = bench.time([physical_cores()[0]] * 3)
+    assert len(times_ms) >= 3
+    assert min(times_ms) > 0
     assert threading.active_count() == before
     assert bench.copies > 1  # a small operator is measured with several copies
 

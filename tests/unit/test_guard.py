@@ -62,7 +62,7 @@ def test_the_fastest_candidate_is_selected(clock: list[float]) -> None:
     candidates = [steady("plain", 5.0, clock), steady("plan", 3.0, clock, plain=False)]
     winner, results, _ = compare(candidates, None, FakeInterferenceMonitor())
     assert winner == "plan"
-    assert [round(t.median_ms, 6) for t in results] == [5.0, 3.0]
+    assert [round(t.latency_ms, 6) for t in results] == [5.0, 3.0]
 
 
 def test_a_plan_must_beat_a_plain_session_by_more_than_noise(clock: list[float]) -> None:
@@ -78,7 +78,7 @@ def test_candidates_far_behind_are_eliminated_and_close_ones_are_timed_further(c
     behind, behind_rounds = by_round("behind", [], 10.5, clock)
     winner, results, _ = compare([steady("plain", 8.5, clock), late, far, behind], None, FakeInterferenceMonitor())
     assert winner == "late"
-    assert [round(t.median_ms, 6) for t in results] == [8.5, 7.0, 20.0, 10.5]
+    assert [round(t.latency_ms, 6) for t in results] == [8.5, 7.0, 20.0, 10.5]
     assert (len(far_rounds), len(behind_rounds)) == (1, 3)
 
 
@@ -87,7 +87,7 @@ def test_one_fast_round_is_not_enough(clock: list[float]) -> None:
     plan, _ = by_round("plan", [9.0, 9.0, 5.0], 9.0, clock)
     winner, results, _ = compare([steady("plain", 8.5, clock), plan], None, FakeInterferenceMonitor())
     assert winner == "plain"
-    assert [round(t.median_ms, 6) for t in results] == [8.5, 5.0]
+    assert [round(t.latency_ms, 6) for t in results] == [8.5, 9.0]
 
 
 def test_the_best_plain_session_is_never_eliminated(clock: list[float]) -> None:
@@ -129,10 +129,10 @@ def test_a_candidate_that_fails_once_is_not_selected(clock: list[float]) -> None
 
     unreliable = Candidate("unreliable", lambda: (fail_once, lambda: None), plain=False)
     winner, results, _ = compare([steady("plain", 5.0, clock), unreliable], None, FakeInterferenceMonitor())
-    assert (winner, results[1].median_ms) == ("plain", float("inf"))
+    assert (winner, results[1].latency_ms) == ("plain", float("inf"))
 
 
-@pytest.mark.parametrize(("plan_ms", "rounds"), [(5.5, 6), (3.5, 6), (4.6, 12), (9.0, 1)])
+@pytest.mark.parametrize(("plan_ms", "rounds"), [(5.5, 5), (3.5, 5), (4.6, 12), (9.0, 1)])
 def test_a_plan_that_leads_by_little_is_timed_in_more_rounds(clock: list[float], plan_ms: float, rounds: int) -> None:
     """With a plain session of 5 ms, a plan that is slower or much faster is decided in fewer rounds."""
     plan, taken = by_round("plan", [], plan_ms, clock)
@@ -192,7 +192,7 @@ def test_a_candidate_that_fails_is_not_selected(clock: list[float]) -> None:
         [Candidate("a", broken), fails_in_run, steady("plain", 9.0, clock)], None, FakeInterferenceMonitor()
     )
     assert winner == "plain"
-    assert [t.median_ms for t in results[:2]] == [float("inf")] * 2
+    assert [t.latency_ms for t in results[:2]] == [float("inf")] * 2
     assert [t.failure for t in results] == ["RuntimeError: no", "RuntimeError: no", ""]
 
 
@@ -209,10 +209,49 @@ class BusyCores:
 
 
 @pytest.mark.parametrize("busy", [True, False])
-def test_trials_under_interference_are_reported(clock: list[float], *, busy: bool) -> None:
-    """The result is uncertain if most trials begin while other processes use the cores."""
+def test_rounds_under_interference_are_reported(clock: list[float], *, busy: bool) -> None:
+    """The result is uncertain if other processes use the cores in all rounds."""
     candidates = [steady("plain", 5.0, clock), steady("plan", 3.0, clock, plain=False)]
     assert compare(candidates, None, BusyCores() if busy else FakeInterferenceMonitor()).interference is busy
+
+
+def test_interference_at_the_end_of_a_round_counts_for_the_next_one_as_well(clock: list[float]) -> None:
+    """Three of twelve rounds without interference suffice, and two do not."""
+    candidates = [steady("plain", 5.0, clock), steady("plan", 4.6, clock, plain=False)]
+    for first, uncertain in ((3, False), (2, True)):
+        monitor = FakeInterferenceMonitor(interference_at=range(first, 99))
+        assert compare(candidates, None, monitor).interference is uncertain
+
+
+def test_under_interference_a_plan_must_lead_by_far(clock: list[float]) -> None:
+    """A plan that is a tenth faster is selected on cores without other processes only."""
+    candidates = [steady("plain", 5.0, clock), steady("plan", 4.5, clock, plain=False)]
+    assert compare(candidates, None, FakeInterferenceMonitor()).winner == "plan"
+    assert compare(candidates, None, BusyCores()).winner == "plain"
+    candidates[1] = steady("plan", 3.9, clock, plain=False)
+    assert compare(candidates, None, BusyCores()).winner == "plan"
+
+
+def test_under_interference_no_other_plain_session_replaces_the_callers_own(clock: list[float]) -> None:
+    """A session of one thread that takes half the time is selected on cores without other processes only."""
+    candidates = [steady("own", 5.0, clock), steady("one thread", 2.5, clock)]
+    assert compare(candidates, None, FakeInterferenceMonitor()).winner == "one thread"
+    assert compare(candidates, None, BusyCores()).winner == "own"
+
+
+def test_another_plain_session_must_be_faster_by_more_than_noise(clock: list[float]) -> None:
+    """A session of one thread that takes 2 % less time does not replace the caller's own."""
+    candidates = [steady("own", 5.0, clock), steady("one thread", 4.9, clock)]
+    assert compare(candidates, None, FakeInterferenceMonitor()).winner == "own"
+
+
+def test_rounds_with_interference_do_not_count_if_there_are_others(clock: list[float]) -> None:
+    """A plan that other processes slow down in the first four rounds is selected by the eight later ones."""
+    plan, _ = by_round("plan", [7.0] * 4, 4.6, clock)
+    monitor = FakeInterferenceMonitor(interference_at=range(4))
+    winner, results, interference = compare([steady("plain", 5.0, clock), plan], None, monitor)
+    assert (winner, interference) == ("plan", False)
+    assert round(results[1].latency_ms, 6) == 4.6
 
 
 @pytest.mark.parametrize(("plan_ms", "selected"), [(3.9, "plan"), (4.2, "plain")])

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from chrion.cores import physical_cores
-from chrion.profiler import interference
-from chrion.profiler.interference import CoreMonitor
+from chrion.profiler import interference as interference_module
+from chrion.profiler.interference import CoreMonitor, UsageMonitor
 
 
 @pytest.fixture
 def measurements(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the list of the next measurements in ms; measurements after the last of them take 1 ms."""
     coming: list[float] = []
-    monkeypatch.setattr(interference, "run_on_cores", lambda *_: [coming.pop(0) if coming else 1.0])
+    monkeypatch.setattr(interference_module, "run_on_cores", lambda *_: [coming.pop(0) if coming else 1.0])
     return coming
 
 
@@ -46,6 +46,33 @@ def test_waiting_is_limited(measurements: list[float]) -> None:
     assert not monitor.wait()
     assert not monitor.wait()
     assert measurements == [2.0]
+
+
+@pytest.mark.parametrize(("others_s", "interference"), [(0.1, False), (0.4, True)])
+def test_the_use_of_cores_by_other_processes_is_interference(
+    measurements: list[float], monkeypatch: pytest.MonkeyPatch, others_s: float, *, interference: bool
+) -> None:
+    """On two cores for one second, 0.1 s of other processes are tolerated and 0.4 s are not, whatever we use."""
+    used = [(0.0, 10.0, 5.0), (1.0, 11.5 + others_s, 6.5), (1.1, 12.0, 6.6), (2.0, 12.9, 7.5), (2.1, 13.0, 7.6)]
+    monkeypatch.setattr(interference_module, "_used_s", lambda _: used.pop(0))
+    monitor = UsageMonitor([0, 1])
+    assert monitor.has_interference() is interference
+    assert not monitor.has_interference()  # only time since the last check counts
+    assert measurements == []
+
+
+def test_without_counted_times_only_arithmetic_is_measured(
+    measurements: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a system that does not count CPU times, slow arithmetic is still found."""
+
+    def refuse(**_: bool) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(interference_module.psutil, "cpu_times", refuse)
+    monitor = UsageMonitor([0])
+    measurements += [1.5, 1.0]
+    assert [monitor.has_interference() for _ in range(2)] == [True, False]
 
 
 def test_a_real_measurement_takes_time() -> None:

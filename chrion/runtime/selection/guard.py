@@ -2,8 +2,14 @@
 
 Predictions err, so a session that makes its own plans times all candidates: the plain session the caller would have
 created, plain sessions with other numbers of threads, and the plans. A round consists of one trial of each candidate,
-one after another, for a fraction of a second each. A plan needs more rounds to be selected than a plain session does,
-since a few rounds say little while other processes use the cores.
+one after another, for a few hundredths of a second each.
+
+Other processes may use the cores meanwhile. The guard does not wait for them to stop, which may take forever. Instead
+it compares statistics that interference changes little: low quantiles, since interference only adds time, and the
+number of rounds in which one candidate was faster than another, since interference that lasts for a round affects all
+candidates. Rounds with interference do not count if enough rounds have none. If too few have none, the fastest run of
+each trial is compared instead of the lower quartile, only a plan that leads by far is selected, and the result is
+uncertain.
 """
 
 from __future__ import annotations
@@ -19,25 +25,23 @@ from typing import NamedTuple
 
 from chrion.cores import physical_cores
 from chrion.graph.ort_sessions import first_line
-from chrion.profiler.interference import CoreMonitor, InterferenceMonitor
+from chrion.profiler.interference import InterferenceMonitor, UsageMonitor
 from chrion.timing import time_calls_until
 
 #: Duration of a trial in seconds, after a warm-up run, and its minimum number of runs.
-_TRIAL_S = 0.025
-_MIN_RUNS = 3
-#: Minimum number of rounds. After them, no round begins once all trials together have taken ``_BUDGET_S`` seconds.
-_MIN_ROUNDS, _BUDGET_S = 3, 3.0
-#: Number of rounds after which a plain session is selected if it leads, or a plan if it takes at most ``_CLEAR_LEAD``
-#: of the fastest plain session's time; maximum number of rounds.
-_CLEAR_ROUNDS, _CLEAR_LEAD, _MAX_ROUNDS = 6, 0.8, 12
-#: Elimination thresholds relative to the fastest candidate: after the first round, and after the minimum of rounds. The
+_TRIAL_S = 0.02
+_MIN_RUNS = 2
+#: Minimum number of rounds. After them, no round begins once the comparison has taken ``_BUDGET_S`` seconds.
+_MIN_ROUNDS, _BUDGET_S = 3, 1.0
+#: Number of rounds after which the comparison ends if the result is clear: no plan leads, or one takes at most
+#: ``_CLEAR_LEAD`` of the fastest plain session's time; maximum number of rounds.
+_CLEAR_ROUNDS, _CLEAR_LEAD, _MAX_ROUNDS = 5, 0.8, 12
+#: Elimination thresholds relative to the fastest candidate, after 0, 1, 2 and more rounds without interference. The
 #: best plain sessions are never eliminated, since every plan has to beat them.
-_FIRST_THRESHOLD, _THRESHOLD = 1.5, 1.15
-#: A plan is selected if its fastest run takes at most this share of a plain session's: smaller gains are noise. Its
-#: median over rounds must not be larger either, which guards against selection bias.
+_THRESHOLDS = (2.0, 1.5, 1.5, 1.15)
+#: A candidate is selected over the caller's own session if it takes at most this share of its latency: smaller gains
+#: are noise.
 SHARE = 0.95
-#: Longest total time that the guard waits for interference to end, in seconds.
-_PATIENCE_S = 2.0
 
 #: Opens a candidate; returns a function that runs one request, and a function that closes the candidate.
 Opener = Callable[[], tuple[Callable[[], object], Callable[[], None]]]
@@ -64,8 +68,9 @@ class CandidateResult:
     """Result of timing one candidate."""
 
     name: str
-    #: Median latency of its best round in ms; infinite if it failed or was not timed.
-    median_ms: float
+    #: Latency in ms, by which candidates are compared: the lower quartile of the rounds, each of which counts by its
+    #: lower quartile, or by its fastest run under interference. Infinite if the candidate failed or was not timed.
+    latency_ms: float
     resident_mb: float
     #: Reason of its failure; empty if it did not fail.
     failure: str = ""
@@ -81,8 +86,15 @@ class Comparison(NamedTuple):
     winner: str
     #: Results of all candidates.
     results: tuple[CandidateResult, ...]
-    #: Whether most trials began while other processes used the cores, so that the result is uncertain.
+    #: Whether too few rounds were free of interference, so that the result is uncertain.
     interference: bool = False
+
+
+class _Trial(NamedTuple):
+    """Latencies of one candidate in one round, in ms."""
+
+    lower_quartile: float
+    fastest: float
 
 
 class _Record:
@@ -90,47 +102,81 @@ class _Record:
 
     def __init__(self, candidate: Candidate) -> None:
         self.candidate = candidate
-        #: Number of rounds that began without interference.
-        self.undisturbed = 0
-        #: Median latency of each round.
-        self.medians_ms: list[float] = []
-        #: Latency of the fastest run; interference can only add to it.
-        self.fastest_ms = math.inf
+        #: Trials by the number of the round.
+        self.trials: dict[int, _Trial] = {}
         self.failure = ""
-
-    @property
-    def best_ms(self) -> float:
-        """Median latency of the best round; infinite without one."""
-        return min(self.medians_ms, default=math.inf)
-
-    @property
-    def typical_ms(self) -> float:
-        """Median of the rounds' medians."""
-        return statistics.median(self.medians_ms)
-
-    def add(self, times_ms: Sequence[float]) -> None:
-        """Add the latencies of a round."""
-        self.medians_ms.append(statistics.median(times_ms))
-        self.fastest_ms = min(self.fastest_ms, *times_ms)
 
     def fail(self, error: Exception) -> None:
         """Discard all rounds: a candidate that fails once cannot be selected."""
-        self.medians_ms, self.fastest_ms = [math.inf], math.inf
+        self.trials.clear()
         self.failure = f"{type(error).__name__}: {first_line(error)}"
 
-    def result(self) -> CandidateResult:
-        """Return what the comparison reports."""
-        candidate, rounds = self.candidate, len(self.medians_ms)
-        return CandidateResult(
-            candidate.name, self.best_ms, candidate.resident_mb, self.failure, candidate.plain, rounds
-        )
 
-    def beats(self, plain: Sequence[_Record]) -> bool:
-        """Return whether this plan is fast enough to be selected over all of the plain sessions."""
-        fastest_ms = min((r.fastest_ms for r in plain), default=math.inf)
-        comparable = [r for r in plain if len(r.medians_ms) >= len(self.medians_ms)]
-        typical_ms = min((r.typical_ms for r in comparable), default=math.inf)
-        return self.fastest_ms <= self.candidate.share * fastest_ms and self.typical_ms <= typical_ms
+class _Judge:
+    """Comparison of candidates by their measurements so far."""
+
+    def __init__(self) -> None:
+        #: Rounds without interference.
+        self.calm: set[int] = set()
+
+    @property
+    def certain(self) -> bool:
+        """Whether enough rounds are free of interference."""
+        return len(self.calm) >= _MIN_ROUNDS
+
+    def latency_ms(self, record: _Record) -> float:
+        """Return the lower quartile over the rounds that count; infinite without any."""
+        return _lower_quartile(list(self._counting(record).values()))
+
+    def beats(self, record: _Record, other: _Record, share: float) -> bool:
+        """Return whether a candidate takes at most a share of another's latency, and is faster in half of the rounds.
+
+        The second condition guards against selection bias, and against interference with one of the two. With
+        interference the lead must be clear.
+        """
+        own_ms, other_ms = self._counting(record), self._counting(other)
+        common = own_ms.keys() & other_ms.keys()
+        faster = sum(own_ms[at] < other_ms[at] for at in common)
+        if not self.certain:
+            share = min(share, _CLEAR_LEAD)
+        latency_ms = self.latency_ms(record)
+        return math.inf > latency_ms <= share * self.latency_ms(other) and 2 * faster >= len(common)
+
+    def best(self, records: Sequence[_Record]) -> _Record:
+        """Return the candidate to select: the first plain session, unless another candidate beats it.
+
+        A plan must beat all plain sessions. With interference no other plain session is selected: its number of threads
+        is likely the best only while other processes use the cores.
+        """
+        plain, plans = _split(records)
+        better = [r for r in plain[1:] if self.certain and self.beats(r, plain[0], SHARE)]
+        better += [r for r in plans if all(self.beats(r, other, r.candidate.share) for other in plain)]
+        return min(better or plain[:1] or plans, key=self.latency_ms)
+
+    def eliminate(self, records: Sequence[_Record]) -> list[_Record]:
+        """Keep the candidates within a threshold, the caller's plain session, and the fastest plain session."""
+        timed = [r for r in records if not r.failure]
+        threshold = _THRESHOLDS[min(len(self.calm), len(_THRESHOLDS) - 1)]
+        limit_ms = threshold * min(map(self.latency_ms, timed), default=0.0)
+        plain = _split(timed)[0]
+        kept = [plain[0], min(plain, key=self.latency_ms)] if plain else []
+        return [r for r in timed if self.latency_ms(r) <= limit_ms or r in kept]
+
+    def is_clear(self, records: Sequence[_Record]) -> bool:
+        """Return whether no plan leads, or a plan leads by far, in enough rounds without interference."""
+        plain, plans = _split(records)
+        if not plain or not plans:
+            return True
+        plain_ms, plan_ms = (min(map(self.latency_ms, group)) for group in (plain, plans))
+        far = plan_ms <= _CLEAR_LEAD * plain_ms and not self.best(records).candidate.plain
+        return self.certain and (far or plan_ms > plain_ms)
+
+    def _counting(self, record: _Record) -> dict[int, float]:
+        """Return the latency in each round that counts, by the number of the round."""
+        if not self.certain:
+            return {at: trial.fastest for at, trial in record.trials.items()}
+        calm = {at: trial.lower_quartile for at, trial in record.trials.items() if at in self.calm}
+        return calm or {at: trial.lower_quartile for at, trial in record.trials.items()}
 
 
 def compare(
@@ -139,71 +185,72 @@ def compare(
     """Time all candidates and select one.
 
     Args:
-        candidates: Candidates, plain ones first: they win ties.
-        slo_ms: Select the candidate with the least accelerator memory among those whose best round meets this latency.
-            If None, or if no candidate meets it, select the fastest.
+        candidates: Candidates, plain ones first, of which the caller's own is the first: it wins ties.
+        slo_ms: Select the candidate with the least accelerator memory among those that meet this latency. If None, or
+            if no candidate meets it, select the fastest.
         monitor: Detects interference; by default it monitors all physical cores.
 
     Returns:
         The result. A single candidate is selected without being timed, unless there is an SLO.
     """
-    monitor = monitor or CoreMonitor(physical_cores(), _PATIENCE_S)
-    records = [_Record(c) for c in candidates]
-    _run_rounds(records, monitor, least=0 if slo_ms is None else 1)
-    results = tuple(record.result() for record in records)
-    fitting = [r for r in records if slo_ms is not None and r.best_ms <= slo_ms]
+    records, judge = [_Record(c) for c in candidates], _Judge()
+    rounds = _run_rounds(records, judge, monitor, least=0 if slo_ms is None else 1)
+    latency_ms = {record: judge.latency_ms(record) for record in records}
+    fitting = [r for r in records if slo_ms is not None and latency_ms[r] <= slo_ms]
     least_mb = min((r.candidate.resident_mb for r in fitting), default=0.0)
-    plain, plans = _split([r for r in fitting if r.candidate.resident_mb == least_mb] or records)
-    better = [r for r in plans if r.beats(plain)]
-    winner = min([*plain, *better], key=lambda r: r.best_ms).candidate.name
-    interference = 2 * sum(r.undisturbed for r in records) < sum(len(r.medians_ms) for r in records)
-    return Comparison(winner, results, interference)
+    winner = judge.best([r for r in fitting if r.candidate.resident_mb == least_mb] or _without_failed(records))
+    results = tuple(
+        CandidateResult(c.name, latency_ms[r], c.resident_mb, r.failure, c.plain, len(r.trials))
+        for r in records
+        if (c := r.candidate)
+    )
+    return Comparison(winner.candidate.name, results, len(judge.calm) < min(rounds, _MIN_ROUNDS))
 
 
-def _run_rounds(records: Sequence[_Record], monitor: InterferenceMonitor, least: int) -> None:
+def _run_rounds(records: Sequence[_Record], judge: _Judge, monitor: InterferenceMonitor | None, least: int) -> int:
     """Time the candidates in rounds, without those that are eliminated, until the result is clear.
 
     Args:
         records: The candidates, with their measurements.
-        monitor: Detects interference.
+        judge: Compares them, and is told of rounds without interference.
+        monitor: Detects interference; created if None and there is a round.
         least: Minimum number of rounds if there is a single candidate.
+
+    Returns:
+        The number of rounds.
     """
-    remaining, ran_s = list(records), 0.0
+    remaining, start, calm = list(records), time.perf_counter(), True
     with contextlib.ExitStack() as kept:
         openers = {r: _open_once(r.candidate, kept) if r.candidate.kept_open else r.candidate.open for r in records}
         for done in range(_MAX_ROUNDS):
             if done:
-                remaining = _eliminate(remaining, _THRESHOLD if done >= _MIN_ROUNDS else _FIRST_THRESHOLD)
-            spent = done >= _MIN_ROUNDS and ran_s > _BUDGET_S
-            if (len(remaining) < 2 and done >= least) or spent or (done >= _CLEAR_ROUNDS and _is_clear(remaining)):
-                break
+                remaining = judge.eliminate(remaining)
+            spent = done >= _MIN_ROUNDS and time.perf_counter() - start > _BUDGET_S
+            if (len(remaining) < 2 and done >= least) or spent or (done >= _CLEAR_ROUNDS and judge.is_clear(remaining)):
+                return done
+            if monitor is None:
+                monitor = UsageMonitor(physical_cores())
             for record in remaining:
                 try:
-                    times_ms, took_s, undisturbed = _run_trial(openers[record], monitor)
+                    record.trials[done] = _run_trial(openers[record])
                 except Exception as error:  # noqa: BLE001 - a candidate that raises anything is not selected
                     record.fail(error)
-                    continue
-                record.add(times_ms)
-                record.undisturbed += undisturbed
-                ran_s += took_s
+            before, calm = calm, not monitor.has_interference()
+            if before and calm:
+                judge.calm.add(done)
+    return _MAX_ROUNDS
 
 
-def _eliminate(records: Sequence[_Record], threshold: float) -> list[_Record]:
-    """Keep the candidates within the threshold, the caller's plain session, and the best ones by run and by median."""
-    timed = [r for r in records if r.fastest_ms < math.inf]
-    limit_ms = threshold * min((r.fastest_ms for r in timed), default=0.0)
-    plain = _split(timed)[0]
-    kept = [plain[0], min(plain, key=lambda r: r.fastest_ms), min(plain, key=lambda r: r.typical_ms)] if plain else []
-    return [r for r in timed if r.fastest_ms <= limit_ms or r in kept]
+def _lower_quartile(values: Sequence[float]) -> float:
+    """Return the lower quartile; infinite without values."""
+    if len(values) < 2:
+        return min(values, default=math.inf)
+    return statistics.quantiles(values, n=4, method="inclusive")[0]
 
 
-def _is_clear(records: Sequence[_Record]) -> bool:
-    """Return whether a plain session leads, or a plan leads by far."""
-    plain, plans = _split(records)
-    if not plain or not plans:
-        return True
-    plain_ms, plan = min(r.fastest_ms for r in plain), min(plans, key=lambda r: r.fastest_ms)
-    return plan.fastest_ms > plain_ms or (plan.fastest_ms <= _CLEAR_LEAD * plain_ms and plan.beats(plain))
+def _without_failed(records: Sequence[_Record]) -> Sequence[_Record]:
+    """Return the candidates that did not fail; all of them if all failed."""
+    return [record for record in records if not record.failure] or records
 
 
 def _split(records: Sequence[_Record]) -> tuple[list[_Record], list[_Record]]:
@@ -218,13 +265,14 @@ def _open_once(candidate: Candidate, kept: contextlib.ExitStack) -> Opener:
     def run() -> Callable[[], object]:
         opened, close = candidate.open()
         kept.callback(close)
+        opened()
         return opened
 
     return lambda: (run(), lambda: None)
 
 
-def _run_trial(opener: Opener, monitor: InterferenceMonitor) -> tuple[list[float], float, bool]:
-    """Return the latencies of a trial in ms, its duration in seconds, and whether it began without interference.
+def _run_trial(opener: Opener) -> _Trial:
+    """Time a candidate, after a warm-up run.
 
     Raises:
         Exception: Raised by the candidate when it is opened or run.
@@ -232,10 +280,7 @@ def _run_trial(opener: Opener, monitor: InterferenceMonitor) -> tuple[list[float
     run, close = opener()
     try:
         run()
-        undisturbed = monitor.wait()  # right before timing, since opening takes a while
-        start = time.perf_counter()
-        run()  # warm-up
-        times = time_calls_until(run, start + _TRIAL_S, _MIN_RUNS)
-        return times, time.perf_counter() - start, undisturbed
+        times = time_calls_until(run, time.perf_counter() + _TRIAL_S, _MIN_RUNS)
+        return _Trial(_lower_quartile(times), min(times))
     finally:
         close()

@@ -27,6 +27,7 @@ from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision, DecisionCache, TimedCandidate
 from chrion.runtime.selection.guard import SHARE, Candidate, CandidateResult, compare
+from chrion.runtime.selection.parallel_plan import parallel_plan
 from chrion.scheduler.plan import Plan
 from chrion.scheduler.planner import alternatives
 from chrion.units import format_ms
@@ -256,24 +257,26 @@ class EngineSelector:
         fitting = [c for c in candidates if budget_mb is None or c.resident_mb <= budget_mb]
         winner, results, interference = compare(fitting, self._config.slo_ms)
         why = _evidence(results) if plans else "the plan runs the whole model as one segment"
-        if interference and plans:
+        if interference:
             why += ", while other processes used the cores"
-            if winner not in plans:
-                winner = fitting[0].name  # another number of threads would be selected by chance
         log.info("model %s: selected %s (%s)", graph.name, winner, why)
         missed = _missed_slo(results, self._config.slo_ms)
         timings = tuple(
-            TimedCandidate(r.name, r.plain, r.median_ms, r.rounds) for r in results if 0 < r.median_ms < math.inf
+            TimedCandidate(r.name, r.plain, r.latency_ms, r.rounds) for r in results if 0 < r.latency_ms < math.inf
         )
-        uncertain = interference and bool(plans)
-        return Decision(winner, plans.get(winner), why, uncertain=uncertain, missed=missed, timings=timings)
+        return Decision(winner, plans.get(winner), why, uncertain=interference, missed=missed, timings=timings)
 
     def _plans(self, graph: Graph) -> list[Plan]:
         config = self._config
         if self._profile is None:
             self._profile = profile(graph, config.lanes, self._usable_accelerator(graph))
         usable = replace(self._profile, accelerator=None) if self._lost else self._profile
-        return alternatives(graph, usable, config.slo_ms, config.alpha, gpu_budget=config.budget_mb)
+        plans = alternatives(graph, usable, config.slo_ms, config.alpha, gpu_budget=config.budget_mb)
+        if all(len(plan.segments) == 1 for plan in plans) and (
+            parallel := parallel_plan(graph, usable, config.slo_ms, config.alpha)
+        ):
+            plans.append(parallel)
+        return plans
 
     def _drop_broken_accelerator(self, graph: Graph) -> bool:
         """Drop the accelerator if onnxruntime offers it and it does not work; return whether it was dropped.
@@ -382,7 +385,7 @@ def warn_of_slo(name: str, decision: Decision) -> None:
 
 def _missed_slo(results: Sequence[CandidateResult], slo_ms: float | None) -> str:
     """Return a message if no candidate meets the SLO; empty if one does, or if none was timed."""
-    fastest_ms = min((result.median_ms for result in results), default=math.inf)
+    fastest_ms = min((result.latency_ms for result in results), default=math.inf)
     if slo_ms is None or not slo_ms < fastest_ms < math.inf:
         return ""
     return f"no candidate meets the SLO of {format_ms(slo_ms)}: the fastest takes {format_ms(fastest_ms)}"
@@ -390,7 +393,7 @@ def _missed_slo(results: Sequence[CandidateResult], slo_ms: float | None) -> str
 
 def _evidence(results: Sequence[CandidateResult]) -> str:
     """Describe the measurements on which a decision is based."""
-    timed = ", ".join(f"{t.name}: {format_ms(t.median_ms)}" for t in results if t.median_ms < math.inf)
+    timed = ", ".join(f"{t.name}: {format_ms(t.latency_ms)}" for t in results if t.latency_ms < math.inf)
     if timed:
         return f"fastest when timed ({timed})"
     failure = next((t.failure for t in results if t.failure), "there was no candidate")
