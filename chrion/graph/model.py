@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import KeysView, Mapping
+from collections.abc import Iterable, KeysView, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnx
@@ -84,6 +84,39 @@ class ModelMetadata:
     custom_metadata_map: Mapping[str, str]
 
 
+class Tensors(Protocol):
+    """Types of a graph's values, and its constants."""
+
+    @property
+    def inputs(self) -> Sequence[TensorInfo]:
+        """Inputs that a request must provide."""
+
+    @property
+    def outputs(self) -> Sequence[TensorInfo]:
+        """Outputs of the graph."""
+
+    @property
+    def values(self) -> Mapping[str, TensorInfo]:
+        """Types and shapes by name."""
+
+    def constant(self, name: str) -> np.ndarray[Any, Any] | None:
+        """Return the value of a weight, or None for any other value."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedTensors:
+    """The part of a graph that requests need once its segments are open: the values between segments."""
+
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    values: Mapping[str, TensorInfo]
+    constants: Mapping[str, np.ndarray[Any, Any]]
+
+    def constant(self, name: str) -> np.ndarray[Any, Any] | None:
+        """Return the value of a weight that a segment has as an input, or None for any other value."""
+        return self.constants.get(name)
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
     """A model that can be profiled, planned and cut. Use :func:`chrion.load` to create one."""
@@ -138,6 +171,12 @@ class Graph:
         """Return the value of a weight, read from the weights' file, or None for any other value."""
         tensor = self._initialisers.get(name)
         return None if tensor is None else onnx.numpy_helper.to_array(tensor, str(self.weights_folder)).copy()
+
+    def select(self, names: Iterable[str]) -> SelectedTensors:
+        """Return the graph's inputs and outputs and some of its values, without a reference to the graph."""
+        chosen = {*names, *(info.name for info in (*self.inputs, *self.outputs))}
+        constants = {name: value for name in chosen if (value := self.constant(name)) is not None}
+        return SelectedTensors(self.inputs, self.outputs, {name: self.values[name] for name in chosen}, constants)
 
     @property
     def weights_folder(self) -> Path:

@@ -17,13 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import onnx
 import onnxruntime as ort
 
 from chrion.allocator import trim
 from chrion.devices import usable_provider
-from chrion.errors import UnsafeModelError
 from chrion.graph.description import ModelDescription, describe_session
 from chrion.graph.loader import load
 from chrion.graph.model import Graph, TensorInfo
@@ -31,15 +29,16 @@ from chrion.graph.optimise import original_name
 from chrion.graph.ort_sessions import first_line
 from chrion.graph.reading import read_model
 from chrion.runtime.crowding import Crowding, in_flight
-from chrion.runtime.execution.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
+from chrion.runtime.execution.engine import CannotCutError, CutEngine, Engine, Footprint, PlainEngine, require_tensors
 from chrion.runtime.execution.executor import CLOSED, AcceleratorFailure
 from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.one_thread import OneThreadSession
 from chrion.runtime.options.session_options import hidden_reason, optimises, run_reason, session_reason
-from chrion.runtime.requests import check_feed, shape_of
-from chrion.runtime.selection.admission import admit
+from chrion.runtime.requests import check_feed, known_shape, shape_of
+from chrion.runtime.selection.admission import admit, raise_if_unsafe
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision, model_bytes
+from chrion.runtime.selection.plan_memory import PlanMemory, explain_refusal, find_excess, has_room
 from chrion.runtime.selection.selector import PLAIN, EngineSelector, warn_of_slo, why_plain
 from chrion.runtime.selection.tuning import NOT_TUNED, NotedShapes, Tuner
 from chrion.runtime.selection.tuning_process import NamedShapes
@@ -89,6 +88,7 @@ class Engines:
         self.refusal = ""
         self.by_shapes = False
         self._by_shape: OrderedDict[Shapes, Engine] = OrderedDict()
+        self._plan_memory = PlanMemory()
         self._plain: PlainEngine | None = None
         #: Whether callers may hold the plain session, so that it must stay open.
         self._lent = False
@@ -143,7 +143,7 @@ class Engines:
         If many are waiting to be counted, the request is not noted: a sample suffices.
         """
         if self.noted is not None and self.current is self._untuned and len(self.noted) < _MAX_NOTED:
-            self.noted.append({info.name: _known_shape(feed.get(info.name)) for info in self._inputs})
+            self.noted.append({info.name: known_shape(feed.get(info.name)) for info in self._inputs})
 
     def divert(
         self, engine: Engine, feed: Mapping[str, Any] | None = None
@@ -376,7 +376,7 @@ class Engines:
         with self._lock:
             if shapes not in self._by_shape:
                 check_feed(graph.declared_inputs, feed)  # a request that is refused must not cause tuning
-                self._put(shapes, self._select(graph, shapes))
+                self._put(shapes, self._limit_memory(self._select(graph, shapes)))
                 self._drop_plain()
             self._by_shape.move_to_end(shapes)
             self.current = self._by_shape[shapes]
@@ -391,6 +391,16 @@ class Engines:
         except Exception as error:  # noqa: BLE001 - whatever keeps the model from being cut, it runs plain
             return self.plain(why_plain(error))
         return self._selector.engine(fixed)
+
+    def _limit_memory(self, engine: Engine) -> Engine:
+        """Return the engine; or if its plan has no room, the plain session, beside which other plans may be closed."""
+        footprint = engine.footprint if isinstance(engine, CutEngine) else None
+        if footprint is None or has_room(self._by_shape, footprint, plain_open=self._needs_plain()):
+            return engine
+        engine.close()
+        for shapes in find_excess(self._by_shape):
+            del self._by_shape[shapes]
+        return self.plain(explain_refusal(footprint))
 
     # Tuning in the background.
 
@@ -418,12 +428,12 @@ class Engines:
         try:
             engine = self.plain(reason or NOT_TUNED)
         except Exception as error:
-            _raise_if_unsafe(config.source, error)
+            raise_if_unsafe(config.source, error)
             raise
         self._describe(describe_session(engine.session))
         self._untuned = engine
         if not reason and all(info.type.startswith("tensor(") for info in self._inputs):
-            self._tuner = Tuner(config, self._selector, self._install, cached_only=self._tune == "never")
+            self._tuner = Tuner(config, self._selector, self._install, self._wanted, cached_only=self._tune == "never")
             if any(info.free for info in self._inputs):
                 self.noted = self._tuner.noted
             else:
@@ -437,7 +447,7 @@ class Engines:
         """
         warn_of_slo(self._config.name, decision)
         try:
-            engine = self._open(named, decision)
+            engine = self._make_room(tuner, named, decision.footprint) or self._open(named, decision)
         except Exception as error:  # noqa: BLE001 - the plain session keeps serving
             log.warning("the model runs plain: %s", why_plain(error))
             engine = self.plain(why_plain(error))
@@ -445,7 +455,7 @@ class Engines:
             if self.refusal or tuner.closed:
                 engine.close()
             elif named:
-                self._install_for(tuple(named[info.name] for info in self._inputs), engine)
+                self._install_for(self._key(named), engine)
             else:
                 self.current = self._by_shape[()] = engine
                 self._drop_plain()
@@ -464,6 +474,30 @@ class Engines:
         if self.current is before:
             self.current = engine
 
+    def _wanted(self, tuner: Tuner, named: NamedShapes) -> bool:
+        """Return whether a plan for some shapes might have room, as far as the memory of earlier plans tells."""
+        engine = self._make_room(tuner, named, self._plan_memory.least, evict=False)
+        with self._lock:
+            if engine and self._key(named) not in self._by_shape:
+                self._install_for(self._key(named), engine)
+        return engine is None
+
+    def _make_room(
+        self, tuner: Tuner, named: NamedShapes, footprint: Footprint | None, *, evict: bool = True
+    ) -> PlainEngine | None:
+        """Close plans until one of the given memory has room, if ``evict``; return the plain session if none may."""
+        if footprint is None:
+            return None
+        requests, halvings = tuner.recent_requests(named)
+        with self._lock:
+            evicted = self._plan_memory.find_room(self._by_shape, self._key(named), footprint, requests, halvings)
+            if evicted is None:
+                return self.plain(explain_refusal(footprint))
+            for shapes in evicted if evict else ():
+                if self._by_shape.pop(shapes) is self.current:
+                    self.current = self._untuned or self.plain()
+        return None
+
     def _open(self, named: NamedShapes, decision: Decision) -> Engine:
         if decision.plan is None:
             return self.plain(decision.why) if decision.winner == PLAIN else self._selector.open_plain(decision)
@@ -474,6 +508,9 @@ class Engines:
             if reason := hidden_reason(config.options, read_model(config.source)[0], weights, config.accelerator):
                 return self.plain(reason)
         return self._selector.open(graph, decision)
+
+    def _key(self, named: NamedShapes) -> Shapes:
+        return tuple(named[info.name] for info in self._inputs)
 
     # Tuning now and in the background.
 
@@ -509,10 +546,14 @@ class Engines:
 
     def _drop_plain(self) -> None:
         """Drop the plain session, which holds all weights, if no shapes use it."""
-        used = {id(engine.session) for engine in self._by_shape.values() if isinstance(engine, PlainEngine)}
-        if not self._lent and self._plain and id(self._plain.session) not in used:
+        if not self._needs_plain():
             self._plain = None
             self._selector.forget()
+
+    def _needs_plain(self) -> bool:
+        """Return whether some shapes use the plain session, or callers may hold it."""
+        used = {id(engine.session) for engine in self._by_shape.values() if isinstance(engine, PlainEngine)}
+        return self._plain is not None and (self._lent or id(self._plain.session) in used)
 
     def _replace(self, engine: Engine, other: Engine) -> None:
         for shapes in [shapes for shapes, known in self._by_shape.items() if known is engine]:
@@ -547,25 +588,6 @@ class Engines:
             self.current = self._first()
         else:
             self.for_feed(feed)
-
-
-def _raise_if_unsafe(source: str | bytes, error: Exception) -> None:
-    """Raise if onnxruntime refused a model because it names files outside of its folder.
-
-    Raises:
-        UnsafeModelError: The model names such files.
-    """
-    try:
-        read_model(source)
-    except UnsafeModelError as reason:
-        raise reason from error
-    except Exception:  # noqa: BLE001 - onnxruntime's error is raised
-        return
-
-
-def _known_shape(value: Any) -> tuple[int, ...] | None:
-    """Return the shape of an input; None if the input would have to be converted to an array first."""
-    return shape_of(value) if isinstance(value, np.ndarray | ort.OrtValue) else None
 
 
 def _of_segment(error: Exception, run_options: ort.RunOptions | None) -> bool:

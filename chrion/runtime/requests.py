@@ -180,6 +180,11 @@ def shape_of(value: Any) -> tuple[int, ...]:
     return tuple(value.shape()) if isinstance(value, ort.OrtValue) else np.shape(value)
 
 
+def known_shape(value: Any) -> tuple[int, ...] | None:
+    """Return the shape of an input; None if the input would have to be converted to an array first."""
+    return shape_of(value) if isinstance(value, np.ndarray | ort.OrtValue) else None
+
+
 def numeric_dtype(kind: str) -> np.dtype[Any] | None:
     """Return the numpy type of a tensor of numbers or booleans; None if numpy has none, or for a tensor of text."""
     try:

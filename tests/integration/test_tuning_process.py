@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from chrion.runtime.options.session_options import fingerprint
 from chrion.runtime.options.table import SESSION_KEYS
 from chrion.runtime.options.transport import options_from_data, options_to_data
-from chrion.runtime.selection import worker
-from chrion.runtime.selection.configuration import SessionConfig
+from chrion.runtime.selection.configuration import SessionConfig, config_from_data, config_to_data
 from chrion.runtime.selection.decisions import decision_from_json
 from chrion.runtime.selection.tuning_process import NamedShapes, TuningProcess
 from helpers import branches, free_branches
@@ -131,7 +130,7 @@ def test_the_configuration_survives_the_transport() -> None:
         budget_mb=600.0,
         rest={"enable_fallback": 0},
     )
-    found = worker.config_from_data(io.BytesIO(b"".join(worker.config_to_data(config))))
+    found = config_from_data(io.BytesIO(b"".join(config_to_data(config))))
     assert found == config
     assert found.decision_key == config.decision_key
 
@@ -141,7 +140,7 @@ def test_a_configuration_with_objects_raises() -> None:
     providers = [("CPUExecutionProvider", {"stream": object()})]
     config = SessionConfig(b"", None, providers, None, None, None, None, None)
     with pytest.raises(TypeError):
-        worker.config_to_data(config)
+        config_to_data(config)
 
 
 def test_an_interrupt_from_the_keyboard_does_not_end_the_process() -> None:

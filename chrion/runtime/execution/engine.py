@@ -6,8 +6,10 @@ import copy
 import functools
 import logging
 import threading
+import weakref
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,9 +20,9 @@ from chrion.devices import CPU_PROVIDER
 from chrion.devices.host import allocate, to_host
 from chrion.devices.nvml import MemoryMonitor
 from chrion.devices.providers import require_working
-from chrion.errors import PlanError
+from chrion.errors import ChrionError, PlanError
 from chrion.graph.extract import Extractor
-from chrion.graph.model import ELEMENT_BYTES, Graph, TensorInfo
+from chrion.graph.model import ELEMENT_BYTES, Graph, SelectedTensors, TensorInfo, Tensors
 from chrion.graph.ort_sessions import first_line
 from chrion.lane_numbers import display_order, is_accelerator_lane, is_copy_lane, lane_name
 from chrion.native import NativeError
@@ -45,6 +47,16 @@ class CannotCutError(Exception):
     """Refusal to cut a model that a plain session serves as well or better, or that only a plain session can serve."""
 
 
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Resident memory that a process gained, in MB; see :mod:`chrion.runtime.selection.footprint`."""
+
+    #: By the plain session, with what onnxruntime's first session takes once.
+    plain_mb: float
+    #: By the plan, beside the plain session; 0 if no plan was opened.
+    plan_mb: float
+
+
 class CutEngine:
     """A plan in execution: sessions of its segments, and an executor with its lanes.
 
@@ -56,6 +68,8 @@ class CutEngine:
         plan: A plan of this graph.
         options: The caller's session options, or None.
         provider_options: Options of the plan's accelerator.
+        reload: Loads the model again, with the graph's shapes. With it, an engine with native lanes keeps no graph, and
+            loads the model for the first request that cannot run on native lanes.
 
     Raises:
         PlanError: The plan uses more cores than this process may use.
@@ -69,20 +83,26 @@ class CutEngine:
         plan: Plan,
         options: ort.SessionOptions | None,
         provider_options: Mapping[str, Any],
+        reload: Callable[[], Graph] | None = None,
     ) -> None:
         require_tensors(graph)
         if len(plan.segments) < 2:
             raise CannotCutError("the plan runs the whole model as one segment")
-        self.graph = graph
         self.plan = plan
+        self._reload = reload
+        #: Returns the graph, or None once it is no longer in memory.
+        self._held: Callable[[], Graph | None] = functools.partial(_same, graph)
         #: Recognises requests for the fast path.
         self.fast_path = FastPathMatcher(graph.inputs)
         #: Comparison with the one-thread session; None if the plan serves in any case.
         self.comparison: LiveComparison | None = None
+        #: Memory of the plan; None if it is not limited.
+        self.footprint: Footprint | None = None
+        #: Number of requests; counted without a lock, since a lost count does not matter.
+        self.requests = 0
         self._options = options
         self._accelerator = accelerator = _open_accelerator(plan, provider_options)
-        self._extractor = Extractor(graph)
-        transfers = find_transfers(self._extractor, plan.schedule.lanes, accelerator.device if accelerator else None)
+        transfers = find_transfers(Extractor(graph), plan.schedule.lanes, accelerator.device if accelerator else None)
         self.program = build_program(graph.dag, plan.schedule.lanes, plan.segments, plan.schedule.stages, transfers)
         self._cores = _assign_cores(self.program.lanes, plan)
         #: Reentrant, since a signal handler may close the engine while its thread holds it.
@@ -96,6 +116,10 @@ class CutEngine:
         self._native = None if self._obstacle else self._open_native()
         #: Executor on lane threads. If there are native lanes, None until a request needs it.
         self._python = None if self._native else self._open_python()
+        #: Types of the values that requests use.
+        self._tensors: Tensors = graph
+        if self._native and reload:
+            self._tensors, self._held = graph.select(()), weakref.ref(graph)
         #: GPU memory that the sessions allocated when they were opened, in MB; None if it cannot be measured.
         self.loaded_mb = monitor.growth_mb() if accelerator else None
         self._outputs = [info.name for info in graph.outputs]
@@ -106,6 +130,21 @@ class CutEngine:
         }
         #: Whether no output is also an input or a weight, so that none has to be copied.
         self._all_computed = not {*self._constants, *(i.name for i in graph.inputs)}.intersection(self._outputs)
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of the plan's operators, loaded again if it is no longer in memory.
+
+        Raises:
+            RuntimeError: The model can no longer be loaded, or has changed.
+        """
+        graph = self._held()
+        if graph is not None or self._reload is None:
+            return graph  # type: ignore[return-value] # without a reload, the graph is held
+        try:
+            return self.plan.apply(self._reload())
+        except ChrionError as error:
+            raise RuntimeError(f"model {self.plan.model}: cannot be loaded again: {error}") from error
 
     @property
     def native(self) -> bool:
@@ -119,13 +158,16 @@ class CutEngine:
     def prepare(self, names: Sequence[str] | None, feed: Mapping[str, Any]) -> tuple[list[str], Mapping[str, Any]]:
         """Check a request against the model, and convert its inputs; see :func:`prepare_request`."""
         if self.fast_path.matches(feed):
-            return output_names(self.graph.outputs, names), feed
-        return prepare_request(self.graph.inputs, self.graph.outputs, names, feed)
+            return output_names(self._tensors.outputs, names), feed
+        return prepare_request(self._tensors.inputs, self._tensors.outputs, names, feed)
 
     def run_fast_path(self, feeds: Mapping[str, Array]) -> list[Any]:
         """Run one request that :attr:`fast_path` matches; return all outputs as arrays."""
-        run = self._native.run if self._native is not None and self._all_computed else self.run
-        values = run(feeds, self._outputs, arrays=True)
+        if self._native is not None and self._all_computed:
+            self.requests += 1
+            values = self._native.run(feeds, self._outputs, arrays=True)
+        else:
+            values = self.run(feeds, self._outputs, arrays=True)
         return [values[name] for name in self._outputs]
 
     def run(  # noqa: PLR0913 - the parts of a request
@@ -143,6 +185,7 @@ class CutEngine:
 
         Outputs that are also inputs or weights of the model are copied.
         """
+        self.requests += 1
         computed = [name for name in outputs if name not in feeds and name not in self._constants]
         executor = self._native if self._native is not None and run_options is None else self._python_executor()
         values = executor.run(
@@ -157,7 +200,7 @@ class CutEngine:
         for name in outputs if len(computed) < len(outputs) else ():
             if name not in values:
                 source = feeds[name] if name in feeds else self._constants[name]
-                value = (targets or {}).get(name) or allocate(self.graph.values[name])
+                value = (targets or {}).get(name) or allocate(self._tensors.values[name])
                 value.update_inplace(source if isinstance(source, np.ndarray) else to_host(source).numpy())
                 values[name] = value.numpy() if arrays else value
         return values
@@ -203,7 +246,8 @@ class CutEngine:
         """Open the program on native lanes; warn and return None if onnxruntime or the system refuses."""
         try:
             self.segments, self.session_count = self._open_segments(native=True)
-            return NativeExecutor(self.graph, self.program, self.segments, self._cores)
+            tensors = _boundary(self.graph, self.segments)
+            return NativeExecutor(tensors, self.program, self.segments, self._cores)
         except (NativeError, RuntimeError) as error:
             self._obstacle = f"native lanes failed: {first_line(error)}"
             log.warning("model %s runs on lane threads, which are slower: %s", self.plan.model, self._obstacle)
@@ -230,7 +274,7 @@ class CutEngine:
 
     def _open_segments(self, *, native: bool) -> tuple[list[Segment], int]:
         """Open all segments; return them and the number of their sessions."""
-        factory = SegmentFactory(self._extractor, self._options, self._accelerator, native=native)
+        factory = SegmentFactory(Extractor(self.graph), self._options, self._accelerator, native=native)
         lanes = self.plan.schedule.lanes
         return [factory.open(s, lanes[s[0]]) for s in self.plan.segments], factory.session_count
 
@@ -307,6 +351,15 @@ def require_tensors(graph: Graph) -> None:
             raise CannotCutError(f"output {info.name!r} is a {info.type or 'value of unknown type'}, not a tensor")
         if info.type == "tensor(string)" and graph.constant(info.name) is not None:
             raise CannotCutError(f"output {info.name!r} is a constant text")  # an OrtValue cannot be made of one
+
+
+def _same(graph: Graph) -> Graph:
+    return graph
+
+
+def _boundary(graph: Graph, segments: Iterable[Segment]) -> SelectedTensors:
+    """Return the values that segments read and write."""
+    return graph.select(name for segment in segments for _, name in (*segment.inputs, *segment.outputs))
 
 
 @functools.cache

@@ -18,7 +18,7 @@ import numpy as np
 import onnxruntime as ort
 
 from chrion.devices.host import allocate, on_host, to_host
-from chrion.graph.model import Graph
+from chrion.graph.model import Tensors
 from chrion.runtime.execution.segments import Segment, locate_error
 from chrion.runtime.requests import numeric_dtype
 
@@ -94,7 +94,7 @@ class BoundOutput(NamedTuple):
         return value
 
 
-def bound_outputs(graph: Graph, segment: Segment, binding: Any) -> Iterator[tuple[str, BoundOutput]]:
+def bound_outputs(graph: Tensors, segment: Segment, binding: Any) -> Iterator[tuple[str, BoundOutput]]:
     """Yield each output of a segment with its name in the graph.
 
     If the run allocates any of them, all are first bound in the order of the session: ``get_outputs`` returns values in
@@ -112,14 +112,14 @@ class HostFrame:
     """Frame of a program whose segments all run in the host's memory.
 
     Args:
-        graph: The graph.
+        graph: The graph's values.
         segments: Its segments, in the plan's order.
 
     Attributes:
         bindings: One binding for each segment, in the plan's order.
     """
 
-    def __init__(self, graph: Graph, segments: Sequence[Segment]) -> None:
+    def __init__(self, graph: Tensors, segments: Sequence[Segment]) -> None:
         self._graph = graph
         self.bindings: list[Any] = [segment.session.io_binding() for segment in segments]
         #: Values between segments.

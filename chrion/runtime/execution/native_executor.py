@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnxruntime as ort
 
-from chrion.graph.model import ELEMENT_BYTES, Graph
+from chrion.graph.model import ELEMENT_BYTES, Graph, Tensors
 from chrion.native import NativeError, NativeFrame, NativeLanes, available
 from chrion.native.bindings import RUN, SIGNAL, WAIT
 from chrion.runtime.execution.executor import Event, Executor
@@ -44,8 +44,8 @@ class NativeExecutor(Executor[_NativeHostFrame]):
     """Carries out one program on native lanes.
 
     Args:
-        graph: The graph.
-        program: Its program, for which :func:`find_obstacle` returns an empty text.
+        graph: The values of a graph that its segments read and write.
+        program: The graph's program, for which :func:`find_obstacle` returns an empty text.
         segments: The segments that ``Run`` instructions refer to; their sessions are
             :class:`chrion.native.NativeSession`.
         cores: The logical CPU of each lane; None for a lane without a core of its own.
@@ -55,7 +55,7 @@ class NativeExecutor(Executor[_NativeHostFrame]):
     """
 
     def __init__(
-        self, graph: Graph, program: Program, segments: Sequence[Segment], cores: Mapping[int, int | None]
+        self, graph: Tensors, program: Program, segments: Sequence[Segment], cores: Mapping[int, int | None]
     ) -> None:
         super().__init__()
         self._graph = graph

@@ -16,6 +16,11 @@ from chrion.native import NativeSession
 from chrion.runtime.execution.accelerator import Accelerator
 from chrion.runtime.options.session_options import inherit
 
+#: A segment has an arena of its own if the values that it computes take more than this many bytes. The arena of a
+#: session takes 40 kB at least, and a plan has dozens of sessions. Blocks of less than 128 KiB are allocated as fast by
+#: the C library, which does not return them to the system.
+_ARENA_BYTES = 1 << 16
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -78,6 +83,8 @@ class SegmentFactory:
         key = (sub.key, accelerator.sharing_group(lane) if accelerator else None)
         if key not in self._opened:
             model, options = sub.model.SerializeToString(), self._options(sub.options)
+            if accelerator is None and self._is_small(sub.model):
+                options.enable_cpu_mem_arena = False
             if accelerator:
                 session: Any = accelerator.open(model, options, lane, cuda_graph=cuda_graph)
             elif self._native:
@@ -95,6 +102,12 @@ class SegmentFactory:
             on_device=accelerator is not None,
             cuda_graph=cuda_graph,
         )
+
+    def _is_small(self, model: onnx.ModelProto) -> bool:
+        """Return whether the values that a segment computes need no arena."""
+        values = self._extractor.graph.values
+        sizes = [values[name].bytes if name in values else None for node in model.graph.node for name in node.output]
+        return sum(size for size in sizes if size is not None) <= _ARENA_BYTES and None not in sizes
 
     def _options(self, entries: Mapping[str, str]) -> ort.SessionOptions:
         options = ort.SessionOptions()

@@ -72,3 +72,17 @@ def plain_source(model: str | Path | bytes | onnx.ModelProto | Graph) -> str | b
     if isinstance(model, str | os.PathLike):
         return os.fspath(model)
     raise TypeError(f"Unable to load from type '{type(model)}'")
+
+
+def raise_if_unsafe(source: str | bytes, error: Exception) -> None:
+    """Raise if onnxruntime refused a model because it names files outside of its folder.
+
+    Raises:
+        UnsafeModelError: The model names such files.
+    """
+    try:
+        read_model(source)
+    except UnsafeModelError as reason:
+        raise reason from error
+    except Exception:  # noqa: BLE001 - onnxruntime's error is raised
+        return

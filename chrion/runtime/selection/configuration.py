@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import onnxruntime as ort
 
@@ -14,6 +15,7 @@ from chrion.devices import CPU_PROVIDER
 from chrion.graph.model import Graph
 from chrion.runtime.execution.engine import PlainEngine
 from chrion.runtime.options.session_options import fingerprint
+from chrion.runtime.options.transport import options_from_data, options_to_data
 from chrion.scheduler.plan import Plan
 
 
@@ -88,3 +90,43 @@ class SessionConfig:
         name, options = self.accelerator or (None, {})
         accelerator = name, tuple(sorted((str(key), str(value)) for key, value in options.items()))
         return self.slo_ms, self.alpha, self.cores, self.budget_mb, accelerator, fingerprint(self.options)
+
+
+def config_to_data(config: SessionConfig) -> tuple[bytes, ...]:
+    """Return the configuration as the protocol sends it, in parts; the last is the model's bytes, not copied.
+
+    Raises:
+        TypeError: An argument of the session cannot be passed to another process.
+    """
+    source = config.source
+    header = {
+        "path": source if isinstance(source, str) else None,
+        "bytes": len(source) if isinstance(source, bytes) else 0,
+        "options": options_to_data(config.options),
+        "providers": config.providers,
+        "provider_options": config.provider_options,
+        "slo_ms": config.slo_ms,
+        "alpha": config.alpha,
+        "cores": config.cores,
+        "budget_mb": config.budget_mb,
+        "rest": dict(config.rest),
+    }
+    return json.dumps(header).encode(), b"\n", source if isinstance(source, bytes) else b""
+
+
+def config_from_data(stream: BinaryIO) -> SessionConfig:
+    """Read the configuration from the beginning of the stream; see :func:`config_to_data`."""
+    header = json.loads(stream.readline())
+    providers = header["providers"] and [tuple(p) if isinstance(p, list) else p for p in header["providers"]]
+    return SessionConfig(
+        source=header["path"] or stream.read(header["bytes"]),
+        options=options_from_data(header["options"]),
+        providers=providers,
+        provider_options=header["provider_options"],
+        plan=None,
+        slo_ms=header["slo_ms"],
+        alpha=header["alpha"],
+        cores=header["cores"],
+        budget_mb=header["budget_mb"],
+        rest=header["rest"],
+    )

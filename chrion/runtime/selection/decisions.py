@@ -19,6 +19,7 @@ from chrion.errors import PlanError
 from chrion.files import cache_folder, read_cached, write_cached
 from chrion.graph.external import tensors_of
 from chrion.graph.reading import read_model
+from chrion.runtime.execution.engine import Footprint
 from chrion.scheduler.plan import Plan
 
 #: An uncertain decision is valid for this many seconds, and each further one in a row for four times as long, up to a
@@ -62,6 +63,8 @@ class Decision:
     missed: str = ""
     #: Candidates that were timed, the caller's plain session first if it was; empty if none was timed.
     timings: tuple[TimedCandidate, ...] = ()
+    #: Memory of the plan; None if there is no plan, or if its memory is not limited (fixed shapes, or an accelerator).
+    footprint: Footprint | None = None
 
     @property
     def latency_ms(self) -> float | None:
@@ -92,6 +95,7 @@ class Decision:
             "attempts": self.attempts,
             "missed": self.missed,
             "timings": [[t.name, t.plain, t.latency_ms, t.rounds] for t in self.timings],
+            "footprint": [self.footprint.plain_mb, self.footprint.plan_mb] if self.footprint else None,
         }
 
 
@@ -113,6 +117,7 @@ def decision_from_json(content: Mapping[str, Any]) -> Decision:
         attempts=int(content["attempts"]),
         missed=str(content["missed"]),
         timings=tuple(_timed(*timed) for timed in content["timings"]),
+        footprint=None if content["footprint"] is None else Footprint(*map(float, content["footprint"])),
     )
 
 

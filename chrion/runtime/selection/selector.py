@@ -15,6 +15,7 @@ from chrion.allocator import trim
 from chrion.cores import physical_cores
 from chrion.devices import CPU_PROVIDER, usable_provider
 from chrion.errors import ChrionError, InputError, ModelError, ProviderError
+from chrion.graph.loader import load
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line
 from chrion.native import available
@@ -26,6 +27,7 @@ from chrion.runtime.execution.engine import CannotCutError, CutEngine, Engine, P
 from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision, DecisionCache, TimedCandidate
+from chrion.runtime.selection.footprint import MeasurementError, can_measure, measure_footprint
 from chrion.runtime.selection.guard import SHARE, Candidate, CandidateResult, compare
 from chrion.runtime.selection.parallel_plan import parallel_plan
 from chrion.scheduler.plan import Plan
@@ -109,8 +111,10 @@ class EngineSelector:
         """
         if decision.plan:
             engine = self._open(graph, decision.plan)
-            if decision.latency_ms and decision.plain_ms and not engine.accelerated and isinstance(engine, CutEngine):
-                engine.comparison = LiveComparison(decision.latency_ms, decision.plain_ms)
+            if isinstance(engine, CutEngine):
+                engine.footprint = decision.footprint
+                if decision.latency_ms and decision.plain_ms and not engine.accelerated:
+                    engine.comparison = LiveComparison(decision.latency_ms, decision.plain_ms)
             return engine
         return self.open_plain(decision)
 
@@ -199,7 +203,21 @@ class EngineSelector:
         """Compare the candidates and cache the decision."""
         if self._drop_broken_accelerator(graph) and (decision := self.cache(graph.digest).recall()):
             return decision
-        return self.cache(graph.digest).keep(self._compare(graph))
+        return self.cache(graph.digest).keep(self._weighed(graph, self._compare(graph)))
+
+    def _weighed(self, graph: Graph, decision: Decision) -> Decision:
+        """Return the decision with the memory of its plan, if the plain session stays open beside it.
+
+        Without a measurement, select the plain session: a plan might double the memory.
+        """
+        plan = decision.plan
+        if plan is None or plan.accelerator or not (graph.declared_free and can_measure()):
+            return decision
+        try:
+            return replace(decision, footprint=measure_footprint(self._config, graph, plan))
+        except MeasurementError as error:
+            log.warning("model %s runs plain: %s", graph.name, error)
+            return replace(decision, winner=PLAIN, plan=None, why=str(error))
 
     def _concerns_caller(self, error: Exception) -> bool:
         """Return whether an error is about an argument of the session, so that a plain session would hide it."""
@@ -245,7 +263,8 @@ class EngineSelector:
             return self._select_on_cpu(graph)
 
     def _cut(self, graph: Graph, plan: Plan) -> CutEngine:
-        return CutEngine(plan.apply(graph), plan, self._config.options, self._provider_options)
+        reload = partial(load, self._config.source, graph.shapes, optimise=graph.optimised)
+        return CutEngine(plan.apply(graph), plan, self._config.options, self._provider_options, reload)
 
     def _compare(self, graph: Graph) -> Decision:
         """Time the plans with the best predictions against the plain sessions."""

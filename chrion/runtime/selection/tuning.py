@@ -64,6 +64,8 @@ class Tuner:
         install: A method that opens the engine of a decision and gives it to the session. Called in the tuning thread
             with this tuner, the shapes and the decision. Its object is not kept alive, since that would keep the model
             in memory until a garbage collection.
+        wanted: A method that returns whether a plan for some shapes could be used at all; called by the tuning thread
+            before a decision on them is made. Held like ``install``.
         cached_only: Make no decisions: without a cached decision, select the plain session.
 
     Attributes:
@@ -73,13 +75,20 @@ class Tuner:
     """
 
     def __init__(
-        self, config: SessionConfig, selector: EngineSelector, install: Install, *, cached_only: bool = False
+        self,
+        config: SessionConfig,
+        selector: EngineSelector,
+        install: Install,
+        wanted: Callable[[Tuner, NamedShapes], bool],
+        *,
+        cached_only: bool = False,
     ) -> None:
         self._config = config
         #: State of the options now. The caller may change them later, when InferenceSession has copied them already.
         self._options = fingerprint(config.options)
         self._selector = selector
         self._install = weakref.WeakMethod(install)
+        self._wanted = weakref.WeakMethod(wanted)
         self._cached_only = cached_only
         #: Identity of a model given as bytes, which is computed once.
         self._digest = ""
@@ -138,6 +147,10 @@ class Tuner:
         with self._state:
             self._state.notify_all()
 
+    def recent_requests(self, shapes: NamedShapes) -> tuple[int, int]:
+        """Return the number of recent requests of some shapes, and how often such numbers were halved."""
+        return self._counter.recent(tuple(shapes.items())), self._counter.halvings
+
     def tune(self, shapes: NamedShapes, *, again: bool) -> None:
         """Make a decision and install it. Called by the tuning thread.
 
@@ -149,9 +162,7 @@ class Tuner:
         with self._working:
             if not self.closed:
                 try:
-                    decision = self._decision(shapes)
-                    if install := self._install():
-                        install(self, shapes, decision)
+                    decision = self._decide_and_install(shapes)
                 except _BusyError:
                     later_s = _BUSY_S
                 except Exception as error:  # noqa: BLE001 - the session keeps serving
@@ -167,6 +178,15 @@ class Tuner:
             later_s, again = decision.valid_s, True
         if later_s is not None:
             _thread.submit(self, shapes, later_s, again=again)
+
+    def _decide_and_install(self, shapes: NamedShapes) -> Decision | None:
+        """Make a decision and give it to the session; return None if the session has no use for it."""
+        if not ((wanted := self._wanted()) and wanted(self, shapes)):
+            return None
+        decision = self._decision(shapes)
+        if install := self._install():
+            install(self, shapes, decision)
+        return decision
 
     def _stop_process(self) -> None:
         process, self._process = self._process, None

@@ -12,8 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from chrion.runtime.selection.configuration import SessionConfig
-from chrion.runtime.selection.worker import config_to_data
+from chrion.runtime.selection.configuration import SessionConfig, config_to_data
 
 #: Shapes of the inputs by name, for a model with free dimensions; empty for any other model.
 NamedShapes = Mapping[str, tuple[int, ...]]

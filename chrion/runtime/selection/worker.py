@@ -10,23 +10,25 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
 
 from chrion.graph.loader import load
 from chrion.graph.model import Graph
-from chrion.runtime.execution.engine import CannotCutError
-from chrion.runtime.options.transport import options_from_data, options_to_data
+from chrion.runtime.execution.engine import CannotCutError, Footprint
 from chrion.runtime.selection.admission import admit
-from chrion.runtime.selection.configuration import SessionConfig
+from chrion.runtime.selection.configuration import SessionConfig, config_from_data
 from chrion.runtime.selection.decisions import Decision, files_of
+from chrion.runtime.selection.footprint import MeasurementError, can_measure, measure_footprint
+from chrion.runtime.selection.orphans import exit_with_parent
+from chrion.runtime.selection.plan_memory import explain_refusal, never_fits
 from chrion.runtime.selection.selector import PLAIN, EngineSelector, why_plain
 
-#: Interval at which the process checks that its parent still exists, in seconds.
-_CHECK_S = 1.0
+#: Operators that read some rows of a weight.
+_PICKING = {"Gather", "GatherND", "GatherElements", "GatherBlockQuantized"}
+#: Weights of less than this many MB never exceed what plans may add to a plain session.
+_SMALL_MB = 2.0
 
 
 class Decider:
@@ -53,56 +55,36 @@ class Decider:
         """
         if self._graph is None:
             return Decision(PLAIN, None, self._reason, self._files)
+        graph = self._with_shapes(self._graph, shapes)
+        if shapes and (least := self._least_memory(graph)) and never_fits(least):
+            return Decision(PLAIN, None, explain_refusal(least), self._files, footprint=least)
         try:
-            decision = self._selector.decide(self._with_shapes(self._graph, shapes))
+            decision = self._selector.decide(graph)
         except CannotCutError as reason:
             return Decision(PLAIN, None, str(reason), self._files)
         return replace(decision, files=self._files)
+
+    def _least_memory(self, graph: Graph) -> Footprint | None:
+        """Return the memory of the smallest plan possible, which holds all weights; None if that is little or unknown.
+
+        Weights that operators pick rows from are mapped from a file, so that they take no memory unless they are read.
+        """
+        dag = graph.dag
+        held = {
+            weight for i, op_type in enumerate(dag.op_types) if op_type not in _PICKING for weight in dag.weights[i]
+        }
+        weights_mb = sum(dag.weight_bytes[weight] for weight in held) / 1e6
+        if weights_mb < _SMALL_MB or self._config.accelerator or not can_measure():
+            return None
+        try:
+            return Footprint(measure_footprint(self._config, graph, None).plain_mb, weights_mb)
+        except MeasurementError:
+            return None
 
     def _with_shapes(self, graph: Graph, shapes: Mapping[str, Sequence[int]]) -> Graph:
         if not shapes:
             return graph
         return load(graph.source, {name: tuple(shape) for name, shape in shapes.items()}, optimise=graph.optimised)
-
-
-def config_to_data(config: SessionConfig) -> tuple[bytes, ...]:
-    """Return the configuration as the protocol sends it, in parts; the last is the model's bytes, not copied.
-
-    Raises:
-        TypeError: An argument of the session cannot be passed to another process.
-    """
-    source = config.source
-    header = {
-        "path": source if isinstance(source, str) else None,
-        "bytes": len(source) if isinstance(source, bytes) else 0,
-        "options": options_to_data(config.options),
-        "providers": config.providers,
-        "provider_options": config.provider_options,
-        "slo_ms": config.slo_ms,
-        "alpha": config.alpha,
-        "cores": config.cores,
-        "budget_mb": config.budget_mb,
-        "rest": dict(config.rest),
-    }
-    return json.dumps(header).encode(), b"\n", source if isinstance(source, bytes) else b""
-
-
-def config_from_data(stream: BinaryIO) -> SessionConfig:
-    """Read the configuration from the beginning of the stream; see :func:`config_to_data`."""
-    header = json.loads(stream.readline())
-    providers = header["providers"] and [tuple(p) if isinstance(p, list) else p for p in header["providers"]]
-    return SessionConfig(
-        source=header["path"] or stream.read(header["bytes"]),
-        options=options_from_data(header["options"]),
-        providers=providers,
-        provider_options=header["provider_options"],
-        plan=None,
-        slo_ms=header["slo_ms"],
-        alpha=header["alpha"],
-        cores=header["cores"],
-        budget_mb=header["budget_mb"],
-        rest=header["rest"],
-    )
 
 
 def answers(stream: BinaryIO) -> Iterator[dict[str, Any]]:
@@ -119,18 +101,11 @@ def answers(stream: BinaryIO) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Answer the requests that the parent process writes to stdin."""
-    threading.Thread(target=_exit_with, args=(os.getppid(),), daemon=True).start()
+    exit_with_parent()
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # libraries may print
     for answer in answers(sys.stdin.buffer):
         print(json.dumps(answer), file=replies, flush=True)
-
-
-def _exit_with(parent: int) -> None:
-    """Exit when the parent process has ended: the system then assigns another parent to this process."""
-    while os.getppid() == parent:
-        time.sleep(_CHECK_S)
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,133 @@
+"""The limit on the memory of plans, for models with free dimensions.
+
+Such a model keeps its plain session, which serves all shapes without a plan, so each plan adds to the memory. Plans may
+add so much that the session takes :data:`LIMIT` times the memory of a plain session. The limit holds for measured
+memory; see :mod:`chrion.runtime.selection.footprint`. If there is no room for a further plan, shapes that are requested
+much more often than others receive theirs instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from typing import TypeVar
+
+from chrion.runtime.execution.engine import CutEngine, Engine, Footprint
+from chrion.units import format_mb
+
+#: Maximum memory of a session with plans, relative to that of its plain session.
+LIMIT = 1.3
+#: Share of the permitted addition that is used: the memory of equal processes differs by a few percent of it.
+_USED = 0.95
+#: A plan replaces another one if its shapes had at least this many recent requests, and this many times as many. Plans
+#: of shapes in rotation, with equal numbers of requests, would otherwise be opened and closed again and again.
+_REQUESTS, _MULTIPLE = 16, 2
+
+Shapes = TypeVar("Shapes", bound=Hashable)
+
+
+class PlanMemory:
+    """Knowledge about the plans of one session.
+
+    Attributes:
+        least: Memory of the smallest plan that was measured; None if none was.
+    """
+
+    def __init__(self) -> None:
+        self.least: Footprint | None = None
+        self._halvings = 0
+
+    def find_room(
+        self, engines: Mapping[Shapes, Engine], shapes: Shapes, new: Footprint, requests: int, halvings: int
+    ) -> list[Shapes] | None:
+        """Choose the plans to close so that a plan for some shapes has room beside a plain session.
+
+        Args:
+            engines: Engines that are open, by shapes.
+            shapes: Shapes of the new plan, whose present engine it replaces.
+            new: Memory of the new plan.
+            requests: Number of recent requests of the shapes.
+            halvings: How often numbers of requests were halved until now.
+
+        Returns:
+            As for :func:`find_room`.
+        """
+        if self.least is None or new.plan_mb < self.least.plan_mb:
+            self.least = new
+        for plan in _limited_plans(engines).values():
+            plan.requests >>= halvings - self._halvings
+        self._halvings = halvings
+        return find_room({known: engine for known, engine in engines.items() if known != shapes}, new, requests)
+
+
+def find_room(engines: Mapping[Shapes, Engine], new: Footprint, requests: int) -> list[Shapes] | None:
+    """Choose the plans to close so that a new plan has room beside a plain session.
+
+    Plans with the fewest requests are closed first, and only those that the new plan may replace.
+
+    Args:
+        engines: Engines that are open, by shapes.
+        new: Memory of the new plan.
+        requests: Number of recent requests of the new plan's shapes.
+
+    Returns:
+        Shapes whose plans to close, or None if the new plan must not be opened.
+    """
+    kept = _limited_plans(engines)
+    by_requests = sorted(kept, key=lambda shapes: kept[shapes].requests)
+    closed: list[Shapes] = []
+    while not has_room(kept, new):
+        if not by_requests or requests < max(_REQUESTS, _MULTIPLE * kept[by_requests[0]].requests):
+            return None
+        closed.append(by_requests.pop(0))
+        del kept[closed[-1]]
+    return closed
+
+
+def has_room(engines: Mapping[Shapes, Engine], new: Footprint, *, plain_open: bool = True) -> bool:
+    """Return whether a plan has room beside those that are open.
+
+    Args:
+        engines: Engines that are open, by shapes.
+        new: Memory of the new plan.
+        plain_open: Whether the plain session is open. If not, the largest plan takes its place.
+    """
+    open_plans = [plan.footprint for plan in _limited_plans(engines).values() if plan.footprint]
+    return _fits([new, *open_plans], plain_open=plain_open)
+
+
+def find_excess(engines: Mapping[Shapes, Engine]) -> list[Shapes]:
+    """Return the shapes whose plans have no room beside a plain session that will be opened; the oldest keep theirs."""
+    kept: list[Footprint] = []
+    excess: list[Shapes] = []
+    for shapes, plan in _limited_plans(engines).items():
+        if plan.footprint and _fits([*kept, plan.footprint], plain_open=True):
+            kept.append(plan.footprint)
+        else:
+            excess.append(shapes)
+    return excess
+
+
+def never_fits(plan: Footprint) -> bool:
+    """Return whether a plan has no room even if no other plan is open."""
+    return not _fits([plan], plain_open=True)
+
+
+def explain_refusal(new: Footprint) -> str:
+    """Return the reason why some shapes run plain if their plan has no room."""
+    return (
+        f"a plan would add {format_mb(new.plan_mb)} to the {format_mb(new.plain_mb)} of the plain session, which "
+        f"serves other shapes, and all plans may add {LIMIT - 1:.0%}; a model with fixed shapes needs no plain session"
+    )
+
+
+def _limited_plans(engines: Mapping[Shapes, Engine]) -> dict[Shapes, CutEngine]:
+    """Return the plans whose memory is limited."""
+    return {shapes: plan for shapes, plan in engines.items() if isinstance(plan, CutEngine) and plan.footprint}
+
+
+def _fits(plans: Iterable[Footprint], *, plain_open: bool) -> bool:
+    """Return whether plans have room. If their shapes need plain sessions of different sizes, the largest counts."""
+    plans = list(plans)
+    sizes_mb = [footprint.plan_mb for footprint in plans]
+    added_mb = sum(sizes_mb) - (0.0 if plain_open else max(sizes_mb))
+    return added_mb <= _USED * (LIMIT - 1) * max(footprint.plain_mb for footprint in plans)
