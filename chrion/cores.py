@@ -21,10 +21,18 @@ Result = TypeVar("Result")
 
 
 def physical_cores() -> tuple[int, ...]:
-    """Return one logical CPU of each physical core that this process may use, in ascending order.
+    """Return one logical CPU of each physical core that this process may use at the same time, in ascending order.
 
     The result respects the affinity of the calling thread and the quotas of the process's control groups, both of which
     are read again by each call. Outside Linux, physical cores are counted and numbered from 0.
+    """
+    return allowed_cores()[: _whole_cpus()]
+
+
+def allowed_cores() -> tuple[int, ...]:
+    """Return one logical CPU of each physical core that the calling thread may use, in ascending order.
+
+    A quota of CPU time does not count: it limits how many of these cores can be busy, not which.
     """
     try:
         allowed = sorted(os.sched_getaffinity(0))
@@ -33,7 +41,7 @@ def physical_cores() -> tuple[int, ...]:
     cores: dict[str, int] = {}
     for cpu in allowed:
         cores.setdefault(_siblings(_TOPOLOGY, cpu), cpu)
-    return tuple(cores.values())[: _whole_cpus()]
+    return tuple(cores.values())
 
 
 @contextlib.contextmanager
@@ -59,11 +67,13 @@ def affinity() -> set[int] | None:
     return os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else None
 
 
-def pin(core: int) -> None:
-    """Pin the calling thread to one logical CPU permanently, if the system supports and allows it."""
-    if hasattr(os, "sched_setaffinity"):
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, {core})
+def pin(core: int) -> bool:
+    """Pin the calling thread to one logical CPU permanently; return whether the system supports and allows it."""
+    try:
+        os.sched_setaffinity(0, {core})
+    except (AttributeError, OSError):
+        return False
+    return True
 
 
 def run_on_cores(cores: Sequence[int], work: Callable[[], Result]) -> list[Result]:

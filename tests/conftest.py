@@ -33,6 +33,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CHRION_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("CHRION_TUNE", "now")  # tests of tuning in the background ask for it
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))  # other processes do not count
         yield
 
 

@@ -265,3 +265,10 @@ class Downloader:
                 self._binding.bind_ortvalue_output("y", target)
                 self._bound = source, target
             self._session.run_with_iobinding(self._binding)
+
+    def release(self) -> None:
+        """Keep neither buffer of the last copy alive."""
+        if self._binding is not None and self._bound is not None:
+            self._bound = None
+            self._binding.clear_binding_inputs()
+            self._binding.clear_binding_outputs()

@@ -4,6 +4,22 @@ The library is compiled when Chrion is installed, if possible (on Linux with a C
 threads, which have a longer handoff latency; nothing else changes.
 """
 
-from chrion.native.bindings import NativeBinding, NativeError, NativeFrame, NativeLanes, NativeSession, available
+from chrion.native.bindings import (
+    NativeBinding,
+    NativeError,
+    NativeFrame,
+    NativeLanes,
+    NativeProgram,
+    NativeSession,
+    available,
+)
 
-__all__ = ["NativeBinding", "NativeError", "NativeFrame", "NativeLanes", "NativeSession", "available"]
+__all__ = [
+    "NativeBinding",
+    "NativeError",
+    "NativeFrame",
+    "NativeLanes",
+    "NativeProgram",
+    "NativeSession",
+    "available",
+]

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import os
 import sys
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ _NO_LIMIT_S = 1e8
 
 #: The kinds of steps: wait for a lane's count, run a segment, signal a count.
 WAIT, RUN, SIGNAL = range(3)
+#: The results of a request in ``lanes.c``.
+_FAILED, _SERVED, _MOVED = range(3)
 
 
 class NativeError(Exception):
@@ -80,9 +83,9 @@ def _library() -> ctypes.CDLL | None:
         ),
         "start": (pointer, ctypes.c_int, ctypes.POINTER(_Part), ctypes.c_double, ctypes.c_double),
         "stop": (ctypes.c_bool, pointer, ctypes.c_double),
-        "frame": (pointer, pointer, ctypes.c_int, ctypes.POINTER(pointer), ctypes.POINTER(pointer)),
+        "frame": (pointer, ctypes.c_int, ctypes.c_int, ctypes.POINTER(pointer), ctypes.POINTER(pointer)),
         "free_frame": (None, pointer),
-        "run": (ctypes.c_bool, pointer, pointer, pointer, failure),
+        "run": (ctypes.c_int, pointer, pointer, pointer, failure),
     }
     for name, (result, *arguments) in prototypes.items():
         function = getattr(library, f"chrion_{name}")
@@ -203,101 +206,110 @@ class NativeBinding:
             raise failure.error()
 
 
-class NativeLanes:
-    """The native lanes of one program: a thread for each lane except the first, which runs on the caller's thread.
+class NativeProgram:
+    """The steps of each lane, which any number of lanes can carry out.
 
     Args:
         steps: The steps of each lane, as triples (kind, first argument, second argument) of ``lanes.c``. Steps refer to
             lanes by their indices in this sequence.
+    """
+
+    def __init__(self, steps: Sequence[Sequence[tuple[int, int, int]]]) -> None:
+        self.steps = [(_Step * len(lane))(*(_Step(*step) for step in lane)) for lane in steps]
+
+
+class NativeLanes:
+    """The native lanes of one program: a thread for each lane except the first, which runs on the caller's thread.
+
+    Args:
+        program: The program.
         cores: The logical CPU of each lane; None for a lane that is not pinned.
+
+    Attributes:
+        moved: Whether a lane may no longer use its core, as the last request has found.
 
     Raises:
         RuntimeError: The system cannot create the threads.
     """
 
-    def __init__(self, steps: Sequence[Sequence[tuple[int, int, int]]], cores: Sequence[int | None]) -> None:
+    def __init__(self, program: NativeProgram, cores: Sequence[int | None]) -> None:
         self._library, process = _loaded(), os.getpid()
-        encoded = [(_Step * len(lane))(*(_Step(*step) for step in lane)) for lane in steps]
-        parts = (_Part * len(steps))()
-        for part, lane, core in zip(parts, encoded, cores, strict=True):
+        self._program = program
+        self.moved = False
+        parts = (_Part * len(program.steps))()
+        for part, lane, core in zip(parts, program.steps, cores, strict=True):
             part.steps, part.count, part.core = lane, len(lane), -1 if core is None else core
         #: The address of the lanes; None if they are closed.
         self._pointer: int | None = self._library.chrion_start(len(parts), parts, _SPIN_US, _IDLE_SPIN_US)
         if self._pointer is None:
             raise RuntimeError("cannot create the threads of lanes")
-        self._stop_arguments = self._library, self._pointer, encoded, process
+        self._stop_arguments = self._library, self._pointer, program.steps, process
         self._finaliser = weakref.finalize(self, _stop, *self._stop_arguments)
         self._finaliser.atexit = False
 
-    def close(self, seconds: float | None = None) -> None:
+    def close(self, until: float | None = None) -> None:
         """Stop the lanes after all requests that were submitted; further calls do nothing.
 
         Args:
-            seconds: The longest time to wait for their threads to end; no limit if None.
+            until: The time at which to stop waiting for their threads, in seconds of ``time.monotonic``; no limit if
+                None.
         """
         self._pointer = None
         if self._finaliser.detach():
-            _stop(*self._stop_arguments, seconds)
-
-    @property
-    def pointer(self) -> int:
-        """The address of the lanes.
-
-        Raises:
-            RuntimeError: The lanes are closed.
-        """
-        if self._pointer is None:
-            raise RuntimeError("the lanes are closed")
-        return self._pointer
+            _stop(*self._stop_arguments, None if until is None else max(0.0, until - time.monotonic()))
 
     def run(self, frame: NativeFrame, times: Any = None) -> None:
         """Serve a request on a frame, which must not serve another one at the same time.
 
         Args:
-            frame: A frame of these lanes.
+            frame: A frame of the same program.
             times: A float64 array of [segments, 2] that receives the start and the end of each segment, in us of the
                 monotonic clock; None to record no times.
 
         Raises:
             RuntimeError: The lanes are closed.
-            ValueError: The frame belongs to other lanes.
+            ValueError: The frame belongs to another program.
             NativeError: A segment failed.
         """
         lanes = self._pointer
         if lanes is None:
             raise RuntimeError("the lanes are closed")
-        if frame.lanes is not self:
-            raise ValueError("the frame belongs to other lanes")
-        pointer = None if times is None else times.ctypes.data
-        if not self._library.chrion_run(lanes, frame.pointer, pointer, frame.failure):
+        if frame.program is not self._program:
+            raise ValueError("the frame belongs to another program")
+        result = self._library.chrion_run(
+            lanes, frame.pointer, None if times is None else times.ctypes.data, frame.failure
+        )
+        if result == _FAILED:
             raise frame.failure.error()
+        if result == _MOVED:
+            self.moved = True
 
 
 class NativeFrame:
     """The state of one request on native lanes.
 
     Args:
-        lanes: The lanes.
+        program: The program.
         sessions: The session of each segment.
         bindings: The binding of each segment.
 
     Attributes:
+        program: The program.
         failure: The error of the last request, if it failed.
 
     Raises:
-        RuntimeError: The lanes are closed.
         MemoryError: The frame cannot be allocated.
     """
 
     def __init__(
-        self, lanes: NativeLanes, sessions: Sequence[NativeSession], bindings: Sequence[NativeBinding]
+        self, program: NativeProgram, sessions: Sequence[NativeSession], bindings: Sequence[NativeBinding]
     ) -> None:
         library = _loaded()
-        self.lanes = lanes
+        self.program = program
         self.failure = _Failure()
         used = [[o.resource for o in given] for given in (sessions, bindings)]
         pointers = [(ctypes.c_void_p * len(given))(*(resource.pointer for resource in given)) for given in used]
-        self.pointer = library.chrion_frame(lanes.pointer, len(sessions), *pointers)
+        self.pointer = library.chrion_frame(len(program.steps), len(sessions), *pointers)
         if not self.pointer:
             raise MemoryError("cannot allocate a frame")
         _finalise(self, _Resource(self.pointer, library.chrion_free_frame, *used[0], *used[1]))

@@ -251,12 +251,17 @@ typedef struct Frame {
   Failure *failure;
   /* Whether a lane has begun to report a failure, and whether a failure has been reported. */
   _Atomic bool claimed, failed;
+  /* Whether the caller's lane may share a core with another lane. */
+  bool crowded;
 } Frame;
 
 typedef struct {
   struct Lanes *lanes;
   Part part;
   int index;
+  /* Whether the lane has a core of its own; false until its thread is pinned, and true for the first lane, whose callers
+   * pin themselves. */
+  _Atomic bool pinned;
   /* The number of submitted requests, and the queue of those that the lane has not started. */
   Counter submitted;
   pthread_mutex_t lock;
@@ -276,11 +281,13 @@ typedef struct Lanes {
   Lane lane[];
 } Lanes;
 
-/* A lane that is not pinned may occupy the core of a working lane while it spins, so it spins no longer than parking
+/* A lane that has no core of its own may occupy that of a working lane while it spins, so it spins no longer than parking
  * takes. */
 #define BRIEF_US 3
 
-static double spin_us(const Lane *lane) { return lane->part.core < 0 ? BRIEF_US : lane->lanes->spin_us; }
+static double spin_us(const Lane *lane, const Frame *frame) {
+  return frame->crowded || !lane->pinned ? BRIEF_US : lane->lanes->spin_us;
+}
 
 static void run(Frame *frame, int32_t segment) {
   if (frame->times) frame->times[2 * segment] = now_us();
@@ -300,7 +307,7 @@ static void perform(Lane *lane, Frame *frame) {
   for (int32_t at = 0; at < lane->part.count; at++) {
     const Step *step = &lane->part.steps[at];
     if (step->kind == WAIT)
-      wait_for(&frame->counters[step->a], (uint32_t)step->b, spin_us(lane));
+      wait_for(&frame->counters[step->a], (uint32_t)step->b, spin_us(lane, frame));
     else if (step->kind == SIGNAL)
       advance(own, (uint32_t)step->a);
     else if (atomic_load_explicit(&frame->failed, memory_order_acquire))
@@ -311,11 +318,12 @@ static void perform(Lane *lane, Frame *frame) {
   advance(own, ENDED); /* after this the lane does not use the frame */
 }
 
-static void pin(int core) {
+/* Pin the calling thread to a logical CPU. If this fails, the system chooses a CPU, and the result is false. */
+static bool pin(int core) {
   cpu_set_t set;
   CPU_ZERO(&set);
   CPU_SET(core, &set);
-  sched_setaffinity(0, sizeof set, &set); /* if this fails, the system chooses a CPU */
+  return sched_setaffinity(0, sizeof set, &set) == 0;
 }
 
 static void submit(Lane *lane, Request *request, uint32_t number) {
@@ -345,7 +353,7 @@ static Frame *take(Lane *lane) {
  * Spinning saves a wake-up if the next request follows at once, and wastes the whole time if it does not. So a lane spins
  * only if its last wait was short: requests at intervals cost a wake-up each, and one wait is spent after each burst. */
 static bool wait_idle(Lane *lane, uint32_t number, bool spin) {
-  double idle_us = lane->part.core < 0 ? BRIEF_US : lane->lanes->idle_us, start = now_us();
+  double idle_us = lane->pinned ? lane->lanes->idle_us : BRIEF_US, start = now_us();
   wait_for(&lane->submitted, number & BITS, spin ? idle_us : BRIEF_US);
   return now_us() - start <= idle_us;
 }
@@ -353,7 +361,7 @@ static bool wait_idle(Lane *lane, uint32_t number, bool spin) {
 static void *work(void *argument) {
   Lane *lane = argument;
   bool spin = false;
-  if (lane->part.core >= 0) pin(lane->part.core);
+  lane->pinned = lane->part.core >= 0 && pin(lane->part.core);
   for (uint32_t number = 1;; number++) {
     spin = wait_idle(lane, number, spin);
     Frame *frame = take(lane);
@@ -408,6 +416,7 @@ Lanes *chrion_start(int count, const Part *parts, double spin_us, double idle_us
     lane->lanes = lanes;
     lane->part = parts[at];
     lane->index = at;
+    lane->pinned = at == 0;
     pthread_mutex_init(&lane->lock, NULL);
     if (at != lanes->started + 1 || pthread_create(&lane->thread, NULL, work, lane)) continue;
     lanes->started = at;
@@ -430,12 +439,12 @@ void chrion_free_frame(Frame *frame) {
   free(frame);
 }
 
-/* Create a frame for a number of segments, whose sessions and bindings the caller keeps alive. Return NULL if memory
- * cannot be allocated. */
-Frame *chrion_frame(const Lanes *lanes, int segments, OrtSession *const *sessions, OrtIoBinding *const *bindings) {
+/* Create a frame for a number of lanes and segments, whose sessions and bindings the caller keeps alive. Any lanes of the
+ * same program may run it. Return NULL if memory cannot be allocated. */
+Frame *chrion_frame(int lanes, int segments, OrtSession *const *sessions, OrtIoBinding *const *bindings) {
   Frame *frame = calloc(1, sizeof *frame);
   if (!frame) return NULL;
-  size_t pointers = (size_t)segments * sizeof(void *), n = (size_t)lanes->count;
+  size_t pointers = (size_t)segments * sizeof(void *), n = (size_t)lanes;
   frame->sessions = malloc(pointers);
   frame->bindings = malloc(pointers);
   frame->counters = aligned_alloc(64, n * sizeof *frame->counters);
@@ -450,13 +459,35 @@ Frame *chrion_frame(const Lanes *lanes, int segments, OrtSession *const *session
   return frame;
 }
 
-/* Serve a request on a frame. Return true if no segment failed. */
-bool chrion_run(Lanes *lanes, Frame *frame, double *times, Failure *failure) {
+/* Return whether a lane's thread may no longer use its core, for example after the affinity of all threads was set from
+ * outside of the process. Threads are asked only if the caller may not use all cores either. */
+static bool moved(const Lanes *lanes, const cpu_set_t *caller) {
+  bool all = true;
+  for (int at = 0; at < lanes->count; at++)
+    all &= lanes->lane[at].part.core < 0 || CPU_ISSET(lanes->lane[at].part.core, caller);
+  for (int at = 1; at < lanes->count && !all; at++) {
+    cpu_set_t set;
+    const Lane *lane = &lanes->lane[at];
+    if (lane->pinned && pthread_getaffinity_np(lane->thread, sizeof set, &set) == 0 &&
+        !CPU_ISSET(lane->part.core, &set))
+      return true;
+  }
+  return false;
+}
+
+enum { FAILED, SERVED, MOVED };
+
+/* Serve a request on a frame. Return FAILED if a segment failed, and MOVED if the lanes need other cores from now on. */
+int chrion_run(Lanes *lanes, Frame *frame, double *times, Failure *failure) {
   cpu_set_t before;
   Lane *own = &lanes->lane[0];
+  bool known = own->part.core >= 0 && sched_getaffinity(0, sizeof before, &before) == 0;
+  /* The affinity that the application has given to the thread is respected. */
+  bool pinned = known && CPU_ISSET(own->part.core, &before);
   failure->code = 0;
   frame->failure = failure;
   frame->times = times;
+  frame->crowded = !pinned;
   atomic_store(&frame->claimed, false);
   atomic_store(&frame->failed, false);
   for (int at = 0; at < lanes->count; at++) atomic_store(&frame->counters[at].word, 0);
@@ -464,12 +495,12 @@ bool chrion_run(Lanes *lanes, Frame *frame, double *times, Failure *failure) {
   lanes->requests++;
   for (int at = 1; at < lanes->count; at++) submit(&lanes->lane[at], &frame->requests[at], lanes->requests);
   pthread_mutex_unlock(&lanes->order);
-  bool pinned = own->part.core >= 0 && sched_getaffinity(0, sizeof before, &before) == 0;
   if (pinned) pin(own->part.core);
   perform(own, frame);
   /* The caller stays pinned while it waits; on another core it would disturb a working lane. */
   for (int at = 1; at < lanes->count; at++)
-    wait_for(&frame->counters[at], ENDED, spin_us(own));
+    wait_for(&frame->counters[at], ENDED, spin_us(own, frame));
   if (pinned) sched_setaffinity(0, sizeof before, &before);
-  return !atomic_load(&frame->failed);
+  if (atomic_load(&frame->failed)) return FAILED;
+  return known && moved(lanes, &before) ? MOVED : SERVED;
 }

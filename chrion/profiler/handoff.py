@@ -17,7 +17,7 @@ from chrion.devices import CPU_PROVIDER
 from chrion.devices.host import allocate
 from chrion.devices.probe import smallest_model, smallest_session
 from chrion.graph.model import TensorInfo
-from chrion.native import NativeBinding, NativeFrame, NativeLanes, NativeSession, available
+from chrion.native import NativeBinding, NativeFrame, NativeLanes, NativeProgram, NativeSession, available
 from chrion.native.bindings import RUN, SIGNAL, WAIT
 from chrion.timing import time_call
 from chrion.waiting import Counter
@@ -69,9 +69,10 @@ def _native_ms(cores: Sequence[int]) -> tuple[float, float]:
         binding = bindings[at // 2]
         bind = binding.bind_ortvalue_output if at % 2 else binding.bind_ortvalue_input
         bind("xy"[at % 2], value)
-    running = NativeLanes(steps, cores[:lanes])
+    program = NativeProgram(steps)
+    running = NativeLanes(program, cores[:lanes])
     try:
-        frame = NativeFrame(running, [session] * _ROUNDS, [bindings[number % lanes] for number in range(_ROUNDS)])
+        frame = NativeFrame(program, [session] * _ROUNDS, [bindings[number % lanes] for number in range(_ROUNDS)])
         times = np.zeros((_ROUNDS, 2))
         running.run(frame)
         running.run(frame, times)

@@ -63,7 +63,7 @@ CUTS = {
     "extract": "chrion.graph.extract.Extractor.extract",
     "find transfers": "chrion.runtime.execution.engine.find_transfers",
     "build the program": "chrion.runtime.execution.engine.build_program",
-    "choose cores": "chrion.runtime.execution.engine._assign_cores",
+    "choose cores": "chrion.runtime.execution.lane_groups.assign_cores",
     "open segments": "chrion.runtime.execution.engine.SegmentFactory.open",
     "start the lanes": "chrion.runtime.execution.engine.NativeExecutor",
 }

@@ -15,7 +15,15 @@ import onnxruntime as ort
 import pytest
 
 from chrion import HybridSession, load
-from chrion.native import NativeBinding, NativeError, NativeFrame, NativeLanes, NativeSession, available
+from chrion.native import (
+    NativeBinding,
+    NativeError,
+    NativeFrame,
+    NativeLanes,
+    NativeProgram,
+    NativeSession,
+    available,
+)
 from chrion.native.bindings import RUN, SIGNAL, WAIT
 from chrion.runtime.execution.engine import CutEngine
 from chrion.scheduler import fixed_plan
@@ -215,8 +223,8 @@ def relay(rounds: int) -> tuple[NativeLanes, NativeFrame, list[ort.OrtValue]]:
         if turn:
             steps[turn % 2].append((WAIT, 1 - turn % 2, (turn + 1) // 2))
         steps[turn % 2] += [(RUN, turn, 0), (SIGNAL, turn // 2 + 1, 0)]
-    lanes = NativeLanes(steps, [None, None])
-    return lanes, NativeFrame(lanes, [session] * rounds, bindings), values
+    program = NativeProgram(steps)
+    return NativeLanes(program, [None, None]), NativeFrame(program, [session] * rounds, bindings), values
 
 
 @compiled
@@ -245,7 +253,7 @@ def test_errors_of_onnxruntime() -> None:
     binding = NativeBinding(session)
     binding.bind_ortvalue_input("x", ort.OrtValue.ortvalue_from_numpy(np.zeros((2, 2), np.float32)))
     binding.bind_ortvalue_output("y", numbers[1])
-    wrong = NativeFrame(lanes, [session], [binding])
+    wrong = NativeFrame(frame.program, [session], [binding])
     with pytest.raises(NativeError, match="x"):
         lanes.run(wrong)
     lanes.run(frame)

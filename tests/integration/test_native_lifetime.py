@@ -13,7 +13,7 @@ import onnxruntime as ort
 import pytest
 
 from chrion import HybridSession, load
-from chrion.native import NativeBinding, NativeFrame, NativeLanes, NativeSession, available, bindings
+from chrion.native import NativeBinding, NativeFrame, NativeLanes, NativeProgram, NativeSession, available, bindings
 from chrion.native.bindings import RUN
 from chrion.runtime.execution import engine as engines
 from chrion.scheduler import fixed_plan
@@ -37,27 +37,25 @@ def one_segment() -> tuple[NativeLanes, NativeFrame, list[ort.OrtValue]]:
     tensors = [ort.OrtValue.ortvalue_from_numpy(np.ones(1, np.float32)) for _ in "xy"]
     binding.bind_ortvalue_input("x", tensors[0])
     binding.bind_ortvalue_output("y", tensors[1])
-    lanes = NativeLanes([[(RUN, 0, 0)], []], [None, None])
-    return lanes, NativeFrame(lanes, [session], [binding]), tensors
+    program = NativeProgram([[(RUN, 0, 0)], []])
+    return NativeLanes(program, [None, None]), NativeFrame(program, [session], [binding]), tensors
 
 
 @compiled
 def test_closed_lanes_refuse_to_run() -> None:
-    """A frame cannot be run or created once its lanes are closed."""
+    """A frame cannot be run once its lanes are closed."""
     lanes, frame, _tensors = one_segment()
     lanes.run(frame)
     lanes.close()
     with pytest.raises(RuntimeError, match="lanes are closed"):
         lanes.run(frame)
-    with pytest.raises(RuntimeError, match="lanes are closed"):
-        NativeFrame(lanes, [], [])
 
 
 @compiled
-def test_a_frame_of_other_lanes_is_refused() -> None:
-    """The frame is refused, since its counters may be fewer than those lanes have."""
+def test_a_frame_of_another_program_is_refused() -> None:
+    """The frame is refused, since its counters may be fewer than the lanes have."""
     (lanes, _, _first), (other, frame, _second) = one_segment(), one_segment()
-    with pytest.raises(ValueError, match="other lanes"):
+    with pytest.raises(ValueError, match="another program"):
         lanes.run(frame)
     lanes.close()
     other.close()
@@ -86,10 +84,11 @@ def test_a_reference_cycle_is_released_in_a_safe_order(order: int, monkeypatch: 
     del frame
     gc.collect()
     released.clear()
-    lanes = NativeLanes([[(RUN, 0, 0)], []], [None, None])
+    program = NativeProgram([[(RUN, 0, 0)], []])
+    lanes = NativeLanes(program, [None, None])
     session = identity()
     binding = NativeBinding(session)
-    frame = NativeFrame(lanes, [session], [binding])
+    frame = NativeFrame(program, [session], [binding])
     expected = [frame.pointer, binding.resource.pointer, session.resource.pointer]
     cycle: list[Any] = [session, binding, frame]
     for at, thing in enumerate(cycle):  # each refers to the next one, from a different start

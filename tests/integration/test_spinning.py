@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from chrion.native import NativeBinding, NativeFrame, NativeLanes, NativeSession, available
+from chrion.native import NativeBinding, NativeFrame, NativeLanes, NativeProgram, NativeSession, available
 from chrion.native.bindings import _IDLE_SPIN_US, RUN
 from chrion.runtime.execution import lane_threads
 from chrion.runtime.execution.lane_threads import LaneThreads
@@ -43,8 +43,9 @@ def test_native_lanes_do_not_spin_between_requests_at_intervals() -> None:
     binding.bind_ortvalue_input("x", tensors[0])
     binding.bind_ortvalue_output("y", tensors[1])
     cores = sorted(os.sched_getaffinity(0))
-    lanes = NativeLanes([[], [(RUN, 0, 0)]], [cores[0], cores[-1]])
-    frame = NativeFrame(lanes, [session], [binding])
+    program = NativeProgram([[], [(RUN, 0, 0)]])
+    lanes = NativeLanes(program, [cores[0], cores[-1]])
+    frame = NativeFrame(program, [session], [binding])
     lanes.run(frame)
     before = lane_cpu_s()
     for _ in range(REQUESTS):

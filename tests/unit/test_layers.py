@@ -20,6 +20,7 @@ PACKAGES: Layers = (
     ("errors",),
     ("allocator", "cgroups", "files", "lane_numbers", "native", "timing", "units", "waiting"),
     ("cores",),
+    ("core_leases",),
     ("graph", "zoo"),
     ("devices",),
     ("profiler",),

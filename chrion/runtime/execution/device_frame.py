@@ -2,7 +2,8 @@
 
 Values that segments pass to each other live in buffers that are allocated and bound once for each frame, in the memory
 of the segments that use them: a value that is transferred has a buffer in the host's memory and one on the device. The
-inputs and outputs of a request are bound anew for each request, as in :mod:`chrion.runtime.execution.host_frame`.
+inputs and outputs of a request are bound anew for each request and released after it, as in
+:mod:`chrion.runtime.execution.host_frame`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from chrion.devices import Device
 from chrion.devices.device import Downloader
 from chrion.devices.host import allocate, on_host, to_host, zeros
 from chrion.graph.model import Graph
-from chrion.runtime.execution.host_frame import Array, BoundOutput, bound_outputs
+from chrion.runtime.execution.host_frame import PLACEHOLDER, Array, BoundOutput, bound_outputs
 from chrion.runtime.execution.segments import Segment, locate_error
 from chrion.runtime.execution.transfers import is_held
 
@@ -76,6 +77,17 @@ class DeviceFrame:
                     self._bind_outputs(index, segment)
                 except Exception as error:
                     raise locate_error(error, segment) from error
+        #: Outputs that runs allocate.
+        self._allocated = [o for o in (*self._outputs.values(), *self._unused) if not o.sized]
+        #: Deferred inputs that each request supplies: (binding, name in its session).
+        self._supplied = [
+            (binding, inner)
+            for binding, deferred in zip(self.bindings, self._deferred, strict=True)
+            for inner, key in deferred
+            if key not in self._buffers
+        ]
+        #: Size of the buffers that the frame keeps.
+        self.bytes = sum(value.tensor_size_in_bytes() for value in self._buffers.values())
 
     def begin(
         self,
@@ -99,8 +111,6 @@ class DeviceFrame:
             self._on_device = on_device
             for name, value in feeds.items():
                 self._add_input(name, value)
-            for unused in self._unused:
-                unused.release()  # otherwise the run's result would have to fit into the previous one
             for key, output in self._outputs.items():
                 try:
                     self._choose_target(key, targets.get(key.name), sized=output.sized)
@@ -157,6 +167,33 @@ class DeviceFrame:
         """Return an output as an array that belongs to the caller."""
         array: Array = self.result(name, None).numpy()
         return array
+
+    def release(self) -> None:
+        """Release the values of the request; see :meth:`chrion.runtime.execution.host_frame.Frame.release`.
+
+        The frame's own buffer takes the place of each, if there is one.
+        """
+        with self._device.exclusive():
+            self._current = {}
+            self._on_device = ()
+            for key, value in tuple(self._bound.items()):
+                if value is not self._buffers.get(key):
+                    self._bind_own(key)
+            for binding, inner in self._supplied:
+                binding.bind_ortvalue_input(inner, PLACEHOLDER)
+            for output in self._allocated:
+                output.release()  # otherwise the next run's result would have to fit into this one as well
+            for name in self._requested.intersection(self._downloads):
+                self._downloads[name].release()
+
+    def _bind_own(self, key: BufferKey) -> None:
+        """Bind the frame's own buffer of an input or output in place of the request's; a small tensor without one."""
+        kept = self._buffers.get(key)
+        self._attach(key, PLACEHOLDER if kept is None else kept)
+        if kept is None:
+            del self._bound[key]
+        else:
+            self._bound[key] = kept
 
     def _bind_inputs(self, index: int, segment: Segment) -> None:
         for inner, name in segment.inputs:
@@ -237,17 +274,21 @@ class DeviceFrame:
 
     def _bind(self, key: BufferKey) -> None:
         """Bind a value of the request wherever it is computed and read, unless it is bound already."""
-        value, output = self._find(key), self._outputs.get(key)
+        value = self._find(key)
         if value is None:
             self._bound.pop(key, None)
             self._outputs[key].release()
             return
         if self._bound.pop(key, None) is not value:
-            if output is not None:
-                output.binding.bind_ortvalue_output(output.inner, value)
-            for binding, inner in self._readers.get(key, ()):
-                binding.bind_ortvalue_input(inner, value)
+            self._attach(key, value)
         self._bound[key] = value
+
+    def _attach(self, key: BufferKey, value: ort.OrtValue) -> None:
+        output = self._outputs.get(key)
+        if output is not None:
+            output.binding.bind_ortvalue_output(output.inner, value)
+        for binding, inner in self._readers.get(key, ()):
+            binding.bind_ortvalue_input(inner, value)
 
     def _download(self, name: str) -> Downloader:
         if name not in self._downloads:

@@ -29,7 +29,6 @@ from chrion.native import NativeError
 from chrion.runtime.execution.accelerator import Accelerator
 from chrion.runtime.execution.executor import CLOSED, Event
 from chrion.runtime.execution.host_frame import Array
-from chrion.runtime.execution.lane_threads import LaneThreads
 from chrion.runtime.execution.native_executor import NOT_COMPILED, NativeExecutor, find_obstacle
 from chrion.runtime.execution.program import build_program
 from chrion.runtime.execution.python_executor import PythonExecutor
@@ -104,7 +103,7 @@ class CutEngine:
         self._accelerator = accelerator = _open_accelerator(plan, provider_options)
         transfers = find_transfers(Extractor(graph), plan.schedule.lanes, accelerator.device if accelerator else None)
         self.program = build_program(graph.dag, plan.schedule.lanes, plan.segments, plan.schedule.stages, transfers)
-        self._cores = _assign_cores(self.program.lanes, plan)
+        _require_cores(plan)
         #: Reentrant, since a signal handler may close the engine while its thread holds it.
         self._lock = threading.RLock()
         self._closed = False
@@ -145,6 +144,12 @@ class CutEngine:
             return self.plan.apply(self._reload())
         except ChrionError as error:
             raise RuntimeError(f"model {self.plan.model}: cannot be loaded again: {error}") from error
+
+    @property
+    def capacity(self) -> int:
+        """Number of requests that the lanes can serve at the same time, each on cores of its own; at least one."""
+        executor = self._native or self._python
+        return executor.capacity if executor else 1
 
     @property
     def native(self) -> bool:
@@ -247,7 +252,7 @@ class CutEngine:
         try:
             self.segments, self.session_count = self._open_segments(native=True)
             tensors = _boundary(self.graph, self.segments)
-            return NativeExecutor(tensors, self.program, self.segments, self._cores)
+            return NativeExecutor(tensors, self.program, self.segments)
         except (NativeError, RuntimeError) as error:
             self._obstacle = f"native lanes failed: {first_line(error)}"
             log.warning("model %s runs on lane threads, which are slower: %s", self.plan.model, self._obstacle)
@@ -268,9 +273,8 @@ class CutEngine:
         segments, session_count = self._open_segments(native=False)
         if self._native is None:
             self.segments, self.session_count = segments, session_count
-        first = next(iter(self.program.lanes))
-        threads = LaneThreads({lane: core for lane, core in self._cores.items() if lane != first})
-        return PythonExecutor(self.graph, self.program, segments, threads, self._cores, self._accelerator)
+        further = self._native is not None
+        return PythonExecutor(self.graph, self.program, segments, self._accelerator, further=further)
 
     def _open_segments(self, *, native: bool) -> tuple[list[Segment], int]:
         """Open all segments; return them and the number of their sessions."""
@@ -313,6 +317,11 @@ class PlainEngine:
     def matches(self, feed: Mapping[str, Any]) -> bool:
         """Return whether a request has the shapes that this engine was chosen for."""
         return self.fast_path is not None and self.fast_path.matches(feed)
+
+    @functools.cached_property
+    def capacity(self) -> int:
+        """Number of requests that can be served at the same time, each on a core of its own."""
+        return len(physical_cores())
 
     def for_shapes(self, inputs: Sequence[TensorInfo]) -> PlainEngine:
         """Return an engine of the same session, chosen for inputs of known shapes."""
@@ -375,22 +384,15 @@ def _open_accelerator(plan: Plan, provider_options: Mapping[str, Any]) -> Accele
     return Accelerator(plan.accelerator, provider_options)
 
 
-def _assign_cores(lanes: Iterable[int], plan: Plan) -> dict[int, int | None]:
-    """Return the core that each lane is pinned to.
-
-    CPU lanes take the first cores. Lanes of the accelerator and copy lanes take the remaining cores, or have None.
+def _require_cores(plan: Plan) -> None:
+    """Raise if a plan needs more cores than there are.
 
     Raises:
         PlanError: The plan uses more cores than this process may use.
     """
-    available = physical_cores()
-    if plan.schedule.cores > len(available):
+    available = len(physical_cores())
+    if plan.schedule.cores > available:
         raise PlanError(
-            f"plan of {plan.model!r}: uses {plan.schedule.cores} cores, but this process may use {len(available)}",
+            f"plan of {plan.model!r}: uses {plan.schedule.cores} cores, but this process may use {available}",
             hint="make a new plan with: chrion partition",
         )
-    spare = iter(available[plan.schedule.cores :])
-    return {
-        lane: next(spare, None) if is_accelerator_lane(lane) or is_copy_lane(lane) else available[lane - 1]
-        for lane in lanes
-    }

@@ -1,7 +1,7 @@
 """The base class of executors, which carry out a program for each request, and the events that they report.
 
-Every request takes a frame of its own, so any number of callers run at once. Frames are kept for later requests, except
-that of a request that failed: lanes may have left it half bound.
+Every request takes a frame of its own, so any number of callers run at once. A few idle frames are kept for later
+requests, without the values of the request before; not that of a request that failed, which may be half bound.
 
 Closing. Requests in flight finish first, later ones are refused, and :meth:`Executor.close` waits for those in flight.
 There is one exception: called by a signal handler that has interrupted a request of the same thread, it returns at
@@ -10,9 +10,10 @@ once, since that request cannot finish before the handler returns. The last requ
 
 from __future__ import annotations
 
-import queue
+import contextlib
 import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
@@ -23,6 +24,9 @@ from chrion.runtime.execution.host_frame import Array, Frame
 from chrion.waiting import Gate
 
 CLOSED = "this session is closed"
+
+#: Maximum number of idle frames, and of bytes of their buffers. At least one frame is kept for each group of lanes.
+_IDLE_FRAMES, _IDLE_BYTES = 16, 32e6
 
 F = TypeVar("F", bound=Frame)
 
@@ -52,7 +56,8 @@ class Executor(ABC, Generic[F]):
     """Carries out one program, for any number of callers at once."""
 
     def __init__(self) -> None:
-        self._frames: queue.SimpleQueue[F] = queue.SimpleQueue()
+        #: Idle frames, the one used last at the end.
+        self._frames: deque[F] = deque()
         #: Requests in flight: (thread, a unique object). A CUDA graph is captured while there are none.
         self._gate = Gate()
         self._closed = False
@@ -102,7 +107,7 @@ class Executor(ABC, Generic[F]):
             self._gate.inside.discard(token)
             if self._closed and not self._gate.inside:
                 self._stop_lanes(None)
-        self._frames.put(frame)
+        self._keep(frame)
         return result
 
     def close(self, until: float | None = None) -> None:
@@ -119,11 +124,30 @@ class Executor(ABC, Generic[F]):
         if self._gate.wait_empty(until):
             self._stop_lanes(until)
 
+    @property
+    @abstractmethod
+    def capacity(self) -> int:
+        """Number of requests that the lanes can serve at the same time."""
+
     def _take_frame(self) -> F:
         try:
-            return self._frames.get_nowait()
-        except queue.Empty:
+            return self._frames.pop()
+        except IndexError:
             return self._make_frame()
+
+    def _keep(self, frame: F) -> None:
+        """Release the values of a request that was served, and keep its frame for another one."""
+        try:
+            frame.release()
+        except Exception:  # noqa: BLE001 - the accelerator was lost after the request; the frame is dropped
+            return
+        frames = self._frames
+        frames.append(frame)
+        if len(frames) > 1:
+            limit = max(self.capacity, min(_IDLE_FRAMES, _IDLE_BYTES // max(1, frame.bytes)))
+            while len(frames) > limit:
+                with contextlib.suppress(IndexError):  # another thread has taken the last one
+                    frames.popleft()
 
     def _begin(
         self,

@@ -2,8 +2,8 @@
 
 Values that segments pass to each other live in buffers that are allocated and bound once for each frame. The inputs and
 outputs of a request are bound anew for each request: large values are not copied, and no later request writes into the
-outputs of an earlier one. Only small arrays are copied to and from buffers of the frame, since binding them would
-take longer.
+outputs of an earlier one. After the request they are released, so that an idle frame keeps none of them alive. Only
+small arrays are copied to and from buffers of the frame, since binding them would take longer.
 
 Both kinds of executors use these frames: a segment's session is an ``onnxruntime.InferenceSession`` or a
 :class:`chrion.native.NativeSession`, and their bindings have the same methods.
@@ -25,12 +25,18 @@ from chrion.runtime.requests import numeric_dtype
 #: Arrays of at most this many bytes are copied. Wrapping an array in an OrtValue and binding it takes 4 us, and copying
 #: 72 KiB takes 2 us; after a large model has evicted the interpreter from the caches, 20 to 60 us and 5 to 15 us.
 _COPIED_BYTES = 1 << 17
+#: Bound in place of a request's values between requests.
+PLACEHOLDER = ort.OrtValue.ortvalue_from_numpy(np.zeros(1, np.float32))
 
 Array = np.ndarray[Any, Any]
 
 
 class Frame(Protocol):
     """The buffers and bindings of one request in flight, with any kind of executor."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of the frame's own buffers."""
 
     def begin(
         self, feeds: Mapping[str, ort.OrtValue | Array], targets: Mapping[str, ort.OrtValue], *, arrays: bool
@@ -53,6 +59,9 @@ class Frame(Protocol):
 
     def array(self, name: str) -> Array:
         """Return an output as an array that belongs to the caller."""
+
+    def release(self) -> None:
+        """Release the values of the request, after its outputs have been read."""
 
 
 class SegmentBinding(Protocol):
@@ -133,12 +142,21 @@ class HostFrame:
         self._unused: list[BoundOutput] = []
         #: Inputs and outputs of requests as they are bound now.
         self._bound: dict[str, ort.OrtValue] = {}
+        #: Those of them that belong to the request, not to the frame.
+        self._held: set[str] = set()
         requested = {info.name for info in (*graph.inputs, *graph.outputs)}
         for segment, binding in zip(segments, self.bindings, strict=True):
             try:
                 self._bind_segment(segment, binding, requested)
             except Exception as error:
                 raise locate_error(error, segment) from error
+        #: Outputs that runs allocate.
+        self._allocated = [o for o in (*self._outputs.values(), *self._unused) if not o.sized]
+        #: Size of the frame's own buffers.
+        self.bytes = sum(
+            value.tensor_size_in_bytes()
+            for value in (*self._buffers.values(), *(copied.value for copied in self._copied.values()))
+        )
 
     def begin(
         self, feeds: Mapping[str, ort.OrtValue | Array], targets: Mapping[str, ort.OrtValue], *, arrays: bool
@@ -154,8 +172,6 @@ class HostFrame:
                     self._bind(name, copied.value)
             else:
                 self._bind(name, to_host(value))
-        for unused in self._unused:
-            unused.release()  # otherwise the run's result would have to fit into the previous one
         for name, output in self._outputs.items():
             copied = self._copied.get(name)
             if arrays and copied is not None and self._bound.get(name) is copied.value and name not in targets:
@@ -183,6 +199,19 @@ class HostFrame:
         array: Array = self.result(name, None).numpy()
         return array
 
+    def release(self) -> None:
+        """Release the values of the request; see :meth:`Frame.release`.
+
+        A small tensor takes the place of each, since a binding keeps what is bound to it alive. The next request binds
+        its own values before a segment runs.
+        """
+        for name in self._held:
+            self._attach(name, PLACEHOLDER)
+            del self._bound[name]
+        self._held.clear()
+        for output in self._allocated:
+            output.release()  # otherwise the next run's result would have to fit into this one as well
+
     def _bind_segment(self, segment: Segment, binding: SegmentBinding, requested: set[str]) -> None:
         for inner, name in segment.inputs:
             if name in requested:
@@ -205,7 +234,6 @@ class HostFrame:
         if target is not None and on_host(target):
             self._bind(name, target)
         elif not output.sized:
-            self._bound.pop(name, None)
             output.release()
         elif arrays and copied is not None:
             self._bind(name, copied.value)
@@ -216,12 +244,18 @@ class HostFrame:
         """Bind a value of the request wherever it is computed and read, unless it is bound already."""
         if self._bound.get(name) is value:
             return
+        copied = self._copied.get(name)
+        if copied is None or copied.value is not value:
+            self._held.add(name)
+        self._attach(name, value)
+        self._bound[name] = value
+
+    def _attach(self, name: str, value: ort.OrtValue) -> None:
         output = self._outputs.get(name)
         if output is not None:
             output.binding.bind_ortvalue_output(output.inner, value)
         for binding, inner in self._readers.get(name, ()):
             binding.bind_ortvalue_input(inner, value)
-        self._bound[name] = value
 
     def _buffer(self, name: str) -> ort.OrtValue:
         """Return the buffer of a value between segments; a constant's holds its value."""

@@ -11,6 +11,7 @@ spinning does not save the wake-up.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -46,6 +47,8 @@ class _LaneThread:
     parts: queue.SimpleQueue[Part | None] = field(default_factory=queue.SimpleQueue)
     #: The part in progress.
     part: Part | None = None
+    #: Whether the thread was pinned to the core.
+    pinned: bool = False
     #: Whether the thread has stopped on request.
     stopped: bool = False
     thread: threading.Thread | None = None
@@ -59,15 +62,30 @@ class _LaneThread:
     def dead(self) -> bool:
         return not self.stopped and (self.thread is None or not self.thread.is_alive())
 
+    @property
+    def moved(self) -> bool:
+        """Whether the thread may no longer use its core."""
+        number = self.thread.native_id if self.thread is not None else None
+        if not self.pinned or number is None:
+            return False
+        try:
+            return self.core not in os.sched_getaffinity(number)
+        except OSError:  # the thread has died
+            return False
+
 
 class LaneThreads:
     """Threads of several lanes, one for each lane.
 
     Args:
         cores: The logical CPU of each lane; None leaves the choice to the system.
+
+    Attributes:
+        moved: Whether a thread may no longer use its core, as :meth:`check_cores` has found.
     """
 
     def __init__(self, cores: Mapping[int, int | None]) -> None:
+        self.moved = False
         self._lanes = {lane: _LaneThread(f"chrion-lane-{lane}", core) for lane, core in cores.items()}
         self._order = threading.Lock()
         # Stops the threads when this object is collected, and when the interpreter exits.
@@ -87,6 +105,10 @@ class LaneThreads:
                 raise RuntimeError("the lane threads are stopped")
             # One call that runs no Python code, so that no interrupt occurs between two lanes.
             deque(map(queue.SimpleQueue.put, queues, parts.values()), maxlen=0)
+
+    def check_cores(self) -> None:
+        """Find out whether a thread may no longer use its core."""
+        self.moved = any(lane.moved for lane in self._lanes.values())
 
     def replace_dead(self) -> None:
         """Replace threads that have died, and fail the parts that they were carrying out."""
@@ -117,8 +139,7 @@ def _replace(lane: _LaneThread) -> None:
 
 
 def _work(lane: _LaneThread) -> None:
-    if lane.core is not None:
-        pin(lane.core)
+    lane.pinned = lane.core is not None and pin(lane.core)
     parts, spins = lane.parts, 0
     while True:
         idle_since_s = time.monotonic()

@@ -8,16 +8,17 @@ run, and requests with run options, are left to :class:`chrion.runtime.execution
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnxruntime as ort
 
 from chrion.graph.model import ELEMENT_BYTES, Graph, Tensors
-from chrion.native import NativeError, NativeFrame, NativeLanes, available
+from chrion.native import NativeError, NativeFrame, NativeLanes, NativeProgram, available
 from chrion.native.bindings import RUN, SIGNAL, WAIT
 from chrion.runtime.execution.executor import Event, Executor
 from chrion.runtime.execution.host_frame import Array, HostFrame
+from chrion.runtime.execution.lane_groups import Cores, LaneGroups
 from chrion.runtime.execution.program import Program, Run, Signal, Wait
 from chrion.runtime.execution.segments import Segment
 
@@ -35,9 +36,11 @@ def find_obstacle(graph: Graph, program: Program) -> str:
 
 
 class _NativeHostFrame(HostFrame):
-    """A host frame and its counterpart in C, created for the first request since lanes may be closed before it."""
+    """A host frame and its counterpart in C."""
 
-    native: NativeFrame | None = None
+    def __init__(self, graph: Tensors, segments: Sequence[Segment], program: NativeProgram) -> None:
+        super().__init__(graph, segments)
+        self.native = NativeFrame(program, [segment.session for segment in segments], self.bindings)
 
 
 class NativeExecutor(Executor[_NativeHostFrame]):
@@ -48,29 +51,34 @@ class NativeExecutor(Executor[_NativeHostFrame]):
         program: The graph's program, for which :func:`find_obstacle` returns an empty text.
         segments: The segments that ``Run`` instructions refer to; their sessions are
             :class:`chrion.native.NativeSession`.
-        cores: The logical CPU of each lane; None for a lane without a core of its own.
 
     Raises:
         RuntimeError: The system cannot start another thread.
     """
 
-    def __init__(
-        self, graph: Tensors, program: Program, segments: Sequence[Segment], cores: Mapping[int, int | None]
-    ) -> None:
+    def __init__(self, graph: Tensors, program: Program, segments: Sequence[Segment]) -> None:
         super().__init__()
         self._graph = graph
         self._segments = segments
-        self._lanes = NativeLanes(_encode(program), [cores[lane] for lane in program.lanes])
+        self._program = encoded = NativeProgram(_encode(program))
+
+        def open_lanes(cores: Cores) -> NativeLanes:
+            return NativeLanes(encoded, [cores[lane] for lane in program.lanes])
+
+        self._groups = LaneGroups(program.lanes, open_lanes)
         self._lane_of = {i.segment: lane for lane, steps in program.lanes.items() for i in steps if isinstance(i, Run)}
 
+    @property
+    def capacity(self) -> int:
+        """Number of requests that the lanes can serve at the same time."""
+        return self._groups.capacity
+
     def _make_frame(self) -> _NativeHostFrame:
-        return _NativeHostFrame(self._graph, self._segments)
+        return _NativeHostFrame(self._graph, self._segments, self._program)
 
     def _perform(self, frame: _NativeHostFrame, run_options: ort.RunOptions | None, events: list[Event] | None) -> None:
         if run_options is not None:
             raise ValueError("native lanes take no run options")
-        if frame.native is None:
-            frame.native = NativeFrame(self._lanes, [segment.session for segment in self._segments], frame.bindings)
         if events is None:
             self._run_lanes(frame.native)
             return
@@ -82,13 +90,16 @@ class NativeExecutor(Executor[_NativeHostFrame]):
             events.append(Event(lane, segment, float(first_ms), float(last_ms)))
 
     def _run_lanes(self, frame: NativeFrame, times_us: Array | None = None) -> None:
+        token = object()
         try:
-            self._lanes.run(frame, times_us)
+            self._groups.lease(token).lanes.run(frame, times_us)
         except NativeError as error:
             raise RuntimeError(f"{self._segments[error.segment]}: Error in execution: {error}") from error
+        finally:
+            self._groups.release(token)
 
     def _stop_lanes(self, until: float | None) -> None:
-        self._lanes.close(None if until is None else max(0.0, until - time.monotonic()))
+        self._groups.close(until)
 
 
 def _encode(program: Program) -> list[list[tuple[int, int, int]]]:

@@ -24,6 +24,7 @@ from chrion.runtime.execution.accelerator import Accelerator
 from chrion.runtime.execution.device_frame import DeviceFrame
 from chrion.runtime.execution.executor import AcceleratorFailure, Event, Executor
 from chrion.runtime.execution.host_frame import Array, HostFrame
+from chrion.runtime.execution.lane_groups import Cores, LaneGroup, LaneGroups
 from chrion.runtime.execution.lane_threads import LaneThreads
 from chrion.runtime.execution.program import Copy, Program, Run, Signal, Wait
 from chrion.runtime.execution.segments import Segment, locate_error
@@ -40,6 +41,7 @@ class _Request:
     """State that the lanes of one request share."""
 
     frame: HostFrame | DeviceFrame
+    group: LaneGroup[LaneThreads]
     counters: dict[int, Counter]
     run_options: ort.RunOptions | None
     #: (lane, segment, start in s, end in s, copied value) of each run and copy; None if the caller wants no events.
@@ -79,31 +81,31 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
         graph: The graph.
         program: Its program.
         segments: The segments that ``Run`` instructions refer to.
-        lane_threads: Threads of all lanes but the program's first.
-        cores: The logical CPU of each lane; None for a lane without a core of its own.
         accelerator: Runs the segments on the accelerator; None if the program has none.
+        further: Whether most requests run on other lanes, so that the cores are leased as further ones.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the parts of a program in execution
+    def __init__(
         self,
         graph: Graph,
         program: Program,
         segments: Sequence[Segment],
-        lane_threads: LaneThreads,
-        cores: Mapping[int, int | None],
         accelerator: Accelerator | None = None,
+        *,
+        further: bool = False,
     ) -> None:
         super().__init__()
         self._graph = graph
         self._program = program
         self._segments = segments
-        self._lane_threads = lane_threads
-        #: Maximum number of spins of each lane before it parks; None for the default. A spinning lane without a core of
-        #: its own slows down the others.
-        self._max_spins = {lane: _FEW_SPINS if core is None else None for lane, core in cores.items()}
         self._accelerator = accelerator
-        self._first = next(iter(program.lanes))
-        self._core = cores[self._first]
+        self._first = first = next(iter(program.lanes))
+
+        def open_lanes(cores: Cores) -> LaneThreads:
+            return LaneThreads({lane: core for lane, core in cores.items() if lane != first})
+
+        # The streams of an accelerator exist once.
+        self._groups = LaneGroups(program.lanes, open_lanes, 1 if accelerator else None, further=further)
         #: Name of the operator that computes each value.
         self._producers = {
             name: graph.dag.names[i]
@@ -112,14 +114,21 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
             for name in graph.model.graph.node[node].output
         }
 
+    @property
+    def capacity(self) -> int:
+        """Number of requests that the lanes can serve at the same time."""
+        return self._groups.capacity
+
     def run_lane(self, request: _Request, lane: int) -> None:
         """Carry out one lane's instructions; errors are stored in the request, and only an interrupt is raised."""
         own = request.counters[lane]
-        on_timeout = self._lane_threads.replace_dead
+        on_timeout = request.group.lanes.replace_dead
+        # A spinning lane without a core of its own slows down the others.
+        max_spins = _FEW_SPINS if request.group.cores[lane] is None else None
         try:
             for instruction in self._program.lanes[lane]:
                 if isinstance(instruction, Wait):
-                    request.counters[instruction.lane].wait(instruction.count, self._max_spins[lane], on_timeout)
+                    request.counters[instruction.lane].wait(instruction.count, max_spins, on_timeout)
                 elif isinstance(instruction, Signal):
                     own.advance(instruction.count)
                 elif request.failure is not None:
@@ -170,8 +179,13 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
         self, frame: HostFrame | DeviceFrame, run_options: ort.RunOptions | None, events: list[Event] | None
     ) -> None:
         counters = {lane: Counter() for lane in self._program.lanes}
-        request = _Request(frame, counters, run_options, None if events is None else [], time.perf_counter())
-        self._run_lanes(request)
+        token = object()
+        try:
+            group = self._groups.lease(token)
+            request = _Request(frame, group, counters, run_options, None if events is None else [], time.perf_counter())
+            self._run_lanes(request)
+        finally:
+            self._groups.release(token)
         if request.failure is not None:
             raise request.failure
         if events is not None and request.events is not None:
@@ -180,18 +194,21 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
                 events.append(Event(lane, segment, start_ms, end_ms, copied))
 
     def _stop_lanes(self, until: float | None) -> None:
-        self._lane_threads.close(until)
+        self._groups.close(until)
 
     def _run_lanes(self, request: _Request) -> None:
         """Give all lanes their parts, carry out the first lane, and wait for the others."""
         others = [lane for lane in self._program.lanes if lane != self._first]
+        threads, core = request.group.lanes, request.group.cores[self._first]
         submitted = False
-        before = None if self._core is None else affinity()
+        before = None if core is None else affinity()
         try:
-            self._lane_threads.submit({lane: _RequestPart(self, request, lane) for lane in others})
+            threads.submit({lane: _RequestPart(self, request, lane) for lane in others})
             submitted = True
-            if self._core is not None:
-                pin(self._core)
+            if core is not None and before is not None and core in before:  # the caller's own affinity is respected
+                pin(core)
+            if before is not None and not before.issuperset(c for c in request.group.cores.values() if c is not None):
+                threads.check_cores()
             self.run_lane(request, self._first)
             # Still pinned: a caller that waited on another core would take that core from a computing lane.
             self._join(request, others)
@@ -214,7 +231,7 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
     def _join(self, request: _Request, lanes: Sequence[int]) -> None:
         """Wait until lanes have finished their parts."""
         for lane in lanes:
-            request.counters[lane].wait(_FINISHED, on_timeout=self._lane_threads.replace_dead)
+            request.counters[lane].wait(_FINISHED, on_timeout=request.group.lanes.replace_dead)
 
     def _carry_out(self, request: _Request, lane: int, step: Run | Copy) -> None:
         """Run a segment or copy a value."""
