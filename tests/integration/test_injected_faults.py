@@ -200,7 +200,7 @@ def test_a_lane_that_dies(opened: Callable[[], Subject], monkeypatch: pytest.Mon
                     request.current[on] = instruction
             for instruction in self._program.lanes[on][:at]:
                 if isinstance(instruction, Wait):
-                    on_timeout = self._lane_threads.replace_dead
+                    on_timeout = request.group.lanes.replace_dead
                     request.counters[instruction.lane].wait(instruction.count, on_timeout=on_timeout)
                 elif isinstance(instruction, Signal):
                     request.counters[on].advance(instruction.count)
