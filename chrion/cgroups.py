@@ -1,6 +1,6 @@
-"""The CPU quota of the process's control groups, of version 1 and 2.
+"""The CPU quota and the memory limit of the process's control groups, of version 1 and 2.
 
-A process belongs to one group in each mounted hierarchy, and the quotas of all its ancestors apply as well: systemd may
+A process belongs to one group in each mounted hierarchy, and the limits of all its ancestors apply as well: systemd may
 limit a slice and not the service in it. The kernel names the groups in ``/proc/self/cgroup``, relative to
 the root of the process's cgroup namespace, and the mounted hierarchies in ``/proc/self/mountinfo`` (manual pages
 cgroups(7) and proc_pid_mountinfo(5)).
@@ -14,22 +14,36 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 #: Folder of this process.
 _PROCESS = Path("/proc/self")
 
 
 def cpu_quota() -> float | None:
     """Return the tightest quota of CPU time, in CPUs; None without a quota."""
+    return min((quota for folder in _groups("cpu") if (quota := _quota(folder)) is not None), default=None)
+
+
+def free_memory() -> int:
+    """Return the memory in bytes that the process may still allocate, by the system and by its control groups.
+
+    In a group, cached files count as used, although the kernel would drop them first.
+    """
+    lefts = [left for folder in _groups("memory") if (left := _memory_left(folder)) is not None]
+    return min([psutil.virtual_memory().available, *lefts])
+
+
+def _groups(controller: str) -> tuple[str, ...]:
+    """Return the folders of the process's groups and their ancestors that may limit a resource."""
     try:
-        membership = _read(f"{_PROCESS}/cgroup")
+        return _folders(_PROCESS, _read(f"{_PROCESS}/cgroup"), controller)
     except OSError:
-        return None
-    quotas = [quota for folder in _folders(_PROCESS, membership) if (quota := _quota(folder)) is not None]
-    return min(quotas, default=None)
+        return ()
 
 
-@functools.lru_cache(maxsize=16)
-def _folders(process: Path, membership: str) -> tuple[str, ...]:
+@functools.lru_cache(maxsize=32)
+def _folders(process: Path, membership: str, controller: str) -> tuple[str, ...]:
     """Return the folders of the process's groups and their ancestors.
 
     They are kept, since reading the mounts takes longer than all else; a process that is moved has another
@@ -38,33 +52,34 @@ def _folders(process: Path, membership: str) -> tuple[str, ...]:
     Args:
         process: Folder of the process in ``/proc``.
         membership: Content of its file ``cgroup``.
+        controller: Name of the resource's controller in version 1.
     """
     groups = {}
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
             groups["cgroup2"] = path
-        elif "cpu" in controllers.split(","):
+        elif controller in controllers.split(","):
             groups["cgroup"] = path
     try:
         mounts = (process / "mountinfo").read_text(errors="surrogateescape")
     except OSError:
         return ()
     found: dict[str, None] = {}
-    for kind, root, mount_point in _hierarchies(mounts):
+    for kind, root, mount_point in _hierarchies(mounts, controller):
         if kind in groups:
             found |= dict.fromkeys(_ancestry(mount_point, root, groups[kind]))
     return tuple(found)
 
 
-def _hierarchies(mounts: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the type, root and mount point of each mounted hierarchy that may have CPU quotas."""
+def _hierarchies(mounts: str, controller: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the type, root and mount point of each mounted hierarchy that may have limits of a controller."""
     for line in mounts.splitlines():
         before, separator, after = line.partition(" - ")
         fields, system = before.split(), after.split()
         if not separator or len(fields) < 5 or len(system) < 3:
             continue
-        if system[0] == "cgroup2" or (system[0] == "cgroup" and "cpu" in system[2].split(",")):
+        if system[0] == "cgroup2" or (system[0] == "cgroup" and controller in system[2].split(",")):
             yield system[0], _unescape(fields[3]), _unescape(fields[4])
 
 
@@ -104,6 +119,16 @@ def _quota(folder: str) -> float | None:
         return int(quota) / int(period) if int(quota) > 0 else None
     except (ValueError, ZeroDivisionError):  # "max"
         return None
+
+
+def _memory_left(folder: str) -> int | None:
+    """Return the memory in bytes that one group may still use; None without a limit."""
+    for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        try:
+            return max(0, int(_read(f"{folder}/{limit}")) - int(_read(f"{folder}/{usage}")))
+        except (OSError, ValueError):  # of the other version, the root, a group that was removed, or "max"
+            continue
+    return None
 
 
 def _read(path: str) -> str:

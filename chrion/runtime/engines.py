@@ -37,7 +37,7 @@ from chrion.runtime.options.session_options import hidden_reason, optimises, run
 from chrion.runtime.requests import check_feed, known_shape, shape_of
 from chrion.runtime.selection.admission import admit, raise_if_unsafe
 from chrion.runtime.selection.configuration import SessionConfig
-from chrion.runtime.selection.decisions import Decision, model_bytes
+from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.plan_memory import PlanMemory, explain_refusal, find_excess, has_room
 from chrion.runtime.selection.selector import PLAIN, EngineSelector, warn_of_slo, why_plain
 from chrion.runtime.selection.tuning import NOT_TUNED, NotedShapes, Tuner
@@ -48,8 +48,6 @@ log = logging.getLogger(__name__)
 
 #: Maximum numbers of shapes with a plan, and of all shapes, that have an engine; the least recently used are evicted.
 _MAX_PLANS, _MAX_SHAPES = 8, 256
-#: Maximum size of a model, with its weights, that is opened once more for crowded requests, in bytes.
-_CROWD_BYTES = 64e6
 #: Maximum number of requests whose shapes wait for the tuning thread, which counts them a few times a second.
 _MAX_NOTED = 64
 _FORKED = (
@@ -520,11 +518,8 @@ class Engines:
         self.crowding = Crowding(self.one_thread)
 
     def _open_one_thread(self) -> PlainEngine | None:
-        """Open a plain session of one thread; return None with session options, an accelerator or too little memory."""
-        config = self._config
-        if config.options is not None or config.accelerator or model_bytes(config.source) > _CROWD_BYTES:
-            return None
-        return self._selector.single_threaded("several requests are in flight, or other work uses the cores")
+        """Return a plain session of one thread, or None if there cannot be one."""
+        return self._selector.one_thread("several requests are in flight, or other work uses the cores")
 
     def _describe(self, description: ModelDescription) -> None:
         self._description = description

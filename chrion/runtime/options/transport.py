@@ -26,8 +26,16 @@ def options_to_data(options: ort.SessionOptions | None) -> Data | None:
 
 def options_from_data(data: Data | None) -> ort.SessionOptions | None:
     """Create session options from the result of :func:`options_to_data`."""
-    if data is None:
-        return None
+    return None if data is None else _create(data)
+
+
+def copy_options(options: ort.SessionOptions | None) -> ort.SessionOptions:
+    """Create session options that are equal in all that Python can read."""
+    data = options_to_data(options)
+    return ort.SessionOptions() if data is None else _create(data)
+
+
+def _create(data: Data) -> ort.SessionOptions:
     options = ort.SessionOptions()
     for name, value in data["attributes"].items():
         kind = type(getattr(options, name))  # enumerations are stored as numbers

@@ -10,13 +10,19 @@ from typing import Any, BinaryIO
 
 import onnxruntime as ort
 
+from chrion.cgroups import free_memory
 from chrion.cores import physical_cores
 from chrion.devices import CPU_PROVIDER
 from chrion.graph.model import Graph
+from chrion.graph.reading import read_model
 from chrion.runtime.execution.engine import PlainEngine
-from chrion.runtime.options.session_options import fingerprint
-from chrion.runtime.options.transport import options_from_data, options_to_data
+from chrion.runtime.options.session_options import fingerprint, hidden_reason, session_reason
+from chrion.runtime.options.transport import copy_options, options_from_data, options_to_data
+from chrion.runtime.selection.decisions import model_bytes
 from chrion.scheduler.plan import Plan
+
+#: A second session for the same model is opened if the model takes at most this share of the free memory.
+_SHARE_OF_FREE_MEMORY = 1 / 16
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,26 @@ class SessionConfig:
     def on_cpu(self, reason: str) -> PlainEngine:
         """Open a plain session on the CPU, with the caller's options."""
         return PlainEngine(self.source, self.options, [CPU_PROVIDER], None, reason, **self.rest)
+
+    def one_thread(self, reason: str) -> PlainEngine | None:
+        """Open a plain session of one thread, with the caller's other options.
+
+        Returns:
+            None if the options forbid a second session or cannot be copied, or if the model uses an accelerator, or if
+            the weights would take more than a small share of the free memory once more.
+
+        Raises:
+            Exception: Raised by InferenceSession or while the model is read.
+        """
+        if self.accelerator or session_reason(self.options, self.rest):
+            return None
+        if model_bytes(self.source) > _SHARE_OF_FREE_MEMORY * free_memory():
+            return None
+        if self.options is not None and hidden_reason(self.options, read_model(self.source)[0], (), None):
+            return None
+        options = copy_options(self.options)
+        options.intra_op_num_threads = 1
+        return PlainEngine(self.source, options, [CPU_PROVIDER], None, reason, **self.rest)
 
     @property
     def decision_key(self) -> tuple[object, ...]:

@@ -126,9 +126,11 @@ class EngineSelector:
         """
         return self._shared(decision.winner, self._plain_opener(decision.winner), decision.why)
 
-    def single_threaded(self, reason: str) -> PlainEngine:
-        """Return the plain session with one thread."""
-        return self._shared(f"{_PLAIN_THREADS}1", self._plain_opener(f"{_PLAIN_THREADS}1"), reason)
+    def one_thread(self, reason: str) -> PlainEngine | None:
+        """Return the plain session of one thread; None if there cannot be one, see :meth:`SessionConfig.one_thread`."""
+        name = f"{_PLAIN_THREADS}1"
+        found = self._opened.get(name)  # if it was selected
+        return found.because(reason) if found else self._config.one_thread(reason)
 
     def cache(self, *model: object) -> DecisionCache:
         """Return the cache entry for decisions on a model.
