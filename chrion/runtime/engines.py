@@ -118,6 +118,13 @@ class Engines:
         """Interface of the model; None if the plain session is open and has it."""
         return self._description if self._graph or self._plain is None else None
 
+    def explain(self) -> str:
+        """Describe the engine of the last request, and whether the one-thread session serves in its place."""
+        engine, lines = self.current, []
+        if engine.comparison and engine.comparison.plain_serves:
+            lines = ["at present a plain session of one thread serves: on live requests the plan takes longer"]
+        return "\n".join([engine.explain(), *lines])
+
     def for_feed(self, feed: Mapping[str, Any]) -> Engine:
         """Return the engine for a request's shapes.
 
@@ -174,6 +181,9 @@ class Engines:
         """
         if len(in_flight) == 1:
             comparison.record(start_s, time.perf_counter(), diverted=diverted)
+            if comparison.contradicted and self._tuner:
+                comparison.start_anew()
+                self._reconsider(comparison)
 
     def require_open(self) -> None:
         """Raise if requests are refused.
@@ -438,12 +448,22 @@ class Engines:
                 self._tuner.submit({})
         return engine
 
+    def _reconsider(self, comparison: LiveComparison) -> None:
+        """Request that a decision is made again which live requests contradict."""
+        with self._lock:
+            for shapes, engine in self._by_shape.items():
+                if engine.comparison is comparison and self._tuner:
+                    self._tuner.reconsider({info.name: s for info, s in zip(self._inputs, shapes, strict=False)})
+
     def _install(self, tuner: Tuner, named: NamedShapes, decision: Decision) -> None:
         """Use the engine of a decision from the next request on, unless the session or the tuner was closed.
 
         Called by the tuning thread.
         """
         warn_of_slo(self._config.name, decision)
+        before = self._by_shape.get(tuple(named[info.name] for info in self._inputs) if named else ())
+        if isinstance(before, CutEngine) and before.plan == decision.plan:
+            return  # decided again
         try:
             engine = self._make_room(tuner, named, decision.footprint) or self._open(named, decision)
         except Exception as error:  # noqa: BLE001 - the plain session keeps serving

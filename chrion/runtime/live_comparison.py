@@ -98,6 +98,10 @@ class LiveComparison:
         elif self._window_is_over(end_s - self._start_s):
             self._end_window()
 
+    def start_anew(self) -> None:
+        """Forget that the plan was contradicted, after another decision in its favour."""
+        self.contradicted, self._lost = False, 0
+
     def _window_is_over(self, took_s: float) -> bool:
         enough = self._count >= _WINDOW and took_s >= _WINDOW_S
         return enough or (self._count >= _SHORT_WINDOW and took_s >= _LONG_WINDOW_S)

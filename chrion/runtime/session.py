@@ -282,7 +282,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
 
     def explain(self) -> str:
         """Return the placement and its predicted cost, or the reason why the model runs plain."""
-        return self._engine.explain()
+        return self._engines.explain()
 
     def trace(self, input_feed: Mapping[str, Any]) -> list[Event]:
         """Run one request and return the start and end of each segment; empty while the model runs plain."""

@@ -1,4 +1,4 @@
-"""Quotas of control groups, in the layouts of version 1 and 2 that systems and containers have."""
+"""Limits of control groups, in the layouts of version 1 and 2 that systems and containers have."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from chrion import cgroups
@@ -36,10 +38,14 @@ class FakeSystem:
 
     def quota(self, monkeypatch: pytest.MonkeyPatch, *membership: str) -> float | None:
         """Return the quota of a process in the given groups."""
+        self.enter(monkeypatch, *membership)
+        return cgroups.cpu_quota()
+
+    def enter(self, monkeypatch: pytest.MonkeyPatch, *membership: str) -> None:
+        """Let this process be in the given groups."""
         self.put("proc/cgroup", "\n".join(membership))
         self.put("proc/mountinfo", "\n".join(self.mounts))
         monkeypatch.setattr(cgroups, "_PROCESS", self.folder / "proc")
-        return cgroups.cpu_quota()
 
 
 @pytest.fixture
@@ -151,6 +157,35 @@ def test_systems_without_groups(system: FakeSystem, monkeypatch: pytest.MonkeyPa
     assert system.quota(monkeypatch, "5:memory:/") is None
     monkeypatch.setattr(cgroups, "_PROCESS", system.folder / "none")
     assert cgroups.cpu_quota() is None
+
+
+def test_the_free_memory_of_a_group_of_version_2(system: FakeSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ancestor with the least memory left counts, and no more than the system has."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000))
+    system.mount(V2, "cg")
+    system.enter(monkeypatch, "0::/slice/service")
+    assert cgroups.free_memory() == 10_000
+    system.put("cg/slice/service/memory.max", "max")
+    system.put("cg/slice/service/memory.current", "700")
+    system.put("cg/slice/memory.max", "3000")
+    system.put("cg/slice/memory.current", "1000")
+    assert cgroups.free_memory() == 2000
+    system.put("cg/slice/memory.current", "4000")
+    assert cgroups.free_memory() == 0
+    system.put("cg/slice/memory.max", "90000")
+    assert cgroups.free_memory() == 10_000
+
+
+def test_the_free_memory_of_a_group_of_version_1(system: FakeSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group of the memory controller counts, not that of another one."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000))
+    system.mount(V1, "memory", controllers="memory")
+    system.mount(V1, "cpu", controllers="cpu,cpuacct")
+    for controller, limit in (("memory", 5000), ("cpu", 2000)):
+        system.put(f"{controller}/a/memory.limit_in_bytes", str(limit))
+        system.put(f"{controller}/a/memory.usage_in_bytes", "1500")
+    system.enter(monkeypatch, "4:memory:/a", "3:cpu,cpuacct:/a")
+    assert cgroups.free_memory() == 3500
 
 
 _V1 = Path("/sys/fs/cgroup/cpu")

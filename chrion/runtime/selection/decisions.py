@@ -79,10 +79,7 @@ class Decision:
     @property
     def valid_s(self) -> float:
         """Number of seconds for which the decision is valid."""
-        if not self.uncertain:
-            return math.inf
-        growth = _RETRY_GROWTH ** max(0, min(self.attempts - 1, 100))  # a damaged file may hold any number
-        return min(_FIRST_RETRY_S * growth, _LAST_RETRY_S)
+        return retry_s(self.attempts) if self.uncertain else math.inf
 
     def to_json(self) -> dict[str, Any]:
         """Return the decision as data for JSON."""
@@ -130,6 +127,12 @@ def _timed(name: object, plain: object, latency_ms: Any, rounds: Any) -> TimedCa
     if not 0 < float(latency_ms) < math.inf:
         raise ValueError(f"latency of {name}: expected a positive number, found {latency_ms!r}")
     return TimedCandidate(str(name), bool(plain), float(latency_ms), int(rounds))
+
+
+def retry_s(attempts: int) -> float:
+    """Return the number of seconds before a decision is made again that was made so often."""
+    growth = _RETRY_GROWTH ** max(0, min(attempts - 1, 100))  # a damaged file may hold any number
+    return min(_FIRST_RETRY_S * growth, _LAST_RETRY_S)
 
 
 class DecisionCache:

@@ -93,15 +93,20 @@ class EngineSelector:
         finally:
             trim()
 
-    def decide(self, graph: Graph) -> Decision:
+    def decide(self, graph: Graph, *, anew: bool = False) -> Decision:
         """Return the cached decision for a graph, or compare the candidates and cache the result.
+
+        Args:
+            graph: The graph, of known shapes.
+            anew: Whether to compare the candidates even if a decision is cached.
 
         Raises:
             CannotCutError: A plain session is the only candidate.
             ChrionError: The model cannot be profiled or planned.
         """
         require_tensors(graph)
-        return self.cache(graph.digest).recall() or self._decide_anew(graph)
+        cached = None if anew else self.cache(graph.digest).recall()
+        return cached or self._decide_anew(graph)
 
     def open(self, graph: Graph, decision: Decision) -> Engine:
         """Open the engine that a decision selects.

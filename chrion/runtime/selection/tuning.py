@@ -27,7 +27,7 @@ from chrion.errors import ChrionError
 from chrion.files import cache_folder
 from chrion.runtime.options.session_options import fingerprint
 from chrion.runtime.selection.configuration import SessionConfig
-from chrion.runtime.selection.decisions import Decision, decision_from_json, model_identity
+from chrion.runtime.selection.decisions import Decision, decision_from_json, model_identity, retry_s
 from chrion.runtime.selection.selector import PLAIN, EngineSelector, why_plain
 from chrion.runtime.selection.shapes import ShapeCounter
 from chrion.runtime.selection.tuning_process import NamedShapes, TuningProcess
@@ -96,6 +96,8 @@ class Tuner:
         self.closed = False
         self.noted: deque[NotedShapes] = deque()
         self._counter = ShapeCounter()
+        #: How often live requests have contradicted the decision on some shapes.
+        self._contradicted: dict[tuple[tuple[str, tuple[int, ...]], ...], int] = {}
         #: Number of decisions that were requested and are not made yet.
         self._pending = 0
         self._state = threading.Condition()
@@ -109,6 +111,16 @@ class Tuner:
         with self._state:
             self._pending += 1
         _thread.submit(self, shapes, 0.0 if self._cached_only else _DELAY_S)
+
+    def reconsider(self, shapes: NamedShapes) -> None:
+        """Make a decision again that live requests contradict, after a while; return at once.
+
+        The while grows with each time that it happens for the same shapes.
+        """
+        key = tuple(shapes.items())
+        self._contradicted[key] = self._contradicted.get(key, 0) + 1
+        if not self._cached_only:
+            _thread.submit(self, shapes, retry_s(self._contradicted[key]), again=True, anew=True)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until all requested decisions are made; return False if the time is over first."""
@@ -151,18 +163,19 @@ class Tuner:
         """Return the number of recent requests of some shapes, and how often such numbers were halved."""
         return self._counter.recent(tuple(shapes.items())), self._counter.halvings
 
-    def tune(self, shapes: NamedShapes, *, again: bool) -> None:
+    def tune(self, shapes: NamedShapes, *, again: bool, anew: bool) -> None:
         """Make a decision and install it. Called by the tuning thread.
 
         Args:
             shapes: As given to :meth:`submit`.
-            again: Whether an uncertain decision was made before; :meth:`wait` does not wait for this one.
+            again: Whether a decision was made before; :meth:`wait` does not wait for this one.
+            anew: Whether the cached decision is not used.
         """
         decision, later_s = None, None
         with self._working:
             if not self.closed:
                 try:
-                    decision = self._decide_and_install(shapes)
+                    decision = self._decide_and_install(shapes, anew=anew)
                 except _BusyError:
                     later_s = _BUSY_S
                 except Exception as error:  # noqa: BLE001 - the session keeps serving
@@ -175,15 +188,15 @@ class Tuner:
                     self._stop_process()
                 self._state.notify_all()
         if decision and decision.uncertain and not self._cached_only:
-            later_s, again = decision.valid_s, True
+            later_s, again, anew = decision.valid_s, True, False
         if later_s is not None:
-            _thread.submit(self, shapes, later_s, again=again)
+            _thread.submit(self, shapes, later_s, again=again, anew=anew)
 
-    def _decide_and_install(self, shapes: NamedShapes) -> Decision | None:
+    def _decide_and_install(self, shapes: NamedShapes, *, anew: bool) -> Decision | None:
         """Make a decision and give it to the session; return None if the session has no use for it."""
         if not ((wanted := self._wanted()) and wanted(self, shapes)):
             return None
-        decision = self._decision(shapes)
+        decision = self._decision(shapes, anew=anew)
         if install := self._install():
             install(self, shapes, decision)
         return decision
@@ -193,8 +206,8 @@ class Tuner:
         if process:
             process.kill()
 
-    def _decision(self, shapes: NamedShapes) -> Decision:
-        """Return the cached decision, or have one made.
+    def _decision(self, shapes: NamedShapes, *, anew: bool) -> Decision:
+        """Return the cached decision, unless it has to be made anew, or have one made.
 
         Raises:
             _BusyError: Another process tunes.
@@ -203,15 +216,15 @@ class Tuner:
         if fingerprint(self._config.options) != self._options:
             return Decision(PLAIN, None, _OPTIONS_CHANGED)
         cache = self._selector.cache("source", self._identity(), sorted(shapes.items()))
-        decision = cache.recall()
+        decision = None if anew else cache.recall()
         if decision is not None:
             return decision
         if self._cached_only:
             return Decision(PLAIN, None, _NOT_CACHED)
         with self._exclusive():
-            decision = cache.recall()  # another process may have made it meanwhile
+            decision = None if anew else cache.recall()  # another process may have made it meanwhile
             if decision is None:
-                decision = self._ask(shapes)
+                decision = self._ask(shapes, anew=anew)
                 if fingerprint(self._config.options) != self._options:
                     return Decision(PLAIN, None, _OPTIONS_CHANGED)
                 decision = cache.keep(decision)
@@ -247,7 +260,7 @@ class Tuner:
         finally:
             lock.release()
 
-    def _ask(self, shapes: NamedShapes) -> Decision:
+    def _ask(self, shapes: NamedShapes, *, anew: bool) -> Decision:
         """Request a decision from the tuning process.
 
         If no process can be started, or it fails and session options were given, which may hold values that cannot be
@@ -260,10 +273,10 @@ class Tuner:
         try:
             self._process = self._process or TuningProcess(self._config)
         except (OSError, TypeError) as error:
-            return self._decide_in_process(shapes, why_plain(error))
+            return self._decide_in_process(shapes, why_plain(error), anew=anew)
         self._require_open()
         try:
-            answer = self._process.ask(shapes)
+            answer = self._process.ask(shapes, anew=anew)
             if "decision" in answer:
                 return decision_from_json(answer["decision"])
             failure = str(answer["failure"])
@@ -273,12 +286,12 @@ class Tuner:
             return Decision(PLAIN, None, why_plain(error), uncertain=True)
         if self._config.options is None:
             return Decision(PLAIN, None, failure, uncertain=True)
-        return self._decide_in_process(shapes, failure)
+        return self._decide_in_process(shapes, failure, anew=anew)
 
-    def _decide_in_process(self, shapes: NamedShapes, reason: str) -> Decision:
+    def _decide_in_process(self, shapes: NamedShapes, reason: str, *, anew: bool) -> Decision:
         self._require_open()
         log.info("tuning in this process: %s", reason)
-        return Decider(self._config).decide(shapes)
+        return Decider(self._config).decide(shapes, anew=anew)
 
     def _require_open(self) -> None:
         if self.closed:
@@ -295,8 +308,9 @@ class _Work:
     number: int
     tuner: weakref.ref[Tuner] = field(compare=False)
     shapes: NamedShapes = field(compare=False)
-    #: Whether it replaces an uncertain decision.
+    #: Whether it replaces a decision, and whether that is still cached and must not be used.
     again: bool = field(compare=False)
+    anew: bool = field(compare=False)
 
 
 #: Type of the argument ``install`` of :class:`Tuner`.
@@ -330,10 +344,12 @@ class _TuningThread:
                 self._started = True
         return True
 
-    def submit(self, tuner: Tuner, shapes: NamedShapes, delay_s: float, *, again: bool = False) -> None:
+    def submit(
+        self, tuner: Tuner, shapes: NamedShapes, delay_s: float, *, again: bool = False, anew: bool = False
+    ) -> None:
         """Call ``tuner.tune`` in the thread after a delay, unless the tuner is collected before."""
         due_s = time.monotonic() + delay_s
-        self._submitted.append(_Work(due_s, next(self._numbers), weakref.ref(tuner), shapes, again))
+        self._submitted.append(_Work(due_s, next(self._numbers), weakref.ref(tuner), shapes, again, anew))
 
     def _run(self) -> None:
         waiting: list[_Work] = []
@@ -356,7 +372,7 @@ class _TuningThread:
         while waiting and waiting[0].due_s <= time.monotonic():
             work = heapq.heappop(waiting)
             if tuner := work.tuner():
-                tuner.tune(work.shapes, again=work.again)
+                tuner.tune(work.shapes, again=work.again, anew=work.anew)
             del tuner
 
     def _count_noted(self) -> None:

@@ -58,8 +58,12 @@ class TuningProcess:
             creationflags=getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0),
         )
 
-    def ask(self, shapes: NamedShapes) -> dict[str, Any]:
+    def ask(self, shapes: NamedShapes, *, anew: bool = False) -> dict[str, Any]:
         """Return the answer for one set of shapes.
+
+        Args:
+            shapes: The shapes.
+            anew: Whether to compare the candidates even if a decision is cached.
 
         Raises:
             OSError: The process has ended, or it was ended because it took too long.
@@ -73,7 +77,7 @@ class TuningProcess:
         limit.start()
         try:
             with suppress(BrokenPipeError):
-                for part in (*self._unsent, json.dumps({"shapes": shapes}).encode(), b"\n"):
+                for part in (*self._unsent, json.dumps({"shapes": shapes, "anew": anew}).encode(), b"\n"):
                     self._process.stdin.write(part)
                 self._process.stdin.flush()
                 self._unsent = ()

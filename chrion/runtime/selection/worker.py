@@ -44,11 +44,12 @@ class Decider:
         self._graph, self._reason = admit(config.source, config)
         self._files = files_of(config.source)
 
-    def decide(self, shapes: Mapping[str, Sequence[int]]) -> Decision:
+    def decide(self, shapes: Mapping[str, Sequence[int]], *, anew: bool = False) -> Decision:
         """Compare the candidates.
 
         Args:
             shapes: Shapes of the inputs by name, for a model with free dimensions; empty for any other model.
+            anew: Whether to compare them even if a decision is cached.
 
         Returns:
             The decision. If the model cannot be cut, it selects a plain session and has the reason.
@@ -59,7 +60,7 @@ class Decider:
         if shapes and (least := self._least_memory(graph)) and never_fits(least):
             return Decision(PLAIN, None, explain_refusal(least), self._files, footprint=least)
         try:
-            decision = self._selector.decide(graph)
+            decision = self._selector.decide(graph, anew=anew)
         except CannotCutError as reason:
             return Decision(PLAIN, None, str(reason), self._files)
         return replace(decision, files=self._files)
@@ -94,7 +95,8 @@ def answers(stream: BinaryIO) -> Iterator[dict[str, Any]]:
     for line in stream:
         try:
             decider = decider or Decider(config)
-            yield {"decision": decider.decide(json.loads(line)["shapes"]).to_json()}
+            question = json.loads(line)
+            yield {"decision": decider.decide(question["shapes"], anew=question["anew"]).to_json()}
         except Exception as error:  # noqa: BLE001 - whatever fails, the model runs plain
             yield {"failure": why_plain(error)}
 

@@ -1,0 +1,71 @@
+"""Options of the plain session of one thread."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from chrion.runtime.selection import configuration
+from chrion.runtime.selection.configuration import SessionConfig
+from tests.helpers import branches
+
+
+def one_thread(options: ort.SessionOptions | None = None, **rest: Any) -> ort.InferenceSession | None:
+    """Return the one-thread session of a configuration."""
+    config = SessionConfig(
+        branches().SerializeToString(), options, rest.pop("providers", None), None, None, None, None, 2
+    )
+    engine = config.one_thread("for a test")
+    return engine and engine.session
+
+
+def options_of(session: ort.InferenceSession | None) -> ort.SessionOptions:
+    """Return the options that a session was opened with."""
+    assert session is not None
+    return session.get_session_options()
+
+
+@pytest.mark.parametrize("threads", [0, 1, 2])
+def test_the_callers_options_are_copied(threads: int) -> None:
+    """All options but the number of threads are the caller's, whose own object is not changed."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.enable_mem_pattern = False
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    found = options_of(one_thread(options))
+    assert found.intra_op_num_threads == 1
+    assert found.graph_optimization_level == ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    assert not found.enable_mem_pattern
+    assert found.get_session_config_entry("session.disable_prepacking") == "1"
+    assert options.intra_op_num_threads == threads
+    assert options_of(one_thread()).intra_op_num_threads == 1
+
+
+def test_options_that_cannot_be_copied(tmp_path: Path) -> None:
+    """With added initialisers, which Python cannot read, or a file that each session writes, there is none."""
+    replaced = ort.SessionOptions()
+    weight = ort.OrtValue.ortvalue_from_numpy(np.zeros((4, 4), np.float32))
+    replaced.add_initializer("w", weight)
+    assert one_thread(replaced) is None
+    written = ort.SessionOptions()
+    written.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    assert one_thread(written) is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_accelerator() -> None:
+    """A session on an accelerator has no second session on the CPU."""
+    assert one_thread(providers=["WebGpuExecutionProvider"]) is None
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(15, False), (17, True)])
+def test_the_free_memory(monkeypatch: pytest.MonkeyPatch, factor: int, *, expected: bool) -> None:
+    """The model may take a sixteenth of the free memory."""
+    size = len(branches().SerializeToString())
+    monkeypatch.setattr(configuration, "free_memory", lambda: factor * size)
+    assert (one_thread() is not None) is expected
