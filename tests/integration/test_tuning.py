@@ -300,7 +300,7 @@ def test_a_process_that_ends_leaves_the_session_plain(monkeypatch: pytest.Monkey
 def test_without_a_process_tuning_takes_place_in_this_one(monkeypatch: pytest.MonkeyPatch, executable: str) -> None:
     """If no interpreter can be started, or the executable is an application, the decision is made in this process."""
     monkeypatch.setattr(sys, "executable", executable)
-    monkeypatch.setattr(worker.Decider, "decide", lambda self, _: alternate(self._graph))
+    monkeypatch.setattr(worker.Decider, "decide", lambda self, *_, **__: alternate(self._graph))
     with HybridSession(branches()) as session:
         assert session.wait_until_tuned(60)
         assert session.plan is not None
@@ -310,7 +310,7 @@ def test_an_error_of_tuning_leaves_the_session_plain(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The error is logged, and the plain session serves."""
-    monkeypatch.setattr(tuning.Tuner, "_decision", lambda *_: 1 / 0)
+    monkeypatch.setattr(tuning.Tuner, "_decision", lambda *_, **__: 1 / 0)
     with caplog.at_level(logging.WARNING), HybridSession(branches()) as session:
         assert session.wait_until_tuned(30)
         assert_same_as_plain(session, branches(), {"x": X})

@@ -153,7 +153,7 @@ def test_a_decision_for_other_providers_is_not_installed(
         assert opening.wait(30)
         plans = []
 
-        def decide(*_: object) -> Decision:
+        def decide(*_: object, **__: object) -> Decision:
             plans.append(session.plan)
             return Decision("plain", None, "for the new providers")
 
@@ -283,11 +283,11 @@ def test_a_process_that_was_ended_is_started_again_later(
     gate.set()
     ask, ended = tuning.TuningProcess.ask, []  # type: ignore[attr-defined]
 
-    def end_once(self: Any, shapes: NamedShapes) -> dict[str, Any]:
+    def end_once(self: Any, shapes: NamedShapes, **rest: Any) -> dict[str, Any]:
         if not ended:
             ended.append(shapes)
             raise OSError("the tuning process ended with status -9")
-        answer: dict[str, Any] = ask(self, shapes)
+        answer: dict[str, Any] = ask(self, shapes, **rest)
         return answer
 
     monkeypatch.setattr(tuning.TuningProcess, "ask", end_once)
@@ -348,7 +348,7 @@ from helpers import branches
 
 asked = threading.Event()
 
-def never(*_):
+def never(*_, **__):
     asked.set()
     time.sleep(60)
 
