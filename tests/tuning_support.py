@@ -43,7 +43,7 @@ def deciding_with(decide: Callable[[Graph], Decision], asked: list[NamedShapes],
         def __init__(self, config: SessionConfig) -> None:
             self._source = config.source
 
-        def ask(self, shapes: NamedShapes, *, anew: bool = False) -> dict[str, Any]:
+        def ask(self, shapes: NamedShapes, **_: bool) -> dict[str, Any]:
             asked.append(shapes)
             wait.wait(30)
             decision = decide(load(self._source, {name: tuple(shape) for name, shape in shapes.items()}))

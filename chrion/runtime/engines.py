@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -28,11 +27,11 @@ from chrion.graph.model import Graph, TensorInfo
 from chrion.graph.optimise import original_name
 from chrion.graph.ort_sessions import first_line
 from chrion.graph.reading import read_model
-from chrion.runtime.crowding import Crowding, in_flight
+from chrion.runtime.crowding import in_flight
+from chrion.runtime.diversion import Diversion
 from chrion.runtime.execution.engine import CannotCutError, CutEngine, Engine, Footprint, PlainEngine, require_tensors
 from chrion.runtime.execution.executor import CLOSED, AcceleratorFailure
 from chrion.runtime.live_comparison import LiveComparison
-from chrion.runtime.one_thread import OneThreadSession
 from chrion.runtime.options.session_options import hidden_reason, optimises, run_reason, session_reason
 from chrion.runtime.requests import check_feed, known_shape, shape_of
 from chrion.runtime.selection.admission import admit, raise_if_unsafe
@@ -71,8 +70,7 @@ class Engines:
     Attributes:
         current: The engine of the last request's shapes.
         refusal: Reason why requests are refused; empty while they are served.
-        one_thread: The one-thread session, for crowded requests and while the selected plan is slower.
-        crowding: Decides which requests are crowded.
+        diversion: Decides which requests go to the one-thread session.
         by_shapes: Whether each set of input shapes has an engine of its own.
     """
 
@@ -105,7 +103,7 @@ class Engines:
         self._tune = "now" if config.plan is not None or isinstance(model, Graph) else tune
         if self._tune == "now":
             self._graph, self._reason = admit(model, config)
-        self._renew_one_thread()
+        self.diversion = Diversion(self._open_one_thread, self._reconsider)
         self.current = self._first()
 
     @property
@@ -150,41 +148,6 @@ class Engines:
         if self.noted is not None and self.current is self._untuned and len(self.noted) < _MAX_NOTED:
             self.noted.append({info.name: known_shape(feed.get(info.name)) for info in self._inputs})
 
-    def divert(
-        self, engine: Engine, feed: Mapping[str, Any] | None = None
-    ) -> tuple[PlainEngine | None, LiveComparison | None]:
-        """Find out whether a request goes to the one-thread session instead of an engine.
-
-        Args:
-            engine: The engine.
-            feed: Inputs, if the engine may be for other shapes.
-
-        Returns:
-            The one-thread session, or None; and the comparison in which to record the request, or None.
-        """
-        if len(in_flight) > 1 or self.crowding.active:
-            return self.crowding.engine(), None
-        comparison = engine.comparison
-        if comparison is None or not comparison.diverts:
-            return None, comparison
-        if feed is not None and self.by_shapes and not engine.matches(feed):
-            return None, None
-        return self.one_thread.get(), comparison
-
-    def record(self, comparison: LiveComparison, start_s: float, *, diverted: bool) -> None:
-        """Record a request that ends now, unless others are in flight.
-
-        Args:
-            comparison: The comparison of the selected engine.
-            start_s: Start of the request, of ``time.perf_counter()``.
-            diverted: Whether the one-thread session has served it.
-        """
-        if len(in_flight) == 1:
-            comparison.record(start_s, time.perf_counter(), diverted=diverted)
-            if comparison.contradicted and self._tuner:
-                comparison.start_anew()
-                self._reconsider(comparison)
-
     def require_open(self) -> None:
         """Raise if requests are refused.
 
@@ -210,11 +173,11 @@ class Engines:
 
     def _serve(self, feed: Mapping[str, Any], run: Callable[[Engine], T], run_options: ort.RunOptions | None) -> T:
         engine = self.for_feed(feed)
-        other, comparison = self.divert(engine)
+        other, comparison = self.diversion.divert(engine)
         engine = other or engine
         start_s = time.perf_counter()
         if isinstance(engine, CutEngine) and (reason := run_reason(run_options, accelerated=engine.accelerated)):
-            engine = self.plain(reason)
+            engine, comparison = self.plain(reason), None
         try:
             result = run(engine)
         except AcceleratorFailure as failure:
@@ -232,7 +195,7 @@ class Engines:
         else:
             self.note(feed)
             if comparison:
-                self.record(comparison, start_s, diverted=other is not None)
+                self.diversion.record(comparison, start_s, diverted=other is not None)
             return result
         return self._serve_on_cpu(engine, feed, run, error)
 
@@ -301,8 +264,8 @@ class Engines:
                 raise
             if before[-1]:
                 before[-1].close()
-            self.one_thread.close()
-            self._renew_one_thread()
+            self.diversion.one_thread.close()
+            self.diversion = Diversion(self._open_one_thread, self._reconsider)
 
     def wait_until_tuned(self, timeout_s: float | None = None) -> bool:
         """Wait until all requested tuning has ended; return False if the time is over first."""
@@ -325,7 +288,7 @@ class Engines:
                 self._plain = None
             self._selector.forget()
         self.stop_tuning()
-        self.one_thread.close()
+        self.diversion.one_thread.close()
         for engine in engines:
             engine.close()
 
@@ -333,7 +296,7 @@ class Engines:
         """Close, but stop waiting for requests in flight at ``until``, a time of ``time.monotonic()``."""
         if self._tuner:
             self._tuner.close(until)
-        self.one_thread.close(until)
+        self.diversion.one_thread.close(until)
         if not self.refusal:
             self.refusal = CLOSED
             for engine in (self.current, *tuple(self._by_shape.values())):
@@ -342,7 +305,9 @@ class Engines:
     def refuse_in_child(self) -> None:
         """Refuse requests in a forked child, where the lanes are missing; a plain session is left to onnxruntime."""
         self._lock = threading.RLock()
-        self._renew_one_thread()  # the thread that opens it belongs to the parent
+        self.diversion = Diversion(
+            self._open_one_thread, self._reconsider
+        )  # the thread that opens it belongs to the parent
         if self._tuner:
             self._tuner.after_fork()
         if any(isinstance(engine, CutEngine) for engine in (self.current, *self._by_shape.values())):
@@ -461,7 +426,7 @@ class Engines:
         Called by the tuning thread.
         """
         warn_of_slo(self._config.name, decision)
-        before = self._by_shape.get(tuple(named[info.name] for info in self._inputs) if named else ())
+        before = self._by_shape.get(self._key(named) if named else ())
         if isinstance(before, CutEngine) and before.plan == decision.plan:
             return  # decided again
         try:
@@ -504,7 +469,7 @@ class Engines:
         self, tuner: Tuner, named: NamedShapes, footprint: Footprint | None, *, evict: bool = True
     ) -> PlainEngine | None:
         """Close plans until one of the given memory has room, if ``evict``; return the plain session if none may."""
-        if footprint is None:
+        if footprint is None or not named:
             return None
         requests, halvings = tuner.recent_requests(named)
         with self._lock:
@@ -531,11 +496,6 @@ class Engines:
         return tuple(named[info.name] for info in self._inputs)
 
     # Tuning now and in the background.
-
-    def _renew_one_thread(self) -> None:
-        open_session = weakref.WeakMethod(self._open_one_thread)  # a cycle would delay the end of the engines
-        self.one_thread = OneThreadSession(lambda: (method := open_session()) and method())
-        self.crowding = Crowding(self.one_thread)
 
     def _open_one_thread(self) -> PlainEngine | None:
         """Return a plain session of one thread, or None if there cannot be one."""

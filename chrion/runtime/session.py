@@ -144,8 +144,9 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
             engine = engines.current
             other: PlainEngine | None = None
             comparison: LiveComparison | None = None
-            if len(in_flight) > 1 or engines.crowding.active or engine.comparison:
-                other, comparison = engines.divert(engine, input_feed)
+            if len(in_flight) > 1 or engines.diversion.crowding.active or engine.comparison:
+                fits = not engines.by_shapes or engine.matches(input_feed)
+                other, comparison = engines.diversion.divert(engine, fits=fits)
             outputs: list[Any] | None = None
             start_s = time.perf_counter()
             chosen = other or engine
@@ -168,7 +169,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
                 check_arguments(output_names, input_feed, run_options)
             if outputs is not None:
                 if comparison:
-                    engines.record(comparison, start_s, diverted=other is not None)
+                    engines.diversion.record(comparison, start_s, diverted=other is not None)
                 return outputs
         finally:
             in_flight.pop()

@@ -144,7 +144,7 @@ def test_a_given_plan_is_not_compared(plans: Plans) -> None:
         for _ in range(40):
             session.run(None, dict(X))
         assert session._engines.current.comparison is None
-        assert not session._engines.one_thread.is_open
+        assert not session._engines.diversion.one_thread.is_open
 
 
 @pytest.mark.parametrize("free", [True, False])

@@ -481,7 +481,7 @@ def test_crowded_requests_are_served_by_one_thread_each(call: str, *, cut: bool)
         def client() -> None:
             try:
                 end = time.monotonic() + 20
-                while not session._engines.one_thread.is_open and time.monotonic() < end:
+                while not session._engines.diversion.one_thread.is_open and time.monotonic() < end:
                     assert_equal(once(), expected)
                 for _ in range(50):
                     assert_equal(once(), expected)
@@ -494,9 +494,9 @@ def test_crowded_requests_are_served_by_one_thread_each(call: str, *, cut: bool)
         for thread in threads:
             thread.join()
         assert not wrong
-        assert session._engines.one_thread.is_open
+        assert session._engines.diversion.one_thread.is_open
         time.sleep(0.2)
         once()
-        assert not session._engines.crowding.active
+        assert not session._engines.diversion.crowding.active
         assert (session.plan is not None) is cut
         assert_equal(once(), expected)

@@ -1,0 +1,66 @@
+"""Diversion of requests from a session's engine to its one-thread session, by crowding and by live comparisons."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+
+from chrion.runtime.crowding import Crowding, in_flight
+from chrion.runtime.execution.engine import Engine, PlainEngine
+from chrion.runtime.live_comparison import LiveComparison
+from chrion.runtime.one_thread import OneThreadSession
+
+
+class Diversion:
+    """Decides which requests of a session go to its one-thread session.
+
+    Args:
+        open_session: Method that opens the one-thread session; returns None if there cannot be one.
+        reconsider: Method that is called with the comparison of a plan whose selection live requests contradict.
+            Neither method's object is kept alive, since a cycle would delay the end of the engines.
+
+    Attributes:
+        one_thread: The one-thread session.
+        crowding: Decides which requests are crowded.
+    """
+
+    def __init__(
+        self, open_session: Callable[[], PlainEngine | None], reconsider: Callable[[LiveComparison], None]
+    ) -> None:
+        opener = weakref.WeakMethod(open_session)
+        self._reconsider = weakref.WeakMethod(reconsider)
+        self.one_thread = OneThreadSession(lambda: (method := opener()) and method())
+        self.crowding = Crowding(self.one_thread)
+
+    def divert(self, engine: Engine, *, fits: bool = True) -> tuple[PlainEngine | None, LiveComparison | None]:
+        """Decide whether the one-thread session serves a request.
+
+        Args:
+            engine: The engine for it otherwise.
+            fits: Whether the engine is known to be for the request's shapes.
+
+        Returns:
+            The one-thread session, or None; and the comparison in which to record the request, or None.
+        """
+        if len(in_flight) > 1 or self.crowding.active:
+            return self.crowding.engine(), None
+        comparison = engine.comparison
+        if comparison is None or not fits:
+            return None, None
+        return self.one_thread.get() if comparison.diverts else None, comparison
+
+    def record(self, comparison: LiveComparison, start_s: float, *, diverted: bool) -> None:
+        """Record a request that ends now, unless others are in flight.
+
+        Args:
+            comparison: As returned by :meth:`divert`.
+            start_s: Start of the request, of ``time.perf_counter()``.
+            diverted: Whether the one-thread session has served it.
+        """
+        if len(in_flight) > 1:
+            return
+        comparison.record(start_s, time.perf_counter(), diverted=diverted)
+        if comparison.contradicted and (reconsider := self._reconsider()):
+            comparison.start_anew()
+            reconsider(comparison)
