@@ -15,18 +15,23 @@ from unittest import mock
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 
 from chrion import HybridSession
 from chrion.native import available
 from chrion.runtime import crowding
+from chrion.runtime.execution.engine import CutEngine
 from chrion.runtime.execution.native_executor import NativeExecutor
 from chrion.runtime.execution.python_executor import PythonExecutor
+from chrion.runtime.live_comparison import LiveComparison
 from helpers import FLOAT, INT64, cut_session, make_model, node, run_plain, value
+from tuning_support import wait_for
 
-#: Lanes in C; lane threads; a plain session; the session for crowded requests; a session that changes between its plan
+#: Lanes in C; lane threads; a plain session; the one-thread session for crowded requests; the same session for every
+#: second request that is alone, as in trials of a live comparison; a session whose engine is exchanged between its plan
 #: and a plain session all the time; and one whose tuning ends while requests are in flight.
-PATHS = ("native", "interpreted", "plain", "crowded", "switching", "tuned meanwhile")
+PATHS = ("native", "interpreted", "plain", "crowded", "compared", "exchanged", "tuned meanwhile")
 #: Seconds after which tuning ends.
 _TUNED_S = 0.2
 WIDTH = 16
@@ -64,27 +69,50 @@ class Served:
 
     Attributes:
         session: The session.
-        by_plan: One entry for each request that its lanes have served.
+        name: The path.
+        by_plan: One entry for each request that its lanes have served, since the test began.
+        by_plain: One entry for each request that a plain session has served.
+        timer: Ends the tuning some time after it is started; None if the session is not being tuned.
     """
 
     session: HybridSession
+    name: str
     by_plan: list[None] = field(default_factory=list)
+    by_plain: list[None] = field(default_factory=list)
+    timer: threading.Timer | None = None
 
-    def check_path(self, name: str, requests: int) -> None:
-        """Check that the requests were served on the path that the test is about.
+    def more_for(self, seconds: float) -> Callable[[], bool]:
+        """Begin the test; return a function that returns whether to send further requests.
+
+        They are sent for a number of seconds, and until tuning has ended, for at most twenty seconds more.
+        """
+        self.by_plan.clear()
+        self.by_plain.clear()
+        if self.timer:
+            self.timer.start()
+        end = time.monotonic() + seconds
+
+        def more() -> bool:
+            now = time.monotonic()
+            return now < end or (self.timer is not None and not self.by_plan and now < end + 20)
+
+        return more
+
+    def check_path(self, *, alone: bool = False, failing: bool = False) -> None:
+        """Check that the requests of the test were served on the path that it is about.
 
         Args:
-            name: The path.
-            requests: Number of requests that were served.
+            alone: Whether one request was in flight at a time.
+            failing: Whether requests have failed, which plain sessions repeat.
         """
-        by_plan, by_plain = len(self.by_plan), requests - len(self.by_plan)
-        if name in {"native", "interpreted"}:
-            assert by_plain <= 0, f"{by_plain} of {requests} requests were not served by the plan"
-        elif name == "plain":
-            assert by_plan == 0
+        expected = {"native": (True, False), "interpreted": (True, False), "plain": (False, True)}
+        found = bool(self.by_plan), bool(self.by_plain)
+        if self.name == "compared" and not alone:
+            assert found[0]  # requests with others in flight are not compared
+        elif self.name == "crowded" or (failing and self.by_plan):
+            assert found[1]
         else:
-            assert by_plain > 0, "no request was served by a plain session"
-            assert by_plan > 0 or name == "crowded", "no request was served by the plan"
+            assert found == expected.get(self.name, (True, True)), self.session.explain()
 
 
 @contextmanager
@@ -106,17 +134,21 @@ def open_path(name: str, fixtures: pytest.FixtureRequest) -> Iterator[Served]:
             stack.enter_context(mock.patch.object(crowding, "physical_cores", return_value=(0, 1)))
         else:
             fixtures.getfixturevalue("uncrowded")
-        served = Served(stack.enter_context(_open(name, fixtures)))
-        for executor in (NativeExecutor, PythonExecutor):
-            stack.enter_context(mock.patch.object(executor, "_perform", _counting(executor._perform, served.by_plan)))
+        served = Served(stack.enter_context(_open(name, fixtures)), name)
+        for owner, method, count in (
+            (NativeExecutor, "_perform", served.by_plan),
+            (PythonExecutor, "_perform", served.by_plan),
+            (ort.InferenceSession, "run", served.by_plain),
+        ):
+            stack.enter_context(mock.patch.object(owner, method, _counting(getattr(owner, method), count)))
         if name == "crowded":
             stack.enter_context(_callers(served.session))
-        elif name == "switching":
-            stack.enter_context(_switching(served.session))
+        elif name == "compared":
+            _alternate(served.session)
+        elif name == "exchanged":
+            stack.enter_context(_exchanging(served.session))
         elif name == "tuned meanwhile":
-            timer = threading.Timer(_TUNED_S, fixtures.getfixturevalue("gate").set)
-            timer.start()
-            stack.callback(timer.join)
+            served.timer = threading.Timer(_TUNED_S, fixtures.getfixturevalue("gate").set)
         yield served
 
 
@@ -134,10 +166,10 @@ def _open(name: str, fixtures: pytest.FixtureRequest) -> HybridSession:
     return session
 
 
-def _counting(perform: Callable[..., None], by_plan: list[None]) -> Callable[..., None]:
-    def counted(*given: Any) -> None:
-        by_plan.append(None)
-        perform(*given)
+def _counting(perform: Callable[..., Any], count: list[None]) -> Callable[..., Any]:
+    def counted(*given: Any) -> Any:
+        count.append(None)
+        return perform(*given)
 
     return counted
 
@@ -161,19 +193,35 @@ def _callers(session: HybridSession) -> Iterator[None]:
         yield
 
 
+class _Alternation(LiveComparison):
+    """A comparison that sends every second request to the one-thread session."""
+
+    def record(self, *_: object, diverted: bool) -> None:
+        self.diverts = not diverted
+
+
+def _alternate(session: HybridSession) -> None:
+    """Let the plan and the one-thread session serve in turn the requests that are alone."""
+    engines = session._engines
+    assert isinstance(engines.current, CutEngine)
+    engines.current.comparison = _Alternation(1.0, 1.0)
+    engines.one_thread.get()
+    wait_for(lambda: engines.one_thread.is_open)
+
+
 @contextmanager
-def _switching(session: HybridSession) -> Iterator[None]:
+def _exchanging(session: HybridSession) -> Iterator[None]:
     """Exchange the engine of a session about a thousand times a second."""
     stop, engines = threading.Event(), session._engines
-    plan, plain = engines.current, engines.plain("switched by the test")
+    plan, plain = engines.current, engines.plain("exchanged by the test")
 
-    def switch() -> None:
+    def exchange() -> None:
         while not stop.is_set():
             engines.current = plain if engines.current is plan else plan
             time.sleep(0.001)
         engines.current = plan
 
-    with _running(switch, stop, 1):
+    with _running(exchange, stop, 1):
         yield
 
 

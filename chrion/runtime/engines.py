@@ -165,8 +165,8 @@ class Engines:
             run: Runs the request on an engine.
             run_options: The request's options.
         """
-        in_flight.append(None)
         try:
+            in_flight.append(None)  # inside, since an interrupt may be raised as soon as it returns
             return self._serve(feed, run, run_options)
         finally:
             in_flight.pop()

@@ -139,8 +139,8 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
             Exception: Raised by onnxruntime while running, with the names of operators.
         """
         engines = self._engines
-        in_flight.append(None)
         try:
+            in_flight.append(None)  # inside, since an interrupt may be raised as soon as it returns
             engine = engines.current
             other: PlainEngine | None = None
             comparison: LiveComparison | None = None
