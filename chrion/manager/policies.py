@@ -112,6 +112,8 @@ def choose_victims(
         The models to evict, in order; None if evicting all permitted models is not enough.
     """
     candidates = [(rank(r, now_ms), i, r) for i, r in enumerate(residents) if r.bytes and not (r.in_use or r.pinned)]
+    if candidates and (first := min(candidates)[2]).bytes >= needed:  # the most frequent case
+        return [first]
     candidates.sort()
     victims: list[ResidentModel] = []
     for _, _, victim in candidates:

@@ -41,6 +41,10 @@ class BinnedAverage:
             self.width_ms *= 2
         self.area += self._value * (now - self.now)
         index = int(self.now / self.width_ms)
+        if now <= (index + 1) * self.width_ms:
+            self._areas[index] += self._value * (now - self.now)
+            self.now = now
+            return
         while self.now < now:
             until = min(now, (index + 1) * self.width_ms)
             self._areas[index] += self._value * (until - self.now)

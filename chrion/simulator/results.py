@@ -124,6 +124,7 @@ def collect(scenario: Scenario, pattern: str, engine: Engine) -> PatternResult:
     models = tuple(_model(scenario, metrics, engine.cluster.loads[i], i) for i in range(len(scenario.models)))
     families = {model.family: i for i, model in enumerate({m.family: m for m in scenario.models}.values())}
     groups = np.array([families[model.family] for model in scenario.models])
+    executions = metrics.executions if len(families) == len(groups) else metrics.executions.grouped(groups)
     duration_ms = max(metrics.end_ms, engine.now)
     return PatternResult(
         pattern=pattern,
@@ -132,7 +133,7 @@ def collect(scenario: Scenario, pattern: str, engine: Engine) -> PatternResult:
         models=models,
         servers=tuple(_server(scenario, engine, i, duration_ms) for i in range(len(scenario.servers))),
         cold_response=_latency(metrics.cold_responses, math.nan),
-        executions=NamedHistograms(list(families), metrics.executions.grouped(groups)),
+        executions=NamedHistograms(list(families), executions),
         responses=metrics.responses.total(),
     )
 

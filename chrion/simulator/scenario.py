@@ -15,7 +15,7 @@ from typing import Any
 
 from chrion.errors import PlanError, ScenarioError
 from chrion.files import bundled_folder, read_toml
-from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING, Route, route_resident_first
+from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING, SPILL, Route, route_resident_first
 from chrion.simulator.engine import EngineConfig, eligible_servers, read_ahead
 from chrion.simulator.overrides import MEASURED_KEYS, PLAN_KEYS, TOP_KEYS, VARIANT_KEYS, WORD_KEYS, apply_sets
 from chrion.simulator.server import ServerPolicies
@@ -105,7 +105,7 @@ class Scenario:
 
 def route_of(policies: PolicySpec) -> Route:
     """Return the routing function of a scenario's policies."""
-    if policies.routing == "resident-first":
+    if policies.routing == "resident-first" and policies.spill != SPILL:
         return partial(route_resident_first, spill=policies.spill)
     return ROUTING[policies.routing]
 

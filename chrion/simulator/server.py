@@ -19,10 +19,10 @@ The states of a request::
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heappush
 from itertools import count
 from typing import Any
 
@@ -115,12 +115,13 @@ class Server:
         self.evictions = 0
         self.memory = BinnedAverage()
         self._table = cluster.table
+        self._deadlines = cluster.policies.deadlines
         self._models = cluster.table.models
         self._levels = len(cluster.table.variants)
         self._load_ms = load_ms
         self._fixed_ms = spec.load_fixed_ms
-        #: Uses of models before their last eviction.
-        self._uses: dict[int, int] = {}
+        #: Records of models that were evicted, with their uses.
+        self._former: dict[int, ResidentModel] = {}
         self._ready: deque[Job] = deque()
         #: Requests that wait for a load, by model.
         self._waiters: dict[int, list[Job]] = {}
@@ -128,6 +129,8 @@ class Server:
         self._running: dict[int, deque[Release]] = {}
         # A reference is faster than a look-up of the method for each event.
         self._on_end, self._on_release = self._end, self._release
+        self._events, self._sequence, self._record = cluster.events, cluster.sequence, cluster.record
+        self._outstanding = cluster.outstanding
 
     def preload(self, model: int, *, shrink: bool = False) -> bool:
         """Put a model into memory before the run, not counted as a load; return false if it does not fit.
@@ -155,8 +158,8 @@ class Server:
         resident = self.residents.get(model)
         if resident is None and not self._table.bytes[model]:
             resident = self._add_resident(0.0, model)  # a variant without GPU memory is never loaded
-        self.cluster.outstanding[self.index] += 1
-        if self.policies.deadlines and not self._is_admitted(now, model, resident):
+        self._outstanding[self.index] += 1
+        if self._deadlines and not self._is_admitted(now, model, resident):
             self._drop(number, model, now, cold=resident is None)
             if resident is None:
                 self._request_load(now, model)
@@ -219,14 +222,14 @@ class Server:
 
     def _load_next(self, now: float) -> None:
         """Start the next load if the link is free and there is, or can be made, enough memory."""
-        if self.loading is not None or not self.cold:
-            return
         cold = self.cold
+        if self.loading is not None or not cold:
+            return
         model = next(iter(cold)) if len(cold) == 1 else min(cold.values(), key=self.policies.order).key
-        kind = self._make_room(now, model)
+        kind = model if self._table.bytes[model] <= self.free_bytes else self._make_room(now, model)
         if kind is not None:
             del cold[model]
-            self._load(now, kind, self._table.bytes[kind], self._load_ms[kind], self._table.variant(kind).load_mb)
+            self._load(now, kind, self._table.bytes[kind], self._load_ms[kind], self._table.load_mb[kind])
 
     def _load(self, now: float, kind: int, size: int, load_ms: float, load_mb: float) -> None:
         self._reserve(now, size)
@@ -237,10 +240,13 @@ class Server:
         self.loads += 1
         self.cluster.loads[kind % self._models] += 1
         self._log(now, "load", kind)
-        self._push(self.loading_until_ms, self._loaded, kind)
+        heappush(self._events, (self.loading_until_ms, next(self._sequence), self._loaded, kind))
 
     def _make_room(self, now: float, model: int, *, evict: bool = True) -> int | None:
-        """Free memory for a model; return the kind that then fits, or None if there is not enough."""
+        """Free memory for a model; return the kind that then fits, or None if there is not enough.
+
+        The memory over time is updated when the model takes the memory that is freed.
+        """
         missing_bytes = self._table.bytes[model] - self.free_bytes
         if missing_bytes <= 0:
             return model
@@ -263,16 +269,16 @@ class Server:
 
     def _evict(self, now: float, victims: Sequence[ResidentModel]) -> None:
         for victim in victims:
-            del self.residents[victim.key]
-            self._uses[victim.key] = victim.uses
-            self.cluster.homes[victim.key].remove(self.index)
-            self._reserve(now, -victim.bytes)
+            model = victim.key
+            self._former[model] = self.residents.pop(model)
+            self.cluster.homes[model].remove(self.index)
+            self.free_bytes += victim.bytes
             self.evictions += 1
-            self._log(now, "evict", victim.level * self._models + victim.key)
+            self._log(now, "evict", victim.level * self._models + model)
 
     def _shrink(self, now: float, resident: ResidentModel, level: int) -> None:
         kind = level * self._models + resident.key
-        self._reserve(now, self._table.bytes[kind] - resident.bytes)
+        self.free_bytes += resident.bytes - self._table.bytes[kind]
         resident.level, resident.bytes, resident.load_ms = level, self._table.bytes[kind], self._load_ms[kind]
         self._log(now, "shrink", kind)
 
@@ -282,7 +288,7 @@ class Server:
         missing = self._table.bytes[kind] - resident.bytes
         if missing <= self.free_bytes:
             resident.in_use += 1
-            load_mb = max(0.0, self._table.variant(kind).load_mb - self._table.variant(kind + self._models).load_mb)
+            load_mb = max(0.0, self._table.load_mb[kind] - self._table.load_mb[kind + self._models])
             shorter_ms = self._load_ms[kind] - self._load_ms[kind + self._models]
             self._load(now, kind, missing, self._fixed_ms + max(0.0, shorter_ms), load_mb)
 
@@ -305,18 +311,29 @@ class Server:
         self._start_ready(now)
 
     def _start_ready(self, now: float) -> None:
-        ready, needs = self._ready, self._table.needs
+        """Start ready requests while the slots and cores of the first one are free."""
+        ready, table, events, sequence = self._ready, self._table, self._events, self._sequence
         while ready:
-            job = ready[0]
-            resident = self.residents[job[1]]
-            kind = resident.level * self._models + job[1] if resident.level else job[1]
-            slots, cores = needs[kind]
+            number, model, arrival, factor, cold = job = ready[0]
+            resident = self.residents[model]
+            kind = model
+            if self._levels > 1:
+                kind += resident.level * self._models
+                factor = factor[resident.level]
+            slots, cores = table.needs[kind]
             if slots > self.free_slots or cores > self.free_cores:
                 return
             ready.popleft()
-            if self.policies.deadlines and not self._starts_in_time(now, job, kind, resident):
+            if self._deadlines and not self._starts_in_time(now, job, kind, resident):
                 continue
-            self._start(now, job, kind, resident)
+            self.free_slots -= slots
+            self.free_cores -= cores
+            resident.uses += 1
+            for at_ms, *freed in table.early[kind]:
+                heappush(events, (now + at_ms * factor, next(sequence), self._on_release, (number, *freed)))
+            end = now + table.latency_ms[kind] * factor
+            heappush(events, (end, next(sequence), self._on_end, (number, kind, resident)))
+            self._record((number, model, self.index, arrival, now, end, cold, kind))
 
     def _starts_in_time(self, now: float, job: Job, kind: int, resident: ResidentModel) -> bool:
         """Drop a ready request that cannot end by its deadline; return whether it was kept."""
@@ -329,26 +346,11 @@ class Server:
             self._finish_use(now, resident)
         return admitted
 
-    def _start(self, now: float, job: Job, kind: int, resident: ResidentModel) -> None:
-        number, model, arrival, factor, cold = job
-        if self._levels > 1:
-            factor = factor[resident.level]
-        slots, cores = self._table.needs[kind]
-        self.free_slots -= slots
-        self.free_cores -= cores
-        resident.uses += 1
-        events, sequence = self.cluster.events, self.cluster.sequence
-        for at_ms, *freed in self._table.early[kind]:
-            heapq.heappush(events, (now + at_ms * factor, next(sequence), self._on_release, (number, *freed)))
-        end = now + self._table.latency_ms[kind] * factor
-        heapq.heappush(events, (end, next(sequence), self._on_end, (number, kind, resident)))
-        self.cluster.record((number, model, self.index, arrival, now, end, cold, kind))
-
     def _release(self, now: float, freed: tuple[int, int, int]) -> None:
         number, slots, cores = freed
         self.free_slots += slots
         self.free_cores += cores
-        if self.policies.deadlines:
+        if self._deadlines:
             self._running[number].popleft()
         if self._ready:
             self._start_ready(now)
@@ -358,10 +360,14 @@ class Server:
         slots, cores = self._table.last[kind]
         self.free_slots += slots
         self.free_cores += cores
-        self.cluster.outstanding[self.index] -= 1
-        if self.policies.deadlines:
+        self._outstanding[self.index] -= 1
+        if self._deadlines:
             del self._running[number]
-        self._finish_use(now, resident)
+        resident.in_use -= 1
+        if not resident.in_use:
+            resident.idle_since_ms = now
+            if self.loading is None:
+                self._use_link(now, resident)
         if self._ready:
             self._start_ready(now)
 
@@ -371,39 +377,37 @@ class Server:
         if not resident.in_use:
             resident.idle_since_ms = now
             if self.loading is None:
-                if self.cold:
-                    self._load_next(now)
-                elif resident.level:
-                    self._grow(now, resident)
+                self._use_link(now, resident)
+
+    def _use_link(self, now: float, idle: ResidentModel) -> None:
+        """Start a load over the free link, now that a model is idle."""
+        if self.cold:
+            self._load_next(now)
+        elif idle.level:
+            self._grow(now, idle)
 
     def _kind(self, model: int) -> int:
         return self.residents[model].level * self._models + model
 
     def _drop(self, number: int, model: int, arrival: float, *, cold: bool) -> None:
-        self.cluster.outstanding[self.index] -= 1
-        self.cluster.record((number, model, self.index, arrival, _NAN, _NAN, cold, model))
+        self._outstanding[self.index] -= 1
+        self._record((number, model, self.index, arrival, _NAN, _NAN, cold, model))
 
     def _add_resident(self, now: float, kind: int) -> ResidentModel:
         level, model = divmod(kind, self._models)
-        size = self._table.bytes[kind]
-        resident = self.residents[model] = ResidentModel(
-            key=model,
-            bytes=size,
-            load_ms=self._load_ms[kind],
-            weight=self.policies.weights[model],
-            pinned=self.policies.pinned[model],
-            uses=self._uses.get(model, 0),
-            idle_since_ms=now,
-            level=level,
-        )
+        size, load_ms = self._table.bytes[kind], self._load_ms[kind]
+        resident = self._former.pop(model, None)
+        if resident is None:
+            weight, pinned = self.policies.weights[model], self.policies.pinned[model]
+            resident = ResidentModel(model, size, load_ms, weight, pinned)
+        resident.level, resident.bytes, resident.load_ms = level, size, load_ms
+        resident.idle_since_ms = now
+        self.residents[model] = resident
         return resident
 
     def _reserve(self, now: float, size: int) -> None:
         self.free_bytes -= size
         self.memory.step(now, self.budget_bytes - self.free_bytes)
-
-    def _push(self, at: float, action: Action, payload: Any) -> None:
-        heapq.heappush(self.cluster.events, (at, next(self.cluster.sequence), action, payload))
 
     def _log(self, now: float, event: str, kind: int) -> None:
         if self.cluster.journal:

@@ -32,6 +32,8 @@ class ServiceTable:
     #: Releases before the end of a request, and slots and cores that are released at its end; see :func:`releases`.
     early: list[tuple[Freed, ...]]
     last: list[tuple[int, int]]
+    #: Data that a load transfers.
+    load_mb: list[float]
     #: Bytes by level and model.
     sizes: list[list[int]]
 
@@ -39,11 +41,6 @@ class ServiceTable:
     def models(self) -> int:
         """The number of models."""
         return len(self.variants[0])
-
-    def variant(self, kind: int) -> Variant:
-        """Return the variant of a kind."""
-        level, model = divmod(kind, self.models)
-        return self.variants[level][model]
 
     def load_ms(self, spec: ServerSpec) -> list[float]:
         """Return the time of a load over a server's link by kind; servers with equal links can share it."""
@@ -69,6 +66,7 @@ def service_table(variants: Sequence[Sequence[Variant]]) -> ServiceTable:
         needs=[(int(v.gpu_busy_ms > 0), v.cores) for v in flat],
         early=list(early),
         last=list(last),
+        load_mb=[v.load_mb for v in flat],
         sizes=[[v.memory_bytes for v in row] for row in variants],
     )
 

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from chrion.errors import PlanError
-from chrion.scheduler.plan import Plan
 from chrion.simulator.settings import LARGEST
 
 #: Distributions of the factor, of mean 1, that multiplies the latency of a request.
@@ -116,6 +115,8 @@ def from_plan(name: str, path: Path, table: Mapping[str, Any]) -> Variant:
     Raises:
         PlanError: The file cannot be read, is damaged, or lacks the figures of that part.
     """
+    from chrion.scheduler.plan import Plan  # noqa: PLC0415 # onnx is not needed without plan files
+
     plan = Plan.load(path)
     # The busy times of the accelerator's lanes after the first are at the end of the list.
     further = plan.schedule.streams - 1

@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_page_has_scenarios_and_commands() -> None:
     """The search for blocks finds scenarios and commands on the page."""
     assert len(SCENARIOS) == 2
-    assert len([command for command in COMMANDS if "simulate" in command.words]) == 7
+    assert len([command for command in COMMANDS if "simulate" in command.words]) == 8
 
 
 @pytest.mark.parametrize("block", SCENARIOS, ids=str)
