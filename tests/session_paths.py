@@ -205,8 +205,8 @@ def _alternate(session: HybridSession) -> None:
     engines = session._engines
     assert isinstance(engines.current, CutEngine)
     engines.current.comparison = _Alternation(1.0, 1.0)
-    engines.one_thread.get()
-    wait_for(lambda: engines.one_thread.is_open)
+    engines.diversion.one_thread.get()
+    wait_for(lambda: engines.diversion.one_thread.is_open)
 
 
 @contextmanager
