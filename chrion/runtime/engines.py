@@ -483,7 +483,7 @@ class Engines:
 
     def _open(self, named: NamedShapes, decision: Decision) -> Engine:
         if decision.plan is None:
-            return self.plain(decision.why) if decision.winner == PLAIN else self._selector.open_plain(decision)
+            return self.plain(decision.evidence) if decision.winner == PLAIN else self._selector.open_plain(decision)
         config = self._config
         graph = load(config.source, named, optimise=optimises(config.options))
         if config.options is not None:

@@ -91,6 +91,8 @@ class CutEngine:
         self._reload = reload
         #: Returns the graph, or None once it is no longer in memory.
         self._held: Callable[[], Graph | None] = functools.partial(_same, graph)
+        #: Reason why the plan was selected; empty if the caller gave it.
+        self.reason = ""
         #: Recognises requests for the fast path.
         self.fast_path = FastPathMatcher(graph.inputs)
         #: Comparison with the one-thread session; None if the plan serves in any case.
@@ -216,7 +218,7 @@ class CutEngine:
         return self.plan.accelerator is not None
 
     def explain(self) -> str:
-        """Describe the plan in a few lines: its lanes, its segments and its predicted cost."""
+        """Describe the plan in a few lines: its lanes, its segments, its predicted cost, and why it was selected."""
         plan, lanes = self.plan, [lane for lane in self.program.lanes if not is_copy_lane(lane)]
         counts = f"{self.session_count} sessions, {self.program.waits} waits, {self.program.copies} copies"
         lane_kind = "native lanes" if self._native else f"lane threads ({self._obstacle})"
@@ -233,7 +235,7 @@ class CutEngine:
             where = lane_name(lane) + (f" ({plan.accelerator})" if is_accelerator_lane(lane) else "")
             busy = format_ms(plan.busy_ms[lane])
             lines.append(f"  {where}: {sizes[lane]} operators in {segments} segments, busy {busy}")
-        return "\n".join([*lines, *plan.remarks])
+        return "\n".join([*lines, *plan.remarks, *([f"selected: {self.reason}"] if self.reason else [])])
 
     def close(self, until: float | None = None) -> None:
         """Refuse new requests, and stop the lanes when those in flight have finished.

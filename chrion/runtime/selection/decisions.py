@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,9 @@ from chrion.scheduler.plan import Plan
 #: An uncertain decision is valid for this many seconds, and each further one in a row for four times as long, up to a
 #: year.
 _FIRST_RETRY_S, _RETRY_GROWTH, _LAST_RETRY_S = 60.0, 4.0, 365 * 86400.0
+
+#: Times in files are at most this, the year 9999, in seconds since the epoch.
+_LATEST_S = 253370764800.0
 
 #: One file that a decision depends on: its absolute path, size in bytes and modification time in ns.
 FileState = tuple[str, int, int]
@@ -65,6 +68,10 @@ class Decision:
     timings: tuple[TimedCandidate, ...] = ()
     #: Memory of the plan; None if there is no plan, or if its memory is not limited (fixed shapes, or an accelerator).
     footprint: Footprint | None = None
+    #: Time at which it was stored, in seconds since the epoch; 0 before. Not compared.
+    made_s: float = field(default=0.0, compare=False)
+    #: File beside the model in which it was found; empty for one of this machine's cache. Not compared, not stored.
+    origin: str = field(default="", compare=False)
 
     @property
     def latency_ms(self) -> float | None:
@@ -75,6 +82,14 @@ class Decision:
     def plain_ms(self) -> float | None:
         """Latency of the fastest plain session in ms; None if none was timed."""
         return min((timed.latency_ms for timed in self.timings if timed.plain), default=None)
+
+    @property
+    def evidence(self) -> str:
+        """The reason, with the time at which it was found and its origin, for :meth:`chrion.HybridSession.explain`."""
+        when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.made_s)) if self.made_s else ""
+        place = f"found in {self.origin}" if self.origin else ""
+        details = ", ".join(part for part in (when and f"tuned {when}", place) if part)
+        return f"{self.why} ({details})" if details else self.why
 
     @property
     def valid_s(self) -> float:
@@ -93,6 +108,7 @@ class Decision:
             "missed": self.missed,
             "timings": [[t.name, t.plain, t.latency_ms, t.rounds] for t in self.timings],
             "footprint": [self.footprint.plain_mb, self.footprint.plan_mb] if self.footprint else None,
+            "made_s": self.made_s,
         }
 
 
@@ -115,7 +131,19 @@ def decision_from_json(content: Mapping[str, Any]) -> Decision:
         missed=str(content["missed"]),
         timings=tuple(_timed(*timed) for timed in content["timings"]),
         footprint=None if content["footprint"] is None else Footprint(*map(float, content["footprint"])),
+        made_s=_time_s(content["made_s"]),
     )
+
+
+def _time_s(value: Any) -> float:
+    """Return a time in seconds since the epoch that can be printed.
+
+    Raises:
+        TypeError, ValueError: The value is not such a number.
+    """
+    if not 0 <= float(value) <= _LATEST_S:
+        raise ValueError(f"expected a time in seconds, found {value!r}")
+    return float(value)
 
 
 def _timed(name: object, plain: object, latency_ms: Any, rounds: Any) -> TimedCandidate:
@@ -162,7 +190,8 @@ class DecisionCache:
         before, _ = self._stored()
         if decision.uncertain and before and before.uncertain:
             decision = replace(decision, attempts=before.attempts + 1)
-        write_cached(self._path, decision.to_json() | {"made_s": time.time()})
+        decision = replace(decision, made_s=time.time())
+        write_cached(self._path, decision.to_json())
         return decision
 
     def _stored(self) -> tuple[Decision | None, float]:
@@ -171,7 +200,8 @@ class DecisionCache:
         if content is None:
             return None, 0.0
         try:
-            return decision_from_json(content), time.time() - float(content["made_s"])
+            decision = decision_from_json(content)
+            return decision, time.time() - decision.made_s
         except (KeyError, TypeError, ValueError, OverflowError, PlanError):
             return None, 0.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -27,12 +27,12 @@ from chrion.runtime.execution.engine import CannotCutError, CutEngine, Engine, P
 from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision, DecisionCache, TimedCandidate
+from chrion.runtime.selection.evidence import describe, missed_slo
 from chrion.runtime.selection.footprint import MeasurementError, can_measure, measure_footprint
-from chrion.runtime.selection.guard import SHARE, Candidate, CandidateResult, compare
+from chrion.runtime.selection.guard import SHARE, Candidate, compare
 from chrion.runtime.selection.parallel_plan import parallel_plan
 from chrion.scheduler.plan import Plan
 from chrion.scheduler.planner import alternatives
-from chrion.units import format_ms
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +118,7 @@ class EngineSelector:
             engine = self._open(graph, decision.plan)
             if isinstance(engine, CutEngine):
                 engine.footprint = decision.footprint
+                engine.reason = decision.evidence
                 if decision.latency_ms and decision.plain_ms and not engine.accelerated:
                     engine.comparison = LiveComparison(decision.latency_ms, decision.plain_ms)
             return engine
@@ -129,7 +130,7 @@ class EngineSelector:
         Raises:
             InputError: The decision selects a plan, or a session unknown to this release.
         """
-        return self._shared(decision.winner, self._plain_opener(decision.winner), decision.why)
+        return self._shared(decision.winner, self._plain_opener(decision.winner), decision.evidence)
 
     def one_thread(self, reason: str) -> PlainEngine | None:
         """Return the plain session of one thread; None if there cannot be one, see :meth:`SessionConfig.one_thread`."""
@@ -281,12 +282,11 @@ class EngineSelector:
         budget_mb = self._config.budget_mb
         candidates = self._candidates(graph, plans, reference.resident_mb if reference else 0.0)
         fitting = [c for c in candidates if budget_mb is None or c.resident_mb <= budget_mb]
-        winner, results, interference = compare(fitting, self._config.slo_ms)
-        why = _evidence(results) if plans else "the plan runs the whole model as one segment"
-        if interference:
-            why += ", while other processes used the cores"
+        comparison = compare(fitting, self._config.slo_ms)
+        winner, results, interference = comparison
+        why = describe(comparison, self._config.slo_ms, planned=bool(plans))
         log.info("model %s: selected %s (%s)", graph.name, winner, why)
-        missed = _missed_slo(results, self._config.slo_ms)
+        missed = missed_slo(results, self._config.slo_ms)
         timings = tuple(
             TimedCandidate(r.name, r.plain, r.latency_ms, r.rounds) for r in results if 0 < r.latency_ms < math.inf
         )
@@ -407,23 +407,6 @@ def warn_of_slo(name: str, decision: Decision) -> None:
     """Log a warning if no candidate of a decision met the SLO."""
     if decision.missed:
         log.warning("model %s: %s", name, decision.missed)
-
-
-def _missed_slo(results: Sequence[CandidateResult], slo_ms: float | None) -> str:
-    """Return a message if no candidate meets the SLO; empty if one does, or if none was timed."""
-    fastest_ms = min((result.latency_ms for result in results), default=math.inf)
-    if slo_ms is None or not slo_ms < fastest_ms < math.inf:
-        return ""
-    return f"no candidate meets the SLO of {format_ms(slo_ms)}: the fastest takes {format_ms(fastest_ms)}"
-
-
-def _evidence(results: Sequence[CandidateResult]) -> str:
-    """Describe the measurements on which a decision is based."""
-    timed = ", ".join(f"{t.name}: {format_ms(t.latency_ms)}" for t in results if t.latency_ms < math.inf)
-    if timed:
-        return f"fastest when timed ({timed})"
-    failure = next((t.failure for t in results if t.failure), "there was no candidate")
-    return f"no candidate could be timed on synthetic inputs ({failure})"
 
 
 def _open_with_threads(source: str | bytes, count: int, reason: str) -> PlainEngine:

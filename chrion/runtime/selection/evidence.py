@@ -1,0 +1,56 @@
+"""The description of a comparison, from its results alone, so that it cannot contradict them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from chrion.runtime.selection.guard import CandidateResult, Comparison
+from chrion.units import format_ms
+
+NOT_PARALLEL = "the plan runs the whole model as one segment"
+
+
+def describe(comparison: Comparison, slo_ms: float | None, *, planned: bool) -> str:
+    """Describe why a comparison selected its winner.
+
+    Args:
+        comparison: The comparison.
+        slo_ms: The SLO, or None.
+        planned: Whether there was a plan to compare.
+    """
+    parts = [] if planned else [NOT_PARALLEL]
+    timed = [result for result in comparison.results if result.latency_ms < math.inf]
+    if timed:
+        parts.append(f"{_relation(comparison.winner, timed, slo_ms)} ({_figures(timed)})")
+    elif planned:
+        failure = next((result.failure for result in comparison.results if result.failure), "there was no candidate")
+        parts.append(f"no candidate could be timed on synthetic inputs ({failure})")
+    disturbed = ", while other processes used the cores" if comparison.interference else ""
+    return "; ".join(parts) + disturbed
+
+
+def missed_slo(results: Sequence[CandidateResult], slo_ms: float | None) -> str:
+    """Return a message if no candidate meets the SLO; empty if one does, or if none was timed."""
+    fastest_ms = min((result.latency_ms for result in results), default=math.inf)
+    if slo_ms is None or not slo_ms < fastest_ms < math.inf:
+        return ""
+    return f"no candidate meets the SLO of {format_ms(slo_ms)}: the fastest takes {format_ms(fastest_ms)}"
+
+
+def _relation(winner: str, timed: Sequence[CandidateResult], slo_ms: float | None) -> str:
+    """Return how the winner compares with the other candidates."""
+    own_ms = next((result.latency_ms for result in timed if result.name == winner), math.inf)
+    if own_ms == math.inf:
+        return f"{winner} was not timed"
+    if own_ms <= min(result.latency_ms for result in timed):
+        return "fastest when timed" if len(timed) > 1 else "the only candidate when timed"
+    if slo_ms is not None and own_ms <= slo_ms:
+        return f"least accelerator memory within the SLO of {format_ms(slo_ms)} when timed"
+    return f"no candidate was faster than {winner} by enough when timed"
+
+
+def _figures(timed: Sequence[CandidateResult]) -> str:
+    rounds = max(result.rounds for result in timed)
+    figures = ", ".join(f"{result.name}: {format_ms(result.latency_ms)}" for result in timed)
+    return f"{figures}; {rounds} {'round' if rounds == 1 else 'rounds'}"

@@ -1,0 +1,104 @@
+"""The description of comparisons, over generated results."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chrion.runtime.selection import guard
+from chrion.runtime.selection.evidence import NOT_PARALLEL, describe, missed_slo
+from chrion.runtime.selection.guard import Candidate, CandidateResult, Comparison, compare
+from chrion.units import format_ms
+from helpers import FakeInterferenceMonitor
+
+NAMES = ["plain", "plain, threads: 1", "plan 1", "plan 2"]
+LATENCIES = st.sampled_from([1.0, 1.01, 1.5, 2.0, 3.0, math.inf])
+
+
+def results_of(latencies: list[float]) -> tuple[CandidateResult, ...]:
+    """Return results of the first candidates; those without a latency failed."""
+    return tuple(
+        CandidateResult(name, ms, 0.0, "" if ms < math.inf else "RuntimeError: no", name.startswith("plain"), 3)
+        for name, ms in zip(NAMES, latencies, strict=False)
+    )
+
+
+@given(
+    latencies=st.lists(LATENCIES, min_size=1, max_size=4),
+    at=st.integers(0, 3),
+    slo_ms=st.sampled_from([None, 1.2, 5.0]),
+    interference=st.booleans(),
+    planned=st.booleans(),
+)
+def test_the_description_agrees_with_the_results(
+    latencies: list[float], at: int, slo_ms: float | None, *, interference: bool, planned: bool
+) -> None:
+    """Whatever the results and the winner are, each statement of the description follows from them."""
+    results = results_of(latencies)
+    winner = results[at % len(results)]
+    text = describe(Comparison(winner.name, results, interference), slo_ms, planned=planned)
+    least_ms = min(latencies)
+    if text.startswith("fastest") or "; fastest" in text:
+        assert winner.latency_ms == least_ms < math.inf
+    if "by enough" in text:
+        assert least_ms < winner.latency_ms < math.inf
+        assert f"faster than {winner.name} by enough" in text
+    if "least accelerator memory" in text:
+        assert slo_ms is not None
+        assert winner.latency_ms <= slo_ms
+    for result in results:
+        shown = f"{result.name}: {format_ms(result.latency_ms)}" if result.latency_ms < math.inf else ""
+        assert (not shown) or shown in text
+        assert shown or f"{result.name}: " not in text
+    assert ("other processes" in text) is interference
+    assert (NOT_PARALLEL in text) is not planned
+    assert ("no candidate could be timed" in text) is (planned and least_ms == math.inf)
+
+
+@given(
+    generated=st.lists(st.tuples(st.sampled_from([1.0, 1.02, 1.2, 2.0]), st.booleans()), min_size=2, max_size=4),
+    busy=st.booleans(),
+    slo_ms=st.sampled_from([None, 1.1, 5.0]),
+)
+def test_the_description_of_a_real_comparison_names_its_winner_as_fastest_or_says_why_not(
+    generated: list[tuple[float, bool]], *, busy: bool, slo_ms: float | None
+) -> None:
+    """Of candidates on a fake clock, a winner that others undercut is never called the fastest."""
+    now = [0.0]
+
+    def open_(ms: float, *, fails: bool) -> Callable[[], tuple[Callable[[], object], Callable[[], None]]]:
+        def run() -> None:
+            if fails:
+                raise RuntimeError("no")
+            now[0] += ms / 1e3
+
+        return lambda: (run, lambda: None)
+
+    candidates = [
+        Candidate(name, open_(ms, fails=fails), plain=name.startswith("plain"))
+        for name, (ms, fails) in zip(NAMES, generated, strict=False)
+    ]
+    before, guard.time.perf_counter = guard.time.perf_counter, lambda: now[0]
+    try:
+        comparison = compare(candidates, slo_ms, FakeInterferenceMonitor(range(99) if busy else ()))
+    finally:
+        guard.time.perf_counter = before
+    text = describe(comparison, slo_ms, planned=True)
+    shown = {name: float(ms) for name, ms in re.findall(r"(plain|plain, threads: 1|plan \d): ([\d.]+) ms", text)}
+    if "fastest when timed" in text:
+        assert shown[comparison.winner] == min(shown.values())
+    elif shown:
+        assert shown[comparison.winner] >= min(shown.values())
+    assert bool(shown) is any(not fails for _, fails in generated)
+
+
+def test_a_missed_slo_is_reported() -> None:
+    """The message has the latency of the fastest candidate; there is none if one meets the SLO or none was timed."""
+    assert missed_slo(results_of([3.0, 2.0]), 1.5) == "no candidate meets the SLO of 1.50 ms: the fastest takes 2.00 ms"
+    assert missed_slo(results_of([3.0, 2.0]), 2.0) == ""
+    assert missed_slo(results_of([3.0]), None) == ""
+    assert missed_slo(results_of([math.inf]), 1.0) == ""
