@@ -88,7 +88,8 @@ def test_the_description_of_a_real_comparison_names_its_winner_as_fastest_or_say
     finally:
         guard.time.perf_counter = before
     text = describe(comparison, slo_ms, planned=True)
-    shown = {name: float(ms) for name, ms in re.findall(r"(plain|plain, threads: 1|plan \d): ([\d.]+) ms", text)}
+    found = re.findall(r"(plain|plain, threads: 1|plan \d): ([\d.]+) (ms|us)", text)
+    shown = {name: float(figure) / (1000 if unit == "us" else 1) for name, figure, unit in found}
     if "fastest when timed" in text:
         assert shown[comparison.winner] == min(shown.values())
     elif shown:
