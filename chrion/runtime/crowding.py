@@ -13,8 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from chrion.cores import physical_cores
-from chrion.runtime.execution.engine import PlainEngine
+from chrion.runtime.execution.engine import Engine, PlainEngine
 from chrion.runtime.one_thread import OneThreadSession
 
 #: Time for which requests still count as crowded after the last crowd, in seconds.
@@ -31,31 +30,28 @@ class Crowding:
 
     Args:
         one_thread: The session's one-thread session.
-        cores: Number of cores; by default that of physical cores that this process may use.
         clock: Returns the time in seconds.
 
     Attributes:
         active: Whether requests were crowded at the last check.
     """
 
-    def __init__(
-        self, one_thread: OneThreadSession, cores: int | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, one_thread: OneThreadSession, clock: Callable[[], float] = time.monotonic) -> None:
         self.active = False
         self._one_thread = one_thread
-        self._cores = cores
         self._clock = clock
         self._until_s = 0.0
         self._requests = 0
 
-    def engine(self) -> PlainEngine | None:
+    def engine(self, engine: Engine) -> PlainEngine | None:
         """Return the one-thread session for a request in flight; None if it is not crowded or the session is not open.
 
         Called only if several requests are in flight or ``active`` is set, so that it costs a single caller nothing.
+
+        Args:
+            engine: The engine for the request otherwise.
         """
-        if self._cores is None:  # counting the cores takes as long as creating the session of a small model
-            self._cores = len(physical_cores())
-        if len(in_flight) >= max(2, self._cores):
+        if len(in_flight) > engine.capacity:
             self.active = True
             self._until_s = self._clock() + _HOLD_S
             self._requests += 1  # a lost count does not matter

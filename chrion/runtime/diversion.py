@@ -44,7 +44,7 @@ class Diversion:
             The one-thread session, or None; and the comparison in which to record the request, or None.
         """
         if len(in_flight) > 1 or self.crowding.active:
-            return self.crowding.engine(), None
+            return self.crowding.engine(engine), None
         comparison = engine.comparison
         if comparison is None or not fits:
             return None, None

@@ -120,7 +120,8 @@ class Engines:
         """Describe the engine of the last request, and whether the one-thread session serves in its place."""
         engine, lines = self.current, []
         if engine.comparison and engine.comparison.plain_serves:
-            lines = ["at present a plain session of one thread serves: on live requests the plan takes longer"]
+            slower = "the plan" if isinstance(engine, CutEngine) else "the session above"
+            lines = [f"at present a plain session of one thread serves: on live requests {slower} takes longer"]
         return "\n".join([engine.explain(), *lines])
 
     def for_feed(self, feed: Mapping[str, Any]) -> Engine:
@@ -414,11 +415,14 @@ class Engines:
         return engine
 
     def _reconsider(self, comparison: LiveComparison) -> None:
-        """Request that a decision is made again which live requests contradict."""
+        """Have a decision made again that live requests contradict: by this session, or by later ones if tuned now."""
         with self._lock:
             for shapes, engine in self._by_shape.items():
-                if engine.comparison is comparison and self._tuner:
-                    self._tuner.reconsider({info.name: s for info, s in zip(self._inputs, shapes, strict=False)})
+                if engine.comparison is comparison:
+                    if isinstance(engine, CutEngine):
+                        self._selector.doubt(engine.plan.digest)
+                    if self._tuner:
+                        self._tuner.reconsider({info.name: s for info, s in zip(self._inputs, shapes, strict=False)})
 
     def _install(self, tuner: Tuner, named: NamedShapes, decision: Decision) -> None:
         """Use the engine of a decision from the next request on, unless the session or the tuner was closed.
@@ -483,7 +487,9 @@ class Engines:
 
     def _open(self, named: NamedShapes, decision: Decision) -> Engine:
         if decision.plan is None:
-            return self.plain(decision.evidence) if decision.winner == PLAIN else self._selector.open_plain(decision)
+            if decision.winner != PLAIN:
+                return self._selector.open_plain(decision)
+            return self._selector.compare_live(self.plain(decision.evidence), decision)
         config = self._config
         graph = load(config.source, named, optimise=optimises(config.options))
         if config.options is not None:

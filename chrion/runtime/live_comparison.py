@@ -1,5 +1,7 @@
 """Comparison of a plan with the one-thread session on live requests.
 
+A plain session of several threads is compared in the same way; below, it counts as a plan.
+
 Tuning times candidates on synthetic inputs, in a moment that may not be typical. Later another process may use a lane's
 core, requests may come with pauses in which caches go cold, or inputs may take longer. The comparison watches the
 latencies of requests that are alone in the process. While they are as expected, it does nothing. If the plan is slower

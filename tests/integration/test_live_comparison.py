@@ -13,7 +13,7 @@ from chrion import HybridSession, load
 from chrion.graph.model import Graph
 from chrion.runtime import live_comparison
 from chrion.runtime.crowding import in_flight
-from chrion.runtime.execution.engine import CutEngine
+from chrion.runtime.execution.engine import CutEngine, PlainEngine
 from chrion.runtime.selection import decisions, tuning
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision, TimedCandidate
@@ -113,6 +113,49 @@ def test_a_slow_plan_is_replaced_while_it_is_slow(plans: Plans, how: str) -> Non
         plans.delay_s = 0.0
         serve_until(session, plain=False, how=how)
         assert "at present" not in session.explain()
+
+
+@pytest.mark.usefixtures("plans")
+def test_a_slow_session_of_several_threads_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain session of several threads suffers from other work as a plan does."""
+    timings = tuple(
+        TimedCandidate(name, plain=True, latency_ms=latency_ms, rounds=3)
+        for name, latency_ms in (("plain", 2.0), ("plain, threads: 1", 3.0))
+    )
+    monkeypatch.setattr(EngineSelector, "_compare", lambda *_: Decision("plain", None, "for a test", timings=timings))
+    model = branches(size=8)
+    x = np.ones((2, 8), np.float32)
+    with HybridSession(model, tune="now") as session:
+        engine = session._engines.current
+        assert isinstance(engine, PlainEngine)
+        run = engine.session.run
+        monkeypatch.setattr(engine.session, "run", lambda *rest: (time.sleep(0.01), run(*rest))[1])
+        comparison = engine.comparison
+        assert comparison is not None
+        end = time.monotonic() + 20
+        while not comparison.plain_serves and time.monotonic() < end:
+            assert_equal(session.run(None, {"x": x}), run_plain(model, {"x": x}))
+        assert "on live requests the session above takes longer" in session.explain()
+
+
+def test_a_session_tuned_now_doubts_the_decision_for_later_ones(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot tune beside requests, but another session decides again."""
+    monkeypatch.setattr(live_comparison, "_LOST", 1)
+    monkeypatch.setattr(live_comparison, "_LOST_S", 0.0)
+    with HybridSession(branches(), tune="now") as session:
+        engine = session._engines.current
+        assert isinstance(engine, CutEngine)
+        cache = session._engines._selector.cache(engine.plan.digest)
+        found = cache.recall()
+        assert found is not None
+        assert not found.uncertain
+        plans.delay_s = 0.01
+        end = time.monotonic() + 20
+        while (found := cache.recall()) and not found.uncertain and time.monotonic() < end:
+            assert_equal(session.run(None, dict(X)), EXPECTED)
+        assert found is not None
+        assert found.uncertain
+        assert found.plan == engine.plan
 
 
 def test_shapes_are_compared_one_by_one(plans: Plans) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from chrion.runtime.crowding import Crowding, in_flight
+from chrion.runtime.execution import engine
+from chrion.runtime.execution.engine import PlainEngine
+from tests.helpers import branches
 
 SESSION: Any = object()
 
@@ -23,10 +27,11 @@ class OneThread:
         return SESSION
 
 
-def crowded(crowding: Crowding, count: int, requests: int = 1) -> list[object]:
+def crowded(crowding: Crowding, count: int, requests: int = 1, *, capacity: int = 1) -> list[object]:
     """Return the sessions of some requests, while so many are in flight."""
+    engine: Any = SimpleNamespace(capacity=capacity)
     in_flight.extend([None] * count)
-    found = [crowding.engine() for _ in range(requests)]
+    found = [crowding.engine(engine) for _ in range(requests)]
     for _ in range(count):
         in_flight.pop()
     return found
@@ -45,30 +50,39 @@ def clock() -> list[float]:
     return [0.0]
 
 
-def persistent(clock: list[float], cores: int = 2) -> Crowding:
+def persistent(clock: list[float]) -> Crowding:
     """Return a crowding after many crowded requests."""
-    crowding = Crowding(OneThread(), cores, lambda: clock[0])  # type: ignore[arg-type]
-    crowded(crowding, max(2, cores), 32)
+    crowding = Crowding(OneThread(), lambda: clock[0])  # type: ignore[arg-type]
+    crowded(crowding, 2, 32)
     return crowding
 
 
 def test_the_session_is_used_when_crowds_persist(clock: list[float]) -> None:
     """A few requests that happen to overlap do not open the session."""
     one_thread = OneThread()
-    crowding = Crowding(one_thread, 2, lambda: clock[0])  # type: ignore[arg-type]
+    crowding = Crowding(one_thread, lambda: clock[0])  # type: ignore[arg-type]
     assert crowded(crowding, 2, 31) == [None] * 31
     assert not one_thread.uses
     assert crowded(crowding, 2, 10) == [SESSION] * 10
 
 
-@pytest.mark.parametrize("cores", [1, 2, 4, 16])
-def test_a_crowd_is_as_many_requests_as_cores(clock: list[float], cores: int) -> None:
-    """Requests are crowded if there are as many as cores, and at least two."""
-    crowding = persistent(clock, cores)
+@pytest.mark.parametrize("capacity", [1, 2, 15])
+def test_a_crowd_is_more_requests_than_the_engine_has_cores_for(clock: list[float], capacity: int) -> None:
+    """A plan of two lanes on 16 cores serves eight requests at a time before any of them is crowded."""
+    crowding = persistent(clock)
     clock[0] += 1.0
-    assert crowded(crowding, max(2, cores) - 1) == [None]
-    assert crowded(crowding, max(2, cores)) == [SESSION]
-    assert crowded(crowding, max(2, cores) + 5) == [SESSION]
+    assert crowded(crowding, capacity, capacity=capacity) == [None]
+    assert crowded(crowding, capacity + 1, capacity=capacity) == [SESSION]
+    assert crowded(crowding, capacity + 5, capacity=capacity) == [SESSION]
+
+
+@pytest.mark.parametrize(("cores", "capacity"), [(1, 1), (2, 1), (16, 15)])
+def test_a_plain_session_is_crowded_if_there_are_as_many_requests_as_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: int, capacity: int
+) -> None:
+    """With fewer requests, several threads for each are faster; a single request is never crowded."""
+    monkeypatch.setattr(engine, "physical_cores", lambda: tuple(range(cores)))
+    assert PlainEngine(branches().SerializeToString(), None, None, None, "").capacity == capacity
 
 
 def test_requests_stay_crowded_for_a_while(clock: list[float]) -> None:
@@ -84,10 +98,9 @@ def test_requests_stay_crowded_for_a_while(clock: list[float]) -> None:
 
 def test_requests_of_all_sessions_count(clock: list[float]) -> None:
     """Two sessions with one request each share the cores, so both requests are crowded."""
-    first, second = persistent(clock), persistent(clock)
+    first = persistent(clock)
     clock[0] += 1.0
     assert crowded(first, 1) == [None]
     in_flight.append(None)  # a request of the second session
     assert crowded(first, 1) == [SESSION]
-    assert second.engine() is None  # it was alone when it began
     in_flight.pop()

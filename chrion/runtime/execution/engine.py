@@ -322,8 +322,8 @@ class PlainEngine:
 
     @functools.cached_property
     def capacity(self) -> int:
-        """Number of requests that can be served at the same time, each on a core of its own."""
-        return len(physical_cores())
+        """Number of requests in flight for which several threads each are worthwhile, at least one."""
+        return max(1, len(physical_cores()) - 1)
 
     def for_shapes(self, inputs: Sequence[TensorInfo]) -> PlainEngine:
         """Return an engine of the same session, chosen for inputs of known shapes."""

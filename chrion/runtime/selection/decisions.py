@@ -194,6 +194,12 @@ class DecisionCache:
         write_cached(self._path, decision.to_json())
         return decision
 
+    def doubt(self) -> None:
+        """Mark the stored decision as uncertain, so that it is made again after a while."""
+        decision, _ = self._stored()
+        if decision:
+            self.keep(replace(decision, uncertain=True))
+
     def _stored(self) -> tuple[Decision | None, float]:
         """Return the decision in the file, valid or not, and its age in seconds."""
         content = read_cached(self._path)
@@ -210,7 +216,7 @@ def file_state(path: str | Path) -> FileState | None:
     """Return a file's absolute path, size and modification time; None if it cannot be read."""
     try:
         found = Path(path).stat()
-    except OSError:
+    except (OSError, ValueError):  # a damaged cache file may hold a null byte
         return None
     return os.path.abspath(path), found.st_size, found.st_mtime_ns  # noqa: PTH100 - links stay as they are
 

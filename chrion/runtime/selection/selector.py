@@ -44,6 +44,8 @@ _KEPT_OPEN_BYTES = 256e6
 #: A plan of a model with free dimensions holds all weights a second time, since the plain session stays open for other
 #: shapes. It must have a clear gain: it is selected if it takes at most this share of a plain session's latency.
 _SHARE_BESIDE_PLAIN = 0.8
+#: Minimum latency of an engine that is compared with the one-thread session on live requests, in ms.
+_RECORDED_MS = 0.1
 PLAIN = "plain"
 _PLAIN_CPU = "plain, on the CPU"
 _PLAIN_THREADS = "plain, threads: "
@@ -119,8 +121,8 @@ class EngineSelector:
             if isinstance(engine, CutEngine):
                 engine.footprint = decision.footprint
                 engine.reason = decision.evidence
-                if decision.latency_ms and decision.plain_ms and not engine.accelerated:
-                    engine.comparison = LiveComparison(decision.latency_ms, decision.plain_ms)
+                if not engine.accelerated:
+                    engine.comparison = _comparison(decision, decision.plain_ms)
             return engine
         return self.open_plain(decision)
 
@@ -130,7 +132,20 @@ class EngineSelector:
         Raises:
             InputError: The decision selects a plan, or a session unknown to this release.
         """
-        return self._shared(decision.winner, self._plain_opener(decision.winner), decision.evidence)
+        return self.compare_live(
+            self._shared(decision.winner, self._plain_opener(decision.winner), decision.evidence), decision
+        )
+
+    def compare_live(self, engine: PlainEngine, decision: Decision) -> PlainEngine:
+        """Have a plain session of several threads compared with that of one thread, if both were timed."""
+        one_thread_ms = next((t.latency_ms for t in decision.timings if t.name == f"{_PLAIN_THREADS}1"), None)
+        if decision.winner != f"{_PLAIN_THREADS}1" and not engine.accelerated:
+            engine.comparison = _comparison(decision, one_thread_ms)
+        return engine
+
+    def doubt(self, digest: str) -> None:
+        """Have the cached decision on a graph made again after a while, since live requests contradict it."""
+        self.cache(digest).doubt()
 
     def one_thread(self, reason: str) -> PlainEngine | None:
         """Return the plain session of one thread; None if there cannot be one, see :meth:`SessionConfig.one_thread`."""
@@ -391,6 +406,17 @@ class EngineSelector:
             opener = partial(open_plan, plan)
             candidates.append(Candidate(name, opener, memory_mb, plain=False, kept_open=kept_open, share=share))
         return candidates
+
+
+def _comparison(decision: Decision, one_thread_ms: float | None) -> LiveComparison | None:
+    """Return a comparison of the selected engine with the one-thread session; None if they were not timed.
+
+    Recording a request takes a microsecond, so that very short ones are not recorded.
+    """
+    latency_ms = decision.latency_ms
+    if latency_ms is None or one_thread_ms is None or latency_ms < _RECORDED_MS:
+        return None
+    return LiveComparison(latency_ms, one_thread_ms)
 
 
 def why_plain(error: Exception) -> str:
