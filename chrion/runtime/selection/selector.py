@@ -26,13 +26,14 @@ from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.runtime.execution.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
 from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.selection.configuration import SessionConfig
-from chrion.runtime.selection.decisions import Decision, DecisionCache, TimedCandidate
+from chrion.runtime.selection.decisions import Decision, DecisionCache, TimedCandidate, model_identity
 from chrion.runtime.selection.evidence import describe, missed_slo
 from chrion.runtime.selection.footprint import MeasurementError, can_measure, measure_footprint
 from chrion.runtime.selection.guard import SHARE, Candidate, compare
 from chrion.runtime.selection.parallel_plan import parallel_plan
 from chrion.scheduler.plan import Plan
 from chrion.scheduler.planner import alternatives
+from chrion.scheduler.reuse import find_near_plan, is_near, is_near_optimal
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,8 @@ _KEPT_OPEN_BYTES = 256e6
 _SHARE_BESIDE_PLAIN = 0.8
 #: Minimum latency of an engine that is compared with the one-thread session on live requests, in ms.
 _RECORDED_MS = 0.1
+#: Number of plans that are kept as candidates for further shapes of a model.
+_EARLIER_PLANS = 4
 PLAIN = "plain"
 _PLAIN_CPU = "plain, on the CPU"
 _PLAIN_THREADS = "plain, threads: "
@@ -68,6 +71,8 @@ class EngineSelector:
         self._profile: Profile | None = None
         #: Reason why the accelerator is no longer used; empty while it works.
         self._lost = ""
+        #: Identity of the model, independent of shapes, once it is known.
+        self._identity = ""
         #: Plain sessions by name; one serves all shapes.
         self._opened: dict[str, PlainEngine] = {}
 
@@ -226,7 +231,10 @@ class EngineSelector:
         """Compare the candidates and cache the decision."""
         if self._drop_broken_accelerator(graph) and (decision := self.cache(graph.digest).recall()):
             return decision
-        return self.cache(graph.digest).keep(self._weighed(graph, self._compare(graph)))
+        decision = self._weighed(graph, self._compare(graph))
+        if decision.plan and graph.declared_free:
+            self._plan_cache(int(graph.digest[:8], 16) % _EARLIER_PLANS).keep(decision)
+        return self.cache(graph.digest).keep(decision)
 
     def _weighed(self, graph: Graph, decision: Decision) -> Decision:
         """Return the decision with the memory of its plan, if the plain session stays open beside it.
@@ -312,12 +320,28 @@ class EngineSelector:
         if self._profile is None:
             self._profile = profile(graph, config.lanes, self._usable_accelerator(graph))
         usable = replace(self._profile, accelerator=None) if self._lost else self._profile
+        near = find_near_plan(self._earlier_plans(graph), graph, usable)
+        if near and is_near_optimal(near):
+            return [near]
         plans = alternatives(graph, usable, config.slo_ms, config.alpha, gpu_budget=config.budget_mb)
         if all(len(plan.segments) == 1 for plan in plans) and (
             parallel := parallel_plan(graph, usable, config.slo_ms, config.alpha)
         ):
             plans.append(parallel)
-        return plans
+        return [near] if near and is_near(near, plans[0]) else plans
+
+    def _earlier_plans(self, graph: Graph) -> list[Plan]:
+        """Return plans that were selected for other shapes of a model, unless devices or limits determine the plan."""
+        config = self._config
+        if not graph.declared_free or config.accelerator or (config.slo_ms, config.alpha) != (None, None):
+            return []
+        decisions = [self._plan_cache(slot).recall() for slot in range(_EARLIER_PLANS)]
+        return [decision.plan for decision in decisions if decision and decision.plan]
+
+    def _plan_cache(self, slot: int) -> DecisionCache:
+        """Return the cache entry of a plan for any shapes of the model."""
+        self._identity = self._identity or model_identity(self._config.source)
+        return self.cache("plan for any shapes", self._identity, slot)
 
     def _drop_broken_accelerator(self, graph: Graph) -> bool:
         """Drop the accelerator if onnxruntime offers it and it does not work; return whether it was dropped.
