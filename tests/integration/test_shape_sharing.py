@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,13 +14,15 @@ from chrion import HybridSession, load
 from chrion.graph.model import Graph
 from chrion.profiler import OperatorCost
 from chrion.profiler.profiles import Profile
-from chrion.runtime.selection import selector
+from chrion.runtime.selection import selector, tuning
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.selector import EngineSelector
+from chrion.runtime.selection.tuning_process import NamedShapes
 from chrion.scheduler import partition
 from chrion.scheduler.plan import Plan
 from helpers import FLOAT, MACHINE, assert_same_as_plain, make_model, node, value
+from tuning_support import alternate, deciding_with, wait_for
 
 pytestmark = pytest.mark.usefixtures("background_tuning")
 
@@ -109,7 +113,53 @@ def test_a_reused_plan_has_the_results_of_plain_onnxruntime(planned: list[Graph]
     for rows in (65, 7, 500):
         plan = selected(rows, chosen)
         with HybridSession(load(parallel_model(), {"x": (rows, WIDTH)}), plan=plan) as session:
-            feed = {"x": np.arange(rows * WIDTH, dtype=np.float32).reshape(rows, WIDTH)}
-            assert_same_as_plain(session, parallel_model(), feed)
+            assert_same_as_plain(session, parallel_model(), request(rows))
             assert session.plan is plan
     assert planned
+
+
+@pytest.mark.parametrize("slow", ["the tuning process", "opening a plan"])
+def test_tuning_blocks_no_request_of_any_shape(
+    monkeypatch: pytest.MonkeyPatch, gate: threading.Event, slow: str
+) -> None:
+    """While tuning does not get on, eight callers are served with forty shapes, some of them tuned already."""
+    asked: list[NamedShapes] = []
+    blocked = threading.Event()
+    ready = gate if slow == "the tuning process" else threading.Event()
+    ready.set()
+    model = parallel_model()
+    monkeypatch.setattr(tuning, "TuningProcess", deciding_with(alternate, asked, ready))
+    with HybridSession(model) as session:
+        session.run(None, request(1))
+        assert session.wait_until_tuned(30)
+        assert session.plan is not None
+        gate.clear()
+        if slow == "opening a plan":
+            opened = EngineSelector.open
+
+            def open_slowly(*arguments: Any) -> Any:
+                blocked.set()
+                gate.wait(30)
+                return opened(*arguments)
+
+            monkeypatch.setattr(EngineSelector, "open", open_slowly)
+        session.run(None, request(2))
+        wait_for(lambda: len(asked) == 2 and (blocked.is_set() or slow == "the tuning process"))
+
+        def call(caller: int) -> None:
+            for rows in range(1, 41):
+                assert_same_as_plain(session, model, request(rows + caller % 3))
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(call, range(8)))
+        assert not gate.is_set()
+        assert not session.wait_until_tuned(0.0)
+        gate.set()
+        assert session.wait_until_tuned(60)
+        for rows in range(1, 41):
+            assert_same_as_plain(session, model, request(rows))
+
+
+def request(rows: int) -> dict[str, np.ndarray[Any, Any]]:
+    """Return a request with a number of rows."""
+    return {"x": np.arange(rows * WIDTH, dtype=np.float32).reshape(rows, WIDTH)}
