@@ -118,13 +118,16 @@ class _Resource:
         used: The resources that the object uses.
     """
 
+    #: None while the constructor runs, which an interrupt may end.
+    _release: Callable[[int], object] | None = None
+
     def __init__(self, pointer: int, release: Callable[[int], object], *used: _Resource) -> None:
         self.pointer = pointer
         self._release = release
         self._used = used
 
     def __del__(self, exiting: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not exiting():  # at exit, a daemon thread may still run the session
+        if self._release and not exiting():  # at exit, a daemon thread may still run the session
             self._release(self.pointer)
 
 

@@ -99,6 +99,12 @@ def test_a_reference_cycle_is_released_in_a_safe_order(order: int, monkeypatch: 
     assert released == expected
 
 
+def test_a_resource_whose_constructor_was_interrupted_is_dropped_silently() -> None:
+    """Its finaliser raises nothing, although it has no attributes yet; pytest would report the exception."""
+    bindings._Resource.__new__(bindings._Resource)
+    gc.collect()
+
+
 def lane_masks() -> list[int]:
     """Return the blocked signals of every native lane."""
     masks = []
