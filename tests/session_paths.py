@@ -131,7 +131,7 @@ def open_path(name: str, fixtures: pytest.FixtureRequest) -> Iterator[Served]:
             fixtures.getfixturevalue("interpreted")
         if name == "crowded":
             stack.enter_context(mock.patch.object(crowding, "_PATIENCE", 1))
-            stack.enter_context(mock.patch.object(crowding, "physical_cores", return_value=(0, 1)))
+            stack.enter_context(mock.patch.object(CutEngine, "capacity", 1))
         else:
             fixtures.getfixturevalue("uncrowded")
         served = Served(stack.enter_context(_open(name, fixtures)), name)
