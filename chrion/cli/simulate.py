@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,11 +16,17 @@ from chrion.cli.completion import complete_scenario
 from chrion.cli.console import show, show_json, step
 from chrion.cli.options import ForceOption, JsonOption
 from chrion.errors import OptionError
-from chrion.report import simulation_plots, simulation_tables
+from chrion.report import capacity_tables, simulation_plots, simulation_tables
 from chrion.report.figure_table import FigureTable, key, text
+from chrion.simulator import find as limits
 from chrion.simulator import overrides, results, run, sweep
+from chrion.simulator import replications as repeated
 from chrion.simulator.bundled_scenarios import scenario_descriptions
+from chrion.simulator.export import HEADER, export_requests
 from chrion.simulator.scenario import ScenarioSource, find_scenario
+
+#: The beginning of files that --export wrote before.
+EXPORT = ",".join(HEADER).encode()
 
 
 def simulate(
@@ -42,6 +50,17 @@ def simulate(
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Sweep on a Ray cluster: an address, auto, or local.")
     ] = None,
+    find: Annotated[
+        str | None,
+        typer.Option(metavar="QUANTITY", help="Search the limit: servers, memory, models or rate. Needs --until."),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="CONDITION", help="What has to hold: violations<=1%, p99<=250ms.")
+    ] = None,
+    replications: Annotated[
+        int | None, typer.Option(metavar="N", help="Simulate N seeds; print means and confidence intervals.")
+    ] = None,
+    export: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every request to a CSV file.")] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List the bundled scenarios.")] = False,
     force: ForceOption = False,
     as_json: JsonOption = False,
@@ -54,18 +73,27 @@ def simulate(
         raise OptionError("simulate: no scenario given", hint="chrion simulate --list shows the bundled ones")
     if ray is not None and not sweep_:
         raise OptionError("--ray: only a sweep runs on a cluster", hint="add --sweep KEY=A,B,C")
+    _check_combination(
+        find, until, {"--sweep": sweep_, "--replications": replications, "--plot": plot, "--export": export}
+    )
     target = outputs.check_picture_output("--plot", plot, force=force) if plot else None
+    exported = outputs.check_output("--export", export, EXPORT, force=force) if export else None
     source = find_scenario(scenario).changed(dict(map(overrides.parse_set, set_ or [])))
-    if sweep_:
+    if find and until:
+        _find(source, find, limits.parse_until(until), as_json=as_json)
+    elif replications is not None:
+        _replicate(source, replications, workers=workers or os.cpu_count() or 1, as_json=as_json)
+    elif sweep_:
         swept = [overrides.parse_sweep(text) for text in sweep_]
         if plot:
             simulation_plots.check_axis(*swept[0])
         points = overrides.parameter_grid(swept)
         _sweep(source, points, plot, workers=workers or os.cpu_count() or 1, ray=ray, as_json=as_json)
     else:
-        _simulate_once(source, plot, as_json=as_json)
-    if target and not as_json:
-        show(target.message)
+        _simulate_once(source, plot, export, as_json=as_json)
+    for output in (target, exported):
+        if output and not as_json:
+            show(output.message)
 
 
 def _list(*, as_json: bool) -> None:
@@ -81,11 +109,54 @@ def _list(*, as_json: bool) -> None:
     show(table)
 
 
-def _simulate_once(source: ScenarioSource, plot: Path | None, *, as_json: bool) -> None:
+def _check_combination(find: str | None, until: str | None, others: dict[str, Any]) -> None:
+    """Refuse options that have no meaning together."""
+    if (find is None) != (until is None):
+        missing, given = ("--until", "--find") if find else ("--find", "--until")
+        example = "--find servers --until 'violations<=1%'"
+        raise OptionError(f"{given}: {missing} is missing", hint=f"for example {example}")
+    used = {"--find": find, **others}
+    given_options = [option for option, value in used.items() if value]
+    kinds = [option for option in given_options if option in {"--find", "--sweep", "--replications"}]
+    if len(kinds) > 1:
+        raise OptionError(f"{kinds[0]} and {kinds[1]} cannot be combined", hint="use one of them")
+    for option in ("--plot", "--export"):
+        if option in given_options and kinds and not (option == "--plot" and kinds == ["--sweep"]):
+            raise OptionError(f"{option} cannot be combined with {kinds[0]}")
+
+
+def _find(source: ScenarioSource, name: str, condition: limits.Condition, *, as_json: bool) -> None:
+    limits.searched(name, source)  # refuses an unknown quantity before the work begins
+    with step(f"searching the limit of {name} of {source.name}"):
+        found = limits.find_limits(source, name, condition)
+    if as_json:
+        until = {"figure": condition.metric, "limit": condition.limit}
+        rows = [asdict(limit) for limit in found]
+        show_json({"schema": limits.FIND_SCHEMA, "scenario": source.name, "find": name, "until": until, "limits": rows})
+    else:
+        show(capacity_tables.limits_table(name, condition, found))
+
+
+def _replicate(source: ScenarioSource, number: int, *, workers: int, as_json: bool) -> None:
+    points = repeated.seeds(source.build().seed, number)
+    with step(f"simulating {number} replications of {source.name}") as update:
+        found = sweep.run_sweep(source, points, workers=workers, progress=_counting(update, number))
+    intervals = repeated.intervals(found)
+    if as_json:
+        head = {"schema": repeated.REPLICATIONS_SCHEMA, "scenario": source.name, "confidence": repeated.CONFIDENCE}
+        rows = {p: {name: results.plain(entry) for name, entry in row.items()} for p, row in intervals.items()}
+        show_json({**head, "intervals": rows, "replications": [point.to_json() for point in found]})
+    else:
+        show(capacity_tables.replications_table(number, intervals))
+
+
+def _simulate_once(source: ScenarioSource, plot: Path | None, export: Path | None, *, as_json: bool) -> None:
     scenario = source.build()
     requests = scenario.workload.requests * len(scenario.patterns)
-    with step(f"simulating {source.name}, {requests} requests") as update:
-        found = run.simulate(scenario, _counting(update, requests))
+    with ExitStack() as stack:
+        keep = stack.enter_context(export_requests(export, scenario)) if export else None
+        update = stack.enter_context(step(f"simulating {source.name}, {requests} requests"))
+        found = run.simulate(scenario, _counting(update, requests), **({"keep": keep} if keep else {}))
     if plot:
         simulation_plots.plot_results(found, plot)
     if as_json:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from chrion import __version__
 from chrion.simulator.engine import Engine
 from chrion.simulator.histograms import Counts, NamedHistograms, SparseHistograms, bin_edges, quantile
 from chrion.simulator.metrics import RequestMetrics
@@ -142,12 +143,15 @@ def to_json(scenario: Scenario, results: tuple[PatternResult, ...]) -> dict[str,
     """Return results as plain data for JSON; values that are not known are null."""
     return {
         "schema": SCHEMA,
+        "version": __version__,
         "scenario": scenario.name,
         "seed": scenario.seed,
         "servers": len(scenario.servers),
         "models": len(scenario.models),
         "slo_measure": scenario.measure,
         "policies": asdict(scenario.policies),
+        "cost_per_hour": sum(spec.cost_per_hour for spec in scenario.servers),
+        "content": dict(scenario.content),
         "patterns": [_pattern_json(result) for result in results],
     }
 
@@ -158,7 +162,7 @@ def summary(result: PatternResult) -> dict[str, Any]:
         "pattern": result.pattern,
         "duration_ms": result.duration_ms,
         **_summary_json(result.total),
-        "cold_response": _plain(result.cold_response),
+        "cold_response": plain(result.cold_response),
         "models_missing": result.models_missing,
         "loads_per_s": result.loads_per_s,
         "loaded_mb_per_s": result.loaded_mb_per_s,
@@ -170,7 +174,7 @@ def _pattern_json(result: PatternResult) -> dict[str, Any]:
     return {
         **summary(result),
         "per_model": [_summary_json(model) for model in result.models],
-        "per_server": [_plain(server) for server in result.servers],
+        "per_server": [plain(server) for server in result.servers],
         "response_histogram": histogram_rows(result.responses),
         "execution_histograms": {name: histogram_rows(counts) for name, counts in result.executions.items()},
     }
@@ -184,17 +188,17 @@ def histogram_rows(counts: Counts) -> list[list[float]]:
 
 def _summary_json(requests: RequestSummary) -> dict[str, Any]:
     rates = {"violation_rate": requests.violation_rate, "swapping_rate": requests.swapping_rate}
-    return {**_plain(requests), **rates}
+    return {**plain(requests), **rates}
 
 
-def _plain(record: Any) -> Any:
+def plain(record: Any) -> Any:
     """Return a record as plain data for JSON: objects for records, lists for tuples, null for NaN."""
     if isinstance(record, float):
         return record if math.isfinite(record) else None
     if isinstance(record, tuple):
-        return [_plain(value) for value in record]
+        return [plain(value) for value in record]
     if hasattr(record, "__dataclass_fields__"):
-        return {f.name: _plain(getattr(record, f.name)) for f in fields(record)}
+        return {f.name: plain(getattr(record, f.name)) for f in fields(record)}
     return record
 
 

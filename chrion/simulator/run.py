@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from chrion.simulator.engine import Engine
+from chrion.simulator.histograms import Floats
 from chrion.simulator.results import PatternResult, collect
 from chrion.simulator.scenario import Scenario
 
+#: ``keep(pattern, rows)`` receives the records of requests; see :data:`chrion.simulator.metrics.COLUMNS`.
+Keep = Callable[[str, Floats], None]
 
-def simulate(scenario: Scenario, progress: Callable[[int], None] = lambda _: None) -> tuple[PatternResult, ...]:
+
+def simulate(
+    scenario: Scenario, progress: Callable[[int], None] = lambda _: None, keep: Keep = lambda _, __: None
+) -> tuple[PatternResult, ...]:
     """Simulate every pattern of a scenario with the same requests.
 
     Args:
         scenario: The scenario.
         progress: Called repeatedly with the number of requests that have arrived, over all patterns.
+        keep: Called with the records of requests, in the order in which they started or were dropped.
 
     Returns:
         One result for each pattern, in the scenario's order.
@@ -23,7 +31,11 @@ def simulate(scenario: Scenario, progress: Callable[[int], None] = lambda _: Non
     done = 0
     for pattern in scenario.patterns:
         engine = Engine(scenario.engine_config(pattern))
-        engine.run(scenario.workload.chunks(), lambda number, before=done: progress(before + number))  # type: ignore[misc]
+        engine.run(scenario.workload.chunks(), partial(_add, progress, done), partial(keep, pattern))
         results.append(collect(scenario, pattern, engine))
         done += results[-1].total.arrivals
     return tuple(results)
+
+
+def _add(progress: Callable[[int], None], before: int, number: int) -> None:
+    progress(before + number)

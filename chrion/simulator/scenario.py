@@ -72,6 +72,10 @@ class Scenario:
     measure: str
     models: tuple[ServedModel, ...]
     workload: Workload
+    #: The variant to whose latency the objectives of models refer.
+    reference: str
+    #: The content of the scenario file with all changes and the models of its catalogue.
+    content: Mapping[str, Any] = field(repr=False)
 
     def levels(self, pattern: str) -> tuple[str, ...]:
         """Return the variants of a pattern: one, or those of ``shrink``."""
@@ -229,7 +233,8 @@ def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
     refuse_unknown(defaults, list(dict.fromkeys(name for _, variants in families for name in variants)), "variants")
     shrink = _shrink(content.get("shrink", []), families)
     patterns = _patterns(content.get("patterns"), families, shrink)
-    models = _models(families, slo, shrink[0] if patterns[0] == SHRINK and shrink else patterns[0])
+    reference = slo.of or (shrink[0] if patterns[0] == SHRINK and shrink else patterns[0])
+    models = _models(families, slo, reference)
     for pattern in patterns:
         check_fit(models, servers, shrink if pattern == SHRINK and shrink else (pattern,))
     workload = build_workload(
@@ -240,7 +245,20 @@ def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
         folder,
     )
     title = content.get("name", name)
-    return Scenario(title, seed, preload, patterns, shrink, servers, policies, slo.measure, models, workload)
+    return Scenario(
+        name=title,
+        seed=seed,
+        preload=preload,
+        patterns=patterns,
+        shrink=shrink,
+        servers=servers,
+        policies=policies,
+        measure=slo.measure,
+        models=models,
+        workload=workload,
+        reference=reference,
+        content=content,
+    )
 
 
 def _servers(groups: Any) -> tuple[ServerSpec, ...]:
@@ -348,10 +366,9 @@ def _patterns(
 
 
 def _models(
-    families: Sequence[tuple[ModelSpec, dict[str, Variant]]], slo: SloSpec, first: str
+    families: Sequence[tuple[ModelSpec, dict[str, Variant]]], slo: SloSpec, reference: str
 ) -> tuple[ServedModel, ...]:
     """Return all models, the first copy of every family before the second, so that ranks alternate between families."""
-    reference = slo.of or first
     models = []
     for copy in range(max(spec.copies for spec, _ in families)):
         for spec, variants in families:

@@ -55,6 +55,8 @@ class ServerSpec:
     pcie_gb_per_s: float = above_zero(12.0)
     #: Fixed time of a load, in addition to its bytes over the bandwidth.
     load_fixed_ms: float = at_least(1.0)
+    #: Price of one server for an hour, in any currency; only reported.
+    cost_per_hour: float = at_least(0.0)
 
     @property
     def budget_bytes(self) -> int:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from chrion import __version__
+
 
 def chrion(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from chrion.cli import main; main()", "simulate", *arguments]
@@ -62,6 +64,13 @@ def test_sweep_table(tmp_path: Path) -> None:
         (["table7", "--sweep", "gpu_memory_gb"], "expected key=value,value"),
         (["table7", "--ray", "local"], "--ray: only a sweep runs on a cluster"),
         (["table7", "--plot", "no/such/folder.png"], "cannot be written"),
+        (["table7", "--find", "servers"], "--find: --until is missing"),
+        (["table7", "--until", "p99<=5ms"], "--until: --find is missing"),
+        (["table7", "--find", "cores", "--until", "p99<=5ms"], "--find 'cores': expected one of servers, memory"),
+        (["table7", "--replications", "1"], "--replications 1: expected at least 2"),
+        (["table7", "--replications", "3", "--sweep", "seed=1,2"], "--sweep and --replications cannot be combined"),
+        (["table7", "--replications", "3", "--export", "r.csv"], "--export cannot be combined with --replications"),
+        (["table7", "--sweep", "seed=1,2", "--sweep", "seed=3"], "--sweep: key 'seed' occurs twice"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
@@ -71,3 +80,41 @@ def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], message: st
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stdout == ""
+
+
+def test_find(tmp_path: Path) -> None:
+    """``--find`` prints the limit of each pattern, as a table or as JSON."""
+    words = ["table7", "--set", "requests=300", "--find", "servers", "--until", "swapping<=1%"]
+    done = chrion(*words, "--json", folder=tmp_path)
+    assert done.returncode == 0
+    body = json.loads(done.stdout)
+    assert [limit["pattern"] for limit in body["limits"]] == ["gpu", "latency-optimal", "memory-optimal", "shrink"]
+    assert body["limits"][2]["found"]["amount"] == 1
+    table = chrion(*words, "--set", "cost_per_hour=2", folder=tmp_path).stdout
+    assert "memory-optimal" in table
+    assert "2.00" in table
+
+
+def test_replications(tmp_path: Path) -> None:
+    """``--replications`` prints an interval of each figure, as a table or as JSON."""
+    words = ["table7", "--set", "requests=300", "--replications", "3", "--workers", "1"]
+    assert "95 % confidence" in chrion(*words, folder=tmp_path).stdout
+    body = json.loads(chrion(*words, "--json", folder=tmp_path).stdout)
+    assert body["intervals"]["gpu"]["violations"]["half_width"] > 0
+    assert len(body["replications"]) == 3
+
+
+def test_json_describes_its_scenario_and_export_writes_requests(tmp_path: Path) -> None:
+    """The JSON of a run has the version and all values of the scenario; ``--export`` writes a line for each request."""
+    done = chrion("table7", "--set", "requests=30", "--json", "--export", "r.csv", folder=tmp_path)
+    body = json.loads(done.stdout)
+    assert body["version"] == __version__
+    assert body["content"]["workload"]["requests"] == 30
+    assert len(body["content"]["models"]) == 9
+    lines = (tmp_path / "r.csv").read_text().splitlines()
+    assert len(lines) == 1 + 4 * 30
+    assert chrion("table7", "--set", "requests=20", "--export", "r.csv", folder=tmp_path).returncode == 0
+    (tmp_path / "other.csv").write_text("a,b\n")
+    refused = chrion("table7", "--set", "requests=20", "--export", "other.csv", folder=tmp_path)
+    assert refused.returncode == 2
+    assert "add --force" in refused.stderr

@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_page_has_scenarios_and_commands() -> None:
     """The search for blocks finds scenarios and commands on the page."""
     assert len(SCENARIOS) == 2
-    assert len([command for command in COMMANDS if "simulate" in command.words]) == 8
+    assert len([command for command in COMMANDS if "simulate" in command.words]) == 11
 
 
 @pytest.mark.parametrize("block", SCENARIOS, ids=str)
@@ -82,6 +82,8 @@ def test_a_command_works_as_printed(
     assert run(words, monkeypatch) == 0
     printed = capfd.readouterr().out
     assert "violations" in printed or json.loads(printed)["patterns"]
+    if "--export" in words:
+        assert Path(words[words.index("--export") + 1]).is_file()
     if "--plot" in words:
         assert Path(words[words.index("--plot") + 1]).stat().st_size > 1000
 

@@ -1,0 +1,52 @@
+"""Tables of limits and of replications of simulations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from chrion.report.figure_table import Column, FigureTable, key
+from chrion.simulator.find import Condition, Limit, Probe
+from chrion.simulator.replications import Interval
+
+_UNITS = {"memory": "GB a server", "rate": "rate"}
+
+
+def limits_table(name: str, condition: Condition, limits: Sequence[Limit]) -> FigureTable:
+    """Return a table with the limit of each pattern, its figure, and the figure of the next value beyond it."""
+    priced = any(limit.found and limit.found.cost_per_hour for limit in limits)
+    unit = _UNITS.get(name, name)
+    columns: list[Column | str] = [key("pattern"), unit, condition.metric, "beyond it", f"{condition.metric} there"]
+    table = FigureTable("", [*columns, *(["cost per hour"] if priced else [])])
+    for limit in limits:
+        cells = [limit.pattern, *_probe(limit.found, condition), *_probe(limit.beyond, condition)]
+        cost = [f"{limit.found.cost_per_hour:.2f}" if limit.found else "-"] if priced else []
+        table.add_row(*cells, *cost)
+    return table
+
+
+def _probe(probe: Probe | None, condition: Condition) -> tuple[str, str]:
+    if probe is None:
+        return "none", "-"
+    return f"{probe.amount:.4g}" if probe.amount % 1 else f"{probe.amount:.0f}", condition.text(probe.figure)
+
+
+def replications_table(number: int, found: Mapping[str, Mapping[str, Interval]]) -> FigureTable:
+    """Return a table with the mean of each figure and its 95 % confidence interval."""
+    names = list(next(iter(found.values())))
+    title = f"means of {number} replications, and half the width of their 95 % confidence intervals"
+    table = FigureTable(title, [key("pattern"), *(name if _is_share(name) else f"{name} ms" for name in names)])
+    for pattern, intervals in found.items():
+        table.add_row(pattern, *(_interval(name, entry) for name, entry in intervals.items()))
+    return table
+
+
+def _is_share(name: str) -> bool:
+    return name in {"violations", "swapping"}
+
+
+def _interval(name: str, found: Interval) -> str:
+    if found.mean != found.mean:  # NaN: no request was completed
+        return "-"
+    if _is_share(name):
+        return f"{found.mean:.2%} ±{100 * found.half_width:.2f}"
+    return f"{found.mean:.1f} ±{found.half_width:.1f}"
