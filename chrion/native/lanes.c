@@ -251,7 +251,7 @@ typedef struct Frame {
   Failure *failure;
   /* Whether a lane has begun to report a failure, and whether a failure has been reported. */
   _Atomic bool claimed, failed;
-  /* Whether the caller's lane may share a core with another lane. */
+  /* Whether the caller's lane has to share a core with another lane. */
   bool crowded;
 } Frame;
 
@@ -324,6 +324,12 @@ static bool pin(int core) {
   CPU_ZERO(&set);
   CPU_SET(core, &set);
   return sched_setaffinity(0, sizeof set, &set) == 0;
+}
+
+/* Return whether the calling thread is pinned to a logical CPU; not if its affinity was set meanwhile from outside. */
+static bool only(int core) {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) == 1 && CPU_ISSET(core, &set);
 }
 
 static void submit(Lane *lane, Request *request, uint32_t number) {
@@ -459,6 +465,14 @@ Frame *chrion_frame(int lanes, int segments, OrtSession *const *sessions, OrtIoB
   return frame;
 }
 
+/* Return whether a caller may only use cores of other lanes. */
+static bool shares_core(const Lanes *lanes, const cpu_set_t *caller) {
+  cpu_set_t own = *caller;
+  for (int at = 1; at < lanes->count; at++)
+    if (lanes->lane[at].part.core >= 0) CPU_CLR(lanes->lane[at].part.core, &own);
+  return CPU_COUNT(&own) == 0;
+}
+
 /* Return whether a lane's thread may no longer use its core, for example after the affinity of all threads was set from
  * outside of the process. Threads are asked only if the caller may not use all cores either. */
 static bool moved(const Lanes *lanes, const cpu_set_t *caller) {
@@ -487,7 +501,7 @@ int chrion_run(Lanes *lanes, Frame *frame, double *times, Failure *failure) {
   failure->code = 0;
   frame->failure = failure;
   frame->times = times;
-  frame->crowded = !pinned;
+  frame->crowded = !pinned && (!known || shares_core(lanes, &before));
   atomic_store(&frame->claimed, false);
   atomic_store(&frame->failed, false);
   for (int at = 0; at < lanes->count; at++) atomic_store(&frame->counters[at].word, 0);
@@ -500,7 +514,7 @@ int chrion_run(Lanes *lanes, Frame *frame, double *times, Failure *failure) {
   /* The caller stays pinned while it waits; on another core it would disturb a working lane. */
   for (int at = 1; at < lanes->count; at++)
     wait_for(&frame->counters[at], ENDED, spin_us(own, frame));
-  if (pinned) sched_setaffinity(0, sizeof before, &before);
+  if (pinned && only(own->part.core)) sched_setaffinity(0, sizeof before, &before);
   if (atomic_load(&frame->failed)) return FAILED;
   return known && moved(lanes, &before) ? MOVED : SERVED;
 }

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chrion.native import available
 from chrion.runtime.execution.engine import CutEngine
 from process_exits import busy_session
 
 pytestmark = [
     pytest.mark.timeout(120, method="thread"),
-    pytest.mark.usefixtures("either_lanes"),
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU"),
 ]
 
@@ -66,6 +66,7 @@ def watched(affected: Sequence[int]) -> Iterator[set[int]]:
     thread.join()
 
 
+@pytest.mark.usefixtures("either_lanes")
 def test_a_caller_stays_on_its_own_cpus() -> None:
     """A thread that may use one CPU only is not moved to a lane's core, not even during its requests."""
     session, feed = busy_session()
@@ -79,6 +80,27 @@ def test_a_caller_stays_on_its_own_cpus() -> None:
             assert found == {cpu}
 
 
+@pytest.mark.skipif(not available(), reason="lanes are not compiled here")
+def test_an_affinity_that_is_set_during_a_request_stays() -> None:
+    """A native request does not restore an affinity that was changed from outside while it was in flight."""
+    session, feed = busy_session()
+    caller, cpus = threading.get_native_id(), os.sched_getaffinity(0)
+
+    def limit() -> None:
+        while len(pinned := os.sched_getaffinity(caller)) > 1:
+            pass
+        os.sched_setaffinity(caller, cpus - pinned)
+
+    with session, affinity_of([caller], cpus):
+        thread = threading.Thread(target=limit)
+        thread.start()
+        while thread.is_alive():
+            session.run(None, feed)
+        thread.join()
+        assert len(os.sched_getaffinity(0)) == len(cpus) - 1
+
+
+@pytest.mark.usefixtures("either_lanes")
 def test_lanes_leave_cpus_that_are_taken_from_the_process() -> None:
     """If all threads of the process are limited to other CPUs, the lanes are opened again on those."""
     session, feed = busy_session()

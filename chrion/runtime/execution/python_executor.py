@@ -47,6 +47,8 @@ class _Request:
     #: (lane, segment, start in s, end in s, copied value) of each run and copy; None if the caller wants no events.
     events: list[tuple[int, int, float, float, str]] | None
     start_s: float = 0.0
+    #: Whether the caller's lane has to share a core with another lane.
+    crowded: bool = False
     failure: BaseException | None = None
     #: Guards ``failure``: parallel lanes may fail at once, and the first failure counts.
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -124,7 +126,7 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
         own = request.counters[lane]
         on_timeout = request.group.lanes.replace_dead
         # A spinning lane without a core of its own slows down the others.
-        max_spins = _FEW_SPINS if request.group.cores[lane] is None else None
+        max_spins = _FEW_SPINS if request.crowded or request.group.cores[lane] is None else None
         try:
             for instruction in self._program.lanes[lane]:
                 if isinstance(instruction, Wait):
@@ -205,10 +207,8 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
         try:
             threads.submit({lane: _RequestPart(self, request, lane) for lane in others})
             submitted = True
-            if core is not None and before is not None and core in before:  # the caller's own affinity is respected
-                pin(core)
-            if before is not None and not before.issuperset(c for c in request.group.cores.values() if c is not None):
-                threads.check_cores()
+            if core is not None and before is not None:
+                self._pin_caller(request, core, before)
             self.run_lane(request, self._first)
             # Still pinned: a caller that waited on another core would take that core from a computing lane.
             self._join(request, others)
@@ -227,6 +227,16 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
                     os.sched_setaffinity(0, before)
                 except OSError:  # the allowed set has shrunk meanwhile
                     pass
+
+    @staticmethod
+    def _pin_caller(request: _Request, core: int, allowed: set[int]) -> None:
+        """Pin the caller to its lane's core if its own affinity allows that."""
+        if core in allowed:
+            pin(core)
+        cores = {other for other in request.group.cores.values() if other is not None}
+        if not allowed.issuperset(cores):
+            request.crowded = core not in allowed and allowed.issubset(cores)
+            request.group.lanes.check_cores()
 
     def _join(self, request: _Request, lanes: Sequence[int]) -> None:
         """Wait until lanes have finished their parts."""
