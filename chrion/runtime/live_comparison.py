@@ -10,9 +10,9 @@ than a plain session was, the one-thread session serves a few requests in its pl
 Bound of the cost, while the mean latencies of both engines stay as they are: the slower engine serves
 
 - the first :data:`_SLOW_WINDOWS` windows, until it is noticed,
-- trials of :data:`_TRIAL` requests. The number of requests between two trials doubles from :data:`_FIRST_GAP` to
-  :data:`_LAST_GAP`, so that in the long run one request in 256 is in a trial. A trial is put off until its
-  predecessor's extra time is at most :data:`_EXCESS` of the time since.
+- trials, of :data:`_PLAN_TRIAL` or :data:`_PLAIN_TRIAL` requests. The number of requests between two trials doubles
+  from :data:`_FIRST_GAP` to :data:`_LAST_GAP`, so that in the long run one request in 200 is in a trial of the plan. A
+  trial is put off until its predecessor's extra time is at most :data:`_EXCESS` of the time since.
 - after a trial that noise has won, up to :data:`_PROBATION` windows.
 
 After a change of the means the bound applies anew. A change in favour of the plan is noticed after :data:`_LAST_GAP`
@@ -28,8 +28,12 @@ _SHORT_WINDOW, _LONG_WINDOW_S = 3, 0.3
 _SLOW = 1.1
 #: Number of slow windows in a row after which the one-thread session is tried.
 _SLOW_WINDOWS = 2
-#: Number of requests in a trial. It ends earlier if its requests take so much longer that the result is clear.
-_TRIAL, _CLEAR_AFTER, _CLEARLY = 8, 4, 1.3
+#: Number of requests at the beginning of a trial that do not count, since the session was idle and its caches are cold;
+#: of requests that count; and the factor by which they take longer if the trial ends after ``_CLEAR_AFTER``. Trials of
+#: the plan are short, since they are the slowest requests of a session that the one-thread session serves. Trials of
+#: the one-thread session are longer, since its thread first has to leave the core to which the plan has pinned it.
+_PLAN_TRIAL, _PLAIN_TRIAL = (2, 8, 1.3), (4, 24, 2.0)
+_CLEAR_AFTER = 4
 #: Number of requests between two trials: at first, and at most.
 _FIRST_GAP, _LAST_GAP = 64, 2048
 #: Maximum share of the time that trials may take longer than the same requests on the other engine.
@@ -67,6 +71,8 @@ class LiveComparison:
         self._expected_ms = latency_ms
         #: Of the current window or trial: number of requests, their total latency, and start of the first one.
         self._count, self._total_ms, self._start_s = 0, 0.0, 0.0
+        #: Number of requests of a trial that do not count yet.
+        self._cold = 0
         #: Mean latency in the last window.
         self._mean_ms = latency_ms
         #: Mean latency of the other engine, and the number of windows for which it is still compared.
@@ -90,6 +96,10 @@ class LiveComparison:
         """
         if diverted is not self.diverts:
             return  # the one-thread session is not open yet, or the request began before a change
+        if self._cold:
+            self._cold -= 1
+            self._excess_ms += max(0.0, (end_s - start_s) * 1e3 - self._mean_ms)
+            return
         if not self._count:
             self._start_s = start_s
         self._count += 1
@@ -104,13 +114,19 @@ class LiveComparison:
         """Forget that the plan was contradicted, after another decision in its favour."""
         self.contradicted, self._lost = False, 0
 
+    @property
+    def _trial(self) -> tuple[int, int, float]:
+        """Length of a trial of the engine that does not serve."""
+        return _PLAN_TRIAL if self.plain_serves else _PLAIN_TRIAL
+
     def _window_is_over(self, took_s: float) -> bool:
         enough = self._count >= _WINDOW and took_s >= _WINDOW_S
         return enough or (self._count >= _SHORT_WINDOW and took_s >= _LONG_WINDOW_S)
 
     def _trial_is_over(self) -> bool:
-        clear = self._total_ms > _CLEARLY * self._count * self._mean_ms
-        return self._count >= _TRIAL or (self._count >= _CLEAR_AFTER and clear)
+        _, requests, clearly = self._trial
+        clear = self._total_ms > clearly * self._count * self._mean_ms
+        return self._count >= requests or (self._count >= _CLEAR_AFTER and clear)
 
     def _end_window(self) -> None:
         self._since += self._count
@@ -136,10 +152,10 @@ class LiveComparison:
     def _try_other(self) -> None:
         """Begin a trial of the other engine, unless the last one was too recent."""
         if self._since >= self._gap and self._excess_ms <= _EXCESS * self._since_ms:
-            self.diverts = not self.plain_serves
+            self.diverts, self._cold, self._excess_ms = not self.plain_serves, self._trial[0], 0.0
 
     def _end_trial(self, now_s: float) -> None:
-        self._excess_ms = max(0.0, self._total_ms - self._count * self._mean_ms)
+        self._excess_ms += max(0.0, self._total_ms - self._count * self._mean_ms)
         self._since, self._since_ms = 0, 0.0
         self._gap = min(max(_FIRST_GAP, 2 * self._gap), _LAST_GAP)
         mean_ms = self._mean_and_restart()
@@ -150,8 +166,8 @@ class LiveComparison:
         self.diverts = self.plain_serves
         if self.plain_serves:
             self._lose(now_s)
-        else:
-            self._expected_ms, self._slow = mean_ms / self._limit, 0  # both take longer, and the plan is still faster
+        elif self._gap == _LAST_GAP:  # after many trials: both take longer than when they were timed
+            self._expected_ms, self._slow = mean_ms / self._limit, 0
 
     def _is_faster(self, other_ms: float) -> bool:
         return other_ms < self._mean_ms * (_RETURN if self.plain_serves else 1.0)

@@ -69,12 +69,12 @@ def test_a_plan_that_is_as_fast_as_expected_serves_all_requests(plan_ms: float) 
 
 @pytest.mark.parametrize(("plan_ms", "plain_ms"), [(2.2, 1.5), (10.0, 1.5), (1.7, 1.5), (3.0, 0.2)])
 def test_the_number_of_requests_on_the_slower_plan_is_bounded(plan_ms: float, plain_ms: float) -> None:
-    """Two windows of a tenth of a second and of 16 requests, and trials of 8 requests at doubling distances."""
+    """Two windows of a tenth of a second and of 16 requests, and trials of 10 requests at doubling distances."""
     requests = 50_000
     served = simulate(LiveComparison(1.0, 1.5), always(plan_ms), always(plain_ms), requests)
     windows = 2 * max(16, math.ceil(100 / plan_ms))
     trials = math.log2(2048 / 64) + 1 + requests / 2048
-    assert served.diverted.count(False) <= windows + 8 * trials
+    assert served.diverted.count(False) <= windows + 10 * trials
     assert comparison_ends_with_plain(served)
 
 
@@ -110,9 +110,9 @@ def test_a_plan_that_is_fast_again_takes_over() -> None:
 
 
 def test_a_disturbance_of_both_engines_changes_nothing() -> None:
-    """If both take three times as long, one trial finds that the plan is still faster, and no more follow."""
+    """If both take three times as long, six trials find that the plan is still faster, and no more follow."""
     served = simulate(LiveComparison(1.0, 1.5), always(3.0), always(4.5), 20_000)
-    assert 0 < sum(served.diverted) <= 8
+    assert 0 < sum(served.diverted) <= 6 * 28
 
 
 def test_inputs_that_take_less_time_lower_the_expectation() -> None:
@@ -127,9 +127,9 @@ def test_trials_of_a_far_slower_plain_session_cost_little(factor: int) -> None:
     comparison = LiveComparison(1.0, 1.0)  # any latency above 1.1 ms is suspicious
     noise = random.Random(0)
     served = simulate(comparison, lambda _: 1.05 + noise.random(), always(1.5 * factor), 40_000)
-    assert sum(served.diverted) < 0.01 * 40_000
+    assert sum(served.diverted) < 0.02 * 40_000
     extra_ms = sum(served.diverted) * 1.5 * factor
-    assert extra_ms <= 0.02 * served.spent_ms + 8 * 1.5 * factor
+    assert extra_ms <= 0.02 * served.spent_ms + 28 * 1.5 * factor
 
 
 @pytest.mark.parametrize("seed", range(5))
