@@ -28,6 +28,7 @@ from chrion.cli.report import report
 from chrion.cli.run import run as run_command
 from chrion.cli.simulate import simulate
 from chrion.cli.sweep import sweep
+from chrion.cli.tune import tune
 from chrion.errors import ChrionError
 from chrion.scheduler import POLICIES, policy_names
 
@@ -173,6 +174,7 @@ _register(
     "run lstm.onnx --input inputs.npz --repeat 100",
     "run lstm.onnx --plan lstm.plan.json",
 )
+_register(tune, _RUN, "tune lstm.onnx", "tune encoder.onnx --shape batch=1 --shape batch=8 --beside")
 _register(bench, _RUN, "bench lstm.onnx", "bench lstm.onnx --plan lstm.plan.json --json")
 _register(report, _RUN, "report lstm.plan.json --html lanes.html", "report lstm.plan.json --measured --model lstm.onnx")
 _register(compare, _STUDY, "compare lstm.onnx", "compare lstm.onnx --policies chrion,heft,ios --plot policies.png")

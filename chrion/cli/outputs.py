@@ -19,6 +19,7 @@ _HEAD_BYTES = 4096
 
 PLAN = b'"schema": "chrion.plan/'
 PROFILE = b'"schema": "chrion.profile/'
+DECISIONS = b'"schema": "chrion.decisions/'
 SWEEP = b'"accelerator_only"'
 TIMELINE = b'<meta name="generator" content="chrion">'
 TRACE = b'"traceEvents"'

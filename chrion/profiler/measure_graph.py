@@ -76,7 +76,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
         ProviderError: The accelerator does not work on this machine.
         ModelError: No operator could be measured.
     """
-    _require_shapes(graph)
+    require_shapes(graph)
     lanes = _lanes(cores)
     provider = usable_provider(accelerator)
     device = Device(provider) if provider else None
@@ -125,7 +125,12 @@ def _without_cpu_operators(graph: Graph, known: Mapping[str, OperatorCost], devi
     return {s: replace(cost, accelerator_ms=None) if s in on_cpu else cost for s, cost in known.items()}
 
 
-def _require_shapes(graph: Graph) -> None:
+def require_shapes(graph: Graph) -> None:
+    """Raise if a graph has a free dimension.
+
+    Raises:
+        ShapeError: It has one.
+    """
     if graph.free_dimensions:
         hint = f"give their shapes, for example --shape {graph.free_dimensions[0].split('[')[0]}=1x..."
         raise ShapeError(f"model {graph.name}: free dimensions in {', '.join(graph.free_dimensions)}", hint=hint)

@@ -47,6 +47,10 @@ def test_the_description_agrees_with_the_results(
     if "by enough" in text:
         assert least_ms < winner.latency_ms < math.inf
         assert f"faster than {winner.name} by enough" in text
+        assert not interference
+    if "is kept" in text:
+        assert least_ms < winner.latency_ms < math.inf
+        assert interference
     if "least accelerator memory" in text:
         assert slo_ms is not None
         assert winner.latency_ms <= slo_ms

@@ -22,7 +22,7 @@ def describe(comparison: Comparison, slo_ms: float | None, *, planned: bool) -> 
     parts = [] if planned else [NOT_PARALLEL]
     timed = [result for result in comparison.results if result.latency_ms < math.inf]
     if timed:
-        parts.append(f"{_relation(comparison.winner, timed, slo_ms)} ({_figures(timed)})")
+        parts.append(f"{_relation(comparison, timed, slo_ms)} ({_figures(timed)})")
     elif planned:
         failure = next((result.failure for result in comparison.results if result.failure), "there was no candidate")
         parts.append(f"no candidate could be timed on synthetic inputs ({failure})")
@@ -38,8 +38,9 @@ def missed_slo(results: Sequence[CandidateResult], slo_ms: float | None) -> str:
     return f"no candidate meets the SLO of {format_ms(slo_ms)}: the fastest takes {format_ms(fastest_ms)}"
 
 
-def _relation(winner: str, timed: Sequence[CandidateResult], slo_ms: float | None) -> str:
+def _relation(comparison: Comparison, timed: Sequence[CandidateResult], slo_ms: float | None) -> str:
     """Return how the winner compares with the other candidates."""
+    winner = comparison.winner
     own_ms = next((result.latency_ms for result in timed if result.name == winner), math.inf)
     if own_ms == math.inf:
         return f"{winner} was not timed"
@@ -47,6 +48,8 @@ def _relation(winner: str, timed: Sequence[CandidateResult], slo_ms: float | Non
         return "fastest when timed" if len(timed) > 1 else "the only candidate when timed"
     if slo_ms is not None and own_ms <= slo_ms:
         return f"least accelerator memory within the SLO of {format_ms(slo_ms)} when timed"
+    if comparison.interference:
+        return f"{winner} is kept, since interference may be why others were faster when timed"
     return f"no candidate was faster than {winner} by enough when timed"
 
 

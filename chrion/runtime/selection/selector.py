@@ -31,6 +31,7 @@ from chrion.runtime.selection.evidence import describe, missed_slo
 from chrion.runtime.selection.footprint import MeasurementError, can_measure, measure_footprint
 from chrion.runtime.selection.guard import SHARE, Candidate, compare
 from chrion.runtime.selection.parallel_plan import parallel_plan
+from chrion.runtime.selection.shipped import Conditions, recall
 from chrion.scheduler.plan import Plan
 from chrion.scheduler.planner import alternatives
 from chrion.scheduler.reuse import find_near_plan, is_near, is_near_optimal
@@ -112,8 +113,7 @@ class EngineSelector:
             ChrionError: The model cannot be profiled or planned.
         """
         require_tensors(graph)
-        cached = None if anew else self.cache(graph.digest).recall()
-        return cached or self._decide_anew(graph)
+        return (None if anew else self._recall(graph)) or self._decide_anew(graph)
 
     def open(self, graph: Graph, decision: Decision) -> Engine:
         """Open the engine that a decision selects.
@@ -164,9 +164,17 @@ class EngineSelector:
         Args:
             model: Identity of the model and its shapes.
         """
-        provider = self._config.accelerator[0] if self._config.accelerator else None
-        software = chrion.__version__, available()
-        return DecisionCache(this_machine(provider).fingerprint, software, model, self._config.decision_key)
+        return DecisionCache(self._machine(), _software(), model, self._config.decision_key)
+
+    def shipped(self, *, shapes: Mapping[str, tuple[int, ...]] | None = None, graph: str = "") -> Decision | None:
+        """Return the decision in the file beside the model; see :func:`chrion.runtime.selection.shipped.recall`."""
+        source = self._config.source
+        return recall(source, self.conditions, shapes=shapes, graph=graph) if isinstance(source, str) else None
+
+    @property
+    def conditions(self) -> Conditions:
+        """Conditions of decisions in the file beside the model."""
+        return Conditions.of(self._machine(), _software(), self._config.decision_key)
 
     def set_strict(self, *, strict: bool) -> SessionConfig:
         """Set whether failures of the accelerator are raised; return the new configuration."""
@@ -214,7 +222,7 @@ class EngineSelector:
         if plan is not None:
             return self._open(graph, plan)
         require_tensors(graph)
-        decision = self.cache(graph.digest).recall()
+        decision = self._recall(graph)
         if decision is not None:
             try:
                 engine = self.open(graph, decision)
@@ -226,6 +234,14 @@ class EngineSelector:
         decision = self._decide_anew(graph)
         warn_of_slo(graph.name, decision)
         return self.open(graph, decision)
+
+    def _recall(self, graph: Graph) -> Decision | None:
+        """Return the decision of the cache, or else of the file beside the model."""
+        return self.cache(graph.digest).recall() or self.shipped(graph=graph.digest)
+
+    def _machine(self) -> str:
+        """Return the fingerprint of this machine with the accelerator in use."""
+        return this_machine(self._config.accelerator[0] if self._config.accelerator else None).fingerprint
 
     def _decide_anew(self, graph: Graph) -> Decision:
         """Compare the candidates and cache the decision."""
@@ -441,6 +457,11 @@ def _comparison(decision: Decision, one_thread_ms: float | None) -> LiveComparis
     if latency_ms is None or one_thread_ms is None or latency_ms < _RECORDED_MS:
         return None
     return LiveComparison(latency_ms, one_thread_ms)
+
+
+def _software() -> tuple[str, bool]:
+    """Return the version of Chrion, and whether lanes in C are available."""
+    return chrion.__version__, available()
 
 
 def why_plain(error: Exception) -> str:

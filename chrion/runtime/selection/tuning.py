@@ -19,17 +19,16 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from chrion.errors import ChrionError
-from chrion.files import cache_folder
 from chrion.runtime.options.session_options import fingerprint
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision, decision_from_json, model_identity, retry_s
 from chrion.runtime.selection.selector import PLAIN, EngineSelector, why_plain
 from chrion.runtime.selection.shapes import ShapeCounter
+from chrion.runtime.selection.tuning_lock import BusyError, tuning_lock
 from chrion.runtime.selection.tuning_process import NamedShapes, TuningProcess
 from chrion.runtime.selection.worker import Decider
 
@@ -49,10 +48,6 @@ _DELAY_S = 0.3
 _POLL_S = 0.2
 #: Delay before the next attempt if another process tunes, in seconds.
 _BUSY_S = 1.0
-
-
-class _BusyError(Exception):
-    """Another process tunes."""
 
 
 class Tuner:
@@ -176,7 +171,7 @@ class Tuner:
             if not self.closed:
                 try:
                     decision = self._decide_and_install(shapes, anew=anew)
-                except _BusyError:
+                except BusyError:
                     later_s = _BUSY_S
                 except Exception as error:  # noqa: BLE001 - the session keeps serving
                     if not self.closed:
@@ -210,18 +205,18 @@ class Tuner:
         """Return the cached decision, unless it has to be made anew, or have one made.
 
         Raises:
-            _BusyError: Another process tunes.
+            BusyError: Another process tunes.
             RuntimeError: The session was closed meanwhile.
         """
         if fingerprint(self._config.options) != self._options:
             return Decision(PLAIN, None, _OPTIONS_CHANGED)
         cache = self._selector.cache("source", self._identity(), sorted(shapes.items()))
-        decision = None if anew else cache.recall()
+        decision = None if anew else cache.recall() or self._selector.shipped(shapes=shapes)
         if decision is not None:
             return decision
         if self._cached_only:
             return Decision(PLAIN, None, _NOT_CACHED)
-        with self._exclusive():
+        with tuning_lock():
             decision = None if anew else cache.recall()  # another process may have made it meanwhile
             if decision is None:
                 decision = self._ask(shapes, anew=anew)
@@ -236,29 +231,6 @@ class Tuner:
             return model_identity(source)
         self._digest = self._digest or model_identity(source)
         return self._digest
-
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """Hold the lock that lets one process of this user tune at a time, since several would disturb each other.
-
-        If the cache folder cannot be written to or the file system has no locks, any number of processes may tune.
-
-        Raises:
-            _BusyError: Another process tunes.
-        """
-        from filelock import FileLock, Timeout  # noqa: PLC0415 - its import takes as long as a small model's session
-
-        lock = FileLock(cache_folder() / "tuning.lock", thread_local=False)
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            raise _BusyError from None
-        except (OSError, NotImplementedError) as error:
-            log.debug("tuning without a lock: %s", error)
-        try:
-            yield
-        finally:
-            lock.release()
 
     def _ask(self, shapes: NamedShapes, *, anew: bool) -> Decision:
         """Request a decision from the tuning process.

@@ -65,6 +65,10 @@ class Decider:
             return Decision(PLAIN, None, str(reason), self._files)
         return replace(decision, files=self._files)
 
+    def digest(self, shapes: Mapping[str, Sequence[int]]) -> str:
+        """Return the digest of the graph of these shapes; empty if the model cannot be cut."""
+        return self._with_shapes(self._graph, shapes).digest if self._graph else ""
+
     def _least_memory(self, graph: Graph) -> Footprint | None:
         """Return the memory of the smallest plan possible, which holds all weights; None if that is little or unknown.
 

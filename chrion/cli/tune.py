@@ -1,0 +1,218 @@
+"""``chrion tune``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from chrion.cli import outputs
+from chrion.cli.console import note, show, show_json, step
+from chrion.cli.options import (
+    AcceleratorOption,
+    AlphaOption,
+    CoresOption,
+    ForceOption,
+    GpuBudgetOption,
+    JsonOption,
+    SloOption,
+)
+from chrion.cli.steps import OUT_OF_REACH
+from chrion.devices import usable_provider
+from chrion.devices.providers import CPU_PROVIDER
+from chrion.errors import OptionError
+from chrion.graph import load
+from chrion.profiler.measure_graph import require_shapes
+from chrion.report.figure_table import FigureTable, key, text
+from chrion.runtime.selection.ahead import AheadResult, tune_ahead
+from chrion.runtime.selection.configuration import SessionConfig
+from chrion.runtime.selection.shipped import ShippedDecision, shipped_path, write_beside
+from chrion.scheduler import DEFAULT_POLICY
+from chrion.scheduler.planner import check_options
+from chrion.units import format_ms, format_shape, parse_shape
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+ModelsArgument = Annotated[list[Path], typer.Argument(help="ONNX models.", metavar="MODEL...", show_default=False)]
+ShapesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape",
+        metavar="NAME=DxD",
+        help="Shape of an input (x=1x3x224x224), or size of a named dimension (batch=8). Repeatable; repeat a name for "
+        "several sets of shapes.",
+    ),
+]
+
+
+def tune(
+    models: ModelsArgument,
+    shape: ShapesOption = None,
+    slo: SloOption = None,
+    alpha: AlphaOption = None,
+    gpu_budget: GpuBudgetOption = None,
+    cores: CoresOption = None,
+    accelerator: AcceleratorOption = None,
+    beside: Annotated[
+        bool, typer.Option("--beside", help="Also write the decisions to MODEL.chrion.json beside each model.")
+    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Ignore cached decisions and decide again.")] = False,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Choose between plans and plain onnxruntime for models, before any session does.
+
+    Sessions with the same options find the decisions in the cache. With --beside they are also written to a file that
+    can be shipped with the model; sessions use it on machines of the same kind, with the same versions of Chrion and
+    onnxruntime. Exit code 1: other processes used the cores, so that a decision is uncertain and not in the file. Exit
+    code 3: no candidate meets the SLO.
+    """
+    limits = check_options(slo, alpha, DEFAULT_POLICY, gpu_budget)
+    for model in models if beside else ():
+        outputs.check_output("--beside", shipped_path(model), outputs.DECISIONS, force=force)
+    sets = list(_shape_sets(shape or []))
+    work = [_Work(model, _resolve(model, sets)) for model in models]
+    provider = usable_provider(accelerator or "auto")
+    results = []
+    for item in work:
+        config = SessionConfig(
+            source=str(item.model),
+            options=None,
+            providers=[provider, CPU_PROVIDER] if provider else None,
+            provider_options=None,
+            plan=None,
+            slo_ms=limits.slo_ms,
+            alpha=alpha,
+            cores=cores,
+            budget_mb=limits.budget_mb,
+        )
+        results.append(_tune(item, config, fresh=fresh))
+    written = [_write(item.model, result) if beside else None for item, result in zip(work, results, strict=True)]
+    _show(work, results, written, as_json=as_json)
+    raise typer.Exit(_exit_code(results, beside=beside))
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A model and the sets of shapes to tune."""
+
+    model: Path
+    shape_sets: Sequence[Shapes]
+
+
+def _shape_sets(options: Sequence[str]) -> Iterator[dict[str, tuple[int, ...]]]:
+    """Yield the sets of shapes that the values of ``--shape`` describe: the n-th value of each name.
+
+    A name that is given once is part of every set.
+
+    Raises:
+        OptionError: A value is invalid, or two names are repeated differently often.
+    """
+    given = [parse_shape(option) for option in options]
+    counts = Counter(name for name, _ in given)
+    most = max(counts.values(), default=1)
+    for name, count in counts.items():
+        if count not in {1, most}:
+            raise OptionError(
+                f"--shape: {count} values for {name!r}, but {most} for another name",
+                hint="give one value of each name for each set of shapes, or one value for all sets",
+            )
+    values = {name: [shape for other, shape in given if other == name] for name in counts}
+    for at in range(most):
+        yield {name: shapes[at if len(shapes) > 1 else 0] for name, shapes in values.items()}
+
+
+def _resolve(model: Path, sets: Sequence[Shapes]) -> list[Shapes]:
+    """Return the shapes of all inputs for each set; one empty set for a model without free dimensions.
+
+    Raises:
+        ModelError: The model cannot be loaded.
+        ShapeError: A shape does not fit the model, or a free dimension has none.
+    """
+    found: list[Shapes] = []
+    for given in sets:
+        graph = load(model, given)
+        require_shapes(graph)
+        shapes = {info.name: tuple(d for d in info.shape or () if isinstance(d, int)) for info in graph.inputs}
+        resolved = shapes if graph.declared_free else {}
+        if resolved not in found:
+            found.append(resolved)
+    return found
+
+
+def _tune(item: _Work, config: SessionConfig, *, fresh: bool) -> AheadResult:
+    count = len(item.shape_sets)
+    with step(f"tuning {item.model.name}", animated=False) as update:
+        result = tune_ahead(
+            config,
+            item.shape_sets,
+            anew=fresh,
+            on_start=lambda at: update(at, count, _format(item.shape_sets[at])),
+            on_wait=lambda: note("waiting for another process that tunes"),
+        )
+        update(count, count, "")
+    return result
+
+
+def _write(model: Path, result: AheadResult) -> Path | None:
+    """Write the decisions that are certain beside the model; return the file's path, or None if there are none."""
+    certain = [shipped for shipped in result.decisions if not shipped.decision.uncertain]
+    for shipped in result.decisions:
+        if shipped.decision.uncertain:
+            where = f"{model}{_format(shipped.shapes, before=', ')}"
+            note(f"warning: {where}: not written, since other processes used the cores; repeat it when they are idle")
+    return write_beside(model, result.conditions, certain) if certain else None
+
+
+def _show(
+    work: Sequence[_Work], results: Sequence[AheadResult], written: Sequence[Path | None], *, as_json: bool
+) -> None:
+    rows = [
+        (item.model, path, shipped)
+        for item, result, path in zip(work, results, written, strict=True)
+        for shipped in result.decisions
+    ]
+    if as_json:
+        show_json({"decisions": [_summary(model, path, shipped) for model, path, shipped in rows]})
+        return
+    table = FigureTable("", [key("model"), text("shapes"), text("runs"), "latency", "best plain", text("certain")])
+    for model, _, shipped in rows:
+        decision = shipped.decision
+        latency, plain = (format_ms(ms) if ms else "" for ms in (decision.latency_ms, decision.plain_ms))
+        certain = "no" if decision.uncertain else "yes"
+        table.add_row(model.name, _format(shipped.shapes), decision.winner, latency, plain, certain)
+    reasons = [f"{model.name}{_format(s.shapes, before=', ')}: {s.decision.evidence}" for model, _, s in rows]
+    missed = [f"{model.name}: {s.decision.missed}" for model, _, s in rows if s.decision.missed]
+    show(table, *reasons, *missed, *(f"written: {path}" for path in written if path))
+
+
+def _summary(model: Path, path: Path | None, shipped: ShippedDecision) -> dict[str, Any]:
+    decision = shipped.decision
+    return {
+        "model": str(model),
+        "shapes": {name: list(shape) for name, shape in shipped.shapes.items()},
+        "winner": decision.winner,
+        "runs_plan": decision.plan is not None,
+        "latency_ms": decision.latency_ms,
+        "best_plain_ms": decision.plain_ms,
+        "uncertain": decision.uncertain,
+        "reason": decision.why,
+        "missed_slo": bool(decision.missed),
+        "written": str(path) if path and not decision.uncertain else None,
+    }
+
+
+def _format(shapes: Mapping[str, Sequence[int]], before: str = "") -> str:
+    found = " ".join(f"{name}={format_shape(tuple(shape))}" for name, shape in shapes.items())
+    return f"{before}{found}" if found else ""
+
+
+def _exit_code(results: Sequence[AheadResult], *, beside: bool) -> int:
+    decisions = [shipped.decision for result in results for shipped in result.decisions]
+    if beside and any(decision.uncertain for decision in decisions):
+        return 1
+    return OUT_OF_REACH if any(decision.missed for decision in decisions) else 0

@@ -1,0 +1,80 @@
+"""Tuning ahead of any session: decisions are made and cached, so that sessions find them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from chrion.runtime.selection.configuration import SessionConfig
+from chrion.runtime.selection.decisions import Decision, model_identity
+from chrion.runtime.selection.selector import EngineSelector
+from chrion.runtime.selection.shipped import Conditions, ShippedDecision
+from chrion.runtime.selection.tuning_lock import BusyError, tuning_lock
+from chrion.runtime.selection.worker import Decider
+
+#: Maximum number of attempts at a decision without interference.
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class AheadResult:
+    """Decisions on one model."""
+
+    conditions: Conditions
+    #: One for each set of shapes, in their order.
+    decisions: tuple[ShippedDecision, ...]
+
+
+def tune_ahead(
+    config: SessionConfig,
+    shape_sets: Sequence[Mapping[str, tuple[int, ...]]],
+    *,
+    anew: bool = False,
+    on_start: Callable[[int], None] = lambda _: None,
+    on_wait: Callable[[], None] = lambda: None,
+) -> AheadResult:
+    """Make decisions on a model, and cache them.
+
+    Args:
+        config: Configuration of the sessions.
+        shape_sets: Shapes of all inputs by name, for each set of shapes to tune; one empty set for a model without free
+            dimensions.
+        anew: Whether to make decisions that are cached again. Uncertain ones are made again in any case.
+        on_start: Called with the index of each set of shapes.
+        on_wait: Called before waiting for another process that tunes.
+
+    Raises:
+        ChrionError: The model cannot be profiled or planned.
+    """
+    selector, found = EngineSelector(config), []
+    with _waiting_lock(on_wait):
+        decider = Decider(config)
+        for at, shapes in enumerate(shape_sets):
+            on_start(at)
+            decision = _decide(decider, shapes, anew=anew)
+            cache = selector.cache("source", model_identity(config.source), sorted(shapes.items()))
+            found.append(ShippedDecision(shapes, decider.digest(shapes), cache.keep(decision)))
+    return AheadResult(selector.conditions, tuple(found))
+
+
+def _decide(decider: Decider, shapes: Mapping[str, tuple[int, ...]], *, anew: bool) -> Decision:
+    """Return a decision, made again while it is uncertain."""
+    decision = decider.decide(shapes, anew=anew)
+    for _ in range(_ATTEMPTS - 1):
+        if not decision.uncertain:
+            break
+        decision = decider.decide(shapes, anew=True)
+    return decision
+
+
+@contextmanager
+def _waiting_lock(on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold the tuning lock; wait for it without a limit."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(tuning_lock())
+        except BusyError:
+            on_wait()
+            held.enter_context(tuning_lock(-1))
+        yield

@@ -1,0 +1,42 @@
+"""The lock that lets one process of a user tune at a time, since several would disturb each other's measurements."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from chrion.files import cache_folder
+
+log = logging.getLogger(__name__)
+
+
+class BusyError(Exception):
+    """Another process tunes."""
+
+
+@contextmanager
+def tuning_lock(timeout_s: float = 0.0) -> Iterator[None]:
+    """Hold the lock. The system releases it if the process ends.
+
+    If the cache folder cannot be written to or the file system has no locks, any number of processes may tune.
+
+    Args:
+        timeout_s: Time to wait for another process.
+
+    Raises:
+        BusyError: Another process still tunes after that time.
+    """
+    from filelock import FileLock, Timeout  # noqa: PLC0415 - its import takes as long as a small model's session
+
+    lock = FileLock(cache_folder() / "tuning.lock", thread_local=False)
+    try:
+        lock.acquire(timeout=timeout_s)
+    except Timeout:
+        raise BusyError from None
+    except (OSError, NotImplementedError) as error:
+        log.debug("tuning without a lock: %s", error)
+    try:
+        yield
+    finally:
+        lock.release()
