@@ -1,3 +1,32 @@
-"""Management of the models that share a device's memory: decisions that the simulator and a server have in common."""
+"""The manager of a model server: a state machine that decides about memory, queues, batches and cores."""
 
-__all__: list[str] = []
+from chrion.manager.manager import ManagerPolicies, ModelManager
+from chrion.manager.records import (
+    ACCELERATOR,
+    HOST,
+    Action,
+    Load,
+    ManagedModel,
+    ManagedVariant,
+    Reason,
+    Refuse,
+    Request,
+    Run,
+    Unload,
+)
+
+__all__ = [
+    "ACCELERATOR",
+    "HOST",
+    "Action",
+    "Load",
+    "ManagedModel",
+    "ManagedVariant",
+    "ManagerPolicies",
+    "ModelManager",
+    "Reason",
+    "Refuse",
+    "Request",
+    "Run",
+    "Unload",
+]

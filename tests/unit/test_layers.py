@@ -28,7 +28,7 @@ PACKAGES: Layers = (
     ("runtime",),
     ("manager",),
     ("backend", "benchmark", "simulator"),
-    ("report",),
+    ("report", "server"),
     ("cli",),
     ("__main__",),
 )

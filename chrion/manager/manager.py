@@ -1,0 +1,328 @@
+"""The manager of a model server: events in, actions out, without threads, sockets or a clock.
+
+The states of a request::
+
+    submitted --model in memory--> ready --cores and slot free, batch complete--> running --> finished
+        |                            ^
+        +--model missing--> waiting --load done
+
+Ready requests start in the order in which they became ready, those of models with a higher priority first. A request
+whose cores or slot are not free blocks those behind it, so that none starves. A request that may share a batch waits
+for others of its model for a limited time, and blocks nobody meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from chrion.manager.records import Action, ManagedModel, Reason, Refuse, Request, Run
+from chrion.manager.residency import Place, Residency
+from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER
+
+#: Weight of a new measurement in the moving averages of latencies and load times.
+_NEWEST = 0.2
+#: Least time after which a refused client should try again.
+_LEAST_RETRY_MS = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerPolicies:
+    """Names of policies in :mod:`chrion.manager.policies`."""
+
+    eviction: str = "lru"
+    load_order: str = "demand"
+    admission: str = "none"
+    #: Whether popular models are loaded in advance, and grow, while memory is free.
+    prefetch: bool = True
+
+
+class ModelManager:
+    """Decides which model is in memory in which variant, and which requests run on which cores.
+
+    Args:
+        budgets: Bytes for models by device.
+        cores: The CPU cores to lease, the first of the machine first.
+        slots: Requests that the accelerator executes at the same time.
+        policies: The policies.
+        max_waiting: Requests of all models that may wait at the same time.
+
+    Attributes:
+        memory: Which models are in memory.
+        running: The batches that run, by their numbers.
+    """
+
+    def __init__(
+        self,
+        budgets: Mapping[str, int],
+        cores: Sequence[int],
+        *,
+        slots: int = 1,
+        policies: ManagerPolicies | None = None,
+        max_waiting: int = 1024,
+    ) -> None:
+        names = policies or ManagerPolicies()
+        self.memory = Residency(
+            budgets, EVICTION[names.eviction], LOAD_ORDER[names.load_order], prefetch=names.prefetch
+        )
+        self.running: dict[int, Run] = {}
+        self._admit = ADMISSION[names.admission]
+        self._deadlines = names.admission == "deadline"
+        self._cores = list(cores)
+        self._free_cores = list(cores)
+        self._free_slots = slots
+        self._slots = slots
+        self._max_waiting = max_waiting
+        self._numbers = count()
+        self._runs = count()
+        self._sequence = count()
+        #: Requests that wait for a load, by model.
+        self._waiting: dict[int, list[Request]] = {}
+        #: Ready requests by model, each with its place in the order of readiness.
+        self._ready: dict[int, deque[tuple[int, float, Request]]] = {}
+        self._models_of: dict[int, int] = {}
+
+    def add(self, now: float, model: ManagedModel) -> int:
+        """Add a model and return its number."""
+        number = next(self._numbers)
+        self.memory.add(now, number, model)
+        return number
+
+    def remove(self, now: float, number: int) -> list[Action]:
+        """Remove a model: refuse the requests that wait for its load; ready and running ones are served."""
+        actions: list[Action] = [self._refuse(r, Reason.REMOVED) for r in self._waiting.pop(number, ())]
+        actions += self.memory.remove(number)
+        return actions + self.memory.next_load(now)
+
+    def waiting(self, number: int) -> int:
+        """Return the number of a model's requests that have not started."""
+        return len(self._waiting.get(number, ())) + len(self._ready.get(number, ()))
+
+    @property
+    def pending(self) -> int:
+        """Number of requests that have not started."""
+        return len(self._models_of)
+
+    def submit(self, now: float, request: Request) -> list[Action]:
+        """Accept or refuse a request that arrives now."""
+        entry = self.memory.entries.get(request.model)
+        if entry is None or entry.removed:
+            return [Refuse(request, Reason.REMOVED)]
+        if self.waiting(request.model) >= entry.model.max_queue or self.pending >= self._max_waiting:
+            return [Refuse(request, Reason.QUEUE_FULL, self._retry_ms(now, request.model))]
+        resident = entry.place is Place.RESIDENT
+        if not resident:
+            if not self.memory.fits(request.model):
+                return [Refuse(request, Reason.TOO_LARGE)]
+            if entry.place is Place.ABSENT and now < entry.retry_at_ms:
+                return [Refuse(request, Reason.LOAD_FAILED, entry.retry_at_ms - now)]
+        self.memory.count(now, request.model)
+        admitted = not self._deadlines or self._in_time(now, request, self._wait_ms(now, request.model))
+        actions: list[Action] = []
+        if not admitted:
+            actions.append(Refuse(request, Reason.NO_TIME, self._retry_ms(now, request.model)))
+        if not resident:
+            if admitted:
+                self._models_of[request.id] = request.model
+                self._waiting.setdefault(request.model, []).append(request)
+            # A refused request starts a load too: the next one may be in time.
+            return actions + self.memory.request(now, request.model)
+        if admitted:
+            self._models_of[request.id] = request.model
+            self.memory.acquire(request.model)
+            self._add_ready(now, request)
+        return actions + self._start_ready(now)
+
+    def cancel(self, now: float, request: int) -> list[Action]:
+        """Forget a request that has not started; one that runs is left to the caller."""
+        number = self._models_of.pop(request, None)
+        if number is None:
+            return []
+        if number in self._waiting:
+            self._waiting[number] = [r for r in self._waiting[number] if r.id != request]
+            return []
+        queue = self._ready[number]
+        self._ready[number] = deque(item for item in queue if item[2].id != request)
+        self._forget_if_empty(number)
+        return self.memory.release(now, number) + self._start_ready(now)
+
+    def loaded(self, now: float, number: int, took_ms: float | None = None) -> list[Action]:
+        """Note that a load has ended, and how long it took."""
+        entry = self.memory.entries[number]
+        if took_ms is not None:
+            entry.load_ms[entry.variant] = took_ms
+        actions = self.memory.loaded(now, number)
+        requests = self._waiting.pop(number, [])
+        if requests:
+            self.memory.acquire(number, len(requests))
+            for request in requests:
+                self._add_ready(now, request)
+        actions += self.memory.next_load(now)
+        return actions + self._start_ready(now)
+
+    def load_failed(self, now: float, number: int, *, out_of_memory: bool = False) -> list[Action]:
+        """Note that a load has failed: refuse the requests that wait for it, unless a smaller variant is tried."""
+        actions = self.memory.load_failed(now, number, out_of_memory=out_of_memory)
+        entry = self.memory.entries.get(number)
+        if entry is None or (number not in self.memory.cold and entry.place is Place.ABSENT):
+            retry_ms = entry.retry_at_ms - now if entry else 0.0
+            for request in self._waiting.pop(number, []):
+                actions.append(self._refuse(request, Reason.LOAD_FAILED, retry_ms))
+        return actions + self.memory.next_load(now)
+
+    def finish(self, now: float, run: int, took_ms: float | None = None) -> list[Action]:
+        """Note that a batch has ended, and how long it ran."""
+        ended = self.running.pop(run)
+        entry = self.memory.entries[ended.model]
+        if took_ms is not None:
+            known = entry.latency_ms[ended.variant]
+            entry.latency_ms[ended.variant] = known + _NEWEST * (took_ms - known)
+        self._free_cores = [core for core in self._cores if core in self._free_cores or core in ended.cores]
+        self._free_slots += ended.slots
+        actions = self.memory.release(now, ended.model, len(ended.requests))
+        return actions + self._start_ready(now)
+
+    def advance(self, now: float) -> list[Action]:
+        """Refuse requests whose deadline has passed, start batches that need not wait longer, and use free memory."""
+        actions: list[Action] = []
+        for number, requests in self._waiting.items():
+            if self.memory.entries[number].place is Place.ABSENT and not self.memory.fits(number):  # one was pinned since
+                actions += [self._refuse(r, Reason.TOO_LARGE) for r in requests]
+                self._waiting[number] = []
+                self.memory.forget(number)
+                continue
+            late = [r for r in requests if r.deadline_ms <= now]
+            actions += [self._refuse(r, Reason.EXPIRED) for r in late]
+            if late:
+                self._waiting[number] = [r for r in requests if r.deadline_ms > now]
+        for number in list(self._ready):
+            actions += self._drop_late(now, number)
+        actions += self._start_ready(now)
+        return actions + self.memory.next_load(now) + self.memory.rebalance(now)
+
+    def next_event_ms(self, now: float) -> float:
+        """Return the time after ``now`` of the next deadline or the end of a wait for a batch; infinite for none."""
+        times = [r.deadline_ms for requests in self._waiting.values() for r in requests]
+        for number, queue in self._ready.items():
+            times += [item[2].deadline_ms for item in queue]
+            delay = self.memory.entries[number].model.max_delay_ms
+            if delay:
+                times.append(queue[0][1] + delay)
+        return min((at for at in times if at > now), default=math.inf)
+
+    def _add_ready(self, now: float, request: Request) -> None:
+        self._ready.setdefault(request.model, deque()).append((next(self._sequence), now, request))
+
+    def _start_ready(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        held: set[int] = set()
+        while True:
+            number = min((n for n in self._ready if n not in held), key=self._start_order, default=None)
+            if number is None:
+                return actions
+            actions += self._drop_late(now, number)
+            if number not in self._ready:
+                continue
+            batch = self._next_batch(now, number)
+            if not batch:
+                held.add(number)
+                continue
+            run = self._lease(now, number, batch)
+            if run is None:
+                return actions
+            queue = self._ready[number]
+            taken = {request.id for request in batch}
+            self._ready[number] = deque(item for item in queue if item[2].id not in taken)
+            self._forget_if_empty(number)
+            for request in batch:
+                self._models_of.pop(request.id, None)
+            self.memory.entries[number].resident.uses += len(batch)
+            self.running[run.id] = run
+            actions.append(run)
+
+    def _start_order(self, number: int) -> tuple[int, int]:
+        return -self.memory.entries[number].model.priority, self._ready[number][0][0]
+
+    def _next_batch(self, now: float, number: int) -> list[Request]:
+        """Return the requests of a model's next batch; empty while it waits for more."""
+        model = self.memory.entries[number].model
+        queue = self._ready[number]
+        first = queue[0][2]
+        if model.max_batch <= 1 or first.batch_key is None:
+            return [first]
+        batch, rows = [first], first.rows
+        for _, _, request in list(queue)[1:]:
+            if request.batch_key != first.batch_key or rows + request.rows > model.max_batch:
+                continue
+            batch.append(request)
+            rows += request.rows
+        until = queue[0][1] + model.max_delay_ms
+        others = any(request.batch_key != first.batch_key for _, _, request in queue)
+        complete = rows >= model.max_batch or len(batch) < len(queue) or others
+        return batch if complete or now >= until else []
+
+    def _lease(self, now: float, number: int, batch: Iterable[Request]) -> Run | None:
+        """Take the cores and the slot of a batch; None if they are not free."""
+        entry = self.memory.entries[number]
+        variant = entry.model.variants[entry.variant]
+        need = min(variant.cores, len(self._cores))
+        if variant.slots > self._free_slots or need > len(self._free_cores):
+            return None
+        cores = tuple(self._cores[:need]) if variant.first_cores else tuple(self._free_cores[len(self._free_cores) - need :])
+        if any(core not in self._free_cores for core in cores):
+            return None
+        self._free_cores = [core for core in self._free_cores if core not in cores]
+        self._free_slots -= variant.slots
+        return Run(next(self._runs), number, entry.variant, tuple(batch), cores, variant.slots, now)
+
+    def _drop_late(self, now: float, number: int) -> list[Action]:
+        """Refuse the ready requests of a model that can no longer start in time."""
+        queue = self._ready[number]
+        late: list[tuple[Request, Reason]] = []
+        for _, _, request in queue:
+            if request.deadline_ms <= now:
+                late.append((request, Reason.EXPIRED))
+            elif self._deadlines and not self._in_time(now, request, 0.0):
+                late.append((request, Reason.NO_TIME))
+        if not late:
+            return []
+        gone = {request.id for request, _ in late}
+        self._ready[number] = deque(item for item in queue if item[2].id not in gone)
+        self._forget_if_empty(number)
+        actions: list[Action] = [self._refuse(r, reason, self._retry_ms(now, number)) for r, reason in late]
+        return actions + self.memory.release(now, number, len(late))
+
+    def _in_time(self, now: float, request: Request, wait_ms: float) -> bool:
+        entry = self.memory.entries[request.model]
+        deadline = request.arrival_ms + entry.model.slo_ms
+        return self._admit(now, deadline, wait_ms, entry.latency_ms[entry.variant])
+
+    def _wait_ms(self, now: float, number: int) -> float:
+        """Return a lower bound of a new request's wait for a load and for the ready requests before it."""
+        wait = sum(self._work_ms(n) * len(queue) for n, queue in self._ready.items())
+        entry = self.memory.entries[number]
+        if entry.place is not Place.RESIDENT:
+            link = max(0.0, self.memory.loading_until_ms - now) if self.memory.loading is not None else 0.0
+            wait = max(wait, link if self.memory.loading == number else link + entry.load_ms[entry.variant])
+        return wait
+
+    def _work_ms(self, number: int) -> float:
+        """Return the time by which a request of a model lengthens the queue."""
+        entry = self.memory.entries[number]
+        variant = entry.model.variants[entry.variant]
+        share = variant.cores / max(1, len(self._cores))
+        return entry.latency_ms[entry.variant] * max(share, variant.slots / max(1, self._slots))
+
+    def _retry_ms(self, now: float, number: int) -> float:
+        return max(_LEAST_RETRY_MS, self._wait_ms(now, number))
+
+    def _refuse(self, request: Request, reason: Reason, retry_ms: float = 0.0) -> Refuse:
+        self._models_of.pop(request.id, None)
+        return Refuse(request, reason, retry_ms)
+
+    def _forget_if_empty(self, number: int) -> None:
+        if not self._ready[number]:
+            del self._ready[number]

@@ -1,0 +1,346 @@
+"""The manager of the model server: against the simulator, and its invariants on random events."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chrion.manager import (
+    ACCELERATOR,
+    HOST,
+    Load,
+    ManagedModel,
+    ManagedVariant,
+    ManagerPolicies,
+    ModelManager,
+    Reason,
+    Refuse,
+    Request,
+    Run,
+    Unload,
+)
+from chrion.manager.residency import Place
+from chrion.simulator.engine import Engine, EngineConfig
+from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
+from chrion.simulator.server import ServerPolicies
+from chrion.simulator.settings import ServerSpec
+from chrion.simulator.variants import Variant
+
+MB = 1_000_000
+
+
+@dataclass
+class Driver:
+    """Carries out the manager's actions in virtual time, and checks the invariants after each event."""
+
+    manager: ModelManager
+    load_fails: Any = lambda _: False
+    events: list[tuple[float, int, str, Any]] = field(default_factory=list)
+    journal: list[tuple[float, str, int]] = field(default_factory=list)
+    ended: dict[int, str] = field(default_factory=dict)
+    batches: list[Run] = field(default_factory=list)
+    in_memory: dict[int, int] = field(default_factory=dict)
+    sequence: Any = field(default_factory=itertools.count)
+
+    def push(self, at: float, kind: str, payload: Any) -> None:
+        heapq.heappush(self.events, (at, next(self.sequence), kind, payload))
+
+    def run(self) -> None:
+        """Handle all events, and check that every request has ended exactly once."""
+        submitted = [payload.id for _, _, kind, payload in self.events if kind == "submit"]
+        while self.events:
+            self.handle(*heapq.heappop(self.events))
+            wake = self.manager.next_event_ms(self.now)
+            if wake < inf and not any(kind == "advance" and at <= wake for at, _, kind, _ in self.events):
+                self.push(wake, "advance", None)
+        assert sorted(self.ended) == sorted(submitted)
+        assert self.manager.pending == 0
+        assert not self.manager.running
+
+    def handle(self, at: float, _: int, kind: str, payload: Any) -> None:
+        self.now = at
+        manager = self.manager
+        if kind == "submit":
+            actions = manager.submit(at, payload)
+        elif kind == "loaded":
+            self.journal.append((at, "loaded", payload))
+            actions = manager.loaded(at, payload)
+        elif kind == "failed":
+            self.in_memory.pop(payload)
+            actions = manager.load_failed(at, payload)
+        elif kind == "finish":
+            for request in payload.requests:
+                assert request.id not in self.ended
+                self.ended[request.id] = "served"
+            actions = manager.finish(at, payload.id)
+        elif kind == "remove":
+            actions = manager.remove(at, payload)
+        elif kind == "cancel":
+            waiting = payload in manager._models_of
+            actions = manager.cancel(at, payload)
+            if waiting:
+                self.ended[payload] = "cancelled"
+        else:
+            actions = manager.advance(at)
+        for action in actions:
+            self.carry_out(at, action)
+        self.check()
+
+    def carry_out(self, at: float, action: Any) -> None:
+        models = self.manager.memory.entries
+        if isinstance(action, Load):
+            assert action.model not in self.in_memory
+            self.in_memory[action.model] = action.variant
+            self.journal.append((at, "load", action.model))
+            took = models[action.model].model.variants[action.variant].load_ms
+            self.push(at + took, "failed" if self.load_fails(action.model) else "loaded", action.model)
+        elif isinstance(action, Unload):
+            assert self.in_memory.pop(action.model) == action.variant
+            assert not any(run.model == action.model for run in self.manager.running.values()), "unloaded while running"
+            self.journal.append((at, action.cause, action.model))
+        elif isinstance(action, Refuse):
+            assert action.request.id not in self.ended
+            self.ended[action.request.id] = action.reason.name
+        else:
+            assert self.in_memory[action.model] == action.variant, "runs on a session that is not open"
+            assert models[action.model].place is Place.RESIDENT
+            self.batches.append(action)
+            took = models[action.model].model.variants[action.variant].latency_ms
+            self.push(at + took, "finish", action)
+
+    def check(self) -> None:
+        memory = self.manager.memory
+        for device, budget in memory.budgets.items():
+            assert memory.free[device] == budget - memory.used(device)
+            assert 0 <= memory.free[device] <= budget
+        leased = [core for run in self.manager.running.values() for core in run.cores]
+        assert len(leased) == len(set(leased)), "a core is leased twice"
+        for run in self.manager.running.values():
+            assert memory.entries[run.model].resident.in_use >= len(run.requests)
+
+
+def managed(size: int, *, latency: float = 5.0, load: float = 10.0, **rest: Any) -> ManagedModel:
+    """Return a model with one variant on the accelerator."""
+    return ManagedModel((ManagedVariant("gpu", {ACCELERATOR: size}, latency, load, cores=0, slots=1),), **rest)
+
+
+def ladder(*sizes: int, **rest: Any) -> ManagedModel:
+    """Return a model with variants of the given sizes on the host."""
+    variants = tuple(ManagedVariant(f"v{i}", {HOST: size}, 1.0, 2.0) for i, size in enumerate(sizes))
+    return ManagedModel(variants, **rest)
+
+
+def requests(*times_and_models: tuple[float, int], deadline: float = inf, key: Any = None) -> list[Request]:
+    return [Request(i, m, at, deadline + at, key) for i, (at, m) in enumerate(times_and_models)]
+
+
+def drive(manager: ModelManager, given_requests: Sequence[Request], **rest: Any) -> Driver:
+    """Run requests through a manager."""
+    driver = Driver(manager, **rest)
+    for request in given_requests:
+        driver.push(request.arrival_ms, "submit", request)
+    driver.run()
+    return driver
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    eviction=st.sampled_from(["lru", "lfu", "cost"]),
+    order=st.sampled_from(["fifo", "demand"]),
+    slots=st.integers(1, 2),
+    gap_ms=st.floats(1.0, 30.0),
+)
+def test_loads_and_evictions_equal_the_simulators(
+    seed: int, eviction: str, order: str, slots: int, gap_ms: float
+) -> None:
+    """With one variant for each model, the manager loads and evicts the same models as the simulator, at the same times."""
+    rng = np.random.default_rng(seed)
+    sizes = [int(size) for size in rng.integers(1, 5, 6)]
+    latencies = [float(x) for x in rng.uniform(1, 12, 6)]
+    weights = [float(x) for x in rng.uniform(0.5, 2, 6)]
+    times = np.cumsum(rng.exponential(gap_ms, 150))
+    models = rng.integers(0, 6, 150)
+    spec = ServerSpec(1, 10 / 1000, 0.0, slots, 2, 1.0, 1.0)
+    variants = [Variant("gpu", float(s), t, t, (), float(s)) for s, t in zip(sizes, latencies, strict=True)]
+    policies = ServerPolicies(
+        EVICTION[eviction], LOAD_ORDER[order], ADMISSION["none"], False, [inf] * 6, weights, [False] * 6  # noqa: FBT003
+    )
+    expected: list[tuple[float, str, int]] = []
+    engine = Engine(
+        EngineConfig([spec], variants, policies, ROUTING["random"], seed),
+        lambda at, event, _, model: expected.append((at, event, model)),
+    )
+    engine.run([(times, models)])
+
+    manager = ModelManager(
+        {ACCELERATOR: 10 * MB}, [0, 1], slots=slots, policies=ManagerPolicies(eviction, order, prefetch=False),
+        max_waiting=10**6,
+    )  # fmt: skip
+    for size, variant, weight in zip(sizes, variants, weights, strict=True):
+        load_ms = variant.load_ms(spec.pcie_gb_per_s, spec.load_fixed_ms)
+        manager.add(0.0, managed(size * MB, latency=variant.latency_ms, load=load_ms, weight=weight, max_queue=10**6))
+    found = drive(manager, requests(*zip(times.tolist(), models.tolist(), strict=True)))
+    assert found.journal == expected
+    assert set(found.ended.values()) == {"served"}
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    eviction=st.sampled_from(["lru", "lfu", "cost"]),
+    admission=st.sampled_from(["none", "deadline"]),
+    budgets=st.sampled_from([{HOST: 12}, {ACCELERATOR: 8}, {ACCELERATOR: 6, HOST: 9}]),
+)
+def test_invariants_on_random_events(seed: int, eviction: str, admission: str, budgets: dict[str, int]) -> None:
+    """On random models and requests memory stays in the budget, cores are leased once, and each request ends once."""
+    rng = random.Random(seed)
+    manager = ModelManager(budgets, [0, 1, 2], policies=ManagerPolicies(eviction, "demand", admission), max_waiting=20)
+    for _ in range(6):
+        variants = []
+        size = rng.randint(3, 8)
+        for name in range(rng.randint(1, 4)):
+            memory = {ACCELERATOR: size, HOST: rng.randint(0, 3)} if ACCELERATOR in budgets else {HOST: size}
+            cores, first = rng.randint(1, 3), rng.random() < 0.3
+            variants.append(
+                ManagedVariant(str(name), memory, rng.uniform(1, 9), rng.uniform(1, 9), cores, first, rng.randint(0, 1))
+            )
+            size = rng.randint(0, size)
+        batching = {"max_batch": rng.choice([1, 4]), "max_delay_ms": rng.choice([0.0, 3.0])}
+        manager.add(0.0, ManagedModel(tuple(variants), rng.choice([inf, 20.0]), pinned=rng.random() < 0.15, **batching))
+    driver = Driver(manager, load_fails=lambda _: rng.random() < 0.1)
+    at = 0.0
+    for number in range(80):
+        at += rng.expovariate(0.5)
+        deadline = at + rng.choice([inf, 10.0, 40.0])
+        driver.push(at, "submit", Request(number, rng.randrange(6), at, deadline, rng.choice([None, "a"])))
+        if rng.random() < 0.1:
+            driver.push(at + rng.uniform(0, 5), "cancel", number)
+    driver.push(at / 2, "remove", 0)
+    for tick in range(int(at) + 40_000, int(at) + 80_000, 4000):
+        driver.push(tick, "advance", None)
+    driver.run()
+
+
+def test_a_model_shrinks_before_another_is_evicted() -> None:
+    """A third model makes the two others shrink in the order of the policy; only a fourth evicts."""
+    manager = ModelManager({HOST: 12}, [0], policies=ManagerPolicies(prefetch=False))
+    for _ in range(4):
+        manager.add(0.0, ladder(6, 4, 3))
+    # The third fits as soon as the first has shrunk once and the second once: 4 + 4 + 4.
+    found = drive(manager, requests((0, 0), (10, 1), (20, 2)))
+    assert [(event, model) for _, event, model in found.journal if event in {"shrink", "evict"}] == [("shrink", 0), ("shrink", 1)]
+    assert {n: manager.memory.entries[n].variant for n in found.in_memory} == {0: 1, 1: 1, 2: 1}
+
+
+def test_all_models_shrink_to_the_smallest_before_one_is_evicted() -> None:
+    """Four models fit at their smallest; the fifth evicts the least recently used one."""
+    manager = ModelManager({HOST: 12}, [0], policies=ManagerPolicies(prefetch=False))
+    for _ in range(5):
+        manager.add(0.0, ladder(6, 3))
+    found = drive(manager, requests((0, 0), (50, 1), (100, 2), (150, 3)))
+    assert "evict" not in {event for _, event, _ in found.journal}
+    assert set(found.in_memory) == {0, 1, 2, 3}
+    assert manager.memory.used(HOST) == 12
+    later = Driver(manager, in_memory=found.in_memory)
+    later.push(200, "submit", Request(4, 4, 200))
+    later.run()
+    assert [model for _, event, model in later.journal if event == "evict"] == [0]
+
+
+def test_pinned_models_stay_and_a_model_that_cannot_fit_beside_them_is_refused() -> None:
+    """A pinned model is neither shrunk nor evicted; what cannot fit is refused at once."""
+    manager = ModelManager({HOST: 10}, [0])
+    manager.add(0.0, ladder(8, 2, pinned=True))
+    manager.add(0.0, ladder(5))
+    found = drive(manager, requests((0, 0), (20, 1)))
+    assert found.ended == {0: "served", 1: "TOO_LARGE"}
+
+
+def test_requests_beyond_the_queue_are_refused_with_a_time_to_retry() -> None:
+    """The queue of a model is bounded."""
+    manager = ModelManager({HOST: 10}, [0])
+    number = manager.add(0.0, ladder(5, max_queue=2))
+    refused = [a for r in requests(*[(0.0, number)] * 5) for a in manager.submit(0.0, r) if isinstance(a, Refuse)]
+    assert [r.reason for r in refused] == [Reason.QUEUE_FULL] * 3
+    assert all(r.retry_ms > 0 for r in refused)
+
+
+def test_batches_form_up_to_the_size_and_the_delay() -> None:
+    """Requests of one key share a batch up to its size; a batch that is not full starts after the delay."""
+    manager = ModelManager({HOST: 10}, [0])
+    number = manager.add(0.0, ladder(5, max_batch=4, max_delay_ms=3.0))
+    times = [(t, number) for t in (0, 50, 50.5, 51, 51.5, 51.6, 52)]
+    found = drive(manager, requests(*times, key="k"))
+    assert [[r.id for r in run.requests] for run in found.batches] == [[0], [1, 2, 3, 4], [5, 6]]
+    assert found.batches[2].started_ms == pytest.approx(54.6)
+
+
+def test_a_deadline_passes_while_the_model_loads() -> None:
+    """A request whose deadline passes during the load is refused, and the load still ends."""
+    manager = ModelManager({HOST: 10}, [0])
+    manager.add(0.0, ladder(5))
+    found = drive(manager, requests((0, 0), deadline=1.0))
+    assert found.ended == {0: "EXPIRED"}
+    assert found.in_memory == {0: 0}
+
+
+def test_memory_full_at_load_tries_the_next_variant() -> None:
+    """After a load without memory the smaller variant is loaded, and the waiting request is served."""
+    manager = ModelManager({HOST: 10}, [0])
+    number = manager.add(0.0, ladder(5, 3))
+    assert manager.submit(0.0, Request(0, number, 0.0)) == [Load(number, 0)]
+    assert manager.load_failed(1.0, number, out_of_memory=True) == [Load(number, 1)]
+    (run,) = manager.loaded(2.0, number)
+    assert isinstance(run, Run)
+    assert run.variant == 1
+
+
+def test_a_failed_load_refuses_and_is_tried_again_later() -> None:
+    """Requests are refused while the next attempt is not due, and each failure doubles the time."""
+    manager = ModelManager({HOST: 10}, [0])
+    number = manager.add(0.0, ladder(5))
+    waits = []
+    now = 0.0
+    for request in range(3):
+        assert manager.submit(now, Request(request, number, now)) == [Load(number, 0)]
+        (refused,) = manager.load_failed(now, number)
+        assert isinstance(refused, Refuse)
+        assert refused.reason is Reason.LOAD_FAILED
+        waits.append(refused.retry_ms)
+        assert [type(a) for a in manager.submit(now, Request(99, number, now))] == [Refuse]
+        now += refused.retry_ms
+    assert waits == [1000.0, 2000.0, 4000.0]
+
+
+def test_popular_models_grow_and_are_loaded_in_advance_once_memory_is_free() -> None:
+    """After a model is removed, a shrunk popular model grows, and an absent popular one is loaded."""
+    manager = ModelManager({HOST: 12}, [0])
+    for _ in range(3):
+        manager.add(0.0, ladder(6, 4))
+    driver = drive(manager, requests((0, 0), (10, 1), (20, 2)))
+    assert [e.variant for e in manager.memory.entries.values()] == [1, 1, 1]
+    driver.ended.clear()
+    driver.push(100, "remove", 2)
+    for at in (20_000, 20_010, 20_020):
+        driver.push(at, "advance", None)
+    driver.run()
+    assert [e.variant for e in manager.memory.entries.values()] == [0, 0]
+
+
+def test_higher_priority_starts_first() -> None:
+    """Of requests that are ready together, those of the model with the higher priority start first."""
+    manager = ModelManager({HOST: 100}, [0])
+    low, high = manager.add(0.0, ladder(5)), manager.add(0.0, ladder(5, priority=1))
+    found = drive(manager, requests((0, low), (0, high), (50, low), (50, low), (50, high)))
+    assert [run.requests[0].id for run in found.batches[-3:]] == [2, 4, 3]
