@@ -26,6 +26,7 @@ from chrion.cli.plan import app as plan_app
 from chrion.cli.profile import profile
 from chrion.cli.report import report
 from chrion.cli.run import run as run_command
+from chrion.cli.serve import serve
 from chrion.cli.simulate import simulate
 from chrion.cli.sweep import sweep
 from chrion.cli.tune import tune
@@ -184,5 +185,12 @@ _register(
     "simulate --list",
     "simulate table7",
     "simulate table7 --sweep gpu_memory_gb=11,14 --plot s.png",
+)
+_register(
+    serve,
+    _RUN,
+    "serve models",
+    "serve models --memory-budget 4GB --policy cost,deadline",
+    "serve models --gpu-budget 12GB --model-control poll",
 )
 app.add_typer(cache_app, name="cache", rich_help_panel=_FILES)

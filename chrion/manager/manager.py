@@ -189,7 +189,9 @@ class ModelManager:
         """Refuse requests whose deadline has passed, start batches that need not wait longer, and use free memory."""
         actions: list[Action] = []
         for number, requests in self._waiting.items():
-            if self.memory.entries[number].place is Place.ABSENT and not self.memory.fits(number):  # one was pinned since
+            if self.memory.entries[number].place is Place.ABSENT and not self.memory.fits(
+                number
+            ):  # one was pinned since
                 actions += [self._refuse(r, Reason.TOO_LARGE) for r in requests]
                 self._waiting[number] = []
                 self.memory.forget(number)
@@ -271,7 +273,11 @@ class ModelManager:
         need = min(variant.cores, len(self._cores))
         if variant.slots > self._free_slots or need > len(self._free_cores):
             return None
-        cores = tuple(self._cores[:need]) if variant.first_cores else tuple(self._free_cores[len(self._free_cores) - need :])
+        cores = (
+            tuple(self._cores[:need])
+            if variant.first_cores
+            else tuple(self._free_cores[len(self._free_cores) - need :])
+        )
         if any(core not in self._free_cores for core in cores):
             return None
         self._free_cores = [core for core in self._free_cores if core not in cores]

@@ -164,7 +164,7 @@ def drive(manager: ModelManager, given_requests: Sequence[Request], **rest: Any)
 def test_loads_and_evictions_equal_the_simulators(
     seed: int, eviction: str, order: str, slots: int, gap_ms: float
 ) -> None:
-    """With one variant for each model, the manager loads and evicts the same models as the simulator, at the same times."""
+    """With one variant for each model, the manager loads and evicts as the simulator does, at the same times."""
     rng = np.random.default_rng(seed)
     sizes = [int(size) for size in rng.integers(1, 5, 6)]
     latencies = [float(x) for x in rng.uniform(1, 12, 6)]
@@ -174,7 +174,13 @@ def test_loads_and_evictions_equal_the_simulators(
     spec = ServerSpec(1, 10 / 1000, 0.0, slots, 2, 1.0, 1.0)
     variants = [Variant("gpu", float(s), t, t, (), float(s)) for s, t in zip(sizes, latencies, strict=True)]
     policies = ServerPolicies(
-        EVICTION[eviction], LOAD_ORDER[order], ADMISSION["none"], False, [inf] * 6, weights, [False] * 6  # noqa: FBT003
+        EVICTION[eviction],
+        LOAD_ORDER[order],
+        ADMISSION["none"],
+        deadlines=False,
+        slo_ms=[inf] * 6,
+        weights=weights,
+        pinned=[False] * 6,
     )
     expected: list[tuple[float, str, int]] = []
     engine = Engine(
@@ -239,7 +245,10 @@ def test_a_model_shrinks_before_another_is_evicted() -> None:
         manager.add(0.0, ladder(6, 4, 3))
     # The third fits as soon as the first has shrunk once and the second once: 4 + 4 + 4.
     found = drive(manager, requests((0, 0), (10, 1), (20, 2)))
-    assert [(event, model) for _, event, model in found.journal if event in {"shrink", "evict"}] == [("shrink", 0), ("shrink", 1)]
+    assert [(event, model) for _, event, model in found.journal if event in {"shrink", "evict"}] == [
+        ("shrink", 0),
+        ("shrink", 1),
+    ]
     assert {n: manager.memory.entries[n].variant for n in found.in_memory} == {0: 1, 1: 1, 2: 1}
 
 

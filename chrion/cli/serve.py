@@ -1,0 +1,120 @@
+"""``chrion serve``."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from chrion.cli.console import note
+from chrion.cli.options import GpuBudgetOption
+from chrion.devices import CPU_PROVIDER, usable_provider
+from chrion.errors import OptionError
+from chrion.manager import ACCELERATOR, ManagerPolicies
+from chrion.units import parse_duration_ms, parse_size_mb
+
+_LIBRARIES = ("starlette", "uvicorn", "grpc", "prometheus_client")
+
+
+def serve(
+    repository: Annotated[Path, typer.Argument(help="A folder with NAME/VERSION/model.onnx.", show_default=False)],
+    http: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of REST, metrics and the page.")] = (
+        "127.0.0.1:8000"
+    ),
+    grpc: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of gRPC, or none.")] = "127.0.0.1:8001",
+    gpu_budget: GpuBudgetOption = None,
+    memory_budget: Annotated[
+        str | None,
+        typer.Option(metavar="4GB", help="Host memory for models.", show_default="half of the free memory"),
+    ] = None,
+    policy: Annotated[
+        str, typer.Option(metavar="NAMES", help="lru, lfu or cost; fifo or demand; none or deadline.")
+    ] = "",
+    scenario: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Use the policies and the GPU memory of a simulated scenario.")
+    ] = None,
+    accelerator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="cuda, webgpu, none, or an execution provider by its full name.",
+            show_default="with a GPU budget or a scenario the first that works, else none",
+        ),
+    ] = None,
+    model_control: Annotated[str, typer.Option(metavar="MODE", help="none, poll or explicit.")] = "none",
+    load_model: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="With explicit: a model to serve, or *. Repeatable.")
+    ] = None,
+    poll: Annotated[str, typer.Option(metavar="15s", help="Interval of polling.")] = "15s",
+    max_request: Annotated[str, typer.Option(metavar="256MB", help="Largest request.")] = "256MB",
+    request_memory: Annotated[str, typer.Option(metavar="1GB", help="Memory of all requests in flight.")] = "1GB",
+    max_waiting: Annotated[int, typer.Option(min=1, metavar="N", help="Requests that wait at the same time.")] = 1024,
+    max_connections: Annotated[int, typer.Option(min=1, metavar="N", help="Connections of each protocol.")] = 1024,
+    drain: Annotated[str, typer.Option(metavar="30s", help="Time for requests in flight at the end.")] = "30s",
+    token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Require the bearer token in a file.")] = None,
+    tls_certificate: Annotated[Path | None, typer.Option(metavar="PEM", help="Certificate chain.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="PEM", help="Key of the certificate.")] = None,
+) -> None:
+    """Serve the models of a repository by the Open Inference Protocol, within a memory budget."""
+    _require_libraries()
+    from chrion.server import logs, options, run  # noqa: PLC0415 - needs the extra
+
+    policies, scenario_bytes = ManagerPolicies(), 0
+    if scenario:
+        policies, scenario_bytes = options.scenario_policies(scenario)
+    if (tls_certificate is None) != (tls_key is None):
+        raise OptionError("--tls-certificate and --tls-key: expected both or none")
+    provider = _provider(accelerator or ("auto" if gpu_budget or scenario else "none"))
+    gpu_mb = parse_size_mb(gpu_budget, "--gpu-budget") if gpu_budget else scenario_bytes / 1e6
+    if gpu_budget and not provider:
+        raise OptionError("--gpu-budget: there is no accelerator", hint="chrion devices shows what works")
+    if provider and not gpu_mb:
+        raise OptionError("--accelerator: the memory for models is unknown", hint="add --gpu-budget or --scenario")
+    memory_mb = parse_size_mb(memory_budget, "--memory-budget") if memory_budget else None
+    budgets = options.default_budgets(gpu_mb, memory_mb)
+    if not provider:
+        budgets.pop(ACCELERATOR, None)
+    checked = options.ServerOptions(
+        repository=repository,
+        http=options.parse_address(http, "--http"),
+        grpc=None if grpc == "none" else options.parse_address(grpc, "--grpc"),
+        budgets=budgets,
+        policies=options.parse_policies(policy, policies),
+        provider=provider,
+        control=model_control,
+        load=tuple(load_model or ()),
+        poll_s=parse_duration_ms(poll, "--poll") / 1000,
+        body_bytes=round(parse_size_mb(max_request, "--max-request") * 1e6),
+        request_bytes=round(parse_size_mb(request_memory, "--request-memory") * 1e6),
+        max_waiting=max_waiting,
+        max_connections=max_connections,
+        drain_s=parse_duration_ms(drain, "--drain") / 1000,
+        token=_token(token_file) if token_file else "",
+        tls=(tls_certificate, tls_key) if tls_certificate and tls_key else None,
+    )
+    logs.set_up_logs()
+    asyncio.run(run.serve(checked, note))
+
+
+def _require_libraries() -> None:
+    missing = [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise OptionError(f"serve: {missing[0]} is not installed", hint="pip install 'chrion[serve]'")
+
+
+def _provider(name: str) -> tuple[str, dict[str, Any]] | None:
+    found = usable_provider(name)
+    return (found, {}) if found and found != CPU_PROVIDER else None
+
+
+def _token(path: Path) -> str:
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"--token-file {path}: cannot be read as ASCII text: {error}") from error
+    if not token or not token.isprintable():
+        raise OptionError(f"--token-file {path}: expected one line with the token")
+    return token

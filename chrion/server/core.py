@@ -1,0 +1,467 @@
+"""The core of the server: carries out what the manager decides, for requests of every protocol.
+
+All state belongs to the thread of the event loop. One thread opens and closes sessions, in the order of the manager's
+actions, so that memory is released before it is used again. As many threads as there are cores and slots run batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnxruntime as ort
+
+from chrion.cores import pin
+from chrion.graph.ort_sessions import first_line
+from chrion.manager import Action, Load, ModelManager, Reason, Refuse, Request, Run, Unload
+from chrion.manager.residency import Place
+from chrion.server import batching
+from chrion.server.failures import RequestFailure, Status, invalid, refusal
+from chrion.server.repository import Key, ServedVersion, file_states
+from chrion.server.sessions import Session, is_out_of_memory
+from chrion.server.statistics import ModelStatistics
+from chrion.server.tensors import Array, TensorSpec, check_input
+
+log = logging.getLogger("chrion.server")
+
+#: Interval at which the manager uses free memory, in seconds.
+_TICK_S = 1.0
+_DRAINING = "the server is shutting down"
+
+
+@dataclass(slots=True)
+class Served:
+    """A version that is served, with its session while it is in memory."""
+
+    version: ServedVersion
+    number: int
+    statistics: ModelStatistics = field(default_factory=ModelStatistics)
+    session: Session | None = None
+    #: Reason of the last failed load; empty after a successful one.
+    failure: str = ""
+    removed: bool = False
+
+
+@dataclass(slots=True)
+class Result:
+    """The outputs of a request: spec and array of each."""
+
+    served: Served
+    outputs: list[tuple[TensorSpec, Array]]
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A request that has not been answered."""
+
+    served: Served
+    request: Request
+    feeds: Mapping[str, tuple[str, Array]]
+    outputs: tuple[TensorSpec, ...]
+    future: asyncio.Future[list[Array]]
+    options: ort.RunOptions | None = None
+
+
+class ByteAccount:
+    """Memory of the requests in flight, with a limit.
+
+    Attributes:
+        used: Bytes in use.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+
+    def take(self, size: int) -> None:
+        """Take bytes.
+
+        Raises:
+            RequestFailure: The limit is exceeded; nothing is taken.
+        """
+        if self.used + size > self.limit:
+            raise RequestFailure(Status.OVERLOADED, "the requests in flight use too much memory", retry_s=1.0)
+        self.used += size
+
+    def give(self, size: int) -> None:
+        """Give bytes back."""
+        self.used -= size
+
+
+class ServingCore:
+    """Serves requests for the models that have been added.
+
+    Args:
+        manager: The manager, with no models.
+        cores: The CPU cores that the manager leases.
+        slots: The accelerator's slots.
+        provider: The accelerator, if there is one.
+        request_bytes: Limit of the memory of requests in flight.
+
+    Attributes:
+        models: The versions that are served, by name and version.
+        account: The memory of requests in flight.
+        lane_busy_ms: Time for which each core was leased.
+        refused: Number of refused requests by reason.
+    """
+
+    def __init__(
+        self,
+        manager: ModelManager,
+        cores: Sequence[int],
+        *,
+        slots: int = 0,
+        provider: tuple[str, Mapping[str, Any]] | None = None,
+        request_bytes: int = 1 << 30,
+    ) -> None:
+        self.manager = manager
+        self.models: dict[Key, Served] = {}
+        self.account = ByteAccount(request_bytes)
+        self.lane_busy_ms = dict.fromkeys(cores, 0.0)
+        self.refused: dict[Reason, int] = dict.fromkeys(Reason, 0)
+        self.draining = False
+        self.started_s = time.time()
+        self._provider = provider
+        self._by_number: dict[int, Served] = {}
+        self._pending: dict[int, _Pending] = {}
+        self._ids = itertools.count()
+        self._loader = ThreadPoolExecutor(1, "chrion-loader")
+        self._workers = ThreadPoolExecutor(max(1, len(cores) + slots), "chrion-worker")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def start(self) -> None:
+        """Begin to use free memory; called in the event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._ticker = asyncio.create_task(self._tick())
+
+    async def close(self, grace_s: float) -> None:
+        """Refuse new requests, serve those in flight for at most ``grace_s``, and release everything."""
+        self.draining = True
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._idle.wait()
+        except TimeoutError:
+            for pending in list(self._pending.values()):
+                self._fail(pending, RequestFailure(Status.UNAVAILABLE, _DRAINING))
+        if self._ticker:
+            self._ticker.cancel()
+        if self._timer:
+            self._timer.cancel()
+        self._workers.shutdown(wait=False, cancel_futures=True)
+        loop = asyncio.get_running_loop()
+        for served in self._by_number.values():
+            if served.session:
+                await loop.run_in_executor(self._loader, served.session.close)
+        self._loader.shutdown(wait=False, cancel_futures=True)
+
+    def add(self, version: ServedVersion) -> None:
+        """Serve a version, in place of an earlier one of the same name and number."""
+        self.remove(version.key)
+        number = self.manager.add(_now_ms(), version.managed)
+        served = self.models[version.key] = self._by_number[number] = Served(version, number)
+        if version.managed.pinned and self.manager.memory.fits(number):
+            self._apply(self.manager.memory.request(_now_ms(), served.number))
+
+    def remove(self, key: Key) -> None:
+        """Stop serving a version; running requests are served."""
+        served = self.models.pop(key, None)
+        if served is None:
+            return
+        served.removed = True
+        self._apply(self.manager.remove(_now_ms(), served.number))
+        self._forget_if_unused(served)
+
+    def find(self, name: str, version: str = "") -> Served:
+        """Return a version of a model, by default the highest.
+
+        Raises:
+            RequestFailure: It does not exist.
+        """
+        if version:
+            found = self.models.get((name, version))
+        else:
+            versions = [served for (own, _), served in self.models.items() if own == name]
+            found = max(versions, key=lambda served: int(served.version.version), default=None)
+        if found is None:
+            text = f"unknown model {name[:200]!r}" + (f", version {version[:20]!r}" if version else "")
+            raise RequestFailure(Status.NOT_FOUND, text)
+        return found
+
+    def is_ready(self, served: Served) -> bool:
+        """Return whether requests for a version can be served: it is in memory, or can be loaded."""
+        return not (self.draining or served.failure or not self.manager.memory.fits(served.number))
+
+    def place(self, served: Served) -> tuple[Place, str]:
+        """Return the state of a version, and the variant that is in memory or being loaded."""
+        entry = self.manager.memory.entries.get(served.number)
+        if entry is None or entry.place is Place.ABSENT:
+            return Place.ABSENT, ""
+        return entry.place, entry.model.variants[entry.variant].name
+
+    async def infer(
+        self,
+        served: Served,
+        feeds: Mapping[str, tuple[str, Array]],
+        outputs: Sequence[str] = (),
+        timeout_ms: float = math.inf,
+    ) -> Result:
+        """Serve a request.
+
+        Args:
+            served: The model.
+            feeds: Datatype and array of each input.
+            outputs: Names of the outputs to return; empty for all.
+            timeout_ms: Time within which the request must start.
+
+        Raises:
+            RequestFailure: The request does not fit the model, is refused, or fails.
+            asyncio.CancelledError: The client has left.
+        """
+        arrival = _now_ms()
+        try:
+            chosen = _check(served.version, feeds, outputs)
+            found = await self._queue(served, feeds, chosen, timeout_ms, arrival)
+        except RequestFailure:
+            served.statistics.fail.add(_now_ms() - arrival)
+            raise
+        return Result(served, list(zip(chosen, found, strict=True)))
+
+    async def _queue(
+        self,
+        served: Served,
+        feeds: Mapping[str, tuple[str, Array]],
+        outputs: tuple[TensorSpec, ...],
+        timeout_ms: float,
+        arrival: float,
+    ) -> list[Array]:
+        if self.draining:
+            raise RequestFailure(Status.UNAVAILABLE, _DRAINING, retry_s=1.0)
+        rows, batch_key = batching.rows_and_key(served.version.managed.max_batch, feeds)
+        deadline = arrival + min(timeout_ms, served.version.settings.timeout_ms)
+        request = Request(next(self._ids), served.number, arrival, deadline, batch_key, rows)
+        future: asyncio.Future[list[Array]] = asyncio.get_running_loop().create_future()
+        pending = self._pending[request.id] = _Pending(served, request, feeds, outputs, future)
+        self._idle.clear()
+        self._apply(self.manager.submit(arrival, request))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            served.statistics.cancelled.add(_now_ms() - arrival)
+            self._apply(self.manager.cancel(_now_ms(), request.id))
+            if pending.options is not None:
+                pending.options.terminate = True  # if it runs alone; a batch runs on for the others
+            raise
+        finally:
+            self._pending.pop(request.id, None)
+            if not self._pending:
+                self._idle.set()
+
+    def _apply(self, actions: Sequence[Action]) -> None:
+        """Carry out actions of the manager."""
+        for action in actions:
+            if isinstance(action, Refuse):
+                self._refuse(action)
+            elif isinstance(action, Run):
+                self._run(action)
+            elif isinstance(action, Load):
+                self._load(action)
+            else:
+                self._unload(action)
+        self._set_timer()
+
+    def _refuse(self, action: Refuse) -> None:
+        self.refused[action.reason] += 1
+        pending = self._pending.get(action.request.id)
+        if pending is not None:
+            served = pending.served
+            detail = served.failure if action.reason is Reason.LOAD_FAILED else ""
+            self._fail(pending, refusal(served.version.name, action.reason, action.retry_ms, detail))
+
+    def _load(self, action: Load) -> None:
+        served = self._by_number[action.model]
+        source = served.version.sources[action.variant]
+        began = _now_ms()
+
+        def open_session() -> Session:
+            session = Session(source, self._provider)
+            changed = file_states(*(type(source.model)(path) for path, _, _ in served.version.files))
+            if changed != served.version.files:
+                session.close()
+                raise RuntimeError("its files have changed since it was added; add it again")
+            return session
+
+        log.info("load", extra=_fields(served, variant=source.name))
+        self._in_background(self._loader, open_session, functools.partial(self._loaded, served, source.name, began))
+
+    def _loaded(self, served: Served, variant: str, began: float, done: Future[Session]) -> None:
+        now = _now_ms()
+        error = done.exception()
+        if error is None:
+            served.session = done.result()
+            served.failure = ""
+            served.statistics.loads += 1
+            served.statistics.load_ms += now - began
+            log.info("loaded", extra=_fields(served, variant=variant, duration_ms=round(now - began, 3)))
+            actions = self.manager.loaded(now, served.number, now - began)
+        else:
+            served.failure = first_line(error) or type(error).__name__
+            served.statistics.load_failures += 1
+            log.warning("load failed", extra=_fields(served, variant=variant, reason=served.failure))
+            memory = is_out_of_memory(error)
+            actions = self.manager.load_failed(now, served.number, out_of_memory=memory)
+        self._apply(actions)
+        self._forget_if_unused(served)
+
+    def _unload(self, action: Unload) -> None:
+        served = self._by_number[action.model]
+        session, served.session = served.session, None
+        statistics = served.statistics
+        statistics.evictions += action.cause == "evict"
+        statistics.shrinks += action.cause == "shrink"
+        statistics.grows += action.cause == "grow"
+        log.info(action.cause, extra=_fields(served, variant=served.version.sources[action.variant].name))
+        if session:
+            self._loader.submit(session.close)
+
+    def _run(self, action: Run) -> None:
+        served = self._by_number[action.model]
+        batch = [self._pending[r.id] for r in action.requests if r.id in self._pending]
+        options = ort.RunOptions()
+        if len(batch) == 1:
+            batch[0].options = options
+        session = served.session
+        job = batching.Batch([p.feeds for p in batch], [p.outputs for p in batch], served.version.outputs)
+
+        def work() -> batching.BatchResult:
+            _pin_to(action.cores)
+            if session is None or not batch:
+                raise RuntimeError("nothing to run")
+            return job.run(session, options)
+
+        self._in_background(self._workers, work, functools.partial(self._finished, served, action, batch))
+
+    def _finished(self, served: Served, run: Run, batch: list[_Pending], done: Future[batching.BatchResult]) -> None:
+        now = _now_ms()
+        for core in run.cores:
+            self.lane_busy_ms[core] += now - run.started_ms
+        error = done.exception()
+        if error is None:
+            self._deliver(served, run, batch, done.result(), now)
+        else:
+            for pending in batch:
+                self._fail(pending, _run_failure(served, error))
+        took = None if error else now - run.started_ms
+        self._apply(self.manager.finish(now, run.id, took))
+        self._forget_if_unused(served)
+
+    def _deliver(
+        self, served: Served, run: Run, batch: list[_Pending], result: batching.BatchResult, now: float
+    ) -> None:
+        statistics = served.statistics
+        rows = sum(pending.request.rows for pending in batch)
+        statistics.add_run(rows, *result.parts_ms)
+        for pending, outputs in zip(batch, result.outputs, strict=True):
+            total = now - pending.request.arrival_ms
+            queued = run.started_ms - pending.request.arrival_ms
+            statistics.add_success(pending.request.rows, total, queued, result.parts_ms)
+            statistics.slo_violations += total > served.version.managed.slo_ms
+            if not pending.future.done():
+                pending.future.set_result(outputs)
+
+    def _fail(self, pending: _Pending, failure: RequestFailure) -> None:
+        if not pending.future.done():
+            pending.future.set_exception(failure)
+
+    def _forget_if_unused(self, served: Served) -> None:
+        if served.removed and served.number not in self.manager.memory.entries:
+            self._by_number.pop(served.number, None)
+
+    def _in_background(
+        self, executor: ThreadPoolExecutor, work: Callable[[], Any], done: Callable[[Future[Any]], None]
+    ) -> None:
+        """Run work in a thread, and then ``done`` in the event loop."""
+        loop = asyncio.get_running_loop()
+
+        def hand_over(future: Future[Any]) -> None:
+            if not (future.cancelled() or loop.is_closed()):
+                loop.call_soon_threadsafe(done, future)
+
+        executor.submit(work).add_done_callback(hand_over)
+
+    def _set_timer(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        now = _now_ms()
+        at = self.manager.next_event_ms(now)
+        if at < math.inf and self._loop:
+            self._timer = self._loop.call_later((at - now) / 1000 + 1e-4, self._advance)
+
+    def _advance(self) -> None:
+        self._apply(self.manager.advance(_now_ms()))
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self._advance()
+
+
+def _check(
+    version: ServedVersion, feeds: Mapping[str, tuple[str, Array]], outputs: Sequence[str]
+) -> tuple[TensorSpec, ...]:
+    """Check a request against the model, and return the outputs that it asks for."""
+    known = {spec.name: spec for spec in version.inputs}
+    for name, (datatype, array) in feeds.items():
+        if name not in known:
+            raise invalid(f"unknown input {name[:200]!r}: expected {', '.join(known)}")
+        check_input(known[name], datatype, array.shape)
+    missing = [name for name in known if name not in feeds]
+    if missing:
+        raise invalid(f"missing input {missing[0]!r}")
+    offered = {spec.name: spec for spec in version.outputs}
+    for name in outputs:
+        if name not in offered:
+            raise invalid(f"unknown output {name[:200]!r}: expected one of {', '.join(offered)}")
+    return tuple(offered[name] for name in dict.fromkeys(outputs)) if outputs else version.outputs
+
+
+def _run_failure(served: Served, error: BaseException) -> RequestFailure:
+    """Return the failure of a request whose run raised."""
+    text = f"model {served.version.name!r}: {first_line(error) or type(error).__name__}"
+    if type(error).__name__ == "InvalidArgument":
+        return RequestFailure(Status.INVALID, text)
+    if is_out_of_memory(error):
+        return RequestFailure(Status.UNAVAILABLE, text, retry_s=1.0)
+    return RequestFailure(Status.INTERNAL, text)
+
+
+def _pin_to(cores: tuple[int, ...]) -> None:
+    """Pin a worker to the leased core; with several cores, or none, it may use all of them."""
+    if len(cores) == 1:
+        pin(cores[0])
+    elif hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, _ALL_CPUS)
+
+
+def _fields(served: Served, **more: object) -> dict[str, Any]:
+    return {"fields": {"model": served.version.name, "version": served.version.version, **more}}
+
+
+def _now_ms() -> float:
+    return time.monotonic() * 1000
+
+
+_ALL_CPUS = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()

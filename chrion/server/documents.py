@@ -1,0 +1,158 @@
+"""Answers that the HTTP and gRPC services have in common, as data for JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chrion
+from chrion.manager.residency import Place
+from chrion.server.core import Served, ServingCore
+from chrion.server.repository import BadVersion, ServedVersion
+from chrion.server.statistics import Duration
+from chrion.server.tensors import TensorSpec
+
+#: Extensions of the protocol, as Triton names them.
+EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
+NAME, PLATFORM = "chrion", "onnxruntime_onnx"
+READY, UNAVAILABLE = "READY", "UNAVAILABLE"
+
+
+def server_metadata(*, model_control: bool) -> dict[str, Any]:
+    """Return the server's metadata."""
+    extensions = [name for name in EXTENSIONS if name != "model_repository" or model_control]
+    return {"name": NAME, "version": chrion.__version__, "extensions": extensions}
+
+
+def model_metadata(core: ServingCore, served: Served) -> dict[str, Any]:
+    """Return a model's metadata."""
+    version = served.version
+    versions = [number for name, number in core.models if name == version.name]
+    return {
+        "name": version.name,
+        "versions": sorted(versions, key=int),
+        "platform": PLATFORM,
+        "inputs": [_tensor(spec) for spec in version.inputs],
+        "outputs": [_tensor(spec) for spec in version.outputs],
+    }
+
+
+def model_config(served: Served) -> dict[str, Any]:
+    """Return the part of Triton's model configuration that clients read."""
+    version = served.version
+    batch = version.managed.max_batch if version.managed.max_batch > 1 else 0
+
+    def tensor(spec: TensorSpec) -> dict[str, Any]:
+        shape = list(spec.shape or ())
+        name = "STRING" if spec.datatype == "BYTES" else spec.datatype
+        return {"name": spec.name, "data_type": f"TYPE_{name}", "dims": shape[1:] if batch else shape}
+
+    return {
+        "name": version.name,
+        "platform": PLATFORM,
+        "backend": "onnxruntime",
+        "max_batch_size": batch,
+        "input": [tensor(spec) for spec in version.inputs],
+        "output": [tensor(spec) for spec in version.outputs],
+    }
+
+
+def model_statistics(core: ServingCore, served: Served) -> dict[str, Any]:
+    """Return the statistics of a version."""
+    found = served.statistics
+    zero = Duration()
+    place, _variant = core.place(served)
+    entry = core.manager.memory.entries.get(served.number)
+    used = entry.model.variants[entry.variant].bytes if entry and place is not Place.ABSENT else {}
+    return {
+        "name": served.version.name,
+        "version": served.version.version,
+        "last_inference": found.last_inference_ms,
+        "inference_count": found.inferences,
+        "execution_count": found.executions,
+        "inference_stats": {
+            "success": _duration(found.success),
+            "fail": _duration(found.fail),
+            "queue": _duration(found.queue),
+            "compute_input": _duration(found.compute_input),
+            "compute_infer": _duration(found.compute_infer),
+            "compute_output": _duration(found.compute_output),
+            "cache_hit": _duration(zero),
+            "cache_miss": _duration(zero),
+        },
+        "batch_stats": [
+            {
+                "batch_size": size,
+                "compute_input": _duration(batch.compute_input),
+                "compute_infer": _duration(batch.compute_infer),
+                "compute_output": _duration(batch.compute_output),
+            }
+            for size, batch in sorted(found.batches.items())
+        ],
+        "memory_usage": [
+            {"type": "GPU" if device == "accelerator" else "CPU", "id": 0, "byte_size": size}
+            for device, size in used.items()
+            if size
+        ],
+        "response_stats": {},
+    }
+
+
+def repository_index(
+    core: ServingCore, found: dict[tuple[str, str], ServedVersion | BadVersion], *, ready: bool
+) -> list[dict[str, str]]:
+    """Return the state of every version of the repository.
+
+    Args:
+        core: The server.
+        found: The versions in the repository.
+        ready: Whether to leave out versions that cannot be served.
+    """
+    index = []
+    for key in sorted(found.keys() | core.models.keys()):
+        served, entry = core.models.get(key), found.get(key)
+        reason = served.failure if served else entry.reason if isinstance(entry, BadVersion) else "unloaded"
+        state = READY if served and core.is_ready(served) else UNAVAILABLE
+        if state == READY or not ready:
+            index.append({"name": key[0], "version": key[1], "state": state, "reason": reason})
+    return index
+
+
+def snapshot(core: ServingCore) -> dict[str, Any]:
+    """Return the state of the server for the web page."""
+    memory = core.manager.memory
+    models = []
+    for served in core.models.values():
+        place, variant = core.place(served)
+        entry = memory.entries[served.number]
+        found = served.statistics
+        slo = served.version.managed.slo_ms
+        models.append(
+            {
+                "name": served.version.name,
+                "version": served.version.version,
+                "place": place.value,
+                "variant": variant,
+                "bytes": dict(entry.model.variants[entry.variant].bytes) if place is not Place.ABSENT else {},
+                "variants": [v.name for v in entry.model.variants],
+                "waiting": core.manager.waiting(served.number),
+                "requests": found.success.count,
+                "failures": found.fail.count,
+                "mean_ms": found.success.ns / found.success.count / 1e6 if found.success.count else None,
+                "slo_ms": slo if slo < float("inf") else None,
+                "violations": found.slo_violations,
+                "loads": found.loads,
+                "evictions": found.evictions,
+                "shrinks": found.shrinks,
+                "failure": served.failure,
+            }
+        )
+    devices = {device: {"used": memory.used(device), "budget": budget} for device, budget in memory.budgets.items()}
+    return {"devices": devices, "models": models, "pending": core.manager.pending, "draining": core.draining}
+
+
+def _tensor(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape or ())}
+
+
+def _duration(duration: Duration) -> dict[str, int]:
+    return {"count": duration.count, "ns": duration.ns}

@@ -1,0 +1,251 @@
+"""The gRPC service ``inference.GRPCInferenceService``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import hmac
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.json_format import ParseDict
+from google.protobuf.message import DecodeError
+
+from chrion.errors import OptionError
+from chrion.server import documents, grpc_codec
+from chrion.server.catalogue import Catalogue
+from chrion.server.core import ServingCore
+from chrion.server.failures import RequestFailure, Status, invalid
+from chrion.server.grpc_messages import SERVICE, message, methods
+from chrion.server.options import ServerOptions
+
+log = logging.getLogger("chrion.server")
+
+#: Requests of one stream that are in progress at the same time.
+_STREAM_DEPTH = 16
+_LARGE_BODY = 1 << 16
+_CHANNEL_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.keepalive_time_ms", 60_000),  # finds peers that are gone
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+)
+
+Answer = Callable[[Any], Awaitable[Any]]
+
+
+class GrpcService:
+    """The methods of the service.
+
+    Args:
+        core: The server.
+        catalogue: Its repository.
+        token: Bearer token that every request but those for health must have; empty for none.
+    """
+
+    def __init__(self, core: ServingCore, catalogue: Catalogue, token: str = "") -> None:
+        self._core = core
+        self._catalogue = catalogue
+        self._token = token
+        self._open = {"ServerLive": self._server_live, "ServerReady": self._server_ready}
+        self._answers: dict[str, Answer] = self._open | {
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+            "ModelConfig": self._model_config,
+            "ModelStatistics": self._model_statistics,
+            "RepositoryIndex": self._repository_index,
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
+        }
+
+    def handlers(self) -> Any:
+        """Return the handlers of all methods."""
+        found = {}
+        for name, method in methods().items():
+            request, response = message(method.input_type.name), message(method.output_type.name)
+            if name == "ModelStreamInfer":
+                make = grpc.stream_stream_rpc_method_handler
+                call: Callable[..., Any] = self._stream
+            elif name == "ModelInfer":
+                make, call = grpc.unary_unary_rpc_method_handler, self._infer
+            else:
+                make = grpc.unary_unary_rpc_method_handler
+                call = functools.partial(self._answer, name, request, response)
+            # Messages are parsed by the handlers, which answer damaged ones with INVALID_ARGUMENT.
+            found[name] = make(call, request_deserializer=None, response_serializer=_serialise)
+        return grpc.method_handlers_generic_handler(SERVICE, found)
+
+    async def _answer(self, name: str, request: Any, response: Any, content: bytes, context: Any) -> Any:
+        try:
+            if name not in self._open:
+                self._authorise(context)
+            return ParseDict(
+                await self._answers[name](_parse(request, content)), response(), ignore_unknown_fields=True
+            )
+        except RequestFailure as failure:
+            await _abort(context, failure)
+
+    async def _infer(self, content: bytes, context: Any) -> Any:
+        try:
+            self._authorise(context)
+            remaining = context.time_remaining()
+            return await self._run(content, remaining * 1000 if remaining is not None else float("inf"))
+        except RequestFailure as failure:
+            await _abort(context, failure)
+
+    async def _run(self, content: bytes, remaining_ms: float) -> Any:
+        """Serve an inference request, given as bytes."""
+        account, size = self._core.account, 2 * len(content)
+        account.take(size)
+        try:
+            large = len(content) > _LARGE_BODY
+            given = _parse(message("ModelInferRequest"), content)
+            served = self._core.find(given.model_name, given.model_version)
+            request = (
+                await asyncio.to_thread(grpc_codec.read_request, given) if large else grpc_codec.read_request(given)
+            )
+            timeout_ms = min(request.timeout_ms, remaining_ms)
+            result = await self._core.infer(served, request.feeds, tuple(request.outputs), timeout_ms)
+            return grpc_codec.build_response(request, result)
+        finally:
+            account.give(size)
+
+    async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+        """Serve the requests of a stream at the same time, and answer them in their order."""
+        try:
+            self._authorise(context)
+        except RequestFailure as failure:
+            await _abort(context, failure)
+        tasks: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(_STREAM_DEPTH)
+
+        async def read() -> None:
+            async for content in requests:
+                await tasks.put(asyncio.create_task(self._run_in_stream(content)))
+            await tasks.put(None)
+
+        reader = asyncio.create_task(read())
+        task = None
+        try:
+            while (task := await tasks.get()) is not None:
+                yield await task
+        finally:
+            reader.cancel()
+            left = [task] if task else []
+            while not tasks.empty():
+                left += [t for t in [tasks.get_nowait()] if t]
+            for unfinished in left:
+                unfinished.cancel()
+            await asyncio.gather(reader, *left, return_exceptions=True)
+
+    async def _run_in_stream(self, content: bytes) -> Any:
+        response = message("ModelStreamInferResponse")
+        try:
+            return response(infer_response=await self._run(content, float("inf")))
+        except RequestFailure as failure:
+            found = response(error_message=failure.message)
+            with contextlib.suppress(DecodeError):
+                found.infer_response.id = message("ModelInferRequest").FromString(content).id
+            return found
+
+    def _authorise(self, context: Any) -> None:
+        given = dict(context.invocation_metadata() or ()).get("authorization", "")
+        expected = f"Bearer {self._token}".encode()
+        if self._token and not hmac.compare_digest(str(given).encode(), expected):
+            raise RequestFailure(Status.UNAUTHENTICATED, "a valid bearer token is required")
+
+    async def _server_live(self, request: Any) -> dict[str, Any]:
+        del request
+        return {"live": True}
+
+    async def _server_ready(self, request: Any) -> dict[str, Any]:
+        del request
+        return {"ready": not self._core.draining}
+
+    async def _model_ready(self, request: Any) -> dict[str, Any]:
+        return {"ready": self._core.is_ready(self._core.find(request.name, request.version))}
+
+    async def _server_metadata(self, request: Any) -> dict[str, Any]:
+        del request
+        return documents.server_metadata(model_control=self._catalogue.mode == "explicit")
+
+    async def _model_metadata(self, request: Any) -> dict[str, Any]:
+        return documents.model_metadata(self._core, self._core.find(request.name, request.version))
+
+    async def _model_config(self, request: Any) -> dict[str, Any]:
+        return {"config": documents.model_config(self._core.find(request.name, request.version))}
+
+    async def _model_statistics(self, request: Any) -> dict[str, Any]:
+        if request.name:
+            self._core.find(request.name, request.version)
+        found = [
+            documents.model_statistics(self._core, served)
+            for (name, version), served in sorted(self._core.models.items())
+            if request.name in ("", name) and request.version in ("", version)
+        ]
+        return {"model_stats": found}
+
+    async def _repository_index(self, request: Any) -> dict[str, Any]:
+        return {"models": documents.repository_index(self._core, self._catalogue.found, ready=request.ready)}
+
+    async def _load(self, request: Any) -> dict[str, Any]:
+        if any(name == "config" or name.startswith("file:") for name in request.parameters):
+            raise RequestFailure(Status.UNSUPPORTED, "loading with a configuration or files in the request")
+        await self._catalogue.load(request.model_name)
+        return {}
+
+    async def _unload(self, request: Any) -> dict[str, Any]:
+        self._catalogue.unload(request.model_name)
+        return {}
+
+
+async def start_grpc(options: ServerOptions, core: ServingCore, catalogue: Catalogue) -> tuple[Any, int]:
+    """Start the service.
+
+    Returns:
+        The server, and its port.
+
+    Raises:
+        OptionError: The address cannot be bound.
+    """
+    assert options.grpc is not None  # noqa: S101 # the caller has checked it
+    host, port = options.grpc
+    limits = (
+        ("grpc.max_receive_message_length", options.body_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_concurrent_streams", options.max_connections),
+    )
+    server = grpc.aio.server(options=(*_CHANNEL_OPTIONS, *limits), maximum_concurrent_rpcs=options.max_connections)
+    server.add_generic_rpc_handlers((GrpcService(core, catalogue, options.token).handlers(),))
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        if options.tls:
+            certificate, key = (path.read_bytes() for path in options.tls)
+            bound = server.add_secure_port(address, grpc.ssl_server_credentials([(key, certificate)]))
+        else:
+            bound = server.add_insecure_port(address)
+    except (RuntimeError, OSError) as error:
+        raise OptionError(f"--grpc {address}: cannot be bound") from error
+    await server.start()
+    return server, int(bound)
+
+
+def _serialise(found: Any) -> bytes:
+    return bytes(found.SerializeToString())
+
+
+def _parse(kind: Any, content: bytes) -> Any:
+    try:
+        return kind.FromString(content)
+    except DecodeError as error:
+        raise invalid(f"the request is not a {kind.DESCRIPTOR.name}") from error
+
+
+async def _abort(context: Any, failure: RequestFailure) -> None:
+    metadata: tuple[tuple[str, str], ...] = ()
+    if failure.retry_s is not None:
+        metadata = (("retry-after", f"{failure.retry_s:.3f}"),)
+    await context.abort(getattr(grpc.StatusCode, failure.status.grpc), failure.message, metadata)

@@ -1,0 +1,118 @@
+"""Prometheus metrics, with Triton's names and labels where Triton has such a metric."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import prometheus_client
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from chrion.manager.residency import Place
+from chrion.server.core import Served, ServingCore
+from chrion.server.statistics import ModelStatistics
+
+_MODEL = ("model", "version")
+#: prometheus_client names counters NAME_total; Triton's names have no such ending.
+_ENDING = re.compile(r"^(# (?:HELP|TYPE) nv_\w+)_total |^(nv_\w+)_total(?=[{ ])", re.MULTILINE)
+
+
+def render_metrics(core: ServingCore) -> bytes:
+    """Return all metrics in Prometheus's text format."""
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(_Collector(core))
+    prometheus_client.ProcessCollector(registry=registry)
+    text = prometheus_client.generate_latest(registry).decode()
+    return _ENDING.sub(lambda m: f"{m[1]} " if m[1] else m[2], text).encode()
+
+
+class _Collector:
+    """Reads the metrics when they are asked for."""
+
+    def __init__(self, core: ServingCore) -> None:
+        self._core = core
+
+    def describe(self) -> list[Any]:
+        """Return nothing: names are not checked against those of other collectors."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """Yield all metrics."""
+        yield from self._models()
+        yield from self._memory()
+        yield from self._server()
+
+    def _models(self) -> Iterator[Any]:
+        def us(ns: int) -> float:
+            return ns / 1000
+
+        counters: dict[str, tuple[str, Callable[[ModelStatistics], float]]] = {
+            "nv_inference_request_success": ("Successful requests", lambda s: s.success.count),
+            "nv_inference_request_failure": ("Failed requests", lambda s: s.fail.count),
+            "nv_inference_count": ("Rows of successful requests", lambda s: s.inferences),
+            "nv_inference_exec_count": ("Batches that ran", lambda s: s.executions),
+            "nv_inference_request_duration_us": ("Time from arrival to end", lambda s: us(s.success.ns)),
+            "nv_inference_queue_duration_us": ("Time from arrival to start", lambda s: us(s.queue.ns)),
+            "nv_inference_compute_input_duration_us": ("Time of joining inputs", lambda s: us(s.compute_input.ns)),
+            "nv_inference_compute_infer_duration_us": ("Time of inference", lambda s: us(s.compute_infer.ns)),
+            "nv_inference_compute_output_duration_us": ("Time of splitting outputs", lambda s: us(s.compute_output.ns)),
+            "chrion_request_cancelled": ("Requests whose client left", lambda s: s.cancelled.count),
+            "chrion_slo_violations": ("Requests that took longer than the SLO", lambda s: s.slo_violations),
+            "chrion_model_loads": ("Loads into memory", lambda s: s.loads),
+            "chrion_model_load_failures": ("Failed loads", lambda s: s.load_failures),
+            "chrion_model_load_seconds": ("Time of loads", lambda s: s.load_ms / 1000),
+            "chrion_model_evictions": ("Evictions from memory", lambda s: s.evictions),
+            "chrion_model_shrinks": ("Replacements by a smaller variant", lambda s: s.shrinks),
+            "chrion_model_grows": ("Replacements by a larger variant", lambda s: s.grows),
+        }
+        models = sorted(self._core.models.items())
+        for name, (text, read) in counters.items():
+            family = CounterMetricFamily(name, text, labels=_MODEL)
+            for key, served in models:
+                family.add_metric(key, read(served.statistics))
+            yield family
+        pending = GaugeMetricFamily("nv_inference_pending_request_count", "Requests that wait", labels=_MODEL)
+        for key, served in models:
+            pending.add_metric(key, self._core.manager.waiting(served.number))
+        yield pending
+
+    def _memory(self) -> Iterator[Any]:
+        memory = self._core.manager.memory
+        resident = GaugeMetricFamily(
+            "chrion_model_resident_bytes",
+            "Memory reserved for a model",
+            labels=(*_MODEL, "device", "variant"),
+        )
+        for key, served in sorted(self._core.models.items()):
+            for device, variant, size in self._places(served):
+                resident.add_metric((*key, device, variant), size)
+        yield resident
+        used = GaugeMetricFamily("chrion_memory_used_bytes", "Memory reserved for models", labels=["device"])
+        budget = GaugeMetricFamily("chrion_memory_budget_bytes", "Memory for models", labels=["device"])
+        for device, size in memory.budgets.items():
+            used.add_metric([device], memory.used(device))
+            budget.add_metric([device], size)
+        yield used
+        yield budget
+
+    def _places(self, served: Served) -> Iterator[tuple[str, str, int]]:
+        entry = self._core.manager.memory.entries.get(served.number)
+        if entry is not None and entry.place is not Place.ABSENT:
+            variant = entry.model.variants[entry.variant]
+            for device, size in variant.bytes.items():
+                yield device, variant.name, size
+
+    def _server(self) -> Iterator[Any]:
+        core = self._core
+        busy = CounterMetricFamily("chrion_lane_busy_seconds", "Time for which a core was leased", labels=["core"])
+        for core_number, ms in core.lane_busy_ms.items():
+            busy.add_metric([str(core_number)], ms / 1000)
+        yield busy
+        refused = CounterMetricFamily("chrion_requests_refused", "Refused requests", labels=["reason"])
+        for reason, count in core.refused.items():
+            refused.add_metric([reason.name.lower()], count)
+        yield refused
+        yield GaugeMetricFamily("chrion_request_bytes", "Memory of requests in flight", value=core.account.used)
+        yield GaugeMetricFamily("chrion_uptime_seconds", "Age of the server", value=time.time() - core.started_s)

@@ -1,0 +1,201 @@
+"""Inference requests and responses of the REST protocol, with the binary tensor extension.
+
+With binary data the body is a JSON object, whose length the header ``Inference-Header-Content-Length`` gives, and after
+it the data of the binary tensors in their order.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from chrion.files import parse_json
+from chrion.server import tensors
+from chrion.server.core import Result
+from chrion.server.failures import RequestFailure, Status, invalid
+from chrion.server.tensors import Array
+
+#: The header with the length of the JSON part of a body with binary data.
+HEADER_LENGTH = "Inference-Header-Content-Length"
+_REFUSED_PARAMETERS = {
+    "sequence_id": "sequences are not supported",
+    "sequence_start": "sequences are not supported",
+    "sequence_end": "sequences are not supported",
+}
+_REFUSED_TENSOR_PARAMETERS = {
+    "shared_memory_region": "shared memory is not supported",
+    "classification": "classification is not supported",
+}
+
+
+@dataclass(slots=True)
+class InferenceRequest:
+    """An inference request."""
+
+    id: str = ""
+    feeds: dict[str, tuple[str, Array]] = field(default_factory=dict)
+    #: Outputs to return, and whether each is returned as binary data; empty for all.
+    outputs: dict[str, bool] = field(default_factory=dict)
+    #: Whether outputs that are not named are returned as binary data.
+    binary: bool = False
+    timeout_ms: float = math.inf
+
+
+def decompress(body: bytes, encoding: str, most: int) -> bytes:
+    """Return a body without its content encoding.
+
+    Raises:
+        RequestFailure: The encoding is unknown, the body is damaged, or it has more than ``most`` bytes.
+    """
+    if encoding in ("", "identity"):
+        return body
+    if encoding not in ("gzip", "deflate"):
+        raise RequestFailure(Status.INVALID, f"Content-Encoding {encoding[:50]!r}: expected gzip or deflate")
+    decoder = zlib.decompressobj(zlib.MAX_WBITS | 32)  # either header
+    try:
+        content = decoder.decompress(body, most + 1)
+    except zlib.error as error:
+        raise invalid(f"the body is not {encoding} data: {error}") from error
+    if len(content) > most:
+        raise RequestFailure(Status.TOO_LARGE, f"the body has more than {most} bytes when decompressed")
+    if not decoder.eof:
+        raise invalid(f"the {encoding} body is truncated")
+    return content
+
+
+def parse_request(body: bytes, header_length: str | None) -> InferenceRequest:
+    """Return the request of a body.
+
+    Raises:
+        RequestFailure: The body is not a valid request.
+    """
+    size = len(body)
+    if header_length is not None:
+        if not (header_length.isascii() and header_length.isdigit()) or int(header_length[:20]) > len(body):
+            raise invalid(f"{HEADER_LENGTH}: expected a number of at most {len(body)}")
+        size = int(header_length)
+    try:
+        content = parse_json(body[:size])
+    except ValueError as error:
+        raise invalid(f"the body is not JSON: {error}") from error
+    document = _object(content, "the body")
+    binary = memoryview(body)[size:]
+    request = InferenceRequest(id=_text(document.get("id", ""), "id"))
+    _read_parameters(request, _object(document.get("parameters", {}), "parameters"))
+    at = 0
+    for entry in _list(document.get("inputs"), "inputs"):
+        at = _read_input(request, _object(entry, "input"), binary, at)
+    if at != len(binary):
+        raise invalid(f"the body has {len(binary)} bytes of binary data, and its inputs have {at}")
+    for entry in _list(document.get("outputs", []), "outputs"):
+        _read_output(request, _object(entry, "output"))
+    return request
+
+
+def build_response(request: InferenceRequest, result: Result) -> tuple[bytes, int | None]:
+    """Return the body of a response, and the length of its JSON part if binary data follows."""
+    version = result.served.version
+    document: dict[str, Any] = {"model_name": version.name, "model_version": version.version}
+    if request.id:
+        document["id"] = request.id
+    outputs, parts = [], []
+    for spec, array in result.outputs:
+        entry: dict[str, Any] = {"name": spec.name, "datatype": spec.datatype, "shape": list(array.shape)}
+        if request.outputs.get(spec.name, request.binary):
+            parts.append(tensors.to_raw(spec.datatype, array))
+            entry["parameters"] = {"binary_data_size": len(parts[-1])}
+        else:
+            entry["data"] = tensors.to_json(spec.datatype, array)
+        outputs.append(entry)
+    document["outputs"] = outputs
+    header = json.dumps(document, separators=(",", ":")).encode()
+    return b"".join([header, *parts]), len(header) if parts else None
+
+
+def read_timeout_ms(parameters: Mapping[str, Any]) -> float:
+    """Return the parameter ``timeout``, which is in microseconds, in milliseconds.
+
+    Raises:
+        RequestFailure: It is not a whole number, or a parameter is not supported.
+    """
+    for name, reason in _REFUSED_PARAMETERS.items():
+        if parameters.get(name):
+            raise RequestFailure(Status.UNSUPPORTED, f"parameter {name!r}: {reason}")
+    timeout = parameters.get("timeout", 0)
+    if type(timeout) is not int or timeout < 0:
+        raise invalid("parameter 'timeout': expected a whole number of microseconds")
+    return timeout / 1000 if timeout else math.inf
+
+
+def refuse_tensor_parameters(name: str, parameters: Mapping[str, Any]) -> None:
+    """Refuse parameters of tensors that are not supported.
+
+    Raises:
+        RequestFailure: There is one.
+    """
+    for key, reason in _REFUSED_TENSOR_PARAMETERS.items():
+        if parameters.get(key):
+            raise RequestFailure(Status.UNSUPPORTED, f"tensor {name!r}: {reason}")
+
+
+def _read_parameters(request: InferenceRequest, parameters: Mapping[str, Any]) -> None:
+    request.timeout_ms = read_timeout_ms(parameters)
+    request.binary = _boolean(parameters.get("binary_data_output", False), "binary_data_output")
+
+
+def _read_input(request: InferenceRequest, entry: Mapping[str, Any], binary: memoryview, at: int) -> int:
+    """Add an input to the request; return the end of its binary data."""
+    name = _text(entry.get("name"), "input name")
+    if name in request.feeds:
+        raise invalid(f"input {name[:200]!r} is given twice")
+    datatype = _text(entry.get("datatype"), f"input {name[:200]!r}: datatype")
+    shape = _list(entry.get("shape"), f"input {name[:200]!r}: shape")
+    parameters = _object(entry.get("parameters", {}), f"input {name[:200]!r}: parameters")
+    refuse_tensor_parameters(name, parameters)
+    size = parameters.get("binary_data_size")
+    if size is None:
+        array = tensors.from_json(name, datatype, shape, entry.get("data"))
+    else:
+        if "data" in entry:
+            raise invalid(f"input {name[:200]!r}: both data and binary_data_size")
+        if type(size) is not int or not 0 <= size <= len(binary) - at:
+            raise invalid(f"input {name[:200]!r}: binary_data_size: the body has {len(binary) - at} more bytes")
+        array = tensors.from_raw(name, datatype, shape, binary[at : at + size])
+        at += size
+    request.feeds[name] = (datatype, array)
+    return at
+
+
+def _read_output(request: InferenceRequest, entry: Mapping[str, Any]) -> None:
+    name = _text(entry.get("name"), "output name")
+    parameters = _object(entry.get("parameters", {}), f"output {name[:200]!r}: parameters")
+    refuse_tensor_parameters(name, parameters)
+    request.outputs[name] = _boolean(parameters.get("binary_data", request.binary), "binary_data")
+
+
+def _object(value: Any, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise invalid(f"{what}: expected an object")
+    return value
+
+
+def _list(value: Any, what: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise invalid(f"{what}: expected a list")
+    return value
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise invalid(f"{what}: expected text")
+    return value
+
+
+def _boolean(value: Any, what: str) -> bool:
+    if type(value) is not bool:
+        raise invalid(f"{what}: expected true or false")
+    return value

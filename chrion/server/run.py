@@ -1,0 +1,143 @@
+"""The server's process: services, signals and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from chrion.cores import physical_cores
+from chrion.errors import OptionError
+from chrion.manager import ModelManager
+from chrion.server.catalogue import Catalogue
+from chrion.server.core import ServingCore
+from chrion.server.grpc_service import start_grpc
+from chrion.server.options import ServerOptions
+from chrion.server.rest import RestService
+
+log = logging.getLogger("chrion.server")
+
+#: Time within which a new connection must have sent a request, in seconds.
+_FIRST_REQUEST_S = 20.0
+#: Time after which a connection whose peer acknowledges or reads nothing is closed, in seconds.
+_PEER_SILENCE_S = 60
+_BACKLOG = 512
+
+
+class _Protocol(H11Protocol):  # type: ignore[misc]
+    """uvicorn's protocol; it closes connections that send no request."""
+
+    def connection_made(self, transport: Any) -> None:
+        """Start the timer of the first request."""
+        super().connection_made(transport)
+        self.loop.call_later(_FIRST_REQUEST_S, self._close_if_silent)
+
+    def _close_if_silent(self) -> None:
+        if self.cycle is None and self.transport is not None:
+            self.transport.abort()
+
+
+async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT, then end gracefully.
+
+    Args:
+        options: The options.
+        announce: Called with the addresses once requests can be served.
+
+    Raises:
+        OptionError: An address cannot be bound, the repository cannot be read, or a TLS file is invalid.
+    """
+    cores = physical_cores()
+    slots = 1 if options.provider else 0
+    manager = ModelManager(
+        options.budgets, cores, slots=slots, policies=options.policies, max_waiting=options.max_waiting
+    )
+    core = ServingCore(manager, cores, slots=slots, provider=options.provider, request_bytes=options.request_bytes)
+    catalogue = Catalogue(options.repository, core, options.control, accelerator=options.provider is not None)
+    listener = _listen(*options.http)
+    web = _web_server(options, RestService(core, catalogue, body_bytes=options.body_bytes, token=options.token).app)
+    core.start()
+    await catalogue.start(options.load)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with contextlib.AsyncExitStack() as stack:
+        addresses = [f"http{'s' if options.tls else ''}://{_text(listener.getsockname())}"]
+        if options.grpc:
+            grpc_server, port = await start_grpc(options, core, catalogue)
+            stack.push_async_callback(grpc_server.stop, 1.0)
+            addresses.append(f"grpc://{_text((options.grpc[0], port))}")
+        running = asyncio.create_task(web.serve(sockets=[listener]))
+        poller = asyncio.create_task(catalogue.poll_forever(options.poll_s)) if options.control == "poll" else None
+        waiting = asyncio.create_task(stop.wait())
+        while not web.started and not running.done():  # noqa: ASYNC110 - uvicorn has no event for it
+            await asyncio.sleep(0.01)
+        announce(f"serving {len(core.models)} models at {' and '.join(addresses)}")
+        await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
+        log.info("draining", extra={"fields": {"pending": core.manager.pending}})
+        if poller:
+            poller.cancel()
+        waiting.cancel()
+        await core.close(options.drain_s)
+        web.should_exit = True
+        await running
+    log.info("stopped")
+
+
+def _web_server(options: ServerOptions, app: Any) -> Any:
+    certificate, key = options.tls or (None, None)
+    config = uvicorn.Config(
+        app,
+        http=_Protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        limit_concurrency=options.max_connections,
+        backlog=_BACKLOG,
+        timeout_keep_alive=20,
+        timeout_graceful_shutdown=2,
+        ssl_certfile=str(certificate) if certificate else None,
+        ssl_keyfile=str(key) if key else None,
+    )
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise OptionError(f"TLS certificate {certificate} and key {key}: {error}") from error
+    server = uvicorn.Server(config)
+    server.capture_signals = contextlib.nullcontext  # this module handles them
+    return server
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket, whose connections end if their peer is gone or stops reading."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PEER_SILENCE_S)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _PEER_SILENCE_S * 1000)
+    try:
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise OptionError(f"--http {host}:{port}: {error.strerror or error}") from error
+    listener.setblocking(False)  # noqa: FBT003
+    return listener
+
+
+def _text(address: tuple[Any, ...]) -> str:
+    host = f"[{address[0]}]" if ":" in str(address[0]) else address[0]
+    return f"{host}:{address[1]}"

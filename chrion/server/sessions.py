@@ -1,0 +1,93 @@
+"""Sessions of the server: opening one for a variant, and running batches on it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from chrion.allocator import trim
+from chrion.devices import CPU_PROVIDER
+from chrion.runtime import HybridSession
+from chrion.server.repository import VariantSource
+from chrion.server.tensors import Array, TensorSpec
+
+_BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
+_MEMORY_TEXTS = ("failed to allocate", "out of memory", "bad_alloc", "bad allocation", "cannot allocate")
+
+
+class Session:
+    """A session of one variant. Runs are safe from several threads.
+
+    Args:
+        source: The variant's files.
+        provider: The accelerator's execution provider, with its options; used by variants on the accelerator.
+
+    Raises:
+        Exception: As onnxruntime and HybridSession raise it.
+    """
+
+    def __init__(self, source: VariantSource, provider: tuple[str, Mapping[str, Any]] | None) -> None:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = max(1, source.cores)
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # the cores belong to all models
+        providers: list[Any] = [provider] if source.accelerated and provider else []
+        providers.append(CPU_PROVIDER)
+        self._hybrid: HybridSession | None = None
+        if source.plan:
+            self._hybrid = HybridSession(
+                str(source.model), providers=providers, plan=source.plan, strict=True, tune="never"
+            )
+            self._session: Any = self._hybrid
+        else:
+            self._session = ort.InferenceSession(str(source.model), options, providers=providers)
+            self._session.disable_fallback()
+
+    def run(
+        self, outputs: Sequence[TensorSpec], feeds: Mapping[str, tuple[str, Array]], options: ort.RunOptions
+    ) -> list[Array]:
+        """Run a request.
+
+        Args:
+            outputs: The outputs to return.
+            feeds: Datatype and array of each input.
+            options: With them, another thread can end the run.
+
+        Returns:
+            The outputs; BF16 as uint16.
+        """
+        names = [spec.name for spec in outputs]
+        if all(kind != "BF16" for kind, _ in feeds.values()) and all(spec.datatype != "BF16" for spec in outputs):
+            arrays = {name: array for name, (_, array) in feeds.items()}
+            return [np.asarray(found) for found in self._session.run(names, arrays, options)]
+        values = {name: _value(kind, array) for name, (kind, array) in feeds.items()}
+        return [_array(found) for found in self._session.run_with_ort_values(names, values, options)]
+
+    def close(self) -> None:
+        """Release the session's memory. Idempotent."""
+        if self._hybrid:
+            self._hybrid.close()
+        self._session = self._hybrid = None
+        trim()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error of onnxruntime means that memory is full."""
+    return isinstance(error, MemoryError) or any(text in str(error).lower() for text in _MEMORY_TEXTS)
+
+
+def _value(datatype: str, array: Array) -> ort.OrtValue:
+    if datatype == "BF16":
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(array), _BFLOAT16)
+    return ort.OrtValue.ortvalue_from_numpy(array)
+
+
+def _array(value: ort.OrtValue) -> Array:
+    if value.element_type() != _BFLOAT16:
+        return np.asarray(value.numpy())
+    shape = tuple(value.shape())  # numpy has no such type, so that onnxruntime refuses to convert
+    content = ctypes.string_at(value.data_ptr(), 2 * int(np.prod(shape, dtype=np.int64)))
+    return np.frombuffer(content, np.uint16).reshape(shape)

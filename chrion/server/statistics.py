@@ -1,0 +1,78 @@
+"""Statistics of models and of the server, as the protocols and the metrics report them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Duration:
+    """A number of events and their total time."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, ms: float) -> None:
+        """Add an event that took ``ms`` milliseconds."""
+        self.count += 1
+        self.ns += round(ms * 1e6)
+
+
+@dataclass(slots=True)
+class BatchStatistics:
+    """Batches of one number of rows."""
+
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+
+
+@dataclass(slots=True)
+class ModelStatistics:
+    """Counts and times of one version of a model."""
+
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    cancelled: Duration = field(default_factory=Duration)
+    queue: Duration = field(default_factory=Duration)
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    batches: dict[int, BatchStatistics] = field(default_factory=dict)
+    #: Rows of successful requests, and batches that ran.
+    inferences: int = 0
+    executions: int = 0
+    #: Time of the last request, in ms since 1970.
+    last_inference_ms: int = 0
+    slo_violations: int = 0
+    loads: int = 0
+    load_failures: int = 0
+    load_ms: float = 0.0
+    evictions: int = 0
+    shrinks: int = 0
+    grows: int = 0
+
+    def add_run(self, rows: int, input_ms: float, infer_ms: float, output_ms: float) -> None:
+        """Add a batch that ran."""
+        self.executions += 1
+        batch = self.batches.setdefault(rows, BatchStatistics())
+        batch.compute_input.add(input_ms)
+        batch.compute_infer.add(infer_ms)
+        batch.compute_output.add(output_ms)
+
+    def add_success(self, rows: int, total_ms: float, queue_ms: float, parts_ms: tuple[float, float, float]) -> None:
+        """Add a successful request.
+
+        Args:
+            rows: Its rows.
+            total_ms: Its time from arrival to end.
+            queue_ms: Its time from arrival to start.
+            parts_ms: Its shares of the batch's input, inference and output times.
+        """
+        self.success.add(total_ms)
+        self.queue.add(queue_ms)
+        for duration, ms in zip((self.compute_input, self.compute_infer, self.compute_output), parts_ms, strict=True):
+            duration.add(ms)
+        self.inferences += rows
+        self.last_inference_ms = round(time.time() * 1000)

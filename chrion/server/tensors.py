@@ -1,0 +1,215 @@
+"""Tensors of the Open Inference Protocol: their datatypes, JSON data and binary data.
+
+Binary data is little-endian and row-major. An element of a BYTES tensor is its length in four bytes and its content. In
+memory, BYTES tensors are object arrays of str, as onnxruntime takes them, and BF16 tensors are uint16 arrays.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from chrion.server.failures import invalid
+
+Array = npt.NDArray[Any]
+
+#: The numpy type of each datatype.
+DTYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype(np.uint8),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype(np.int8),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+    "BF16": np.dtype("<u2"),
+    "BYTES": np.dtype(object),
+}
+#: The datatype of each type that onnxruntime names.
+DATATYPES = {
+    "tensor(bool)": "BOOL",
+    "tensor(uint8)": "UINT8",
+    "tensor(uint16)": "UINT16",
+    "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64",
+    "tensor(int8)": "INT8",
+    "tensor(int16)": "INT16",
+    "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64",
+    "tensor(float16)": "FP16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+    "tensor(bfloat16)": "BF16",
+    "tensor(string)": "BYTES",
+}
+_MOST_DIMENSIONS = 64
+_JSON_TYPES: dict[str, set[type]] = {"BOOL": {bool}, "BYTES": {str}, "FP32": {int, float}, "FP64": {int, float}}
+_JSON_TYPES["FP16"] = {int, float}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """An input or output of a model."""
+
+    name: str
+    datatype: str
+    #: Sizes of the dimensions, -1 for a free one; None if even their number is free.
+    shape: tuple[int, ...] | None
+
+
+def element_count(name: str, datatype: str, shape: Sequence[Any]) -> int:
+    """Return the number of elements of a tensor.
+
+    Raises:
+        RequestFailure: The datatype is unknown, or the shape is not a list of sizes.
+    """
+    if datatype not in DTYPES:
+        raise invalid(f"tensor {name!r}: unknown datatype {datatype!r}: expected one of {', '.join(DTYPES)}")
+    if len(shape) > _MOST_DIMENSIONS or not all(type(d) is int and 0 <= d < 2**63 for d in shape):
+        raise invalid(f"tensor {name!r}: shape: expected at most {_MOST_DIMENSIONS} whole numbers of at least 0")
+    return math.prod(shape)
+
+
+def from_raw(name: str, datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Array:
+    """Return a tensor of binary data; the array is a view of the data, except for BYTES.
+
+    Raises:
+        RequestFailure: The data does not have the size that the shape requires.
+    """
+    elements = element_count(name, datatype, shape)
+    if datatype == "BYTES":
+        return _strings(name, data, elements).reshape(shape)
+    expected = elements * DTYPES[datatype].itemsize
+    if len(data) != expected:
+        raise invalid(f"tensor {name!r}: expected {expected} bytes for shape {list(shape)}, found {len(data)}")
+    array = np.frombuffer(data, DTYPES[datatype]).reshape(shape)
+    if datatype == "BOOL" and array.size and array.view(np.uint8).max() > 1:
+        raise invalid(f"tensor {name!r}: BOOL elements must be 0 or 1")
+    return array
+
+
+def to_raw(datatype: str, array: Array) -> bytes:
+    """Return the binary data of a tensor."""
+    if datatype != "BYTES":
+        return np.ascontiguousarray(array, DTYPES[datatype]).tobytes()
+    parts = []
+    for element in array.ravel():
+        content = element.encode() if isinstance(element, str) else bytes(element)
+        parts += [struct.pack("<I", len(content)), content]
+    return b"".join(parts)
+
+
+def from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> Array:
+    """Return a tensor of JSON data, a list that is flat or nested like the shape.
+
+    Raises:
+        RequestFailure: The number of elements differs from the shape's, or an element does not fit the datatype.
+    """
+    elements = element_count(name, datatype, shape)
+    if datatype == "BF16":
+        raise invalid(f"tensor {name!r}: BF16 must be sent as binary data")
+    if not isinstance(data, list):
+        raise invalid(f"tensor {name!r}: data: expected a list")
+    flat = _flatten(name, data, elements)
+    if len(flat) != elements:
+        raise invalid(f"tensor {name!r}: expected {elements} elements for shape {list(shape)}, found {len(flat)}")
+    found = set(map(type, flat)) - _JSON_TYPES.get(datatype, {int})
+    if found:
+        raise invalid(f"tensor {name!r}: {datatype} elements cannot be {', '.join(sorted(t.__name__ for t in found))}")
+    try:
+        return np.array(flat, DTYPES[datatype]).reshape(shape)
+    except (OverflowError, ValueError) as error:
+        raise invalid(f"tensor {name!r}: an element is out of the range of {datatype}") from error
+
+
+def to_json(datatype: str, array: Array) -> list[Any]:
+    """Return the elements of a tensor as a flat list for JSON."""
+    if datatype == "BF16":
+        array = (np.asarray(array, np.uint32) << 16).view(np.float32)
+    return array.ravel().tolist()
+
+
+def from_contents(name: str, datatype: str, shape: Sequence[int], values: Sequence[Any]) -> Array:
+    """Return a tensor of the typed contents of a gRPC message.
+
+    Raises:
+        RequestFailure: The number of elements differs from the shape's, or an element is out of range.
+    """
+    elements = element_count(name, datatype, shape)
+    if len(values) != elements:
+        raise invalid(f"tensor {name!r}: expected {elements} elements for shape {list(shape)}, found {len(values)}")
+    if datatype == "BYTES":
+        return _decoded(name, list(values)).reshape(shape)
+    try:
+        return np.array(list(values), DTYPES[datatype]).reshape(shape)
+    except (OverflowError, ValueError) as error:
+        raise invalid(f"tensor {name!r}: an element is out of the range of {datatype}") from error
+
+
+def check_input(spec: TensorSpec, datatype: str, shape: Sequence[int]) -> None:
+    """Check an input against the model.
+
+    Raises:
+        RequestFailure: The datatype or the shape does not fit.
+    """
+    if datatype != spec.datatype:
+        raise invalid(f"input {spec.name!r}: expected datatype {spec.datatype}, found {datatype}")
+    expected = spec.shape
+    if expected is not None and (
+        len(shape) != len(expected) or any(e not in (-1, d) for d, e in zip(shape, expected, strict=True))
+    ):
+        raise invalid(f"input {spec.name!r}: expected shape {list(expected)}, found {list(shape)}")
+
+
+def _flatten(name: str, data: list[Any], most: int) -> list[Any]:
+    """Return the elements of nested lists of equal depth, without recursion."""
+    for _ in range(_MOST_DIMENSIONS):
+        kinds = set(map(type, data))
+        if list not in kinds:
+            return data
+        if len(kinds) > 1:
+            raise invalid(f"tensor {name!r}: data: lists and elements at the same depth")
+        if len({len(part) for part in data}) > 1:
+            raise invalid(f"tensor {name!r}: data: lists of different lengths at the same depth")
+        data = [element for part in data for element in part]
+        if not data and not most:
+            return data
+    raise invalid(f"tensor {name!r}: data: nested more than {_MOST_DIMENSIONS} times")
+
+
+def _strings(name: str, data: bytes | memoryview, elements: int) -> Array:
+    found: list[bytes] = []
+    at, end = 0, len(data)
+    while at < end:
+        if end - at < 4 or len(found) == elements:
+            break
+        (length,) = struct.unpack_from("<I", data, at)
+        at += 4
+        if length > end - at:
+            at = -1
+            break
+        found.append(bytes(data[at : at + length]))
+        at += length
+    if at != end or len(found) != elements:
+        raise invalid(f"tensor {name!r}: expected {elements} BYTES elements, each with its length before it")
+    return _decoded(name, found)
+
+
+def _decoded(name: str, values: list[bytes]) -> Array:
+    array = np.empty(len(values), object)
+    try:
+        array[:] = [value.decode() for value in values]
+    except UnicodeDecodeError as error:
+        raise invalid(f"tensor {name!r}: BYTES elements must be UTF-8, which is what ONNX strings are") from error
+    return array
