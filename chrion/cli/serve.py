@@ -13,7 +13,8 @@ from chrion.cli.console import note
 from chrion.cli.options import GpuBudgetOption
 from chrion.devices import CPU_PROVIDER, usable_provider
 from chrion.errors import OptionError
-from chrion.manager import ACCELERATOR, ManagerPolicies
+from chrion.manager import ManagerPolicies
+from chrion.manager.records import ACCELERATOR
 from chrion.units import parse_duration_ms, parse_size_mb
 
 _LIBRARIES = ("starlette", "uvicorn", "grpc", "prometheus_client")

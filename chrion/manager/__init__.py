@@ -2,8 +2,6 @@
 
 from chrion.manager.manager import ManagerPolicies, ModelManager
 from chrion.manager.records import (
-    ACCELERATOR,
-    HOST,
     Action,
     Load,
     ManagedModel,
@@ -16,8 +14,6 @@ from chrion.manager.records import (
 )
 
 __all__ = [
-    "ACCELERATOR",
-    "HOST",
     "Action",
     "Load",
     "ManagedModel",

@@ -19,9 +19,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER
 from chrion.manager.records import Action, ManagedModel, Reason, Refuse, Request, Run
 from chrion.manager.residency import Place, Residency
-from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER
 
 #: Weight of a new measurement in the moving averages of latencies and load times.
 _NEWEST = 0.2

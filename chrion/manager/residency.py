@@ -21,8 +21,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from chrion.manager.records import Action, Load, ManagedModel, Unload
 from chrion.manager.policies import Order, Rank, ResidentModel, WaitingModel, choose_victims
+from chrion.manager.records import Action, Load, ManagedModel, Unload
 
 #: The popularity of a model, its number of requests, halves in this time.
 _HALF_LIFE_MS = 60_000.0

@@ -10,9 +10,10 @@ from typing import Any
 import psutil
 
 from chrion.errors import OptionError
-from chrion.manager import ACCELERATOR, HOST, ManagerPolicies
+from chrion.manager import ManagerPolicies
+from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER
+from chrion.manager.records import ACCELERATOR, HOST
 from chrion.server.catalogue import CONTROL_MODES
-from chrion.simulator.policies import ADMISSION, EVICTION, LOAD_ORDER
 from chrion.simulator.scenario import find_scenario
 
 #: Share of the free host memory that models may use by default.

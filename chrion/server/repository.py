@@ -16,7 +16,8 @@ import onnx
 from chrion.errors import ChrionError, ModelError, OptionError
 from chrion.graph.external import tensors_of
 from chrion.graph.reading import read_model
-from chrion.manager import ACCELERATOR, HOST, ManagedModel, ManagedVariant
+from chrion.manager import ManagedModel, ManagedVariant
+from chrion.manager.records import ACCELERATOR, HOST
 from chrion.scheduler.plan import Plan
 from chrion.server.settings import ModelSettings, VariantSettings, read_settings
 from chrion.server.tensors import DATATYPES, TensorSpec

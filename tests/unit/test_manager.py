@@ -16,8 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chrion.manager import (
-    ACCELERATOR,
-    HOST,
     Load,
     ManagedModel,
     ManagedVariant,
@@ -29,9 +27,10 @@ from chrion.manager import (
     Run,
     Unload,
 )
+from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
+from chrion.manager.records import ACCELERATOR, HOST
 from chrion.manager.residency import Place
 from chrion.simulator.engine import Engine, EngineConfig
-from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
 from chrion.simulator.server import ServerPolicies
 from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Variant

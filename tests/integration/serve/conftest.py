@@ -1,0 +1,33 @@
+"""Fixtures of the server's tests, which need the extra ``serve``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from serving import ELEMENTS, Server, identity, product, put, serving, slow_model
+
+for _library in ("starlette", "uvicorn", "grpc", "prometheus_client"):
+    pytest.importorskip(_library, reason=f"{_library}: pip install 'chrion[serve]'")
+
+
+@pytest.fixture(scope="package")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a repository with a model of each datatype, two versions of a product, and a bad model."""
+    root = tmp_path_factory.mktemp("models")
+    for datatype in ELEMENTS:
+        put(root, f"identity-{datatype}", identity(datatype))
+    put(root, "product", product(seed=1))
+    put(root, "product", product(seed=2), version=2)
+    put(root, "slow", slow_model())
+    put(root, "bad", b"not a model")
+    return root
+
+
+@pytest.fixture(scope="package")
+def server(repository: Path) -> Iterator[Server]:
+    """Return a server of that repository in explicit mode, with all models loaded."""
+    with serving(repository, "--model-control", "explicit", "--load-model", "*", "--max-request", "4MB") as running:
+        yield running

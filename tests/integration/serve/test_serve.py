@@ -1,0 +1,329 @@
+"""The server as its clients and operators see it: memory, batching, back-pressure, deadlines, metrics, control, end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from command_line import run_chrion
+from serving import Server, identity, product, put, serving, slow_model, wait_until
+
+ROWS = np.ones((1, 4), np.float32)
+
+
+def test_answers_equal_onnxruntimes(server: Server, repository: Path) -> None:
+    """The outputs are those of a plain session, for every version."""
+    x = np.random.default_rng(0).standard_normal((3, 4), np.float32)
+    for version in (1, 2):
+        session = ort.InferenceSession(repository / "product" / str(version) / "model.onnx")
+        (expected,) = session.run(None, {"x": x})
+        body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [3, 4], "data": x.tolist()}]}
+        status, found, _ = server.get(f"/v2/models/product/versions/{version}/infer", body)
+        assert status == 200
+        assert np.array_equal(np.array(found["outputs"][0]["data"], np.float32).reshape(3, 4), expected)
+        assert found["model_version"] == str(version)
+
+
+def test_a_bad_model_is_reported_and_does_not_stop_the_others(server: Server) -> None:
+    """The index has the reason, and the model is unknown to requests."""
+    _, index, _ = server.get("/v2/repository/index", b"{}")
+    states = {entry["name"]: entry for entry in index}
+    assert states["bad"]["state"] == "UNAVAILABLE"
+    assert "not an ONNX model" in states["bad"]["reason"]
+    assert states["product"]["state"] == "READY"
+    assert server.infer("bad", ROWS)[0] == 404
+
+
+def test_many_models_share_little_memory(tmp_path: Path) -> None:
+    """Thirty models of 4 MB are served in memory for eight; memory stays in the budget, and those in use stay."""
+    for number in range(30):
+        put(tmp_path, f"m{number}", product(1000, number))
+    size_mb = 4.0 * 1.1 + 4.0
+    with serving(tmp_path, "--memory-budget", f"{8.5 * size_mb}MB") as server:
+        rng = np.random.default_rng(0)
+        for number in rng.permutation(np.repeat(np.arange(30), 4)):
+            status, found, _ = server.infer(f"m{number}", np.ones((1, 1000), np.float32))
+            assert status == 200, found
+            used, budget = (server.metric(f"chrion_memory_{what}_bytes", device="host") for what in ("used", "budget"))
+            assert used <= budget
+        assert server.metric("chrion_model_evictions_total") > 20
+        assert server.metric("nv_inference_request_success") == 120
+        resident = server.metric("chrion_model_resident_bytes", device="host")
+        assert resident == used
+        assert 7 * size_mb * 1e6 < resident
+
+
+def test_a_model_shrinks_to_its_smaller_file_before_another_is_evicted(tmp_path: Path) -> None:
+    """Under pressure an idle model is replaced by its smaller file, which serves it from then on; none is evicted."""
+    two = "[variants.large]\nhost_mb = 60\n[variants.small]\nmodel = 'small.onnx'\nhost_mb = 30\n"
+    for name, toml in (("a", two), ("b", two), ("c", "[variants.only]\nhost_mb = 30\n")):
+        file = put(tmp_path, name, product(), toml=toml)
+        (file.parent / "small.onnx").write_bytes(product().SerializeToString())
+
+    def variants(server: Server) -> dict[str, str]:
+        return {
+            name: variant
+            for name in "abc"
+            for variant in ("large", "small", "only")
+            if server.metric("chrion_model_resident_bytes", model=name, variant=variant, device="host", missing_ok=True)
+        }
+
+    with serving(tmp_path, "--memory-budget", "90MB") as server:
+        assert server.infer("a", ROWS)[0] == 200
+        assert variants(server) == {"a": "large"}
+        assert server.infer("b", ROWS)[0] == 200  # takes what is free
+        assert variants(server) == {"a": "large", "b": "small"}
+        assert server.infer("c", ROWS)[0] == 200
+        wait_until(lambda: variants(server) == {"a": "small", "b": "small", "c": "only"})
+        assert server.metric("chrion_model_shrinks_total", model="a") == 1
+        assert server.metric("chrion_model_evictions_total") == 0
+        assert server.infer("a", ROWS)[0] == 200
+        assert server.metric("chrion_model_loads_total") == 4
+
+
+def test_batches_have_the_results_of_single_requests(tmp_path: Path) -> None:
+    """Requests that arrive together share batches, and each has the outputs that it would have alone."""
+    put(tmp_path, "m", product(16), toml="[batching]\nmax_size = 8\nmax_delay = '200ms'\n")
+    session = ort.InferenceSession(tmp_path / "m" / "1" / "model.onnx")
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal((1 + i % 3, 16), np.float32) for i in range(24)]
+    with serving(tmp_path) as server, ThreadPoolExecutor(24) as pool:
+        assert server.infer("m", inputs[0])[0] == 200
+        for x, (status, found, _) in zip(inputs, pool.map(lambda x: server.infer("m", x), inputs), strict=True):
+            assert status == 200
+            (expected,) = session.run(None, {"x": x})
+            assert np.allclose(np.array(found["outputs"][0]["data"]).reshape(x.shape), expected, rtol=1e-5)
+        (statistics,) = server.get("/v2/models/m/stats")[1]["model_stats"]
+    assert statistics["inference_count"] == inputs[0].shape[0] + sum(len(x) for x in inputs)
+    assert statistics["execution_count"] < 20
+    assert max(batch["batch_size"] for batch in statistics["batch_stats"]) in range(4, 9)
+
+
+def test_too_many_requests_are_refused_with_a_time_to_retry(tmp_path: Path) -> None:
+    """Beyond the queue there is 429 with Retry-After, and requests in the queue are served."""
+    put(tmp_path, "slow", slow_model(rounds=300), toml="max_queue = 2\n")
+    with serving(tmp_path) as server, ThreadPoolExecutor(12) as pool:
+        assert server.infer("slow", [1.0])[0] == 200
+        answers = list(pool.map(lambda _: server.infer("slow", [1.0]), range(12)))
+        statuses = [status for status, _, _ in answers]
+        assert set(statuses) == {200, 429}
+        for status, body, headers in answers:
+            if status == 429:
+                assert int(headers["retry-after"]) >= 1
+                assert "too many requests" in body["error"]
+        assert server.metric("chrion_requests_refused_total", reason="queue_full") == statuses.count(429)
+
+
+def test_a_timeout_ends_the_wait_of_a_request(tmp_path: Path) -> None:
+    """A request that cannot start within its timeout is answered with 504 then, not when its turn comes."""
+    put(tmp_path, "slow", slow_model(rounds=2000), toml="cores = 64\n")  # all cores: one at a time
+    with serving(tmp_path) as server, ThreadPoolExecutor(1) as pool:
+        assert server.infer("slow", [1.0])[0] == 200
+        first = pool.submit(server.infer, "slow", [1.0])
+        time.sleep(0.3)
+        began = time.monotonic()
+        status, body, _ = server.infer("slow", [1.0], parameters={"timeout": 100_000})
+        waited = time.monotonic() - began
+        assert status == 504, body
+        assert "deadline" in body["error"]
+        assert not first.done()
+        assert waited >= 0.1
+        assert first.result()[0] == 200
+
+
+def test_a_client_that_leaves_ends_its_request(tmp_path: Path) -> None:
+    """The run of a client that closes its connection ends early, and its core serves others."""
+    put(tmp_path, "slow", slow_model(rounds=200_000), toml="cores = 64\n")
+    put(tmp_path, "quick", product(), toml="cores = 64\n")
+    body = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]}).encode()
+    with serving(tmp_path) as server:
+        with socket.create_connection(("127.0.0.1", server.http)) as client:
+            head = f"POST /v2/models/slow/infer HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+            client.sendall(head.encode() + body)
+            wait_until(lambda: server.metric("chrion_model_loads_total", model="slow") == 1)
+            time.sleep(0.3)
+        assert server.infer("quick", ROWS)[0] == 200
+        assert server.metric("chrion_request_cancelled_total", model="slow") == 1
+
+
+def test_sigterm_serves_what_is_in_flight(tmp_path: Path) -> None:
+    """After SIGTERM a running request is answered, and the process ends with exit code 0."""
+    put(tmp_path, "slow", slow_model(rounds=1500))
+    with serving(tmp_path) as server, ThreadPoolExecutor(1) as pool:
+        assert server.infer("slow", [1.0])[0] == 200
+        running = pool.submit(server.infer, "slow", [1.0])
+        time.sleep(0.3)
+        assert not running.done()
+        server.process.send_signal(signal.SIGTERM)
+        assert running.result()[0] == 200
+
+
+def test_polling_adds_replaces_and_removes(tmp_path: Path) -> None:
+    """Models follow the repository while the server runs; a bad file is reported until it is mended."""
+    put(tmp_path, "a", product(seed=1))
+    with serving(tmp_path, "--model-control", "poll", "--poll", "100ms") as server:
+        first = server.infer("a", ROWS)[1]["outputs"][0]["data"]
+        put(tmp_path, "b", product(seed=2))
+        wait_until(lambda: server.infer("b", ROWS)[0] == 200)
+        put(tmp_path, "a", product(seed=3))
+        wait_until(
+            lambda: server.infer("a", ROWS)[0] == 200 and server.infer("a", ROWS)[1]["outputs"][0]["data"] != first
+        )
+        put(tmp_path, "b", b"broken")
+        wait_until(lambda: server.infer("b", ROWS)[0] == 404)
+        put(tmp_path, "b", product(seed=2))
+        wait_until(lambda: server.infer("b", ROWS)[0] == 200)
+        (tmp_path / "b" / "1" / "model.onnx").unlink()
+        (tmp_path / "b" / "1").rmdir()
+        (tmp_path / "b").rmdir()
+        wait_until(lambda: server.infer("b", ROWS)[0] == 404)
+        assert server.get("/v2/repository/models/a/unload", b"")[0] == 503  # control is not explicit
+
+
+def test_a_file_replaced_after_the_start_is_not_loaded(tmp_path: Path) -> None:
+    """Without polling, a changed file is an error that says what to do; the server and other models go on."""
+    put(tmp_path, "a", product(seed=1))
+    put(tmp_path, "b", product(seed=1))
+    with serving(tmp_path) as server:
+        put(tmp_path, "a", product(8, seed=9))
+        status, body, headers = server.infer("a", ROWS)
+        assert status == 503
+        assert "changed since" in body["error"]
+        assert int(headers["retry-after"]) >= 1
+        assert server.infer("b", ROWS)[0] == 200
+        assert server.get("/v2/models/a/ready")[0] == 503
+
+
+def test_a_token_is_required_by_all_but_health(tmp_path: Path) -> None:
+    """Requests without the token are refused in both protocols."""
+    put(tmp_path, "a", product())
+    token = tmp_path / "token"
+    token.write_text("secret\n", encoding="ascii")
+    with serving(tmp_path, "--token-file", str(token)) as server:
+        assert server.get("/v2/health/ready")[0] == 200
+        for path in ("/v2", "/metrics", "/events", "/v2/models/a"):
+            assert server.get(path)[0] == 401
+            assert server.get(path, Authorization="Bearer wrong")[0] == 401
+        assert server.infer("a", ROWS)[0] == 401
+        assert server.get("/v2/models/a", Authorization="Bearer secret")[0] == 200
+        grpc = pytest.importorskip("grpc")
+        with grpc.insecure_channel(f"127.0.0.1:{server.grpc}") as channel:
+            call = channel.unary_unary("/inference.GRPCInferenceService/ServerMetadata")
+            with pytest.raises(grpc.RpcError) as refused:
+                call(b"")
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert call(b"", metadata=(("authorization", "Bearer secret"),))
+
+
+def test_the_page_and_its_events(server: Server) -> None:
+    """The page is one document that loads nothing else, and the events have every model."""
+    status, page, headers = server.get("/")
+    assert status == 200
+    assert b"<script src" not in page
+    assert b"http-equiv" not in page
+    assert headers["content-security-policy"].startswith("default-src 'none'")
+    with urllib.request.urlopen(f"{server.url}/events", timeout=10) as events:  # noqa: S310
+        line = events.readline()
+    state = json.loads(line.removeprefix(b"data: "))
+    assert {"product", "slow"} <= {model["name"] for model in state["models"]}
+    assert state["devices"]["host"]["budget"] > 0
+
+
+def test_logs_are_json_with_the_request_id(server: Server) -> None:
+    """A refused request is in the log under the id that the client gave, and in its answer."""
+    _, _, headers = server.get("/v2/models/missing", X_Request_Id="my-id-1")
+    assert headers["x-request-id"] == "my-id-1"
+    wait_until(lambda: any(event.get("request_id") == "my-id-1" for event in server.events()))
+
+
+def test_metrics_can_be_parsed(server: Server) -> None:
+    """Prometheus's own parser reads the metrics, and Triton's names are among them."""
+    parser = pytest.importorskip("prometheus_client.parser")
+    families = {f.name for f in parser.text_string_to_metric_families(server.get("/metrics")[1].decode())}
+    assert {"nv_inference_request_success", "nv_inference_queue_duration_us", "chrion_memory_used_bytes"} <= families
+
+
+def test_health(server: Server) -> None:
+    """Health has its three pages, and unknown paths are JSON errors."""
+    for path in ("/v2/health", "/v2/health/live", "/v2/health/ready", "/v2/models/product/ready"):
+        assert server.get(path)[0] == 200
+    assert server.get("/v2/nothing")[:2] == (404, {"error": "GET /v2/nothing: not found"})
+    assert server.get("/v2/models/product/infer")[0] == 405
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing"], "not a folder"),
+        ([".", "--http", "nowhere"], "expected HOST:PORT"),
+        ([".", "--policy", "fastest"], "unknown policy"),
+        ([".", "--policy", "lru,lfu"], "two policies"),
+        ([".", "--model-control", "auto"], "expected one of none, poll, explicit"),
+        ([".", "--load-model", "a"], "only with --model-control explicit"),
+        ([".", "--tls-key", "k"], "expected both or none"),
+        ([".", "--scenario", "missing"], "not found"),
+    ],
+)
+def test_wrong_options_are_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
+    """A wrong option ends the command with exit code 2 and one line."""
+    ended = run_chrion("serve", *arguments, cwd=tmp_path)
+    assert ended.returncode == 2
+    assert message in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_a_port_in_use_is_one_line(server: Server, tmp_path: Path) -> None:
+    """An address that is in use is named."""
+    ended = run_chrion("serve", str(tmp_path), "--http", f"127.0.0.1:{server.http}")
+    assert ended.returncode == 2
+    assert "in use" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_requests_at_the_same_time_are_all_answered(server: Server) -> None:
+    """Many threads with several models get their own answers."""
+    failures = []
+
+    def call(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(10):
+            x = rng.standard_normal((2, 3), np.float32)
+            status, found, _ = server.infer("identity-FP32", x)
+            if status != 200 or not np.array_equal(np.array(found["outputs"][0]["data"], np.float32), x.ravel()):
+                failures.append((status, found))
+
+    threads = [threading.Thread(target=call, args=(seed,)) for seed in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_external_data_is_served(tmp_path: Path) -> None:
+    """A model whose weights are in another file of its folder is served; one that leaves its folder is refused."""
+    import onnx  # noqa: PLC0415
+
+    folder = tmp_path / "m" / "1"
+    folder.mkdir(parents=True)
+    onnx.save(product(64), folder / "model.onnx", save_as_external_data=True, location="weights", size_threshold=0)
+    (tmp_path / "out" / "1").mkdir(parents=True)
+    escaped = onnx.load(folder / "model.onnx", load_external_data=False)
+    escaped.graph.initializer[0].external_data[0].value = "../../m/1/weights"
+    (tmp_path / "out" / "1" / "model.onnx").write_bytes(escaped.SerializeToString())
+    put(tmp_path, "text", identity("BYTES"))
+    with serving(tmp_path) as server:
+        assert server.infer("m", np.ones((1, 64), np.float32))[0] == 200
+        reasons = {e["name"]: e["reason"] for e in server.get("/v2/repository/index", b"")[1]}
+        assert "outside the model's folder" in reasons["out"]
+        assert server.infer("text", [["é"]], "BYTES")[1]["outputs"][0]["data"] == ["é"]
