@@ -31,8 +31,8 @@ def serve(
         str | None,
         typer.Option(metavar="4GB", help="Host memory for models.", show_default="half of the free memory"),
     ] = None,
-    policy: Annotated[
-        str, typer.Option(metavar="NAMES", help="lru, lfu or cost; fifo or demand; none or deadline.")
+    policy_names: Annotated[
+        str, typer.Option("--policy", metavar="NAMES", help="lru, lfu or cost; fifo or demand; none or deadline.")
     ] = "",
     scenario: Annotated[
         str | None, typer.Option(metavar="NAME", help="Use the policies and the GPU memory of a simulated scenario.")
@@ -83,7 +83,7 @@ def serve(
         http=options.parse_address(http, "--http"),
         grpc=None if grpc == "none" else options.parse_address(grpc, "--grpc"),
         budgets=budgets,
-        policies=options.parse_policies(policy, policies),
+        policies=options.parse_policies(policy_names, policies),
         provider=provider,
         control=model_control,
         load=tuple(load_model or ()),

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
 from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER
+from chrion.manager.queue_estimate import QueuedRequest, Release, expected_start
 from chrion.manager.records import Action, ManagedModel, Reason, Refuse, Request, Run
 from chrion.manager.residency import Place, Residency
 
@@ -27,6 +28,8 @@ from chrion.manager.residency import Place, Residency
 _NEWEST = 0.2
 #: Least time after which a refused client should try again.
 _LEAST_RETRY_MS = 100.0
+#: Relative error of sums of times.
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,7 @@ class ModelManager:
             if entry.place is Place.ABSENT and now < entry.retry_at_ms:
                 return [Refuse(request, Reason.LOAD_FAILED, entry.retry_at_ms - now)]
         self.memory.count(now, request.model)
-        admitted = not self._deadlines or self._in_time(now, request, self._wait_ms(now, request.model))
+        admitted = not self._deadlines or self._is_admitted(now, request)
         actions: list[Action] = []
         if not admitted:
             actions.append(Refuse(request, Reason.NO_TIME, self._retry_ms(now, request.model)))
@@ -232,18 +235,14 @@ class ModelManager:
             if not batch:
                 held.add(number)
                 continue
-            run = self._lease(now, number, batch)
-            if run is None:
+            cores = self._free_lease(number)
+            if cores is None:
                 return actions
-            queue = self._ready[number]
-            taken = {request.id for request in batch}
-            self._ready[number] = deque(item for item in queue if item[2].id not in taken)
-            self._forget_if_empty(number)
-            for request in batch:
-                self._models_of.pop(request.id, None)
-            self.memory.entries[number].resident.uses += len(batch)
-            self.running[run.id] = run
-            actions.append(run)
+            late = [r for r in batch if self._deadlines and not self._in_time(now, r, 0.0, self._variant(number))]
+            if late:
+                actions += self._drop(now, number, [(request, Reason.NO_TIME) for request in late])
+                continue
+            actions.append(self._start(now, number, batch, cores))
 
     def _start_order(self, number: int) -> tuple[int, int]:
         return -self.memory.entries[number].model.priority, self._ready[number][0][0]
@@ -266,8 +265,24 @@ class ModelManager:
         complete = rows >= model.max_batch or len(batch) < len(queue) or others
         return batch if complete or now >= until else []
 
-    def _lease(self, now: float, number: int, batch: Iterable[Request]) -> Run | None:
-        """Take the cores and the slot of a batch; None if they are not free."""
+    def _start(self, now: float, number: int, batch: Sequence[Request], cores: tuple[int, ...]) -> Run:
+        """Take the cores and the slot of a batch, and the batch from the queue."""
+        taken = {request.id for request in batch}
+        self._ready[number] = deque(item for item in self._ready[number] if item[2].id not in taken)
+        self._forget_if_empty(number)
+        for request in batch:
+            self._models_of.pop(request.id, None)
+        entry = self.memory.entries[number]
+        entry.resident.uses += len(batch)
+        slots = entry.model.variants[entry.variant].slots
+        self._free_cores = [core for core in self._free_cores if core not in cores]
+        self._free_slots -= slots
+        run_id = next(self._runs)
+        run = self.running[run_id] = Run(run_id, number, entry.variant, tuple(batch), cores, slots, now)
+        return run
+
+    def _free_lease(self, number: int) -> tuple[int, ...] | None:
+        """Return the cores for the next batch of a model; None if they, or the slot, are not free."""
         entry = self.memory.entries[number]
         variant = entry.model.variants[entry.variant]
         need = min(variant.cores, len(self._cores))
@@ -278,52 +293,81 @@ class ModelManager:
             if variant.first_cores
             else tuple(self._free_cores[len(self._free_cores) - need :])
         )
-        if any(core not in self._free_cores for core in cores):
-            return None
-        self._free_cores = [core for core in self._free_cores if core not in cores]
-        self._free_slots -= variant.slots
-        return Run(next(self._runs), number, entry.variant, tuple(batch), cores, variant.slots, now)
+        return None if any(core not in self._free_cores for core in cores) else cores
+
+    def _variant(self, number: int) -> int:
+        return self.memory.entries[number].variant
 
     def _drop_late(self, now: float, number: int) -> list[Action]:
-        """Refuse the ready requests of a model that can no longer start in time."""
-        queue = self._ready[number]
-        late: list[tuple[Request, Reason]] = []
-        for _, _, request in queue:
-            if request.deadline_ms <= now:
-                late.append((request, Reason.EXPIRED))
-            elif self._deadlines and not self._in_time(now, request, 0.0):
-                late.append((request, Reason.NO_TIME))
-        if not late:
-            return []
+        """Refuse the ready requests of a model whose deadline has passed."""
+        late = [(r, Reason.EXPIRED) for _, _, r in self._ready[number] if r.deadline_ms <= now]
+        return self._drop(now, number, late) if late else []
+
+    def _drop(self, now: float, number: int, late: Sequence[tuple[Request, Reason]]) -> list[Action]:
         gone = {request.id for request, _ in late}
-        self._ready[number] = deque(item for item in queue if item[2].id not in gone)
+        self._ready[number] = deque(item for item in self._ready[number] if item[2].id not in gone)
         self._forget_if_empty(number)
         actions: list[Action] = [self._refuse(r, reason, self._retry_ms(now, number)) for r, reason in late]
         return actions + self.memory.release(now, number, len(late))
 
-    def _in_time(self, now: float, request: Request, wait_ms: float) -> bool:
+    def _is_admitted(self, now: float, request: Request) -> bool:
+        """Return whether a new request is expected to end in time, in one of the variants that may serve it."""
         entry = self.memory.entries[request.model]
-        deadline = request.arrival_ms + entry.model.slo_ms
-        return self._admit(now, deadline, wait_ms, entry.latency_ms[entry.variant])
+        if entry.model.slo_ms == math.inf:
+            return True
+        if entry.place is Place.RESIDENT:
+            return self._in_time(now, request, self._queue_wait_ms(now, request.model, entry.variant), entry.variant)
+        loading = self.memory.loading
+        load_wait = max(0.0, self.memory.loading_until_ms - now) if loading is not None else 0.0
+        if loading == request.model:
+            loads = {entry.variant: 0.0}
+        else:
+            loads = {at: entry.load_ms[at] for at in range(entry.first, len(entry.model.variants))}
+        return any(
+            self._in_time(now, request, max(self._queue_wait_ms(now, request.model, at), load_wait + load_ms), at)
+            for at, load_ms in loads.items()
+        )
 
-    def _wait_ms(self, now: float, number: int) -> float:
-        """Return a lower bound of a new request's wait for a load and for the ready requests before it."""
+    def _in_time(self, now: float, request: Request, wait_ms: float, variant: int) -> bool:
+        entry = self.memory.entries[request.model]
+        return self._admit(now, request.arrival_ms + entry.model.slo_ms, wait_ms, entry.latency_ms[variant])
+
+    def _queue_wait_ms(self, now: float, number: int, variant: int) -> float:
+        """Return the expected wait of a request that becomes ready now, without batches and priorities."""
+        running = [self._release(r.started_ms, r.model, r.variant) for r in self.running.values()]
+        queued = sorted((item for queue in self._ready.values() for item in queue), key=lambda item: item[0])
+        ahead = (self._queued(request) for _, _, request in queued)
+        free = self._free_slots, len(self._free_cores)
+        return expected_start(now, free, running, ahead, self._needs(number, variant)) - now
+
+    def _queued(self, request: Request) -> QueuedRequest:
+        entry = self.memory.entries[request.model]
+        latest = request.arrival_ms + entry.model.slo_ms - entry.latency_ms[entry.variant]
+        latest += _ROUNDING * abs(latest) if math.isfinite(latest) else 0.0
+        slots, cores = self._needs(request.model, entry.variant)
+        return QueuedRequest(slots, cores, (self._release(0.0, request.model, entry.variant),), latest)
+
+    def _release(self, started: float, number: int, variant: int) -> Release:
+        return Release(started + self.memory.entries[number].latency_ms[variant], *self._needs(number, variant))
+
+    def _needs(self, number: int, variant: int) -> tuple[int, int]:
+        """Return the slots and cores of a request."""
+        found = self.memory.entries[number].model.variants[variant]
+        return found.slots, min(found.cores, len(self._cores))
+
+    def _retry_ms(self, now: float, number: int) -> float:
+        """Return a rough estimate of the time until the present queue has been served."""
         wait = sum(self._work_ms(n) * len(queue) for n, queue in self._ready.items())
         entry = self.memory.entries[number]
         if entry.place is not Place.RESIDENT:
-            link = max(0.0, self.memory.loading_until_ms - now) if self.memory.loading is not None else 0.0
-            wait = max(wait, link if self.memory.loading == number else link + entry.load_ms[entry.variant])
-        return wait
+            wait += max(0.0, self.memory.loading_until_ms - now) + entry.load_ms[entry.variant]
+        return max(_LEAST_RETRY_MS, wait)
 
     def _work_ms(self, number: int) -> float:
         """Return the time by which a request of a model lengthens the queue."""
         entry = self.memory.entries[number]
-        variant = entry.model.variants[entry.variant]
-        share = variant.cores / max(1, len(self._cores))
-        return entry.latency_ms[entry.variant] * max(share, variant.slots / max(1, self._slots))
-
-    def _retry_ms(self, now: float, number: int) -> float:
-        return max(_LEAST_RETRY_MS, self._wait_ms(now, number))
+        slots, cores = self._needs(number, entry.variant)
+        return entry.latency_ms[entry.variant] * max(cores / max(1, len(self._cores)), slots / max(1, self._slots))
 
     def _refuse(self, request: Request, reason: Reason, retry_ms: float = 0.0) -> Refuse:
         self._models_of.pop(request.id, None)

@@ -3,9 +3,10 @@
 The rules are those of :class:`chrion.simulator.server.Server`, extended to several variants and devices:
 
 - One load is in progress at a time, while requests run. Its memory is reserved when it starts.
-- A model whose load is next takes its first variant that fits into the free memory. If none fits, idle models shrink:
-  in the order of the eviction policy, each is replaced by its next smaller variant, again and again until the new
-  model fits. Only if that is not enough are models evicted.
+- If a model does not fit into the free memory, :func:`chrion.manager.shrinking.make_room` chooses which idle models are
+  replaced by smaller variants, in which variant the new model is loaded, and which models are evicted if that is not
+  enough. Variants differ in the memory of the accelerator, or of the host if there is none. If smaller variants take
+  more memory of the other device, models are evicted from there.
 - A model with ready or running requests is neither shrunk nor evicted; a pinned one is never.
 - A model that shrinks is loaded again after the models that requests wait for; its memory stays reserved.
 - While nothing else is to load, popular models are loaded in advance, or replaced by a larger variant, if memory is
@@ -17,12 +18,13 @@ With one variant for each model and one device, loads and evictions equal the si
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from chrion.manager.policies import Order, Rank, ResidentModel, WaitingModel, choose_victims
-from chrion.manager.records import Action, Load, ManagedModel, Unload
+from chrion.manager.records import ACCELERATOR, Action, Load, ManagedModel, Unload
+from chrion.manager.shrinking import Memory, Room, make_room
 
 #: The popularity of a model, its number of requests, halves in this time.
 _HALF_LIFE_MS = 60_000.0
@@ -32,6 +34,7 @@ _CALM_MS = 10_000.0
 _FIRST_RETRY_MS, _LAST_RETRY_MS = 1000.0, 60_000.0
 #: Popularity, in recent requests, from which a model is loaded in advance.
 _LEAST_POPULARITY = 0.5
+_TOO_LARGE = 1 << 62
 
 
 class Place(Enum):
@@ -94,6 +97,7 @@ class Residency:
         self._rank = rank
         self._order = order
         self._prefetch = prefetch
+        self._primary = ACCELERATOR if ACCELERATOR in self.budgets else next(iter(self.budgets))
         self._short_at_ms = -math.inf
 
     def add(self, now: float, number: int, model: ManagedModel) -> None:
@@ -122,13 +126,15 @@ class Residency:
     def fits(self, number: int) -> bool:
         """Return whether any variant of a model fits into the budgets beside the pinned models.
 
-        Of pinned models, those that were added first have precedence.
+        Of pinned models, those in memory have precedence, and then those that were added first.
         """
         entry = self.entries[number]
         free = dict(self.budgets)
-        for other, pinned in self.entries.items():
-            if other == number or not pinned.model.pinned or (entry.model.pinned and other > number):
-                continue
+        pinned_models = [(e.place is Place.ABSENT, n) for n, e in self.entries.items() if e.model.pinned]
+        for absent, other in sorted(pinned_models):
+            if entry.model.pinned and (absent, other) >= (entry.place is Place.ABSENT, number):
+                break
+            pinned = self.entries[other]
             if self._fits(pinned, 0, free):
                 for device in free:
                     free[device] -= self._bytes(pinned, 0, device)
@@ -232,7 +238,7 @@ class Residency:
             entry = self.entries[number]
             if self._popularity(entry, now) < _LEAST_POPULARITY and not entry.model.pinned:
                 return []
-            if entry.place is Place.ABSENT and now >= entry.retry_at_ms and not entry.removed:
+            if entry.place is Place.ABSENT and now >= entry.retry_at_ms and self.fits(number):
                 variant = self._largest_fitting(entry, self.free)
                 if variant is not None:
                     return [self._start(now, number, variant)]
@@ -265,80 +271,79 @@ class Residency:
     def _make_room(self, now: float, number: int) -> tuple[int, list[Action]] | None:
         """Return the variant to load and what has to be unloaded before; None if there is not enough memory."""
         entry = self.entries[number]
-        variant = self._largest_fitting(entry, self.free)
-        if variant is not None:
-            return variant, []
+        if self._fits(entry, entry.first, self.free):
+            return entry.first, []
         self._short_at_ms = now
-        return self._shrink(now, entry) or self._evict(now, entry)
+        room = self._room_on(self._primary, now, number)
+        if room is None:
+            return None
+        steps = {resident.key: self._clamped(resident.key, level) for resident, level in room.shrunk}
+        steps = {key: level for key, level in steps.items() if level != self.entries[key].variant}
+        variant, victims = self._clamped(number, room.level), [victim.key for victim in room.evicted]
+        for device in self.free:
+            more = self._victims_on(device, now, number, variant, steps, victims)
+            if more is None:
+                return None
+            victims += more
+        actions: list[Action] = [self._unload(key, "evict") for key in victims]
+        return variant, actions + self._apply_steps(steps)
 
-    def _shrink(self, now: float, wanted: Entry) -> tuple[int, list[Action]] | None:
-        """Choose models to shrink until the wanted one fits; change nothing if that is not enough."""
-        free = dict(self.free)
-        steps: dict[int, int] = {}
-        smallest = len(wanted.model.variants) - 1
-        changed = True
-        while changed:
-            changed = False
-            for number, entry in self._idle(now):
-                at = steps.get(number, entry.variant)
-                step = self._smaller(entry, at, free, wanted, smallest)
-                if step is None:
-                    continue
-                for device in free:
-                    free[device] += self._bytes(entry, at, device) - self._bytes(entry, step, device)
-                steps[number] = step
-                changed = True
-                if self._fits(wanted, smallest, free):
-                    actions = self._apply_steps(steps)
-                    variant = self._largest_fitting(wanted, self.free)
-                    return (smallest if variant is None else variant), actions
-        return None
+    def _room_on(self, device: str, now: float, number: int) -> Room | None:
+        """Choose what shrinks and what is evicted on the device whose memory variants differ in."""
+        wanted = self.entries[number]
+        held = []
+        for entry in self.residents.values():
+            entry.resident.bytes = self._bytes(entry, entry.variant, device)
+            entry.resident.level = entry.variant
+            held.append(entry.resident)
+        known = {resident.key: self.residents[resident.key] for resident in held} | {number: wanted}
+        levels = max(len(entry.model.variants) for entry in known.values())
+        if levels == 1:
+            missing = self._bytes(wanted, 0, device) - self.free[device]
+            victims = choose_victims(held, missing, self._rank, now) if missing > 0 else []
+            return None if victims is None else Room(0, (), tuple(victims))
+        sizes = [
+            {key: self._bytes(entry, self._clamped(key, level), device) for key, entry in known.items()}
+            for level in range(levels)
+        ]
+        for level in range(wanted.first):
+            sizes[level][number] = _TOO_LARGE
+        return make_room(Memory(held, self.free[device], sizes), number, self._rank, now)
 
-    def _smaller(self, entry: Entry, at: int, free: Mapping[str, int], wanted: Entry, smallest: int) -> int | None:
-        """Return the next variant that frees memory where it is short, and fits where it takes more."""
-        short = [device for device in free if self._bytes(wanted, smallest, device) > free[device]]
-        for step in range(at + 1, len(entry.model.variants)):
-            gains = {d: self._bytes(entry, at, d) - self._bytes(entry, step, d) for d in free}
-            if any(gains[d] > 0 for d in short) and all(free[d] + gains[d] >= 0 or gains[d] >= 0 for d in free):
-                return step
-        return None
+    def _victims_on(  # noqa: PLR0913, PLR0917 - the state after the choice on the first device
+        self, device: str, now: float, number: int, variant: int, steps: Mapping[int, int], gone: Sequence[int]
+    ) -> list[int] | None:
+        """Choose what else is evicted, because variants that leave one device may take memory of another."""
+        free = self.free[device]
+        for key in gone:
+            free += self._bytes(self.entries[key], self.entries[key].variant, device)
+        for key, level in steps.items():
+            free += self._bytes(self.entries[key], self.entries[key].variant, device)
+            free -= self._bytes(self.entries[key], level, device)
+        missing = self._bytes(self.entries[number], variant, device) - free
+        if missing <= 0:
+            return []
+        candidates = []
+        for key, entry in self.residents.items():
+            entry.resident.bytes = self._bytes(entry, entry.variant, device)
+            if key not in gone and key not in steps:
+                candidates.append(entry.resident)
+        victims = choose_victims(candidates, missing, self._rank, now)
+        return None if victims is None else [victim.key for victim in victims]
 
     def _apply_steps(self, steps: Mapping[int, int]) -> list[Action]:
         actions: list[Action] = []
         for number, step in steps.items():
-            entry = self.entries[number]
             actions.append(self._unload(number, "shrink"))
+            entry = self.entries[number]
             entry.variant = step
             entry.place = Place.RESERVED
             self._reserve(entry, 1)
         return actions
 
-    def _evict(self, now: float, wanted: Entry) -> tuple[int, list[Action]] | None:
-        smallest = len(wanted.model.variants) - 1
-        victims: dict[int, ResidentModel] = {}
-        for device, free in self.free.items():
-            freed = sum(self._bytes(self.entries[n], self.entries[n].variant, device) for n in victims)
-            missing = self._bytes(wanted, smallest, device) - free - freed
-            if missing <= 0:
-                continue
-            candidates = []
-            for number, entry in self.residents.items():
-                entry.resident.bytes = self._bytes(entry, entry.variant, device)
-                if entry.resident.bytes and number not in victims:
-                    candidates.append(entry.resident)
-            chosen = choose_victims(candidates, missing, self._rank, now)
-            if chosen is None:
-                return None
-            victims |= {victim.key: victim for victim in chosen}
-        actions: list[Action] = [self._unload(number, "evict") for number in victims]
-        variant = self._largest_fitting(wanted, self.free)
-        return (smallest if variant is None else variant), actions
-
-    def _idle(self, now: float) -> Iterator[tuple[int, Entry]]:
-        """Yield the models that may shrink, in the order of the eviction policy."""
-        idle = [n for n, e in self.residents.items() if not e.resident.in_use and not e.model.pinned]
-        for number in sorted(idle, key=lambda n: self._rank(self.residents[n].resident, now)):
-            yield number, self.residents[number]
+    def _clamped(self, number: int, level: int) -> int:
+        """Return the index of a model's variant of a level; models with fewer variants keep their last."""
+        return min(level, len(self.entries[number].model.variants) - 1)
 
     def _unload(self, number: int, cause: str) -> Unload:
         entry = self.residents.pop(number)

@@ -10,7 +10,7 @@ A change to a smaller variant takes no time: weights that the device no longer n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from chrion.manager.policies import Rank, ResidentModel
@@ -34,7 +34,7 @@ class Memory:
     residents: Iterable[ResidentModel]
     free_bytes: int
     #: Bytes of every variant, by level and model; they do not increase with the level.
-    sizes: Sequence[Sequence[int]]
+    sizes: Sequence[Sequence[int] | Mapping[int, int]]
 
 
 def make_room(memory: Memory, key: int, rank: Rank, now_ms: float, *, evict: bool = True) -> Room | None:

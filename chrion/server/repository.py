@@ -6,6 +6,7 @@ the others. Files that have not changed since the previous scan are not read aga
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -181,6 +182,7 @@ def _read_version(
         if source.model.name != _MODEL and _interface(read_model(source.model)[0]) != (inputs, outputs):
             raise ModelError(f"variant {source.name}: its inputs or outputs differ from those of {_MODEL}")
     managed = [_managed(source, variant) for source, (_, variant) in zip(sources, chosen, strict=True)]
+    _check_order(managed, ACCELERATOR if accelerator else HOST)
     first = _first_by_alpha(managed, settings.alpha)
     batching = settings.batching
     if batching:
@@ -254,6 +256,13 @@ def _first_by_alpha(variants: list[ManagedVariant], alpha: float) -> int:
         return 0
     prices = [v.latency_ms + alpha * v.bytes[ACCELERATOR] / 1e6 for v in variants]
     return prices.index(min(prices))
+
+
+def _check_order(variants: list[ManagedVariant], device: str) -> None:
+    for larger, smaller in itertools.pairwise(variants):
+        if smaller.bytes[device] > larger.bytes[device]:
+            sizes = ", ".join(f"{v.name}: {v.bytes[device] / 1e6:g} MB" for v in (larger, smaller))
+            raise ModelError(f"variants: each must need at most the {device} memory of the one before it ({sizes})")
 
 
 def _model_files(model: Path) -> tuple[FileState, ...]:

@@ -172,7 +172,7 @@ def test_names_in_the_text_exist(page: Path) -> None:
         assert found, name
     packages = sorted(p.name for p in (ROOT / "chrion").iterdir() if (p / "__init__.py").exists())
     dotted = re.compile(rf"(?:chrion|{'|'.join(packages)})(?:\.[A-Za-z_]\w*)+")
-    for name in (q for q in quoted if dotted.fullmatch(q) and not q.endswith((".py", ".policies"))):
+    for name in (q for q in quoted if dotted.fullmatch(q) and not q.endswith((".json", ".py", ".policies"))):
         _resolve(name if name.startswith("chrion.") else f"chrion.{name}")
 
 
