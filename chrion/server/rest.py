@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hmac
 import json
@@ -33,6 +34,8 @@ log = logging.getLogger("chrion.server")
 _LARGE_BODY = 1 << 16
 #: Time without data after which a body is given up, in seconds.
 _BODY_SILENCE_S = 20.0
+#: Time for which a body that is too large is read, in all and without data, in seconds.
+_DISCARD_S, _DISCARD_SILENCE_S = 10.0, 1.0
 #: Interval of the events of the web page, and number of pages at the same time.
 _EVENT_S, _MOST_PAGES = 1.0, 16
 
@@ -269,11 +272,12 @@ class RestService:
         """
         most = most or self._body_bytes
         declared = request.headers.get("content-length", "0")
-        if declared.isdigit() and int(declared[:20]) > most:
-            raise RequestFailure(Status.TOO_LARGE, f"the body has more than {most} bytes")
         parts: list[bytes] = []
         size = 0
         stream = request.stream().__aiter__()
+        if declared.isdigit() and int(declared[:20]) > most:
+            await _discard(stream)
+            raise RequestFailure(Status.TOO_LARGE, f"the body has more than {most} bytes")
         while True:
             try:
                 async with asyncio.timeout(_BODY_SILENCE_S):
@@ -284,6 +288,8 @@ class RestService:
                 break
             size += len(part)
             if size > most:
+                parts.clear()
+                await _discard(stream)
                 raise RequestFailure(Status.TOO_LARGE, f"the body has more than {most} bytes")
             take(len(part))
             parts.append(part)
@@ -308,6 +314,16 @@ class _AccountedResponse:
             await self._response(scope, receive, send)
         finally:
             self._sent()
+
+
+async def _discard(stream: AsyncIterator[bytes]) -> None:
+    """Read a body without keeping it, for a limited time: clients read the answer only after they have sent it."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_S):
+            while True:
+                async with asyncio.timeout(_DISCARD_SILENCE_S):
+                    if await anext(stream, None) is None:
+                        return
 
 
 def _route(path: str, handler: Handler, method: str, *, open_: bool = False) -> tuple[str, Handler, str, bool]:

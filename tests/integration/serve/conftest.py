@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,8 +10,15 @@ import pytest
 
 from serving import ELEMENTS, Server, identity, product, put, serving, slow_model
 
-for _library in ("starlette", "uvicorn", "grpc", "prometheus_client"):
-    pytest.importorskip(_library, reason=f"{_library}: pip install 'chrion[serve]'")
+_LIBRARIES = ("starlette", "uvicorn", "grpc", "prometheus_client")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests of this folder if a library is missing."""
+    missing = [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]
+    for item in items if missing else ():
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.skip(reason=f"{missing[0]}: pip install 'chrion[serve]'"))
 
 
 @pytest.fixture(scope="package")
