@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 from pathlib import Path
 from typing import Annotated, Any
@@ -97,7 +96,7 @@ def serve(
         tls=(tls_certificate, tls_key) if tls_certificate and tls_key else None,
     )
     logs.set_up_logs()
-    asyncio.run(run.serve(checked, note))
+    run.run(checked, note)
 
 
 def _require_libraries() -> None:

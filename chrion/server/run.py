@@ -45,6 +45,11 @@ class _Protocol(H11Protocol):  # type: ignore[misc]
             self.transport.abort()
 
 
+def run(options: ServerOptions, announce: Callable[[str], None]) -> None:
+    """Run :func:`serve` in an event loop of its own."""
+    asyncio.run(serve(options, announce))
+
+
 async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT, then end gracefully.
 

@@ -23,6 +23,10 @@ ALLOWED = {
     "chrion.devices.probe": {"subprocess"},  # runs itself with the same interpreter
     "chrion.runtime.selection.tuning_process": {"subprocess"},  # runs its worker with the same interpreter
     "chrion.native.bindings": {"CDLL", "register_custom_ops_library"},  # the libraries that Chrion compiles
+    **{
+        f"chrion.server.{name}": {"asyncio"} for name in ("catalogue", "core", "grpc_service", "rest")
+    },  # `chrion serve`
+    "chrion.server.run": {"asyncio", "socket"},  # `chrion serve`
     "chrion.simulator.sweep": {"socket"},  # checks whether the given Ray cluster is reachable
 }
 
