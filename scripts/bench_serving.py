@@ -27,6 +27,7 @@ import numpy as np
 import onnxruntime as ort
 from bench_cpu import Case
 from page_markers import fill_sections, markdown_table
+from serving import noticing
 from serving.fleet import Fleet, Setting, Trial, fleets
 from serving.noticing import Noticed, format_noticed, time_noticing
 from serving.report import HEAD, LIMIT, Row, far_behind, row_of
@@ -37,7 +38,6 @@ from serving.worker import OWN
 from chrion.cores import physical_cores
 from chrion.files import write_atomically
 from chrion.profiler import this_machine
-from serving import noticing
 
 #: Length of a trial in seconds, and least and greatest number of rounds.
 TRIAL_S, LEAST, MOST = 0.7, 4, 12

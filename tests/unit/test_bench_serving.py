@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 from bench_serving import Schedule
 from ratios import quantile_ratio_to_best
+from serving import surroundings
 from serving.fleet import Trial
 from serving.noticing import _time_until
 from serving.report import far_behind, row_of
 from serving.surroundings import Quota
 from serving.worker import CANDIDATES, DEFAULT, ONE, OWN, Load, serve
-
-from serving import surroundings
 
 
 def trial(latency_ms: float, cpu_ms: float = 1.0) -> Trial:

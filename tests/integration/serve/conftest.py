@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from serving import ELEMENTS, Server, identity, product, put, serving, slow_model
+from server_process import ELEMENTS, Server, identity, product, put, serving, slow_model
 
 _LIBRARIES = ("starlette", "uvicorn", "grpc", "prometheus_client")
 

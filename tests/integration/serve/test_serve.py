@@ -16,7 +16,7 @@ import onnxruntime as ort
 import pytest
 
 from command_line import run_chrion
-from serving import Server, identity, product, put, serving, slow_model, wait_until
+from server_process import Server, identity, product, put, serving, slow_model, wait_until
 
 ROWS = np.ones((1, 4), np.float32)
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from serving import Server, product, put, serving, slow_model, wait_until
+from server_process import Server, product, put, serving, slow_model, wait_until
 
 ROWS = np.ones((1, 4), np.float32)
 INPUT = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}

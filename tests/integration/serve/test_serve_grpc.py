@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import chrion
-from serving import Server, product, put, serving, slow_model, wait_until
+from server_process import Server, product, put, serving, slow_model, wait_until
 
 grpc = pytest.importorskip("grpc", reason="grpc: pip install 'chrion[serve]'")
 FOLDER = Path(chrion.__file__).parent / "server"

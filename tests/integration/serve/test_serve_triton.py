@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from serving import Server
+from server_process import Server
 
 CLIENT = Path(__file__).parents[2] / "triton_checks.py"
 
