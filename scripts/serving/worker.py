@@ -166,7 +166,7 @@ def serve(sessions: Sequence[Any], feeds: Sequence[Feed], load: Load) -> Served:
 
     def client(at: int) -> None:
         run, request, own = sessions[at % len(sessions)].run, at * len(feeds) // load.clients, served[at]
-        while (before := time.perf_counter()) < end_s:
+        while (before := time.perf_counter()) < end_s or not own or own[-1][0] < load.start_s:  # at least one counts
             run(None, feeds[request % len(feeds)])
             own.append((before, time.perf_counter()))
             request += 1
@@ -183,6 +183,6 @@ def serve(sessions: Sequence[Any], feeds: Sequence[Feed], load: Load) -> Served:
     for thread in threads:
         thread.join()
     times = np.array([pair for own in served for pair in own], np.float64).reshape(-1, 2)
-    counted = times[(times[:, 0] >= load.start_s) & (times[:, 0] < end_s)]
+    counted = times[times[:, 0] >= load.start_s]
     finished = int(((times[:, 1] >= start_s) & (times[:, 1] < stop_s)).sum())
     return Served(counted[:, 0], counted[:, 1] - counted[:, 0], finished, after - before, stop_s - start_s)

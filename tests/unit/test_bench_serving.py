@@ -92,6 +92,19 @@ def test_a_load_counts_the_requests_of_its_time() -> None:
     assert served.cpu_s < served.took_s
 
 
+def test_each_client_has_a_request_that_counts() -> None:
+    """A request that takes longer than the trial is followed by one that counts."""
+
+    class Session:
+        @staticmethod
+        def run(*_: object) -> None:
+            time.sleep(0.2)
+
+    served = serve([Session()], [{}], Load(2, 0.0, time.perf_counter() + 0.05, 0.1))
+    assert len(served.latencies_s) == 2
+    assert served.finished == 0
+
+
 def test_time_is_divided_among_measurements() -> None:
     """With a minute for four measurements, the first may take a quarter of what is left after openings."""
     schedule = Schedule(1.0, 4, 2)
