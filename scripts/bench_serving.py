@@ -2,12 +2,12 @@
 
     python scripts/bench_serving.py [--scenario NAME ...] [--only REGEX] [--minutes 25] [-o docs/production.md]
 
-Scenarios: client threads, pauses between requests, a busy neighbour, several sessions and processes, one CPU, a quota
-of CPU time, many shapes. The candidates are a tuned HybridSession and plain sessions with one thread, with as many as
-there are cores, and with onnxruntime's default; each has processes of its own. They serve in alternating rounds, each
-trial after a warm-up. Prints a line for each model and load, with ratios of HybridSession to the best plain session for
-that figure and their 90 % intervals; ``ratios.py`` selects the best plain session without selection bias. Quantiles of
-the latency are of all trials together.
+Scenarios: the start of a session, client threads, pauses between requests, a busy neighbour, several sessions and
+processes, one CPU, a quota of CPU time, many shapes. The candidates are a tuned HybridSession and plain sessions with
+one thread, with as many as there are cores, and with onnxruntime's default; each has processes of its own. They serve
+in alternating rounds, each trial after a warm-up. Prints a line for each model and load, with ratios of HybridSession
+to the best plain session for that figure and their 90 % intervals; ``ratios.py`` selects the best plain session without
+selection bias. Quantiles of the latency are of all trials together.
 
 Takes as long as ``--minutes`` says, however many scenarios are selected: rounds are added until the time is over, so
 that fewer scenarios or models are measured more precisely. ``-o`` replaces the section ``serving`` of pages.
@@ -27,8 +27,9 @@ import numpy as np
 import onnxruntime as ort
 from bench_cpu import Case
 from page_markers import fill_sections, markdown_table
-from serving import noticing
+from serving import noticing, starting
 from serving.fleet import Fleet, Setting, Trial, fleets
+from serving.models import MODELS
 from serving.noticing import Noticed, format_noticed, time_noticing
 from serving.report import HEAD, LIMIT, Row, far_behind, row_of
 from serving.scenarios import Requests, Scenario, scenarios
@@ -45,6 +46,8 @@ TRIAL_S, LEAST, MOST = 0.7, 4, 12
 DROP_AFTER, DROP_FACTOR = 3, 1.3
 #: Trials with a neighbour that becomes busy.
 NOTICING = 3
+#: The scenario that measures the creation of sessions.
+START = "start"
 #: Expected time to open the sessions of one model in one setting, tuning included, in seconds.
 OPENING_S = 15.0
 TEXT = """Written by `scripts/bench_serving.py` on {machine}, onnxruntime {version}. Ratios are HybridSession to the
@@ -80,6 +83,7 @@ class Findings:
 
     rows: dict[str, list[Row]] = field(default_factory=dict)
     noticed: list[tuple[str, ...]] = field(default_factory=list)
+    started: list[tuple[str, ...]] = field(default_factory=list)
     impossible: dict[str, str] = field(default_factory=dict)
 
 
@@ -157,6 +161,14 @@ def measure_all(chosen: Mapping[str, Scenario], only: str, minutes: float, findi
             print(f"{', '.join(fitting)}: not possible on this machine: {error}", flush=True)
 
 
+def measure_starts(only: str, findings: Findings) -> None:
+    """Measure the start of all models, and print a line for each."""
+    for case in MODELS:
+        if re.search(only, case.name):
+            findings.started.append(starting.start_row(case.name, case.build().SerializeToString()))
+            print(f"{START} | {' | '.join(findings.started[-1])}", flush=True)
+
+
 def format_section(chosen: Mapping[str, Scenario], findings: Findings) -> str:
     """Return the section of pages."""
     parts = [TEXT.format(machine=this_machine(), version=ort.get_version_string())]
@@ -169,13 +181,15 @@ def format_section(chosen: Mapping[str, Scenario], findings: Findings) -> str:
             parts.append(f"Not possible on this machine: {findings.impossible[name]}.")
         if scenario.neighbour and findings.noticed:
             parts += [noticing.TEXT, markdown_table([noticing.HEAD, *findings.noticed])]
+    if findings.started:
+        parts += [f"**{starting.TITLE}.** {starting.TEXT}", markdown_table([starting.HEAD, *findings.started])]
     return "\n\n".join(parts)
 
 
 def main() -> None:
     """Measure the scenarios, print lines and fill in pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = list(scenarios([1]))
+    names = [START, *scenarios([1])]
     parser.add_argument("--scenario", choices=names, nargs="+", default=names, help="scenarios to measure")
     parser.add_argument("--only", default="", help="a regular expression that names of models must match")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="numbers of client threads")
@@ -186,9 +200,14 @@ def main() -> None:
         fill_sections(path.read_text(encoding="utf-8"), {"serving": ""})
     chosen = {name: each for name, each in scenarios(arguments.clients).items() if name in arguments.scenario}
     findings = Findings()
-    print(f"scenario | {' | '.join(HEAD)}")
+    began_s = time.monotonic()
     try:
-        measure_all(chosen, arguments.only, arguments.minutes, findings)
+        if START in arguments.scenario:
+            print(f"{START} | {' | '.join(starting.HEAD)}")
+            measure_starts(arguments.only, findings)
+        if chosen:
+            print(f"scenario | {' | '.join(HEAD)}")
+        measure_all(chosen, arguments.only, arguments.minutes - (time.monotonic() - began_s) / 60, findings)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
     for line in findings.noticed:

@@ -16,8 +16,11 @@ from serving import surroundings
 from serving.fleet import Trial
 from serving.noticing import _time_until
 from serving.report import far_behind, row_of
+from serving.starting import start_row
 from serving.surroundings import Quota
 from serving.worker import CANDIDATES, DEFAULT, ONE, OWN, Load, serve
+
+from helpers import FLOAT, make_model, node, value
 
 
 def trial(latency_ms: float, cpu_ms: float = 1.0) -> Trial:
@@ -149,6 +152,17 @@ def test_a_neighbour_computes_only_while_it_is_resumed() -> None:
             assert time.monotonic() < end
             time.sleep(0.02)
     assert not child.is_alive()
+
+
+def test_the_start_of_a_session_is_compared_with_a_plain_one() -> None:
+    """The first request ends after the creation, and the ratio is that of the times until it has ended."""
+    model = make_model([node("Relu", ["x"], ["y"])], [value("x", FLOAT, [1])], [value("y", FLOAT, [1])])
+    name, *figures, ratio = start_row("relu", model.SerializeToString())
+    created, done, own_created, own_done = map(float, figures)
+    assert name == "relu"
+    assert 0 < created <= done
+    assert 0 < own_created <= own_done
+    assert float(ratio.split()[0]) == pytest.approx(own_done / done, rel=0.5)
 
 
 def test_candidates_begin_with_the_own_one() -> None:
