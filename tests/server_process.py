@@ -39,7 +39,9 @@ ELEMENTS = {
     "BF16": TensorProto.BFLOAT16,
     "BYTES": TensorProto.STRING,
 }
-_SERVING = re.compile(r"^chrion: serving (\d+) models at http://127\.0\.0\.1:(\d+)(?: and grpc://127\.0\.0\.1:(\d+))?")
+_SERVING = re.compile(
+    r"^chrion: serving (\d+) models at https?://127\.0\.0\.1:(\d+)(?: and grpc://127\.0\.0\.1:(\d+))?"
+)
 
 
 def identity(datatype: str) -> onnx.ModelProto:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
+import ssl
+import subprocess
 import threading
 import time
 import urllib.request
@@ -15,7 +18,10 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from chrion import load
+from chrion.scheduler import fixed_plan
 from command_line import run_chrion
+from helpers import alternating_lanes, branches
 from server_process import Server, identity, product, put, serving, slow_model, wait_until
 
 ROWS = np.ones((1, 4), np.float32)
@@ -327,3 +333,44 @@ def test_external_data_is_served(tmp_path: Path) -> None:
         reasons = {e["name"]: e["reason"] for e in server.get("/v2/repository/index", b"")[1]}
         assert "outside the model's folder" in reasons["out"]
         assert server.infer("text", [["é"]], "BYTES")[1]["outputs"][0]["data"] == ["é"]
+
+
+def test_tls_of_both_protocols(tmp_path: Path) -> None:
+    """With a certificate and its key both protocols are encrypted, and plain connections are refused."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl: not installed")
+    put(tmp_path / "models", "a", product())
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)  # noqa: S603
+    grpc = pytest.importorskip("grpc")
+    with serving(tmp_path / "models", "--tls-certificate", str(certificate), "--tls-key", str(key)) as server:
+        context = ssl.create_default_context(cafile=str(certificate))
+        with urllib.request.urlopen(f"https://127.0.0.1:{server.http}/v2", context=context, timeout=30) as answer:
+            assert json.load(answer)["name"] == "chrion"
+        with pytest.raises(OSError, match=r"(?i)closed|reset|remote"):
+            server.get("/v2")
+        credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
+        with grpc.secure_channel(f"127.0.0.1:{server.grpc}", credentials) as channel:
+            assert channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=30) == b"\x08\x01"
+    ended = run_chrion("serve", str(tmp_path / "models"), "--tls-certificate", str(key), "--tls-key", str(key))
+    assert ended.returncode == 2
+    assert "TLS certificate" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_a_plan_of_the_folder_serves(tmp_path: Path) -> None:
+    """A plan beside the model is its first variant, and has the answers of a plain session under many clients."""
+    file = put(tmp_path, "m", branches())
+    graph = load(str(file))
+    fixed_plan(graph, alternating_lanes(graph)).save(file.parent / "lanes.plan.json")
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    expected = ort.InferenceSession(file).run(None, {"x": x})
+    with serving(tmp_path) as server, ThreadPoolExecutor(8) as pool:
+        for status, found, _ in pool.map(lambda _: server.infer("m", x), range(60)):
+            assert status == 200
+            for output, array in zip(found["outputs"], expected, strict=True):
+                assert np.allclose(np.array(output["data"]).reshape(2, 4), array, rtol=1e-5)
+        assert server.metric("chrion_model_resident_bytes", model="m", variant="lanes", device="host") > 0

