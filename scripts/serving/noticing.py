@@ -13,7 +13,7 @@ from serving.fleet import Fleet, Trial
 from serving.surroundings import Neighbour
 
 #: Times at which the neighbour becomes busy and idle again, and length of a trial, in seconds.
-_BUSY_S, _IDLE_S, _TRIAL_S = 1.0, 5.0, 9.0
+_BUSY_S, _IDLE_S, _TRIAL_S = 1.0, 4.0, 7.0
 #: Length of a window whose median latency is compared, interval between two windows, and windows in a row that must be
 #: fast enough.
 _WINDOW_S, _STEP_S, _IN_A_ROW = 0.2, 0.05, 3

@@ -114,6 +114,8 @@ def test_time_is_divided_among_measurements() -> None:
     assert schedule.next_end_s() - time.monotonic() == pytest.approx((60 - 30) / 4, abs=0.5)
     schedule.opened()
     assert schedule.next_end_s() - time.monotonic() == pytest.approx((60 - 15) / 3, abs=0.5)
+    assert not schedule.is_over()
+    assert Schedule(-1.0, 4, 2).is_over()
 
 
 @pytest.mark.parametrize("newer", [True, False])
