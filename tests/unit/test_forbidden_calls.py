@@ -22,6 +22,7 @@ FORBIDDEN_PROGRAMS = {"system", "popen", "startfile", "execv", "spawnv", "posix_
 ALLOWED = {
     "chrion.devices.probe": {"subprocess"},  # runs itself with the same interpreter
     "chrion.runtime.selection.tuning_process": {"subprocess"},  # runs its worker with the same interpreter
+    "chrion.runtime.selection.footprint": {"subprocess"},  # runs itself with the same interpreter
     "chrion.native.bindings": {"CDLL", "register_custom_ops_library"},  # the libraries that Chrion compiles
     **{
         f"chrion.server.{name}": {"asyncio"} for name in ("catalogue", "core", "grpc_service", "rest")
