@@ -41,7 +41,7 @@ class Footprint:
         steady_mb: Resident once all requests have been served and freed memory returned.
         steady_pss_mb: The same with shared pages divided among the processes that map them.
         served: Requests without an exception.
-        segments: Segments of the session's plan; 0 without one.
+        segments: Segments of the largest plan that served a request; 0 without one.
         later_modules: Modules that were imported after that.
     """
 
@@ -97,19 +97,22 @@ class Comparison:
         return [self.name, str(h.segments), *whole, *shares, *beyond, *peak]
 
 
-def compare_memory(folder: Path, cache: Path | None = None) -> Comparison:
+def compare_memory(folder: Path, cache: Path | None = None, *, plans: bool = False) -> Comparison:
     """Measure both sessions for the case in a folder.
 
     Args:
         folder: The case.
         cache: A cache that is kept, so that the first HybridSession need not profile again next time; a temporary one
             if missing.
+        plans: Use plans whatever their latency; see ``plan_decisions.py``.
 
     Raises:
         RuntimeError: A process failed, or the sessions served different numbers of requests.
     """
     with tempfile.TemporaryDirectory() as temporary:
         kept = cache or Path(temporary)
+        if plans:
+            _run_program("plan_decisions.py", folder, [], kept)
         _measure_separately(folder, HYBRID, kept)  # fills the cache
         later = _measure_separately(folder, HYBRID, kept).later_modules
         plain, hybrid = _measure_separately(folder, PLAIN, kept), _measure_separately(folder, HYBRID, kept, later)
@@ -144,12 +147,22 @@ def summarise(comparisons: Sequence[Comparison]) -> str:
 
 def _measure_separately(folder: Path, kind: str, cache: Path, modules: Sequence[str] = ()) -> Footprint:
     """Run the worker in a separate process."""
+    output = _run_program("memory_worker.py", folder, [kind, *modules], cache)
+    return Footprint(**json.loads(output.splitlines()[-1]))
+
+
+def _run_program(name: str, folder: Path, arguments: Sequence[str], cache: Path) -> str:
+    """Run a program of this folder in a separate process and return what it prints.
+
+    Raises:
+        RuntimeError: It failed.
+    """
     environment = {**os.environ, "CHRION_CACHE": str(cache)}
-    command = [sys.executable, str(Path(__file__).with_name("memory_worker.py")), str(folder.resolve()), kind, *modules]
+    command = [sys.executable, str(Path(__file__).with_name(name)), str(folder.resolve()), *arguments]
     done = subprocess.run(  # noqa: S603 - a module of the repository
         command, check=False, capture_output=True, text=True, env=environment, timeout=_TIMEOUT_S
     )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RuntimeError(f"{kind}: exit code {done.returncode}: {last}")
-    return Footprint(**json.loads(done.stdout.splitlines()[-1]))
+        raise RuntimeError(f"{name} {' '.join(arguments[:1])}: exit code {done.returncode}: {last}")
+    return done.stdout

@@ -53,23 +53,24 @@ def measure_session(folder: Path, kind: str, modules: Sequence[str] = ()) -> dic
     with contextlib.suppress(OSError):  # not permitted: the peak then includes the imports
         _CLEAR.write_text(_RESET_PEAK)
     session = make(str(folder / "model.onnx"))
-    served = 0
+    served = segments = 0
     for _ in range(_ROUNDS):
         for feed in feeds:
             with contextlib.suppress(Exception):
                 session.run(None, feed)
                 served += 1
+            plan = getattr(session, "plan", None)
+            segments = max(segments, len(plan.segments) if plan is not None else 0)
         if kind == HYBRID:  # the next round is served by the engines that tuning has selected
             session.wait_until_tuned(_TUNING_LIMIT_S)
     _return_freed_memory()
-    plan = getattr(session, "plan", None)
     return {
         "imports_mb": imports_mb,
         "peak_mb": _read_mb(_STATUS, "VmHWM"),
         "steady_mb": _read_mb(_STATUS, "VmRSS"),
         "steady_pss_mb": _read_mb(_ROLLUP, "Pss"),
         "served": served,
-        "segments": len(plan.segments) if plan is not None else 0,
+        "segments": segments,
         "later_modules": sorted(set(sys.modules) - imported),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -211,6 +212,29 @@ def test_memory_is_compared_in_separate_processes(tmp_path: Path) -> None:
     for process in (found.plain, found.hybrid):
         assert 0 < process.imports_mb < process.steady_mb <= process.peak_mb + 1
         assert process.served == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the memory of a process")
+def test_the_memory_of_plans_is_compared_whatever_their_latency(tmp_path: Path) -> None:
+    """With ``plans``, a session uses the plan with the best prediction, and keeps within the aim."""
+    _write(tmp_path / "family" / "model", parallel_stacks(), {"x": np.ones((512, 256), np.float32)})
+    found = memory_check.compare_memory(tmp_path / "family" / "model", plans=True)
+    assert found.hybrid.segments > 1
+    assert found.beyond_ratio <= memory_check.AIM
+
+
+def parallel_stacks() -> onnx.ModelProto:
+    """Build two independent stacks of matrix products on an input with a free dimension."""
+    weights = {f"w{at}": np.eye(256, dtype=np.float32) for at in range(2)}
+    nodes, ends = [], []
+    for stack in range(2):
+        name = "x"
+        for at in range(6):
+            result = f"{'ab'[stack]}{at}"
+            nodes.append(node("MatMul", [name, f"w{stack}"], [result]))
+            name = result
+        ends.append(value(name, FLOAT, ["rows", 256]))
+    return make_model(nodes, [value("x", FLOAT, ["rows", 256])], ends, weights)
 
 
 def test_models_above_the_memory_aim_are_listed() -> None:
