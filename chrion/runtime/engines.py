@@ -257,6 +257,7 @@ class Engines:
             before = self._config, self._selector, self._plain, self._by_shape, self._tuner
             self._config = replace(self._config, providers=providers, provider_options=options)
             self._selector, self._plain, self._by_shape = EngineSelector(self._config), None, OrderedDict()
+            self._plan_memory = PlanMemory()
             self._tuner = None
             try:
                 self.current = self._first()

@@ -42,7 +42,8 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
     decision is cached for later sessions. A model that cannot be cut, or that a plain session runs faster, stays plain,
     and :meth:`explain` gives the reason. So a session can be created for any model that InferenceSession opens.
 
-    A model with free dimensions is tuned for the most frequently requested shapes; other shapes run plain.
+    A model with free dimensions is tuned for the most frequently requested shapes; other shapes run plain. Since the
+    plain session stays open for them, plans may add at most 30 % to its memory; a plan that would add more is not used.
 
     Calls are safe from any number of threads. Arrays that :meth:`run` returns belong to the caller.
 
