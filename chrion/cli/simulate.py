@@ -156,7 +156,7 @@ def _simulate_once(source: ScenarioSource, plot: Path | None, export: Path | Non
     with ExitStack() as stack:
         keep = stack.enter_context(export_requests(export, scenario)) if export else None
         update = stack.enter_context(step(f"simulating {source.name}, {requests} requests"))
-        found = run.simulate(scenario, _counting(update, requests), **({"keep": keep} if keep else {}))
+        found = run.simulate(scenario, _counting(update, requests), keep or _keep_none)
     if plot:
         simulation_plots.plot_results(found, plot)
     if as_json:
@@ -189,3 +189,7 @@ def _sweep(
 def _counting(update: Callable[[int, int, str], None], total: int) -> Callable[[int], None]:
     """Return a progress function of the simulator, which only counts what is done."""
     return lambda done: update(done, total, "")
+
+
+def _keep_none(pattern: str, rows: Any) -> None:
+    """Keep no records of requests."""

@@ -13,13 +13,14 @@ class BinnedAverage:
         #: The time of the last step in ms, and the integral until then.
         self.now = 0.0
         self.area = 0.0
-        self._areas = [0.0] * bins
-        self._value = 0.0
+        #: The integral of each bin, and the present value.
+        self.areas = [0.0] * bins
+        self.value = 0.0
 
     def step(self, now: float, value: float) -> None:
         """Set the function's value from ``now`` on; times must not decrease."""
         self._advance(now)
-        self._value = value
+        self.value = value
         self.peak = max(self.peak, value)
 
     def means(self, end_ms: float) -> tuple[float, list[float]]:
@@ -27,7 +28,7 @@ class BinnedAverage:
         end_ms = max(end_ms, self.now)
         self._advance(end_ms)
         width, filled = self.width_ms, []
-        for i, area in enumerate(self._areas):
+        for i, area in enumerate(self.areas):
             covered = min(width, end_ms - i * width)
             if covered <= 0:
                 break
@@ -36,17 +37,17 @@ class BinnedAverage:
 
     def _advance(self, now: float) -> None:
         while now >= self.width_ms * self.bins:
-            pairs = zip(self._areas[::2], self._areas[1::2], strict=True)
-            self._areas = [a + b for a, b in pairs] + [0.0] * (self.bins // 2)
+            pairs = zip(self.areas[::2], self.areas[1::2], strict=True)
+            self.areas = [a + b for a, b in pairs] + [0.0] * (self.bins // 2)
             self.width_ms *= 2
-        self.area += self._value * (now - self.now)
+        self.area += self.value * (now - self.now)
         index = int(self.now / self.width_ms)
         if now <= (index + 1) * self.width_ms:
-            self._areas[index] += self._value * (now - self.now)
+            self.areas[index] += self.value * (now - self.now)
             self.now = now
             return
         while self.now < now:
             until = min(now, (index + 1) * self.width_ms)
-            self._areas[index] += self._value * (until - self.now)
+            self.areas[index] += self.value * (until - self.now)
             self.now = until
             index += 1

@@ -29,7 +29,7 @@ from chrion.simulator.variants import Jitter, Variant
 #: Requests in order of arrival: times in ms, models. Both of shape [n].
 Chunk = tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]
 #: Events between two flushes of the metrics while the last requests end.
-_DRAIN = 1 << 16
+DRAIN = 1 << 16
 
 
 class NextUseOracle:
@@ -116,7 +116,7 @@ class Engine:
             Server(i, spec, load_ms[spec.pcie_gb_per_s, spec.load_fixed_ms], self.cluster)
             for i, spec in enumerate(config.servers)
         ]
-        self._eligible = eligible_by_model(self._table.variants, config.servers)
+        self.eligible = eligible_by_model(self._table.variants, config.servers)
         self._preload()
 
     def run(
@@ -137,19 +137,23 @@ class Engine:
             The metrics of all requests.
         """
         for times, models in chunks:
-            factors, draws = self._jitter.draw(models), self._draws.random(len(models))
+            factors, draws = self.draw(models)
             self._replay(times.tolist(), models.tolist(), factors, draws.tolist())
-            self._flush(keep)
+            self.flush(keep)
             progress(self._number)
         while self._events:
             self._drain()
-            self._flush(keep)
-        self._flush(keep, force=True)
+            self.flush(keep)
+        self.flush(keep, force=True)
         return self.metrics
+
+    def draw(self, models: npt.NDArray[np.int64]) -> tuple[list[Any], npt.NDArray[np.float64]]:
+        """Return the random factors of a chunk's requests and the random numbers of its routing."""
+        return self._jitter.draw(models), self._draws.random(len(models))
 
     def _replay(self, times: list[float], models: list[int], factors: list[Any], draws: list[float]) -> None:
         events, pop, route = self._events, heapq.heappop, self.config.route
-        outstanding, homes, eligible = self.cluster.outstanding, self.cluster.homes, self._eligible
+        outstanding, homes, eligible = self.cluster.outstanding, self.cluster.homes, self.eligible
         offers = [server.offer for server in self.servers]
         number = self._number
         for now, model, factor, draw in zip(times, models, factors, draws, strict=True):
@@ -162,7 +166,7 @@ class Engine:
         self.now = max([self.now, *times[-1:]])
 
     def _drain(self) -> None:
-        for _ in range(min(_DRAIN, len(self._events))):
+        for _ in range(min(DRAIN, len(self._events))):
             at, _, action, payload = heapq.heappop(self._events)
             action(at, payload)
             self.now = max(self.now, at)
@@ -171,7 +175,8 @@ class Engine:
         assert self.config.oracle  # noqa: S101 # servers have this method only if there is an oracle
         return self.config.oracle.next_use(model, self._number - 1)
 
-    def _flush(self, keep: Callable[[npt.NDArray[np.float64]], None], *, force: bool = False) -> None:
+    def flush(self, keep: Callable[[npt.NDArray[np.float64]], None], *, force: bool = False) -> None:
+        """Add the records of requests to the metrics if there are many, or all of them, and give them to ``keep``."""
         rows = self.metrics.flush(force=force)
         if rows is not None:
             keep(rows)
@@ -189,7 +194,7 @@ class Engine:
         if not self.config.preload:
             return
         sizes, free = self._table.bytes, [server.free_bytes for server in self.servers]
-        for model, eligible in enumerate(self._eligible):
+        for model, eligible in enumerate(self.eligible):
             if sizes[model] and not self.cluster.homes[model]:
                 best = max(eligible, key=free.__getitem__)
                 self.servers[best].preload(model, shrink=True)
@@ -203,7 +208,7 @@ class Engine:
         for model, size in enumerate(self._table.bytes[: self._table.models]):
             if not open_ or not size:
                 continue
-            eligible = self._eligible[model]
+            eligible = self.eligible[model]
             for i in [i for i in sorted(open_) if i in eligible]:
                 self.servers[i].preload(model)
                 if self.servers[i].free_bytes < smallest:

@@ -56,6 +56,10 @@ class RequestMetrics:
         #: Adds the record of one request; see :data:`COLUMNS`.
         self.record = self._rows.extend
 
+    def record_rows(self, rows: Floats) -> None:
+        """Add the records of requests, shape [n, 8], to those that :meth:`flush` counts."""
+        self._rows.frombytes(rows.tobytes())
+
     def flush(self, *, force: bool = False) -> Floats | None:
         """Add the recorded requests to the metrics, if there are many or if ``force`` is true.
 

@@ -118,7 +118,8 @@ class Server:
         self._deadlines = cluster.policies.deadlines
         self._models = cluster.table.models
         self._levels = len(cluster.table.variants)
-        self._load_ms = load_ms
+        #: Time of a load by kind; servers with equal links share it.
+        self.load_times = load_ms
         self._fixed_ms = spec.load_fixed_ms
         #: Records of models that were evicted, with their uses.
         self._former: dict[int, ResidentModel] = {}
@@ -184,7 +185,7 @@ class Server:
             loads = {self.loading: 0.0}
         else:
             kinds = range(model, self._levels * self._models, self._models)
-            loads = {kind: self._load_ms[kind] for kind in kinds}
+            loads = {kind: self.load_times[kind] for kind in kinds}
         return any(
             admit(now, deadline, max(self._queue_wait_ms(now, kind), link_ms + load_ms), latency_ms[kind])
             for kind, load_ms in loads.items()
@@ -229,7 +230,7 @@ class Server:
         kind = model if self._table.bytes[model] <= self.free_bytes else self._make_room(now, model)
         if kind is not None:
             del cold[model]
-            self._load(now, kind, self._table.bytes[kind], self._load_ms[kind], self._table.load_mb[kind])
+            self._load(now, kind, self._table.bytes[kind], self.load_times[kind], self._table.load_mb[kind])
 
     def _load(self, now: float, kind: int, size: int, load_ms: float, load_mb: float) -> None:
         self._reserve(now, size)
@@ -279,7 +280,7 @@ class Server:
     def _shrink(self, now: float, resident: ResidentModel, level: int) -> None:
         kind = level * self._models + resident.key
         self.free_bytes += resident.bytes - self._table.bytes[kind]
-        resident.level, resident.bytes, resident.load_ms = level, self._table.bytes[kind], self._load_ms[kind]
+        resident.level, resident.bytes, resident.load_ms = level, self._table.bytes[kind], self.load_times[kind]
         self._log(now, "shrink", kind)
 
     def _grow(self, now: float, resident: ResidentModel) -> None:
@@ -289,7 +290,7 @@ class Server:
         if missing <= self.free_bytes:
             resident.in_use += 1
             load_mb = max(0.0, self._table.load_mb[kind] - self._table.load_mb[kind + self._models])
-            shorter_ms = self._load_ms[kind] - self._load_ms[kind + self._models]
+            shorter_ms = self.load_times[kind] - self.load_times[kind + self._models]
             self._load(now, kind, missing, self._fixed_ms + max(0.0, shorter_ms), load_mb)
 
     def _loaded(self, now: float, kind: int) -> None:
@@ -298,7 +299,7 @@ class Server:
         self._log(now, "loaded", kind)
         resident = self.residents.get(model)
         if resident is not None:  # it has grown
-            resident.level, resident.bytes, resident.load_ms = level, self._table.bytes[kind], self._load_ms[kind]
+            resident.level, resident.bytes, resident.load_ms = level, self._table.bytes[kind], self.load_times[kind]
             self._finish_use(now, resident)
             self._load_next(now)
             return
@@ -395,7 +396,7 @@ class Server:
 
     def _add_resident(self, now: float, kind: int) -> ResidentModel:
         level, model = divmod(kind, self._models)
-        size, load_ms = self._table.bytes[kind], self._load_ms[kind]
+        size, load_ms = self._table.bytes[kind], self.load_times[kind]
         resident = self._former.pop(model, None)
         if resident is None:
             weight, pinned = self.policies.weights[model], self.policies.pinned[model]

@@ -258,4 +258,4 @@ def test_servers_share_the_figures_of_models() -> None:
         own = [value for value in vars(server).values() if isinstance(value, list | dict)]
         shared = vars(engine.servers[0]).values()
         assert all(len(value) < 500 or any(value is other for other in shared) for value in own)
-    assert len({id(eligible) for eligible in engine._eligible}) == 1
+    assert len({id(eligible) for eligible in engine.eligible}) == 1

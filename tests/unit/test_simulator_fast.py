@@ -1,0 +1,93 @@
+"""The compiled kernel compared with the engine. Without numba, the kernel runs as plain Python."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chrion.simulator import fast, run
+from chrion.simulator.histograms import Floats
+from chrion.simulator.results import PatternResult
+from chrion.simulator.run import simulate
+from chrion.simulator.scenario import Scenario, ScenarioSource
+
+
+def scenario(models: int = 14, **sets: Any) -> Scenario:
+    """Return a scenario of GPU-only, hybrid and CPU-only models on two unequal groups of servers."""
+    rng = np.random.default_rng(3)
+    entries = []
+    for i in range(models):
+        latency, memory = float(rng.uniform(20, 80)), float(rng.uniform(400, 1500))
+        hybrid = {"gpu_busy_ms": latency / 2, "cpu_busy_ms": latency * 1.5, "cores": 2}
+        cpu = {"memory_mb": 0.0, "latency_ms": latency, "cpu_busy_ms": latency, "gpu_busy_ms": 0.0}
+        gpu = {"memory_mb": memory, "latency_ms": latency, "jitter_cv": 0.2}
+        variant = cpu if i == 5 else gpu | (hybrid if i % 3 == 1 else {})
+        entries.append({"name": f"m{i}", "weight": 1.0 + i % 2, "pinned": i == 2, "variants": {"mixed": variant}})
+    content = {
+        "servers": [
+            {"gpu_memory_gb": 4.0, "cpu_cores": 3, "gpu_slots": 2, "count": 2},
+            {"gpu_memory_gb": 1.7, "cpu_cores": 2, "pcie_gb_per_s": 4.0},
+        ],
+        "workload": {"rate_per_s": 30.0, "requests": 500, "zipf_exponent": 0.6},
+        "models": entries,
+    }
+    # A model fits on the smallest server only beside the pinned one.
+    entries[2]["variants"]["mixed"]["memory_mb"] = 150.0
+    return ScenarioSource("fast", content, Path()).changed(sets).build()
+
+
+def records(built: Scenario, *, compiled: bool) -> tuple[tuple[PatternResult, ...], Floats]:
+    """Return the results and the records of all requests."""
+    rows: list[Floats] = []
+    results = simulate(built, keep=lambda _, part: rows.append(part), compiled=compiled)
+    return results, np.concatenate(rows)
+
+
+@pytest.mark.parametrize("eviction", ["lru", "lfu", "cost"])
+@pytest.mark.parametrize(
+    ("routing", "load_order", "spill", "rate_per_s", "preload"),
+    [
+        ("resident-first", "fifo", 4, 30.0, False),
+        ("resident-first", "demand", 1, 120.0, True),
+        ("least-loaded", "demand", 4, 60.0, False),
+        ("random", "fifo", 4, 0.7, True),
+    ],
+)
+def test_results_are_equal(
+    eviction: str, routing: str, load_order: str, spill: int, rate_per_s: float, *, preload: bool
+) -> None:
+    """All records, and all figures of models and servers, are those of the engine bit by bit."""
+    sets = {"eviction": eviction, "routing": routing, "load_order": load_order, "spill": spill, "preload": preload}
+    built = scenario(rate_per_s=rate_per_s, **sets)
+    assert fast.covers(built, "mixed")
+    (found,), rows = records(built, compiled=True)
+    (expected,), expected_rows = records(built, compiled=False)
+    assert np.array_equal(rows, expected_rows)
+    assert repr(found) == repr(expected)
+    assert expected.total.loads > 20
+
+
+def test_the_kernel_is_used_for_what_it_covers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deadlines, Belady's policy and shrinking run on the engine, and give its results."""
+    used: list[bool] = []
+    original = fast.run_compiled
+    monkeypatch.setattr(fast, "run_compiled", lambda *words: used.append(True) or original(*words))
+    simulate(scenario(), compiled=True)
+    assert used == [True]
+    for sets in ({"admission": "deadline"}, {"eviction": "belady"}):
+        built = scenario(requests=100, **sets)
+        assert repr(simulate(built, compiled=True)) == repr(simulate(built, compiled=False))
+    assert used == [True]
+
+
+def test_short_runs_do_not_import_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default the kernel is used for long runs only, if numba is installed."""
+    asked: list[int] = []
+    monkeypatch.setattr(run, "_run_compiled", lambda *_: asked.append(1) or False)
+    monkeypatch.setattr(run, "find_spec", lambda name: name)
+    simulate(scenario(requests=50))
+    assert asked == []
+    monkeypatch.setattr(run, "WORTHWHILE", 50)
+    simulate(scenario(requests=50))
+    assert asked == [1]
