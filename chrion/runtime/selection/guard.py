@@ -38,7 +38,7 @@ _MIN_ROUNDS, _BUDGET_S = 3, 1.0
 _CLEAR_ROUNDS, _CLEAR_LEAD, _MAX_ROUNDS = 5, 0.8, 12
 #: Elimination thresholds relative to the fastest candidate, after 0, 1, 2 and more rounds without interference. The
 #: best plain sessions are never eliminated, since every plan has to beat them.
-_THRESHOLDS = (2.0, 1.5, 1.5, 1.15)
+_THRESHOLDS = (8.0, 1.5, 1.5, 1.15)
 #: A candidate is selected over the caller's own session if it takes at most this share of its latency: smaller gains
 #: are noise.
 SHARE = 0.95
