@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -32,6 +33,7 @@ from chrion.runtime.selection.footprint import MeasurementError, can_measure, me
 from chrion.runtime.selection.guard import SHARE, Candidate, compare
 from chrion.runtime.selection.parallel_plan import parallel_plan
 from chrion.runtime.selection.shipped import Conditions, recall
+from chrion.runtime.selection.tuning_lock import BusyError, tuning_lock
 from chrion.scheduler.plan import Plan
 from chrion.scheduler.planner import alternatives
 from chrion.scheduler.reuse import find_near_plan, is_near, is_near_optimal
@@ -50,6 +52,8 @@ _SHARE_BESIDE_PLAIN = 0.8
 _RECORDED_MS = 0.1
 #: Number of plans that are kept as candidates for further shapes of a model.
 _EARLIER_PLANS = 4
+#: Longest time to wait for another process that tunes, in seconds.
+_PATIENCE_S = 20.0
 PLAIN = "plain"
 _PLAIN_CPU = "plain, on the CPU"
 _PLAIN_THREADS = "plain, threads: "
@@ -231,9 +235,24 @@ class EngineSelector:
             else:
                 warn_of_slo(graph.name, decision)
                 return engine
-        decision = self._decide_anew(graph)
+        decision = self._decide_alone(graph)
         warn_of_slo(graph.name, decision)
         return self.open(graph, decision)
+
+    def _decide_alone(self, graph: Graph) -> Decision:
+        """Compare the candidates while no other process tunes, unless another process has just done it.
+
+        Several processes that start together would disturb each other, and decide the same.
+        """
+        with ExitStack() as held:
+            try:
+                held.enter_context(tuning_lock())
+            except BusyError:
+                with suppress(BusyError):  # it tunes other models, or hangs
+                    held.enter_context(tuning_lock(_PATIENCE_S))
+                if decision := self._recall(graph):
+                    return decision
+            return self._decide_anew(graph)
 
     def _recall(self, graph: Graph) -> Decision | None:
         """Return the decision of the cache, or else of the file beside the model."""
