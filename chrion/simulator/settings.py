@@ -95,6 +95,8 @@ class WorkloadSpec:
     #: Mapping from functions to models; if empty, ``name`` for csv, ``rank`` for azure-functions-2019, and ``draw``
     #: for azure-llm-2023.
     mapping: str = one_of("", ("", *MAPPINGS))
+    #: The model of the requests of a CSV trace that name none; if empty, such requests are refused.
+    default_model: str = ""
     #: Requests for each request of the trace.
     rate_scale: float = above_zero(1.0)
     #: Seconds for each second of the trace; below 1 the trace is replayed faster.

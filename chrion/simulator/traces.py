@@ -2,7 +2,8 @@
 
 Formats:
 
-- ``csv``: a header ``time_s,model``, then one line for each request; times are in seconds and do not decrease;
+- ``csv``: a header ``time_s,model`` or ``timestamp,model``, then one line for each request. Times are in seconds or in
+  ISO 8601 and do not decrease. The model may be empty, or the column may be missing;
 - ``azure-functions-2019``: the invocation counts per minute of "Serverless in the Wild" (ATC 2020), one line for each
   function: ``HashOwner,HashApp,HashFunction,Trigger`` and one column for each minute;
 - ``azure-llm-2023``: ``TIMESTAMP,ContextTokens,GeneratedTokens``, one line for each request (Splitwise, ISCA 2024). The
@@ -115,20 +116,54 @@ def _rows(path: Path) -> Iterator[_Rows]:
 
 
 def _read_csv(path: Path, rows: _Rows) -> Arrivals:
-    _header(path, rows, ["time_s", "model"])
+    columns = _csv_header(path, rows)
+    read_time = _seconds if columns[0] == "time_s" else _timestamps()
     times, functions, names = array("d"), array("q"), dict[str, int]()
     for line, row in rows:
-        _width(path, line, row, 2)
-        time_s = _number(row[0])
-        if not 0 <= time_s <= _LAST_S:
-            raise _bad(path, line, "time_s", f"seconds from 0 to {_LAST_S:g}", row[0])
+        _width(path, line, row, len(columns))
+        time_s = read_time(path, line, row[0])
         if times and time_s < times[-1]:
-            raise _bad(path, line, "time_s", f"a time of at least the previous one, {times[-1]:g}", row[0])
-        if not row[1].strip():
-            raise _bad(path, line, "model", "the name of a model", row[1])
+            before = f", {times[-1]:g}" if columns[0] == "time_s" else ""
+            raise _bad(path, line, columns[0], f"a time of at least the previous one{before}", row[0])
         times.append(time_s)
-        functions.append(names.setdefault(row[1].strip(), len(names)))
+        model = row[1].strip() if len(columns) > 1 else ""
+        functions.append(names.setdefault(model, len(names)))
     return Arrivals(np.array(times), np.array(functions, np.int64), tuple(names))
+
+
+def _csv_header(path: Path, rows: _Rows) -> list[str]:
+    line, found = next(rows, (1, []))
+    columns = [text.strip() for text in found]
+    if columns[:1] not in (["time_s"], ["timestamp"]) or columns[1:] not in ([], ["model"]):
+        wanted = "time_s,model or timestamp,model (the model is optional)"
+        raise TraceError(f"{path}, line {line}: expected the header {wanted}, found {','.join(columns)[:80]!r}")
+    return columns
+
+
+def _seconds(path: Path, line: int, text: str) -> float:
+    time_s = _number(text)
+    if not 0 <= time_s <= _LAST_S:
+        raise _bad(path, line, "time_s", f"seconds from 0 to {_LAST_S:g}", text)
+    return time_s
+
+
+def _timestamps() -> Callable[[Path, int, str], float]:
+    """Return a function that reads ISO 8601 timestamps as seconds since the first of them."""
+    first: datetime | None = None
+
+    def read(path: Path, line: int, text: str) -> float:
+        nonlocal first
+        expected = "a time in ISO 8601 like 2023-11-16T18:15:46.680"
+        try:
+            moment = datetime.fromisoformat(text.strip())
+        except ValueError:
+            raise _bad(path, line, "timestamp", expected, text) from None
+        first = first or moment
+        if (moment.tzinfo is None) != (first.tzinfo is None):
+            raise _bad(path, line, "timestamp", f"{expected}, with or without a time zone as in the first row", text)
+        return (moment - first).total_seconds()
+
+    return read
 
 
 def _read_llm(path: Path, rows: _Rows) -> Arrivals:

@@ -195,9 +195,21 @@ def _build(spec: WorkloadSpec, names: Sequence[str], shares: Sequence[float], se
         until = f"to {end:g} s" if spec.length_s else "to its end"
         raise ScenarioError(f"workload: the trace has no requests from {begin:g} s {until}")
     totals = np.bincount(trace.functions, minlength=len(trace.names))
-    models = None if mapping == "draw" else map_functions(trace.names, totals, mapping, names)[trace.functions[part]]
+    functions = _with_default(trace.names, spec.default_model, names) if mapping == "name" else trace.names
+    models = None if mapping == "draw" else map_functions(functions, totals, mapping, names)[trace.functions[part]]
     times_ms = (trace.times_s[part] - begin) * 1000.0 * spec.time_scale
     return TraceReplay(times_ms, models, chances, spec.rate_scale, seed)
+
+
+def _with_default(functions: Sequence[str], default: str, names: Sequence[str]) -> list[str]:
+    """Return the functions of a trace with the default model in the place of an empty name."""
+    if default and default not in names:
+        known = ", ".join(names[:12])
+        raise ScenarioError(f"workload.default_model = {default!r}: not a model", hint=f"known: {known}")
+    if "" in functions and not default:
+        hint = "set workload.default_model, or mapping = 'draw'"
+        raise ScenarioError("workload: the trace has requests without a model", hint=hint)
+    return [function or default for function in functions]
 
 
 def popularity(shares: Sequence[float], zipf_exponent: float) -> Floats:

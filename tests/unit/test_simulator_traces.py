@@ -46,7 +46,11 @@ def test_azure_llm(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "text", "message"),
     [
-        ("csv", "time,model\n0,a\n", "line 1: expected the header time_s,model, found 'time,model'"),
+        (
+            "csv",
+            "time,model\n0,a\n",
+            "line 1: expected the header time_s,model or timestamp,model (the model is optional), found 'time,model'",
+        ),
         ("csv", "time_s,model\n0,a\nx,a\n", "line 3, column time_s: expected seconds from 0 to 1e+12, found 'x'"),
         ("csv", "time_s,model\n-1,a\n", "line 2, column time_s: expected seconds from 0 to 1e+12, found '-1'"),
         ("csv", "time_s,model\ninf,a\n", "line 2, column time_s: expected seconds from 0 to 1e+12, found 'inf'"),
@@ -61,10 +65,9 @@ def test_azure_llm(tmp_path: Path) -> None:
             "time_s,model\n2,a\n1,a\n",
             "line 3, column time_s: expected a time of at least the previous one, 2, found '1'",
         ),
-        ("csv", "time_s,model\n0, \n", "line 2, column model: expected the name of a model, found ' '"),
         ("csv", "time_s,model\n0,a,b\n", "line 2: expected 2 columns, found 3"),
         ("csv", "time_s,model\n", "the trace has no requests"),
-        ("csv", "", "line 1: expected the header time_s,model, found ''"),
+        ("csv", "", "line 1: expected the header time_s,model or timestamp,model (the model is optional), found ''"),
         ("azure-functions-2019", "HashOwner,HashApp\n", "line 1: expected the header HashOwner,HashApp,HashFunction"),
         (
             "azure-functions-2019",
@@ -119,3 +122,32 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     assert isinstance(first, Arrivals)
     assert isinstance(second, Arrivals)
     assert (len(first.names), len(second.names)) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    ["2024-03-01T10:00:00Z,a\n2024-03-01T10:00:01.5Z,\n", "2024-03-01 10:00:00,a\n2024-03-01T10:00:01.500,\n"],
+)
+def test_iso_timestamps(tmp_path: Path, rows: str) -> None:
+    """Timestamps count from the first row, with or without a time zone; a model may be empty."""
+    (tmp_path / "t.csv").write_text(f"timestamp,model\n{rows}")
+    trace = read_trace("csv", tmp_path / "t.csv")
+    assert isinstance(trace, Arrivals)
+    assert trace.times_s.tolist() == [0.0, 1.5]
+    assert trace.names == ("a", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("timestamp,model\n12,a\n", "line 2, column timestamp: expected a time in ISO 8601 like"),
+        ("timestamp\n2024-03-01T10:00:00\n2024-03-01T10:00:00Z\n", "line 3, .*with or without a time zone as in"),
+        ("timestamp\n2024-03-01T10:00:01\n2024-03-01T10:00:00\n", "line 3, .* at least the previous one"),
+        ("model,time_s\n", "line 1: expected the header time_s,model or timestamp,model"),
+    ],
+)
+def test_bad_timestamps(tmp_path: Path, text: str, message: str) -> None:
+    """The message names the line, the column and what was expected."""
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(TraceError, match=message):
+        read_trace("csv", tmp_path / "t.csv")

@@ -180,3 +180,14 @@ def test_a_workload_that_never_ends_is_refused(tmp_path: Path, spec: dict[str, o
     settings = WorkloadSpec(path="t.csv", **spec)  # type: ignore[arg-type]
     with pytest.raises(ScenarioError, match=r"1e\+11 requests: expected at most 1e\+10 \(reduce r"):
         build_workload(settings, NAMES, [1.0] * 3, 4, tmp_path)
+
+
+def test_a_default_model(tmp_path: Path) -> None:
+    """Requests without a model are for the default model, or are drawn; without either they are refused."""
+    assert replay(tmp_path, "time_s,model\n0,b\n1,\n", default_model="c")[1].tolist() == [1, 2]
+    assert replay(tmp_path, "time_s\n0\n1\n2\n", default_model="a")[1].tolist() == [0, 0, 0]
+    assert len(replay(tmp_path, "time_s\n0\n1\n", mapping="draw")[1]) == 2
+    with pytest.raises(ScenarioError, match=r"requests without a model \(set workload.default_model"):
+        replay(tmp_path, "time_s\n0\n1\n")
+    with pytest.raises(ScenarioError, match=r"default_model = 'x': not a model \(known: a, b, c"):
+        replay(tmp_path, "time_s\n0\n", default_model="x")
