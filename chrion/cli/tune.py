@@ -37,7 +37,7 @@ from chrion.units import format_ms, format_shape, parse_shape
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-ModelsArgument = Annotated[list[Path], typer.Argument(help="ONNX models.", metavar="MODEL...", show_default=False)]
+ModelsArgument = Annotated[list[Path], typer.Argument(help="ONNX models.", metavar="MODEL", show_default=False)]
 ShapesOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -77,22 +77,17 @@ def tune(
     sets = list(_shape_sets(shape or []))
     work = [_Work(model, _resolve(model, sets)) for model in models]
     provider = usable_provider(accelerator or "auto")
-    results = []
-    for item in work:
-        config = SessionConfig(
-            source=str(item.model),
-            options=None,
-            providers=[provider, CPU_PROVIDER] if provider else None,
-            provider_options=None,
-            plan=None,
-            slo_ms=limits.slo_ms,
-            alpha=alpha,
-            cores=cores,
-            budget_mb=limits.budget_mb,
-        )
-        results.append(_tune(item, config, fresh=fresh))
+    arguments = {
+        "providers": [provider, CPU_PROVIDER] if provider else None,
+        "slo": limits.slo_ms,
+        "alpha": alpha,
+        "cores": cores,
+        "gpu_budget": limits.budget_mb,
+    }
+    results = [_tune(item, _config(item.model, arguments), anew=fresh) for item in work]
     written = [_write(item.model, result) if beside else None for item, result in zip(work, results, strict=True)]
-    _show(work, results, written, as_json=as_json)
+    given = "".join(f", {name}={value!r}" for name, value in arguments.items() if value is not None)
+    _show(work, results, written, f"HybridSession(MODEL{given})", as_json=as_json)
     raise typer.Exit(_exit_code(results, beside=beside))
 
 
@@ -144,13 +139,28 @@ def _resolve(model: Path, sets: Sequence[Shapes]) -> list[Shapes]:
     return found
 
 
-def _tune(item: _Work, config: SessionConfig, *, fresh: bool) -> AheadResult:
+def _config(model: Path, arguments: Mapping[str, Any]) -> SessionConfig:
+    """Return the configuration of a session with these arguments."""
+    return SessionConfig(
+        source=str(model),
+        options=None,
+        providers=arguments["providers"],
+        provider_options=None,
+        plan=None,
+        slo_ms=arguments["slo"],
+        alpha=arguments["alpha"],
+        cores=arguments["cores"],
+        budget_mb=arguments["gpu_budget"],
+    )
+
+
+def _tune(item: _Work, config: SessionConfig, *, anew: bool) -> AheadResult:
     count = len(item.shape_sets)
     with step(f"tuning {item.model.name}", animated=False) as update:
         result = tune_ahead(
             config,
             item.shape_sets,
-            anew=fresh,
+            anew=anew,
             on_start=lambda at: update(at, count, _format(item.shape_sets[at])),
             on_wait=lambda: note("waiting for another process that tunes"),
         )
@@ -169,15 +179,16 @@ def _write(model: Path, result: AheadResult) -> Path | None:
 
 
 def _show(
-    work: Sequence[_Work], results: Sequence[AheadResult], written: Sequence[Path | None], *, as_json: bool
+    work: Sequence[_Work], results: Sequence[AheadResult], written: Sequence[Path | None], call: str, *, as_json: bool
 ) -> None:
+    """Print the decisions, and the call that creates sessions which find them."""
     rows = [
         (item.model, path, shipped)
         for item, result, path in zip(work, results, written, strict=True)
         for shipped in result.decisions
     ]
     if as_json:
-        show_json({"decisions": [_summary(model, path, shipped) for model, path, shipped in rows]})
+        show_json({"session": call, "decisions": [_summary(model, path, shipped) for model, path, shipped in rows]})
         return
     table = FigureTable("", [key("model"), text("shapes"), text("runs"), "latency", "best plain", text("certain")])
     for model, _, shipped in rows:
@@ -187,7 +198,13 @@ def _show(
         table.add_row(model.name, _format(shipped.shapes), decision.winner, latency, plain, certain)
     reasons = [f"{model.name}{_format(s.shapes, before=', ')}: {s.decision.evidence}" for model, _, s in rows]
     missed = [f"{model.name}: {s.decision.missed}" for model, _, s in rows if s.decision.missed]
-    show(table, *reasons, *missed, *(f"written: {path}" for path in written if path))
+    show(
+        table,
+        *reasons,
+        *missed,
+        f"for sessions created with: {call}",
+        *(f"written: {path}" for path in written if path),
+    )
 
 
 def _summary(model: Path, path: Path | None, shipped: ShippedDecision) -> dict[str, Any]:

@@ -264,6 +264,17 @@ def test_a_missed_slo_is_exit_code_3(cli: Chrion, monkeypatch: pytest.MonkeyPatc
     assert (code, missed in out) == (3, True)
 
 
+@pytest.mark.usefixtures("_empty_cache", "decide")
+def test_the_printed_call_creates_a_session_that_finds_the_decision(cli: Chrion, model: Path) -> None:
+    """Arguments that the command was not given are not part of the call."""
+    assert "for sessions created with: HybridSession(MODEL)\n" in cli("tune", "m.onnx")[1]
+    code, out, _ = cli("tune", "m.onnx", "--slo", "60ms", "--cores", "1", "--alpha", "0.5", "--json")
+    assert code == 0
+    call = json.loads(out)["session"]
+    assert call == "HybridSession(MODEL, slo=60.0, alpha=0.5, cores=1)"
+    assert runs_plan(model, slo=60.0, alpha=0.5, cores=1)
+
+
 @pytest.mark.usefixtures("_empty_cache", "decide", "model")
 def test_the_command_waits_for_another_process(cli: Chrion, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says so, and tunes when the lock is released."""
