@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
+import resource
 import shutil
 import signal
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -15,11 +19,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 
 from chrion import load
+from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
 from chrion.scheduler import fixed_plan
+from chrion.simulator.engine import Engine, EngineConfig
+from chrion.simulator.server import ServerPolicies
+from chrion.simulator.settings import ServerSpec
+from chrion.simulator.variants import Variant
 from command_line import run_chrion
 from helpers import alternating_lanes, branches
 from server_process import Server, identity, product, put, serving, slow_model, wait_until
@@ -318,8 +328,6 @@ def test_requests_at_the_same_time_are_all_answered(server: Server) -> None:
 
 def test_external_data_is_served(tmp_path: Path) -> None:
     """A model whose weights are in another file of its folder is served; one that leaves its folder is refused."""
-    import onnx  # noqa: PLC0415
-
     folder = tmp_path / "m" / "1"
     folder.mkdir(parents=True)
     onnx.save(product(64), folder / "model.onnx", save_as_external_data=True, location="weights", size_threshold=0)
@@ -374,3 +382,71 @@ def test_a_plan_of_the_folder_serves(tmp_path: Path) -> None:
             for output, array in zip(found["outputs"], expected, strict=True):
                 assert np.allclose(np.array(output["data"]).reshape(2, 4), array, rtol=1e-5)
         assert server.metric("chrion_model_resident_bytes", model="m", variant="lanes", device="host") > 0
+
+
+@pytest.mark.parametrize("eviction", ["lru", "lfu"])
+def test_the_server_loads_and_evicts_as_the_simulation_predicts(tmp_path: Path, eviction: str) -> None:
+    """For the same requests, one after another, every model is loaded and evicted as often as in the simulator."""
+    count, fitting = 9, 4
+    for number in range(count):
+        put(tmp_path, f"m{number}", product(seed=number), toml="[variants.cpu]\nhost_mb = 10\n")
+    rng = np.random.default_rng(5)
+    share = 1 / np.arange(1, count + 1)
+    order = rng.choice(count, 120, p=share / share.sum())
+    journal: list[tuple[str, int]] = []
+    config = EngineConfig(
+        [ServerSpec(1, fitting * 0.01 + 0.005, 0.0, 1, 1, 12.0, 1.0)],
+        [Variant("gpu", 10.0, 1.0, 1.0, (), 10.0)] * count,
+        ServerPolicies(
+            EVICTION[eviction], LOAD_ORDER["demand"], ADMISSION["none"], deadlines=False,
+            slo_ms=[math.inf] * count, weights=[1.0] * count, pinned=[False] * count,
+        ),
+        ROUTING["random"],
+        1,
+    )  # fmt: skip
+    engine = Engine(config, lambda _, event, __, model: journal.append((event, model)))
+    engine.run([(np.arange(120.0) * 1000, order)])  # each ends long before the next
+    with serving(tmp_path, "--memory-budget", f"{fitting * 10 + 5}MB", "--policy", eviction) as server:
+        for number in order:
+            assert server.infer(f"m{number}", ROWS)[0] == 200
+        for number in range(count):
+            for event, metric in (("load", "loads"), ("evict", "evictions")):
+                found = server.metric(f"chrion_model_{metric}_total", model=f"m{number}")
+                assert found == journal.count((event, number)), (number, event)
+        assert server.metric("chrion_model_evictions_total") > 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prlimit: only on Linux")
+def test_memory_full_at_a_load_tries_the_smaller_variant(tmp_path: Path) -> None:
+    """If the process gets no memory for a model, its smaller file is loaded, and serves."""
+    toml = "[variants.large]\nhost_mb = 200\n[variants.small]\nmodel = 'small.onnx'\nhost_mb = 10\n"
+    file = put(tmp_path, "m", product(5000), toml=toml)
+    infos = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["n", 5000]) for n in ("x", "y")]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "g", infos[:1], infos[1:])
+    small = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(small, file.parent / "small.onnx")
+    put(tmp_path, "other", product())
+    with serving(tmp_path, "--memory-budget", "1GB") as server:
+        assert server.infer("other", ROWS)[0] == 200  # all threads have been started
+        used = int(Path(f"/proc/{server.process.pid}/statm").read_text(encoding="ascii").split()[0]) * 4096
+        resource.prlimit(server.process.pid, resource.RLIMIT_AS, (used + 90_000_000, resource.RLIM_INFINITY))
+        x = np.ones((1, 5000), np.float32)
+        status, found, _ = server.infer("m", x)
+        assert status == 200, found
+        assert found["outputs"][0]["data"] == x[0].tolist()
+        assert server.metric("chrion_model_load_failures_total", model="m") == 1
+        assert server.infer("other", ROWS)[0] == 200
+
+
+@pytest.mark.slow
+def test_silent_connections_are_closed(server: Server) -> None:
+    """A connection that sends no request is closed, and a body that stops is answered with 408."""
+    with (
+        socket.create_connection(("127.0.0.1", server.http), 60) as idle,
+        socket.create_connection(("127.0.0.1", server.http), 60) as stopped,
+    ):
+        idle.sendall(b"GET /v2 HTT")
+        stopped.sendall(b"POST /v2/models/product/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+        assert b" 408 " in stopped.recv(1000)
+        with contextlib.suppress(ConnectionResetError):
+            assert idle.recv(1000) == b""
