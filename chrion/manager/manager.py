@@ -152,9 +152,12 @@ class ModelManager:
         self._forget_if_empty(number)
         return self.memory.release(now, number) + self._start_ready(now)
 
-    def loaded(self, now: float, number: int, took_ms: float | None = None) -> list[Action]:
-        """Note that a load has ended, and how long it took."""
+    def loaded(
+        self, now: float, number: int, took_ms: float | None = None, cores: tuple[int, ...] = ()
+    ) -> list[Action]:
+        """Note that a load has ended, how long it took, and which cores the session's threads are pinned to."""
         entry = self.memory.entries[number]
+        entry.cores = cores
         if took_ms is not None:
             entry.load_ms[entry.variant] = took_ms
         actions = self.memory.loaded(now, number)
@@ -288,11 +291,7 @@ class ModelManager:
         need = min(variant.cores, len(self._cores))
         if variant.slots > self._free_slots or need > len(self._free_cores):
             return None
-        cores = (
-            tuple(self._cores[:need])
-            if variant.first_cores
-            else tuple(self._free_cores[len(self._free_cores) - need :])
-        )
+        cores = entry.cores or tuple(self._free_cores[len(self._free_cores) - need :])
         return None if any(core not in self._free_cores for core in cores) else cores
 
     def _variant(self, number: int) -> int:

@@ -23,8 +23,6 @@ class ManagedVariant:
     load_ms: float = 1.0
     #: CPU cores that a request leases.
     cores: int = 1
-    #: Whether those are the first cores of the machine, to which the lanes of a plan are pinned.
-    first_cores: bool = False
     #: Accelerator slots that a request takes.
     slots: int = 0
 

@@ -63,6 +63,8 @@ class Entry:
     popularity: float = 0.0
     counted_ms: float = 0.0
     removed: bool = False
+    #: The cores that the threads of the session in memory are pinned to; empty if it runs on any.
+    cores: tuple[int, ...] = ()
     #: Whether the load replaces a variant, which is no use of the model.
     replacing: bool = False
     #: Measured times of requests and loads by variant.
@@ -349,6 +351,7 @@ class Residency:
         entry = self.residents.pop(number)
         self._reserve(entry, -1)
         entry.place = Place.ABSENT
+        entry.cores = ()
         entry.replacing = cause in {"shrink", "grow"}
         return Unload(number, entry.variant, cause)
 

@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -294,9 +295,10 @@ class ServingCore:
         served = self._by_number[action.model]
         source = served.version.sources[action.variant]
         began = _now_ms()
+        cores = self._least_pinned(source.cores) if source.plan else ()
 
         def open_session() -> Session:
-            session = Session(source, self._provider)
+            session = Session(source, self._provider, cores)
             changed = file_states(*(type(source.model)(path) for path, _, _ in served.version.files))
             if changed != served.version.files:
                 session.close()
@@ -305,6 +307,11 @@ class ServingCore:
 
         log.info("load", extra=_fields(served, variant=source.name))
         self._in_background(self._loader, open_session, functools.partial(self._loaded, served, source.name, began))
+
+    def _least_pinned(self, count: int) -> tuple[int, ...]:
+        """Return the cores that the fewest sessions in memory are pinned to."""
+        pinned = Counter(core for entry in self.manager.memory.entries.values() for core in entry.cores)
+        return tuple(sorted(sorted(self.lane_busy_ms, key=lambda core: pinned[core])[:count]))
 
     def _loaded(self, served: Served, variant: str, began: float, done: Future[Session]) -> None:
         now = _now_ms()
@@ -315,7 +322,7 @@ class ServingCore:
             served.statistics.loads += 1
             served.statistics.load_ms += now - began
             log.info("loaded", extra=_fields(served, variant=variant, duration_ms=round(now - began, 3)))
-            actions = self.manager.loaded(now, served.number, now - began)
+            actions = self.manager.loaded(now, served.number, now - began, served.session.cores)
         else:
             served.failure = first_line(error) or type(error).__name__
             served.statistics.load_failures += 1

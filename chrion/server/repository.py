@@ -245,7 +245,6 @@ def _managed(source: VariantSource, variant: VariantSettings) -> ManagedVariant:
         variant.latency_ms or (figures.latency_ms if figures else _GUESSED_MS),
         weights / 1e6 / _GUESSED_GB_PER_S + 1.0,
         0 if alone else source.cores,
-        first_cores=source.plan is not None,
         slots=int(source.accelerated),
     )
 

@@ -51,6 +51,11 @@ class Driver:
     in_memory: dict[int, int] = field(default_factory=dict)
     sequence: Any = field(default_factory=itertools.count)
 
+    def pin(self, number: int) -> tuple[int, ...]:
+        """Return the cores that a model's threads are pinned to: of every third one, as many as it takes."""
+        entry = self.manager.memory.entries[number]
+        return tuple(range(entry.model.variants[entry.variant].cores)) if number % 3 == 2 else ()
+
     def push(self, at: float, kind: str, payload: Any) -> None:
         heapq.heappush(self.events, (at, next(self.sequence), kind, payload))
 
@@ -73,7 +78,7 @@ class Driver:
             actions = manager.submit(at, payload)
         elif kind == "loaded":
             self.journal.append((at, "loaded", payload))
-            actions = manager.loaded(at, payload)
+            actions = manager.loaded(at, payload, cores=self.pin(payload))
         elif kind == "failed":
             self.in_memory.pop(payload)
             actions = manager.load_failed(at, payload)
@@ -113,6 +118,7 @@ class Driver:
         else:
             assert self.in_memory[action.model] == action.variant, "runs on a session that is not open"
             assert models[action.model].place is Place.RESIDENT
+            assert action.cores == self.pin(action.model) or not self.pin(action.model)
             self.batches.append(action)
             took = models[action.model].model.variants[action.variant].latency_ms
             self.push(at + took, "finish", action)
@@ -219,9 +225,9 @@ def test_invariants_on_random_events(seed: int, eviction: str, admission: str, b
         size = rng.randint(3, 8)
         for name in range(rng.randint(1, 4)):
             memory = {ACCELERATOR: size, HOST: rng.randint(0, 3)} if ACCELERATOR in budgets else {HOST: size}
-            cores, first = rng.randint(1, 3), rng.random() < 0.3
+            cores = rng.randint(1, 3)
             variants.append(
-                ManagedVariant(str(name), memory, rng.uniform(1, 9), rng.uniform(1, 9), cores, first, rng.randint(0, 1))
+                ManagedVariant(str(name), memory, rng.uniform(1, 9), rng.uniform(1, 9), cores, rng.randint(0, 1))
             )
             size = rng.randint(0, size)
         batching = {"max_batch": rng.choice([1, 4]), "max_delay_ms": rng.choice([0.0, 3.0])}

@@ -111,7 +111,7 @@ def test_variants_of_a_machine_with_an_accelerator(tmp_path: Path) -> None:
     assert [variant.slots for variant in found.managed.variants] == [1, 0, 0]
     assert found.managed.variants[0].bytes[ACCELERATOR] > 0
     assert found.managed.variants[-1].bytes[ACCELERATOR] == 0
-    assert found.managed.variants[1].first_cores
+    assert found.managed.variants[1].cores == 2
     assert [source.name for source in served(tmp_path, "m").sources] == ["lanes", "cpu"]
     assert served(tmp_path, "m").managed.variants[0].bytes[HOST] >= file.stat().st_size
 
