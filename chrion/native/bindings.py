@@ -20,6 +20,8 @@ _SPIN_US = 800.0
 #: The same while it waits for the next request, if the one before followed within this time. It is twice the idle time,
 #: between two requests in direct succession, of a lane that finishes early.
 _IDLE_SPIN_US = 800.0
+#: The pressure at which lanes are no longer pinned, since other work uses their cores; see ``lanes.c``.
+_PRESSURE_LIMIT = 12
 #: A limit on waiting that is never reached.
 _NO_LIMIT_S = 1e8
 
@@ -81,7 +83,7 @@ def _library() -> ctypes.CDLL | None:
             ctypes.c_int,
             failure,
         ),
-        "start": (pointer, ctypes.c_int, ctypes.POINTER(_Part), ctypes.c_double, ctypes.c_double),
+        "start": (pointer, ctypes.c_int, ctypes.POINTER(_Part), ctypes.c_double, ctypes.c_double, ctypes.c_int),
         "stop": (ctypes.c_bool, pointer, ctypes.c_double),
         "frame": (pointer, ctypes.c_int, ctypes.c_int, ctypes.POINTER(pointer), ctypes.POINTER(pointer)),
         "free_frame": (None, pointer),
@@ -243,7 +245,9 @@ class NativeLanes:
         for part, lane, core in zip(parts, program.steps, cores, strict=True):
             part.steps, part.count, part.core = lane, len(lane), -1 if core is None else core
         #: The address of the lanes; None if they are closed.
-        self._pointer: int | None = self._library.chrion_start(len(parts), parts, _SPIN_US, _IDLE_SPIN_US)
+        self._pointer: int | None = self._library.chrion_start(
+            len(parts), parts, _SPIN_US, _IDLE_SPIN_US, _PRESSURE_LIMIT
+        )
         if self._pointer is None:
             raise RuntimeError("cannot create the threads of lanes")
         self._stop_arguments = self._library, self._pointer, program.steps, process

@@ -23,6 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -251,17 +252,26 @@ typedef struct Frame {
   Failure *failure;
   /* Whether a lane has begun to report a failure, and whether a failure has been reported. */
   _Atomic bool claimed, failed;
-  /* Whether the caller's lane has to share a core with another lane. */
+  /* Whether lanes have to share cores, with one another or with other work; set before the lanes receive the request. */
   bool crowded;
+  /* The work of lanes other than the caller's. */
+  _Atomic long preemptions, cpu_us;
 } Frame;
+
+/* A thread's work: how often the system has interrupted it to run other work, and its CPU time in microseconds. */
+typedef struct {
+  long preemptions, cpu_us;
+} Work;
 
 typedef struct {
   struct Lanes *lanes;
   Part part;
   int index;
-  /* Whether the lane has a core of its own; false until its thread is pinned, and true for the first lane, whose callers
-   * pin themselves. */
-  _Atomic bool pinned;
+  /* Whether the lane's thread could be pinned to its core, and whether it is pinned now. Both are true for the first
+   * lane, whose callers pin themselves. */
+  _Atomic bool owns, pinned;
+  /* The thread's work until the end of its last request. */
+  Work done;
   /* The number of submitted requests, and the queue of those that the lane has not started. */
   Counter submitted;
   pthread_mutex_t lock;
@@ -278,6 +288,11 @@ typedef struct Lanes {
   pthread_mutex_t order;
   /* The number of submitted requests. */
   uint32_t requests;
+  /* The affinity of lanes that are not pinned: that of the thread that has created them. */
+  cpu_set_t home;
+  /* See count_preemptions. */
+  int limit;
+  _Atomic int pressure;
   Lane lane[];
 } Lanes;
 
@@ -287,6 +302,33 @@ typedef struct Lanes {
 
 static double spin_us(const Lane *lane, const Frame *frame) {
   return frame->crowded || !lane->pinned ? BRIEF_US : lane->lanes->spin_us;
+}
+
+static long in_us(struct timeval time) { return (long)time.tv_sec * 1000000 + (long)time.tv_usec; }
+
+/* Return the work of the calling thread. */
+static Work work_done(void) {
+  struct rusage usage;
+  if (getrusage(RUSAGE_THREAD, &usage)) return (Work){0, 0};
+  return (Work){usage.ru_nivcsw, in_us(usage.ru_utime) + in_us(usage.ru_stime)};
+}
+
+/* Other work on the cores of pinned, spinning lanes multiplies the latency: a lane that spins uses up its share of the
+ * core, is interrupted for milliseconds while the other core may be idle, and all lanes wait for it. Lanes that may run
+ * on any core and park at once take about as long as a plain session then. Each request with more preemptions than the
+ * system's own work causes raises the pressure, each other one lowers it; from the limit on, lanes are not pinned. One
+ * such request does not suffice. */
+enum { RISE = 8, HIGHEST = 64 };
+/* The least CPU time between preemptions by the system's own work, in microseconds. Other work of the same priority
+ * preempts a lane every 3 to 4 ms. */
+#define RARE_US 20000
+
+static bool contended(const Lanes *lanes) { return lanes->pressure >= lanes->limit; }
+
+static void count_preemptions(Lanes *lanes, long count, long cpu_us) {
+  int pressure = lanes->pressure; /* requests of several callers may overwrite each other's counts */
+  pressure += count > cpu_us / RARE_US ? RISE : -1;
+  lanes->pressure = pressure < 0 ? 0 : pressure > HIGHEST ? HIGHEST : pressure;
 }
 
 static void run(Frame *frame, int32_t segment) {
@@ -302,6 +344,7 @@ static void run(Frame *frame, int32_t segment) {
   }
 }
 
+/* Carry out a lane's steps; then the lane has to set its counter to the end. */
 static void perform(Lane *lane, Frame *frame) {
   Counter *own = &frame->counters[lane->index];
   for (int32_t at = 0; at < lane->part.count; at++) {
@@ -315,7 +358,6 @@ static void perform(Lane *lane, Frame *frame) {
     else
       run(frame, step->a);
   }
-  advance(own, ENDED); /* after this the lane does not use the frame */
 }
 
 /* Pin the calling thread to a logical CPU. If this fails, the system chooses a CPU, and the result is false. */
@@ -364,15 +406,32 @@ static bool wait_idle(Lane *lane, uint32_t number, bool spin) {
   return now_us() - start <= idle_us;
 }
 
+/* Pin a lane's thread to its core, or end that. An affinity that was set from outside is kept. */
+static void set_pinned(Lane *lane, bool pinned) {
+  cpu_set_t set;
+  if (!pinned) {
+    if (only(lane->part.core)) sched_setaffinity(0, sizeof lane->lanes->home, &lane->lanes->home);
+    lane->pinned = false;
+  } else if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_ISSET(lane->part.core, &set)) {
+    lane->pinned = pin(lane->part.core);
+  }
+}
+
 static void *work(void *argument) {
   Lane *lane = argument;
   bool spin = false;
-  lane->pinned = lane->part.core >= 0 && pin(lane->part.core);
+  lane->owns = lane->pinned = lane->part.core >= 0 && pin(lane->part.core);
   for (uint32_t number = 1;; number++) {
     spin = wait_idle(lane, number, spin);
     Frame *frame = take(lane);
     if (!frame) return NULL;
+    if (lane->owns && lane->pinned == contended(lane->lanes)) set_pinned(lane, !lane->pinned);
     perform(lane, frame);
+    Work done = work_done();
+    frame->preemptions += done.preemptions - lane->done.preemptions;
+    frame->cpu_us += done.cpu_us - lane->done.cpu_us;
+    lane->done = done;
+    advance(&frame->counters[lane->index], ENDED); /* after this the lane does not use the frame */
   }
 }
 
@@ -401,7 +460,7 @@ bool chrion_stop(Lanes *lanes, double seconds) {
 
 /* Create the lanes of a program and their threads. Return NULL if that fails. The first part runs on the threads of the
  * callers of chrion_run. */
-Lanes *chrion_start(int count, const Part *parts, double spin_us, double idle_us) {
+Lanes *chrion_start(int count, const Part *parts, double spin_us, double idle_us, int limit) {
   size_t bytes = sizeof(Lanes) + (size_t)count * sizeof(Lane);
   Lanes *lanes = aligned_alloc(64, (bytes + 63) / 64 * 64);
   if (!lanes) return NULL;
@@ -409,6 +468,8 @@ Lanes *chrion_start(int count, const Part *parts, double spin_us, double idle_us
   lanes->count = count;
   lanes->spin_us = spin_us;
   lanes->idle_us = idle_us;
+  lanes->limit = limit;
+  sched_getaffinity(0, sizeof lanes->home, &lanes->home);
   pthread_mutex_init(&lanes->order, NULL);
   /* Lanes inherit the mask. Asynchronous signals are for Python's threads. Synchronous ones are not blocked: a
    * lane raises them itself, and a blocked one would kill the process without running an installed handler. */
@@ -422,7 +483,7 @@ Lanes *chrion_start(int count, const Part *parts, double spin_us, double idle_us
     lane->lanes = lanes;
     lane->part = parts[at];
     lane->index = at;
-    lane->pinned = at == 0;
+    lane->owns = lane->pinned = at == 0;
     pthread_mutex_init(&lane->lock, NULL);
     if (at != lanes->started + 1 || pthread_create(&lane->thread, NULL, work, lane)) continue;
     lanes->started = at;
@@ -482,7 +543,7 @@ static bool moved(const Lanes *lanes, const cpu_set_t *caller) {
   for (int at = 1; at < lanes->count && !all; at++) {
     cpu_set_t set;
     const Lane *lane = &lanes->lane[at];
-    if (lane->pinned && pthread_getaffinity_np(lane->thread, sizeof set, &set) == 0 &&
+    if (lane->owns && pthread_getaffinity_np(lane->thread, sizeof set, &set) == 0 &&
         !CPU_ISSET(lane->part.core, &set))
       return true;
   }
@@ -497,11 +558,14 @@ int chrion_run(Lanes *lanes, Frame *frame, double *times, Failure *failure) {
   Lane *own = &lanes->lane[0];
   bool known = own->part.core >= 0 && sched_getaffinity(0, sizeof before, &before) == 0;
   /* The affinity that the application has given to the thread is respected. */
-  bool pinned = known && CPU_ISSET(own->part.core, &before);
+  bool allowed = known && CPU_ISSET(own->part.core, &before), pinned = allowed && !contended(lanes);
+  Work done = work_done();
   failure->code = 0;
   frame->failure = failure;
   frame->times = times;
-  frame->crowded = !pinned && (!known || shares_core(lanes, &before));
+  frame->crowded = allowed ? !pinned : !known || shares_core(lanes, &before);
+  frame->preemptions = -done.preemptions;
+  frame->cpu_us = -done.cpu_us;
   atomic_store(&frame->claimed, false);
   atomic_store(&frame->failed, false);
   for (int at = 0; at < lanes->count; at++) atomic_store(&frame->counters[at].word, 0);
@@ -511,10 +575,13 @@ int chrion_run(Lanes *lanes, Frame *frame, double *times, Failure *failure) {
   pthread_mutex_unlock(&lanes->order);
   if (pinned) pin(own->part.core);
   perform(own, frame);
+  advance(&frame->counters[0], ENDED);
   /* The caller stays pinned while it waits; on another core it would disturb a working lane. */
   for (int at = 1; at < lanes->count; at++)
     wait_for(&frame->counters[at], ENDED, spin_us(own, frame));
   if (pinned && only(own->part.core)) sched_setaffinity(0, sizeof before, &before);
+  done = work_done();
+  count_preemptions(lanes, frame->preemptions + done.preemptions, frame->cpu_us + done.cpu_us);
   if (atomic_load(&frame->failed)) return FAILED;
   return known && moved(lanes, &before) ? MOVED : SERVED;
 }

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chrion.native import available
+from chrion.native import available, bindings
 from chrion.runtime.execution.engine import CutEngine
 from process_exits import busy_session
 
@@ -81,8 +84,9 @@ def test_a_caller_stays_on_its_own_cpus() -> None:
 
 
 @pytest.mark.skipif(not available(), reason="lanes are not compiled here")
-def test_an_affinity_that_is_set_during_a_request_stays() -> None:
+def test_an_affinity_that_is_set_during_a_request_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """A native request does not restore an affinity that was changed from outside while it was in flight."""
+    monkeypatch.setattr(bindings, "_PRESSURE_LIMIT", 1000)  # the caller is pinned in any case
     session, feed = busy_session()
     caller, cpus = threading.get_native_id(), os.sched_getaffinity(0)
 
@@ -98,6 +102,40 @@ def test_an_affinity_that_is_set_during_a_request_stays() -> None:
             session.run(None, feed)
         thread.join()
         assert len(os.sched_getaffinity(0)) == len(cpus) - 1
+
+
+@contextmanager
+def busy_cpus(cpus: set[int]) -> Iterator[None]:
+    """Run a process on each CPU that uses it all the time."""
+    code = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
+    processes = [subprocess.Popen([sys.executable, "-c", code, str(cpu)]) for cpu in cpus]  # noqa: S603
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.skipif(not available(), reason="lanes are not compiled here")
+@pytest.mark.parametrize("limit", [bindings._PRESSURE_LIMIT, 1000])
+def test_lanes_are_not_pinned_beside_other_work(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    """If other processes preempt lanes, these may run on any core, as far as the limit of the pressure allows."""
+    monkeypatch.setattr(bindings, "_PRESSURE_LIMIT", limit)
+    session, feed = busy_session()
+    cpus = os.sched_getaffinity(0)
+    with session:
+        expected = session.run(None, feed)
+        (lane,) = lane_tasks()
+        requests = 0
+        with busy_cpus(cpus):
+            end = time.monotonic() + (60 if limit < 64 else 2)
+            while time.monotonic() < end and os.sched_getaffinity(lane) != cpus:
+                np.testing.assert_array_equal(session.run(None, feed)[0], expected[0])
+                requests += 1
+        assert requests > 0
+        assert (os.sched_getaffinity(lane) == cpus) == (limit < 64)
+        assert os.sched_getaffinity(0) == cpus
 
 
 @pytest.mark.usefixtures("either_lanes")
