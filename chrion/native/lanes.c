@@ -558,12 +558,13 @@ int chrion_run(Lanes *lanes, Frame *frame, double *times, Failure *failure) {
   Lane *own = &lanes->lane[0];
   bool known = own->part.core >= 0 && sched_getaffinity(0, sizeof before, &before) == 0;
   /* The affinity that the application has given to the thread is respected. */
-  bool allowed = known && CPU_ISSET(own->part.core, &before), pinned = allowed && !contended(lanes);
+  bool allowed = known && CPU_ISSET(own->part.core, &before), crowded = contended(lanes);
+  bool pinned = allowed && !crowded;
   Work done = work_done();
   failure->code = 0;
   frame->failure = failure;
   frame->times = times;
-  frame->crowded = allowed ? !pinned : !known || shares_core(lanes, &before);
+  frame->crowded = crowded || !known || (!allowed && shares_core(lanes, &before));
   frame->preemptions = -done.preemptions;
   frame->cpu_us = -done.cpu_us;
   atomic_store(&frame->claimed, false);

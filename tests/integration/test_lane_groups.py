@@ -217,7 +217,7 @@ from helpers import branches, cut_session
 session, feed = cut_session(branches()), {"x": np.ones((2, 4), np.float32)}
 def serve(count):
     with ThreadPoolExecutor(count) as pool:
-        list(pool.map(lambda _: session.run(None, feed), range(200)))
+        list(pool.map(lambda _: session.run(None, feed), range(50)))
 serve(8)
 groups = session._engine._native._groups if session._engine._native else session._engine._python._groups
 held = threading.Thread(target=lambda: (groups._lock.acquire(), release.wait(), groups._lock.release()))
