@@ -40,6 +40,8 @@ from chrion.profiler import this_machine
 
 PLAIN, HYBRID = "plain", "hybrid"
 SECTION = "shapes"
+#: Rounds of traffic in which each request has a new shape: a thousand requests.
+_NEW_ROUNDS = 10
 HEAD = ("traffic", "model", "plain ms", "time ratio", "plain MB", "hybrid MB", "memory ratio", "plans")
 TEXT = """Written by `scripts/bench_shapes.py` on {machine}, onnxruntime {version}: the time of a round of requests, and
 the memory beyond the imports in MB (10^6 bytes).
@@ -176,7 +178,7 @@ def measure(traffic: Traffic, rounds: int, tuning_s: float) -> list[str]:
         onnx.save(traffic.build(), model)
         servers = {kind: Server(kind, model, traffic, tuning_s) for kind in (PLAIN, HYBRID)}
         times: dict[str, list[float]] = {kind: [] for kind in servers}
-        for number in range(rounds):
+        for number in range(rounds if traffic.rotating else _NEW_ROUNDS):
             for kind in sorted(servers, reverse=bool(number % 2)):
                 times[kind].append(servers[kind].round_s(number))
         memory = {kind: server.finish() for kind, server in servers.items()}
