@@ -1,6 +1,10 @@
-"""Averages of a step function over time, in memory that does not grow with the number of steps."""
+"""Averages and counts over time, in memory that does not grow with the number of steps and events."""
 
 from __future__ import annotations
+
+import numpy as np
+
+from chrion.simulator.histograms import Counts, Floats
 
 
 class BinnedAverage:
@@ -51,3 +55,23 @@ class BinnedAverage:
             self.areas[index] += self.value * (until - self.now)
             self.now = until
             index += 1
+
+
+class BinnedCounts:
+    """Counts of several kinds of events in equal bins of time, of which there are at most ``bins``, an even number."""
+
+    def __init__(self, kinds: int, bins: int = 512, width_ms: float = 1000.0) -> None:
+        self.width_ms = width_ms
+        #: Shape [kinds, bins].
+        self.counts: Counts = np.zeros((kinds, bins), np.int64)
+
+    def add(self, kind: int, times_ms: Floats) -> None:
+        """Count events of one kind at some times. Shape [n]."""
+        if not len(times_ms):
+            return
+        kinds, bins = self.counts.shape
+        while times_ms.max() >= self.width_ms * bins:
+            halves = self.counts.reshape(kinds, bins // 2, 2).sum(axis=2)
+            self.counts = np.concatenate([halves, np.zeros_like(halves)], axis=1)
+            self.width_ms *= 2
+        self.counts[kind] += np.bincount((times_ms / self.width_ms).astype(np.int64), minlength=bins)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from chrion.manager.policies import rounding_ms
+from chrion.simulator.averages import BinnedCounts
 from chrion.simulator.histograms import BINS, Counts, Floats, SparseHistograms, bin_index
 
 #: Number of columns of a request's record: number, model, server; arrival, start and end in ms (start and end are NaN
@@ -52,6 +53,9 @@ class RequestMetrics:
         #: Busy time by server: of GPU slots, and of cores.
         self.gpu_ms, self.cores_ms = np.zeros(servers), np.zeros(servers)
         self.server_arrivals = np.zeros(servers, np.int64)
+        #: Over time: arrivals, requests that left the queue (those dropped at their arrival), and violations by the
+        #: arrival of the request.
+        self.series = BinnedCounts(3)
         self._rows = array("d")
         #: Adds the record of one request; see :data:`COLUMNS`.
         self.record = self._rows.extend
@@ -80,6 +84,9 @@ class RequestMetrics:
         self.server_arrivals += _count(servers, len(self.server_arrivals))
         self.end_ms = max(self.end_ms, float(rows[:, 3].max()))
         ended = ~np.isnan(rows[:, 4])
+        self.series.add(0, rows[:, 3])
+        self.series.add(1, np.where(ended, rows[:, 4], rows[:, 3]))
+        self.series.add(2, rows[~ended, 3])
         if ended.all():
             self._add_ended(rows, models, servers)
             return
@@ -95,6 +102,7 @@ class RequestMetrics:
         # A latency that equals the objective may exceed it by rounding.
         late = measured > self._slo_ms[models] + rounding_ms(end)
         self.late += _count(models[late], size)
+        self.series.add(2, arrival[late])
         self.cold += _count(models[cold], size)
         self.wait_ms += np.bincount(models, start - arrival, size)
         self.execution_ms += np.bincount(models, execution, size)

@@ -86,6 +86,19 @@ class ServerResult:
     memory_mb: tuple[float, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Figures over time, one for each bin."""
+
+    #: Width of a bin.
+    bin_ms: float
+    arrivals_per_s: tuple[float, ...]
+    #: Requests at the end of the bin that have arrived and not started.
+    waiting: tuple[int, ...]
+    #: Violations / arrivals, of the requests that arrive in the bin; NaN without arrivals.
+    violation_rate: tuple[float, ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PatternResult:
     """The results of one pattern."""
@@ -98,6 +111,7 @@ class PatternResult:
     servers: tuple[ServerResult, ...]
     #: Response times of requests that waited for a load; their mean is not kept and is NaN.
     cold_response: LatencySummary
+    series: Series = field(repr=False)
     #: Histograms of execution time by family of models, and of all response times; see
     #: :func:`chrion.simulator.histograms.bin_edges`.
     executions: Mapping[str, Counts] = field(repr=False)
@@ -134,6 +148,7 @@ def collect(scenario: Scenario, pattern: str, engine: Engine) -> PatternResult:
         models=models,
         servers=tuple(_server(scenario, engine, i, duration_ms) for i in range(len(scenario.servers))),
         cold_response=_latency(metrics.cold_responses, math.nan),
+        series=_series(metrics, duration_ms),
         executions=NamedHistograms(list(families), executions),
         responses=metrics.responses.total(),
     )
@@ -175,6 +190,7 @@ def _pattern_json(result: PatternResult) -> dict[str, Any]:
         **summary(result),
         "per_model": [_summary_json(model) for model in result.models],
         "per_server": [plain(server) for server in result.servers],
+        "series": plain(result.series),
         "response_histogram": histogram_rows(result.responses),
         "execution_histograms": {name: histogram_rows(counts) for name, counts in result.executions.items()},
     }
@@ -253,6 +269,22 @@ def _server(scenario: Scenario, engine: Engine, i: int, end_ms: float) -> Server
         memory_mean_mb=_share(server.memory.area, server.memory.now) / 1e6,
         memory_bin_ms=width_ms,
         memory_mb=tuple(mean / 1e6 for mean in memory),
+    )
+
+
+def _series(metrics: RequestMetrics, duration_ms: float) -> Series:
+    width_ms = metrics.series.width_ms
+    bins = min(metrics.series.counts.shape[1], int(duration_ms / width_ms) + 1)
+    arrivals, left, violations = metrics.series.counts[:, :bins]
+    # The last bin ends with the run.
+    seconds = np.minimum(width_ms, np.maximum(duration_ms - np.arange(bins) * width_ms, 1e-9)) / 1000
+    with np.errstate(invalid="ignore"):
+        rates = violations / arrivals
+    return Series(
+        width_ms,
+        tuple((arrivals / seconds).tolist()),
+        tuple(np.cumsum(arrivals - left).tolist()),
+        tuple(rates.tolist()),
     )
 
 

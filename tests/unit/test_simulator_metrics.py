@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from chrion.simulator.averages import BinnedAverage
+from chrion.simulator.averages import BinnedAverage, BinnedCounts
 from chrion.simulator.histograms import SparseHistograms, bin_edges, bin_index, quantile
 from chrion.simulator.metrics import COLUMNS, RequestMetrics
 
@@ -121,3 +121,15 @@ def test_a_latency_equal_to_the_objective_is_in_time() -> None:
         record(metrics, arrival=1e6, start=1e6, end=1e6 + 0.3 + extra)
         metrics.flush(force=True)
         assert metrics.late.tolist() == [late]
+
+
+def test_binned_counts_keep_all_events() -> None:
+    """Counts are those of a histogram with as wide bins, however often the bins were merged."""
+    times = np.random.default_rng(0).uniform(0, 5000, (4, 700)).cumsum(axis=0)
+    counts = BinnedCounts(2, bins=8, width_ms=1.0)
+    for part in times:
+        counts.add(1, part)
+    edges = np.arange(9) * counts.width_ms
+    assert counts.counts[0].sum() == 0
+    assert counts.counts[1].tolist() == np.histogram(times, edges)[0].tolist()
+    assert times.max() < edges[-1] < 4 * times.max()

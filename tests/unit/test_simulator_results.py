@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -131,3 +132,24 @@ def test_many_copies_take_little_memory() -> None:
     (result,) = simulate(find_scenario("table7").changed(sets).build())
     assert len(result.models) == 12_000
     assert result.total.completed == 300
+
+
+def test_series_over_time() -> None:
+    """Rates, queues and violations over time agree with the records of requests and with the totals."""
+    rows: list[Any] = []
+    sets = {"requests": 900, "kind": "poisson", "rate_per_s": 9.0, "measure": "response", "patterns": ["gpu"]}
+    scenario = find_scenario("table7").changed(sets).build()
+    (result,) = simulate(scenario, keep=lambda _, part: rows.append(part))
+    series, records = result.series, np.concatenate(rows)
+    assert series.bin_ms == 1000.0
+    for i in range(len(series.waiting) - 1):
+        end = (i + 1) * 1000.0
+        arrived = (records[:, 3] >= end - 1000.0) & (records[:, 3] < end)
+        assert series.arrivals_per_s[i] == pytest.approx(arrived.sum())
+        assert series.waiting[i] == ((records[:, 3] < end) & (records[:, 4] >= end)).sum()
+    assert series.waiting[-1] == 0
+    assert max(series.waiting) > 2
+    weights = np.array(series.arrivals_per_s[:-1])
+    violations = np.nansum(np.array(series.violation_rate[:-1]) * weights)
+    assert violations == pytest.approx(result.total.late, abs=10)
+    assert json.dumps(to_json(scenario, (result,))["patterns"][0]["series"])
