@@ -176,6 +176,8 @@ def measure_all(chosen: Mapping[str, Scenario], only: str, minutes: float, findi
         except OSError as error:  # no control group can be created, for example
             findings.impossible |= dict.fromkeys(fitting, str(error))
             print(f"{', '.join(fitting)}: not possible on this machine: {error}", flush=True)
+        except RuntimeError as error:  # a process has failed or does not answer
+            print(f"FAILED: {case.name}: {', '.join(fitting)}: {error}", flush=True)
 
 
 def measure_starts(only: str, findings: Findings) -> None:

@@ -62,6 +62,7 @@ class Fleet:
     """
 
     def __init__(self, job: Job, setting: Setting) -> None:
+        self._name = job.candidate
         self._processes: list[tuple[Any, Any]] = []
         self._quotas = contextlib.ExitStack()
         context = multiprocessing.get_context("spawn")
@@ -108,8 +109,7 @@ class Fleet:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @staticmethod
-    def _answer(connection: Any, limit_s: float) -> Any:
+    def _answer(self, connection: Any, limit_s: float) -> Any:
         """Return the next answer of a process.
 
         Raises:
@@ -120,7 +120,7 @@ class Fleet:
         except EOFError:
             answer = "Traceback: the process has ended"
         if isinstance(answer, str) and ("Traceback" in answer or "no answer" in answer):
-            raise RuntimeError(answer)
+            raise RuntimeError(f"{self._name}: {answer}")
         return answer
 
 

@@ -75,11 +75,13 @@ def format_noticed(model: str, noticed: Sequence[Noticed]) -> tuple[str, ...]:
     """Return the line of a model: medians and longest times."""
     cells = [model, str(len(noticed))]
     for times_s in ([each.busy_s for each in noticed], [each.idle_s for each in noticed]):
-        cells += [f"{float(np.median(times_s)):.2f}", f"{max(times_s):.2f}"]
+        cells += [
+            f"{time_s:.2f}" if time_s < np.inf else "not noticed" for time_s in (np.median(times_s), max(times_s))
+        ]
     return tuple(cells)
 
 
 HEAD = ("model", "trials", "busy: median, s", "longest, s", "idle again: median, s", "longest, s")
 TEXT = """Times from the moment the neighbour becomes busy until HybridSession's median latency over 0.2 s is within 5 %
 of the best plain session's beside that neighbour, and from the moment it is idle again until the latency is within 5 %
-of the one before. Only models that run a plan."""
+of the one before. Only models that run a plan. A trial ends three seconds after each change."""

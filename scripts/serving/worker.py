@@ -6,6 +6,7 @@ a request, do not disturb the next candidate.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import threading
 import time
@@ -28,6 +29,8 @@ from serving.models import Feed, feeds_of
 OWN, ONE, ALL, DEFAULT = CANDIDATES = ("HybridSession", "1 thread", "all cores", "default")
 #: Most seconds for which a session with free dimensions is tuned.
 _TUNING_S = 45.0
+#: Seconds after the end of a trial after which the tracebacks of all threads are printed, if it still runs.
+_DEADLOCK_S = 30.0
 
 Times = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -163,6 +166,7 @@ def serve(sessions: Sequence[Any], feeds: Sequence[Feed], load: Load) -> Served:
     """Let client threads call the sessions until the end of a trial."""
     served: list[list[tuple[float, float]]] = [[] for _ in range(load.clients)]
     end_s = load.start_s + load.trial_s
+    faulthandler.dump_traceback_later(end_s - time.perf_counter() + _DEADLOCK_S)
 
     def client(at: int) -> None:
         run, request, own = sessions[at % len(sessions)].run, at * len(feeds) // load.clients, served[at]
@@ -182,6 +186,7 @@ def serve(sessions: Sequence[Any], feeds: Sequence[Feed], load: Load) -> Served:
     stop_s, after = time.perf_counter(), time.process_time()
     for thread in threads:
         thread.join()
+    faulthandler.cancel_dump_traceback_later()
     times = np.array([pair for own in served for pair in own], np.float64).reshape(-1, 2)
     counted = times[times[:, 0] >= load.start_s]
     finished = int(((times[:, 1] >= start_s) & (times[:, 1] < stop_s)).sum())

@@ -14,7 +14,7 @@ from bench_serving import Schedule
 from ratios import quantile_ratio_to_best
 from serving import surroundings
 from serving.fleet import Trial
-from serving.noticing import _time_until
+from serving.noticing import Noticed, _time_until, format_noticed
 from serving.report import far_behind, row_of
 from serving.starting import start_row
 from serving.surroundings import Quota
@@ -74,6 +74,12 @@ def test_the_time_until_a_change_is_noticed() -> None:
     assert 0.45 <= _time_until(found, 1.0, 3.0, 1.0) <= 0.65
     assert _time_until(found, 2.0, 3.0, 1.0) == 0.0
     assert _time_until(found, 1.0, 3.0, 0.9) == math.inf
+
+
+def test_what_is_not_noticed_is_said() -> None:
+    """Medians and longest times are shown; an infinite one in words."""
+    noticed = [Noticed(0.5, 1.0), Noticed(0.7, math.inf), Noticed(0.6, 2.0)]
+    assert format_noticed("model", noticed) == ("model", "3", "0.60", "0.70", "2.00", "not noticed")
 
 
 def test_a_load_counts_the_requests_of_its_time() -> None:
