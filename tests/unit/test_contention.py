@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chrion.errors import ScheduleError
 from chrion.graph import Dag
 from chrion.profiler import Costs, OperatorMemory
 from chrion.scheduler import Schedule, evaluate
@@ -74,3 +75,20 @@ def test_shares_bound_the_latency(data: st.DataObject) -> None:
     fullest = max(sum(t for t, at in zip(times, lanes, strict=True) if at == lane) for lane in set(lanes))
     work = sum(t * share for t, share in zip(times, shares, strict=True))
     assert max(fullest, work) - 1e-9 <= latency <= sum(times) + 1e-9
+
+
+def test_a_schedule_in_which_no_lane_can_continue_is_refused() -> None:
+    """If every lane waits for the other one, the evaluator raises; an unchecked schedule has no latency of 0 ms."""
+    dag = Dag.from_edges(4, [])
+    falling_stages = Schedule((2, 3, 0, 1), (0, -1, 0, -1), 0, 2, (0, 0, 1, 1))
+    with pytest.raises(ScheduleError, match="gpu0 before operator '2', gpu1 before operator '3'"):
+        evaluate(dag, device([1.0] * 4, [1.0] * 4), falling_stages, check=False)
+
+
+@pytest.mark.parametrize("lanes", [(1, 2), (1, 0), (0, 1)])
+def test_a_segment_before_one_that_it_reads_from_is_refused(lanes: tuple[int, int]) -> None:
+    """The evaluator does not take the result of an operator that has not run as one available at 0 ms."""
+    dag = Dag.from_edges(2, [(0, 1)])
+    costs = Costs((1.0, 1.0), ((1.0, 1.0),) * 2, (OperatorMemory(),) * 2)
+    with pytest.raises(ScheduleError, match="before operator '1'"):
+        evaluate(dag, costs, Schedule((1, 0), lanes, 2), check=False)

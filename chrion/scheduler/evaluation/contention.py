@@ -15,8 +15,9 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from chrion.errors import ScheduleError
 from chrion.graph.dag import Dag
-from chrion.lane_numbers import is_accelerator_lane
+from chrion.lane_numbers import is_accelerator_lane, lane_name
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.transfers import Transfers
 from chrion.scheduler.evaluation.weight_cache import durations_ms
@@ -81,8 +82,23 @@ def concurrent_ms(lanes: Sequence[Sequence[tuple[float, float]]]) -> float:
     return now
 
 
+def deadlock(dag: Dag, blocked: Sequence[tuple[int, int]]) -> ScheduleError:
+    """Return the error for a schedule in which no lane can continue.
+
+    Args:
+        dag: The graph.
+        blocked: The lanes that wait for each other, and the next operator of each.
+    """
+    waiting = ", ".join(f"{lane_name(lane)} before operator {dag.names[i]!r}" for lane, i in blocked)
+    return ScheduleError(f"schedule: all lanes with operators left wait for each other: {waiting}")
+
+
 def simulate_contention(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequence[int]]) -> RunTimes:
-    """Return the run times of a schedule with several accelerator lanes."""
+    """Return the run times of a schedule with several accelerator lanes.
+
+    Raises:
+        ScheduleError: The schedule is invalid: at some point no lane can continue.
+    """
     return _Simulation(dag, costs, schedule, segments).run()
 
 
@@ -124,8 +140,19 @@ class _Simulation:
                 if not lane.segment and lane.waiting:
                     self._try_start(number, lane)
             if not any(lane.segment for lane in self.lanes.values()):
+                self._check_complete()
                 return replace(self.times, copied_ms=self.transfers.finish_ms)
             self._advance()
+
+    def _check_complete(self) -> None:
+        """Check that no segment is left.
+
+        Raises:
+            ScheduleError: Every lane that has segments left waits for another one.
+        """
+        blocked = [(number, lane.waiting[0][0]) for number, lane in self.lanes.items() if lane.waiting]
+        if blocked:
+            raise deadlock(self.dag, blocked)
 
     def _stage(self, segment: Sequence[int]) -> int:
         return self.schedule.stages[segment[0]] if self.schedule.stages else 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from chrion.graph.dag import Dag
 from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
-from chrion.scheduler.evaluation.contention import RunTimes, barrier_ms, simulate_contention
+from chrion.scheduler.evaluation.contention import RunTimes, barrier_ms, deadlock, simulate_contention
 from chrion.scheduler.evaluation.memory import paper_mb, resident_mb
 from chrion.scheduler.evaluation.transfers import Transfers
 from chrion.scheduler.evaluation.weight_cache import durations_ms
@@ -56,7 +56,8 @@ def evaluate(
         check: Validate the schedule first. Searches skip this check, because they make only valid schedules.
 
     Raises:
-        ScheduleError: The schedule breaks a rule; see :func:`chrion.scheduler.schedule.validate`.
+        ScheduleError: The schedule breaks a rule (see :func:`chrion.scheduler.schedule.validate`), or at some point
+            no lane can continue.
     """
     if check:
         validate(dag, costs, schedule)
@@ -80,7 +81,8 @@ def _simulate(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Seq
     times = RunTimes.empty(len(dag), schedule)
     transfers = Transfers(dag, costs, lanes, segments)
     available = [0.0] * len(times.busy)
-    visible = [0.0] * len(dag)  # when other lanes see the result: at the end of its segment
+    # When other lanes see the result: at the end of its segment. None until then.
+    visible: list[float | None] = [None] * len(dag)
     ended: dict[int, float] = {}  # end of the last segment of each lane so far
     barrier: dict[int, float] = {}  # end of the last segment of each lane before this stage
     stage = stages[segments[0][0]] if stages and segments else 0
@@ -94,10 +96,13 @@ def _simulate(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Seq
             for m, values in zip(dag.predecessors[i], dag.edge_values[i], strict=True):
                 if lanes[m] == lane:
                     continue
+                end = visible[m]
+                if end is None:  # in a valid schedule, a segment follows those that it reads from
+                    raise deadlock(dag, [(lane, i)])
                 if is_accelerator_lane(lanes[m]) == is_accelerator_lane(lane):
-                    time = max(time, visible[m] + costs.handoff_ms)
+                    time = max(time, end + costs.handoff_ms)
                 else:
-                    time = max(time, transfers.arrival_ms(values) or 0.0)  # known: its segment precedes this one
+                    time = max(time, transfers.arrival_ms(values) or 0.0)  # all earlier segments have ended
         start = time
         time += costs.dispatch_ms
         for i in segment:
