@@ -53,7 +53,13 @@ AlphaOption = Annotated[
         "--alpha",
         metavar="A",
         help="Price of accelerator memory in ms per MB: L + A * M is minimised.",
-        show_default="the largest that meets the SLO, 0 without an SLO",
+        show_default="the least memory that meets the SLO; without an SLO, 0",
+    ),
+]
+MemoryOption = Annotated[
+    str,
+    typer.Option(
+        "--memory", metavar="KIND", help="The memory that alpha prices in the default policy: resident or paper."
     ),
 ]
 GpuBudgetOption = Annotated[

@@ -18,6 +18,7 @@ from chrion.cli.options import (
     ForceOption,
     GpuBudgetOption,
     JsonOption,
+    MemoryOption,
     ModelArgument,
     PolicyOption,
     ProfileOption,
@@ -32,13 +33,14 @@ from chrion.report import estimated_lines, plan_table, verdict
 from chrion.scheduler import DEFAULT_POLICY
 from chrion.scheduler import partition as make_plan
 from chrion.scheduler.explain import explain_placement
-from chrion.scheduler.planner import check_options
+from chrion.scheduler.planner import check_memory, check_options
 
 
 def partition(
     model: ModelArgument,
     slo: SloOption = None,
     alpha: AlphaOption = None,
+    memory: MemoryOption = "resident",
     gpu_budget: GpuBudgetOption = None,
     profile: ProfileOption = None,
     policy: PolicyOption = DEFAULT_POLICY,
@@ -65,6 +67,7 @@ def partition(
     exit code is 3.
     """
     meter = StageTimer if measure_stages else None
+    kind = check_memory(memory)
     check_options(slo, alpha, policy, gpu_budget, streams=streams, meter=meter)
     path = output or Path(f"{model.stem}.plan.json")
     target = outputs.check_output("-o", path, outputs.PLAN, force=force)
@@ -76,7 +79,16 @@ def partition(
         )
     with step(f"planning {graph.name}"):
         plan = make_plan(
-            graph, measured, slo, alpha, policy, cores=cores, streams=streams, meter=meter, gpu_budget=gpu_budget
+            graph,
+            measured,
+            slo,
+            alpha,
+            policy,
+            cores=cores,
+            streams=streams,
+            meter=meter,
+            gpu_budget=gpu_budget,
+            memory=kind,
         )
     reasons = explain_placement(graph, measured, plan, explain) if explain else []
     plan.save(path)

@@ -16,6 +16,7 @@ from chrion.cli.options import (
     ForceOption,
     GpuBudgetOption,
     JsonOption,
+    MemoryOption,
     ModelArgument,
     PolicyOption,
     ProfileOption,
@@ -25,8 +26,8 @@ from chrion.cli.options import (
 from chrion.cli.steps import load_graph, load_or_measure_profile
 from chrion.files import write_atomically
 from chrion.report import alpha_sweep_json, alpha_sweep_table, plot_alpha_sweep
-from chrion.scheduler import DEFAULT_POLICY, partition
-from chrion.scheduler.planner import check_options
+from chrion.scheduler import DEFAULT_POLICY
+from chrion.scheduler.planner import Planner, check_memory, check_options
 from chrion.units import parse_range
 
 
@@ -36,6 +37,7 @@ def sweep(
         str, typer.Option("--alpha", metavar="A:B:STEP", help="Alphas in ms per MB, or a list A,B,C.")
     ] = "0:1:0.1",
     gpu_budget: GpuBudgetOption = None,
+    memory: MemoryOption = "resident",
     profile: ProfileOption = None,
     policy: PolicyOption = DEFAULT_POLICY,
     cores: CoresOption = None,
@@ -49,16 +51,17 @@ def sweep(
 ) -> None:
     """Plan for several alphas: latency against accelerator memory (Figure 10 of the paper)."""
     alphas = parse_range(alpha, "--alpha")
-    check_options(None, None, policy, gpu_budget, streams=streams)
+    kind = check_memory(memory)
+    limits = check_options(None, None, policy, gpu_budget, streams=streams)
     targets = [outputs.check_output("-o", output, outputs.SWEEP, force=force)] if output else []
     targets += [outputs.check_picture_output("--png", png, force=force)] if png else []
     graph = load_graph(model, shape)
     measured = load_or_measure_profile(graph, profile, cores, accelerator, policies=[policy])
     points = []
     with step(f"planning {graph.name} for {len(alphas)} alphas") as update:
+        planner = Planner(graph, measured, policy, cores=cores, streams=streams, memory=kind, alphas=alphas)
         for done, value in enumerate(alphas, start=1):
-            plan = partition(graph, measured, None, value, policy, cores=cores, streams=streams, gpu_budget=gpu_budget)
-            points.append((value, plan))
+            points.append((value, planner.plan(limits, value)))
             update(done, len(alphas), f"alpha {value:g}")
     if png:
         plot_alpha_sweep(points, png)

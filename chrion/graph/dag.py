@@ -163,6 +163,14 @@ class Dag:
         return tuple(kept)
 
     @cached_property
+    def received(self) -> tuple[tuple[tuple[int, tuple[int, ...]], ...], ...]:
+        """For each operator, its predecessors, each with the values read from it."""
+        return tuple(
+            tuple(zip(before, values, strict=True))
+            for before, values in zip(self.predecessors, self.edge_values, strict=True)
+        )
+
+    @cached_property
     def output_values(self) -> tuple[tuple[tuple[int, tuple[int, ...]], ...], ...]:
         """For each operator, those of its values that other operators read or the request returns.
 

@@ -54,22 +54,29 @@ def cut(
 def _without_delay(dag: Dag, order: Sequence[int], lanes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     closed: list[list[int]] = []  # by the ends of the operators that other lanes wait for: copies keep their order
     open_segments: dict[int, tuple[list[int], dict[int, int]]] = {}
+    received, successors = dag.received, dag.successors
     for i in order:
         lane = lanes[i]
-        received = zip(dag.predecessors[i], dag.edge_values[i], strict=True)
-        foreign = {m: max(values) for m, values in received if lanes[m] != lane}
-        segment, awaited = open_segments.get(lane, ([], {}))
-        if segment and all(m in awaited and last <= awaited[m] for m, last in foreign.items()):
-            segment.append(i)
+        foreign = {m: max(values) for m, values in received[i] if lanes[m] != lane}
+        found = open_segments.get(lane)
+        if found is not None and (not foreign or _awaits(found[1], foreign)):
+            found[0].append(i)
         else:
-            if segment:
-                closed.append(segment)
-            segment, awaited = [i], foreign
-        open_segments[lane] = (segment, awaited)
-        if any(lanes[s] != lane for s in dag.successors[i]):
-            closed.append(open_segments.pop(lane)[0])
+            if found is not None:
+                closed.append(found[0])
+            found = open_segments[lane] = ([i], foreign)
+        for after in successors[i]:
+            if lanes[after] != lane:
+                closed.append(found[0])
+                del open_segments[lane]
+                break
     closed.extend(segment for segment, _ in open_segments.values())
     return tuple(tuple(s) for s in closed)
+
+
+def _awaits(awaited: dict[int, int], foreign: dict[int, int]) -> bool:
+    """Return True if a segment already waits for given values; both map operators to their last value."""
+    return all(m in awaited and last <= awaited[m] for m, last in foreign.items())
 
 
 def _by_tile(dag: Dag, order: Sequence[int], lanes: Sequence[int], tiles: Sequence[int]) -> tuple[tuple[int, ...], ...]:

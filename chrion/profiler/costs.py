@@ -104,6 +104,13 @@ class Costs:
         """Return the costs of the same machine without its accelerator."""
         return replace(self, accelerator_ms=None)
 
+    def limited_to(self, cores: int, streams: int) -> Costs:
+        """Return the costs of the same machine with at most so many cores and accelerator lanes; 0 for none."""
+        accelerator_ms = self.accelerator_ms if streams else None
+        return replace(
+            self, accelerator_ms=accelerator_ms, cpu_ms=self.cpu_ms[:cores], streams=min(max(streams, 1), self.streams)
+        )
+
     def mean_ms(self, i: int) -> float:
         """Return the mean execution time of operator ``i`` in ms: the mean of the finite entries of its row of W."""
         row = [times[i] for times in self.cpu_ms]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from chrion.errors import OptionError
 from chrion.graph.dag import Dag
@@ -13,15 +13,18 @@ from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
 from chrion.profiler.profiles import Profile
 from chrion.scheduler.evaluation.evaluate import Timeline, lower_bound_ms
-from chrion.scheduler.evaluation.solution import Problem, VariantSolution
+from chrion.scheduler.evaluation.solution import MEMORIES, Memory, Problem, VariantSolution
 from chrion.scheduler.plan import Plan, Prediction
-from chrion.scheduler.policies.chrion import ChunkSearch
+from chrion.scheduler.policies.chrion import search_variants
 from chrion.scheduler.policies.ios_merging import StageMeter, solve_with_merging
 from chrion.scheduler.policies.registry import DEFAULT_POLICY, MERGING_POLICY, find_policy
 from chrion.scheduler.policies.single_device import accelerator_only, cpu_only
 from chrion.scheduler.schedule import Schedule
-from chrion.scheduler.search.alpha import Limits, best_within, choose, raise_to_fit
+from chrion.scheduler.search.alpha import Limits, best_within, choose, implied_alpha, raise_to_fit
 from chrion.units import format_mb, format_ms, parse_duration_ms, parse_size_mb
+
+#: The most plans of :func:`alternatives`.
+_ALTERNATIVES = 3
 
 
 def partition(  # noqa: PLR0913 - the options of the command of the same name
@@ -35,6 +38,7 @@ def partition(  # noqa: PLR0913 - the options of the command of the same name
     streams: int | None = None,
     meter: StageMeter | None = None,
     gpu_budget: str | float | None = None,
+    memory: Memory = "resident",
 ) -> Plan:
     """Plan a graph on the machine of a profile: the best of :func:`alternatives`.
 
@@ -42,8 +46,9 @@ def partition(  # noqa: PLR0913 - the options of the command of the same name
         graph: The graph.
         profile: The costs of its operators; those of missing signatures are estimated.
         slo: Latency that must not be exceeded: ``60ms``, ``0.06s``, or a number of milliseconds.
-        alpha: Price of accelerator memory, in ms per MB. It is lowered if the SLO would be missed. If missing, it is
-            the largest that meets the SLO, or 0 without an SLO.
+        alpha: Price of accelerator memory, in ms per MB. If missing, the plan with the least memory that meets the
+            SLO is chosen, or without an SLO the fastest one. Policies other than the default one plan for one alpha
+            at a time: they lower it if the SLO would be missed, and choose the largest that meets it if it is missing.
         policy: Name of the scheduler, one of :func:`chrion.scheduler.policy_names`. The default policy also chooses
             the chunk length of recurrent operators.
         cores: Most CPU cores to use; all cores of the profile if missing.
@@ -53,6 +58,8 @@ def partition(  # noqa: PLR0913 - the options of the command of the same name
         gpu_budget: Accelerator memory that must not be exceeded: ``600MB``, ``0.6GB``, or a number of megabytes. It
             limits resident memory (what an arena must hold, and so what a device runs out of), not the sum of
             Equation 4, and takes precedence over the SLO.
+        memory: The memory that ``alpha`` prices in the default policy: ``resident`` or ``paper``, the sum of
+            Equation 4. Other policies price memory as published.
 
     Returns:
         The plan. If no plan meets the SLO, it is the fastest found, and its ``meets_slo`` is false. If none fits the
@@ -63,9 +70,9 @@ def partition(  # noqa: PLR0913 - the options of the command of the same name
         ProfileError: The profile has fewer cores than ``cores``, or no operators.
         ScheduleError: The policy needs a device that the profile does not have.
     """
-    return alternatives(
-        graph, profile, slo, alpha, policy, cores=cores, streams=streams, meter=meter, gpu_budget=gpu_budget
-    )[0]
+    limits = check_options(slo, alpha, policy, gpu_budget, streams=streams, meter=meter, memory=memory)
+    planner = Planner(graph, profile, policy, cores=cores, streams=streams, meter=meter, memory=memory)
+    return planner.plan(limits, alpha)
 
 
 def alternatives(  # noqa: PLR0913 - as for partition
@@ -79,28 +86,16 @@ def alternatives(  # noqa: PLR0913 - as for partition
     streams: int | None = None,
     meter: StageMeter | None = None,
     gpu_budget: str | float | None = None,
+    memory: Memory = "resident",
 ) -> list[Plan]:
     """Return plans with similar predictions, the best first, to be compared by running them.
 
     Arguments and errors are those of :func:`partition`. The default policy returns one plan for each of the most
     promising chunk lengths; every other policy returns one plan.
     """
-    limits = check_options(slo, alpha, policy, gpu_budget, streams=streams, meter=meter)
-
-    def costs_of(dag: Dag) -> Costs:
-        return profile.costs(dag, cores, streams)
-
-    costs = costs_of(graph.dag)
-    baselines = (
-        _predict(graph, costs, accelerator_only) if costs.accelerator_ms is not None else None,
-        _predict(graph, costs, cpu_only) if costs.cores else None,
-    )
-    if policy == DEFAULT_POLICY:
-        found = _search_chunks(graph, costs_of, limits, alpha, baselines[0])
-    else:
-        found = [_search_alpha(graph, policy, costs_of, meter, limits, alpha, baselines[0])]
-    builder = _PlanBuilder(graph, profile, costs_of, policy, limits, alpha)
-    return [builder.build(variant, *baselines) for variant in found]
+    limits = check_options(slo, alpha, policy, gpu_budget, streams=streams, meter=meter, memory=memory)
+    planner = Planner(graph, profile, policy, cores=cores, streams=streams, meter=meter, memory=memory)
+    return planner.alternatives(limits, alpha)
 
 
 def check_options(  # noqa: PLR0913 - as for partition
@@ -111,13 +106,15 @@ def check_options(  # noqa: PLR0913 - as for partition
     *,
     streams: int | None = None,
     meter: StageMeter | None = None,
+    memory: Memory = "resident",
 ) -> Limits:
     """Check the options of :func:`partition` before anything is measured; return the SLO and the budget.
 
     Raises:
-        OptionError: The SLO, alpha, policy, budget or number of streams is invalid, or ``meter`` is given for a
-            policy that measures no stages.
+        OptionError: The SLO, alpha, policy, budget, number of streams or kind of memory is invalid, or ``meter`` is
+            given for a policy that measures no stages.
     """
+    check_memory(memory)
     if alpha is not None and not 0 <= alpha < math.inf:
         raise OptionError(f"invalid alpha {alpha}: expected a number of ms per MB, 0 or more")
     find_policy(policy)
@@ -131,48 +128,101 @@ def check_options(  # noqa: PLR0913 - as for partition
     )
 
 
-def _search_chunks(
-    graph: Graph,
-    costs_of: Callable[[Dag], Costs],
-    limits: Limits,
-    alpha: float | None,
-    gpu: Prediction | None,
-) -> list[VariantSolution]:
-    """Return the solutions of the default policy, the best first."""
-    search = ChunkSearch.of(graph, costs_of)
-    scale = _scale(gpu)
-    # Without an accelerator there is no memory to trade for latency.
-    initial = choose(search.initial, limits.slo_ms, alpha, scale) if gpu else search.initial(alpha or 0.0)
-    improved = search.improve(initial.alpha)
-    found = [v for v in improved if v.meets(limits.slo_ms) or not initial.meets(limits.slo_ms)] or [initial]
-    if gpu and limits.budget_mb is not None:
-        return search.within(found, limits, alpha, scale)
-    return found
+def check_memory(name: str) -> Memory:
+    """Return the definition of accelerator memory of a name.
+
+    Raises:
+        OptionError: There is no such definition.
+    """
+    for memory in MEMORIES:
+        if name == memory:
+            return memory
+    raise OptionError(f"unknown memory {name!r}", hint=f"choose one of {', '.join(MEMORIES)}")
 
 
-def _search_alpha(  # noqa: PLR0913, PLR0917 - the options of partition
-    graph: Graph,
-    policy: str,
-    costs_of: Callable[[Dag], Costs],
-    meter: StageMeter | None,
-    limits: Limits,
-    alpha: float | None,
-    gpu: Prediction | None,
-) -> VariantSolution:
-    """Return the solution of a policy other than the default one."""
-    solve = _solver(graph, policy, costs_of, meter)
-    if not gpu:
-        return solve(alpha or 0.0)
-    scale = _scale(gpu)
-    chosen = choose(solve, limits.slo_ms, alpha, scale)
-    if limits.budget_mb is None or chosen.fits(limits.budget_mb) or not find_policy(policy).weighs_memory:
-        return chosen
-    found = [raise_to_fit(solve, chosen, limits.budget_mb, scale)]
-    if costs_of(graph.dag).cores:
-        # An operator without memory of its own stays on the accelerator at any alpha, and with it the base memory.
-        on_cpu = _solver(graph, policy, lambda dag: costs_of(dag).without_accelerator(), None)
-        found.append(on_cpu(found[0].alpha))
-    return best_within(found, limits, alpha)[0]
+class Planner:
+    """A planner of one graph for one machine, for several limits and prices of memory.
+
+    The default policy searches once, at the first call; limits and prices only select from its solutions. So of two
+    plans of one planner, none is better than the other in both latency and memory.
+
+    Args:
+        graph: The graph.
+        profile: The costs of its operators.
+        policy: Name of the scheduler.
+        cores: As for :func:`partition`, and so are the following.
+        streams: Most accelerator lanes.
+        meter: Measures stages.
+        memory: The memory that alpha prices.
+        alphas: Prices that plans will be asked for, if they are known.
+
+    Raises:
+        ProfileError: The profile has fewer cores than ``cores``, or no operators.
+    """
+
+    def __init__(  # noqa: PLR0913 - the options of partition
+        self,
+        graph: Graph,
+        profile: Profile,
+        policy: str = DEFAULT_POLICY,
+        *,
+        cores: int | None = None,
+        streams: int | None = None,
+        meter: StageMeter | None = None,
+        memory: Memory = "resident",
+        alphas: Sequence[float] = (),
+    ) -> None:
+        self._graph, self._profile, self._policy = graph, profile, policy
+        self._meter, self._memory, self._alphas = meter, memory, alphas
+
+        def costs_of(dag: Dag) -> Costs:
+            return profile.costs(dag, cores, streams)
+
+        self._costs_of = costs_of
+        costs = costs_of(graph.dag)
+        self._gpu = _predict(graph, costs, accelerator_only) if costs.accelerator_ms is not None else None
+        self._cpu = _predict(graph, costs, cpu_only) if costs.cores else None
+        self._pool: list[VariantSolution] = []
+
+    def plan(self, limits: Limits, alpha: float | None = None) -> Plan:
+        """Return the best plan; see :func:`partition`."""
+        return self.alternatives(limits, alpha)[0]
+
+    def alternatives(self, limits: Limits, alpha: float | None = None) -> list[Plan]:
+        """Return plans with similar predictions, the best first; see :func:`alternatives`."""
+        searched = self._policy == DEFAULT_POLICY
+        found = self._select(limits, alpha) if searched else [self._search_alpha(limits, alpha)]
+        builder = _PlanBuilder(self._graph, self._profile, self._costs_of, self._policy, limits, alpha, self._memory)
+        return [builder.build(variant, self._gpu, self._cpu) for variant in found]
+
+    def _select(self, limits: Limits, alpha: float | None) -> list[VariantSolution]:
+        """Return the best solution of each variant of the default policy, the best variant first."""
+        if not self._pool:
+            prices = (*self._alphas, *([alpha] if alpha else []))
+            asked = prices if self._memory == "paper" and self._gpu else ()
+            self._pool = search_variants(self._graph, self._costs_of, asked)
+        ranked = best_within(self._pool, limits, alpha, self._memory)
+        best = {v.chunk: v for v in reversed(ranked)}
+        acceptable = [v for v in ranked if best[v.chunk] is v and v.fits(limits.budget_mb) and v.meets(limits.slo_ms)]
+        price = alpha if alpha is not None else implied_alpha(ranked[0], self._pool, self._memory)
+        return [replace(v, alpha=price) for v in acceptable[:_ALTERNATIVES] or ranked[:1]]
+
+    def _search_alpha(self, limits: Limits, alpha: float | None) -> VariantSolution:
+        """Return the solution of a policy other than the default one."""
+        graph, costs_of = self._graph, self._costs_of
+        solve = _solver(graph, self._policy, costs_of, self._meter)
+        if not self._gpu:
+            return solve(alpha or 0.0)
+        scale = self._gpu.latency_ms / self._gpu.memory_mb if self._gpu.memory_mb else 1.0
+        chosen = choose(solve, limits.slo_ms, alpha, scale)
+        if limits.budget_mb is None or chosen.fits(limits.budget_mb) or not find_policy(self._policy).weighs_memory:
+            return chosen
+        found = [raise_to_fit(solve, chosen, limits.budget_mb, scale)]
+        if costs_of(graph.dag).cores:
+            # An operator without memory of its own stays on the accelerator at any alpha, and with it the base memory.
+            on_cpu = _solver(graph, self._policy, lambda dag: costs_of(dag).without_accelerator(), None)
+            found.append(on_cpu(found[0].alpha))
+        return best_within(found, limits, alpha)[0]
 
 
 def _solver(
@@ -184,11 +234,6 @@ def _solver(
         return lambda alpha: VariantSolution(alpha, found.solution, found.chunk, found.graph, found.merged)
     solve = find_policy(policy).make_solver(graph.dag, costs_of(graph.dag))
     return lambda alpha: VariantSolution(alpha, solve(alpha), None, graph)
-
-
-def _scale(gpu: Prediction | None) -> float:
-    """Return an alpha at which latency and memory have about the same weight, in ms per MB."""
-    return gpu.latency_ms / gpu.memory_mb if gpu and gpu.memory_mb else 1.0
 
 
 def _predict(graph: Graph, costs: Costs, policy: Callable[[Dag, Costs, float], Schedule]) -> Prediction:
@@ -210,6 +255,7 @@ class _PlanBuilder:
     policy: str
     limits: Limits
     alpha: float | None
+    memory: Memory
 
     def build(self, chosen: VariantSolution, gpu: Prediction | None, cpu: Prediction | None) -> Plan:
         """Return the plan of a solution.
@@ -255,6 +301,9 @@ class _PlanBuilder:
             remarks.append(f"recurrent operators are cut into chunks of {chosen.chunk} steps")
         if chosen.solution.origin and self.policy == DEFAULT_POLICY:
             remarks.append(f"initial solution: {chosen.solution.origin}")
+        if chosen.alpha and self.policy == DEFAULT_POLICY:
+            priced = "resident memory" if self.memory == "resident" else "the memory of Equation 4"
+            remarks.append(f"alpha prices {priced}")
         if chosen.merged:
             count = sum(map(len, chosen.merged))
             remarks.append(f"{count} operators are merged into {len(chosen.merged)}")

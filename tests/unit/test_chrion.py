@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,17 +12,19 @@ from hypothesis import strategies as st
 from chrion import load
 from chrion.graph import Dag
 from chrion.profiler import Costs, uniform_costs
-from chrion.scheduler import evaluate
-from chrion.scheduler.evaluation.solution import VariantSolution
+from chrion.scheduler import POLICIES, evaluate
+from chrion.scheduler.evaluation.solution import MEMORIES, Memory, Solution, VariantSolution
 from chrion.scheduler.evaluation.validation import check_solution
-from chrion.scheduler.policies.chrion import ChrionPolicy, ChunkSearch
-from chrion.scheduler.search.alpha import Limits
+from chrion.scheduler.policies.chrion import ChrionPolicy, PortfolioSearch
+from chrion.scheduler.search.alpha import Limits, best_within
 from chrion.zoo import build
 from helpers import smallest_graph
 from recurrent_stack import stack, two_cores
 from strategies import costs_for, dags, problems
 
 BUDGETS = st.floats(0.0, 40.0)
+#: The policies that the default policy starts from.
+CHEAP = sorted(set(POLICIES) - {"chrion", "exact", "ios"})
 
 
 def test_an_unfolded_stack_becomes_tiles_of_layers_and_steps() -> None:
@@ -56,20 +60,49 @@ def test_costly_handoffs_keep_everything_on_one_lane() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
-def test_solutions_are_valid_and_no_worse_than_their_initial_solutions(data: st.DataObject) -> None:
-    """On any graph and machine, solutions are valid and no worse than the initial one.
-
-    Their timeline is the evaluator's.
-    """
+def test_solutions_are_valid_and_as_good_as_every_cheap_policy(data: st.DataObject) -> None:
+    """On any graph and machine, solutions are valid, their timeline is the evaluator's; no cheap policy is faster."""
     dag = data.draw(dags())
     costs = data.draw(costs_for(dag).filter(lambda c: c.cores or c.accelerator_ms))
-    alpha = data.draw(st.sampled_from([0.0, 0.5, 3.0]))
-    policy = ChrionPolicy(dag, costs)
-    initial = policy.initial(alpha)
-    solution = policy.improve(initial, alpha)
+    costs = replace(costs, streams=data.draw(st.integers(1, 3)))
+    solution = ChrionPolicy(dag, costs)(0.0)
     check_solution(dag, costs, solution)
     assert solution.timeline == evaluate(dag, costs, solution.schedule, solution.segments)
-    assert solution.cost(alpha) <= initial[0].cost(alpha) + 1e-9
+    for name in CHEAP:
+        if (name == "accelerator" and costs.accelerator_ms is None) or (name == "cpu" and not costs.cores):
+            continue
+        other = POLICIES[name].make_solver(dag, costs)(0.0)
+        assert latency_ms(solution) <= latency_ms(other) + 1e-9, name
+
+
+@settings(deadline=None, max_examples=12)
+@given(data=st.data())
+def test_fewer_resources_never_predict_faster(data: st.DataObject) -> None:
+    """A machine is predicted no slower than the same one without accelerator, with one stream, or with fewer cores."""
+    dag = data.draw(dags())
+    costs = replace(data.draw(costs_for(dag, accelerator=True)), streams=3)
+    own = latency_ms(ChrionPolicy(dag, costs)(0.0))
+    for cores, streams in itertools.product(range(costs.cores + 1), (0, 1, 3)):
+        if cores or streams:
+            fewer = ChrionPolicy(dag, costs.limited_to(cores, streams))(0.0)
+            assert own <= latency_ms(fewer) + 1e-9, (cores, streams)
+
+
+@settings(deadline=None, max_examples=60)
+@given(problem=problems(), alphas=st.tuples(st.floats(0, 5), st.floats(0, 5)), memory=st.sampled_from(MEMORIES))
+def test_a_higher_price_of_memory_never_gives_more_of_both(
+    problem: tuple[Dag, Costs], alphas: tuple[float, float], memory: Memory
+) -> None:
+    """A larger alpha gives no less latency and no more memory, and no plan is dominated by another."""
+    pool = variants(*problem)
+    low, high = (best_within(pool, Limits(), alpha, memory)[0] for alpha in sorted(alphas))
+    assert latency_ms(low.solution) <= latency_ms(high.solution)
+    assert low.memory_mb(memory) >= high.memory_mb(memory)
+    for chosen in (low, high):
+        assert not any(
+            latency_ms(v.solution) < latency_ms(chosen.solution) and v.memory_mb(memory) <= chosen.memory_mb(memory)
+            for v in pool
+        )
 
 
 @settings(deadline=None, max_examples=40)
@@ -81,15 +114,20 @@ def test_equal_inputs_give_equal_solutions(data: st.DataObject) -> None:
     assert ChrionPolicy(dag, costs)(0.5) == ChrionPolicy(dag, costs)(0.5)
 
 
+def variants(dag: Dag, costs: Costs) -> list[VariantSolution]:
+    """Return all solutions of the default policy."""
+    solutions = PortfolioSearch({None: (dag, costs)}).solutions[None]
+    return [VariantSolution(0.0, solution, None, smallest_graph()) for solution in solutions]
+
+
 def planned(dag: Dag, costs: Costs, limits: Limits, alpha: float | None = None) -> VariantSolution:
     """Return the default policy's choice within limits."""
-    search = ChunkSearch({None: (smallest_graph(), ChrionPolicy(dag, costs))})
-    return search.within(search.improve(alpha or 0.0), limits, alpha, 0.5)[0]
+    return best_within(variants(dag, costs), limits, alpha)[0]
 
 
-def latency_ms(variant: VariantSolution) -> float:
+def latency_ms(solution: Solution) -> float:
     """Return the predicted latency."""
-    return variant.solution.timeline.latency_ms
+    return solution.timeline.latency_ms
 
 
 @settings(deadline=None, max_examples=60)
@@ -111,7 +149,7 @@ def test_a_larger_budget_never_predicts_slower(
 ) -> None:
     """A larger budget increases neither the predicted latency nor L + alpha * M."""
     small, large = (planned(*problem, Limits(None, budget), alpha) for budget in sorted(budgets))
-    assert latency_ms(large) <= latency_ms(small) + 1e-9
+    assert latency_ms(large.solution) <= latency_ms(small.solution) + 1e-9
     assert large.solution.cost(alpha or 0.0) <= small.solution.cost(alpha or 0.0) + 1e-9
 
 
@@ -134,7 +172,7 @@ def test_a_larger_budget_is_used_and_lowers_latency() -> None:
     whole = ChrionPolicy(graph.dag, costs)(0.0).timeline
     assert whole.resident_mb > 0
     found = [planned(graph.dag, costs, Limits(None, whole.resident_mb * share)) for share in (0.0, 0.3, 0.55, 0.8, 1)]
-    latencies = [latency_ms(c) for c in found]
+    latencies = [latency_ms(c.solution) for c in found]
     assert latencies == sorted(latencies, reverse=True)
     assert len(set(latencies)) == len(latencies)
     for share, variant in zip((0.3, 0.55, 0.8), found[1:4], strict=True):

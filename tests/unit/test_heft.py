@@ -11,7 +11,7 @@ from chrion.scheduler import evaluate
 from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.policies.heft import schedule_heft
-from chrion.scheduler.policies.list_scheduling import upward_ranks
+from chrion.scheduler.policies.list_scheduling import Lanes, upward_ranks
 from strategies import costs_for, dags
 from topcuoglu_example import COSTS, DAG, HEFT_MAKESPAN, makespan
 
@@ -25,7 +25,7 @@ def test_upward_ranks_are_the_longest_paths_to_an_exit() -> None:
     """In a diamond of unit times with handoffs of two, the ranks are 1, then 1 + 2 + 1, then 1 + 2 + 4."""
     dag = Dag.from_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
     costs = uniform_costs(dag, cpu_ms=[1.0, 1.0], handoff_ms=2.0)
-    assert upward_ranks(dag, costs) == [7.0, 4.0, 4.0, 1.0]
+    assert upward_ranks(Lanes(dag, costs, 2)) == [7.0, 4.0, 4.0, 1.0]
 
 
 def test_independent_operators_are_spread() -> None:

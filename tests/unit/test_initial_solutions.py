@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chrion.profiler import uniform_costs
+from chrion.profiler import Costs, OperatorMemory, uniform_costs
 from chrion.scheduler.evaluation.validation import check_solution
-from chrion.scheduler.search.initial_solutions import InitialSolutions
+from chrion.scheduler.search.group_placement import balanced_stretches
+from chrion.scheduler.search.initial_solutions import GraphFacts, InitialSolutions
+from chrion.scheduler.search.machines import sub_machines
 from recurrent_stack import stack
 from strategies import costs_for, dags
 
@@ -18,8 +23,8 @@ def test_alternating_layers_follow_one_step_behind(layers: int, steps: int, core
     """Without overheads every lane is always busy, and the last lane ends one step later for each lane before it."""
     dag = stack(layers, steps)
     costs = uniform_costs(dag, cpu_ms=[1.0] * cores)
-    alternating = [s for s in InitialSolutions(dag, costs)(0.0) if s.origin.startswith("alternating")]
-    found = [s for s in alternating if s.schedule.cores == cores]
+    made = InitialSolutions(GraphFacts(dag, costs), costs).make([0.0])
+    found = [s for s in made if s.origin.startswith("alternating")]
     assert [s.timeline.latency_ms for s in found] == [layers // cores * steps + cores - 1]
     (solution,) = found
     check_solution(dag, costs, solution)
@@ -29,13 +34,32 @@ def test_alternating_layers_follow_one_step_behind(layers: int, steps: int, core
 
 
 @settings(deadline=None, max_examples=60)
-@given(data=st.data(), alpha=st.sampled_from([0.0, 0.5, 3.0]))
-def test_initial_solutions_are_valid_and_sorted_by_cost(data: st.DataObject, alpha: float) -> None:
-    """On any graph and machine there is at least one initial solution, and all of them are valid and sorted by cost."""
+@given(data=st.data(), alpha=st.sampled_from([0.5, 3.0]))
+def test_initial_solutions_are_valid(data: st.DataObject, alpha: float) -> None:
+    """On every sub-machine of any machine there is an initial solution for any graph, and all of them are valid."""
     dag = data.draw(dags())
     costs = data.draw(costs_for(dag).filter(lambda c: c.cores or c.accelerator_ms))
-    found = InitialSolutions(dag, costs)(alpha)
+    facts = GraphFacts(dag, costs)
+    found = [
+        s for machine in sub_machines(costs, len(dag)) for s in InitialSolutions(facts, machine).make([0.0, alpha])
+    ]
+    assert found
     for solution in found:
         check_solution(dag, costs, solution)
-    assert [s.cost(alpha) for s in found] == sorted(s.cost(alpha) for s in found)
-    assert found
+
+
+@given(times=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=7), cores=st.integers(1, 3))
+def test_stretches_are_balanced_as_well_as_possible(times: list[tuple[int, int]], cores: int) -> None:
+    """The greatest load is the least of all ways to cut the groups into one stretch for each lane."""
+    n = len(times)
+    device, host = zip(*times, strict=True)
+    loads = Costs(tuple(map(float, device)), (tuple(map(float, host)),) * cores, (OperatorMemory(),) * n)
+    lanes = range(cores + 1)
+    placed = balanced_stretches(loads, lanes, cores)
+    assert placed == sorted(placed)
+
+    def greatest(lane_of: Sequence[int]) -> float:
+        return max(sum((device if lane == 0 else host)[g] for g in range(n) if lane_of[g] == lane) for lane in lanes)
+
+    best = min(greatest(lane_of) for lane_of in itertools.combinations_with_replacement(lanes, n))
+    assert greatest(placed) == best

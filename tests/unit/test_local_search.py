@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from chrion.scheduler import Schedule
 from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.evaluation.validation import check_solution
-from chrion.scheduler.search.initial_solutions import InitialSolutions
+from chrion.scheduler.search.initial_solutions import GraphFacts, InitialSolutions
 from chrion.scheduler.search.local_search import LocalSearch, merge_segments, move_units
 from strategies import costs_for, dags
 
@@ -39,9 +39,10 @@ def test_an_improved_solution_is_valid_and_within_its_cap(data: st.DataObject, a
     """The solution costs no more than the initial one, and uses no more accelerator memory than the cap."""
     dag = data.draw(dags())
     costs = data.draw(costs_for(dag, accelerator=True).filter(lambda c: c.cores > 0))
-    initial = InitialSolutions(dag, costs)
-    search = LocalSearch(initial.problem, initial.groups.members, initial.units)
-    start = data.draw(st.sampled_from(initial(alpha)))
+    facts = GraphFacts(dag, costs)
+    initial = InitialSolutions(facts, costs)
+    search = LocalSearch(initial.problem, facts.groups.members, facts.units)
+    start = data.draw(st.sampled_from(list(initial.make([0.0, alpha]))))
     cap_mb = data.draw(st.sampled_from([math.inf, start.timeline.resident_mb]))
     improved = search.improve(start, alpha, cap_mb=cap_mb, budget=5000)
     check_solution(dag, costs, improved)

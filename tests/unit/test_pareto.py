@@ -3,57 +3,60 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chrion.graph import Dag
-from chrion.profiler import Costs, uniform_costs
-from chrion.scheduler import Schedule
-from chrion.scheduler.evaluation.solution import Problem
-from chrion.scheduler.policies.chrion import ChrionPolicy
-from chrion.scheduler.search.pareto import find_frontier, pareto_points, refine_point, sample_frontier
+from chrion.profiler import Costs
+from chrion.scheduler.evaluation.validation import check_solution
+from chrion.scheduler.policies.chrion import PortfolioSearch
+from chrion.scheduler.search.initial_solutions import GraphFacts, InitialSolutions
+from chrion.scheduler.search.local_search import LocalSearch
+from chrion.scheduler.search.pareto import descend, pareto_points, resident_figures, sample_evenly
 from strategies import problems
 
 
 @settings(deadline=None, max_examples=60)
 @given(problem=problems())
 def test_a_frontier_trades_latency_for_memory(problem: tuple[Dag, Costs]) -> None:
-    """From point to point memory increases and latency decreases; the first point needs no memory.
-
-    Refinement worsens neither.
-    """
-    policy = ChrionPolicy(*problem)
-    found = find_frontier(policy.initial, policy.search, 0.5)
+    """From point to point memory increases and latency decreases; the first point needs no memory."""
+    found = pareto_points(PortfolioSearch({None: problem}).solutions[None], resident_figures)
     assert found[0].timeline.resident_mb == 0.0
     for smaller, larger in itertools.pairwise(found):
         assert smaller.timeline.resident_mb < larger.timeline.resident_mb
         assert smaller.timeline.latency_ms > larger.timeline.latency_ms
-    for point in sample_frontier(found):
-        better = refine_point(policy.search, point, len(found))
-        assert better.timeline.resident_mb <= point.timeline.resident_mb
-        assert better.timeline.latency_ms <= point.timeline.latency_ms + 1e-9
+
+
+@settings(deadline=None, max_examples=60)
+@given(problem=problems(), work=st.integers(0, 2000))
+def test_the_solutions_of_a_descent_are_valid(problem: tuple[Dag, Costs], work: int) -> None:
+    """On any graph and machine, for any amount of work."""
+    dag, costs = problem
+    facts = GraphFacts(dag, costs)
+    initial = InitialSolutions(facts, costs)
+    search = LocalSearch(initial.problem, facts.groups.members, facts.units)
+
+    for start in itertools.islice(initial.make([0.0]), 3):
+        if start.schedule.stages:
+            continue
+        for solution in descend(search, start, facts.groups.members, work):
+            check_solution(dag, costs, solution)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1))
 def test_pareto_points_are_not_dominated(figures: list[tuple[int, int]]) -> None:
     """The points equal those of the definition over all pairs."""
-    blank = Problem(Dag.from_edges(1, []), uniform_costs(Dag.from_edges(1, []))).evaluate(Schedule((0,), (1,), 1))
-    made = [
-        replace(blank, timeline=replace(blank.timeline, latency_ms=float(ms), resident_mb=float(mb)))
-        for ms, mb in figures
-    ]
-    kept = {(s.timeline.latency_ms, s.timeline.resident_mb) for s in pareto_points(made, lambda s: s)}
+    kept = set(pareto_points(figures, lambda row: row))
     expected = {
-        (ms, mb) for ms, mb in figures if not any((a <= ms and b <= mb) and (a, b) != (ms, mb) for a, b in figures)
+        (mb, ms) for mb, ms in figures if not any((a <= mb and b <= ms) and (a, b) != (mb, ms) for a, b in figures)
     }
     assert kept == expected
 
 
 def test_a_sample_covers_the_whole_frontier() -> None:
     """A short frontier is kept; a long one is sampled from its first to its last point."""
-    assert sample_frontier(range(5)) == range(5)
-    some = sample_frontier(range(1000))
+    assert sample_evenly(range(5), 8) == range(5)
+    some = sample_evenly(range(1000), 8)
     assert (some[0], some[-1]) == (0, 999)
-    assert len(some) == len(set(some)) < 50
+    assert len(some) == len(set(some)) == 8

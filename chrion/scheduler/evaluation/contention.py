@@ -39,6 +39,11 @@ class RunTimes:
     #: The end of the last copy.
     copied_ms: float = 0.0
 
+    @property
+    def latency_ms(self) -> float:
+        """L: when the last operator and the last copy have ended."""
+        return max([self.copied_ms, *self.finish])
+
     @classmethod
     def empty(cls, n: int, schedule: Schedule) -> RunTimes:
         """Return the times of ``n`` operators before any has run."""

@@ -62,12 +62,26 @@ def evaluate(
     if check:
         validate(dag, costs, schedule)
     pieces = segments if segments is not None else [(i,) for i in schedule.order]
-    contended = len({lane for lane in schedule.lanes if is_accelerator_lane(lane)}) > 1
-    times = (simulate_contention if contended else _simulate)(dag, costs, schedule, pieces)
+    return complete(dag, costs, schedule, run_times(dag, costs, schedule, pieces))
+
+
+def run_times(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequence[int]]) -> RunTimes:
+    """Return the run times of a schedule's segments, the first part of :func:`evaluate`.
+
+    Raises:
+        ScheduleError: At some point no lane can continue.
+    """
+    if schedule.streams > 1 and len({lane for lane in schedule.lanes if is_accelerator_lane(lane)}) > 1:
+        return simulate_contention(dag, costs, schedule, segments)
+    return _simulate(dag, costs, schedule, segments)
+
+
+def complete(dag: Dag, costs: Costs, schedule: Schedule, times: RunTimes) -> Timeline:
+    """Return the timeline of a schedule with given run times, the second part of :func:`evaluate`."""
     return Timeline(
         start_ms=tuple(times.start),
         finish_ms=tuple(times.finish),
-        latency_ms=max([times.copied_ms, *times.finish]),
+        latency_ms=times.latency_ms,
         memory_mb=paper_mb(dag, costs, schedule.lanes),
         resident_mb=resident_mb(dag, costs, schedule.order, schedule.lanes),
         busy_ms=tuple(times.busy),
@@ -77,10 +91,13 @@ def evaluate(
 def _simulate(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequence[int]]) -> RunTimes:
     """Return the run times of a schedule without contention: segments in order, each as early as possible."""
     lanes, stages = schedule.lanes, schedule.stages
+    received, handoff, dispatch = dag.received, costs.handoff_ms, costs.dispatch_ms
     duration = durations_ms(dag, costs, schedule)
     times = RunTimes.empty(len(dag), schedule)
+    starts, finishes, busy = times.start, times.finish, times.busy
     transfers = Transfers(dag, costs, lanes, segments)
-    available = [0.0] * len(times.busy)
+    inputs_ready, arrival_ms = transfers.inputs_ready_ms, transfers.arrival_ms
+    available = [0.0] * len(busy)
     # When other lanes see the result: at the end of its segment. None until then.
     visible: list[float | None] = [None] * len(dag)
     ended: dict[int, float] = {}  # end of the last segment of each lane so far
@@ -88,31 +105,32 @@ def _simulate(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Seq
     stage = stages[segments[0][0]] if stages and segments else 0
     for segment in segments:
         lane = lanes[segment[0]]
+        on_device = is_accelerator_lane(lane)
         if stages and stages[segment[0]] != stage:
             stage, barrier = stages[segment[0]], dict(ended)
         time = max(available[lane], barrier_ms(costs, barrier, lane))
         for i in segment:
-            time = max(time, transfers.inputs_ready_ms(i)) if is_accelerator_lane(lane) else time
-            for m, values in zip(dag.predecessors[i], dag.edge_values[i], strict=True):
-                if lanes[m] == lane:
+            time = max(time, inputs_ready(i)) if on_device else time
+            for m, values in received[i]:
+                other = lanes[m]
+                if other == lane:
                     continue
                 end = visible[m]
                 if end is None:  # in a valid schedule, a segment follows those that it reads from
                     raise deadlock(dag, [(lane, i)])
-                if is_accelerator_lane(lanes[m]) == is_accelerator_lane(lane):
-                    time = max(time, end + costs.handoff_ms)
-                else:
-                    time = max(time, transfers.arrival_ms(values) or 0.0)  # all earlier segments have ended
+                # All earlier segments have ended, so arrivals in the other memory are known.
+                arrival = end + handoff if is_accelerator_lane(other) == on_device else arrival_ms(values) or 0.0
+                time = max(time, arrival)
         start = time
-        time += costs.dispatch_ms
+        time += dispatch
         for i in segment:
-            times.start[i] = time
-            time = times.finish[i] = time + duration[i]
+            starts[i] = time
+            time = finishes[i] = time + duration[i]
         for i in segment:
             visible[i] = time
         transfers.finish_segment(segment, time)
         available[lane] = ended[lane] = time
-        times.busy[lane] += time - start
+        busy[lane] += time - start
     return replace(times, copied_ms=transfers.finish_ms)
 
 

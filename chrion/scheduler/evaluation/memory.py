@@ -19,12 +19,17 @@ from chrion.profiler.costs import Costs
 
 def paper_mb(dag: Dag, costs: Costs, lanes: Sequence[int]) -> float:
     """Return M in MB, Equation 4, with the accelerator's base memory if any operator runs on it."""
+    on_device = [i for i, lane in enumerate(lanes) if is_accelerator_lane(lane)]
+    if not on_device:
+        return 0.0
+    memory = costs.memory
     total = 0.0
-    for i, lane in enumerate(lanes):
-        if is_accelerator_lane(lane):
-            total += costs.memory[i].own_mb
-            total += sum(costs.memory[m].outputs_mb for m in dag.predecessors[i] if not is_accelerator_lane(lanes[m]))
-    return total + costs.base_memory_mb * any(map(is_accelerator_lane, lanes))
+    for i in on_device:
+        total += memory[i].own_mb
+        for m in dag.predecessors[i]:
+            if not is_accelerator_lane(lanes[m]):
+                total += memory[m].outputs_mb
+    return total + costs.base_memory_mb
 
 
 def resident_mb(dag: Dag, costs: Costs, order: Sequence[int], lanes: Sequence[int]) -> float:
@@ -44,11 +49,14 @@ def resident_mb(dag: Dag, costs: Costs, order: Sequence[int], lanes: Sequence[in
     expiring: list[list[int]] = [[] for _ in on_device]
     for m, at in last_use.items():
         expiring[at].append(m)
+    memory = costs.memory
     for at, i in enumerate(on_device):
-        arriving = [m for m in (i, *dag.predecessors[i]) if m not in held]
-        held.update(arriving)
-        live += sum(costs.memory[m].outputs_mb for m in arriving)
-        ephemeral[lanes[i]] = costs.memory[i].ephemeral_mb
+        for m in (i, *dag.predecessors[i]):
+            if m not in held:
+                held.add(m)
+                live += memory[m].outputs_mb
+        ephemeral[lanes[i]] = memory[i].ephemeral_mb
         peak = max(peak, live + sum(ephemeral.values()))
-        live -= sum(costs.memory[m].outputs_mb for m in expiring[at])
+        for m in expiring[at]:
+            live -= memory[m].outputs_mb
     return peak + sum(dag.weight_bytes[w] for w in weights) / 1e6 + costs.base_memory_mb

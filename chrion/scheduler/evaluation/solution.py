@@ -5,14 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from chrion.graph.dag import Dag
 from chrion.graph.model import Graph
 from chrion.graph.segments import cut
 from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
-from chrion.scheduler.evaluation.evaluate import Timeline, evaluate
+from chrion.scheduler.evaluation.evaluate import Timeline, complete, run_times
 from chrion.scheduler.schedule import Schedule
+
+#: The definitions of accelerator memory; see :mod:`chrion.scheduler.evaluation.memory`.
+Memory = Literal["resident", "paper"]
+MEMORIES: tuple[Memory, ...] = get_args(Memory)
+#: The time to evaluate an operator of a schedule with several accelerator lanes, relative to one with a single lane.
+_CONTENTION = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,11 @@ class VariantSolution:
     #: Operators that were merged into one, by name.
     merged: tuple[tuple[str, ...], ...] = ()
 
+    def memory_mb(self, memory: Memory) -> float:
+        """Return the accelerator memory by one of its definitions, in MB."""
+        timeline = self.solution.timeline
+        return timeline.resident_mb if memory == "resident" else timeline.memory_mb
+
     def meets(self, slo_ms: float | None) -> bool:
         """Return True if the predicted latency is within the SLO, or there is no SLO."""
         return slo_ms is None or self.solution.timeline.latency_ms <= slo_ms
@@ -83,9 +95,24 @@ class Problem:
             tiles: Label of each operator by which to cut; if missing, the cut delays no operator.
             origin: The policy or the initial solution that the schedule comes from.
         """
-        segments = cut(self.dag, schedule.order, schedule.lanes, tiles, schedule.stages)
-        self.work += len(self.dag)
-        timeline = evaluate(self.dag, self.costs, schedule, segments, check=False)
+        found = self.evaluate_below(math.inf, schedule, tiles, origin)
+        assert found is not None  # noqa: S101 - there is no limit
+        return found
+
+    def evaluate_below(
+        self, limit_ms: float, schedule: Schedule, tiles: Sequence[int] | None = None, origin: str = ""
+    ) -> Solution | None:
+        """Return the solution of :meth:`evaluate`, or None if its latency is ``limit_ms`` or more.
+
+        Most trials of a search are no faster, so it pays not to compute their memory.
+        """
+        dag, costs = self.dag, self.costs
+        segments = cut(dag, schedule.order, schedule.lanes, tiles, schedule.stages)
+        self.work += len(dag) * (_CONTENTION if schedule.streams > 1 else 1)
+        times = run_times(dag, costs, schedule, segments)
+        if times.latency_ms >= limit_ms < math.inf:
+            return None
+        timeline = complete(dag, costs, schedule, times)
         return Solution(schedule, None if tiles is None else tuple(tiles), segments, timeline, origin, self.cap_mb)
 
     def allowed(self, i: int, lane: int) -> bool:

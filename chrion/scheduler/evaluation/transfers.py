@@ -31,6 +31,7 @@ class Transfers:
     def __init__(self, dag: Dag, costs: Costs, lanes: Sequence[int], segments: Sequence[Sequence[int]]) -> None:
         self._dag = dag
         self._outputs = set(dag.request_outputs)
+        self._sources = {i for i, _ in dag.request_outputs}
         self._on_device = [is_accelerator_lane(lane) for lane in lanes]
         # Both directions are keyed by "upload": True is host to device, False device to host.
         self._cost = {True: costs.upload, False: costs.download}
@@ -47,9 +48,12 @@ class Transfers:
         if not any(self._on_device):
             return
         self._copy_inputs()
+        on_device = self._on_device
         for segment in segments:
             for i in segment:
-                self._enqueue(i)
+                own = on_device[i]
+                if (own and i in self._sources) or any(on_device[after] != own for after in dag.successors[i]):
+                    self._enqueue(i)
 
     @property
     def finish_ms(self) -> float:

@@ -1,12 +1,20 @@
-"""The default policy: initial solutions of several kinds, the best of them improved by local search.
+"""The default policy: a portfolio of initial solutions, the best of them improved by local search.
 
-It follows the outline of the paper: for several numbers of cores k', choose lanes by finish time plus alpha times
-memory, and keep the k' with the least L + alpha * M, where M is resident memory.
+For each sub-machine (see :mod:`chrion.scheduler.search.machines`), from one core to the whole machine, and each variant
+of the graph (recurrent operators in chunks of several lengths):
+
+1. Make initial solutions, published policies as they stand among them.
+2. Keep those that no known solution dominates in latency and memory, including those of smaller machines.
+3. Improve the new ones among them.
+
+So the policy is never predicted slower than a policy it starts from, nor than itself with fewer resources. All known
+solutions form one set; the price of memory, the SLO and the budget only select from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -14,20 +22,34 @@ from chrion.graph.dag import Dag
 from chrion.graph.model import Graph
 from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.profiler.costs import Costs
-from chrion.scheduler.evaluation.solution import Solution, VariantSolution
-from chrion.scheduler.search.alpha import Limits, best_within
-from chrion.scheduler.search.initial_solutions import LARGE, InitialSolutions, preference
+from chrion.scheduler.evaluation.solution import Problem, Solution, VariantSolution
+from chrion.scheduler.policies.chrion_paper import chrion_paper
+from chrion.scheduler.search.initial_solutions import LARGE, GraphFacts, InitialSolutions, preference
 from chrion.scheduler.search.local_search import LocalSearch
-from chrion.scheduler.search.pareto import find_frontier, pareto_points, refine_point, sample_frontier
+from chrion.scheduler.search.machines import contains, sub_machines
+from chrion.scheduler.search.pareto import descend, paper_figures, pareto_points, resident_figures, sample_evenly
 
-#: Initial solutions that are improved, best first.
+#: Prices of memory, as powers of two times the price at which latency and memory have the same weight: for graphs of at
+#: most so many operators.
+_POWERS = ((200, range(-8, 13)), (2_000, range(-6, 13, 3)), (20_000, (-2, 2)), (math.inf, range(1)))
+#: The fastest initial solutions that are improved, and the variants in which they are.
 _IMPROVED = 3
-#: Variants (chunk lengths) that are improved, those with the best initial solutions first.
 _VARIANTS_IMPROVED = 3
+#: The fastest points of the frontier that descents start from.
+_DESCENTS = 3
+#: Points of the frontier that are improved.
+_REFINED = 8
+#: Operators evaluated to improve the fastest solutions of one machine, each in each pass; in all descents; and in all
+#: refinements together.
+_FASTEST_WORK = 40_000
+_DESCENT_WORK = 40_000
+_REFINEMENT_WORK = 30_000
+#: Initial solutions slower than this, relative to the fastest known solution, are not improved.
+_PROMISING = 1.05
 
 
 class ChrionPolicy:
-    """The default policy for one graph and its costs.
+    """The default policy for one graph and its costs, without variants.
 
     Args:
         dag: The graph.
@@ -35,89 +57,168 @@ class ChrionPolicy:
     """
 
     def __init__(self, dag: Dag, costs: Costs) -> None:
-        self.initial = InitialSolutions(dag, costs)
-        self.search = LocalSearch(self.initial.problem, self.initial.groups.members, self.initial.units)
+        self._search = PortfolioSearch({None: (dag, costs)})
 
     def __call__(self, alpha: float) -> Solution:
         """Return the best solution found for an alpha (ms per MB). Equal inputs give equal solutions."""
-        return self.improve(self.initial(alpha), alpha)
-
-    def improve(self, initial: Sequence[Solution], alpha: float) -> Solution:
-        """Improve the best of the given initial solutions, which are sorted, and return the best result."""
-        count = 1 if len(self.initial.problem.dag) > LARGE else _IMPROVED
-        improved = [self.search.improve(solution, alpha) for solution in initial[:count]]
-        return min(improved, key=partial(preference, alpha))
+        return min(self._search.solutions[None], key=partial(preference, alpha))
 
 
-class ChunkSearch:
-    """The default policy for a graph and its variants with recurrent operators in chunks.
+class PortfolioSearch:
+    """The search of the default policy over all variants of a graph.
 
-    Alpha is chosen by initial solutions, which are fast to make. Only those of the chosen alpha are improved.
+    Attributes:
+        solutions: The solutions found for each variant: those that none of the variant dominates, in latency and
+            resident memory or in latency and memory as the paper counts it.
 
     Args:
-        variants: Each variant of the graph and its policy, by chunk length; None for the graph without chunks.
+        variants: Each variant's operators and costs, by chunk length; None for the graph without chunks.
     """
 
-    def __init__(self, variants: Mapping[int | None, tuple[Graph, ChrionPolicy]]) -> None:
+    def __init__(self, variants: Mapping[int | None, tuple[Dag, Costs]]) -> None:
         self._variants = variants
+        self._facts = {chunk: GraphFacts(dag, costs) for chunk, (dag, costs) in variants.items()}
+        dag, costs = variants[None]
+        self._scale = balanced_alpha(costs)
+        found: list[tuple[Costs, dict[int | None, list[Solution]]]] = []
+        for machine in sub_machines(costs, len(dag)):
+            smaller = [known for other, known in found if contains(machine, other)]
+            found.append((machine, self._solve(machine, smaller)))
+        self.solutions = found[-1][1]
 
-    @classmethod
-    def of(cls, graph: Graph, costs_of: Callable[[Dag], Costs]) -> ChunkSearch:
-        """Return the search over a graph without chunks and with every promising chunk length."""
-        graphs: dict[int | None, Graph] = {None: graph}
-        graphs |= {chunk: unroll(graph, chunk) for chunk in chunk_choices(graph)}
-        return cls(
-            {chunk: (variant, ChrionPolicy(variant.dag, costs_of(variant.dag))) for chunk, variant in graphs.items()}
-        )
+    def _solve(
+        self, machine: Costs, smaller: Sequence[Mapping[int | None, list[Solution]]]
+    ) -> dict[int | None, list[Solution]]:
+        """Return the solutions for one sub-machine, given those for smaller ones."""
+        known: dict[int | None, list[Solution]] = {}
+        fresh: dict[int | None, list[Solution]] = {}
+        searches: dict[int | None, LocalSearch] = {}
+        streams = machine.streams if machine.accelerator_ms is not None else 0
+        for chunk, (dag, costs) in self._variants.items():
+            facts = self._facts[chunk]
+            limited = costs.limited_to(machine.cores, streams)
+            initial = InitialSolutions(facts, limited, by_units_only=chunk is not None)
+            searches[chunk] = LocalSearch(initial.problem, facts.groups.members, facts.units)
+            inherited = [solution for solutions in smaller for solution in solutions[chunk]]
+            fresh[chunk] = list(initial.make(_alphas(self._scale, len(dag))))
+            known[chunk] = undominated([*inherited, *fresh[chunk]])
+        large = max(len(dag) for dag, _ in self._variants.values()) > LARGE
+        for chunk, solution in _fastest(smaller, fresh)[: 1 if large else None]:
+            known[chunk].append(searches[chunk].improve(solution, 0.0, budget=_FASTEST_WORK))
+        if machine.accelerator_ms is not None and machine.cores and not large:
+            self._spread(known, smaller, searches)
+        return {chunk: undominated(solutions) for chunk, solutions in known.items()}
 
-    def initial(self, alpha: float) -> VariantSolution:
-        """Return the best initial solution of all variants."""
-        return self._ranked_initial(alpha)[0]
+    def _spread(
+        self,
+        known: dict[int | None, list[Solution]],
+        smaller: Sequence[Mapping[int | None, list[Solution]]],
+        searches: Mapping[int | None, LocalSearch],
+    ) -> None:
+        """Add solutions between the fastest and those without accelerator memory."""
+        old = {id(solution) for one in smaller for solutions in one.values() for solution in solutions}
+        starts = []
+        for chunk, start in _front(known)[-_DESCENTS:]:
+            problem, schedule = searches[chunk].problem, start.schedule
+            if not schedule.cores:  # what leaves the accelerator needs a core
+                with_cores = replace(schedule, cores=problem.costs.cores)
+                starts.append((chunk, problem.evaluate(with_cores, start.tiles, start.origin)))
+            elif id(start) not in old and not schedule.stages and start.timeline.resident_mb > 0:
+                starts.append((chunk, start))
+        descents = [(chunk, start, units) for chunk, start in starts for units in searches[chunk].neighbourhoods]
+        for chunk, start, units in descents:
+            known[chunk] += descend(searches[chunk], start, units, _DESCENT_WORK // len(descents))
+        points = [(chunk, solution) for chunk, solution in _front(known) if id(solution) not in old]
+        sample = sample_evenly(points, _REFINED)
+        for chunk, solution in sample:
+            work = _REFINEMENT_WORK // len(sample) // len(searches[chunk].neighbourhoods)
+            cap_mb = solution.timeline.resident_mb
+            better = searches[chunk].improve(solution, 0.0, cap_mb=cap_mb, budget=work)
+            known[chunk].append(replace(better, cap_mb=math.inf))
 
-    def improve(self, alpha: float) -> list[VariantSolution]:
-        """Return improved solutions of the variants with the best initial solutions, the best first."""
-        found = []
-        for start in self._ranked_initial(alpha)[:_VARIANTS_IMPROVED]:
-            policy = self._variants[start.chunk][1]
-            found.append(replace(start, solution=policy(alpha)))
-        return sorted(found, key=lambda v: v.solution.cost(alpha))
 
-    def within(
-        self, found: Sequence[VariantSolution], limits: Limits, alpha: float | None, scale: float
-    ) -> list[VariantSolution]:
-        """Return solutions within a memory budget: the best solution of each variant, the best variant first.
+def _fastest(
+    smaller: Sequence[Mapping[int | None, list[Solution]]], fresh: Mapping[int | None, list[Solution]]
+) -> list[tuple[int | None, Solution]]:
+    """Return the new solutions to improve for latency, each with its variant; none if a smaller machine is as fast."""
+    ranked = {
+        chunk: _different(sorted(solutions, key=partial(preference, 0.0)))[:_IMPROVED]
+        for chunk, solutions in fresh.items()
+        if solutions
+    }
+    chunks = sorted(ranked, key=lambda chunk: ranked[chunk][0].timeline.latency_ms)[:_VARIANTS_IMPROVED]
+    best_ms = min((ranked[chunk][0].timeline.latency_ms for chunk in chunks), default=math.inf)
+    if any(solution.timeline.latency_ms <= best_ms for one in smaller for known in one.values() for solution in known):
+        return []
+    return [
+        (chunk, solution)
+        for chunk in chunks
+        for solution in ranked[chunk]
+        if solution.timeline.latency_ms <= _PROMISING * best_ms
+    ]
 
-        Args:
-            found: Solutions found without the budget.
-            limits: The SLO and the budget.
-            alpha: The requested alpha, or None.
-            scale: An alpha at which latency and memory have about the same weight.
 
-        Returns:
-            The solutions; if none keeps both limits, the one that comes closest (see :func:`best_within`).
-        """
-        made_with = found[0].alpha
-        points = [
-            VariantSolution(made_with, solution, chunk, variant)
-            for chunk, (variant, policy) in self._variants.items()
-            for solution in find_frontier(policy.initial, policy.search, scale)
-        ]
-        sample = sample_frontier(pareto_points(points, lambda v: v.solution))
-        refined = [
-            replace(p, solution=refine_point(self._variants[p.chunk][1].search, p.solution, len(sample)))
-            for p in sample
-        ]
-        ranked = best_within([*found, *points, *refined], limits, alpha)
-        best_of_chunk: dict[int | None, VariantSolution] = {}
-        for variant_solution in ranked:
-            best_of_chunk.setdefault(variant_solution.chunk, variant_solution)
-        acceptable = [v for v in best_of_chunk.values() if v.fits(limits.budget_mb) and v.meets(limits.slo_ms)]
-        return acceptable[:_VARIANTS_IMPROVED] or [ranked[0]]
+def undominated(solutions: Iterable[Solution]) -> list[Solution]:
+    """Return the solutions that none dominates in resident memory and latency, or in the paper's memory and latency."""
+    rows = list(solutions)
+    kept = {id(s): s for figures in (resident_figures, paper_figures) for s in pareto_points(rows, figures)}
+    return list(kept.values())
 
-    def _ranked_initial(self, alpha: float) -> list[VariantSolution]:
-        """Return the best initial solution of each variant, the best first."""
-        found = [
-            VariantSolution(alpha, policy.initial(alpha)[0], chunk, variant)
-            for chunk, (variant, policy) in self._variants.items()
-        ]
-        return sorted(found, key=lambda v: v.solution.cost(alpha))
+
+def balanced_alpha(costs: Costs) -> float:
+    """Return an alpha at which latency and memory have about the same weight, in ms per MB."""
+    if costs.accelerator_ms is None:
+        return 1.0
+    times = [min(ms, 1e6) for ms in costs.accelerator_ms]
+    memory_mb = sum(memory.own_mb for memory in costs.memory) + costs.base_memory_mb
+    return sum(times) / memory_mb if memory_mb else 1.0
+
+
+def variants_of(graph: Graph) -> dict[int | None, Graph]:
+    """Return the graph without chunks and with every promising chunk length, by that length."""
+    return {None: graph, **{chunk: unroll(graph, chunk) for chunk in chunk_choices(graph)}}
+
+
+def search_variants(
+    graph: Graph, costs_of: Callable[[Dag], Costs], alphas: Sequence[float] = ()
+) -> list[VariantSolution]:
+    """Return all solutions of the default policy.
+
+    Args:
+        graph: The graph.
+        costs_of: Returns the costs of a variant's operators.
+        alphas: Prices of the paper's memory, in ms per MB, that the solutions will be selected for: the set then has
+            the paper's own selection at these prices.
+    """
+    graphs = variants_of(graph)
+    costs = {chunk: costs_of(variant.dag) for chunk, variant in graphs.items()}
+    search = PortfolioSearch({chunk: (variant.dag, costs[chunk]) for chunk, variant in graphs.items()})
+    found = [
+        VariantSolution(0.0, solution, chunk, graphs[chunk])
+        for chunk, solutions in search.solutions.items()
+        for solution in solutions
+    ]
+    problem = Problem(graph.dag, costs[None])
+    for alpha in alphas:
+        solution = problem.evaluate(chrion_paper(graph.dag, costs[None], alpha), origin="greedy")
+        found.append(VariantSolution(alpha, solution, None, graph))
+    return found
+
+
+def _alphas(scale: float, n: int) -> list[float]:
+    """Return the prices of memory to make initial solutions with."""
+    powers = next(powers for most, powers in _POWERS if n <= most)
+    return [0.0, *(scale * 2.0**power for power in powers)]
+
+
+def _front(known: Mapping[int | None, list[Solution]]) -> list[tuple[int | None, Solution]]:
+    """Return the solutions on the frontier of all variants, by increasing memory."""
+    rows = [(chunk, solution) for chunk, solutions in known.items() for solution in solutions]
+    return pareto_points(rows, lambda row: resident_figures(row[1]))
+
+
+def _different(solutions: Sequence[Solution]) -> list[Solution]:
+    """Return the first of the solutions that have equal latencies, from sorted ones."""
+    return [
+        s for at, s in enumerate(solutions) if not at or s.timeline.latency_ms != solutions[at - 1].timeline.latency_ms
+    ]

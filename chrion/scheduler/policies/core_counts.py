@@ -11,6 +11,14 @@ from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.schedule import Schedule
 
+_POWERS_OF_TWO = frozenset(2**power for power in range(10))
+#: Sampled numbers of cores for graphs of at most so many operators; see :func:`sampled_core_counts`.
+_SAMPLES = (
+    (2_000, frozenset({0, 3, 6, 12, 24, 48, 96}) | _POWERS_OF_TWO),
+    (20_000, frozenset({0}) | _POWERS_OF_TWO),
+    (math.inf, frozenset({0, 1, 4, 16, 64, 256})),
+)
+
 
 def usable_core_counts(costs: Costs) -> range:
     """Return the numbers of CPU cores k' to plan for: 0 to k, without 0 unless the accelerator runs every operator.
@@ -25,8 +33,26 @@ def usable_core_counts(costs: Costs) -> range:
     return counts
 
 
+def sampled_core_counts(costs: Costs, n: int) -> list[int]:
+    """Return the numbers of CPU cores to plan for where each takes a schedule of its own: all of a few, then fewer.
+
+    The sample of a machine contains those of all smaller numbers of cores in the sample. So the best plan over it never
+    gets slower with more cores.
+
+    Args:
+        costs: The machine's costs of its operators.
+        n: Number of operators. The sample is sparser for large graphs, where each number takes seconds.
+
+    Raises:
+        ScheduleError: As for :func:`usable_core_counts`.
+    """
+    usable = usable_core_counts(costs)
+    steps = next(steps for most, steps in _SAMPLES if n <= most)
+    return [cores for cores in usable if cores in steps or cores == costs.cores]
+
+
 def best_core_count(dag: Dag, costs: Costs, alpha: float, build: Callable[[int], Schedule]) -> Schedule:
-    """Return the schedule with the least L + alpha * M over all usable numbers of cores.
+    """Return the schedule with the least L + alpha * M over a sample of all numbers of cores.
 
     Args:
         dag: The graph.
@@ -38,5 +64,5 @@ def best_core_count(dag: Dag, costs: Costs, alpha: float, build: Callable[[int],
         ScheduleError: As for :func:`usable_core_counts`.
     """
     problem = Problem(dag, costs)
-    solutions = [problem.evaluate(build(cores)) for cores in usable_core_counts(costs)]
+    solutions = [problem.evaluate(build(cores)) for cores in sampled_core_counts(costs, len(dag))]
     return min(solutions, key=lambda solution: solution.cost(alpha)).schedule

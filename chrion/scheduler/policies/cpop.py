@@ -6,14 +6,14 @@ the lane that takes the least time for them; every other operator runs where it 
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from functools import partial
 
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
 from chrion.scheduler.policies.core_counts import best_core_count
-from chrion.scheduler.policies.list_scheduling import ListScheduler, downward_ranks, upward_ranks
+from chrion.scheduler.policies.list_scheduling import Lanes, ListScheduler, downward_ranks, upward_ranks
+from chrion.scheduler.policies.orders import priority_order
 from chrion.scheduler.schedule import Schedule
 
 
@@ -24,23 +24,15 @@ def cpop(dag: Dag, costs: Costs, alpha: float) -> Schedule:
 
 def schedule_cpop(dag: Dag, costs: Costs, cores: int) -> Schedule:
     """Return CPOP's schedule on the accelerator, if there is one, and ``cores`` CPU lanes."""
-    priority = [up + down for up, down in zip(upward_ranks(dag, costs), downward_ranks(dag, costs), strict=True)]
+    lanes = Lanes(dag, costs, cores)
+    priority = [up + down for up, down in zip(upward_ranks(lanes), downward_ranks(lanes), strict=True)]
     path = critical_path(dag, priority)
-    scheduler = ListScheduler(dag, costs, cores)
-    path_lane = min(scheduler.lanes, key=lambda lane: sum(scheduler.lane_ms[lane][i] for i in path))
+    path_lane = min(lanes.numbers, key=lambda lane: sum(lanes.ms[lane][i] for i in path))
     on_path = frozenset(path)
-    unplaced = [len(before) for before in dag.predecessors]
-    ready = [(-priority[i], i) for i, count in enumerate(unplaced) if count == 0]
-    heapq.heapify(ready)
-    while ready:
-        _, i = heapq.heappop(ready)
-        lanes = [path_lane] if i in on_path else scheduler.lanes
-        slots = [scheduler.slot(i, lane) for lane in lanes]
+    scheduler = ListScheduler(lanes)
+    for i in priority_order(dag, priority):
+        slots = scheduler.slots(i, [path_lane] if i in on_path else None)
         scheduler.place(i, min(slots, key=lambda slot: (slot.end, slot.lane)))
-        for after in dag.successors[i]:
-            unplaced[after] -= 1
-            if unplaced[after] == 0:
-                heapq.heappush(ready, (-priority[after], after))
     return scheduler.schedule()
 
 

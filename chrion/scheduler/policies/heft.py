@@ -1,19 +1,20 @@
 """HEFT: heterogeneous earliest finish time (Topcuoglu, Hariri, Wu, 2002, Figure 2).
 
-Operators are taken by decreasing upward rank, and each goes to the lane where it finishes first. There are two
-additions to the paper: the overheads of :mod:`chrion.scheduler.policies.list_scheduling`, and a price of accelerator
-memory.
+Operators are taken by decreasing upward rank, and each goes to the lane where it finishes first. As published, ranks
+are in mean times over the lanes in use, and in mean transfer times over all pairs of them. There are two additions to
+the paper: the overheads of :mod:`chrion.scheduler.policies.list_scheduling`, and a price of accelerator memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from chrion.graph.dag import Dag
 from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
 from chrion.scheduler.policies.core_counts import best_core_count
-from chrion.scheduler.policies.list_scheduling import ListScheduler, TimeSlot, upward_ranks
+from chrion.scheduler.policies.list_scheduling import Lanes, ListScheduler, TimeSlot, by_rank, upward_ranks
 from chrion.scheduler.schedule import Schedule
 
 
@@ -22,29 +23,40 @@ def heft(dag: Dag, costs: Costs, alpha: float) -> Schedule:
     return best_core_count(dag, costs, alpha, partial(schedule_heft, dag, costs, alpha=alpha))
 
 
-def schedule_heft(dag: Dag, costs: Costs, cores: int, *, alpha: float = 0.0) -> Schedule:
+def schedule_heft(dag: Dag, costs: Costs, cores: int, *, streams: int = 1, alpha: float = 0.0) -> Schedule:
     """Return HEFT's schedule on the accelerator, if there is one, and ``cores`` CPU lanes.
 
     Args:
         dag: The graph.
         costs: The machine's costs of its operators.
         cores: Number of CPU lanes to use, 0 or more.
+        streams: Number of accelerator lanes to use.
         alpha: Price, in ms per MB, of the memory that an operator adds on the accelerator.
     """
-    rank = upward_ranks(dag, costs)
-    position = {v: at for at, v in enumerate(dag.topological_order)}
-    scheduler = ListScheduler(dag, costs, cores)
+    lanes = Lanes(dag, costs, cores, streams)
+    return place_by_finish(lanes, by_rank(dag, upward_ranks(lanes)), alpha)
+
+
+def place_by_finish(lanes: Lanes, order: Sequence[int], alpha: float = 0.0) -> Schedule:
+    """Return the schedule that places operators one after another, each on the lane where it finishes first.
+
+    Args:
+        lanes: The lanes to use.
+        order: The operators in a topological order.
+        alpha: Price, in ms per MB, of the memory that an operator adds on the accelerator.
+    """
+    scheduler = ListScheduler(lanes)
     resident: set[int] = set()  # weights on the accelerator
-    for i in sorted(range(len(dag)), key=lambda v: (-rank[v], position[v])):  # equal ranks: predecessors first
-        price = alpha * _marginal_mb(dag, costs, i, resident) if alpha else 0.0
+    for i in order:
+        price = alpha * _marginal_mb(lanes.dag, lanes.costs, i, resident) if alpha else 0.0
 
         def preference(slot: TimeSlot, price: float = price) -> tuple[float, float, int]:
-            return slot.end + (price if is_accelerator_lane(slot.lane) else 0.0), slot.start, slot.lane
+            return slot.end + (price if slot.lane <= 0 else 0.0), slot.start, slot.lane
 
-        best = min((scheduler.slot(i, lane) for lane in scheduler.lanes), key=preference)
+        best = min(scheduler.slots(i), key=preference)
         scheduler.place(i, best)
         if is_accelerator_lane(best.lane):
-            resident.update(dag.weights[i])
+            resident.update(lanes.dag.weights[i])
     return scheduler.schedule()
 
 

@@ -1,18 +1,24 @@
-"""List scheduling with insertion, which HEFT and CPOP share (Topcuoglu, Hariri, Wu, 2002, section 4).
+"""List scheduling with insertion, which HEFT, CPOP and PEFT share (Topcuoglu, Hariri, Wu, 2002, section 4).
 
 Operators are placed one after another, each after its predecessors, in the first idle gap of a lane that is long
 enough. The earliest start (EST) includes this machine's overheads: a handoff between lanes of one device, a copy
 between devices, and a dispatch for every operator without a predecessor on its own lane.
+
+Naively, the slots of an operator on all lanes take O(predecessors * lanes). But a result reaches all other lanes of a
+device at the same time. So one pass over the predecessors suffices, which keeps for each device the two latest arrivals
+from different lanes: the second one counts for the lane that the first one comes from. O(predecessors + lanes), plus
+the search for gaps.
 """
 
 from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from chrion.graph.dag import Dag
+from chrion.lane_numbers import all_lanes
 from chrion.profiler.costs import Costs
 from chrion.scheduler.schedule import Schedule
 
@@ -25,86 +31,183 @@ class TimeSlot(NamedTuple):
     end: float
 
 
-class ListScheduler:
-    """A schedule that is built operator by operator.
+class Lanes:
+    """The lanes of a machine as list scheduling sees them, with the times of operators and of edges between lanes.
 
     Args:
         dag: The graph.
         costs: The machine's costs of its operators.
         cores: Number of CPU lanes to use, 0 or more.
+        streams: Number of accelerator lanes to use, if there is an accelerator.
     """
 
-    def __init__(self, dag: Dag, costs: Costs, cores: int) -> None:
-        self._dag, self._costs, self._cores = dag, costs, cores
-        #: Lanes that operators may be placed on.
-        self.lanes = range(0 if costs.accelerator_ms is not None else 1, cores + 1)
+    def __init__(self, dag: Dag, costs: Costs, cores: int, streams: int = 1) -> None:
+        self.dag, self.costs, self.cores = dag, costs, cores
+        self.streams = streams if costs.accelerator_ms is not None else 0
+        #: The lane numbers; the lowest first.
+        self.numbers = sorted(all_lanes(cores, self.streams))
         #: W: time of every operator on each lane, by lane.
-        self.lane_ms = [costs.lane_ms(lane, cores) for lane in range(cores + 1)]
-        self._slots = [TimeSlot(0, 0.0, 0.0)] * len(dag)
-        self._busy: list[list[tuple[float, float]]] = [[] for _ in range(cores + 1)]
+        self.ms = {lane: costs.lane_ms(lane, cores) for lane in self.numbers}
+        #: Of each operator: its predecessors, each with the time in ms from its end until another lane of the same
+        #: device, the accelerator and the host have its result.
+        self.received = [
+            [
+                (m, costs.transfer_ms(1, 2, size), costs.transfer_ms(1, 0, size), costs.transfer_ms(0, 1, size))
+                for m, size in zip(before, sizes, strict=True)
+            ]
+            for before, sizes in zip(dag.predecessors, dag.edge_bytes, strict=True)
+        ]
 
-    def slot(self, i: int, lane: int) -> TimeSlot:
-        """Return the earliest slot of operator ``i`` on a lane; its predecessors must have been placed."""
-        length = self.lane_ms[lane][i]
-        before = self._dag.predecessors[i]
-        if all(self._slots[m].lane != lane for m in before):
-            length += self._costs.dispatch_ms
-        start = _first_gap(self._busy[lane], self._ready_ms(i, lane), length)
-        return TimeSlot(lane, start, start + length)
+    def mean_ms(self) -> list[float]:
+        """Return the mean time of each operator over the lanes, without those that do not support it."""
+        found = []
+        for row in zip(*(self.ms[lane] for lane in self.numbers), strict=True):
+            finite = [ms for ms in row if ms < math.inf]
+            found.append(sum(finite) / len(finite) if finite else 0.0)
+        return found
+
+    def mean_transfers_ms(self) -> list[list[float]]:
+        """Return the mean time of each edge over all pairs of different lanes, by operator and predecessor."""
+        lanes = len(self.numbers)
+        pairs = lanes * (lanes - 1)
+        apart = self.cores * self.streams
+        same = pairs - 2 * apart
+        return [
+            [(same * within + apart * (up + down)) / pairs if pairs else 0.0 for _, within, up, down in edges]
+            for edges in self.received
+        ]
+
+
+class ListScheduler:
+    """A schedule that is built operator by operator.
+
+    Args:
+        lanes: The lanes to use.
+    """
+
+    def __init__(self, lanes: Lanes) -> None:
+        self.lanes = lanes
+        self._slots = [TimeSlot(0, 0.0, 0.0)] * len(lanes.dag)
+        #: Starts and ends of each lane's busy intervals. Intervals that touch are one.
+        self._starts: dict[int, list[float]] = {lane: [] for lane in lanes.numbers}
+        self._ends: dict[int, list[float]] = {lane: [] for lane in lanes.numbers}
+
+    def slots(self, i: int, choices: Iterable[int] | None = None) -> list[TimeSlot]:
+        """Return the earliest slot of operator ``i`` on each lane that supports it; its predecessors must be placed.
+
+        Args:
+            i: The operator.
+            choices: The lanes; all if missing.
+
+        Returns:
+            The slots in the order of the lanes; if none of the lanes supports the operator, slots that never end.
+        """
+        own: dict[int, float] = {}  # the latest end of the predecessors on each lane
+        to_host = to_device = 0.0
+        host, device = _Arrivals(), _Arrivals()
+        for m, within, up, down in self.lanes.received[i]:
+            lane, _, end = self._slots[m]
+            if end > own.get(lane, -1.0):
+                own[lane] = end
+            if lane > 0:
+                host.add(lane, end + within)
+                to_device = max(to_device, end + up)
+            else:
+                device.add(lane, end + within)
+                to_host = max(to_host, end + down)
+        dispatch = self.lanes.costs.dispatch_ms
+        found = []
+        for lane in self.lanes.numbers if choices is None else choices:
+            length = self.lanes.ms[lane][i]
+            other, foreign = (host, to_host) if lane > 0 else (device, to_device)
+            ready = max(own.get(lane, 0.0), foreign, other.second if lane == other.lane else other.first)
+            if lane not in own:
+                length += dispatch
+            start = self._first_gap(lane, ready, length)
+            found.append(TimeSlot(lane, start, start + length))
+        return [slot for slot in found if slot.end < math.inf] or found
 
     def place(self, i: int, slot: TimeSlot) -> None:
         """Place operator ``i`` in a slot."""
         self._slots[i] = slot
-        bisect.insort(self._busy[slot.lane], (slot.start, slot.end))
+        lane, start, end = slot
+        starts, ends = self._starts[lane], self._ends[lane]
+        at = bisect.bisect_right(starts, start)
+        if at and ends[at - 1] == start:
+            ends[at - 1] = end
+            at -= 1
+        else:
+            starts.insert(at, start)
+            ends.insert(at, end)
+        if at + 1 < len(starts) and starts[at + 1] == end:
+            ends[at] = ends.pop(at + 1)
+            del starts[at + 1]
 
     def schedule(self) -> Schedule:
         """Return the schedule, ordered by start times, once every operator has been placed."""
-        position = {v: at for at, v in enumerate(self._dag.topological_order)}
-        order = sorted(range(len(self._dag)), key=lambda v: (self._slots[v].start, position[v]))
-        return Schedule(tuple(order), tuple(slot.lane for slot in self._slots), self._cores)
+        dag = self.lanes.dag
+        position = {v: at for at, v in enumerate(dag.topological_order)}
+        order = sorted(range(len(dag)), key=lambda v: (self._slots[v].start, position[v]))
+        placement = tuple(slot.lane for slot in self._slots)
+        return Schedule(tuple(order), placement, self.lanes.cores, max(1, self.lanes.streams))
 
-    def _ready_ms(self, i: int, lane: int) -> float:
-        """Return when the results of all predecessors have reached a lane, in ms."""
-        ready = 0.0
-        for m, size in zip(self._dag.predecessors[i], self._dag.edge_bytes[i], strict=True):
-            source = self._slots[m]
-            transfer = 0.0 if source.lane == lane else self._costs.transfer_ms(source.lane, lane, size)
-            ready = max(ready, source.end + transfer)
-        return ready
+    def _first_gap(self, lane: int, ready: float, length: float) -> float:
+        """Return the first time from ``ready`` on at which a lane is idle for ``length``."""
+        starts, ends = self._starts[lane], self._ends[lane]
+        if not ends or ready >= ends[-1]:
+            return ready
+        at = bisect.bisect_right(starts, ready)
+        start = max(ready, ends[at - 1]) if at else ready
+        for following in range(at, len(starts)):
+            if start + length <= starts[following]:
+                break
+            start = ends[following]
+        return start
 
 
-def upward_ranks(dag: Dag, costs: Costs) -> list[float]:
+class _Arrivals:
+    """The latest arrival of results from any lane of one device, and the latest from a different lane."""
+
+    __slots__ = ("first", "lane", "second")
+
+    def __init__(self) -> None:
+        self.first = self.second = 0.0
+        self.lane: int | None = None
+
+    def add(self, lane: int, time: float) -> None:
+        """Add a result that comes from a lane."""
+        if time > self.first:
+            if lane != self.lane:
+                self.first, self.second, self.lane = time, self.first, lane
+            else:
+                self.first = time
+        elif lane != self.lane and time > self.second:
+            self.second = time
+
+
+def upward_ranks(lanes: Lanes) -> list[float]:
     """Return the length of the longest path from the start of each operator to the end of an exit, in mean times."""
+    dag, mean, transfers = lanes.dag, lanes.mean_ms(), lanes.mean_transfers_ms()
+    longest = [0.0] * len(dag)  # from the end of each operator
     rank = [0.0] * len(dag)
     for i in reversed(dag.topological_order):
-        after = (rank[s] + mean_transfer_ms(dag, costs, i, s) for s in dag.successors[i])
-        rank[i] = costs.mean_ms(i) + max(after, default=0.0)
+        rank[i] = mean[i] + longest[i]
+        for m, transfer in zip(dag.predecessors[i], transfers[i], strict=True):
+            longest[m] = max(longest[m], transfer + rank[i])
     return rank
 
 
-def downward_ranks(dag: Dag, costs: Costs) -> list[float]:
+def downward_ranks(lanes: Lanes) -> list[float]:
     """Return the length of the longest path from the start of an entry to the start of each operator, in mean times."""
+    dag, mean, transfers = lanes.dag, lanes.mean_ms(), lanes.mean_transfers_ms()
     rank = [0.0] * len(dag)
     for i in dag.topological_order:
-        before = (rank[m] + costs.mean_ms(m) + mean_transfer_ms(dag, costs, m, i) for m in dag.predecessors[i])
-        rank[i] = max(before, default=0.0)
+        before = zip(dag.predecessors[i], transfers[i], strict=True)
+        rank[i] = max((rank[m] + mean[m] + transfer for m, transfer in before), default=0.0)
     return rank
 
 
-def mean_transfer_ms(dag: Dag, costs: Costs, before: int, after: int) -> float:
-    """Return the mean time in ms from the end of an operator to the start of its successor on another lane."""
-    if costs.accelerator_ms is None:
-        return costs.handoff_ms
-    size = dag.edge_bytes[after][dag.predecessors[after].index(before)]
-    return (costs.upload.ms(size) + costs.download.ms(size)) / 2
-
-
-def _first_gap(busy: Sequence[tuple[float, float]], ready: float, length: float) -> float:
-    """Return the first time from ``ready`` on at which a lane with the given busy intervals is idle for ``length``."""
-    at = bisect.bisect_right(busy, (ready, math.inf))
-    start = max(ready, busy[at - 1][1] if at else 0.0)
-    for busy_start, busy_end in busy[at:]:
-        if start + length <= busy_start:
-            break
-        start = max(start, busy_end)
-    return start
+def by_rank(dag: Dag, rank: Sequence[float]) -> list[int]:
+    """Return the operators by decreasing upward rank; of equal ones, predecessors first."""
+    position = {v: at for at, v in enumerate(dag.topological_order)}
+    return sorted(range(len(dag)), key=lambda v: (-rank[v], position[v]))

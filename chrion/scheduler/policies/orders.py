@@ -27,6 +27,7 @@ it with the literal algorithm.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
@@ -56,6 +57,22 @@ def dfs_order(dag: Dag) -> tuple[int, ...]:
             if not missing[child]:
                 stack.append(child)
     return tuple(order)
+
+
+def priority_order(dag: Dag, priority: Sequence[float]) -> list[int]:
+    """Return the topological order that always takes the ready operator of highest priority, then of least index."""
+    missing = [len(before) for before in dag.predecessors]
+    ready = [(-priority[i], i) for i, count in enumerate(missing) if not count]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        _, i = heapq.heappop(ready)
+        order.append(i)
+        for child in dag.successors[i]:
+            missing[child] -= 1
+            if not missing[child]:
+                heapq.heappush(ready, (-priority[child], child))
+    return order
 
 
 def _joining_children(dag: Dag, costs: Costs) -> list[tuple[int, ...]]:

@@ -28,6 +28,7 @@ from chrion.scheduler.policies.heft import heft
 from chrion.scheduler.policies.ios import ios
 from chrion.scheduler.policies.nimble import nimble
 from chrion.scheduler.policies.opara import opara
+from chrion.scheduler.policies.peft import peft
 from chrion.scheduler.policies.single_device import accelerator_only, cpu_only
 from chrion.scheduler.policies.wavefront import wavefront
 from chrion.scheduler.schedule import Schedule, validate
@@ -76,6 +77,7 @@ _BUILT_IN = (
     _policy("dfs", "The paper's device selection on the depth-first order.", depth_first, weighs_memory=True),
     _policy("heft", "HEFT: by rank, each operator where it finishes first.", heft, weighs_memory=True),
     _policy("cpop", "CPOP: the critical path on one lane, the rest where it finishes first.", cpop),
+    _policy("peft", "PEFT: as HEFT, but each lane counts with the best time that can follow it.", peft),
     _policy("exact", "The optimum, by constraint programming; up to 40 operators, needs OR-Tools.", exact),
     _policy(MERGING_POLICY, "IOS: the best stages, by dynamic programming; may merge operators.", ios),
     _policy("nimble", "Nimble: streams with the fewest synchronisations.", nimble),

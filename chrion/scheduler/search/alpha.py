@@ -1,4 +1,4 @@
-"""Choice of alpha: the largest that meets an SLO, or the smallest that fits a memory budget.
+"""Choice of a solution within limits, and of alpha: the largest within an SLO, or the least that fits a budget.
 
 A larger alpha saves more accelerator memory and usually costs latency. But policies select greedily, so
 latency is not monotone in alpha, and bisection alone could stop far below the answer. Instead, a grid is tried from the
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from chrion.scheduler.evaluation.solution import VariantSolution
+from chrion.scheduler.evaluation.solution import Memory, VariantSolution
 
 _STEPS = 16
 _BISECTIONS = 6
@@ -80,7 +80,9 @@ def raise_to_fit(
     return smallest
 
 
-def best_within(pool: Sequence[VariantSolution], limits: Limits, alpha: float | None) -> list[VariantSolution]:
+def best_within(
+    pool: Sequence[VariantSolution], limits: Limits, alpha: float | None, memory: Memory = "resident"
+) -> list[VariantSolution]:
     """Return the solutions of a pool that keep the limits, the best first.
 
     The budget takes precedence over the SLO. If no solution keeps both, the result holds those within the budget, the
@@ -93,16 +95,38 @@ def best_within(pool: Sequence[VariantSolution], limits: Limits, alpha: float | 
         limits: SLO and budget.
         alpha: Price of accelerator memory, in ms per MB; None for the least memory that meets the SLO, or without an
             SLO for the least latency.
+        memory: The memory that has this price.
     """
+
+    def memory_mb(variant: VariantSolution) -> float:
+        return variant.memory_mb(memory)
+
+    def latency_ms(variant: VariantSolution) -> float:
+        return variant.solution.timeline.latency_ms
+
+    def cost(variant: VariantSolution) -> float:
+        return latency_ms(variant) + (alpha or 0.0) * memory_mb(variant)
+
+    def segments(variant: VariantSolution) -> int:
+        return len(variant.solution.segments)
+
     fitting = [v for v in pool if v.fits(limits.budget_mb)]
     if not fitting:
         return sorted(pool, key=lambda v: (v.solution.timeline.resident_mb, v.solution.timeline.latency_ms))
     meeting = [v for v in fitting if v.meets(limits.slo_ms)]
     if not meeting:
-        return sorted(fitting, key=lambda v: (v.solution.timeline.latency_ms, v.solution.timeline.resident_mb))
+        return sorted(fitting, key=lambda v: (latency_ms(v), memory_mb(v), segments(v)))
     if alpha is None and limits.slo_ms is not None:
-        return sorted(meeting, key=lambda v: (v.solution.timeline.resident_mb, v.solution.timeline.latency_ms))
-    return sorted(meeting, key=lambda v: (v.solution.cost(alpha or 0.0), v.solution.timeline.resident_mb))
+        return sorted(meeting, key=lambda v: (memory_mb(v), latency_ms(v), segments(v)))
+    return sorted(meeting, key=lambda v: (cost(v), memory_mb(v), segments(v)))
+
+
+def implied_alpha(chosen: VariantSolution, pool: Sequence[VariantSolution], memory: Memory = "resident") -> float:
+    """Return the least price of memory at which a solution costs no more than each faster one, in ms per MB."""
+    latency_ms, mb = chosen.solution.timeline.latency_ms, chosen.memory_mb(memory)
+    faster = [v for v in pool if v.solution.timeline.latency_ms < latency_ms and v.memory_mb(memory) > mb]
+    prices = [(latency_ms - v.solution.timeline.latency_ms) / (v.memory_mb(memory) - mb) for v in faster]
+    return max(prices, default=0.0)
 
 
 def _descend(solve: Callable[[float], VariantSolution], slo_ms: float, grid: Sequence[float]) -> VariantSolution:

@@ -58,6 +58,8 @@ def group_operators(dag: Dag, costs: Costs) -> Groups:
     step = [0] * len(dag)
     seen: dict[int, int] = {}
     small = _SMALL * (costs.dispatch_ms + costs.handoff_ms)
+    # Not the mean over all lanes: groups must not depend on the number of lanes.
+    alone_ms = costs.lane_ms(1 if costs.cores else 0, 1)
     alike = Counter(dag.signatures)
     stepped = max(Counter(_binding_weight(dag, i) for i in range(len(dag)) if dag.weights[i]).values(), default=0) > 1
     for i in dag.topological_order:
@@ -68,7 +70,7 @@ def group_operators(dag: Dag, costs: Costs) -> Groups:
             step[i] = seen.get(weight, 0)
             seen[weight] = step[i] + 1
         # In a graph with steps, a small operator that occurs once is not part of a step, so it joins no group.
-        elif before and costs.mean_ms(i) <= small and not (stepped and alike[dag.signatures[i]] == 1):
+        elif before and alone_ms[i] <= small and not (stepped and alike[dag.signatures[i]] == 1):
             latest = max(before, key=lambda m: step[m])
             _join(parent, i, latest)
             step[i] = step[latest]

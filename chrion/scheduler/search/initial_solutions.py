@@ -1,10 +1,11 @@
 """Initial solutions: complete schedules of several kinds, from which local search starts.
 
-One lane and device selection are tried once, the others for several numbers of CPU cores
-(:attr:`InitialSolutions.core_counts`):
+They are made for one machine and use all its lanes (for smaller ones, see :mod:`chrion.scheduler.search.machines`):
 
 - **one lane**: every operator on one lane, without any handoff;
-- **HEFT** on operators, and the paper's greedy device selection: good if operators are long compared with handoffs;
+- **published policies**, as they stand: the paper's device selection on three orders, HEFT, CPOP, PEFT, lists by
+  critical path, streams (Nimble, Opara) and stages (greedy, wavefront); good if operators are long compared with
+  handoffs. In a graph of several steps, HEFT and device selection are tried step by step as well;
 - **pipeline**: the groups (layers) in order, cut into one stretch for each lane such that the greatest load is as
   small as possible, run tile after tile: good for stacks of recurrent layers, whose lanes then work on different
   time steps;
@@ -17,187 +18,221 @@ Pipelines and branches are tried with every tile length that is a power of two.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cached_property
 
 from chrion.graph.dag import Dag
-from chrion.profiler.costs import Costs, OperatorMemory
+from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.solution import Problem, Solution
+from chrion.scheduler.policies.cpop import schedule_cpop
 from chrion.scheduler.policies.device_selection import select_devices
-from chrion.scheduler.policies.heft import schedule_heft
-from chrion.scheduler.policies.orders import hybrid_order
+from chrion.scheduler.policies.heft import place_by_finish
+from chrion.scheduler.policies.list_scheduling import Lanes, by_rank, downward_ranks, upward_ranks
+from chrion.scheduler.policies.nimble import nimble_streams
+from chrion.scheduler.policies.opara import opara
+from chrion.scheduler.policies.orders import bfs_order, dfs_order, hybrid_order, priority_order
+from chrion.scheduler.policies.peft import schedule_peft
+from chrion.scheduler.policies.stages import DeviceLanes, greedy_stages, schedule_stages
+from chrion.scheduler.policies.streams import schedule_streams
+from chrion.scheduler.policies.wavefront import round_robin
 from chrion.scheduler.schedule import Schedule
+from chrion.scheduler.search.group_placement import group_lanes, partial_pipelines
 from chrion.scheduler.search.grouping import Groups, assign_round_robin, group_operators, tile_order, unit_order
 
-#: Larger graphs have initial solutions on one lane and by device selection only.
-LARGE = 20_000
+#: Graphs of more operators have fewer initial solutions, and only one of each machine is improved.
+LARGE = 2_000
 
 
-class InitialSolutions:
-    """The initial solutions of one graph and its costs.
+class GraphFacts:
+    """What initial solutions need to know of a graph, the same for every sub-machine of one machine.
 
     Args:
         dag: The graph.
-        costs: The machine's costs, overheads included.
+        costs: The costs on the whole machine.
     """
 
     def __init__(self, dag: Dag, costs: Costs) -> None:
-        #: The graph and its costs.
-        self.problem = Problem(dag, costs)
-        self.groups = group_operators(dag, costs)
-        units = self.groups.units
+        self.dag = dag
+        self.groups: Groups = group_operators(dag, costs)
         #: Operators that stay in one segment wherever they are placed; None if the schedule determines the segments.
         #: The steps of a layer are alike, so segments of one step each share one session and its packed weights.
-        self.units = units if self.groups.steps > 1 else None
-        self._order = hybrid_order(dag, costs)
-        self._independent_of_alpha = [*self._single_lanes(), *self._grouped()]
+        self.units = self.groups.units if self.groups.steps > 1 else None
+        self._tilings: dict[int, tuple[list[int], list[int]]] = {}
 
-    def __call__(self, alpha: float) -> list[Solution]:
-        """Return the initial solutions for an alpha (ms per MB), the one with the least cost first."""
-        return sorted([*self._independent_of_alpha, *self._of_policies(alpha)], key=partial(preference, alpha))
+    def tiling(self, steps: int) -> tuple[list[int], list[int]]:
+        """Return the order and the labels of tiles of so many steps; see :func:`tile_order`."""
+        if steps not in self._tilings:
+            self._tilings[steps] = tile_order(self.dag, self.groups, steps)
+        return self._tilings[steps]
+
+    @cached_property
+    def nimble_streams(self) -> list[int]:
+        """Nimble's stream of each operator."""
+        return nimble_streams(self.dag, share=True)
+
+    @cached_property
+    def plain_orders(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The breadth-first and the depth-first order."""
+        return bfs_order(self.dag), dfs_order(self.dag)
+
+
+class InitialSolutions:
+    """The initial solutions of one graph on one machine.
+
+    Args:
+        facts: The graph.
+        costs: The costs on the machine, overheads included.
+        by_units_only: If there are units, make no solution that divides or joins them: units need fewer sessions.
+    """
+
+    def __init__(self, facts: GraphFacts, costs: Costs, *, by_units_only: bool = False) -> None:
+        self.facts = facts
+        self._by_units_only = by_units_only and facts.units is not None
+        #: The graph and its costs.
+        self.problem = Problem(facts.dag, costs)
+        self._streams = costs.streams if costs.accelerator_ms is not None else 0
+
+    def make(self, alphas: Sequence[float]) -> Iterator[Solution]:
+        """Yield the initial solutions.
+
+        Args:
+            alphas: Prices of accelerator memory, in ms per MB, for the policies that weigh memory; 0.0 is the first.
+        """
+        problem, costs = self.problem, self.problem.costs
+        n = len(problem.dag)
+        if costs.cores + self._streams == 1:
+            yield problem.evaluate(Schedule(self._order, (costs.cores,) * n, costs.cores), origin=self._name)
+            return
+        alphas = alphas if costs.cores and self._streams == 1 else alphas[:1]
+        if self._streams <= 1:
+            yield from self._by_device_selection(alphas)
+            if n <= LARGE or len(self.facts.groups.members) < n:  # else a group is an operator
+                yield from self._grouped()
+        yield from self._by_finish(alphas)
+        if n <= LARGE and not self._by_units_only:
+            yield from self._of_other_policies()
+
+    @cached_property
+    def _order(self) -> tuple[int, ...]:
+        return hybrid_order(self.problem.dag, self.problem.costs)
 
     @property
-    def core_counts(self) -> list[int]:
-        """The numbers of CPU lanes to try beside a single lane: all up to four, some larger ones, and k.
+    def _name(self) -> str:
+        return "accelerator alone" if self._streams else "one core"
 
-        Empty for a large graph, where each number would take seconds.
-        """
-        if len(self.problem.dag) > LARGE:
-            return []
-        k = self.problem.costs.cores
-        least = 1 if self.problem.costs.accelerator_ms is not None else 2
-        return [j for j in range(least, k + 1) if j <= 4 or j == k or j in {6, 8, 12, 16, 24, 32, 48, 64, 96, 128}]
+    def _by_device_selection(self, alphas: Sequence[float]) -> Iterator[Solution]:
+        """Yield the paper's device selection."""
+        dag, costs = self.problem.dag, self.problem.costs
+        for alpha in alphas:
+            schedule = select_devices(dag, costs, self._order, alpha).schedule
+            yield from self._as_it_stands_and_by_units(schedule, "greedy")
+        if len(dag) <= LARGE and not self._by_units_only:
+            for order in self.facts.plain_orders:
+                yield self.problem.evaluate(select_devices(dag, costs, order, 0.0).schedule, origin="greedy")
 
-    def _single_lanes(self) -> Iterator[Solution]:
-        problem, order = self.problem, self._order
-        n = len(problem.dag)
-        if all(problem.allowed(i, 0) for i in range(n)):
-            yield problem.evaluate(Schedule(order, (0,) * n, 0), origin="accelerator alone")
-        if problem.costs.cores:
-            yield problem.evaluate(Schedule(order, (1,) * n, 1), origin="one core")
+    def _by_finish(self, alphas: Sequence[float]) -> Iterator[Solution]:
+        """Yield HEFT, which ranks operators once for all alphas."""
+        lanes = self._lanes
+        order = by_rank(self.problem.dag, upward_ranks(lanes))
+        for alpha in alphas:
+            yield from self._as_it_stands_and_by_units(place_by_finish(lanes, order, alpha), "heft")
+
+    def _of_other_policies(self) -> Iterator[Solution]:
+        """Yield the schedules of published policies that do not weigh memory."""
+        problem = self.problem
+        dag, costs = problem.dag, problem.costs
+        lanes = self._lanes
+        yield problem.evaluate(schedule_peft(dag, costs, costs.cores, streams=self._streams), origin="peft")
+        if self._streams <= 1:
+            yield problem.evaluate(schedule_cpop(dag, costs, costs.cores), origin="cpop")
+            path = [up + down for up, down in zip(upward_ranks(lanes), downward_ranks(lanes), strict=True)]
+            yield problem.evaluate(place_by_finish(lanes, priority_order(dag, path)), origin="critical path")
+        # Streams and stages are made for the lanes of one device; a core runs what the accelerator does not support.
+        if self._streams == 1 or (self._streams and costs.cores > 1):
+            return
+        device = DeviceLanes(dag, costs)
+        stages = greedy_stages(dag)
+        made = {
+            "nimble": schedule_streams(dag, costs, self.facts.nimble_streams, dag.topological_order),
+            "opara": opara(dag, costs, 0.0),
+            "stages": schedule_stages(dag, device, stages),
+            "wavefront": schedule_stages(dag, device, stages, round_robin(len(device.lanes))),
+        }
+        for origin, schedule in made.items():
+            if schedule.cores <= costs.cores:
+                yield problem.evaluate(schedule, origin=origin)
+                if schedule.stages:  # without barriers, local search can improve it
+                    free = Schedule(schedule.order, schedule.lanes, schedule.cores, schedule.streams)
+                    yield problem.evaluate(free, origin=f"{origin}, without barriers")
+
+    @cached_property
+    def _lanes(self) -> Lanes:
+        return Lanes(self.problem.dag, self.problem.costs, self.problem.costs.cores, self._streams)
 
     def _grouped(self) -> Iterator[Solution]:
         """Yield the initial solutions that place groups as wholes."""
-        problem, groups = self.problem, self.groups
-        for cores in self.core_counts:
-            for origin, lanes in _group_lanes(groups, problem.costs, cores):
-                if all(problem.allowed(i, lanes[groups.of[i]]) for i in range(len(problem.dag))):
-                    yield from self._tiled(lanes, cores, origin)
-            if alternating := self._alternating(cores):
-                yield alternating
+        problem, groups = self.problem, self.facts.groups
+        cores = problem.costs.cores
+        lengths = [2**power for power in range(math.ceil(math.log2(max(groups.steps, 1))) + 1)]
+        found = [
+            (solution, steps)
+            for origin, lanes in group_lanes(groups, problem.costs)
+            for steps in lengths
+            for solution in self._tiled(lanes, origin, steps)
+        ]
+        yield from (solution for solution, _ in found)
+        if cores > 1 and self.facts.units is not None and not self._streams:
+            yield self._alternating()
+        if found and self._streams and self.facts.units is not None:
+            best = min(found, key=lambda pair: pair[0].timeline.latency_ms)[1]
+            for lanes in partial_pipelines(groups, problem.costs):
+                yield from self._tiled(lanes, "pipeline, part of it on the accelerator", best)
 
-    def _tiled(self, lanes: Sequence[int], cores: int, origin: str) -> Iterator[Solution]:
-        """Yield a placement of groups with every tile length."""
-        groups = self.groups
+    def _tiled(self, lanes: Sequence[int], origin: str, steps: int) -> Iterator[Solution]:
+        """Yield the solution of a placement of groups and a tile length, if every group is supported on its lane."""
+        groups, problem = self.facts.groups, self.problem
         placement = tuple(lanes[g] for g in groups.of)
-        steps = 1
-        while True:
-            order, tiles = tile_order(self.problem.dag, groups, steps)
-            schedule = Schedule(tuple(order), placement, cores)
-            yield self.problem.evaluate(schedule, tiles, f"{origin}, tiles of {steps}")
-            if steps >= groups.steps:
-                return
-            steps *= 2
+        if all(problem.allowed(i, lane) for i, lane in enumerate(placement)):
+            order, tiles = self.facts.tiling(steps)
+            schedule = Schedule(tuple(order), placement, problem.costs.cores)
+            yield problem.evaluate(schedule, tiles, f"{origin}, tiles of {steps}")
 
-    def _alternating(self, cores: int) -> Solution | None:
-        """Return the solution with layers assigned round robin; None if there is only one step or lane."""
-        if self.units is None or cores < 2:
-            return None
-        dag, groups = self.problem.dag, self.groups
-        lanes, start = assign_round_robin(groups, cores)
-        labels = {i: label for label, unit in enumerate(self.units) for i in unit}
+    def _alternating(self) -> Solution:
+        """Return the solution with layers assigned round robin."""
+        dag, units = self.problem.dag, self.facts.units or ()
+        cores = self.problem.costs.cores
+        lanes, start = assign_round_robin(self.facts.groups, cores)
         by_start = sorted(dag.topological_order, key=start.__getitem__)
-        order = unit_order(dag, self.units, by_start) or dag.topological_order
-        tiles = [labels[i] for i in range(len(dag))]
+        order = unit_order(dag, units, by_start) or dag.topological_order
         schedule = Schedule(tuple(order), tuple(lanes), cores)
-        return self.problem.evaluate(schedule, tiles, "alternating, step by step")
+        return self.problem.evaluate(schedule, self._unit_labels, "alternating, step by step")
 
-    def _of_policies(self, alpha: float) -> Iterator[Solution]:
-        """Yield the initial solutions of published policies, which depend on alpha."""
-        dag, costs = self.problem.dag, self.problem.costs
-        if len(dag) < 2:
-            return
-        yield self._by_units(select_devices(dag, costs, self._order, alpha).schedule, "greedy")
-        for cores in self.core_counts:
-            yield self._by_units(schedule_heft(dag, costs, cores, alpha=alpha), "heft")
-
-    def _by_units(self, schedule: Schedule, origin: str) -> Solution:
-        """Evaluate a schedule of single operators; if there are units, each is placed with its longest operator."""
-        problem = self.problem
-        if self.units is None:
-            return problem.evaluate(Schedule(schedule.order, schedule.lanes, schedule.cores), origin=origin)
-        lanes, labels = list(schedule.lanes), [0] * len(problem.dag)
-        for label, unit in enumerate(self.units):
-            lead = max(unit, key=problem.costs.mean_ms)
+    @cached_property
+    def _unit_labels(self) -> list[int]:
+        labels = [0] * len(self.problem.dag)
+        for label, unit in enumerate(self.facts.units or ()):
             for i in unit:
                 labels[i] = label
+        return labels
+
+    def _as_it_stands_and_by_units(self, schedule: Schedule, origin: str) -> Iterator[Solution]:
+        """Yield a schedule, and if there are units, the schedule that places each of them with its longest operator."""
+        problem, units = self.problem, self.facts.units
+        if not self._by_units_only:
+            yield problem.evaluate(schedule, origin=origin)
+        if units is None:
+            return
+        lanes = list(schedule.lanes)
+        for unit in units:
+            lead = max(unit, key=problem.costs.mean_ms)
+            for i in unit:
                 lanes[i] = schedule.lanes[lead] if problem.allowed(i, schedule.lanes[lead]) else lanes[i]
-        order = unit_order(problem.dag, self.units, schedule.order) or schedule.order
-        return problem.evaluate(Schedule(tuple(order), tuple(lanes), schedule.cores), labels, f"{origin}, step by step")
+        order = unit_order(problem.dag, units, schedule.order) or schedule.order
+        by_units = Schedule(tuple(order), tuple(lanes), schedule.cores, schedule.streams)
+        yield problem.evaluate(by_units, self._unit_labels, f"{origin}, step by step")
 
 
 def preference(alpha: float, solution: Solution) -> tuple[float, int]:
     """Return the sort key of solutions: the least cost first, on a tie the fewest segments."""
     return solution.cost(alpha), len(solution.segments)
-
-
-def _group_lanes(groups: Groups, costs: Costs, cores: int) -> Iterator[tuple[str, list[int]]]:
-    """Yield placements of groups as wholes: a name, and the lane of each group."""
-    loads = _group_costs(groups, costs)
-    if len(groups.members) < 2:
-        return
-    lanes = list(range(0 if costs.accelerator_ms is not None else 1, cores + 1))
-    if lanes:
-        yield "pipeline", _balanced_stretches(loads, lanes, cores)
-        if lanes[0] == 0 and cores:
-            yield "pipeline, accelerator last", _balanced_stretches(loads, [*lanes[1:], 0], cores)
-    yield "branches", list(schedule_heft(groups.dag, loads, cores).lanes)
-
-
-def _group_costs(groups: Groups, costs: Costs) -> Costs:
-    """Return the costs of groups as if each were one operator."""
-
-    def total(times: Sequence[float]) -> tuple[float, ...]:
-        return tuple(sum(times[i] for i in members) for members in groups.members)
-
-    weights = [sum(costs.memory[i].own_mb for i in members) for members in groups.members]
-    return Costs(
-        accelerator_ms=None if costs.accelerator_ms is None else total(costs.accelerator_ms),
-        cpu_ms=tuple(total(times) for times in costs.cpu_ms),
-        memory=tuple(OperatorMemory(ephemeral_mb=mb) for mb in weights),
-        upload=costs.upload,
-        download=costs.download,
-        handoff_ms=costs.handoff_ms,
-        dispatch_ms=costs.dispatch_ms,
-    )
-
-
-def _balanced_stretches(loads: Costs, lanes: Sequence[int], cores: int) -> list[int]:
-    """Cut the groups, in order, into one stretch for each lane such that the greatest load is least.
-
-    Dynamic programme over prefixes: ``best[g]`` is the least greatest load of the first g groups on the lanes so far.
-    O(groups^2 * lanes).
-
-    Returns:
-        The lane of each group.
-    """
-    n = len(loads.memory)
-    sums = []
-    for lane in lanes:
-        running = [0.0]
-        for ms in loads.lane_ms(lane, cores):
-            running.append(running[-1] + ms)
-        sums.append(running)
-    best = [sums[0][g] for g in range(n + 1)]
-    starts: list[list[int]] = [[0] * (n + 1)]
-    for running in sums[1:]:
-        choice = [min((max(best[s], running[g] - running[s]), s) for s in range(g + 1)) for g in range(n + 1)]
-        best = [load for load, _ in choice]
-        starts.append([s for _, s in choice])
-    placed = [0] * n
-    end = n
-    for at in reversed(range(len(lanes))):
-        start = starts[at][end]
-        placed[start:end] = [lanes[at]] * (end - start)
-        end = start
-    return placed

@@ -1,8 +1,9 @@
 """Local search: move units between lanes, reorder operators and merge segments while the evaluator confirms a gain.
 
 The search is monotone: it takes a step only if the step lowers L + alpha * M. It also merges segments if the cost stays
-the same, since fewer segments need fewer sessions. The search is bounded by evaluated operators instead of time, and
-seeded, so that equal inputs give equal plans. The default budget takes about a second.
+the same, since fewer segments need fewer sessions. It moves only what can lower the cost: operators of the critical
+chain, and with a price of memory those on the accelerator. The search is bounded by evaluated operators instead of
+time, and seeded, so that equal inputs give equal plans.
 """
 
 from __future__ import annotations
@@ -10,21 +11,23 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from chrion.lane_numbers import all_lanes
+from chrion.lane_numbers import all_lanes, is_accelerator_lane
 from chrion.scheduler.evaluation.solution import Problem, Solution
+from chrion.scheduler.schedule import Schedule
+from chrion.scheduler.search.critical_chain import critical_operators
 
-#: Operators evaluated by one call of a search.
+#: Operators evaluated by one pass of a search.
 BUDGET = 400_000
 _EPSILON = 1e-9
 #: Positions in the order by which an operator may be shifted, each way.
 _MOST_SHIFTED = 4
-#: Graphs up to this size are also searched operator by operator.
-_FINE = 400
-#: Graphs up to this size are searched operator by operator even if operators belong to units.
+#: Graphs up to this size are also searched operator by operator if operators belong to units.
 _TINY = 40
+#: A unit is tried on all lanes if there are at most so many, else on those of its neighbours and the least busy ones.
+_FEW_LANES = 4
 
 
 class LocalSearch:
@@ -45,10 +48,8 @@ class LocalSearch:
 
     @property
     def neighbourhoods(self) -> list[tuple[tuple[int, ...], ...]]:
-        """Operators that move together, for each pass: groups; in small graphs units and single operators as well."""
+        """Operators that move together, for each pass: groups, then units, then single operators."""
         n = len(self.problem.dag)
-        if n > _FINE:
-            return [self._groups]
         found = [self._groups]
         if self._units:
             found.append(self._units)
@@ -60,7 +61,7 @@ class LocalSearch:
         """Improve a solution in every neighbourhood.
 
         Args:
-            solution: The solution to start from.
+            solution: The solution to start from. One with stages is returned as it is.
             alpha: Price of accelerator memory, in ms per MB.
             cap_mb: Resident accelerator memory that ``solution`` and the result must not exceed.
             budget: Operators to evaluate in each pass.
@@ -70,6 +71,9 @@ class LocalSearch:
         """
         problem = Problem(self.problem.dag, self.problem.costs, cap_mb)
         solution = replace(solution, cap_mb=cap_mb)
+        lanes = solution.schedule.cores + (solution.schedule.streams if problem.costs.accelerator_ms else 0)
+        if solution.schedule.stages or lanes < 2:
+            return solution
         for units in self.neighbourhoods:
             solution = move_units(problem, solution, units, alpha, budget=budget)
         # Units are alike and share one session and its packed weights; merged with a neighbour, they would not.
@@ -98,16 +102,16 @@ def move_units(  # noqa: PLR0913 - budget and seed by name
     Returns:
         A solution that is not worse.
     """
-    end = problem.work + budget
-    rng = random.Random(seed)  # noqa: S311 - nothing secret
+    search = _Search(problem, solution, alpha, problem.work + budget, random.Random(seed))  # noqa: S311 - no secret
     improved = True
-    while improved and problem.work < end:
-        before = solution.cost(alpha)
-        solution = _move_between_lanes(problem, solution, units, alpha, end, rng)
+    while improved and not search.exhausted:
+        before = search.best.cost(alpha)
+        promising = search.promising()
+        search.move_between_lanes([unit for unit in units if not promising.isdisjoint(unit)])
         if len(units) == len(problem.dag):
-            solution = _shift_in_order(problem, solution, alpha, end, rng)
-        improved = solution.cost(alpha) < before - _EPSILON
-    return solution
+            search.shift_in_order(sorted(search.promising()))
+        improved = search.best.cost(alpha) < before - _EPSILON
+    return search.best
 
 
 def merge_segments(problem: Problem, solution: Solution, alpha: float, *, budget: int = BUDGET) -> Solution:
@@ -138,50 +142,82 @@ def merge_segments(problem: Problem, solution: Solution, alpha: float, *, budget
     return best
 
 
-def _move_between_lanes(  # noqa: PLR0913, PLR0917 - the search's state
-    problem: Problem, best: Solution, units: Sequence[Sequence[int]], alpha: float, end: int, rng: random.Random
-) -> Solution:
-    """Try every unit on every other lane."""
-    order = list(range(len(units)))
-    rng.shuffle(order)
-    for unit in order:
-        for lane in all_lanes(best.schedule.cores, best.schedule.streams):
-            members = units[unit]
-            if problem.work >= end:
-                return best
-            if all(best.schedule.lanes[i] == lane for i in members) or not all(
-                problem.allowed(i, lane) for i in members
-            ):
-                continue
-            lanes = list(best.schedule.lanes)
-            for i in members:
-                lanes[i] = lane
-            trial = problem.evaluate(replace(best.schedule, lanes=tuple(lanes)), best.tiles, best.origin)
-            if trial.cost(alpha) < best.cost(alpha) - _EPSILON:
-                best = trial
-    return best
+class _Search:
+    """The state of one pass: the best solution so far, and the work that is left."""
 
+    def __init__(self, problem: Problem, solution: Solution, alpha: float, end: int, rng: random.Random) -> None:
+        self.best = solution
+        self._problem, self._alpha, self._end, self._rng = problem, alpha, end, rng
 
-def _shift_in_order(problem: Problem, best: Solution, alpha: float, end: int, rng: random.Random) -> Solution:
-    """Try every operator at other positions of the order, between its predecessors and its successors."""
-    dag = problem.dag
-    operators = list(range(len(dag)))
-    rng.shuffle(operators)
-    for i in operators:
-        if problem.work >= end:
-            return best
-        order = list(best.schedule.order)
-        position = {v: at for at, v in enumerate(order)}
-        low = max((position[m] for m in dag.predecessors[i]), default=-1) + 1
-        high = min((position[s] for s in dag.successors[i]), default=len(order))
-        at = position[i]
-        for target in range(max(low, at - _MOST_SHIFTED), min(high, at + _MOST_SHIFTED + 1)):
-            if target == at or problem.work >= end:
-                continue
-            moved = order[:at] + order[at + 1 :]
-            moved.insert(target, i)
-            trial = problem.evaluate(replace(best.schedule, order=tuple(moved)), best.tiles, best.origin)
-            if trial.cost(alpha) < best.cost(alpha) - _EPSILON:
-                best = trial
-                break
-    return best
+    @property
+    def exhausted(self) -> bool:
+        """True if the budget is spent."""
+        return self._problem.work >= self._end
+
+    def promising(self) -> set[int]:
+        """Return the operators whose move can lower the cost, or free memory for one whose move does."""
+        n = len(self._problem.dag)
+        if n <= _TINY and self._problem.cap_mb < math.inf:
+            return set(range(n))
+        found = critical_operators(self._problem.dag, self._problem.costs, self.best)
+        if self._alpha:
+            found |= {i for i, lane in enumerate(self.best.schedule.lanes) if is_accelerator_lane(lane)}
+        return found
+
+    def move_between_lanes(self, units: Sequence[Sequence[int]]) -> None:
+        """Try every unit on other lanes."""
+        order = list(units)
+        self._rng.shuffle(order)
+        for members in order:
+            for lane in list(self._target_lanes(members)):
+                if self.exhausted:
+                    return
+                lanes = list(self.best.schedule.lanes)
+                for i in members:
+                    lanes[i] = lane
+                self._try(replace(self.best.schedule, lanes=tuple(lanes)))
+
+    def shift_in_order(self, operators: list[int]) -> None:
+        """Try operators at other positions of the order, between their predecessors and their successors."""
+        dag = self._problem.dag
+        self._rng.shuffle(operators)
+        for i in operators:
+            order = list(self.best.schedule.order)
+            at = order.index(i)
+            before, after = frozenset(dag.predecessors[i]), frozenset(dag.successors[i])
+            low = next((p + 1 for p in range(at - 1, max(-1, at - _MOST_SHIFTED - 1), -1) if order[p] in before), 0)
+            high = next((p for p in range(at + 1, min(len(order), at + _MOST_SHIFTED + 1)) if order[p] in after), None)
+            low = max(low, at - _MOST_SHIFTED)
+            high = min(len(order) if high is None else high, at + _MOST_SHIFTED + 1)
+            for target in range(low, high):
+                if self.exhausted:
+                    return
+                if target == at:
+                    continue
+                moved = order[:at] + order[at + 1 :]
+                moved.insert(target, i)
+                if self._try(replace(self.best.schedule, order=tuple(moved))):
+                    break
+
+    def _try(self, schedule: Schedule) -> bool:
+        """Evaluate a schedule, and keep it if it is better."""
+        limit = self.best.cost(self._alpha) - _EPSILON
+        trial = self._problem.evaluate_below(limit, schedule, self.best.tiles, self.best.origin)
+        if trial is None or trial.cost(self._alpha) >= limit:
+            return False
+        self.best = trial
+        return True
+
+    def _target_lanes(self, members: Sequence[int]) -> Iterator[int]:
+        """Yield the lanes to try for a unit."""
+        schedule, dag = self.best.schedule, self._problem.dag
+        lanes = schedule.lanes
+        possible = all_lanes(schedule.cores, schedule.streams)
+        if len(possible) > _FEW_LANES:
+            near = {lanes[m] for i in members for m in (*dag.predecessors[i], *dag.successors[i])}
+            busy = self.best.timeline.busy_ms
+            least = sorted(range(1, schedule.cores + 1), key=busy.__getitem__)[:2]
+            possible = [lane for lane in possible if lane in near or lane in least or is_accelerator_lane(lane)]
+        for lane in possible:
+            if any(lanes[i] != lane for i in members) and all(self._problem.allowed(i, lane) for i in members):
+                yield lane

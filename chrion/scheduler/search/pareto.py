@@ -1,13 +1,13 @@
-"""Pareto frontier of latency and accelerator memory, found before any budget is known.
+"""Pareto frontier of latency and accelerator memory, found before any price, SLO or budget is known.
 
-1. **Alphas.** Initial solutions are made at many alphas, from 0 to values at which memory far outweighs latency.
+1. **Initial solutions** are made at many prices of memory, from 0 to values at which memory far outweighs latency.
 2. **Descent.** From the fastest of them, one unit after another moves to a CPU lane, each time the one that frees the
    most memory for the latency it costs. A short local search follows each step, and every placement tried is kept.
 3. **Refinement.** Points along the whole frontier are improved by local search, each with its own memory as the cap.
 
-None of these stages depends on a budget: a budget only selects among the points that fit. So a larger budget selects
-among more points and never predicts a slower plan. (A search under the budget itself would be simpler, but a heuristic
-that depends on the budget may do worse with a larger one.)
+None of these stages depends on a price or a limit: these only select among the points. So a larger budget or a smaller
+price never gives a slower plan. (A search under the budget itself would be simpler, but a heuristic that depends on the
+budget may do worse with a larger one.)
 """
 
 from __future__ import annotations
@@ -19,112 +19,82 @@ from typing import TypeVar
 
 from chrion.lane_numbers import is_accelerator_lane
 from chrion.scheduler.evaluation.solution import Problem, Solution
-from chrion.scheduler.search.initial_solutions import InitialSolutions
-from chrion.scheduler.search.local_search import BUDGET, LocalSearch
+from chrion.scheduler.search.local_search import LocalSearch
 
-#: Alphas to try, as powers of two times the alpha at which latency and memory have the same weight.
-_POWERS = range(-6, 13, 2)
-#: Number of the fastest initial solutions that descents start from.
-_DESCENTS = 3
-#: Number of points that are refined.
-_REFINED = 24
-#: Operators evaluated in all descents together, and in all refinements together.
-_WORK = BUDGET // 2
+#: Units that are tried at each step of a descent: those that free most memory for their time.
+_TRIED = 8
 
 T = TypeVar("T")
 
 
-def find_frontier(initial: InitialSolutions, search: LocalSearch, scale: float) -> list[Solution]:
-    """Return the frontier after stages 1 and 2, from the least accelerator memory to the least latency.
+def pareto_points(items: Iterable[T], figures: Callable[[T], tuple[float, float]]) -> list[T]:
+    """Return the items that no other item dominates, by increasing memory; the first of equal ones.
 
     Args:
-        initial: Initial solutions of a graph.
-        search: Local search for the same graph.
-        scale: An alpha at which latency and memory have about the same weight, in ms per MB.
+        items: Items with a memory and a latency.
+        figures: Returns the memory and the latency of an item.
     """
-    problem = initial.problem
-    found = [solution for alpha in _alphas(scale) for solution in initial(alpha)]
-    fastest = sorted(pareto_points(found, _itself), key=_latency)[:_DESCENTS]
-    starts = [
-        problem.evaluate(replace(s.schedule, cores=cores), s.tiles, s.origin)
-        for s in fastest
-        for cores in ([s.schedule.cores] if s.schedule.cores else initial.core_counts)
-    ]
-    descents = [(start, units) for start in starts for units in search.neighbourhoods]
-    for start, units in descents:
-        found += _descend(problem, search, start, units, _WORK // len(descents))
-    return pareto_points(found, _itself)
-
-
-def refine_point(search: LocalSearch, point: Solution, points: int) -> Solution:
-    """Improve one of ``points`` points (stage 3): return a solution that is no slower and needs no more memory."""
-    return search.improve(point, 0.0, cap_mb=point.timeline.resident_mb, budget=_WORK // points)
-
-
-def sample_frontier(frontier: Sequence[T]) -> Sequence[T]:
-    """Return the points to refine: all, or some at even distances along the frontier, both ends included."""
-    if len(frontier) <= _REFINED:
-        return frontier
-    return [frontier[at * (len(frontier) - 1) // (_REFINED - 1)] for at in range(_REFINED)]
-
-
-def pareto_points(items: Iterable[T], solution: Callable[[T], Solution]) -> list[T]:
-    """Return the items on the frontier of latency and resident memory, by increasing memory; the first of equal ones.
-
-    Args:
-        items: Items that have a solution.
-        solution: Returns the solution of an item.
-    """
-    rows = [(solution(item).timeline, item) for item in items]
     found: list[T] = []
     least_ms = math.inf
-    for timeline, item in sorted(rows, key=lambda row: (row[0].resident_mb, row[0].latency_ms)):
-        if timeline.latency_ms < least_ms:
+    for _, ms, _, item in sorted((*figures(item), at, item) for at, item in enumerate(items)):
+        if ms < least_ms:
             found.append(item)
-            least_ms = timeline.latency_ms
+            least_ms = ms
     return found
 
 
-def _alphas(scale: float) -> list[float]:
-    return [0.0, *(scale * 2.0**power for power in _POWERS)]
+def resident_figures(solution: Solution) -> tuple[float, float]:
+    """Return the resident memory in MB and the latency in ms."""
+    return solution.timeline.resident_mb, solution.timeline.latency_ms
 
 
-def _itself(solution: Solution) -> Solution:
-    return solution
+def paper_figures(solution: Solution) -> tuple[float, float]:
+    """Return the memory of Equation 4 in MB and the latency in ms."""
+    return solution.timeline.memory_mb, solution.timeline.latency_ms
 
 
-def _latency(solution: Solution) -> float:
-    return solution.timeline.latency_ms
+def sample_evenly(points: Sequence[T], most: int) -> Sequence[T]:
+    """Return all points, or ``most`` of them at even distances, both ends included."""
+    if len(points) <= most:
+        return points
+    return [points[at * (len(points) - 1) // (most - 1)] for at in range(most)]
 
 
-def _descend(
-    problem: Problem, search: LocalSearch, start: Solution, units: Sequence[Sequence[int]], work: int
-) -> Iterator[Solution]:
-    """Yield the solutions between ``start`` and an empty accelerator, and all placements tried in between.
+def descend(search: LocalSearch, start: Solution, units: Sequence[Sequence[int]], work: int) -> Iterator[Solution]:
+    """Yield solutions between ``start`` and an empty accelerator.
 
-    Half of the work (operators to evaluate) is for the steps, half for the local search after each.
+    Args:
+        search: Local search for the graph.
+        start: The solution to start from.
+        units: Operators that move together.
+        work: Operators to evaluate: half of them for the steps, half for a local search after each.
     """
+    problem = search.problem
     end = problem.work + work // 2
     current = start
-    for _ in units:  # no more steps than units: local search may move one back that needs no memory
-        trials = list(_offload_moves(problem, current, units))
-        if not trials or problem.work >= end:
+    for _ in units:
+        trials = []
+        for trial in _offload_moves(problem, current, units):
+            trials.append(trial)
+            yield trial
+            if problem.work >= end:
+                return
+        if not trials:
             return
-        yield from trials
         best = min(trials, key=lambda trial: _latency_per_mb(current, trial))
-        current = search.improve(best, 0.0, cap_mb=best.timeline.resident_mb, budget=work // 2 // len(units))
+        budget = work // 2 // len(units) // len(search.neighbourhoods)
+        current = replace(search.improve(best, 0.0, cap_mb=best.timeline.resident_mb, budget=budget), cap_mb=math.inf)
         yield current
 
 
 def _offload_moves(problem: Problem, current: Solution, units: Sequence[Sequence[int]]) -> Iterator[Solution]:
-    """Yield ``current`` with each unit moved off the accelerator, to the least busy CPU lane or a neighbour's lane."""
+    """Yield ``current`` with a unit moved off the accelerator, to the least busy CPU lane or a neighbour's lane."""
     lanes = current.schedule.lanes
+    if not current.schedule.cores:
+        return
     busy = current.timeline.busy_ms
     least_busy = min(range(1, current.schedule.cores + 1), key=busy.__getitem__)
-    for unit in units:
-        leaving = [i for i in unit if is_accelerator_lane(lanes[i])]
-        if not leaving:
-            continue
+    for leaving in _promising(problem, current, units):
         neighbours = (m for i in leaving for m in (*problem.dag.predecessors[i], *problem.dag.successors[i]))
         targets = {least_busy, next((lanes[m] for m in neighbours if not is_accelerator_lane(lanes[m])), least_busy)}
         for target in sorted(targets):
@@ -132,6 +102,31 @@ def _offload_moves(problem: Problem, current: Solution, units: Sequence[Sequence
             for i in leaving:
                 moved[i] = target
             yield problem.evaluate(replace(current.schedule, lanes=tuple(moved)), current.tiles, current.origin)
+
+
+def _promising(problem: Problem, current: Solution, units: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the operators on the accelerator of the units that free most memory for the time they take on a core."""
+    dag, costs = problem.dag, problem.costs
+    lanes, cores = current.schedule.lanes, current.schedule.cores
+    device, host = costs.lane_ms(0, cores), costs.lane_ms(1, cores)
+    readers: dict[int, int] = {}
+    for i, lane in enumerate(lanes):
+        if is_accelerator_lane(lane):
+            for w in dag.weights[i]:
+                readers[w] = readers.get(w, 0) + 1
+    rated = []
+    for at, unit in enumerate(units):
+        leaving = [i for i in unit if is_accelerator_lane(lanes[i])]
+        if leaving:
+            slower = sum(host[i] - device[i] for i in leaving)
+            own: dict[int, int] = {}
+            for i in leaving:
+                for w in dag.weights[i]:
+                    own[w] = own.get(w, 0) + 1
+            freed = sum(dag.weight_bytes[w] for w, count in own.items() if count == readers[w]) / 1e6
+            freed += sum(costs.memory[i].outputs_mb + costs.memory[i].ephemeral_mb for i in leaving)
+            rated.append((slower / freed if freed > 0 and slower > 0 else min(slower, 0.0), at, leaving))
+    return [leaving for _, _, leaving in sorted(rated)[:_TRIED]]
 
 
 def _latency_per_mb(current: Solution, trial: Solution) -> tuple[int, float]:

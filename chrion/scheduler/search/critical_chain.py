@@ -1,0 +1,60 @@
+"""The critical chain of a solution: the operators that determine its latency.
+
+The last segment to end starts when its lane is available or when its last input arrives; so does the segment that it
+waits for, and so on back to the request's arrival. To lower the latency, the placement or the order of an operator of
+this chain must change: otherwise its segments still wait for each other in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from chrion.graph.dag import Dag
+from chrion.lane_numbers import is_accelerator_lane
+from chrion.profiler.costs import Costs
+from chrion.scheduler.evaluation.solution import Solution
+
+
+def critical_operators(dag: Dag, costs: Costs, solution: Solution) -> set[int]:
+    """Return the operators of the critical chain.
+
+    Waiting of copies for each other is left out, so with many copies the chain is an approximation.
+    """
+    return {i for segment in _chain(dag, costs, solution) for i in segment}
+
+
+def _chain(dag: Dag, costs: Costs, solution: Solution) -> Iterator[Sequence[int]]:
+    """Yield the segments of the critical chain, the last one first."""
+    segments, finish, lanes = solution.segments, solution.timeline.finish_ms, solution.schedule.lanes
+    if not segments:
+        return
+    home = [0] * len(dag)
+    before: list[int | None] = []  # the segment before each one on its lane
+    latest: dict[int, int] = {}
+    for at, segment in enumerate(segments):
+        for i in segment:
+            home[i] = at
+        before.append(latest.get(lanes[segment[0]]))
+        latest[lanes[segment[0]]] = at
+    ends = [finish[segment[-1]] for segment in segments]
+    outputs = (
+        (finish[segments[home[i]][-1]] + costs.download.ms(dag.value_bytes[value]), home[i])
+        for i, value in dag.request_outputs
+        if is_accelerator_lane(lanes[i])
+    )
+    _, at = max([*zip(ends, range(len(ends)), strict=True), *outputs])
+    following: int | None = at
+    seen: set[int] = set()
+    while following is not None and following not in seen:
+        at = following
+        seen.add(at)
+        yield segments[at]
+        previous = before[at]
+        blocker, time = previous, 0.0 if previous is None else ends[previous]
+        for i in segments[at]:
+            for m, size in zip(dag.predecessors[i], dag.edge_bytes[i], strict=True):
+                if lanes[m] != lanes[i]:
+                    arrival = ends[home[m]] + costs.transfer_ms(lanes[m], lanes[i], size)
+                    if arrival > time:
+                        blocker, time = home[m], arrival
+        following = blocker
