@@ -87,10 +87,10 @@ def test_the_optimum_is_a_lower_bound(ratios: list[float]) -> None:
 def test_plans_within_a_budget_are_near_the_optimum(
     ratios: list[float], record_property: pytest.FixtureRequest
 ) -> None:
-    """Plans are within 5 % of the optimum on average, optimal in four of five cases, and never twice as slow."""
+    """Plans are within 2 % of the optimum on average and 30 % at worst, and optimal in nine of ten cases."""
     exact = sum(ratio < 1 + 1e-9 for ratio in ratios) / len(ratios)
     summary = f"mean {statistics.mean(ratios):.4f}, worst {max(ratios):.3f}, exact {exact:.2f}"
     record_property("within a budget", summary)  # type: ignore[operator]
-    assert statistics.mean(ratios) <= 1.05, summary
-    assert max(ratios) <= 2.0, summary
-    assert exact >= 0.8, summary
+    assert statistics.mean(ratios) <= 1.02, summary
+    assert max(ratios) <= 1.3, summary
+    assert exact >= 0.9, summary

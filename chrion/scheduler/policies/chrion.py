@@ -31,7 +31,7 @@ from chrion.scheduler.search.pareto import descend, paper_figures, pareto_points
 
 #: Prices of memory, as powers of two times the price at which latency and memory have the same weight: for graphs of at
 #: most so many operators.
-_POWERS = ((200, range(-8, 13)), (2_000, range(-6, 13, 3)), (20_000, (-2, 2)), (math.inf, range(1)))
+_POWERS = ((200, range(-8, 13)), (2_000, range(-6, 13, 6)), (20_000, (-2, 2)), (math.inf, range(1)))
 #: The fastest initial solutions that are improved, and the variants in which they are.
 _IMPROVED = 3
 _VARIANTS_IMPROVED = 3

@@ -26,6 +26,8 @@ _EPSILON = 1e-9
 _MOST_SHIFTED = 4
 #: Graphs up to this size are also searched operator by operator if operators belong to units.
 _TINY = 40
+#: In graphs up to this size every operator is moved, not only those of the critical chain.
+_SMALL = 16
 #: A unit is tried on all lanes if there are at most so many, else on those of its neighbours and the least busy ones.
 _FEW_LANES = 4
 
@@ -155,9 +157,9 @@ class _Search:
         return self._problem.work >= self._end
 
     def promising(self) -> set[int]:
-        """Return the operators whose move can lower the cost, or free memory for one whose move does."""
+        """Return the operators whose move can lower the cost; in a small graph all, for moves that free memory."""
         n = len(self._problem.dag)
-        if n <= _TINY and self._problem.cap_mb < math.inf:
+        if n <= _SMALL:
             return set(range(n))
         found = critical_operators(self._problem.dag, self._problem.costs, self.best)
         if self._alpha:
