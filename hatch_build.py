@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import sysconfig
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ class LanesHook(BuildHookInterface[Any]):
             return
         folder = Path(self.root) / _FOLDER
         fresh, target = folder / f"liblanes.{os.getpid()}.so", folder / "liblanes.so"
-        command = [*shlex.split(os.environ.get("CC", "cc")), *_FLAGS, str(folder / "lanes.c"), "-o", str(fresh)]
+        source = folder / "lanes.c"
+        identity = f'-DCHRION_SOURCE="{zlib.crc32(source.read_bytes()):08x}"'
+        command = [*shlex.split(os.environ.get("CC", "cc")), *_FLAGS, identity, str(source), "-o", str(fresh)]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603 - the compiler
         except (OSError, subprocess.CalledProcessError) as error:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import os
 import sys
 import time
 import weakref
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
+
+log = logging.getLogger(__name__)
 
 _PATH = Path(__file__).with_name("liblanes.so")
 #: The longest time in us that a lane spins before it parks, while it waits for another lane of the same request.
@@ -65,6 +69,9 @@ def _library() -> ctypes.CDLL | None:
         library = ctypes.CDLL(str(_PATH))
     except OSError:
         return None
+    if not _fits(library):
+        log.warning("native lanes are not used: %s is of another version; install Chrion again", _PATH.name)
+        return None
     pointer, failure = ctypes.c_void_p, ctypes.POINTER(_Failure)
     prototypes: dict[str, tuple[Any, ...]] = {
         "open": (pointer, ctypes.c_char_p, ctypes.c_size_t, failure),
@@ -93,6 +100,22 @@ def _library() -> ctypes.CDLL | None:
         function = getattr(library, f"chrion_{name}")
         function.restype, function.argtypes = result, arguments
     return library
+
+
+def _fits(library: ctypes.CDLL) -> bool:
+    """Return whether a library was compiled from the present source, as far as it says so.
+
+    In an editable installation, the source may change without the library.
+    """
+    try:
+        library.chrion_source.restype = ctypes.c_char_p
+        compiled_from: bytes = library.chrion_source()
+        source = _PATH.with_name("lanes.c").read_bytes()
+    except AttributeError:  # before it said so
+        return False
+    except OSError:
+        return True
+    return not compiled_from or compiled_from == f"{zlib.crc32(source):08x}".encode()
 
 
 def available() -> bool:

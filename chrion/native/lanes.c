@@ -36,6 +36,12 @@
 #define RELAX() ((void)0)
 #endif
 
+/* Identifies the source of the library, so that one that was compiled from another source is not used. */
+#ifndef CHRION_SOURCE
+#define CHRION_SOURCE ""
+#endif
+const char *chrion_source(void) { return CHRION_SOURCE; }
+
 /* ---- onnxruntime's C API: indices into its table of functions, which stay valid in later versions. ---- */
 
 typedef struct OrtStatus OrtStatus;
