@@ -18,8 +18,8 @@ from chrion.runtime.one_thread import OneThreadSession
 
 #: Time for which requests still count as crowded after the last crowd, in seconds.
 _HOLD_S = 0.1
-#: Number of crowded requests of a session after which its one-thread session is opened.
-_PATIENCE = 32
+#: The one-thread session is opened after this many crowded requests, or when a crowd has lasted this long, in seconds.
+_PATIENCE, _PATIENCE_S = 32, 0.2
 
 #: One entry for each request in flight in this process. Appending and removing are atomic.
 in_flight: deque[None] = deque()
@@ -40,7 +40,8 @@ class Crowding:
         self.active = False
         self._one_thread = one_thread
         self._clock = clock
-        self._until_s = 0.0
+        #: Begin of the current crowd, and the time at which it is over unless there are further crowded requests.
+        self._since_s = self._until_s = 0.0
         self._requests = 0
 
     def engine(self, engine: Engine) -> PlainEngine | None:
@@ -51,15 +52,19 @@ class Crowding:
         Args:
             engine: The engine for the request otherwise.
         """
+        now_s = self._clock()
         if len(in_flight) > engine.capacity:
-            self.active = True
-            self._until_s = self._clock() + _HOLD_S
+            if not self.active:
+                self.active, self._since_s = True, now_s
+            self._until_s = now_s + _HOLD_S
             self._requests += 1  # a lost count does not matter
-        elif self.active and self._clock() >= self._until_s:
+        elif self.active and now_s >= self._until_s:
             self.active = False
-        if not self.active or self._requests < _PATIENCE:
+        if not self.active:
             return None
-        return self._one_thread.get()
+        if now_s - self._since_s >= _PATIENCE_S:
+            self._requests = max(self._requests, _PATIENCE)
+        return self._one_thread.get() if self._requests >= _PATIENCE else None
 
 
 if hasattr(os, "register_at_fork"):

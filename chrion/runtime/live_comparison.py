@@ -29,11 +29,11 @@ _SLOW = 1.1
 #: Number of slow windows in a row after which the one-thread session is tried.
 _SLOW_WINDOWS = 2
 #: Number of requests at the beginning of a trial that do not count, since the session was idle and its caches are cold;
-#: of requests that count; and the factor by which they take longer if the trial ends after ``_CLEAR_AFTER``. Trials of
-#: the plan are short, since they are the slowest requests of a session that the one-thread session serves. Trials of
-#: the one-thread session are longer, since its thread first has to leave the core to which the plan has pinned it.
-_PLAN_TRIAL, _PLAIN_TRIAL = (2, 8, 1.3), (4, 24, 2.0)
-_CLEAR_AFTER = 4
+#: of requests that count; the least duration in seconds; and the number of requests, and the factor by which they take
+#: longer, after which a trial ends early. Trials of the plan are short, since they are the slowest requests of a
+#: session that the one-thread session serves. Trials of the one-thread session are longer: its thread first has to
+#: leave the core to which the plan has pinned it, and under a quota it waits for the CPU time that the plan has used.
+_PLAN_TRIAL, _PLAIN_TRIAL = (2, 8, 0.0, 4, 1.3), (4, 24, 0.15, 12, 4.0)
 #: Number of requests between two trials: at first, and at most.
 _FIRST_GAP, _LAST_GAP = 64, 2048
 #: Maximum share of the time that trials may take longer than the same requests on the other engine.
@@ -67,8 +67,8 @@ class LiveComparison:
         self.contradicted = False
         #: The plan is slow if it exceeds the expected latency by this factor. Other work makes no session faster, so a
         #: plan that takes no longer than the plain session once did is still the faster one.
-        self._limit = max(_SLOW, plain_ms / latency_ms)
-        self._expected_ms = latency_ms
+        self._expected_ms = min(latency_ms, plain_ms)
+        self._limit = max(_SLOW, plain_ms / self._expected_ms)
         #: Of the current window or trial: number of requests, their total latency, and start of the first one.
         self._count, self._total_ms, self._start_s = 0, 0.0, 0.0
         #: Number of requests of a trial that do not count yet.
@@ -105,7 +105,7 @@ class LiveComparison:
         self._count += 1
         self._total_ms += (end_s - start_s) * 1e3
         if self.diverts is not self.plain_serves:
-            if self._trial_is_over():
+            if self._trial_is_over(end_s - self._start_s):
                 self._end_trial(end_s)
         elif self._window_is_over(end_s - self._start_s):
             self._end_window()
@@ -115,7 +115,7 @@ class LiveComparison:
         self.contradicted, self._lost = False, 0
 
     @property
-    def _trial(self) -> tuple[int, int, float]:
+    def _trial(self) -> tuple[int, int, float, int, float]:
         """Length of a trial of the engine that does not serve."""
         return _PLAN_TRIAL if self.plain_serves else _PLAIN_TRIAL
 
@@ -123,10 +123,10 @@ class LiveComparison:
         enough = self._count >= _WINDOW and took_s >= _WINDOW_S
         return enough or (self._count >= _SHORT_WINDOW and took_s >= _LONG_WINDOW_S)
 
-    def _trial_is_over(self) -> bool:
-        _, requests, clearly = self._trial
+    def _trial_is_over(self, took_s: float) -> bool:
+        _, requests, least_s, clear_after, clearly = self._trial
         clear = self._total_ms > clearly * self._count * self._mean_ms
-        return self._count >= requests or (self._count >= _CLEAR_AFTER and clear)
+        return (self._count >= requests and took_s >= least_s) or (self._count >= clear_after and clear)
 
     def _end_window(self) -> None:
         self._since += self._count

@@ -66,6 +66,27 @@ def test_the_session_is_used_when_crowds_persist(clock: list[float]) -> None:
     assert crowded(crowding, 2, 10) == [SESSION] * 10
 
 
+def test_the_session_is_used_when_a_crowd_of_slow_requests_lasts(clock: list[float]) -> None:
+    """Where a request takes a tenth of a second, 32 of them would take too long."""
+    crowding = Crowding(OneThread(), lambda: clock[0])  # type: ignore[arg-type]
+    found = []
+    for _ in range(6):
+        found += crowded(crowding, 2)
+        clock[0] += 0.05
+    assert found == [None] * 4 + [SESSION] * 2
+    clock[0] += 1.0
+    assert crowded(crowding, 2) == [SESSION]  # further crowds need no patience
+
+
+def test_requests_that_overlap_now_and_then_are_no_crowd(clock: list[float]) -> None:
+    """After a tenth of a second without a crowd, patience starts anew."""
+    crowding = Crowding(OneThread(), lambda: clock[0])  # type: ignore[arg-type]
+    for _ in range(20):
+        assert crowded(crowding, 2) == [None]
+        clock[0] += 0.15
+        assert crowded(crowding, 1) == [None]
+
+
 @pytest.mark.parametrize("capacity", [1, 2, 15])
 def test_a_crowd_is_more_requests_than_the_engine_has_cores_for(clock: list[float], capacity: int) -> None:
     """A plan of two lanes on 16 cores serves eight requests at a time before any of them is crowded."""
