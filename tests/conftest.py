@@ -70,6 +70,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 def uncrowded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve requests by the plan's lanes, however many are in flight."""
     monkeypatch.setattr(crowding, "_PATIENCE", math.inf)
+    monkeypatch.setattr(crowding, "_PATIENCE_S", math.inf)
 
 
 @pytest.fixture(params=[True, False], ids=["native", "interpreted"])

@@ -212,7 +212,7 @@ from chrion import core_leases
 from chrion.runtime.execution import lane_groups
 lane_groups.physical_cores = core_leases.physical_cores = core_leases.allowed_cores = lambda: tuple(range(8))
 from chrion.runtime import crowding
-crowding._PATIENCE = 1e9
+crowding._PATIENCE = crowding._PATIENCE_S = 1e9
 from helpers import branches, cut_session
 session, feed = cut_session(branches()), {"x": np.ones((2, 4), np.float32)}
 def serve(count):
