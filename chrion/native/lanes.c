@@ -323,7 +323,7 @@ static Work work_done(void) {
  * core, is interrupted for milliseconds while the other core may be idle, and all lanes wait for it. Lanes that may run
  * on any core and park at once take about as long as a plain session then. Each request with more preemptions than the
  * system's own work causes raises the pressure, each other one lowers it; from the limit on, lanes are not pinned. One
- * such request does not suffice. */
+ * such request after many others does not suffice. */
 enum { RISE = 8, HIGHEST = 64 };
 /* The least CPU time between preemptions by the system's own work, in microseconds. Other work of the same priority
  * preempts a lane every 3 to 4 ms. */
@@ -331,10 +331,15 @@ enum { RISE = 8, HIGHEST = 64 };
 
 static bool contended(const Lanes *lanes) { return lanes->pressure >= lanes->limit; }
 
-static void count_preemptions(Lanes *lanes, long count, long cpu_us) {
+/* Lanes that are not pinned preempt each other, so their preemptions say nothing: they are pinned again after a number of
+ * requests, and each time one request shows whether the other work has ended. */
+static void count_preemptions(Lanes *lanes, bool pinned, long count, long cpu_us) {
   int pressure = lanes->pressure; /* requests of several callers may overwrite each other's counts */
-  pressure += count > cpu_us / RARE_US ? RISE : -1;
-  lanes->pressure = pressure < 0 ? 0 : pressure > HIGHEST ? HIGHEST : pressure;
+  if (pinned && count > cpu_us / RARE_US)
+    pressure = pressure + RISE >= lanes->limit ? HIGHEST : pressure + RISE;
+  else if (pressure > 0)
+    pressure--;
+  lanes->pressure = pressure;
 }
 
 static void run(Frame *frame, int32_t segment) {
@@ -431,7 +436,10 @@ static void *work(void *argument) {
     spin = wait_idle(lane, number, spin);
     Frame *frame = take(lane);
     if (!frame) return NULL;
-    if (lane->owns && lane->pinned == contended(lane->lanes)) set_pinned(lane, !lane->pinned);
+    if (lane->owns && lane->pinned == contended(lane->lanes)) {
+      set_pinned(lane, !lane->pinned);
+      lane->done = work_done(); /* as for the caller's thread */
+    }
     perform(lane, frame);
     Work done = work_done();
     frame->preemptions += done.preemptions - lane->done.preemptions;
@@ -566,13 +574,11 @@ int chrion_run(Lanes *lanes, Frame *frame, double *times, Failure *failure) {
   /* The affinity that the application has given to the thread is respected. */
   bool allowed = known && CPU_ISSET(own->part.core, &before), crowded = contended(lanes);
   bool pinned = allowed && !crowded;
-  Work done = work_done();
   failure->code = 0;
   frame->failure = failure;
   frame->times = times;
   frame->crowded = crowded || !known || (!allowed && shares_core(lanes, &before));
-  frame->preemptions = -done.preemptions;
-  frame->cpu_us = -done.cpu_us;
+  frame->preemptions = frame->cpu_us = 0;
   atomic_store(&frame->claimed, false);
   atomic_store(&frame->failed, false);
   for (int at = 0; at < lanes->count; at++) atomic_store(&frame->counters[at].word, 0);
@@ -581,14 +587,16 @@ int chrion_run(Lanes *lanes, Frame *frame, double *times, Failure *failure) {
   for (int at = 1; at < lanes->count; at++) submit(&lanes->lane[at], &frame->requests[at], lanes->requests);
   pthread_mutex_unlock(&lanes->order);
   if (pinned) pin(own->part.core);
+  Work before_run = work_done(); /* moving the thread to its core counts as a preemption */
   perform(own, frame);
   advance(&frame->counters[0], ENDED);
   /* The caller stays pinned while it waits; on another core it would disturb a working lane. */
   for (int at = 1; at < lanes->count; at++)
     wait_for(&frame->counters[at], ENDED, spin_us(own, frame));
+  Work done = work_done();
   if (pinned && only(own->part.core)) sched_setaffinity(0, sizeof before, &before);
-  done = work_done();
-  count_preemptions(lanes, frame->preemptions + done.preemptions, frame->cpu_us + done.cpu_us);
+  count_preemptions(lanes, !crowded, frame->preemptions + done.preemptions - before_run.preemptions,
+                    frame->cpu_us + done.cpu_us - before_run.cpu_us);
   if (atomic_load(&frame->failed)) return FAILED;
   return known && moved(lanes, &before) ? MOVED : SERVED;
 }

@@ -89,7 +89,8 @@ def test_the_cache_is_cleared_by_kind_after_a_confirmation(cli: Chrion, model: P
     assert json.loads(cli("cache", "size", "decisions", "--json")[1])["entries"] == 0
     assert json.loads(cli("cache", "size", "measurements", "--json")[1])["entries"] > 0
     assert cli("cache", "clear", "--yes")[0] == 0
-    assert sorted(path.name for path in cache.rglob("*") if path.is_file()) == ["mine.json", "notes.json"]
+    kept = {path.name for path in cache.rglob("*") if path.is_file()}
+    assert kept - {"tuning.lock"} == {"mine.json", "notes.json"}  # a process that tunes may hold the lock
     assert "nothing to delete" in cli("cache", "clear", "--yes")[2]
 
 
