@@ -39,7 +39,7 @@ _FIRST_GAP, _LAST_GAP = 64, 2048
 #: Maximum share of the time that trials may take longer than the same requests on the other engine.
 _EXCESS = 0.02
 #: The plan takes over again if its mean latency is at most this share of the one-thread session's.
-_RETURN = 0.97
+_RETURN = 0.95
 #: Number of windows after a change in which the engine is compared with the other one's last mean latency.
 _PROBATION = 2
 #: Number of windows of expected latency in a row after which the next trial need not wait.
