@@ -151,14 +151,15 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
             outputs: list[Any] | None = None
             start_s = time.perf_counter()
             chosen = other or engine
-            if isinstance(chosen, PlainEngine):
-                if not chosen.accelerated and (other or not engines.by_shapes or chosen.matches(input_feed)):
+            if isinstance(chosen, PlainEngine) and (other or not engines.by_shapes or chosen.matches(input_feed)):
+                if not chosen.accelerated:
                     engines.require_open()
                     outputs = chosen.session.run(output_names, input_feed, run_options)  # checks the call
                     if engines.noted is not None:
                         engines.note(input_feed)
             elif (  # the fast path of nearly every request: the code below would give the same result
-                chosen.native
+                isinstance(chosen, CutEngine)
+                and chosen.native
                 and not (output_names or run_options or engines.refusal)
                 and chosen.fast_path.matches(input_feed)
             ):

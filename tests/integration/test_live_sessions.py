@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,8 +44,9 @@ class Plans:
 
 
 @pytest.fixture
-def plans(monkeypatch: pytest.MonkeyPatch) -> Plans:
+def plans(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Plans:
     """Let plans be selected, and delay their requests by a time that the test sets."""
+    monkeypatch.setenv("CHRION_CACHE", str(tmp_path))  # other tests decide on the same models
     plans = Plans()
 
     def delayed(method: Any, delay: str = "delay_s") -> Any:

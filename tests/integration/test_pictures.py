@@ -138,17 +138,17 @@ def styles(lines: Sequence[Any]) -> list[tuple[str, str, str]]:
 
 
 def test_a_sweep_of_two_keys_has_a_whole_legend_and_distinct_lines(figures: list[Figure]) -> None:
-    """Three patterns and eight settings give 24 distinct lines, and the legend shows all of them."""
+    """Four patterns and eight settings give 32 distinct lines, and the legend shows all of them."""
     source = find_scenario("table7").changed({"requests": 50})
     keys = [("gpu_memory_gb", (8, 12)), ("eviction", ("lru", "lfu", "cost", "belady")), ("gpu_slots", (1, 2))]
     simulation_plots.plot_sweep(run_sweep(source, parameter_grid(keys)), Path())  # type: ignore[arg-type]
     (figure,) = figures
     check_legend(figure)
     for axes in figure.axes:
-        assert len(axes.lines) == len(set(styles(axes.lines))) == 24
+        assert len(axes.lines) == len(set(styles(axes.lines))) == 32
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels[:4] == ["gpu", "latency-optimal", "memory-optimal", "eviction = lru, gpu_slots = 1"]
-    assert len(labels) == 3 + 8
+    assert len(labels) == 4 + 8
 
 
 def test_a_sweep_of_one_key_distinguishes_patterns_without_colours(figures: list[Figure]) -> None:
@@ -159,7 +159,7 @@ def test_a_sweep_of_one_key_distinguishes_patterns_without_colours(figures: list
     check_legend(figure)
     for axes in figure.axes:
         assert styles(axes.lines) == styles(figure.legends[0].get_lines())
-        assert len({(marker, dashes) for _, marker, dashes in styles(axes.lines)}) == len(axes.lines) == 3
+        assert len({(marker, dashes) for _, marker, dashes in styles(axes.lines)}) == len(axes.lines) == 4
 
 
 def test_the_memory_budget_is_below_the_upper_edge(figures: list[Figure]) -> None:

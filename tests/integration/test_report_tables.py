@@ -198,7 +198,7 @@ def test_simulation_tables_show_the_figures_of_the_json(width: int) -> None:
             expected += [f"{entry['response'][key]:.1f}" for key in ("mean_ms", "p50_ms", "p95_ms", "p99_ms")]
         for server in pattern["per_server"]:
             expected += [f"{server[key] * 100:.1f}" for key in ("gpu_busy", "cpu_busy", "link_busy")]
-    assert len(expected) == 3 * (10 * 7 + 3)
+    assert len(expected) == 4 * (10 * 7 + 3)
     assert not Counter(expected) - found
 
 
