@@ -147,7 +147,7 @@ def test_a_sweep_of_two_keys_has_a_whole_legend_and_distinct_lines(figures: list
     for axes in figure.axes:
         assert len(axes.lines) == len(set(styles(axes.lines))) == 32
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels[:4] == ["gpu", "latency-optimal", "memory-optimal", "eviction = lru, gpu_slots = 1"]
+    assert labels[:5] == ["gpu", "latency-optimal", "memory-optimal", "shrink", "eviction = lru, gpu_slots = 1"]
     assert len(labels) == 4 + 8
 
 
