@@ -7,8 +7,8 @@ The states of a request::
         +--model missing--> waiting --load done
 
 Ready requests start in the order in which they became ready, those of models with a higher priority first. A request
-whose cores or slot are not free blocks those behind it, so that none starves. A request that may share a batch waits
-for others of its model for a limited time, and blocks nobody meanwhile.
+whose cores or slot are not free blocks those behind it, so that none starves. A request that may share a batch waits a
+limited time for further requests of its model; meanwhile, requests behind it may start.
 """
 
 from __future__ import annotations

@@ -417,11 +417,12 @@ class Engines:
 
     def _reconsider(self, comparison: LiveComparison) -> None:
         """Have a decision made again that live requests contradict: by this session, or by later ones if tuned now."""
+        free = any(info.free for info in self._inputs)
         with self._lock:
             for shapes, engine in self._by_shape.items():
                 if engine.comparison is comparison:
                     if isinstance(engine, CutEngine):
-                        self._selector.doubt(engine.plan.digest)
+                        self._selector.graph_cache(engine.plan.digest, free=free).doubt()
                     if self._tuner:
                         self._tuner.reconsider({info.name: s for info, s in zip(self._inputs, shapes, strict=False)})
 

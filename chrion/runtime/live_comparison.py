@@ -21,6 +21,8 @@ requests at the latest, unless the plan takes far longer in trials.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 #: A window ends after this many requests and seconds; or, with slow requests, after fewer requests and more seconds.
 _WINDOW, _WINDOW_S = 16, 0.1
 _SHORT_WINDOW, _LONG_WINDOW_S = 3, 0.3
@@ -28,12 +30,26 @@ _SHORT_WINDOW, _LONG_WINDOW_S = 3, 0.3
 _SLOW = 1.1
 #: Number of slow windows in a row after which the one-thread session is tried.
 _SLOW_WINDOWS = 2
-#: Number of requests at the beginning of a trial that do not count, since the session was idle and its caches are cold;
-#: of requests that count; the least duration in seconds; and the number of requests, and the factor by which they take
-#: longer, after which a trial ends early. Trials of the plan are short, since they are the slowest requests of a
-#: session that the one-thread session serves. Trials of the one-thread session are longer: its thread first has to
-#: leave the core to which the plan has pinned it, and under a quota it waits for the CPU time that the plan has used.
-_PLAN_TRIAL, _PLAIN_TRIAL = (2, 8, 0.0, 4, 1.3), (4, 24, 0.15, 12, 4.0)
+
+
+class _Trial(NamedTuple):
+    """Length of a trial."""
+
+    #: Number of requests at the beginning that do not count, since the session was idle and its caches are cold.
+    warm_up: int
+    #: Number of requests that count, and their least duration in seconds.
+    requests: int
+    least_s: float
+    #: The trial ends early if this many requests take longer by this factor.
+    clear_after: int
+    clearly: float
+
+
+#: Trials of the plan are short, since they are the slowest requests of a session that the one-thread session serves.
+#: Trials of the one-thread session are longer: its thread first has to leave the core to which the plan has pinned it,
+#: and under a quota it waits for the CPU time that the plan has used.
+_PLAN_TRIAL = _Trial(warm_up=2, requests=8, least_s=0.0, clear_after=4, clearly=1.3)
+_PLAIN_TRIAL = _Trial(warm_up=4, requests=24, least_s=0.15, clear_after=12, clearly=4.0)
 #: Number of requests between two trials: at first, and at most.
 _FIRST_GAP, _LAST_GAP = 64, 2048
 #: Maximum share of the time that trials may take longer than the same requests on the other engine.
@@ -115,7 +131,7 @@ class LiveComparison:
         self.contradicted, self._lost = False, 0
 
     @property
-    def _trial(self) -> tuple[int, int, float, int, float]:
+    def _trial(self) -> _Trial:
         """Length of a trial of the engine that does not serve."""
         return _PLAN_TRIAL if self.plain_serves else _PLAIN_TRIAL
 
@@ -124,9 +140,11 @@ class LiveComparison:
         return enough or (self._count >= _SHORT_WINDOW and took_s >= _LONG_WINDOW_S)
 
     def _trial_is_over(self, took_s: float) -> bool:
-        _, requests, least_s, clear_after, clearly = self._trial
-        clear = self._total_ms > clearly * self._count * self._mean_ms
-        return (self._count >= requests and took_s >= least_s) or (self._count >= clear_after and clear)
+        trial = self._trial
+        clear = self._total_ms > trial.clearly * self._count * self._mean_ms
+        return (self._count >= trial.requests and took_s >= trial.least_s) or (
+            self._count >= trial.clear_after and clear
+        )
 
     def _end_window(self) -> None:
         self._since += self._count
@@ -152,7 +170,7 @@ class LiveComparison:
     def _try_other(self) -> None:
         """Begin a trial of the other engine, unless the last one was too recent."""
         if self._since >= self._gap and self._excess_ms <= _EXCESS * self._since_ms:
-            self.diverts, self._cold, self._excess_ms = not self.plain_serves, self._trial[0], 0.0
+            self.diverts, self._cold, self._excess_ms = not self.plain_serves, self._trial.warm_up, 0.0
 
     def _end_trial(self, now_s: float) -> None:
         self._excess_ms += max(0.0, self._total_ms - self._count * self._mean_ms)

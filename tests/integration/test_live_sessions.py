@@ -147,7 +147,7 @@ def test_a_session_tuned_now_doubts_the_decision_for_later_ones(plans: Plans, mo
     with HybridSession(branches(), tune="now") as session:
         engine = session._engines.current
         assert isinstance(engine, CutEngine)
-        cache = session._engines._selector.cache(engine.plan.digest)
+        cache = session._engines._selector.graph_cache(engine.plan.digest, free=False)
         found = cache.recall()
         assert found is not None
         assert not found.uncertain
@@ -218,6 +218,15 @@ def test_a_contradicted_decision_is_made_again(plans: Plans, monkeypatch: pytest
             assert_equal(session.run(None, dict(X)), EXPECTED)
         assert plans.made > made
         serve_until(session, plain=True)
+
+
+def test_models_of_free_and_of_fixed_shapes_share_no_decision(plans: Plans) -> None:
+    """Their graphs are equal once shapes are known, but only one of them keeps its plain session beside a plan."""
+    for model in (free_branches(), branches(), free_branches(), branches()):
+        with HybridSession(model, tune="now") as session:
+            assert_equal(session.run(None, dict(X)), EXPECTED)
+            assert session.plan is not None
+    assert plans.made == 2
 
 
 def test_requests_beside_others_are_not_recorded(plans: Plans) -> None:

@@ -152,9 +152,16 @@ class EngineSelector:
             engine.comparison = _comparison(decision, one_thread_ms)
         return engine
 
-    def doubt(self, digest: str) -> None:
-        """Have the cached decision on a graph made again after a while, since live requests contradict it."""
-        self.cache(digest).doubt()
+    def graph_cache(self, digest: str, *, free: bool) -> DecisionCache:
+        """Return the cache entry for decisions on a graph.
+
+        Args:
+            digest: The graph's digest, which is the same for a model of fixed shapes and one of free dimensions that
+                has these shapes.
+            free: Whether the model declares free dimensions: then it keeps its plain session, and its candidates are
+                others.
+        """
+        return self.cache(digest, free)
 
     def one_thread(self, reason: str) -> PlainEngine | None:
         """Return the plain session of one thread; None if there cannot be one, see :meth:`SessionConfig.one_thread`."""
@@ -256,7 +263,10 @@ class EngineSelector:
 
     def _recall(self, graph: Graph) -> Decision | None:
         """Return the decision of the cache, or else of the file beside the model."""
-        return self.cache(graph.digest).recall() or self.shipped(graph=graph.digest)
+        return self._cache_of(graph).recall() or self.shipped(graph=graph.digest)
+
+    def _cache_of(self, graph: Graph) -> DecisionCache:
+        return self.graph_cache(graph.digest, free=graph.declared_free)
 
     def _machine(self) -> str:
         """Return the fingerprint of this machine with the accelerator in use."""
@@ -264,12 +274,12 @@ class EngineSelector:
 
     def _decide_anew(self, graph: Graph) -> Decision:
         """Compare the candidates and cache the decision."""
-        if self._drop_broken_accelerator(graph) and (decision := self.cache(graph.digest).recall()):
+        if self._drop_broken_accelerator(graph) and (decision := self._cache_of(graph).recall()):
             return decision
         decision = self._weighed(graph, self._compare(graph))
         if decision.plan and graph.declared_free:
             self._plan_cache(int(graph.digest[:8], 16) % _EARLIER_PLANS).keep(decision)
-        return self.cache(graph.digest).keep(decision)
+        return self._cache_of(graph).keep(decision)
 
     def _weighed(self, graph: Graph, decision: Decision) -> Decision:
         """Return the decision with the memory of its plan, if the plain session stays open beside it.
