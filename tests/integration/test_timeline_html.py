@@ -357,7 +357,10 @@ def drive(folder: Path, page: str, script: str) -> Any:
     act += f"const seen = (() => {{ {script} }})();\n"
     act += "const out = document.createElement('pre'); out.id = 'seen'; out.textContent = JSON.stringify(seen);"
     act += "document.body.append(out); }; setTimeout(act, 500);"
-    dom = browse(folder, page.replace("</body>", f"<script>{act}</script></body>"))
+    for _ in range(3):  # on a busy machine a browser's virtual time can end before its first frame is drawn
+        dom = browse(folder, page.replace("</body>", f"<script>{act}</script></body>"))
+        if '<pre id="seen">' in dom:
+            break
     return json.loads(html.unescape(dom.split('<pre id="seen">')[1].split("</pre>")[0]))
 
 
