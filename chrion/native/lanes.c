@@ -189,11 +189,13 @@ typedef struct {
 #define BITS 0x7fffffffu
 #define ENDED 0x3fffffffu
 
-static double now_us(void) {
+static double clock_us(clockid_t clock) {
   struct timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
+  clock_gettime(clock, &time);
   return (double)time.tv_sec * 1e6 + (double)time.tv_nsec / 1e3;
 }
+
+static double now_us(void) { return clock_us(CLOCK_MONOTONIC); }
 
 static void advance(Counter *counter, uint32_t count) {
   /* After the exchange the counter may have been freed with its frame; only its address is used. A wake-up of an
@@ -205,6 +207,9 @@ static void advance(Counter *counter, uint32_t count) {
 static bool reached(uint32_t word, uint32_t count) { return (((word >> 1) - count) & BITS) <= ENDED; }
 
 static uint32_t load(Counter *counter) { return atomic_load_explicit(&counter->word, memory_order_acquire); }
+
+/* The time in microseconds that the thread has been parked. */
+static _Thread_local double parked_us;
 
 static void wait_for(Counter *counter, uint32_t count, double spin_us) {
   double until = 0;
@@ -220,8 +225,11 @@ static void wait_for(Counter *counter, uint32_t count, double spin_us) {
     uint32_t word = load(counter);
     if (reached(word, count)) return;
     /* The flag is set before sleeping, and the kernel compares the word again, so that no advance is missed. */
-    if ((word & 1) || atomic_compare_exchange_weak(&counter->word, &word, word | 1))
+    if ((word & 1) || atomic_compare_exchange_weak(&counter->word, &word, word | 1)) {
+      double since = now_us();
       syscall(SYS_futex, &counter->word, FUTEX_WAIT_PRIVATE, word | 1, NULL, NULL, 0);
+      parked_us += now_us() - since;
+    }
   }
 }
 
@@ -260,13 +268,15 @@ typedef struct Frame {
   _Atomic bool claimed, failed;
   /* Whether lanes have to share cores, with one another or with other work; set before the lanes receive the request. */
   bool crowded;
-  /* The work of lanes other than the caller's. */
-  _Atomic long preemptions, cpu_us;
+  /* Whether a lane other than the caller's was interrupted; see interrupted. */
+  _Atomic bool interrupted;
 } Frame;
 
-/* A thread's work: how often the system has interrupted it to run other work, and its CPU time in microseconds. */
+/* What a thread has done: how often the system has preempted it, its CPU time in microseconds, and the time now without
+ * that in which it was parked. */
 typedef struct {
-  long preemptions, cpu_us;
+  long preemptions;
+  double cpu_us, awake_us;
 } Work;
 
 typedef struct {
@@ -276,8 +286,6 @@ typedef struct {
   /* Whether the lane's thread could be pinned to its core, and whether it is pinned now. Both are true for the first
    * lane, whose callers pin themselves. */
   _Atomic bool owns, pinned;
-  /* The thread's work until the end of its last request. */
-  Work done;
   /* The number of submitted requests, and the queue of those that the lane has not started. */
   Counter submitted;
   pthread_mutex_t lock;
@@ -296,7 +304,7 @@ typedef struct Lanes {
   uint32_t requests;
   /* The affinity of lanes that are not pinned: that of the thread that has created them. */
   cpu_set_t home;
-  /* See count_preemptions. */
+  /* See count_interruption. */
   int limit;
   _Atomic int pressure;
   Lane lane[];
@@ -310,32 +318,40 @@ static double spin_us(const Lane *lane, const Frame *frame) {
   return frame->crowded || !lane->pinned ? BRIEF_US : lane->lanes->spin_us;
 }
 
-static long in_us(struct timeval time) { return (long)time.tv_sec * 1000000 + (long)time.tv_usec; }
-
-/* Return the work of the calling thread. */
+/* Return what the calling thread has done. */
 static Work work_done(void) {
   struct rusage usage;
-  if (getrusage(RUSAGE_THREAD, &usage)) return (Work){0, 0};
-  return (Work){usage.ru_nivcsw, in_us(usage.ru_utime) + in_us(usage.ru_stime)};
+  double awake_us = now_us() - parked_us;
+  if (getrusage(RUSAGE_THREAD, &usage)) return (Work){0, 0, 0};
+  return (Work){usage.ru_nivcsw, clock_us(CLOCK_THREAD_CPUTIME_ID), awake_us};
+}
+
+/* The least time of an interruption in microseconds, and its least share of the CPU time of a request. */
+#define LONG_US 500
+#define LARGE_SHARE 0.1
+
+/* Return whether other work has kept the calling thread from its core for long since a time. Other work of the same
+ * priority takes 3 to 4 ms at a time; the system's own work, which also preempts lanes, some tens of microseconds. */
+static bool interrupted(Work since) {
+  Work now = work_done();
+  double cpu_us = now.cpu_us - since.cpu_us, lost_us = now.awake_us - since.awake_us - cpu_us;
+  return now.preemptions > since.preemptions && lost_us > LONG_US && lost_us > LARGE_SHARE * cpu_us;
 }
 
 /* Other work on the cores of pinned, spinning lanes multiplies the latency: a lane that spins uses up its share of the
  * core, is interrupted for milliseconds while the other core may be idle, and all lanes wait for it. Lanes that may run
- * on any core and park at once take about as long as a plain session then. Each request with more preemptions than the
- * system's own work causes raises the pressure, each other one lowers it; from the limit on, lanes are not pinned. One
- * such request after many others does not suffice. */
+ * on any core and park at once take about as long as a plain session then. Each request in which a lane was interrupted
+ * raises the pressure, each other one lowers it; from the limit on, lanes are not pinned. One such request after many
+ * others does not suffice. */
 enum { RISE = 8, HIGHEST = 64 };
-/* The least CPU time between preemptions by the system's own work, in microseconds. Other work of the same priority
- * preempts a lane every 3 to 4 ms. */
-#define RARE_US 20000
 
 static bool contended(const Lanes *lanes) { return lanes->pressure >= lanes->limit; }
 
 /* Lanes that are not pinned preempt each other, so their preemptions say nothing: they are pinned again after a number of
  * requests, and each time one request shows whether the other work has ended. */
-static void count_preemptions(Lanes *lanes, bool pinned, long count, long cpu_us) {
+static void count_interruption(Lanes *lanes, bool pinned, bool interrupted) {
   int pressure = lanes->pressure; /* requests of several callers may overwrite each other's counts */
-  if (pinned && count > cpu_us / RARE_US)
+  if (pinned && interrupted)
     pressure = pressure + RISE >= lanes->limit ? HIGHEST : pressure + RISE;
   else if (pressure > 0)
     pressure--;
@@ -436,15 +452,10 @@ static void *work(void *argument) {
     spin = wait_idle(lane, number, spin);
     Frame *frame = take(lane);
     if (!frame) return NULL;
-    if (lane->owns && lane->pinned == contended(lane->lanes)) {
-      set_pinned(lane, !lane->pinned);
-      lane->done = work_done(); /* as for the caller's thread */
-    }
+    if (lane->owns && lane->pinned == contended(lane->lanes)) set_pinned(lane, !lane->pinned);
+    Work before = work_done();
     perform(lane, frame);
-    Work done = work_done();
-    frame->preemptions += done.preemptions - lane->done.preemptions;
-    frame->cpu_us += done.cpu_us - lane->done.cpu_us;
-    lane->done = done;
+    if (interrupted(before)) frame->interrupted = true;
     advance(&frame->counters[lane->index], ENDED); /* after this the lane does not use the frame */
   }
 }
@@ -578,7 +589,7 @@ int chrion_run(Lanes *lanes, Frame *frame, double *times, Failure *failure) {
   frame->failure = failure;
   frame->times = times;
   frame->crowded = crowded || !known || (!allowed && shares_core(lanes, &before));
-  frame->preemptions = frame->cpu_us = 0;
+  frame->interrupted = false;
   atomic_store(&frame->claimed, false);
   atomic_store(&frame->failed, false);
   for (int at = 0; at < lanes->count; at++) atomic_store(&frame->counters[at].word, 0);
@@ -587,16 +598,14 @@ int chrion_run(Lanes *lanes, Frame *frame, double *times, Failure *failure) {
   for (int at = 1; at < lanes->count; at++) submit(&lanes->lane[at], &frame->requests[at], lanes->requests);
   pthread_mutex_unlock(&lanes->order);
   if (pinned) pin(own->part.core);
-  Work before_run = work_done(); /* moving the thread to its core counts as a preemption */
+  Work before_run = work_done();
   perform(own, frame);
   advance(&frame->counters[0], ENDED);
   /* The caller stays pinned while it waits; on another core it would disturb a working lane. */
   for (int at = 1; at < lanes->count; at++)
     wait_for(&frame->counters[at], ENDED, spin_us(own, frame));
-  Work done = work_done();
+  count_interruption(lanes, !crowded, interrupted(before_run) || frame->interrupted);
   if (pinned && only(own->part.core)) sched_setaffinity(0, sizeof before, &before);
-  count_preemptions(lanes, !crowded, frame->preemptions + done.preemptions - before_run.preemptions,
-                    frame->cpu_us + done.cpu_us - before_run.cpu_us);
   if (atomic_load(&frame->failed)) return FAILED;
   return known && moved(lanes, &before) ? MOVED : SERVED;
 }
