@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import sys
 import threading
 import weakref
 from collections import Counter
@@ -35,6 +36,7 @@ from chrion.runtime.execution.python_executor import PythonExecutor
 from chrion.runtime.execution.segments import Segment, SegmentFactory
 from chrion.runtime.execution.transfers import find_transfers
 from chrion.runtime.live_comparison import LiveComparison
+from chrion.runtime.options.thread_limit import limited_threads
 from chrion.runtime.requests import FastPathMatcher, output_names, prepare_request
 from chrion.scheduler.plan import Plan
 from chrion.units import format_mb, format_ms
@@ -306,7 +308,8 @@ class PlainEngine:
         reason: str,
         **rest: Any,
     ) -> None:
-        self.session = ort.InferenceSession(source, options, providers, provider_options, **rest)
+        with limited_threads(options) as limited:
+            self.session = ort.InferenceSession(source, limited, providers, provider_options, **rest)
         #: Whether any operator may run on an accelerator.
         self.accelerated = list(self.session.get_providers()) != [CPU_PROVIDER]
         self.reason = reason
@@ -322,8 +325,16 @@ class PlainEngine:
 
     @functools.cached_property
     def capacity(self) -> int:
-        """Number of requests in flight for which several threads each are worthwhile, at least one."""
-        return max(1, len(physical_cores()) - 1)
+        """Number of requests in flight for which several threads each are worthwhile, at least one.
+
+        Without limit if the session has one thread anyway.
+        """
+        return sys.maxsize if self.has_one_thread else max(1, len(physical_cores()) - 1)
+
+    @functools.cached_property
+    def has_one_thread(self) -> bool:
+        """Whether each request has a single thread."""
+        return bool(self.session.get_session_options().intra_op_num_threads == 1)
 
     def for_shapes(self, inputs: Sequence[TensorInfo]) -> PlainEngine:
         """Return an engine of the same session, chosen for inputs of known shapes."""

@@ -131,7 +131,11 @@ SESSION_OPTIONS: Mapping[str, Option] = _table(
         "set_ep_context_data_read_func",
         "clear_ep_context_data_read_func",
     ),
-    _honoured("it limits the CPU lanes of tuned plans, unless `cores` is given", "intra_op_num_threads"),
+    _honoured(
+        "it limits the CPU lanes of tuned plans, unless `cores` is given; by default, plain sessions have no more "
+        "threads than the affinity and the quota of the process allow",
+        "intra_op_num_threads",
+    ),
     _no_effect(_THREADS, "execution_mode", "inter_op_num_threads"),
     _no_effect("it concerns the profile's file, and with enable_profiling the model runs plain", "profile_file_prefix"),
 )

@@ -148,7 +148,7 @@ class EngineSelector:
     def compare_live(self, engine: PlainEngine, decision: Decision) -> PlainEngine:
         """Have a plain session of several threads compared with that of one thread, if both were timed."""
         one_thread_ms = next((t.latency_ms for t in decision.timings if t.name == f"{_PLAIN_THREADS}1"), None)
-        if decision.winner != f"{_PLAIN_THREADS}1" and not engine.accelerated:
+        if not (engine.has_one_thread or engine.accelerated):
             engine.comparison = _comparison(decision, one_thread_ms)
         return engine
 
@@ -424,7 +424,9 @@ class EngineSelector:
         small = sum(graph.dag.weight_bytes) <= _ALTERNATIVE_BYTES
         if config.options is None and small and not graph.declared_free:
             cores = len(physical_cores())
-            names += [f"{_PLAIN_THREADS}{count}" for count in ([1] if cores < 8 else [1, cores // 2])]
+            names += [
+                f"{_PLAIN_THREADS}{count}" for count in ((1, cores // 2) if cores >= 8 else (1,)) if count < cores
+            ]
         if config.budget_mb is not None and config.accelerator:
             names.append(_PLAIN_CPU)
         return names
