@@ -8,9 +8,9 @@ import json
 import os
 import secrets
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import platformdirs
 
@@ -31,14 +31,29 @@ def write_atomically(path: Path, content: str | bytes, *, private: bool = False)
     Raises:
         OptionError: ``path`` has no file name, or its folder does not exist or cannot be written.
     """
+    data = content.encode() if isinstance(content, str) else content
+    with open_atomically(path, private=private) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def open_atomically(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
+    """Open a temporary file beside ``path``, and rename it when the context ends without an error.
+
+    Args:
+        path: The file.
+        private: Let only the owner read the file.
+
+    Raises:
+        OptionError: ``path`` has no file name, or its folder does not exist or cannot be written.
+    """
     if not path.name:
         raise OptionError(f"{path}: cannot be written: not a file name")
-    data = content.encode() if isinstance(content, str) else content
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
         descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            yield file
         scratch.replace(path)
     except OSError as error:
         raise OptionError(f"{path}: cannot be written: {error.strerror}") from error

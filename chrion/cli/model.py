@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from google.protobuf.message import EncodeError
 
 from chrion import zoo
 from chrion.cli import outputs
@@ -17,7 +16,6 @@ from chrion.cli.console import show, show_json, step
 from chrion.cli.model_list import show_models
 from chrion.cli.options import ForceOption, JsonOption
 from chrion.errors import OptionError
-from chrion.files import write_atomically
 
 #: Help texts of the builders' parameters, by the heading that help shows them under.
 HELP = {
@@ -34,6 +32,11 @@ HELP = {
         "fields": "Categorical fields.",
         "numbers": "Numerical fields.",
         "embedding": "Width of an embedding.",
+        "rows": "Most rows of an embedding table.",
+        "lookups": "Categories of a field in a request.",
+        "kv_heads": "Heads of keys and values.",
+        "experts": "Experts of a block.",
+        "skew": "Use of the first expert relative to the last.",
         "seed": "Seed of random weights and wiring.",
     },
     "Recurrent stacks": {
@@ -84,19 +87,14 @@ def model(
     zoo.specification(name, parameters)  # refuses wrong parameters before the file is looked at
     path = output or Path(f"{Path(name).stem}.onnx")
     target = outputs.check_output("-o", path, force=force)
+    if zoo.streams_weights(name):
+        outputs.check_output("-o", zoo.weights_path(path), force=force)
     with step(f"building {name}"):
-        built = zoo.build(name, parameters)
-        try:
-            content = built.SerializeToString()
-        except (ValueError, EncodeError) as error:
-            raise OptionError(
-                f"model {name}: larger than 2 GB, the most that an .onnx file holds", hint="choose smaller sizes"
-            ) from error
-        write_atomically(path, content)
+        written = zoo.write(name, path, parameters)
     if as_json:
-        show_json({"model": str(path), "operators": len(built.graph.node), "bytes": len(content)})
+        show_json({"model": str(path), "operators": written.nodes, "bytes": written.bytes})
     else:
-        show(f"{target.message} ({len(built.graph.node)} operators, {len(content) / 1e6:.1f} MB)")
+        show(f"{target.message} ({written.nodes} operators, {written.bytes / 1e6:.1f} MB)")
 
 
 def _builder_options() -> Iterator[inspect.Parameter]:

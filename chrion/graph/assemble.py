@@ -7,6 +7,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -15,6 +16,7 @@ from chrion.graph.dag import Dag, invert
 from chrion.graph.flops import node_flops
 from chrion.graph.model import Graph, ModelMetadata, TensorInfo
 from chrion.graph.rewrite import bodies_of, defined_names
+from chrion.graph.usage import read_usage, usage_of
 from chrion.graph.weights_folder import WeightsFolder
 
 #: The values of integer constants of at most this many elements (shapes, axes, indices) are part of a signature.
@@ -59,7 +61,7 @@ def assemble(  # noqa: PLR0913 - the results of all stages of `load`
     return Graph(
         name=name,
         model=model,
-        dag=_dag(model, operators, reads, values, weights),
+        dag=replace(_dag(model, operators, reads, values, weights), usage=_usage(model, operators, metadata)),
         nodes=operators,
         values=values,
         inputs=tuple(values[i.name] for i in model.graph.input),
@@ -73,6 +75,12 @@ def assemble(  # noqa: PLR0913 - the results of all stages of `load`
         shapes=shapes,
         folder=folder,
     )
+
+
+def _usage(model: onnx.ModelProto, operators: Sequence[Sequence[int]], metadata: ModelMetadata) -> tuple[float, ...]:
+    """Return the probability that a request uses each operator, as the metadata states it."""
+    names = ([model.graph.node[node].name for node in group] for group in operators)
+    return usage_of(names, read_usage(metadata.custom_metadata_map))
 
 
 def weight_info(tensor: onnx.TensorProto) -> TensorInfo:

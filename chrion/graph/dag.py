@@ -49,6 +49,8 @@ class Dag:
     #: One entry per non-empty output of a request: the operator that computes it, and its value as an index into
     #: ``value_bytes``. Outputs that are inputs or weights have no entry.
     request_outputs: tuple[tuple[int, int], ...] = ()
+    #: The probability that a request uses the operator; empty if all operators are always used.
+    usage: tuple[float, ...] = ()
 
     @classmethod
     def from_edges(cls, n: int, edges: Iterable[tuple[int, int]], edge_bytes: Sequence[int] | None = None) -> Dag:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -14,7 +15,10 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from chrion.errors import OptionError
+from chrion.zoo.weights_file import LARGE_BYTES, WeightsFile
 
+#: Values of a large weight that are generated at a time.
+_BLOCK_VALUES = 1 << 20
 _OPSET, _IR_VERSION = 17, 8
 
 
@@ -33,13 +37,15 @@ def check_sizes(spec: Any) -> None:
 
 
 class Network:
-    """A model under construction. Equal seeds give equal weights.
+    """A model under construction. Equal seeds give equal weights, in the model or in a file beside it.
 
     Args:
         seed: The seed of the weights.
+        store: The file of large weights; None to keep all weights in the model.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, store: WeightsFile | None = None) -> None:
+        self._store = store
         self.nodes: list[onnx.NodeProto] = []
         self.weights: dict[str, onnx.TensorProto] = {}
         self.inputs: list[onnx.ValueInfoProto] = []
@@ -93,8 +99,16 @@ class Network:
 
     def normal(self, stem: str, *shape: int, deviation: float) -> str:
         """Add a weight of normally distributed values."""
-        drawn = self.random.standard_normal(shape, dtype=np.float32)
-        return self.constant(self.unique(stem), drawn * np.float32(deviation))
+        name = self.unique(stem)
+        if self._store is None or 4 * math.prod(shape) < LARGE_BYTES:
+            return self.constant(name, self._drawn(shape, deviation))
+        sizes = blocks(math.prod(shape), _BLOCK_VALUES)
+        drawn = (self._drawn((size,), deviation) for size in sizes)
+        self.weights[name] = self._store.add(name, shape, np.dtype(np.float32), drawn)
+        return name
+
+    def _drawn(self, shape: Sequence[int], deviation: float) -> npt.NDArray[np.float32]:
+        return self.random.standard_normal(shape, dtype=np.float32) * np.float32(deviation)
 
     def node(self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> None:
         """Add a node, named after its first output."""
@@ -115,8 +129,16 @@ class Network:
             product = self.op("MatMul", source, self.normal("W", width, target, deviation=gain * width**-0.5))
             return self.op("Add", product, self.normal("b", target, deviation=0.1)) if bias else product
 
-    def model(self, name: str) -> onnx.ModelProto:
-        """Return the model."""
+    def model(self, name: str, metadata: Mapping[str, str] | None = None) -> onnx.ModelProto:
+        """Return the model, with entries of metadata."""
         graph = helper.make_graph(self.nodes, name, self.inputs, self.outputs, list(self.weights.values()))
         opsets = [helper.make_opsetid("", _OPSET)]
-        return helper.make_model(graph, producer_name="chrion", opset_imports=opsets, ir_version=_IR_VERSION)
+        model = helper.make_model(graph, producer_name="chrion", opset_imports=opsets, ir_version=_IR_VERSION)
+        helper.set_model_props(model, dict(metadata or {}))
+        return model
+
+
+def blocks(total: int, most: int) -> Iterator[int]:
+    """Yield the sizes of the blocks of ``most`` values, the last one smaller, that ``total`` values consist of."""
+    for start in range(0, total, most):
+        yield min(most, total - start)

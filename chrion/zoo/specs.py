@@ -18,19 +18,24 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from google.protobuf.message import EncodeError
 
 from chrion.errors import ModelError, OptionError
-from chrion.files import bundled_folder, read_toml
+from chrion.files import bundled_folder, open_atomically, read_toml, write_atomically
 from chrion.zoo.bert import BertSpec, build_bert
 from chrion.zoo.darts import DartsSpec, build_darts
 from chrion.zoo.deepfm import DeepFmSpec, build_deepfm
+from chrion.zoo.dlrm import DlrmSpec, build_dlrm
 from chrion.zoo.inception import GoogLeNetSpec, InceptionSpec, build_googlenet, build_inception
+from chrion.zoo.llama import LlamaSpec, build_llama
+from chrion.zoo.moe import MoeSpec, build_moe
 from chrion.zoo.nasnet import NasNetSpec, build_nasnet
 from chrion.zoo.randwire import RandWireSpec, build_randwire
 from chrion.zoo.recurrent import GATES, RecurrentSpec, build_recurrent
 from chrion.zoo.seq2seq import Seq2SeqSpec, build_seq2seq
 from chrion.zoo.squeezenet import SqueezeNetSpec, build_squeezenet
 from chrion.zoo.t5 import T5Spec, build_t5
+from chrion.zoo.weights_file import WeightsFile
 
 Parameter = int | float | bool
 
@@ -44,6 +49,8 @@ class Builder:
     build: Callable[[Any], onnx.ModelProto]
     #: Fields of the specification with a fixed value.
     fixed: Mapping[str, str]
+    #: Builds the model with its large weights in a file; None for families whose models fit into one file.
+    build_to: Callable[[Any, WeightsFile], onnx.ModelProto] | None = None
 
     @property
     def parameters(self) -> dict[str, str]:
@@ -51,13 +58,26 @@ class Builder:
         return {f.name: str(f.type) for f in fields(self.spec) if f.name not in self.fixed}
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A model that was written to files."""
+
+    #: Nodes of its graph.
+    nodes: int
+    #: Bytes of all files.
+    bytes: int
+
+
 BUILDERS = {
     **{cell.lower(): Builder(RecurrentSpec, build_recurrent, {"cell": cell}) for cell in GATES},
     "bert": Builder(BertSpec, build_bert, {}),
     "darts": Builder(DartsSpec, build_darts, {}),
     "deepfm": Builder(DeepFmSpec, build_deepfm, {}),
+    "dlrm": Builder(DlrmSpec, build_dlrm, {}, build_dlrm),
     "googlenet": Builder(GoogLeNetSpec, build_googlenet, {}),
     "inception-v3": Builder(InceptionSpec, build_inception, {}),
+    "llama": Builder(LlamaSpec, build_llama, {}, build_llama),
+    "moe": Builder(MoeSpec, build_moe, {}, build_moe),
     "nasnet-a": Builder(NasNetSpec, build_nasnet, {}),
     "randwire": Builder(RandWireSpec, build_randwire, {}),
     "seq2seq": Builder(Seq2SeqSpec, build_seq2seq, {}),
@@ -92,6 +112,49 @@ def build(name: str, parameters: Mapping[str, Parameter] | None = None) -> onnx.
     """Build a model by its name; see :func:`specification`."""
     builder, spec = _find_builder(name, parameters or {})
     return builder.build(spec)
+
+
+def write(name: str, path: Path, parameters: Mapping[str, Parameter] | None = None) -> Written:
+    """Build a model by its name and write it to a file; see :func:`specification`.
+
+    Large weights of the families that may exceed 2 GB are written to a file of the same name with the suffix ``.data``
+    while they are generated, so they are never in memory together.
+
+    Raises:
+        OptionError: The specification is invalid, a file cannot be written, or the model exceeds 2 GB without its large
+            weights.
+    """
+    builder, spec = _find_builder(name, parameters or {})
+    if builder.build_to is None:
+        return _write_model(name, path, builder.build(spec), 0)
+    data = weights_path(path)
+    with open_atomically(data) as file:
+        store = WeightsFile(file, data.name)
+        model = builder.build_to(spec, store)
+    if not store.size:
+        data.unlink()
+    return _write_model(name, path, model, store.size)
+
+
+def weights_path(path: Path) -> Path:
+    """Return the file of the large weights of a model."""
+    return path.with_name(f"{path.name}.data")
+
+
+def streams_weights(name: str) -> bool:
+    """Return whether :func:`write` may create a file of weights for a model."""
+    return _find_builder(name, {})[0].build_to is not None
+
+
+def _write_model(name: str, path: Path, model: onnx.ModelProto, stored: int) -> Written:
+    try:
+        content = model.SerializeToString()
+    except (ValueError, EncodeError) as error:
+        raise OptionError(
+            f"model {name}: larger than 2 GB, the most that an .onnx file holds", hint="choose smaller sizes"
+        ) from error
+    write_atomically(path, content)
+    return Written(len(model.graph.node), len(content) + stored)
 
 
 def _find_builder(name: str, parameters: Mapping[str, Parameter]) -> tuple[Builder, Any]:

@@ -31,6 +31,15 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "randwire": ({"resolution": 50, "channels": 4, "nodes": 12, "batch": 2, "classes": 7}, (2, 7)),
     "darts": ({"resolution": 50, "channels": 4, "cells": 6, "batch": 2, "classes": 7}, (2, 7)),
     "deepfm": ({"batch": 2, "vocabulary": 20, "hidden": 8}, (2, 1)),
+    "dlrm": ({"batch": 2, "rows": 20, "lookups": 3, "embedding": 4, "hidden": 16}, (2, 1)),
+    "llama": (
+        {"batch": 2, "layers": 2, "hidden": 16, "heads": 4, "kv_heads": 2, "inner": 24, "seq": 6, "vocabulary": 20},
+        (2, 6, 20),
+    ),
+    "moe": (
+        {"batch": 2, "seq": 3, "layers": 2, "hidden": 16, "heads": 4, "kv_heads": 2, "inner": 24, "experts": 5},
+        (2, 3, 16),
+    ),
     "bert": ({"batch": 2, "layers": 2, "hidden": 16, "heads": 2, "inner": 32, "seq": 6, "vocabulary": 20}, (2, 6, 16)),
     "t5": (
         {"batch": 2, "layers": 2, "hidden": 16, "heads": 2, "inner": 32, "seq": 6, "target": 5, "vocabulary": 20},
@@ -118,6 +127,10 @@ def test_every_parameter_is_checked(name: str) -> None:
         ("inception-v3", {"resolution": 74}),
         ("bert", {"heads": 7}),
         ("t5", {"hidden": 12}),
+        ("llama", {"heads": 7}),
+        ("llama", {"kv_heads": 2}),
+        ("llama", {"hidden": 9}),
+        ("moe", {"experts": 1}),
         ("randwire", {"neighbours": 16}),
         ("randwire", {"probability": 1.5}),
     ],

@@ -106,3 +106,17 @@ def test_a_negative_answer_deletes_nothing(
     monkeypatch.setattr("chrion.cli.cache.typer.confirm", lambda *_, **__: answer)
     assert cli("cache", "clear")[0] == left
     assert entry.exists() == bool(left)
+
+
+def test_a_model_without_large_weights_has_one_file(cli: Chrion, tmp_path: Path) -> None:
+    """The command leaves no empty file of weights."""
+    assert cli("model", "dlrm", "--rows", "50", "-o", str(tmp_path / "m.onnx"))[0] == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def test_a_foreign_file_of_weights_is_not_replaced(cli: Chrion, tmp_path: Path) -> None:
+    """The command refuses to replace the file of weights too, unless it is forced."""
+    (tmp_path / "m.onnx.data").write_text("mine")
+    command = ("model", "dlrm", "--rows", "50", "-o", str(tmp_path / "m.onnx"))
+    assert_refused(cli(*command), "m.onnx.data")
+    assert (tmp_path / "m.onnx.data").read_text() == "mine"
