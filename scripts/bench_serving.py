@@ -6,8 +6,8 @@ Scenarios: the start of a session, client threads, pauses between requests, a bu
 processes, one CPU, a quota of CPU time, many shapes. The candidates are a tuned HybridSession and plain sessions with
 one thread, with as many as there are cores, and with onnxruntime's default; each has processes of its own. They serve
 in alternating rounds, each trial after a warm-up. Prints a line for each model and load, with ratios of HybridSession
-to the best plain session for that figure and their 90 % intervals; ``ratios.py`` selects the best plain session without
-selection bias. Quantiles of the latency are of all trials together.
+to the plain session that serves the most requests per second under that load, and their 90 % intervals. Quantiles of
+the latency are of all trials together.
 
 Takes about as long as ``--minutes`` says, however many scenarios are selected: rounds are added until the time is over,
 so that fewer scenarios or models are measured more precisely. On a busy machine it takes up to a fifth longer. ``-o``
@@ -56,10 +56,9 @@ OVERTIME = 0.2
 #: Expected time to open the sessions of one model in one setting, tuning included, in seconds.
 OPENING_S = 15.0
 TEXT = """Written by `scripts/bench_serving.py` on {machine}, onnxruntime {version}. Ratios are HybridSession to the
-best plain session for the same load and figure (one thread, all cores, onnxruntime's default), with 90 % intervals:
-requests per second (higher is better), median and 99th percentile of the latency, and CPU time a request (lower is
-better). CPU time is compared with that of the plain session with the lowest median latency, and with that of the
-default. *runs*: what HybridSession selected."""
+plain session (one thread, all cores, or onnxruntime's default) that serves the most requests per second under the same
+load, with 90 % intervals: requests per second (higher is better), median and 99th percentile of the latency, and CPU
+time a request (lower is better); CPU time also to that of the default. *runs*: what HybridSession selected."""
 
 
 class Schedule:

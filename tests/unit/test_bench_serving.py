@@ -48,8 +48,8 @@ def test_the_ratio_of_quantiles_has_no_selection_bias() -> None:
     assert 0.75 <= np.mean([low <= 1.0 <= high for _, low, high in found]) <= 1.0
 
 
-def test_a_row_compares_with_the_best_plain_session_for_each_figure() -> None:
-    """CPU time is compared with that of the plain session of the lowest median latency, and of the default."""
+def test_a_row_compares_with_the_plain_session_of_most_requests() -> None:
+    """All figures are compared with those of one plain session, and CPU time with that of the default as well."""
     trials = {OWN: [trial(2.0, 3.0)] * 4, ONE: [trial(1.0, 1.0)] * 4, DEFAULT: [trial(4.0, 6.0)] * 4}
     row = row_of("model", "load", "plan", trials)
     one = "[{0} to {0}]".format
@@ -58,6 +58,14 @@ def test_a_row_compares_with_the_best_plain_session_for_each_figure() -> None:
         *("2.00", f"2.00 {one('2.00')}", "3.00", f"3.00 {one('3.00')}", f"0.50 {one('0.50')}"),
     )
     assert row.worse == ("requests/s", "p50", "p99", "CPU to fastest")
+
+
+def test_latencies_are_not_compared_with_those_of_another_session() -> None:
+    """A plain session of lower median latency that serves fewer requests per second is not the reference."""
+    uneven = Trial(np.arange(100) / 100, np.repeat([1.0, 9.0], [90, 10]), 1.8, 1.0)
+    trials = {OWN: [trial(1.5)] * 4, ONE: [trial(1.5)] * 4, DEFAULT: [uneven] * 4}
+    one = "1.00 [1.00 to 1.00]"
+    assert [row_of("model", "load", "plan", trials).cells[at] for at in (4, 6, 8, 10)] == [one] * 4
 
 
 def test_plain_sessions_that_are_slower_in_every_respect_are_dropped() -> None:
