@@ -22,7 +22,7 @@ from chrion.runtime import HybridSession
 from chrion.scheduler import DEFAULT_POLICY, Plan, partition
 from chrion.scheduler.planner import check_options
 from chrion.scheduler.policies.ios_merging import merged_variants
-from chrion.scheduler.policies.registry import MERGING_POLICY
+from chrion.scheduler.policies.registry import find_policy
 from chrion.units import format_mb, format_ms, parse_duration_ms, parse_shape
 
 #: Exit code if no plan meets the SLO or fits the GPU budget.
@@ -81,7 +81,7 @@ def load_or_measure_profile(
         if accelerator is not None:
             raise OptionError("--accelerator: not allowed with --profile, which holds an accelerator's costs or none")
         return Profile.load(stored)
-    variants = merged_variants(graph) if MERGING_POLICY in policies else ()
+    variants = merged_variants(graph) if any(find_policy(policy).merges for policy in policies) else ()
     with step(f"profiling {graph.name}", animated=False) as update:
         return profile(graph, cores, accelerator or "auto", progress=update, fresh=fresh, variants=variants)
 

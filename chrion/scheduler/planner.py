@@ -15,11 +15,10 @@ from chrion.profiler.profiles import Profile
 from chrion.scheduler.evaluation.evaluate import Timeline, lower_bound_ms
 from chrion.scheduler.evaluation.solution import MEMORIES, Memory, Problem, VariantSolution
 from chrion.scheduler.plan import Plan, Prediction
-from chrion.scheduler.policies.chrion import search_variants
-from chrion.scheduler.policies.ios_merging import StageMeter, solve_with_merging
-from chrion.scheduler.policies.registry import DEFAULT_POLICY, MERGING_POLICY, find_policy
+from chrion.scheduler.policies.policy import PlanningTask, Policy, ScheduleFunction
+from chrion.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, find_policy
 from chrion.scheduler.policies.single_device import accelerator_only, cpu_only
-from chrion.scheduler.schedule import Schedule
+from chrion.scheduler.policies.stages import StageMeter
 from chrion.scheduler.search.alpha import Limits, best_within, choose, implied_alpha, raise_to_fit
 from chrion.units import format_mb, format_ms, parse_duration_ms, parse_size_mb
 
@@ -117,11 +116,12 @@ def check_options(  # noqa: PLR0913 - as for partition
     check_memory(memory)
     if alpha is not None and not 0 <= alpha < math.inf:
         raise OptionError(f"invalid alpha {alpha}: expected a number of ms per MB, 0 or more")
-    find_policy(policy)
+    chosen = find_policy(policy)
     if streams is not None and streams < 1:
         raise OptionError(f"invalid number of streams {streams}: expected 1 or more")
-    if meter is not None and policy != MERGING_POLICY:
-        raise OptionError(f"policy {policy} measures no stages", hint=f"choose --policy {MERGING_POLICY}")
+    if meter is not None and not chosen.measures_stages:
+        able = " or ".join(f"--policy {name}" for name, other in POLICIES.items() if other.measures_stages)
+        raise OptionError(f"policy {policy} measures no stages", hint=f"choose {able}")
     return Limits(
         None if slo is None else parse_duration_ms(slo, "slo"),
         None if gpu_budget is None else parse_size_mb(gpu_budget, "gpu budget"),
@@ -143,8 +143,8 @@ def check_memory(name: str) -> Memory:
 class Planner:
     """A planner of one graph for one machine, for several limits and prices of memory.
 
-    The default policy searches once, at the first call; limits and prices only select from its solutions. So of two
-    plans of one planner, none is better than the other in both latency and memory.
+    A policy of solutions, such as the default one, searches once, at the first call; limits and prices only select
+    from its solutions. So of two such plans of one planner, none is better than the other in both latency and memory.
 
     Args:
         graph: The graph.
@@ -157,6 +157,7 @@ class Planner:
         alphas: Prices that plans will be asked for, if they are known.
 
     Raises:
+        OptionError: There is no such policy.
         ProfileError: The profile has fewer cores than ``cores``, or no operators.
     """
 
@@ -172,7 +173,7 @@ class Planner:
         memory: Memory = "resident",
         alphas: Sequence[float] = (),
     ) -> None:
-        self._graph, self._profile, self._policy = graph, profile, policy
+        self._graph, self._profile, self._policy = graph, profile, find_policy(policy)
         self._meter, self._memory, self._alphas = meter, memory, alphas
 
         def costs_of(dag: Dag) -> Costs:
@@ -190,17 +191,22 @@ class Planner:
 
     def alternatives(self, limits: Limits, alpha: float | None = None) -> list[Plan]:
         """Return plans with similar predictions, the best first; see :func:`alternatives`."""
-        searched = self._policy == DEFAULT_POLICY
-        found = self._select(limits, alpha) if searched else [self._search_alpha(limits, alpha)]
+        find_solutions = self._policy.find_solutions
+        if find_solutions is None:
+            found = [self._search_alpha(limits, alpha)]
+        else:
+            self._pool = self._pool or find_solutions(self._task(alpha))
+            found = self._select(limits, alpha)
         builder = _PlanBuilder(self._graph, self._profile, self._costs_of, self._policy, limits, alpha, self._memory)
         return [builder.build(variant, self._gpu, self._cpu) for variant in found]
 
+    def _task(self, alpha: float | None) -> PlanningTask:
+        """Return the task of a policy of solutions, of which the first plan has a price of memory."""
+        prices = (*self._alphas, *([alpha] if alpha else [])) if self._memory == "paper" and self._gpu else ()
+        return PlanningTask(self._graph, self._costs_of, prices, self._meter)
+
     def _select(self, limits: Limits, alpha: float | None) -> list[VariantSolution]:
-        """Return the best solution of each variant of the default policy, the best variant first."""
-        if not self._pool:
-            prices = (*self._alphas, *([alpha] if alpha else []))
-            asked = prices if self._memory == "paper" and self._gpu else ()
-            self._pool = search_variants(self._graph, self._costs_of, asked)
+        """Return the best solution of each variant from those of a policy of solutions, the best variant first."""
         ranked = best_within(self._pool, limits, alpha, self._memory)
         best = {v.chunk: v for v in reversed(ranked)}
         acceptable = [v for v in ranked if best[v.chunk] is v and v.fits(limits.budget_mb) and v.meets(limits.slo_ms)]
@@ -208,35 +214,28 @@ class Planner:
         return [replace(v, alpha=price) for v in acceptable[:_ALTERNATIVES] or ranked[:1]]
 
     def _search_alpha(self, limits: Limits, alpha: float | None) -> VariantSolution:
-        """Return the solution of a policy other than the default one."""
-        graph, costs_of = self._graph, self._costs_of
-        solve = _solver(graph, self._policy, costs_of, self._meter)
+        """Return the solution of a policy of schedules."""
+        costs = self._costs_of(self._graph.dag)
+        solve = self._solver(costs)
         if not self._gpu:
             return solve(alpha or 0.0)
         scale = self._gpu.latency_ms / self._gpu.memory_mb if self._gpu.memory_mb else 1.0
         chosen = choose(solve, limits.slo_ms, alpha, scale)
-        if limits.budget_mb is None or chosen.fits(limits.budget_mb) or not find_policy(self._policy).weighs_memory:
+        if limits.budget_mb is None or chosen.fits(limits.budget_mb) or not self._policy.weighs_memory:
             return chosen
         found = [raise_to_fit(solve, chosen, limits.budget_mb, scale)]
-        if costs_of(graph.dag).cores:
+        if costs.cores:
             # An operator without memory of its own stays on the accelerator at any alpha, and with it the base memory.
-            on_cpu = _solver(graph, self._policy, lambda dag: costs_of(dag).without_accelerator(), None)
-            found.append(on_cpu(found[0].alpha))
+            found.append(self._solver(costs.without_accelerator())(found[0].alpha))
         return best_within(found, limits, alpha)[0]
 
-
-def _solver(
-    graph: Graph, policy: str, costs_of: Callable[[Dag], Costs], meter: StageMeter | None
-) -> Callable[[float], VariantSolution]:
-    """Return the function from alpha to a policy's solution."""
-    if policy == MERGING_POLICY:
-        found = solve_with_merging(graph, costs_of, meter)
-        return lambda alpha: VariantSolution(alpha, found.solution, found.chunk, found.graph, found.merged)
-    solve = find_policy(policy).make_solver(graph.dag, costs_of(graph.dag))
-    return lambda alpha: VariantSolution(alpha, solve(alpha), None, graph)
+    def _solver(self, costs: Costs) -> Callable[[float], VariantSolution]:
+        """Return the function from alpha to the solution of a policy of schedules."""
+        solve = self._policy.make_solver(self._graph.dag, costs)
+        return lambda alpha: VariantSolution(alpha, solve(alpha), None, self._graph)
 
 
-def _predict(graph: Graph, costs: Costs, policy: Callable[[Dag, Costs, float], Schedule]) -> Prediction:
+def _predict(graph: Graph, costs: Costs, policy: ScheduleFunction) -> Prediction:
     """Return the prediction of a policy's fastest schedule."""
     return _prediction(Problem(graph.dag, costs).evaluate(policy(graph.dag, costs, 0.0)).timeline)
 
@@ -252,7 +251,7 @@ class _PlanBuilder:
     graph: Graph
     profile: Profile
     costs_of: Callable[[Dag], Costs]
-    policy: str
+    policy: Policy
     limits: Limits
     alpha: float | None
     memory: Memory
@@ -273,7 +272,7 @@ class _PlanBuilder:
             digest=chosen.graph.digest,
             shapes=self.graph.shapes,
             chunk=chosen.chunk,
-            policy=self.policy,
+            policy=self.policy.name,
             alpha=chosen.alpha,
             slo_ms=self.limits.slo_ms,
             budget_mb=self.limits.budget_mb,
@@ -299,9 +298,9 @@ class _PlanBuilder:
         timeline = chosen.solution.timeline
         if chosen.chunk:
             remarks.append(f"recurrent operators are cut into chunks of {chosen.chunk} steps")
-        if chosen.solution.origin and self.policy == DEFAULT_POLICY:
+        if chosen.solution.origin not in {"", self.policy.name}:
             remarks.append(f"initial solution: {chosen.solution.origin}")
-        if chosen.alpha and self.policy == DEFAULT_POLICY:
+        if chosen.alpha and self.policy.find_solutions is not None and self.policy.weighs_memory:
             priced = "resident memory" if self.memory == "resident" else "the memory of Equation 4"
             remarks.append(f"alpha prices {priced}")
         if chosen.merged:

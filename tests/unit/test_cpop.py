@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from chrion.graph import Dag
 from chrion.profiler import Costs, uniform_costs
-from chrion.scheduler import evaluate
+from chrion.scheduler import POLICIES
 from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.evaluation.validation import check_solution
-from chrion.scheduler.policies.cpop import cpop, critical_path, schedule_cpop
+from chrion.scheduler.policies.cpop import cpop, critical_path
 from chrion.scheduler.policies.list_scheduling import Lanes, downward_ranks, upward_ranks
 from strategies import costs_for, dags
 from topcuoglu_example import COSTS, CPOP_MAKESPAN, DAG, DOWNWARD_RANKS, UPWARD_RANKS, makespan
@@ -22,15 +22,15 @@ from topcuoglu_example import COSTS, CPOP_MAKESPAN, DAG, DOWNWARD_RANKS, UPWARD_
 
 def test_the_ranks_of_the_published_example() -> None:
     """The ranks equal those in Table 2 of the paper, to its three decimals."""
-    assert upward_ranks(Lanes(DAG, COSTS, 2)) == pytest.approx(UPWARD_RANKS, abs=2e-3)
-    assert downward_ranks(Lanes(DAG, COSTS, 2)) == pytest.approx(DOWNWARD_RANKS, abs=2e-3)
+    assert upward_ranks(Lanes(DAG, COSTS.limited_to(2, 1))) == pytest.approx(UPWARD_RANKS, abs=2e-3)
+    assert downward_ranks(Lanes(DAG, COSTS.limited_to(2, 1))) == pytest.approx(DOWNWARD_RANKS, abs=2e-3)
 
 
 def test_the_published_example_takes_86() -> None:
     """Tasks 1, 2, 9 and 10 are the critical path, on the second processor; the makespan is the published one."""
     priority = [up + down for up, down in zip(UPWARD_RANKS, DOWNWARD_RANKS, strict=True)]
     assert critical_path(DAG, priority) == [0, 1, 8, 9]
-    schedule = schedule_cpop(DAG, COSTS, 2)
+    schedule = cpop(DAG, COSTS.limited_to(2, 1), 0.0)
     assert [schedule.lanes[i] for i in (0, 1, 8, 9)] == [1, 1, 1, 1]
     assert makespan(schedule) == CPOP_MAKESPAN
 
@@ -96,7 +96,7 @@ def test_the_schedule_is_that_of_the_literal_algorithm(data: st.DataObject) -> N
     longer = None if drawn.accelerator_ms is None else tuple(ms + 1 for ms in drawn.accelerator_ms)
     costs = replace(drawn, accelerator_ms=longer, cpu_ms=tuple(tuple(ms + 1 for ms in row) for row in drawn.cpu_ms))
     for cores in range(0 if costs.accelerator_ms is not None else 1, costs.cores + 1):
-        schedule = schedule_cpop(dag, costs, cores)
+        schedule = cpop(dag, costs.limited_to(cores, 1), 0.0)
         lanes, starts = naive_cpop(dag, costs, cores)
         assert list(schedule.lanes) == lanes
         along = [starts[i] for i in schedule.order]
@@ -108,5 +108,5 @@ def test_the_number_of_cores_is_the_best() -> None:
     """Two chains use two cores, but one core if a second one makes both chains three times as slow."""
     dag = Dag.from_edges(4, [(0, 1), (2, 3)])
     fast, slow = (uniform_costs(dag, cpu_ms=times) for times in ([1.0, 1.0], [1.0, 3.0]))
-    assert evaluate(dag, fast, cpop(dag, fast, 0.0)).latency_ms == 2.0
-    assert cpop(dag, slow, 0.0).cores == 1
+    assert POLICIES["cpop"].make_solver(dag, fast)(0.0).timeline.latency_ms == 2.0
+    assert POLICIES["cpop"].make_solver(dag, slow)(0.0).schedule.cores == 1

@@ -10,7 +10,7 @@ from chrion.profiler import Costs, OperatorMemory, uniform_costs
 from chrion.scheduler import evaluate
 from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.evaluation.validation import check_solution
-from chrion.scheduler.policies.heft import schedule_heft
+from chrion.scheduler.policies.heft import heft
 from chrion.scheduler.policies.list_scheduling import Lanes, upward_ranks
 from strategies import costs_for, dags
 from topcuoglu_example import COSTS, DAG, HEFT_MAKESPAN, makespan
@@ -18,28 +18,28 @@ from topcuoglu_example import COSTS, DAG, HEFT_MAKESPAN, makespan
 
 def test_the_published_example_takes_80() -> None:
     """Ten tasks on three processors have the makespan of the paper's Figure 3."""
-    assert makespan(schedule_heft(DAG, COSTS, 2)) == HEFT_MAKESPAN
+    assert makespan(heft(DAG, COSTS.limited_to(2, 1), 0.0)) == HEFT_MAKESPAN
 
 
 def test_upward_ranks_are_the_longest_paths_to_an_exit() -> None:
     """In a diamond of unit times with handoffs of two, the ranks are 1, then 1 + 2 + 1, then 1 + 2 + 4."""
     dag = Dag.from_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
     costs = uniform_costs(dag, cpu_ms=[1.0, 1.0], handoff_ms=2.0)
-    assert upward_ranks(Lanes(dag, costs, 2)) == [7.0, 4.0, 4.0, 1.0]
+    assert upward_ranks(Lanes(dag, costs)) == [7.0, 4.0, 4.0, 1.0]
 
 
 def test_independent_operators_are_spread() -> None:
     """Four equal operators on two cores take as long as two of them."""
     dag = Dag.from_edges(4, [])
     costs = uniform_costs(dag, cpu_ms=[1.0, 1.0])
-    assert evaluate(dag, costs, schedule_heft(dag, costs, 2)).latency_ms == 2.0
+    assert evaluate(dag, costs, heft(dag, costs.limited_to(2, 1), 0.0)).latency_ms == 2.0
 
 
 def test_costly_handoffs_keep_everything_on_one_lane() -> None:
     """If a handoff takes longer than all operators together, one lane runs all of them."""
     dag = Dag.from_edges(3, [(0, 1), (0, 2)])
     costs = uniform_costs(dag, cpu_ms=[1.0, 1.0], handoff_ms=10.0)
-    assert len(set(schedule_heft(dag, costs, 2).lanes)) == 1
+    assert len(set(heft(dag, costs.limited_to(2, 1), 0.0).lanes)) == 1
 
 
 def test_idle_gaps_are_filled() -> None:
@@ -54,7 +54,7 @@ def test_idle_gaps_are_filled() -> None:
         cpu_ms=((1.0, 100.0, 1.0, 5.0),),
         memory=(OperatorMemory(),) * 4,
     )
-    schedule = schedule_heft(dag, costs, 1)
+    schedule = heft(dag, costs.limited_to(1, 1), 0.0)
     timeline = evaluate(dag, costs, schedule)
     assert schedule.lanes == (1, 0, 1, 1)
     assert (timeline.start_ms[3], timeline.latency_ms) == (1.0, 12.0)
@@ -64,7 +64,7 @@ def test_operators_of_no_duration_follow_their_predecessors() -> None:
     """Equal ranks do not put an operator before its predecessor of a higher index."""
     dag = Dag.from_edges(3, [(2, 1), (1, 0)])
     costs = uniform_costs(dag, cpu_ms=[0.0], dispatch_ms=1.0)
-    schedule = schedule_heft(dag, costs, 1)
+    schedule = heft(dag, costs.limited_to(1, 1), 0.0)
     check_solution(dag, costs, Problem(dag, costs).evaluate(schedule))
     assert schedule.order == (2, 1, 0)
 
@@ -75,4 +75,4 @@ def test_schedules_are_valid(data: st.DataObject) -> None:
     dag = data.draw(dags())
     costs = data.draw(costs_for(dag))
     for cores in range(0 if costs.accelerator_ms is not None else 1, costs.cores + 1):
-        check_solution(dag, costs, Problem(dag, costs).evaluate(schedule_heft(dag, costs, cores)))
+        check_solution(dag, costs, Problem(dag, costs).evaluate(heft(dag, costs.limited_to(cores, 1), 0.0)))

@@ -12,7 +12,7 @@ from chrion.profiler import CopyCost, Costs, OperatorMemory
 from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.policies.list_scheduling import Lanes
-from chrion.scheduler.policies.peft import optimistic_costs, schedule_peft
+from chrion.scheduler.policies.peft import optimistic_costs, peft
 from strategies import costs_for, dags
 
 
@@ -47,11 +47,11 @@ def test_the_table_is_that_of_the_literal_equation(data: st.DataObject) -> None:
     dag = data.draw(dags())
     costs = data.draw(costs_for(dag))
     for cores in range(0 if costs.accelerator_ms is not None else 1, costs.cores + 1):
-        host, device = optimistic_costs(Lanes(dag, costs, cores))
+        host, device = optimistic_costs(Lanes(dag, costs.limited_to(cores, 1)))
         for i, row in enumerate(naive_costs(dag, costs, cores)):
             for lane, cost in row.items():
                 assert abs((host if lane > 0 else device)[i] - cost) < 1e-9
-        check_solution(dag, costs, Problem(dag, costs).evaluate(schedule_peft(dag, costs, cores)))
+        check_solution(dag, costs, Problem(dag, costs).evaluate(peft(dag, costs.limited_to(cores, 1), 0.0)))
 
 
 def test_a_lane_that_is_slow_for_what_follows_is_avoided() -> None:
@@ -64,4 +64,4 @@ def test_a_lane_that_is_slow_for_what_follows_is_avoided() -> None:
         upload=CopyCost(10.0),
         download=CopyCost(10.0),
     )
-    assert schedule_peft(dag, costs, 1).lanes == (0, 0)
+    assert peft(dag, costs.limited_to(1, 1), 0.0).lanes == (0, 0)

@@ -14,7 +14,7 @@ solutions form one set; the price of memory, the SLO and the budget only select 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -24,6 +24,7 @@ from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.solution import Problem, Solution, VariantSolution
 from chrion.scheduler.policies.chrion_paper import chrion_paper
+from chrion.scheduler.policies.policy import PlanningTask
 from chrion.scheduler.search.initial_solutions import LARGE, GraphFacts, InitialSolutions, preference
 from chrion.scheduler.search.local_search import LocalSearch
 from chrion.scheduler.search.machines import contains, sub_machines
@@ -179,19 +180,11 @@ def variants_of(graph: Graph) -> dict[int | None, Graph]:
     return {None: graph, **{chunk: unroll(graph, chunk) for chunk in chunk_choices(graph)}}
 
 
-def search_variants(
-    graph: Graph, costs_of: Callable[[Dag], Costs], alphas: Sequence[float] = ()
-) -> list[VariantSolution]:
-    """Return all solutions of the default policy.
-
-    Args:
-        graph: The graph.
-        costs_of: Returns the costs of a variant's operators.
-        alphas: Prices of the paper's memory, in ms per MB, that the solutions will be selected for: the set then has
-            the paper's own selection at these prices.
-    """
+def search_variants(task: PlanningTask) -> list[VariantSolution]:
+    """Return all solutions of the default policy, with the paper's own selection at each of the task's prices."""
+    graph = task.graph
     graphs = variants_of(graph)
-    costs = {chunk: costs_of(variant.dag) for chunk, variant in graphs.items()}
+    costs = {chunk: task.costs_of(variant.dag) for chunk, variant in graphs.items()}
     search = PortfolioSearch({chunk: (variant.dag, costs[chunk]) for chunk, variant in graphs.items()})
     found = [
         VariantSolution(0.0, solution, chunk, graphs[chunk])
@@ -199,7 +192,7 @@ def search_variants(
         for solution in solutions
     ]
     problem = Problem(graph.dag, costs[None])
-    for alpha in alphas:
+    for alpha in task.alphas:
         solution = problem.evaluate(chrion_paper(graph.dag, costs[None], alpha), origin="greedy")
         found.append(VariantSolution(alpha, solution, None, graph))
     return found

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from chrion.errors import ScheduleError
-from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
-from chrion.scheduler.evaluation.solution import Problem
-from chrion.scheduler.schedule import Schedule
 
 _POWERS_OF_TWO = frozenset(2**power for power in range(10))
-#: Sampled numbers of cores for graphs of at most so many operators; see :func:`sampled_core_counts`.
+#: Sampled numbers of cores for graphs of at most so many operators; see :func:`sampled_counts`.
 _SAMPLES = (
     (2_000, frozenset({0, 3, 6, 12, 24, 48, 96}) | _POWERS_OF_TWO),
     (20_000, frozenset({0}) | _POWERS_OF_TWO),
@@ -20,8 +16,12 @@ _SAMPLES = (
 )
 
 
-def usable_core_counts(costs: Costs) -> range:
+def usable_counts(costs: Costs, _n: int = 0) -> range:
     """Return the numbers of CPU cores k' to plan for: 0 to k, without 0 unless the accelerator runs every operator.
+
+    Args:
+        costs: The machine's costs of its operators.
+        _n: Number of operators, which makes no difference.
 
     Raises:
         ScheduleError: There is neither such an accelerator nor a CPU core.
@@ -33,7 +33,7 @@ def usable_core_counts(costs: Costs) -> range:
     return counts
 
 
-def sampled_core_counts(costs: Costs, n: int) -> list[int]:
+def sampled_counts(costs: Costs, n: int) -> list[int]:
     """Return the numbers of CPU cores to plan for where each takes a schedule of its own: all of a few, then fewer.
 
     The sample of a machine contains those of all smaller numbers of cores in the sample. So the best plan over it never
@@ -44,25 +44,8 @@ def sampled_core_counts(costs: Costs, n: int) -> list[int]:
         n: Number of operators. The sample is sparser for large graphs, where each number takes seconds.
 
     Raises:
-        ScheduleError: As for :func:`usable_core_counts`.
+        ScheduleError: As for :func:`usable_counts`.
     """
-    usable = usable_core_counts(costs)
+    usable = usable_counts(costs)
     steps = next(steps for most, steps in _SAMPLES if n <= most)
     return [cores for cores in usable if cores in steps or cores == costs.cores]
-
-
-def best_core_count(dag: Dag, costs: Costs, alpha: float, build: Callable[[int], Schedule]) -> Schedule:
-    """Return the schedule with the least L + alpha * M over a sample of all numbers of cores.
-
-    Args:
-        dag: The graph.
-        costs: The machine's costs of its operators.
-        alpha: Price of accelerator memory, in ms per MB.
-        build: Builds the schedule for a number of cores.
-
-    Raises:
-        ScheduleError: As for :func:`usable_core_counts`.
-    """
-    problem = Problem(dag, costs)
-    solutions = [problem.evaluate(build(cores)) for cores in sampled_core_counts(costs, len(dag))]
-    return min(solutions, key=lambda solution: solution.cost(alpha)).schedule

@@ -7,24 +7,17 @@ the lane that takes the least time for them; every other operator runs where it 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
-from chrion.scheduler.policies.core_counts import best_core_count
 from chrion.scheduler.policies.list_scheduling import Lanes, ListScheduler, downward_ranks, upward_ranks
 from chrion.scheduler.policies.orders import priority_order
 from chrion.scheduler.schedule import Schedule
 
 
-def cpop(dag: Dag, costs: Costs, alpha: float) -> Schedule:
-    """Return CPOP's schedule at the number of cores with the least L + alpha * M."""
-    return best_core_count(dag, costs, alpha, partial(schedule_cpop, dag, costs))
-
-
-def schedule_cpop(dag: Dag, costs: Costs, cores: int) -> Schedule:
-    """Return CPOP's schedule on the accelerator, if there is one, and ``cores`` CPU lanes."""
-    lanes = Lanes(dag, costs, cores)
+def cpop(dag: Dag, costs: Costs, _alpha: float) -> Schedule:
+    """Return CPOP's schedule on all lanes."""
+    lanes = Lanes(dag, costs)
     priority = [up + down for up, down in zip(upward_ranks(lanes), downward_ranks(lanes), strict=True)]
     path = critical_path(dag, priority)
     path_lane = min(lanes.numbers, key=lambda lane: sum(lanes.ms[lane][i] for i in path))

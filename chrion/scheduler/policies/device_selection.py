@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from chrion.graph.dag import Dag
 from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
-from chrion.scheduler.policies.core_counts import usable_core_counts
+from chrion.scheduler.policies.core_counts import usable_counts
 from chrion.scheduler.schedule import Schedule
 
 
@@ -51,7 +51,7 @@ def select_devices(dag: Dag, costs: Costs, order: Sequence[int], alpha: float) -
         ScheduleError: There is neither an accelerator that runs every operator nor a CPU core.
     """
     table = _EdgeTable(dag, costs)
-    selections = [_select(dag, costs, table, order, alpha, cores) for cores in usable_core_counts(costs)]
+    selections = [_select(dag, costs, table, order, alpha, cores) for cores in usable_counts(costs)]
     return min(selections, key=lambda s: s.cost(alpha))
 
 

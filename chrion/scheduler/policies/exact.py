@@ -18,8 +18,6 @@ from typing import Any
 from chrion.errors import OptionError
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
-from chrion.scheduler.evaluation.evaluate import evaluate
-from chrion.scheduler.policies.core_counts import usable_core_counts
 from chrion.scheduler.schedule import Schedule
 
 #: Larger graphs are refused: the solver would not terminate.
@@ -39,16 +37,14 @@ class Optimum:
 
 
 def exact(dag: Dag, costs: Costs, alpha: float) -> Schedule:
-    """Return the schedule with the least latency, at the best number of cores.
+    """Return the schedule with the least latency on all lanes.
 
     Raises:
         OptionError: The graph is too large, alpha is not 0, OR-Tools is missing, or no schedule is found in time.
-        ScheduleError: There is neither an accelerator that runs every operator nor a CPU core.
     """
     if alpha:
         raise OptionError("policy exact minimises latency alone, without alpha", hint="leave out --alpha")
-    found = [solve(dag, costs, cores).schedule for cores in usable_core_counts(costs)]
-    return min(found, key=lambda schedule: evaluate(dag, costs, schedule).latency_ms)
+    return solve(dag, costs, costs.cores).schedule
 
 
 def solve(dag: Dag, costs: Costs, cores: int, *, limit_s: float = _LIMIT_S) -> Optimum:

@@ -8,32 +8,23 @@ the paper: the overheads of :mod:`chrion.scheduler.policies.list_scheduling`, an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from chrion.graph.dag import Dag
 from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
-from chrion.scheduler.policies.core_counts import best_core_count
 from chrion.scheduler.policies.list_scheduling import Lanes, ListScheduler, TimeSlot, by_rank, upward_ranks
 from chrion.scheduler.schedule import Schedule
 
 
 def heft(dag: Dag, costs: Costs, alpha: float) -> Schedule:
-    """Return HEFT's schedule at the number of cores with the least L + alpha * M."""
-    return best_core_count(dag, costs, alpha, partial(schedule_heft, dag, costs, alpha=alpha))
-
-
-def schedule_heft(dag: Dag, costs: Costs, cores: int, *, streams: int = 1, alpha: float = 0.0) -> Schedule:
-    """Return HEFT's schedule on the accelerator, if there is one, and ``cores`` CPU lanes.
+    """Return HEFT's schedule on all lanes.
 
     Args:
         dag: The graph.
         costs: The machine's costs of its operators.
-        cores: Number of CPU lanes to use, 0 or more.
-        streams: Number of accelerator lanes to use.
         alpha: Price, in ms per MB, of the memory that an operator adds on the accelerator.
     """
-    lanes = Lanes(dag, costs, cores, streams)
+    lanes = Lanes(dag, costs)
     return place_by_finish(lanes, by_rank(dag, upward_ranks(lanes)), alpha)
 
 

@@ -7,7 +7,7 @@ The cost of a merged operator comes from the profile like any other: measured, i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from chrion.graph.dag import Dag
@@ -15,8 +15,9 @@ from chrion.graph.merge import merge_operators, mergeable_groups
 from chrion.graph.model import Graph
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.solution import Problem, VariantSolution
-from chrion.scheduler.policies.ios_search import StageCost, search_stages
-from chrion.scheduler.policies.stages import DeviceLanes, Stage, schedule_stages
+from chrion.scheduler.policies.ios_search import search_stages
+from chrion.scheduler.policies.policy import PlanningTask
+from chrion.scheduler.policies.stages import DeviceLanes, Stage, StageCost, StageMeter, schedule_stages
 
 #: Largest set of siblings of which subsets are merged as well.
 _LARGEST_WITH_SUBSETS = 3
@@ -27,29 +28,18 @@ def merged_variants(graph: Graph) -> list[Graph]:
     return [merge_operators(graph, groups) for groups in _disjoint_merges(graph)]
 
 
-#: Returns the stage cost of a graph on the lanes of a device, for example by measuring stages.
-StageMeter = Callable[[Graph, DeviceLanes], StageCost]
-
-
-def solve_with_merging(
-    graph: Graph, costs_of: Callable[[Dag], Costs], meter: StageMeter | None = None
-) -> VariantSolution:
+def solve_with_merging(task: PlanningTask) -> VariantSolution:
     """Return IOS's solution for a graph, with siblings merged if that is predicted to be faster.
 
-    Args:
-        graph: The graph.
-        costs_of: Returns the costs of the operators of the graph or of one of its variants.
-        meter: Measures stages; if missing, their latencies are predicted from the costs.
-
-    Returns:
-        The solution for every alpha: IOS does not consider memory.
+    There is one solution for every alpha: IOS does not consider memory.
     """
+    graph, costs_of, meter = task.graph, task.costs_of, task.meter
     costs = costs_of(graph.dag)
     device = DeviceLanes(graph.dag, costs)
     stage_ms = _stage_cost(graph, device, meter)
     unmerged_stages = search_stages(graph.dag, stage_ms)
     unmerged = _evaluate(graph, costs, unmerged_stages)
-    merged_ms = _merged_ms(graph, costs_of, meter)
+    merged_ms = _merged_ms(task)
     stages = search_stages(graph.dag, stage_ms, merged_ms=merged_ms) if merged_ms else unmerged_stages
     groups = [_members(stage) for stage in stages if stage.merged]
     if not groups:
@@ -81,17 +71,15 @@ def _disjoint_merges(graph: Graph) -> list[list[tuple[int, ...]]]:
     return [[group for group in taken if group] for taken in itertools.zip_longest(*choices, fillvalue=())]
 
 
-def _merged_ms(
-    graph: Graph, costs_of: Callable[[Dag], Costs], meter: StageMeter | None
-) -> dict[tuple[int, ...], float]:
+def _merged_ms(task: PlanningTask) -> dict[tuple[int, ...], float]:
     """Return the latency in ms of each merge as a stage of its own: the merged operator and the split after it."""
     found = {}
-    for groups in _disjoint_merges(graph):
-        variant = merge_operators(graph, groups)
-        stage_ms = _stage_cost(variant, DeviceLanes(variant.dag, costs_of(variant.dag)), meter)
+    for groups in _disjoint_merges(task.graph):
+        variant = merge_operators(task.graph, groups)
+        stage_ms = _stage_cost(variant, DeviceLanes(variant.dag, task.costs_of(variant.dag)), task.meter)
         index = {name: i for i, name in enumerate(variant.dag.names)}
         for group in groups:
-            found[group] = stage_ms([_replacements(graph.dag, index, group)])
+            found[group] = stage_ms([_replacements(task.graph.dag, index, group)])
     return found
 
 

@@ -17,15 +17,13 @@ topological order. Such a schedule is valid, but only its parts are optimal.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from chrion.graph.dag import Dag
 from chrion.scheduler.policies.endings import GROUPS, Block, endings
-from chrion.scheduler.policies.stages import Stage
+from chrion.scheduler.policies.stages import Stage, StageCost
 
-#: From the groups of a stage, each in a topological order, to its latency in ms.
-StageCost = Callable[[Sequence[Sequence[int]]], float]
 #: From operators, in ascending order, to the latency in ms of the stage that they become if they are merged.
 MergedCosts = Mapping[tuple[int, ...], float]
 

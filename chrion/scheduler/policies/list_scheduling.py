@@ -36,18 +36,16 @@ class Lanes:
 
     Args:
         dag: The graph.
-        costs: The machine's costs of its operators.
-        cores: Number of CPU lanes to use, 0 or more.
-        streams: Number of accelerator lanes to use, if there is an accelerator.
+        costs: The machine's costs of its operators. All of its lanes are used.
     """
 
-    def __init__(self, dag: Dag, costs: Costs, cores: int, streams: int = 1) -> None:
-        self.dag, self.costs, self.cores = dag, costs, cores
-        self.streams = streams if costs.accelerator_ms is not None else 0
+    def __init__(self, dag: Dag, costs: Costs) -> None:
+        self.dag, self.costs, self.cores = dag, costs, costs.cores
+        self.streams = costs.streams if costs.accelerator_ms is not None else 0
         #: The lane numbers; the lowest first.
-        self.numbers = sorted(all_lanes(cores, self.streams))
+        self.numbers = sorted(all_lanes(self.cores, self.streams))
         #: W: time of every operator on each lane, by lane.
-        self.ms = {lane: costs.lane_ms(lane, cores) for lane in self.numbers}
+        self.ms = {lane: costs.lane_ms(lane, self.cores) for lane in self.numbers}
         #: Of each operator: its predecessors, each with the time in ms from its end until another lane of the same
         #: device, the accelerator and the host have its result.
         self.received = [

@@ -9,27 +9,20 @@ is slow for what follows, is avoided.
 from __future__ import annotations
 
 import math
-from functools import partial
 
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
-from chrion.scheduler.policies.core_counts import best_core_count
 from chrion.scheduler.policies.list_scheduling import Lanes, ListScheduler
 from chrion.scheduler.policies.orders import priority_order
 from chrion.scheduler.schedule import Schedule
 
 
-def peft(dag: Dag, costs: Costs, alpha: float) -> Schedule:
-    """Return PEFT's schedule at the number of cores with the least L + alpha * M."""
-    return best_core_count(dag, costs, alpha, partial(schedule_peft, dag, costs))
-
-
-def schedule_peft(dag: Dag, costs: Costs, cores: int, *, streams: int = 1) -> Schedule:
-    """Return PEFT's schedule on the accelerator, if there is one, and ``cores`` CPU lanes."""
-    lanes = Lanes(dag, costs, cores, streams)
+def peft(dag: Dag, costs: Costs, _alpha: float) -> Schedule:
+    """Return PEFT's schedule on all lanes."""
+    lanes = Lanes(dag, costs)
     on_host, on_device = optimistic_costs(lanes)
     pairs = zip(on_host, on_device, strict=True)
-    rank = [(cores * host + lanes.streams * device) / (cores + lanes.streams) for host, device in pairs]
+    rank = [(lanes.cores * host + lanes.streams * device) / len(lanes.numbers) for host, device in pairs]
     scheduler = ListScheduler(lanes)
     for i in priority_order(dag, rank):
         scheduler.place(

@@ -11,24 +11,28 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 
 from chrion.errors import OptionError, ScheduleError
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
-from chrion.scheduler.evaluation.solution import Problem, Solution
-from chrion.scheduler.policies.chrion import ChrionPolicy
+from chrion.scheduler.evaluation.solution import VariantSolution
+from chrion.scheduler.policies.chrion import ChrionPolicy, search_variants
 from chrion.scheduler.policies.chrion_paper import breadth_first, chrion_paper, depth_first
+from chrion.scheduler.policies.core_counts import sampled_counts, usable_counts
 from chrion.scheduler.policies.cpop import cpop
 from chrion.scheduler.policies.exact import exact
 from chrion.scheduler.policies.greedy import greedy
 from chrion.scheduler.policies.heft import heft
 from chrion.scheduler.policies.ios import ios
+from chrion.scheduler.policies.ios_merging import solve_with_merging
 from chrion.scheduler.policies.nimble import nimble
 from chrion.scheduler.policies.opara import opara
 from chrion.scheduler.policies.peft import peft
+from chrion.scheduler.policies.policy import PlanningTask, Policy, ScheduleFunction
+from chrion.scheduler.policies.policy import schedule_policy as _policy
 from chrion.scheduler.policies.single_device import accelerator_only, cpu_only
 from chrion.scheduler.policies.wavefront import wavefront
 from chrion.scheduler.schedule import Schedule, validate
@@ -36,50 +40,40 @@ from chrion.scheduler.schedule import Schedule, validate
 #: Entry points of this group add policies.
 ENTRY_POINT_GROUP = "chrion.policies"
 DEFAULT_POLICY = "chrion"
-#: The policy that may also merge operators, for which it needs the model and not only its graph of operators.
-MERGING_POLICY = "ios"
-
-#: From a graph, its costs and alpha (ms per MB) to a schedule.
-ScheduleFunction = Callable[[Dag, Costs, float], Schedule]
-#: From alpha to the policy's solution for one graph and its costs.
-Solver = Callable[[float], Solution]
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """A scheduler with a name."""
-
-    name: str
-    #: One line for help texts and documentation.
-    description: str
-    #: Prepares the policy for a graph and its costs.
-    make_solver: Callable[[Dag, Costs], Solver]
-    #: True if a larger alpha leads to less accelerator memory, so that a budget can be met by raising alpha.
-    weighs_memory: bool = False
-
-
-def _policy(name: str, description: str, function: ScheduleFunction, *, weighs_memory: bool = False) -> Policy:
-    """Return the policy of a schedule function; its schedules are cut into segments without delaying any operator."""
-
-    def make_solver(dag: Dag, costs: Costs) -> Solver:
-        problem = Problem(dag, costs)
-        return lambda alpha: problem.evaluate(function(dag, costs, alpha), origin=name)
-
-    return Policy(name, description, make_solver, weighs_memory)
+def _ios_solutions(task: PlanningTask) -> list[VariantSolution]:
+    return [solve_with_merging(task)]
 
 
 _BUILT_IN = (
-    Policy("chrion", "Default: local search from several initial solutions; chooses chunk lengths.", ChrionPolicy),
+    Policy(
+        DEFAULT_POLICY,
+        "Default: local search from several initial solutions; chooses chunk lengths.",
+        ChrionPolicy,
+        weighs_memory=True,
+        find_solutions=search_variants,
+    ),
     _policy("chrion-paper", "The Chrion paper's order and device selection.", chrion_paper, weighs_memory=True),
     _policy("accelerator", "Every operator on the accelerator.", accelerator_only),
     _policy("cpu", "The paper's device selection on the CPU cores alone.", cpu_only),
     _policy("bfs", "The paper's device selection on the breadth-first order.", breadth_first, weighs_memory=True),
     _policy("dfs", "The paper's device selection on the depth-first order.", depth_first, weighs_memory=True),
-    _policy("heft", "HEFT: by rank, each operator where it finishes first.", heft, weighs_memory=True),
-    _policy("cpop", "CPOP: the critical path on one lane, the rest where it finishes first.", cpop),
-    _policy("peft", "PEFT: as HEFT, but each lane counts with the best time that can follow it.", peft),
-    _policy("exact", "The optimum, by constraint programming; up to 40 operators, needs OR-Tools.", exact),
-    _policy(MERGING_POLICY, "IOS: the best stages, by dynamic programming; may merge operators.", ios),
+    _policy("heft", "HEFT: by rank, each operator where it finishes first.", heft, sampled_counts, weighs_memory=True),
+    _policy("cpop", "CPOP: the critical path on one lane, the rest where it finishes first.", cpop, sampled_counts),
+    _policy("peft", "PEFT: as HEFT, but each lane counts with the best time that can follow it.", peft, sampled_counts),
+    _policy(
+        "exact",
+        "The optimum, by constraint programming; up to 40 operators, needs OR-Tools.",
+        exact,
+        usable_counts,
+    ),
+    replace(
+        _policy("ios", "IOS: the best stages, by dynamic programming; may merge operators.", ios),
+        find_solutions=_ios_solutions,
+        merges=True,
+        measures_stages=True,
+    ),
     _policy("nimble", "Nimble: streams with the fewest synchronisations.", nimble),
     _policy("opara", "Opara: streams in one pass, compute- and memory-bound operators alternating.", opara),
     _policy("wavefront", "Rammer's order: stages of ready operators, distributed round robin.", wavefront),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from chrion.graph.dag import Dag
+from chrion.graph.model import Graph
 from chrion.lane_numbers import all_lanes, is_accelerator_lane
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.contention import concurrent_ms
@@ -20,6 +21,8 @@ from chrion.scheduler.schedule import Schedule
 
 #: From the groups of a stage to the operators of each lane that is used.
 Pack = Callable[[Sequence[Sequence[int]]], list[list[int]]]
+#: From the groups of a stage, each in a topological order, to its latency in ms.
+StageCost = Callable[[Sequence[Sequence[int]]], float]
 #: The CPU lane for operators that the accelerator does not support.
 _EXCEPTION_LANE = 1
 
@@ -104,6 +107,10 @@ class DeviceLanes:
             spans = [sum([times[i] for i in own]) for own in packed]
             work = max(spans[0], max(spans[1:]) + barriers_ms)
         return self._costs.dispatch_ms + work
+
+
+#: Returns the stage cost of a graph on the lanes of a device, for example by measuring stages.
+StageMeter = Callable[[Graph, DeviceLanes], StageCost]
 
 
 def schedule_stages(dag: Dag, device: DeviceLanes, stages: Sequence[Stage], pack: Pack | None = None) -> Schedule:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from chrion.profiler.costs import Costs, OperatorMemory
-from chrion.scheduler.policies.heft import schedule_heft
+from chrion.scheduler.policies.heft import heft
 from chrion.scheduler.search.grouping import Groups
 
 #: Steps of the bisection for the greatest load, and the time in ms that stands for "not supported".
@@ -28,7 +28,7 @@ def group_lanes(groups: Groups, costs: Costs) -> Iterator[tuple[str, list[int]]]
     yield "pipeline", balanced_stretches(loads, lanes, cores)
     if lanes[0] == 0 and cores:
         yield "pipeline, accelerator last", balanced_stretches(loads, [*lanes[1:], 0], cores)
-    yield "branches", list(schedule_heft(groups.dag, loads, cores).lanes)
+    yield "branches", list(heft(groups.dag, loads.limited_to(cores, 1), 0.0).lanes)
 
 
 def partial_pipelines(groups: Groups, costs: Costs) -> Iterator[list[int]]:

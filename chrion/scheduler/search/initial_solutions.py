@@ -25,14 +25,14 @@ from functools import cached_property
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.solution import Problem, Solution
-from chrion.scheduler.policies.cpop import schedule_cpop
+from chrion.scheduler.policies.cpop import cpop
 from chrion.scheduler.policies.device_selection import select_devices
 from chrion.scheduler.policies.heft import place_by_finish
 from chrion.scheduler.policies.list_scheduling import Lanes, by_rank, downward_ranks, upward_ranks
 from chrion.scheduler.policies.nimble import nimble_streams
 from chrion.scheduler.policies.opara import opara
 from chrion.scheduler.policies.orders import bfs_order, dfs_order, hybrid_order, priority_order
-from chrion.scheduler.policies.peft import schedule_peft
+from chrion.scheduler.policies.peft import peft
 from chrion.scheduler.policies.stages import DeviceLanes, greedy_stages, schedule_stages
 from chrion.scheduler.policies.streams import schedule_streams
 from chrion.scheduler.policies.wavefront import round_robin
@@ -143,9 +143,9 @@ class InitialSolutions:
         problem = self.problem
         dag, costs = problem.dag, problem.costs
         lanes = self._lanes
-        yield problem.evaluate(schedule_peft(dag, costs, costs.cores, streams=self._streams), origin="peft")
+        yield problem.evaluate(peft(dag, costs, 0.0), origin="peft")
         if self._streams <= 1:
-            yield problem.evaluate(schedule_cpop(dag, costs, costs.cores), origin="cpop")
+            yield problem.evaluate(cpop(dag, costs, 0.0), origin="cpop")
             path = [up + down for up, down in zip(upward_ranks(lanes), downward_ranks(lanes), strict=True)]
             yield problem.evaluate(place_by_finish(lanes, priority_order(dag, path)), origin="critical path")
         # Streams and stages are made for the lanes of one device; a core runs what the accelerator does not support.
@@ -168,7 +168,7 @@ class InitialSolutions:
 
     @cached_property
     def _lanes(self) -> Lanes:
-        return Lanes(self.problem.dag, self.problem.costs, self.problem.costs.cores, self._streams)
+        return Lanes(self.problem.dag, self.problem.costs)
 
     def _grouped(self) -> Iterator[Solution]:
         """Yield the initial solutions that place groups as wholes."""

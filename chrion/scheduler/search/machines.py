@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 
 from chrion.profiler.costs import Costs
-from chrion.scheduler.policies.core_counts import sampled_core_counts
+from chrion.scheduler.policies.core_counts import sampled_counts
 
 #: Graphs of more operators are planned for a single stream.
 _MOST_FOR_STREAMS = 2_000
@@ -29,7 +29,7 @@ def sub_machines(costs: Costs, n: int) -> Iterator[Costs]:
     streams = [0]
     if costs.accelerator_ms is not None:
         streams += [1, costs.streams] if costs.streams > 1 and n <= _MOST_FOR_STREAMS else [1]
-    sampled = sampled_core_counts(costs, n)
+    sampled = sampled_counts(costs, n)
     for used in streams:
         for cores in sampled:
             if cores or (used and math.inf not in (costs.accelerator_ms or ())):

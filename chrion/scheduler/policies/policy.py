@@ -1,0 +1,95 @@
+"""Policies: schedulers with a name, and the declaration of what each of them can do.
+
+The planner, the commands and the registry know a policy by what it declares, never by its name. There are two kinds:
+
+- A policy of **schedules** is a function from a graph of operators, its costs and a price of memory to a schedule. It
+  may declare that it plans for all lanes it is given, so that it is tried with several numbers of CPU cores.
+- A policy of **solutions** returns all its solutions at once. Prices and limits only select from them. It may change
+  the model as well: divide its recurrent operators, or merge operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from chrion.graph.dag import Dag
+from chrion.graph.model import Graph
+from chrion.profiler.costs import Costs
+from chrion.scheduler.evaluation.solution import Problem, Solution, VariantSolution
+from chrion.scheduler.policies.stages import StageMeter
+from chrion.scheduler.schedule import Schedule
+
+#: From a graph, its costs and alpha (ms per MB) to a schedule.
+ScheduleFunction = Callable[[Dag, Costs, float], Schedule]
+#: From alpha to the policy's solution for one graph and its costs.
+Solver = Callable[[float], Solution]
+#: From costs and the number of operators to the numbers of CPU cores to plan for.
+CoreCounts = Callable[[Costs, int], Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningTask:
+    """What a policy of solutions plans for."""
+
+    graph: Graph
+    #: Returns the costs of the operators of the graph or of one of its variants.
+    costs_of: Callable[[Dag], Costs]
+    #: Prices of the paper's memory that solutions will be selected for, in ms per MB.
+    alphas: Sequence[float] = ()
+    #: Measures stages; if missing, their latencies are predicted.
+    meter: StageMeter | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A scheduler with a name."""
+
+    name: str
+    #: One line for help texts and documentation.
+    description: str
+    #: Prepares the policy for a graph and its costs.
+    make_solver: Callable[[Dag, Costs], Solver]
+    #: True if a larger alpha leads to less accelerator memory, so that a budget can be met by raising alpha.
+    weighs_memory: bool = False
+    #: Returns all solutions of a policy of solutions; None for a policy of schedules.
+    find_solutions: Callable[[PlanningTask], list[VariantSolution]] | None = None
+    #: True if the policy may merge operators, whose costs the profile should have.
+    merges: bool = False
+    #: True if the policy can measure stages.
+    measures_stages: bool = False
+
+
+def schedule_policy(
+    name: str,
+    description: str,
+    function: ScheduleFunction,
+    core_counts: CoreCounts | None = None,
+    *,
+    weighs_memory: bool = False,
+) -> Policy:
+    """Return a policy of schedules; they are cut into segments without delaying any operator.
+
+    Args:
+        name: Its name.
+        description: Its line for help texts.
+        function: Makes a schedule.
+        core_counts: Returns the numbers of CPU cores to plan for, if the function uses all lanes of the costs that it
+            is given. The schedule with the least L + alpha * M is kept. The function is given one stream of the
+            accelerator: it assumes that lanes do not slow each other. If missing, the function is called once, and
+            chooses its lanes itself.
+        weighs_memory: The function uses less accelerator memory for a larger alpha.
+    """
+
+    def make_solver(dag: Dag, costs: Costs) -> Solver:
+        problem = Problem(dag, costs)
+
+        def solve(alpha: float) -> Solution:
+            counts = () if core_counts is None else core_counts(costs, len(dag))
+            machines = [costs.limited_to(cores, 1) for cores in counts] or [costs]
+            solutions = [problem.evaluate(function(dag, machine, alpha), origin=name) for machine in machines]
+            return min(solutions, key=lambda solution: solution.cost(alpha))
+
+        return solve
+
+    return Policy(name, description, make_solver, weighs_memory)
