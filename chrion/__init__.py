@@ -6,9 +6,9 @@ command starts and handles Ctrl-C before that.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from chrion.lazy_names import import_on_first_use
 
 if TYPE_CHECKING:
     from chrion.errors import ChrionError
@@ -46,16 +46,7 @@ _MODULES = {
 
 
 if not TYPE_CHECKING:  # type checkers would accept any attribute
-
-    def __getattr__(name: str) -> Any:
-        """Import a public name or a module of the package on first use."""
-        if name in _MODULES:
-            value = getattr(importlib.import_module(_MODULES[name]), name)
-            globals()[name] = value  # later uses do not call this function
-            return value
-        if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):
-            return importlib.import_module(f"{__name__}.{name}")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    __getattr__ = import_on_first_use(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

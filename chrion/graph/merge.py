@@ -28,9 +28,7 @@ from onnx import helper, numpy_helper
 
 from chrion.errors import ModelError
 from chrion.files import write_atomically
-from chrion.graph.loader import reassemble
 from chrion.graph.model import Graph
-from chrion.graph.optimise import INLINE_BYTES
 from chrion.graph.rewrite import (
     STANDARD,
     int_attribute,
@@ -40,6 +38,7 @@ from chrion.graph.rewrite import (
     standard_opset,
     text_attribute,
 )
+from chrion.graph.weights_folder import INLINE_BYTES
 
 Array = np.ndarray[Any, Any]
 
@@ -89,6 +88,8 @@ def merge_operators(graph: Graph, groups: Sequence[Sequence[int]]) -> Graph:
     if not chosen:
         return graph
     if chosen not in graph.merged:
+        from chrion.graph.loader import reassemble  # noqa: PLC0415 - imports onnxruntime, which planning does not need
+
         graph.merged[chosen] = reassemble(graph, _merged_model(graph, chosen))
     return graph.merged[chosen]
 

@@ -17,9 +17,8 @@ from onnx.external_data_helper import load_external_data_for_tensor
 
 from chrion.graph.ort_sessions import analysis_options, open_session, weights_folder_option
 from chrion.graph.rewrite import make_dense, rename_weights
+from chrion.graph.weights_folder import INLINE_BYTES
 
-#: Weights of fewer bytes stay inside the model file.
-INLINE_BYTES = 1024
 #: Integer weights of at most this many elements stay inside the model: they may be shapes.
 _SHAPE_ELEMENTS = 1 << 16
 _WEIGHTS_FILE = "weights.bin"

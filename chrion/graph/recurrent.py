@@ -23,7 +23,6 @@ import onnx
 from onnx import helper, numpy_helper
 
 from chrion.graph.assemble import node_reads
-from chrion.graph.loader import reassemble
 from chrion.graph.model import Graph
 from chrion.graph.rewrite import (
     STANDARD,
@@ -69,6 +68,8 @@ def unroll(graph: Graph, chunk: int) -> Graph:
     if not unrollable(graph):
         return graph
     if chunk not in graph.unrolled:
+        from chrion.graph.loader import reassemble  # noqa: PLC0415 - imports onnxruntime, which planning does not need
+
         graph.unrolled[chunk] = reassemble(graph, _Unroller(graph, chunk).run())
     return graph.unrolled[chunk]
 

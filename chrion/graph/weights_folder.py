@@ -22,6 +22,8 @@ from tempfile import gettempdir, mkdtemp
 if sys.platform != "win32":
     import fcntl
 
+#: Weights of fewer bytes stay inside the model file.
+INLINE_BYTES = 1024
 _PREFIX = "chrion-weights-"
 _LOCK = "lock"
 #: The attempts to create a parent folder, which another process may remove before it is locked.

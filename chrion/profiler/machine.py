@@ -10,12 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import onnxruntime as ort
 import psutil
 
 from chrion.cores import physical_cores
-from chrion.devices.cuda import CUDA_PROVIDER
-from chrion.devices.nvml import gpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +50,12 @@ def this_machine(accelerator: str | None = None) -> Machine:
     Args:
         accelerator: The execution provider in use, or None. A GPU that NVML lists is described by its own name.
     """
+    # Planning reads descriptions of machines, but needs no onnxruntime.
+    import onnxruntime as ort  # noqa: PLC0415
+
+    from chrion.devices.cuda import CUDA_PROVIDER  # noqa: PLC0415
+    from chrion.devices.nvml import gpus  # noqa: PLC0415
+
     cards = gpus() if accelerator == CUDA_PROVIDER else ()
     return Machine(
         cpu=_cpu_model(),

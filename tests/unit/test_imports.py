@@ -37,6 +37,25 @@ def test_importing_chrion_imports_no_heavy_library(statement: str) -> None:
     assert found.stdout.split() == []
 
 
+def test_planning_imports_no_onnxruntime() -> None:
+    """Every module of the scheduler is imported, and a graph is planned, without onnxruntime, threads or devices."""
+    code = """
+import importlib, pkgutil, sys
+import chrion.scheduler
+for module in pkgutil.walk_packages(chrion.scheduler.__path__, "chrion.scheduler."):
+    importlib.import_module(module.name)
+from chrion.graph.dag import Dag
+from chrion.profiler.costs import uniform_costs
+from chrion.scheduler import POLICIES
+dag = Dag.from_edges(3, [(0, 1), (0, 2)])
+costs = uniform_costs(dag, accelerator_ms=1.0, cpu_ms=[1.0, 1.0])
+for name in sorted(POLICIES.keys() - {"exact"}):
+    POLICIES[name].make_solver(dag, costs)(0.0)
+print(*(name for name in ("onnxruntime", "chrion.devices", "chrion.native") if name in sys.modules))
+"""
+    assert run(code).stdout.split() == []
+
+
 def test_loading_a_model_imports_no_heavy_library(model: Path) -> None:
     """If the values of the model may all be cut, loading does not use networkx to find operators."""
     code = f"import sys, chrion\nchrion.load(sys.argv[1])\nprint(*sorted(set({HEAVY}) & sys.modules.keys()))"
