@@ -40,5 +40,6 @@ def profile(
     show(
         f"{len(graph.dag)} operators, {len(measured.operators)} of them distinct, on {measured.machine}; "
         f"{format_ms(total)} one after another on one core",
+        *filter(None, [measured.describe_width_fit()]),
         target.message,
     )

@@ -74,10 +74,16 @@ def smallest_session(provider: str) -> ort.InferenceSession:
     return _session(provider, smallest_model())
 
 
-def product_session(provider: str, rows: int, side: int) -> ort.InferenceSession:
-    """Open a model of one MatMul: y = x w, with x of [rows, side] and weights w of [side, side]."""
+def product_session(
+    provider: str, rows: int, side: int, options: ort.SessionOptions | None = None
+) -> ort.InferenceSession:
+    """Open a model of one MatMul: y = x w, with x of [rows, side] and weights w of [side, side].
+
+    Without options, it runs on one thread.
+    """
     weight = numpy_helper.from_array(np.ones((side, side), np.float32), "w")
-    return _session(provider, _model(helper.make_node("MatMul", ["x", "w"], ["y"]), [rows, side], [weight]))
+    model = _model(helper.make_node("MatMul", ["x", "w"], ["y"]), [rows, side], [weight])
+    return _session(provider, model, options)
 
 
 def _model(node: onnx.NodeProto, shape: Sequence[int], weights: Sequence[onnx.TensorProto] = ()) -> bytes:
@@ -87,9 +93,10 @@ def _model(node: onnx.NodeProto, shape: Sequence[int], weights: Sequence[onnx.Te
     return bytes(model.SerializeToString())
 
 
-def _session(provider: str, model: bytes) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
+def _session(provider: str, model: bytes, options: ort.SessionOptions | None = None) -> ort.InferenceSession:
+    if options is None:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
     return ort.InferenceSession(model, options, providers=[provider], enable_fallback=0)
 
 

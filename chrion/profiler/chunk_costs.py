@@ -9,7 +9,7 @@ no such neighbours; they are estimated from measured operators of their type.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from chrion.graph.dag import Dag
 from chrion.profiler.estimate import Estimator, Work
@@ -77,7 +77,15 @@ def _between(dag: Dag, i: int, steps: int, measured: Sequence[tuple[int, Operato
         spread=max(a.spread, b.spread),
         flops=dag.flops[i],
         bytes=operator_bytes(dag, i),
+        wide_ms=_wide(a, b, value),
     )
+
+
+def _wide(a: OperatorCost, b: OperatorCost, value: Callable[[float, float], float]) -> tuple[float, ...]:
+    """Return the times on several cores between two operators; one that was too short to measure gains nothing."""
+    count = max(len(a.wide_ms), len(b.wide_ms))
+    pairs = zip(*(cost.wide_ms or cost.cpu_ms[:1] * count for cost in (a, b)), strict=True)
+    return tuple(value(x, y) for x, y in pairs)
 
 
 def _estimated(dag: Dag, i: int, same: Sequence[OperatorCost]) -> OperatorCost:

@@ -71,6 +71,12 @@ class Costs:
     streams: int = STREAMS
     #: Memory that the accelerator takes as soon as any model runs on it (context, libraries).
     base_memory_mb: float = 0.0
+    #: Widths of 2 or more that CPU lanes may have, ascending; and for each of them the ms of every operator on so many
+    #: cores while no other core is busy.
+    widths: tuple[int, ...] = ()
+    wide_ms: tuple[tuple[float, ...], ...] = ()
+    #: Time to wake a thread that does not spin: those of a wide segment at its start, and lanes whose cores it used.
+    wake_ms: float = 0.0
 
     @property
     def cores(self) -> int:
@@ -86,6 +92,17 @@ class Costs:
             return self.cpu_ms[cores - 1]
         return self.accelerator_ms if self.accelerator_ms is not None else (math.inf,) * len(self.memory)
 
+    def core_ms(self, i: int, width: int, busy: int) -> float:
+        """Return the time of operator ``i`` on ``width`` cores while ``busy`` cores are busy, in ms.
+
+        Contention slows a wide operator as much as it slows as many operators of one core each.
+        """
+        if width == 1:
+            return self.cpu_ms[busy - 1][i]
+        alone_ms = self.wide_ms[self.widths.index(width)][i]
+        reference = self.cpu_ms[width - 1][i]
+        return alone_ms * max(1.0, self.cpu_ms[busy - 1][i] / reference) if reference else alone_ms
+
     def transfer_ms(self, source: int, target: int, size: int) -> float:
         """Return the time from the end of an operator to the start of its successor on another lane.
 
@@ -100,15 +117,23 @@ class Costs:
         """Return the share of the accelerator that operator ``i`` occupies."""
         return self.accelerator_share[i] if self.accelerator_share else 1.0
 
+    def without_widths(self) -> Costs:
+        """Return the costs of the same machine with CPU lanes of one core only."""
+        return replace(self, widths=(), wide_ms=())
+
     def without_accelerator(self) -> Costs:
         """Return the costs of the same machine without its accelerator."""
         return replace(self, accelerator_ms=None)
 
     def limited_to(self, cores: int, streams: int) -> Costs:
         """Return the costs of the same machine with at most so many cores and accelerator lanes; 0 for none."""
-        accelerator_ms = self.accelerator_ms if streams else None
         return replace(
-            self, accelerator_ms=accelerator_ms, cpu_ms=self.cpu_ms[:cores], streams=min(max(streams, 1), self.streams)
+            self,
+            accelerator_ms=self.accelerator_ms if streams else None,
+            cpu_ms=self.cpu_ms[:cores],
+            streams=min(max(streams, 1), self.streams),
+            widths=tuple(width for width in self.widths if width <= cores),
+            wide_ms=self.wide_ms[: sum(width <= cores for width in self.widths)],
         )
 
     def mean_ms(self, i: int) -> float:

@@ -30,7 +30,9 @@ from chrion.profiler.profiles import OperatorCost, Profile
 from chrion.profiler.roofline import operator_bytes
 from chrion.profiler.synthetic_inputs import synthetic_array
 from chrion.profiler.transfer import CopyCosts, measure_copies
+from chrion.profiler.wake import measure_wake_ms
 from chrion.profiler.weight_reload import measure_reload_ms_per_byte
+from chrion.profiler.widths import measured_widths
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +108,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
         pageable_download=copies.pageable_download,
         handoff_ms=handoff_ms,
         dispatch_ms=dispatch_ms,
+        wake_ms=measure_wake_ms(lanes),
         cache_bytes=cache_bytes,
         reload_ms_per_byte=measure_reload_ms_per_byte(lanes, cache_bytes),
         base_memory_mb=(probe_provider(provider).memory_mb or 0.0) if provider else 0.0,
@@ -200,7 +203,7 @@ def measure_operators(
     cores: Sequence[int],
     device: Device | None,
 ) -> dict[int, OperatorCost]:
-    """Measure operators for 1 to k busy cores, and on the accelerator.
+    """Measure operators for 1 to k busy cores, on several cores together, and on the accelerator.
 
     Args:
         extractor: An extractor of operators from the graph.
@@ -220,11 +223,13 @@ def measure_operators(
         except Exception as error:  # noqa: BLE001 - any error of a kernel; the operator's costs are then estimated
             log.warning("operator %s is not measured: %s", dag.names[i], first_line(error))
     busy = _busy_counts(len(cores))
-    samples = time_in_rounds(list(benches.values()), [cores[:count] for count in busy])
+    wide = [cores[:width] for width in measured_widths(len(cores))]
+    samples = time_in_rounds(list(benches.values()), [cores[:count] for count in busy], wide)
     costs = {}
     for i, found in zip(benches, samples, strict=True):
         accelerator_ms, scratch = _on_accelerator(extractor, i, feeds, device) if device else (None, 0)
-        times = np.interp(range(1, len(cores) + 1), busy, [sample.time_ms for sample in found])
+        measured = [sample.time_ms for sample in found]
+        times = np.interp(range(1, len(cores) + 1), busy, measured[: len(busy)])
         costs[i] = OperatorCost(
             op_type=dag.op_types[i],
             cpu_ms=tuple(map(float, times)),
@@ -233,6 +238,7 @@ def measure_operators(
             spread=found[0].spread,
             flops=dag.flops[i],
             bytes=operator_bytes(dag, i),
+            wide_ms=tuple(measured[len(busy) :]),
         )
     return costs
 

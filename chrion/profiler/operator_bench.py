@@ -2,7 +2,8 @@
 
 The overhead of a call exceeds the time of an operator of a few microseconds. Therefore a session holds many independent
 copies of the operator, and the time of a call is divided by their number. The result is also the operator's cost inside
-a segment. For j busy cores, j threads, each pinned to a core, run the session at the same time.
+a segment. For j busy cores, j threads, each pinned to a core, run the session at the same time. For a width of w cores,
+one thread runs a session that has w - 1 threads of its own.
 
 Other processes may use the cores meanwhile, for a while or all the time. Therefore several operators, each for all
 numbers of busy cores, are timed in rounds of short windows. An operator's time is the least lower quartile of its
@@ -11,11 +12,13 @@ windows, since interference only adds time. Waiting for the end of interference 
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,11 +26,13 @@ import onnxruntime as ort
 
 from chrion.cores import physical_cores, private_cache_bytes, run_on_cores
 from chrion.devices import CPU_PROVIDER, Device
+from chrion.devices.intra_op import set_threads
 from chrion.devices.single_provider import open_on_one_provider
 from chrion.graph.extract import Extractor, SubModel
 from chrion.graph.model import TensorInfo
 from chrion.profiler.node_memory import scratch_bytes
 from chrion.profiler.synthetic_inputs import synthetic_array
+from chrion.profiler.widths import LEAST_WIDE_MS
 from chrion.timing import time_calls_until
 
 #: The intended time of a call, long enough that the overhead of Python is small.
@@ -76,15 +81,22 @@ class OperatorBench:
         device = device or Device(CPU_PROVIDER)
         values = extractor.graph.values
         single = _OperatorSession(extractor.extract([operator]), values, feeds, device)
-        once_ms = statistics.median(single.time(_FIRST_CALLS, 0.0))
+        self.once_ms = once_ms = statistics.median(single.time(_FIRST_CALLS, 0.0))
         dag = extractor.graph.dag
         room = _RESULT_BYTES / max(1, dag.output_bytes[operator])
         # Each copy has its own packed weights, and together they should fit the cache.
         warm = (private_cache_bytes(physical_cores()[0]) or math.inf) / 2 / max(1, dag.weight_total(operator))
         self.copies = int(max(1, min(_CALL_S * 1e3 / max(once_ms, 1e-4), room, warm, _MOST_COPIES)))
         self._single = self._copies = single
-        if self.copies > 1:
-            self._copies = _OperatorSession(extractor.extract([operator], self.copies), values, feeds, device)
+        sub = extractor.extract([operator], self.copies) if self.copies > 1 else None
+        if sub:
+            self._copies = _OperatorSession(sub, values, feeds, device)
+
+        def open_wide(cores: tuple[int, ...]) -> _OperatorSession:
+            return _OperatorSession(sub or extractor.extract([operator]), values, feeds, device, cores)
+
+        #: Returns a session that runs every operator on several cores.
+        self._wide = functools.cache(open_wide)
 
     def time(self, cores: Sequence[int] = ()) -> list[float]:
         """Return the operator's times in ms in one window.
@@ -93,6 +105,10 @@ class OperatorBench:
         """
         calls = self._copies.time_on(cores) if cores else self._copies.time(_LEAST_CALLS, _WINDOW_S)
         return [ms / self.copies for ms in calls]
+
+    def time_wide(self, cores: Sequence[int]) -> list[float]:
+        """Return the operator's times in ms in one window, each run on all of ``cores`` together."""
+        return [ms / self.copies for ms in self._wide(tuple(cores)).time_on(cores[:1])]
 
     def scratch_bytes(self) -> int:
         """Return the memory beside inputs, outputs and weights that onnxruntime allocates for the operator."""
@@ -108,8 +124,11 @@ class _OperatorSession:
         values: Mapping[str, TensorInfo],
         feeds: Mapping[str, np.ndarray[Any, Any]],
         device: Device,
+        cores: Sequence[int] = (),
     ) -> None:
         self._sub = sub
+        #: The cores of its threads; the first one is its caller's. Without cores, there is one thread.
+        self._cores = cores
         self._device = device
         self._session = self._open(ort.SessionOptions())
         self._inputs = {
@@ -118,7 +137,7 @@ class _OperatorSession:
         self.time(1, 0.0)
 
     def _open(self, options: ort.SessionOptions) -> ort.InferenceSession:
-        options.intra_op_num_threads = 1
+        set_threads(options, max(1, len(self._cores)), self._cores[1:], in_a_loop=True)
         options.log_severity_level = 4
         for key, value in self._sub.options.items():
             options.add_session_config_entry(key, value)
@@ -161,25 +180,33 @@ class _OperatorSession:
         return time_calls_until(call, time.perf_counter() + window_s, least)
 
 
-def time_in_rounds(benches: Sequence[OperatorBench], sets: Sequence[Sequence[int]]) -> list[list[Sample]]:
+def time_in_rounds(
+    benches: Sequence[OperatorBench], sets: Sequence[Sequence[int]], wide: Sequence[Sequence[int]] = ()
+) -> list[list[Sample]]:
     """Time several operators alternately, each of them on several sets of cores.
 
     Args:
         benches: The operators.
         sets: Sets of cores that are busy at the same time; an empty one stands for the calling thread.
+        wide: Sets of cores that run one operator together. Short operators are not timed on them.
 
     Returns:
-        A sample for each operator and set.
+        A sample for each operator and set, and for each wide set if it was timed on those.
     """
-    windows: list[list[list[list[float]]]] = [[[] for _ in sets] for _ in benches]
+    actions = [
+        [partial(bench.time, cores) for cores in sets]
+        + [partial(bench.time_wide, cores) for cores in wide if bench.once_ms >= LEAST_WIDE_MS]
+        for bench in benches
+    ]
+    windows: list[list[list[list[float]]]] = [[[] for _ in own] for own in actions]
     took_s = [0.0] * len(benches)
     for done in range(_ROUNDS):
-        for at, bench in enumerate(benches):
+        for at, own in enumerate(actions):
             if done >= _LEAST_ROUNDS and took_s[at] > _LONG_S:
                 continue
             start = time.perf_counter()
-            for cores, found in zip(sets, windows[at], strict=True):
-                found.append(bench.time(cores))
+            for action, found in zip(own, windows[at], strict=True):
+                found.append(action())
             took_s[at] += time.perf_counter() - start
     return [[_sample(found) for found in own] for own in windows]
 

@@ -16,9 +16,10 @@ from chrion.profiler.costs import FREE, STREAMS, CopyCost, Costs, OperatorMemory
 from chrion.profiler.estimate import Estimator, Work
 from chrion.profiler.machine import Machine, machine_from_json
 from chrion.profiler.roofline import Roofline, operator_bytes
+from chrion.profiler.widths import describe_fit, fit_errors, measured_widths, planned_widths, times_at
 
 SCHEMA = "chrion.profile/1"
-_FIGURES = ("handoff_ms", "dispatch_ms", "base_memory_mb", "cache_bytes", "reload_ms_per_byte")
+_FIGURES = ("handoff_ms", "dispatch_ms", "wake_ms", "base_memory_mb", "cache_bytes", "reload_ms_per_byte")
 _COPIES = ("upload", "download", "pageable_upload", "pageable_download")
 
 
@@ -38,6 +39,14 @@ class OperatorCost:
     flops: float = 0.0
     #: Bytes read and written: inputs, weights and outputs.
     bytes: int = 0
+    #: The time on several cores, at each of the widths of :func:`chrion.profiler.widths.measured_widths`; empty if it
+    #: was not measured, and then no width is taken to be a gain.
+    wide_ms: tuple[float, ...] = ()
+
+    @property
+    def by_width(self) -> dict[int, float]:
+        """The measured times by width."""
+        return dict(zip(measured_widths(len(self.cpu_ms)), self.wide_ms, strict=True)) if self.wide_ms else {}
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,7 @@ class Profile:
     base_memory_mb: float = 0.0
     cache_bytes: int = 0
     reload_ms_per_byte: float = 0.0
+    wake_ms: float = 0.0
     #: The origin of the figures, and their assumptions.
     notes: tuple[str, ...] = ()
     _estimators: dict[int, Estimator] = field(default_factory=dict, repr=False, compare=False)
@@ -88,6 +98,8 @@ class Profile:
             raise ProfileError("the profile has no operators", hint="measure a profile with: chrion profile MODEL")
         rows = {s: self._row(dag, i) for i, s in enumerate(dag.signatures)}
         table = [rows[s] for s in dag.signatures]
+        widths = planned_widths(wanted) if any(row.wide_ms for row in rows.values()) else ()
+        wide = {s: times_at(row.cpu_ms[0], row.by_width, widths) for s, row in rows.items()} if widths else {}
         accelerator = None
         if self.accelerator is not None:
             accelerator = tuple(math.inf if row.accelerator_ms is None else row.accelerator_ms for row in table)
@@ -103,16 +115,23 @@ class Profile:
                 )
                 for i, row in enumerate(table)
             ),
+            widths=widths,
+            wide_ms=tuple(tuple(wide[s][at] for s in dag.signatures) for at in range(len(widths))),
             upload=self.upload,
             download=self.download,
             handoff_ms=self.handoff_ms,
             dispatch_ms=self.dispatch_ms,
+            wake_ms=self.wake_ms,
             base_memory_mb=self.base_memory_mb,
             cache_bytes=self.cache_bytes,
             reload_ms_per_byte=self.reload_ms_per_byte,
             streams=STREAMS if streams is None else streams,
             accelerator_share=() if accelerator is None else Roofline.of(dag, accelerator).shares,
         )
+
+    def describe_width_fit(self) -> str:
+        """Return the error of Amdahl's law for operators on several cores; empty if fewer than two widths exist."""
+        return describe_fit(fit_errors([(o.cpu_ms[0], o.by_width) for o in self.operators.values()]))
 
     def _row(self, dag: Dag, i: int) -> OperatorCost:
         known = self.operators.get(dag.signatures[i])
@@ -183,9 +202,13 @@ def operator_cost_from_json(content: Mapping[str, Any]) -> OperatorCost:
     Raises:
         KeyError, TypeError, ValueError: A field is missing, unknown, or not a valid number.
     """
-    cost = OperatorCost(**{**content, "cpu_ms": tuple(float(ms) for ms in content["cpu_ms"])})
+    both = {"cpu_ms": content["cpu_ms"], "wide_ms": content.get("wide_ms", ())}
+    cost = OperatorCost(**{**content, **{name: tuple(float(ms) for ms in times) for name, times in both.items()}})
+    if cost.wide_ms and len(cost.wide_ms) != len(widths := measured_widths(len(cost.cpu_ms))):
+        raise ValueError(f"{cost.op_type} has times for {len(cost.wide_ms)} widths, expected {len(widths)}")
     accelerator_ms = 0.0 if cost.accelerator_ms is None else cost.accelerator_ms
-    _require_figures(cost.op_type, *cost.cpu_ms, accelerator_ms, cost.ephemeral_bytes, cost.flops, cost.bytes)
+    times = (*cost.cpu_ms, *cost.wide_ms, accelerator_ms)
+    _require_figures(cost.op_type, *times, cost.ephemeral_bytes, cost.flops, cost.bytes)
     return cost
 
 
@@ -201,8 +224,8 @@ def _from_json(content: Mapping[str, Any]) -> Profile:
         if len(cost.cpu_ms) != cores:
             raise ValueError(f"{signature} has {len(cost.cpu_ms)} CPU times for {cores} cores")
     copies = {name: _copy_cost(content[name]) for name in _COPIES if name in content}
-    # Older files lack both figures, or have the second one under its former name.
-    content = {"cache_bytes": 0, "reload_ms_per_byte": content.get("fetch_ms_per_byte", 0.0), **content}
+    # Older files lack these figures, or have the last one under its former name.
+    content = {"wake_ms": 0.0, "cache_bytes": 0, "reload_ms_per_byte": content.get("fetch_ms_per_byte", 0.0), **content}
     _require_figures("the machine", *(content[name] for name in _FIGURES), cores)
     return Profile(
         machine=machine_from_json(content["machine"]),
@@ -215,6 +238,7 @@ def _from_json(content: Mapping[str, Any]) -> Profile:
         pageable_download=copies.get("pageable_download"),
         handoff_ms=float(content["handoff_ms"]),
         dispatch_ms=float(content["dispatch_ms"]),
+        wake_ms=float(content["wake_ms"]),
         base_memory_mb=float(content["base_memory_mb"]),
         cache_bytes=int(content["cache_bytes"]),
         reload_ms_per_byte=float(content["reload_ms_per_byte"]),

@@ -24,7 +24,7 @@ PROFILE = Profile(
     accelerator="SomeExecutionProvider",
     operators={
         "0": OperatorCost("Relu", (1.0, 1.5), 0.25, 1_000_000, 0.125, 8.0, 16),
-        "1": OperatorCost("LSTM", (2.0, 3.0), None),
+        "1": OperatorCost("LSTM", (2.0, 3.0), None, wide_ms=(1.25,)),
     },
     upload=CopyCost(0.5, 1e-6),
     download=CopyCost(0.25, 2e-6),
@@ -33,6 +33,7 @@ PROFILE = Profile(
     base_memory_mb=345.0,
     cache_bytes=1 << 20,
     reload_ms_per_byte=5e-8,
+    wake_ms=0.03,
     notes=("a note",),
 )
 DAG = Dag.from_edges(2, [(0, 1)], [4_000_000])
@@ -67,6 +68,7 @@ TIMES = st.floats(0, 1e9)
             TIMES,
             TIMES,
             st.integers(0, 2**62),
+            st.just(()) | st.tuples(TIMES),
         ),
         max_size=4,
     ),
@@ -91,7 +93,9 @@ def test_costs_are_the_matrices() -> None:
     assert (costs.memory[1].inputs_mb, costs.memory[1].outputs_mb) == (4.0, 0.0)
     assert (costs.upload.ms(4_000_000), costs.download.ms(4_000_000)) == (4.5, 8.25)
     assert (costs.handoff_ms, costs.dispatch_ms, costs.base_memory_mb, costs.cores) == (0.01, 0.02, 345.0, 2)
+    assert (costs.widths, costs.wide_ms, costs.wake_ms) == ((2,), ((1.0, 1.25),), 0.03)
     assert PROFILE.costs(DAG, 1).cpu_ms == ((1.0, 2.0),)
+    assert PROFILE.costs(DAG, 1).widths == ()
     assert PROFILE.missing(DAG) == ()
 
 
@@ -129,7 +133,7 @@ def test_missing_signatures_are_estimated_from_their_type() -> None:
 
 
 #: The fingerprint follows from the machine, and files of the first release have no figures of caches.
-NOT_NEEDED = {"fingerprint", "cache_bytes", "reload_ms_per_byte"}
+NOT_NEEDED = {"fingerprint", "wake_ms", "cache_bytes", "reload_ms_per_byte"}
 
 
 @pytest.mark.parametrize("key", [k for k in json.loads(PROFILE.to_json()) if k not in NOT_NEEDED])
