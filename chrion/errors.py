@@ -14,9 +14,10 @@
      |   +- ScenarioError
      |   +- TraceError
      +- ProviderError
+     +- ServerError
 
 The command line prints any of them as one line on stderr and exits with code 2. Wrong input is also a ``ValueError``,
-and an execution provider that does not work is also a ``RuntimeError``.
+and an execution provider or a server that does not work is also a ``RuntimeError``.
 
 A message says where the error is, what is wrong, and what was expected; the hint, if there is one, says what to do.
 """
@@ -83,3 +84,7 @@ class TraceError(InputError):
 
 class ProviderError(ChrionError, RuntimeError):
     """An execution provider does not exist or does not work on this machine (exit code 2)."""
+
+
+class ServerError(ChrionError, RuntimeError):
+    """A server no longer answers (exit code 2)."""

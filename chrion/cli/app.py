@@ -24,6 +24,7 @@ from chrion.cli.model import model
 from chrion.cli.partition import partition
 from chrion.cli.plan import app as plan_app
 from chrion.cli.profile import profile
+from chrion.cli.replay import replay
 from chrion.cli.report import report
 from chrion.cli.run import run as run_command
 from chrion.cli.serve import serve
@@ -192,5 +193,11 @@ _register(
     "serve models",
     "serve models --memory-budget 4GB --policy cost,deadline",
     "serve models --gpu-budget 12GB --model-control poll",
+)
+_register(
+    replay,
+    _STUDY,
+    "replay table7 --write-models models",
+    "replay table7 --url http://127.0.0.1:8000 --duration 60s",
 )
 app.add_typer(cache_app, name="cache", rich_help_panel=_FILES)

@@ -16,7 +16,7 @@ from chrion.manager import ManagerPolicies
 from chrion.manager.records import ACCELERATOR
 from chrion.units import parse_duration_ms, parse_size_mb
 
-_LIBRARIES = ("starlette", "uvicorn", "grpc", "prometheus_client")
+_LIBRARIES = ("starlette", "uvicorn", "grpc", "h11", "prometheus_client")
 
 
 def serve(
@@ -59,7 +59,7 @@ def serve(
     tls_key: Annotated[Path | None, typer.Option(metavar="PEM", help="Key of the certificate.")] = None,
 ) -> None:
     """Serve the models of a repository by the Open Inference Protocol, within a memory budget."""
-    _require_libraries()
+    require_libraries("serve")
     from chrion.server import logs, options, run  # noqa: PLC0415 - needs the extra
 
     policies, scenario_bytes = ManagerPolicies(), 0
@@ -92,17 +92,22 @@ def serve(
         max_waiting=max_waiting,
         max_connections=max_connections,
         drain_s=parse_duration_ms(drain, "--drain") / 1000,
-        token=_token(token_file) if token_file else "",
+        token=read_token(token_file) if token_file else "",
         tls=(tls_certificate, tls_key) if tls_certificate and tls_key else None,
     )
     logs.set_up_logs()
     run.run(checked, note)
 
 
-def _require_libraries() -> None:
+def require_libraries(command: str) -> None:
+    """Refuse a command if a library of the extra is missing.
+
+    Raises:
+        OptionError: One is missing.
+    """
     missing = [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]
     if missing:
-        raise OptionError(f"serve: {missing[0]} is not installed", hint="pip install 'chrion[serve]'")
+        raise OptionError(f"{command}: {missing[0]} is not installed", hint="pip install 'chrion[serve]'")
 
 
 def _provider(name: str) -> tuple[str, dict[str, Any]] | None:
@@ -110,7 +115,12 @@ def _provider(name: str) -> tuple[str, dict[str, Any]] | None:
     return (found, {}) if found and found != CPU_PROVIDER else None
 
 
-def _token(path: Path) -> str:
+def read_token(path: Path) -> str:
+    """Return the token in a file.
+
+    Raises:
+        OptionError: The file cannot be read, or has no token.
+    """
     try:
         token = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -56,6 +56,7 @@ class ModelManager:
     Attributes:
         memory: Which models are in memory.
         running: The batches that run, by their numbers.
+        policies: The policies.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class ModelManager:
         policies: ManagerPolicies | None = None,
         max_waiting: int = 1024,
     ) -> None:
-        names = policies or ManagerPolicies()
+        names = self.policies = policies or ManagerPolicies()
         self.memory = Residency(
             budgets, EVICTION[names.eviction], LOAD_ORDER[names.load_order], prefetch=names.prefetch
         )

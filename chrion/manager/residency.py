@@ -85,6 +85,7 @@ class Residency:
         free: Free bytes by device.
         cold: Models that requests wait for, and whose load has not started.
         loading: The model that is being loaded.
+        primary: The device that variants differ in: the accelerator, or the host if there is none.
     """
 
     def __init__(self, budgets: Mapping[str, int], rank: Rank, order: Order, *, prefetch: bool = True) -> None:
@@ -99,7 +100,7 @@ class Residency:
         self._rank = rank
         self._order = order
         self._prefetch = prefetch
-        self._primary = ACCELERATOR if ACCELERATOR in self.budgets else next(iter(self.budgets))
+        self.primary = ACCELERATOR if ACCELERATOR in self.budgets else next(iter(self.budgets))
         self._short_at_ms = -math.inf
 
     def add(self, now: float, number: int, model: ManagedModel) -> None:
@@ -276,7 +277,7 @@ class Residency:
         if self._fits(entry, entry.first, self.free):
             return entry.first, []
         self._short_at_ms = now
-        room = self._room_on(self._primary, now, number)
+        room = self._room_on(self.primary, now, number)
         if room is None:
             return None
         steps = {resident.key: self._clamped(resident.key, level) for resident, level in room.shrunk}

@@ -88,7 +88,7 @@ def _server_table(results: Sequence[PatternResult]) -> FigureTable:
     ]
     table = FigureTable(_title("server", len(listed), len(servers)), columns)
     for i in listed:
-        for result in results:
+        for result in (result for result in results if i < len(result.servers)):
             server = result.servers[i]
             busy = [f"{share:.1%}" for share in (server.gpu_busy, server.cpu_busy, server.link_busy)]
             memory = [f"{mb / 1000:.2f}" for mb in (server.memory_mean_mb, server.memory_peak_mb)]

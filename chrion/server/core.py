@@ -50,14 +50,32 @@ class Served:
     #: Reason of the last failed load; empty after a successful one.
     failure: str = ""
     removed: bool = False
+    #: Requests that wait for a load, by their numbers.
+    cold: dict[int, _Pending] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Where the time of a request went: waiting for cores, waiting for the model's load, and running."""
+
+    queue_ms: float
+    #: None if the model was in memory.
+    load_ms: float | None
+    compute_ms: float
+
+    def header(self) -> str:
+        """Return the value of the header ``Server-Timing`` (W3C)."""
+        load = "" if self.load_ms is None else f"load;dur={self.load_ms:.3f}, "
+        return f"queue;dur={self.queue_ms:.3f}, {load}compute;dur={self.compute_ms:.3f}"
 
 
 @dataclass(slots=True)
 class Result:
-    """The outputs of a request: spec and array of each."""
+    """The outputs of a request, spec and array of each, and its times."""
 
     served: Served
     outputs: list[tuple[TensorSpec, Array]]
+    timing: Timing
 
 
 @dataclass(slots=True)
@@ -68,8 +86,10 @@ class _Pending:
     request: Request
     feeds: Mapping[str, tuple[str, Array]]
     outputs: tuple[TensorSpec, ...]
-    future: asyncio.Future[list[Array]]
+    future: asyncio.Future[tuple[list[Array], Timing]]
     options: ort.RunOptions | None = None
+    #: End of the load that the request waited for.
+    loaded_ms: float | None = None
 
 
 class ByteAccount:
@@ -112,6 +132,7 @@ class ServingCore:
         models: The versions that are served, by name and version.
         account: The memory of requests in flight.
         lane_busy_ms: Time for which each core was leased.
+        slot_busy_ms: Time for which the accelerator's slots were taken.
         refused: Number of refused requests by reason.
     """
 
@@ -128,6 +149,7 @@ class ServingCore:
         self.models: dict[Key, Served] = {}
         self.account = ByteAccount(request_bytes)
         self.lane_busy_ms = dict.fromkeys(cores, 0.0)
+        self.slot_busy_ms = 0.0
         self.refused: dict[Reason, int] = dict.fromkeys(Reason, 0)
         self.draining = False
         self.started_s = time.time()
@@ -234,11 +256,11 @@ class ServingCore:
         arrival = _now_ms()
         try:
             chosen = _check(served.version, feeds, outputs)
-            found = await self._queue(served, feeds, chosen, timeout_ms, arrival)
+            found, timing = await self._queue(served, feeds, chosen, timeout_ms, arrival)
         except RequestFailure:
             served.statistics.fail.add(_now_ms() - arrival)
             raise
-        return Result(served, list(zip(chosen, found, strict=True)))
+        return Result(served, list(zip(chosen, found, strict=True)), timing)
 
     async def _queue(
         self,
@@ -247,14 +269,16 @@ class ServingCore:
         outputs: tuple[TensorSpec, ...],
         timeout_ms: float,
         arrival: float,
-    ) -> list[Array]:
+    ) -> tuple[list[Array], Timing]:
         if self.draining:
             raise RequestFailure(Status.UNAVAILABLE, _DRAINING, retry_s=1.0)
         rows, batch_key = batching.rows_and_key(served.version.managed.max_batch, feeds)
         deadline = arrival + min(timeout_ms, served.version.settings.timeout_ms)
         request = Request(next(self._ids), served.number, arrival, deadline, batch_key, rows)
-        future: asyncio.Future[list[Array]] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[tuple[list[Array], Timing]] = asyncio.get_running_loop().create_future()
         pending = self._pending[request.id] = _Pending(served, request, feeds, outputs, future)
+        if self.place(served)[0] is not Place.RESIDENT:
+            served.cold[request.id] = pending
         self._idle.clear()
         self._apply(self.manager.submit(arrival, request))
         try:
@@ -267,6 +291,7 @@ class ServingCore:
             raise
         finally:
             self._pending.pop(request.id, None)
+            served.cold.pop(request.id, None)
             if not self._pending:
                 self._idle.set()
 
@@ -321,6 +346,10 @@ class ServingCore:
             served.failure = ""
             served.statistics.loads += 1
             served.statistics.load_ms += now - began
+            served.statistics.loaded_bytes += self._bytes(served)
+            for pending in served.cold.values():
+                pending.loaded_ms = now
+            served.cold.clear()
             log.info("loaded", extra=_fields(served, variant=variant, duration_ms=round(now - began, 3)))
             actions = self.manager.loaded(now, served.number, now - began, served.session.cores)
         else:
@@ -331,6 +360,11 @@ class ServingCore:
             actions = self.manager.load_failed(now, served.number, out_of_memory=memory)
         self._apply(actions)
         self._forget_if_unused(served)
+
+    def _bytes(self, served: Served) -> int:
+        """Return the bytes of the variant in memory on the device that variants differ in."""
+        entry, memory = self.manager.memory.entries[served.number], self.manager.memory
+        return entry.model.variants[entry.variant].bytes.get(memory.primary, 0)
 
     def _unload(self, action: Unload) -> None:
         served = self._by_number[action.model]
@@ -364,6 +398,7 @@ class ServingCore:
         now = _now_ms()
         for core in run.cores:
             self.lane_busy_ms[core] += now - run.started_ms
+        self.slot_busy_ms += run.slots * (now - run.started_ms)
         error = done.exception()
         if error is None:
             self._deliver(served, run, batch, done.result(), now)
@@ -385,8 +420,11 @@ class ServingCore:
             queued = run.started_ms - pending.request.arrival_ms
             statistics.add_success(pending.request.rows, total, queued, result.parts_ms)
             statistics.slo_violations += total > served.version.managed.slo_ms
+            loaded = pending.loaded_ms
+            load_ms = None if loaded is None else loaded - pending.request.arrival_ms
+            timing = Timing(queued - (load_ms or 0.0), load_ms, now - run.started_ms)
             if not pending.future.done():
-                pending.future.set_result(outputs)
+                pending.future.set_result((outputs, timing))
 
     def _fail(self, pending: _Pending, failure: RequestFailure) -> None:
         if not pending.future.done():

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from chrion.errors import OptionError
 from chrion.server import documents, grpc_codec
 from chrion.server.catalogue import Catalogue
-from chrion.server.core import ServingCore
+from chrion.server.core import ServingCore, Timing
 from chrion.server.failures import RequestFailure, Status, invalid
 from chrion.server.grpc_messages import SERVICE, message, methods
 from chrion.server.options import ServerOptions
@@ -93,12 +93,14 @@ class GrpcService:
         try:
             self._authorise(context)
             remaining = context.time_remaining()
-            return await self._run(content, remaining * 1000 if remaining is not None else float("inf"))
+            response, timing = await self._run(content, remaining * 1000 if remaining is not None else float("inf"))
         except RequestFailure as failure:
-            await _abort(context, failure)
+            return await _abort(context, failure)
+        context.set_trailing_metadata((("server-timing", timing.header()),))
+        return response
 
-    async def _run(self, content: bytes, remaining_ms: float) -> Any:
-        """Serve an inference request, given as bytes."""
+    async def _run(self, content: bytes, remaining_ms: float) -> tuple[Any, Timing]:
+        """Serve an inference request, given as bytes; return the response and its times."""
         account, size = self._core.account, 2 * len(content)
         account.take(size)
         try:
@@ -110,7 +112,7 @@ class GrpcService:
             )
             timeout_ms = min(request.timeout_ms, remaining_ms)
             result = await self._core.infer(served, request.feeds, tuple(request.outputs), timeout_ms)
-            return grpc_codec.build_response(request, result)
+            return grpc_codec.build_response(request, result), result.timing
         finally:
             account.give(size)
 
@@ -144,7 +146,7 @@ class GrpcService:
     async def _run_in_stream(self, content: bytes) -> Any:
         response = message("ModelStreamInferResponse")
         try:
-            return response(infer_response=await self._run(content, float("inf")))
+            return response(infer_response=(await self._run(content, float("inf")))[0])
         except RequestFailure as failure:
             found = response(error_message=failure.message)
             with contextlib.suppress(DecodeError):

@@ -63,6 +63,7 @@ class _Collector:
             "chrion_model_loads": ("Loads into memory", lambda s: s.loads),
             "chrion_model_load_failures": ("Failed loads", lambda s: s.load_failures),
             "chrion_model_load_seconds": ("Time of loads", lambda s: s.load_ms / 1000),
+            "chrion_model_loaded_bytes": ("Memory of loaded variants", lambda s: s.loaded_bytes),
             "chrion_model_evictions": ("Evictions from memory", lambda s: s.evictions),
             "chrion_model_shrinks": ("Replacements by a smaller variant", lambda s: s.shrinks),
             "chrion_model_grows": ("Replacements by a larger variant", lambda s: s.grows),
@@ -110,6 +111,14 @@ class _Collector:
         for core_number, ms in core.lane_busy_ms.items():
             busy.add_metric([str(core_number)], ms / 1000)
         yield busy
+        yield CounterMetricFamily(
+            "chrion_slot_busy_seconds", "Time for which the accelerator was in use", value=core.slot_busy_ms / 1000
+        )
+        yield GaugeMetricFamily("chrion_lane_cores", "Cores that are leased", value=len(core.lane_busy_ms))
+        policies = core.manager.policies
+        info = GaugeMetricFamily("chrion_server_info", "Policies", labels=["eviction", "load_order", "admission"])
+        info.add_metric([policies.eviction, policies.load_order, policies.admission], 1)
+        yield info
         refused = CounterMetricFamily("chrion_requests_refused", "Refused requests", labels=["reason"])
         for reason, count in core.refused.items():
             refused.add_metric([reason.name.lower()], count)

@@ -231,9 +231,9 @@ class RestService:
         except BaseException:
             account.give(taken)
             raise
-        headers, kind = {}, "application/json"
+        headers, kind = {"Server-Timing": result.timing.header()}, "application/json"
         if json_size is not None:
-            headers, kind = {rest_codec.HEADER_LENGTH: str(json_size)}, "application/octet-stream"
+            headers[rest_codec.HEADER_LENGTH], kind = str(json_size), "application/octet-stream"
         return _AccountedResponse(content, headers, kind, functools.partial(account.give, taken))
 
     async def _until_disconnect(self, request: Request, served: Served, parsed: rest_codec.InferenceRequest) -> Any:

@@ -49,6 +49,7 @@ class ModelStatistics:
     loads: int = 0
     load_failures: int = 0
     load_ms: float = 0.0
+    loaded_bytes: int = 0
     evictions: int = 0
     shrinks: int = 0
     grows: int = 0

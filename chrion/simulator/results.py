@@ -7,7 +7,7 @@ Rates follow the paper: SLO violations = (late + dropped) / arrivals (Equation 1
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -135,18 +135,30 @@ class PatternResult:
 
 def collect(scenario: Scenario, pattern: str, engine: Engine) -> PatternResult:
     """Return the results of an engine after its run."""
-    metrics = engine.metrics
-    models = tuple(_model(scenario, metrics, engine.cluster.loads[i], i) for i in range(len(scenario.models)))
+    duration_ms = max(engine.metrics.end_ms, engine.now)
+    servers = tuple(_server(scenario, engine, i, duration_ms) for i in range(len(scenario.servers)))
+    return from_metrics(scenario, pattern, engine.metrics, engine.cluster.loads, servers, duration_ms)
+
+
+def from_metrics(  # noqa: PLR0913, PLR0917 - the parts of a result
+    scenario: Scenario,
+    pattern: str,
+    metrics: RequestMetrics,
+    loads: Sequence[int],
+    servers: tuple[ServerResult, ...],
+    duration_ms: float,
+) -> PatternResult:
+    """Return the results of requests that were simulated or measured, given the loads of each model."""
+    models = tuple(_model(scenario, metrics, loads[i], i) for i in range(len(scenario.models)))
     families = {model.family: i for i, model in enumerate({m.family: m for m in scenario.models}.values())}
     groups = np.array([families[model.family] for model in scenario.models])
     executions = metrics.executions if len(families) == len(groups) else metrics.executions.grouped(groups)
-    duration_ms = max(metrics.end_ms, engine.now)
     return PatternResult(
         pattern=pattern,
         duration_ms=duration_ms,
-        total=_total(metrics, sum(engine.cluster.loads)),
+        total=_total(metrics, sum(loads)),
         models=models,
-        servers=tuple(_server(scenario, engine, i, duration_ms) for i in range(len(scenario.servers))),
+        servers=servers,
         cold_response=_latency(metrics.cold_responses, math.nan),
         series=_series(metrics, duration_ms),
         executions=NamedHistograms(list(families), executions),

@@ -37,7 +37,11 @@ def test_every_class_documents_its_exit_code(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "builtin"),
-    [(name, RuntimeError if name == "ProviderError" else ValueError) for name in CLASSES if name != "ChrionError"],
+    [
+        (name, RuntimeError if name in {"ProviderError", "ServerError"} else ValueError)
+        for name in CLASSES
+        if name != "ChrionError"
+    ],
 )
 def test_errors_are_also_builtin_errors(name: str, builtin: type[Exception]) -> None:
     """An error of invalid input is a ValueError, and that of a broken provider a RuntimeError."""

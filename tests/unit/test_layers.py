@@ -30,6 +30,7 @@ PACKAGES: Layers = (
     ("manager",),
     ("backend", "benchmark", "simulator"),
     ("report", "server"),
+    ("replay",),
     ("cli",),
     ("__main__",),
 )

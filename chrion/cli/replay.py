@@ -1,0 +1,103 @@
+"""``chrion replay``."""
+
+from __future__ import annotations
+
+import math
+import ssl
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from chrion.cli.completion import complete_scenario
+from chrion.cli.console import note, show, show_json, step
+from chrion.cli.options import JsonOption
+from chrion.cli.serve import read_token, require_libraries
+from chrion.errors import OptionError
+from chrion.report import simulation_tables
+from chrion.simulator import overrides, results, run
+from chrion.simulator.scenario import Scenario, find_scenario
+from chrion.units import parse_duration_ms
+
+
+def replay(
+    scenario: Annotated[
+        str,
+        typer.Argument(
+            help="A scenario file, or the name of a bundled scenario.",
+            autocompletion=complete_scenario,
+            show_default=False,
+        ),
+    ],
+    url: Annotated[str, typer.Option(metavar="URL", help="The running server.")] = "http://127.0.0.1:8000",
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value. Repeatable.")
+    ] = None,
+    pattern: Annotated[
+        str, typer.Option(metavar="NAME", help="The pattern that the server serves.", show_default="all are predicted")
+    ] = "",
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Send the first N requests.")] = None,
+    duration: Annotated[str | None, typer.Option(metavar="60s", help="Send the requests of this time.")] = None,
+    timeout: Annotated[str, typer.Option(metavar="60s", help="Give up a request after this time.")] = "60s",
+    token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="The server's bearer token.")] = None,
+    tls_ca: Annotated[
+        Path | None, typer.Option(metavar="PEM", help="Trust these certificates.", show_default="the system's")
+    ] = None,
+    write_models: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write stand-ins for the scenario's models, and send nothing.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send a scenario's requests to a running server; print what it does beside what the simulation predicts."""
+    require_libraries("replay")
+    source = find_scenario(scenario).changed(dict(map(overrides.parse_set, set_ or [])))
+    built = _of_pattern(source.build(), "" if write_models else pattern)
+    if write_models:
+        _write_models(built, write_models, pattern)
+        return
+    from chrion.replay import run as replays  # noqa: PLC0415 - needs the extra
+
+    options = replays.ReplayOptions(
+        url=url,
+        headers={"Authorization": f"Bearer {read_token(token_file)}"} if token_file else {},
+        tls=_tls(tls_ca) if tls_ca else None,
+        most=limit,
+        until_ms=parse_duration_ms(duration, "--duration") if duration else math.inf,
+        timeout_s=parse_duration_ms(timeout, "--timeout") / 1000,
+    )
+    chosen = replays.limited(built, options)
+    replays.check(chosen, options)
+    number = chosen.workload.requests
+    with step(f"simulating {built.name}, {number * len(built.patterns)} requests"):
+        predicted = run.simulate(chosen)
+    with step(f"sending {number} requests to {url}") as update:
+        found = replays.replay(chosen, options, lambda done: update(done, number, ""))
+    everything = (*predicted, found.measured)
+    if as_json:
+        show_json(replays.to_json(results.to_json(chosen, everything), found))
+    else:
+        show(simulation_tables.simulation_tables(chosen, everything), *replays.remarks(found))
+
+
+def _of_pattern(scenario: Scenario, pattern: str) -> Scenario:
+    if pattern and pattern not in scenario.patterns:
+        raise OptionError(f"--pattern {pattern!r}: expected one of {', '.join(scenario.patterns)}")
+    return replace(scenario, patterns=(pattern,)) if pattern else scenario
+
+
+def _write_models(scenario: Scenario, folder: Path, pattern: str) -> None:
+    from chrion.replay import stand_ins  # noqa: PLC0415 - needs the extra
+
+    with step(f"writing {len(scenario.models)} models to {folder}"):
+        stand_ins.write_stand_ins(scenario, folder, pattern)
+    spec, policies = scenario.servers[0], scenario.policies
+    names = f"{policies.eviction},{policies.load_order},{policies.admission}"
+    note(f"serve them: chrion serve {folder} --memory-budget {spec.budget_bytes / 1e6:g}MB --policy {names}")
+
+
+def _tls(path: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=path)
+    except OSError as error:  # ssl.SSLError is one
+        raise OptionError(f"--tls-ca {path}: {error}") from error

@@ -1,0 +1,150 @@
+"""The server that requests are replayed on: its models, and its metrics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
+
+from chrion.errors import OptionError
+from chrion.files import parse_json
+from chrion.replay.http_client import Answer, HttpClient
+from chrion.server.rest_codec import HEADER_LENGTH
+from chrion.server.tensors import DTYPES, Array, to_raw
+
+#: Names of missing models in a message.
+_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is sent for a request of one model."""
+
+    path: str
+    body: bytes
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFigures:
+    """Figures of the server's metrics at one moment."""
+
+    #: Sums over all models by metric, and values by metric and model.
+    totals: Mapping[str, float]
+    by_model: Mapping[tuple[str, str], float]
+    #: Memory for models by device, in bytes.
+    used: Mapping[str, float]
+    budget: Mapping[str, float]
+    #: Kinds of policies and their names.
+    policies: Mapping[str, str]
+
+
+def served_name(name: str) -> str:
+    """Return the name on a server of a scenario's model: copies are ``NAME#2`` in scenarios, ``NAME-2`` on servers."""
+    return name.replace("#", "-")
+
+
+async def calls_of(client: HttpClient, names: Sequence[str]) -> list[Call]:
+    """Return the call of each model of a scenario.
+
+    Raises:
+        OptionError: The server cannot be reached, is no server of the protocol, or lacks models.
+    """
+    calls, missing = [], []
+    for name in map(served_name, names):
+        path = f"/v2/models/{quote(name, safe='')}"
+        answer = await ask(client, path)
+        if answer.status == 404:
+            missing.append(name)
+            continue
+        calls.append(_call(f"{path}/infer", _document(answer, path)))
+    if missing:
+        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+        raise OptionError(
+            f"the server lacks {len(missing)} of the scenario's {len(names)} models: "
+            f"{', '.join(missing[:_NAMED])}{more}",
+            hint="chrion replay SCENARIO --write-models FOLDER makes models for a scenario",
+        )
+    return calls
+
+
+async def read_figures(client: HttpClient) -> ServerFigures:
+    """Return the present figures of the server's metrics.
+
+    Raises:
+        OptionError: The server has no such metrics.
+    """
+    answer = await ask(client, "/metrics")
+    totals: dict[str, float] = {}
+    by_model: dict[tuple[str, str], float] = {}
+    devices: dict[str, dict[str, float]] = {"chrion_memory_used_bytes": {}, "chrion_memory_budget_bytes": {}}
+    policies: dict[str, str] = {}
+    try:
+        families = list(text_string_to_metric_families(answer.body.decode())) if answer.status == 200 else []
+    except ValueError:
+        families = []
+    for sample in (sample for family in families for sample in family.samples):
+        totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
+        if "model" in sample.labels:
+            key = sample.name, sample.labels["model"]
+            by_model[key] = by_model.get(key, 0.0) + sample.value
+        if sample.name in devices:
+            devices[sample.name][sample.labels["device"]] = sample.value
+        if sample.name == "chrion_server_info":
+            policies = dict(sample.labels)
+    if "chrion_model_loads_total" not in totals:
+        raise OptionError("the server has no metric chrion_model_loads_total at /metrics: replays need chrion serve")
+    used, budget = devices.values()
+    return ServerFigures(totals, by_model, used, budget, policies)
+
+
+async def ask(client: HttpClient, path: str) -> Answer:
+    """Return the answer to a GET request.
+
+    Raises:
+        OptionError: The server cannot be reached, or requires a token.
+    """
+    try:
+        answer = await client.request("GET", path)
+    except OSError as error:
+        raise OptionError(f"--url: no answer: {error.strerror or error}", hint="is chrion serve running?") from error
+    if answer.status == 401:
+        raise OptionError("--url: the server requires a token", hint="add --token-file")
+    return answer
+
+
+def synthetic_input(datatype: str, shape: Sequence[int]) -> Array:
+    """Return an input; free dimensions have size 1, floats are random, and integers are 0, which is a valid index."""
+    sizes = [1 if size < 0 else size for size in shape]
+    if datatype == "BYTES":
+        return np.full(sizes, "a", object)
+    if datatype.startswith("FP"):
+        return np.random.default_rng(0).random(sizes).astype(DTYPES[datatype])
+    return np.zeros(sizes, DTYPES[datatype])
+
+
+def _call(path: str, metadata: Mapping[str, Any]) -> Call:
+    entries, parts = [], []
+    for spec in metadata["inputs"]:
+        array = synthetic_input(spec["datatype"], spec["shape"])
+        parts.append(to_raw(spec["datatype"], array))
+        parameters = {"binary_data_size": len(parts[-1])}
+        entries.append({**spec, "shape": list(array.shape), "parameters": parameters})
+    document = json.dumps({"inputs": entries, "parameters": {"binary_data_output": True}}).encode()
+    headers = {HEADER_LENGTH: str(len(document)), "Content-Type": "application/octet-stream"}
+    return Call(path, b"".join((document, *parts)), headers)
+
+
+def _document(answer: Answer, path: str) -> Mapping[str, Any]:
+    try:
+        found = parse_json(answer.body)
+    except ValueError:
+        found = None
+    if answer.status != 200 or not isinstance(found, dict) or not isinstance(found.get("inputs"), list):
+        raise OptionError(f"--url: {path}: expected the metadata of a model, found status {answer.status}")
+    return found

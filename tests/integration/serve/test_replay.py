@@ -1,0 +1,269 @@
+"""``chrion replay``: a scenario's requests on a running server, beside the prediction."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from chrion.errors import OptionError, ServerError
+from server_process import product, put, serving, wait_until
+
+SCENARIO = """
+name = "small"
+seed = 3
+shrink = ["large", "small"]
+patterns = ["large", "shrink"]
+[[models]]
+name = "m"
+copies = 4
+slo_ms = 500.0
+[models.variants.large]
+memory_mb = 24.0
+latency_ms = 2.0
+gpu_busy_ms = 0.0
+cpu_busy_ms = 2.0
+[models.variants.small]
+memory_mb = 8.0
+latency_ms = 3.0
+gpu_busy_ms = 0.0
+cpu_busy_ms = 3.0
+[[servers]]
+gpu_memory_gb = 0.055
+cpu_cores = 2
+pcie_gb_per_s = 1.0
+[workload]
+kind = "uniform"
+rate_per_s = 20.0
+requests = 60
+"""
+NAMES = ["m-1", "m-2", "m-3", "m-4"]
+
+
+def chrion(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command."""
+    command = [sys.executable, "-m", "chrion", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    """Return a scenario's file; its stand-ins are in the folder models beside it."""
+    file = tmp_path / "small.toml"
+    file.write_text(SCENARIO, encoding="utf-8")
+    done = chrion("replay", str(file), "--write-models", str(tmp_path / "models"), "--pattern", "large")
+    assert done.returncode == 0, done.stderr
+    assert "--memory-budget 55MB --policy lru,fifo,none" in done.stderr
+    return file
+
+
+def test_measured_beside_predicted(scenario: Path) -> None:
+    """All requests are sent and answered, and what the replay reports is what the server has counted."""
+    with serving(scenario.parent / "models", "--memory-budget", "55MB", "--policy", "fifo") as server:
+        done = chrion("replay", str(scenario), "--url", server.url, "--json")
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        loads = {name: server.metric("chrion_model_loads_total", model=name) for name in NAMES}
+        answered = {name: server.metric("nv_inference_request_success", model=name) for name in NAMES}
+    *predicted, measured = found["patterns"]
+    assert [p["pattern"] for p in found["patterns"]] == ["large", "shrink", "measured"]
+    assert [m["arrivals"] for m in measured["per_model"]] == [m["arrivals"] for m in predicted[0]["per_model"]]
+    assert [m["arrivals"] for m in measured["per_model"]] == [answered[name] for name in NAMES]
+    assert [m["loads"] for m in measured["per_model"]] == [loads[name] for name in NAMES]
+    assert measured["completed"] == 60
+    assert measured["cold"] >= 4  # the first request of each model at least waits for a load
+    assert 0 < measured["execution"]["p50_ms"] <= measured["response"]["p50_ms"]
+    assert measured["response"]["p99_ms"] <= measured["duration_ms"]
+    assert measured["duration_ms"] >= 2950  # the last request is sent after 59 gaps of 50 ms
+    assert measured["per_server"][0]["memory_peak_mb"] <= 55
+    assert 0 < measured["per_server"][0]["cpu_busy"] < 1
+    assert found["replay"]["refused"] == found["replay"]["failed"] == {}
+    assert found["replay"]["differences"] == []
+
+
+def test_tables_and_limits(scenario: Path) -> None:
+    """The tables have a row for the measurement, limits shorten it, and differences from the scenario are named."""
+    with serving(scenario.parent / "models", "--memory-budget", "44MB", "--policy", "lfu,fifo") as server:
+        done = chrion("replay", str(scenario), "--url", server.url, "--limit", "9", "--pattern", "large")
+        assert done.returncode == 0, done.stderr
+        assert [line.split()[:2] for line in done.stdout.splitlines() if line.startswith("measured  ")][:1] == [
+            ["measured", "9"]
+        ]
+        assert "shrink" not in done.stdout
+        assert "differs: memory for models: scenario 55 MB, server 44 MB" in done.stdout
+        assert "differs: eviction: scenario lru, server lfu" in done.stdout
+        done = chrion("replay", str(scenario), "--url", server.url, "--duration", "200ms", "--json")
+        assert json.loads(done.stdout)["patterns"][-1]["arrivals"] == 3  # at 50, 100 and 150 ms
+
+
+def test_refused_and_failed_requests_are_violations(tmp_path: Path) -> None:
+    """What a server refuses, and what fails, counts as a violation and is reported with the reason."""
+    root = tmp_path / "models"
+    put(root, "a", product())
+    bad = onnx.helper.make_model(
+        onnx.helper.make_graph(
+            [onnx.helper.make_node("Reshape", ["x", "s"], ["y"])], "g",
+            [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n"])],
+            [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", "m"])],
+            [onnx.numpy_helper.from_array(np.array([7, 7], np.int64), "s")],
+        ),
+        opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9,
+    )  # fmt: skip
+    put(root, "b", bad)
+    put(root, "c", product(), toml="[variants.cpu]\nhost_mb = 500\n")
+    file = tmp_path / "s.toml"
+    variant = "[models.variants.cpu]\nmemory_mb = 1.0\nlatency_ms = 1.0\n"
+    models = "".join(f'[[models]]\nname = "{name}"\nslo_ms = 60000.0\n{variant}' for name in "abc")
+    file.write_text(f"{models}[workload]\nkind = 'uniform'\nrate_per_s = 20.0\nrequests = 30\n", encoding="utf-8")
+    with serving(root, "--memory-budget", "100MB") as server:
+        done = chrion("replay", str(file), "--url", server.url, "--json")
+    found = json.loads(done.stdout)
+    by_name = {m["name"]: m for m in found["patterns"][-1]["per_model"]}
+    assert by_name["a"]["dropped"] == by_name["a"]["late"] == 0
+    assert by_name["b"]["dropped"] == by_name["b"]["arrivals"] > 0
+    assert by_name["c"]["dropped"] == by_name["c"]["arrivals"] > 0
+    ((refused, count),) = found["replay"]["refused"].items()
+    assert refused.startswith("503 model 'c': the model does not fit")
+    assert count == by_name["c"]["arrivals"]
+    assert sum(found["replay"]["failed"].values()) == by_name["b"]["arrivals"]
+
+
+def test_stand_ins_take_their_memory_and_their_time(scenario: Path) -> None:
+    """A stand-in's session holds the memory that the scenario states, and its file takes no space."""
+    version = scenario.parent / "models" / "m-1" / "1"
+    assert (version / "weights.bin").stat().st_blocks * 512 < 100_000
+    large = scenario.parent / "large"
+    text = SCENARIO.replace("memory_mb = 24.0", "memory_mb = 400.0").replace(
+        "gpu_memory_gb = 0.055", "gpu_memory_gb = 1"
+    )
+    scenario.write_text(text, encoding="utf-8")
+    assert chrion("replay", str(scenario), "--write-models", str(large), "--pattern", "large").returncode == 0
+    code = (
+        "import sys, onnxruntime as o, psutil\n"
+        "before = psutil.Process().memory_info().rss\n"
+        "s = o.InferenceSession(sys.argv[1], providers=['CPUExecutionProvider'])\n"
+        "print((psutil.Process().memory_info().rss - before) / 1e6)"
+    )
+    command = [sys.executable, "-c", code, str(large / "m-1" / "1" / "model.onnx")]
+    grown = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)  # noqa: S603
+    assert 380 < grown < 600  # besides the weights, buffers of the load
+    session = ort.InferenceSession(version / "model.onnx", providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"x": np.array([512.0], np.float32)})
+    assert found == pytest.approx(2.0)  # the mean of 512 x the unit matrix of side 256
+
+
+def test_wrong_targets_are_one_line(scenario: Path, tmp_path: Path) -> None:
+    """No server, another server, missing models, a missing token and a wrong URL end with one line and exit code 2."""
+
+    def failure(url: str, *more: str) -> str:
+        done = chrion("replay", str(scenario), "--url", url, *more)
+        assert done.returncode == 2, done.stderr
+        assert done.stdout == ""
+        assert "Traceback" not in done.stderr
+        return done.stderr
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    assert "--url: no answer" in failure(f"http://127.0.0.1:{port}")
+    assert "expected http://HOST:PORT" in failure("127.0.0.1:8000")
+    assert "expected one of large, shrink" in failure("http://127.0.0.1:1", "--pattern", "other")
+    again = chrion("replay", str(scenario), "--write-models", str(scenario.parent / "models"))
+    assert again.returncode == 2
+    assert "the folder is not empty" in again.stderr
+    token = tmp_path / "token"
+    token.write_text("secret\n", encoding="ascii")
+    put(tmp_path / "other", "m-1", product())
+    with serving(tmp_path / "other", "--token-file", str(token)) as server:
+        assert "requires a token" in failure(server.url)
+        assert "lacks 3 of the scenario's 4 models: m-2, m-3, m-4" in failure(server.url, "--token-file", str(token))
+
+
+def test_a_server_that_dies_ends_the_replay(scenario: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the server is gone for a while, the replay ends with an error that says how far it came."""
+    from chrion.replay import open_loop, run  # noqa: PLC0415 - needs the extra
+    from chrion.simulator.scenario import find_scenario  # noqa: PLC0415
+
+    monkeypatch.setattr(open_loop, "_GONE_S", 1.0)
+    built = find_scenario(str(scenario)).changed({"workload.requests": 2000}).build()
+    raised: list[BaseException] = []
+
+    def replay(url: str) -> None:
+        options = run.ReplayOptions(url=url)
+        try:
+            run.replay(run.limited(built, options), options)
+        except ServerError as error:
+            raised.append(error)
+
+    with serving(scenario.parent / "models", "--memory-budget", "55MB", "--drain", "1s") as server:
+        thread = threading.Thread(target=replay, args=(server.url,))
+        thread.start()
+        wait_until(lambda: server.metric("nv_inference_request_success") > 5)
+        server.process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        thread.join(30)
+        assert time.monotonic() - began < 20
+    assert "the connection to the server was lost: no answer for 1 s" in str(raised[0])
+
+
+def test_a_slow_server_is_not_flattered() -> None:
+    """Every request is sent at its time although none is answered, and response times count from that time."""
+    pytest.importorskip("h11")
+    from chrion.replay.open_loop import OpenLoop, Outcome  # noqa: PLC0415
+    from chrion.replay.target import Call  # noqa: PLC0415
+    from chrion.simulator.metrics import RequestMetrics  # noqa: PLC0415
+
+    class Times:
+        requests = 20
+
+        def chunks(self) -> Any:
+            yield np.arange(20) * 10.0, np.zeros(20, np.int64)
+
+    class Slow:
+        """Answers nothing until all requests have been sent."""
+
+        def __init__(self) -> None:
+            self.sent = 0
+            self.all = asyncio.Event()
+
+        async def request(self, *_: Any) -> Any:
+            from chrion.replay.http_client import Answer  # noqa: PLC0415
+
+            self.sent += 1
+            if self.sent == 20:
+                self.all.set()
+            await self.all.wait()
+            return Answer(200, {"server-timing": "queue;dur=1.0, compute;dur=2.5"}, b"")
+
+    async def run() -> RequestMetrics:
+        metrics = RequestMetrics(1, 1, [100.0], from_arrival=True)
+        await OpenLoop(Slow(), [Call("/", b"", {})], Outcome(metrics), 30.0).run(Times(), lambda _: None)  # type: ignore[arg-type]
+        return metrics
+
+    metrics = asyncio.run(run())
+    assert metrics.arrivals.sum() == 20
+    assert metrics.late.sum() >= 9  # the first was due 190 ms before the answers, the tenth 100 ms
+    assert 45 < metrics.execution_ms.sum() <= 50.001  # less for the last, which was due less than 2.5 ms before
+
+
+def test_urls() -> None:
+    """A URL has a scheme, a host and no path; the port is that of the scheme by default."""
+    pytest.importorskip("h11")
+    from chrion.replay.http_client import HttpClient  # noqa: PLC0415
+
+    for url in ("http://a:1/", "https://[::1]:9", "http://a"):
+        HttpClient(url, {})
+    for url in ("a:1", "ftp://a", "http://", "http://a/b", "http://a:b", "http://u@a", "http://a?x=1"):
+        with pytest.raises(OptionError):
+            HttpClient(url, {})
