@@ -48,7 +48,7 @@ class _Trial(NamedTuple):
 #: Trials of the plan are short, since they are the slowest requests of a session that the one-thread session serves.
 #: Trials of the one-thread session are longer: its thread first has to leave the core to which the plan has pinned it,
 #: and under a quota it waits for the CPU time that the plan has used.
-_PLAN_TRIAL = _Trial(warm_up=2, requests=8, least_s=0.0, clear_after=4, clearly=1.3)
+_PLAN_TRIAL = _Trial(warm_up=2, requests=8, least_s=0.0, clear_after=3, clearly=1.3)
 _PLAIN_TRIAL = _Trial(warm_up=4, requests=24, least_s=0.15, clear_after=12, clearly=4.0)
 #: Number of requests between two trials: at first, and at most.
 _FIRST_GAP, _LAST_GAP = 64, 2048

@@ -39,8 +39,8 @@ def row_of(model: str, load: str, selected: str, trials: Mapping[str, Sequence[T
     """Return the line of one model and load, from two trials or more of each candidate.
 
     Requests per second are compared with those of the best plain session, which ``ratios.py`` selects without selection
-    bias. Latencies and CPU time are compared with those of the plain session that serves the most requests per second,
-    since nobody can have the median of one session and the 99th percentile of another; CPU time also with the default's.
+    bias. Latencies and CPU time are compared with those of the plain session that serves the most requests per second:
+    no session has the median of one and the 99th percentile of another. CPU time is also compared with the default's.
     """
     per_request = {name: [trial.ms_per_request for trial in own] for name, own in trials.items()}
     latencies = {name: [trial.latencies_ms for trial in own] for name, own in trials.items()}

@@ -220,8 +220,11 @@ def test_a_contradicted_decision_is_made_again(plans: Plans, monkeypatch: pytest
         serve_until(session, plain=True)
 
 
-def test_models_of_free_and_of_fixed_shapes_share_no_decision(plans: Plans) -> None:
+def test_models_of_free_and_of_fixed_shapes_share_no_decision(
+    plans: Plans, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Their graphs are equal once shapes are known, but only one of them keeps its plain session beside a plan."""
+    monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
     for model in (free_branches(), branches(), free_branches(), branches()):
         with HybridSession(model, tune="now") as session:
             assert_equal(session.run(None, dict(X)), EXPECTED)
