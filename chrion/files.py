@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -123,13 +123,14 @@ def write_cached(path: Path, content: Mapping[str, Any]) -> None:
         return
 
 
-def read_json(path: Path, schema: str, failure: type[InputError]) -> dict[str, Any]:
+def read_json(path: Path, schema: str, failure: type[InputError], *, extended: Sequence[str] = ()) -> dict[str, Any]:
     """Read a JSON object whose ``schema`` key names its schema.
 
     Args:
         path: The file.
         schema: The required schema, ``chrion.plan/1`` for example.
         failure: The type of exception to raise.
+        extended: Later schemas that are accepted as well.
 
     Raises:
         failure: The file cannot be read, is not a JSON object, or has another schema.
@@ -140,10 +141,13 @@ def read_json(path: Path, schema: str, failure: type[InputError]) -> dict[str, A
         raise failure(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise failure(f"{path}: not JSON: {error}") from error
-    if not isinstance(content, dict) or content.get("schema") != schema:
+    if not isinstance(content, dict) or content.get("schema") not in (schema, *extended):
         given = content.get("schema") if isinstance(content, dict) else None
         found = repr(given) if given is not None else "no schema"
-        raise failure(f"{path}: expected a file of schema {schema}, found {found}", hint=_schema_hint(given, schema))
+        raise failure(
+            f"{path}: expected a file of schema {schema}, found {found}",
+            hint=_schema_hint(given, [schema, *extended][-1]),
+        )
     return content
 
 

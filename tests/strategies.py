@@ -38,8 +38,13 @@ def dags(draw: st.DrawFn, largest: int = 9, *, requests: bool = False) -> Dag:
 
 
 @st.composite
-def costs_for(draw: st.DrawFn, dag: Dag, *, accelerator: bool | None = None, dispatch: bool = True) -> Costs:
-    """Draw costs with up to three cores; whether there is an accelerator is drawn, too, if ``accelerator`` is None."""
+def costs_for(
+    draw: st.DrawFn, dag: Dag, *, accelerator: bool | None = None, dispatch: bool = True, wide: bool = False
+) -> Costs:
+    """Draw costs with up to three cores; whether there is an accelerator is drawn, too, if ``accelerator`` is None.
+
+    With ``wide``, there are times for every width, and busy cores do not slow each other down.
+    """
     n = len(dag)
 
     def row(low: int, high: int) -> tuple[float, ...]:
@@ -48,9 +53,14 @@ def costs_for(draw: st.DrawFn, dag: Dag, *, accelerator: bool | None = None, dis
     has = draw(st.booleans()) if accelerator is None else accelerator
     cores = draw(st.integers(0 if has else 1, 3))
     outputs, ephemeral, weights = row(0, 3), row(0, 2), row(0, 2)
+    cpu_ms = (row(0, 9),) * cores if wide else tuple(row(0, 9) for _ in range(cores))
+    widths = tuple(range(2, cores + 1)) if wide else ()
     return Costs(
         accelerator_ms=row(0, 6) if has else None,
-        cpu_ms=tuple(row(0, 9) for _ in range(cores)),
+        cpu_ms=cpu_ms,
+        widths=widths,
+        wide_ms=tuple(row(0, 9) for _ in widths),
+        wake_ms=draw(st.integers(0, 2)) if wide else 0.0,
         memory=tuple(OperatorMemory(1.0, o, e, w) for o, e, w in zip(outputs, ephemeral, weights, strict=True)),
         upload=CopyCost(draw(st.integers(0, 2)), draw(st.integers(0, 2))),
         download=CopyCost(draw(st.integers(0, 2)), draw(st.integers(0, 2))),
@@ -86,7 +96,10 @@ def schedules(
         steps = draw(st.lists(st.sampled_from([0, 0, 1, 2]), min_size=len(dag), max_size=len(dag)))
         along = dict(zip(order, itertools.accumulate(steps), strict=True))
         stages = tuple(along[i] for i in range(len(dag)))
-    return Schedule(order, lanes, cores, streams, stages)
+    widths: tuple[int, ...] = ()
+    if costs.widths:
+        widths = tuple(draw(st.integers(1, cores - lane + 1)) if lane > 0 else 1 for lane in lanes)
+    return Schedule(order, lanes, cores, streams, stages, widths)
 
 
 @st.composite

@@ -14,23 +14,28 @@ segment starts only when the last of its inputs is available, and its results ar
 run; in return, there are fewer segments. A segment is closed when another lane reads from it, so that no two segments
 wait for each other.
 
-A segment never spans two stages, since all lanes wait for each other between stages.
+A segment never spans two stages, since all lanes wait for each other between stages. Its operators have one width; a
+segment on several lanes closes the open segments of all of them, and later operators of those lanes begin new ones.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from chrion.graph.dag import Dag
 
+Segment = TypeVar("Segment")
 
-def cut(
+
+def cut(  # noqa: PLR0913, PLR0917 - the parts of a schedule
     dag: Dag,
     order: Sequence[int],
     lanes: Sequence[int],
     tiles: Sequence[int] | None = None,
     stages: Sequence[int] = (),
+    widths: Sequence[int] = (),
 ) -> tuple[tuple[int, ...], ...]:
     """Cut a schedule into segments.
 
@@ -41,22 +46,29 @@ def cut(
         tiles: A label for every operator; operators of one lane and label are kept together if possible.
         stages: The stage of every operator, which never decreases along ``order``; empty if there are no barriers. With
             stages and no tiles, operators of one lane and stage are kept together if possible.
+        widths: The number of lanes that every operator occupies, from its own on; empty if it is 1.
 
     Returns:
         The segments in topological order, each with its operators in the order of ``order``.
     """
     if not stages:
-        return _by_tile(dag, order, lanes, tiles) if tiles is not None else _without_delay(dag, order, lanes)
+        if tiles is not None:
+            return _by_tile(dag, order, lanes, tiles, widths)
+        return _without_delay(dag, order, lanes, widths)
     by_stage = itertools.groupby(order, key=lambda i: stages[i])
-    return tuple(s for _, part in by_stage for s in _by_tile(dag, tuple(part), lanes, tiles or stages))
+    return tuple(s for _, part in by_stage for s in _by_tile(dag, tuple(part), lanes, tiles or stages, widths))
 
 
-def _without_delay(dag: Dag, order: Sequence[int], lanes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+def _without_delay(
+    dag: Dag, order: Sequence[int], lanes: Sequence[int], widths: Sequence[int]
+) -> tuple[tuple[int, ...], ...]:
     closed: list[list[int]] = []  # by the ends of the operators that other lanes wait for: copies keep their order
     open_segments: dict[int, tuple[list[int], dict[int, int]]] = {}
     received, successors = dag.received, dag.successors
     for i in order:
         lane = lanes[i]
+        if widths:
+            closed += [found[0] for found in _take_conflicting(open_segments, i, lanes, widths, lambda s: s[0])]
         foreign = {m: max(values) for m, values in received[i] if lanes[m] != lane}
         found = open_segments.get(lane)
         if found is not None and (not foreign or _awaits(found[1], foreign)):
@@ -79,12 +91,34 @@ def _awaits(awaited: dict[int, int], foreign: dict[int, int]) -> bool:
     return all(m in awaited and last <= awaited[m] for m, last in foreign.items())
 
 
-def _by_tile(dag: Dag, order: Sequence[int], lanes: Sequence[int], tiles: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+def _take_conflicting(
+    open_segments: dict[int, Segment],
+    i: int,
+    lanes: Sequence[int],
+    widths: Sequence[int],
+    operators: Callable[[Segment], Sequence[int]],
+) -> list[Segment]:
+    """Remove and return the open segments that operator ``i`` cannot join and whose lanes it occupies."""
+    own = range(lanes[i], lanes[i] + widths[i])
+    conflicting = []
+    for lane, segment in open_segments.items():
+        width = widths[operators(segment)[0]]
+        overlap = lane < own.stop and own.start < lane + width
+        if overlap and (lane, width) != (lanes[i], widths[i]):
+            conflicting.append(lane)
+    return [open_segments.pop(lane) for lane in conflicting]
+
+
+def _by_tile(
+    dag: Dag, order: Sequence[int], lanes: Sequence[int], tiles: Sequence[int], widths: Sequence[int]
+) -> tuple[tuple[int, ...], ...]:
     closed: list[list[int]] = []  # in topological order: a segment is closed before the segments that read from it
     open_segments: dict[int, list[int]] = {}
     segment_of: dict[int, list[int]] = {}
     for i in order:
         lane = lanes[i]
+        if widths:
+            closed += _take_conflicting(open_segments, i, lanes, widths, lambda s: s)
         read = (m for m in dag.predecessors[i] if lanes[m] != lane and m in segment_of)
         closed.extend(open_segments.pop(lanes[m]) for m in read if open_segments.get(lanes[m]) is segment_of[m])
         segment = open_segments.get(lane)

@@ -18,7 +18,8 @@ from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.machine import Machine, machine_from_json
 from chrion.scheduler.schedule import Schedule
 
-SCHEMA = "chrion.plan/1"
+#: The schema of plans without widths, and that of plans with widths, which earlier versions cannot run.
+SCHEMA, SCHEMA_WITH_WIDTHS = "chrion.plan/1", "chrion.plan/2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,8 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON-compatible data."""
-        content = {"schema": SCHEMA}
+        widths = self.schedule.widths
+        content: dict[str, Any] = {"schema": SCHEMA_WITH_WIDTHS if widths else SCHEMA}
         for name in (
             "model",
             "digest",
@@ -173,6 +175,7 @@ class Plan:
             "cores": self.schedule.cores,
             "streams": self.schedule.streams,
             "stages": self.schedule.stages,
+            **({"widths": widths} if widths else {}),
             "predicted": {
                 **asdict(self.predicted),
                 "busy_ms": self.busy_ms,
@@ -194,7 +197,8 @@ class Plan:
         Raises:
             PlanError: The file cannot be read, or is damaged.
         """
-        return cls.from_json(read_json(Path(path), SCHEMA, PlanError), str(path))
+        content = read_json(Path(path), SCHEMA, PlanError, extended=[SCHEMA_WITH_WIDTHS])
+        return cls.from_json(content, str(path))
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], where: str = "plan") -> Plan:
@@ -212,8 +216,8 @@ class Plan:
 def _from_json(content: Mapping[str, Any]) -> Plan:
     predicted = content["predicted"]
     cores, streams = _indices([content["cores"], content.get("streams", 1)])
-    order, lanes, stages = (_indices(content.get(name, [])) for name in ("order", "lanes", "stages"))
-    schedule = Schedule(order, lanes, cores, streams, stages)
+    order, lanes, stages, widths = (_indices(content.get(name, [])) for name in ("order", "lanes", "stages", "widths"))
+    schedule = Schedule(order, lanes, cores, streams, stages, widths)
     segments = tuple(_indices(s) for s in content["segments"])
     n = len(content["operators"])
     if sorted(schedule.order) != list(range(n)) or len(schedule.lanes) != n:
@@ -226,6 +230,8 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
         raise ValueError("segment_ms must contain a start and an end for each segment")
     if schedule.streams < 1 or any(not -schedule.streams < lane <= schedule.cores for lane in schedule.lanes):
         raise ValueError(f"lanes must be {1 - schedule.streams} to {schedule.cores}")
+    if schedule.widths:
+        _check_widths(schedule, segments)
     if schedule.stages:
         _check_stages(schedule.stages, segments)
     return Plan(
@@ -252,6 +258,16 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
         remarks=tuple(str(r) for r in content["remarks"]),
         merged=tuple(tuple(str(name) for name in group) for group in content.get("merged", [])),
     )
+
+
+def _check_widths(schedule: Schedule, segments: Sequence[Sequence[int]]) -> None:
+    if len(schedule.widths) != len(schedule.lanes) or min(schedule.widths) < 1:
+        raise ValueError("widths must contain one entry of 1 or more for each operator")
+    for i, lane in enumerate(schedule.lanes):
+        if schedule.width(i) > 1 and (is_accelerator_lane(lane) or lane + schedule.width(i) - 1 > schedule.cores):
+            raise ValueError(f"width {schedule.width(i)} on lane {lane} exceeds the {schedule.cores} cores")
+    if any(len({schedule.width(i) for i in s}) != 1 for s in segments):
+        raise ValueError("the operators of a segment must have one width")
 
 
 def _check_stages(stages: Sequence[int], segments: Sequence[Sequence[int]]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from chrion.errors import ScheduleError
 from chrion.graph.dag import Dag
+from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
 
 
@@ -25,6 +26,17 @@ class Schedule:
     #: The stage of each operator, by operator index; it never decreases along the order. There is a barrier for all
     #: lanes between two stages. Empty: no barriers.
     stages: tuple[int, ...] = ()
+    #: The number of cores that each operator runs on, by operator index: that of its lane and those of the next lanes.
+    #: A core runs one operator at a time. Empty: one core each. It is 1 on the accelerator.
+    widths: tuple[int, ...] = ()
+
+    def width(self, i: int) -> int:
+        """Return the number of lanes that operator ``i`` occupies."""
+        return self.widths[i] if self.widths else 1
+
+    def occupied(self, i: int) -> range:
+        """Return the lanes that operator ``i`` occupies; the thread of the first one runs it."""
+        return range(self.lanes[i], self.lanes[i] + self.width(i))
 
 
 def validate(dag: Dag, costs: Costs, schedule: Schedule) -> None:
@@ -46,6 +58,8 @@ def validate(dag: Dag, costs: Costs, schedule: Schedule) -> None:
         raise ScheduleError(
             f"schedule: stages must be given for each of the {n} operators, and not decrease along the order"
         )
+    if schedule.widths and len(schedule.widths) != n:
+        raise ScheduleError(f"schedule: widths must be given for each of the {n} operators")
     _validate_operators(dag, costs, schedule)
 
 
@@ -59,8 +73,22 @@ def _validate_operators(dag: Dag, costs: Costs, schedule: Schedule) -> None:
                 f"schedule: operator {dag.names[i]!r} is on lane {lane}, which does not exist: expected 1 to "
                 f"{schedule.cores} for CPU cores, 0 to {1 - schedule.streams} for the accelerator"
             )
+        _validate_width(dag, costs, schedule, i)
         if not math.isfinite(costs.lane_ms(lane, schedule.cores)[i]):
             raise ScheduleError(f"schedule: operator {dag.names[i]!r} is not supported on the accelerator")
         for m in dag.predecessors[i]:
             if position[m] > position[i]:
                 raise ScheduleError(f"schedule: operator {dag.names[i]!r} precedes its predecessor {dag.names[m]!r}")
+
+
+def _validate_width(dag: Dag, costs: Costs, schedule: Schedule, i: int) -> None:
+    width, lane = schedule.width(i), schedule.lanes[i]
+    if width == 1:
+        return
+    where = f"schedule: operator {dag.names[i]!r} on lane {lane}"
+    if is_accelerator_lane(lane):
+        raise ScheduleError(f"{where} has width {width}, expected 1 on the accelerator")
+    if lane + width - 1 > schedule.cores:
+        raise ScheduleError(f"{where} has width {width}, which exceeds the {schedule.cores} cores")
+    if width not in costs.widths:
+        raise ScheduleError(f"{where} has width {width}, but the costs are for {[1, *costs.widths]}")

@@ -55,7 +55,7 @@ def test_a_profile_is_read_and_used_for_planning(name: str) -> None:
 @pytest.mark.parametrize(
     ("schema", "way"),
     [
-        ("chrion.{}/2", "upgrade Chrion"),
+        ("chrion.{}/3", "upgrade Chrion"),
         ("chrion.{}/0", "create the file again"),
         ("chrion.other/1", "create the file again"),
         (None, "create the file again"),

@@ -29,7 +29,7 @@ def uploaded_inputs(dag: Dag, costs: Costs, on_device: Sequence[bool]) -> dict[i
     return found
 
 
-def simulate(
+def simulate(  # noqa: PLR0915 - one simulation
     dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequence[int]]
 ) -> tuple[dict[int, float], dict[int, float], list[float], float]:
     """Simulate whole milliseconds: every segment that can start, starts.
@@ -41,8 +41,10 @@ def simulate(
         Starts, finishes, busy times by lane, and the latency.
     """
     lanes = [*range(schedule.cores + 1), *range(1 - schedule.streams, 0)]
-    waiting = {lane: [s for s in segments if schedule.lanes[s[0]] == lane] for lane in lanes}
-    free, busy = [0.0] * len(lanes), [0.0] * len(lanes)
+    waiting = {lane: [s for s in segments if lane in schedule.occupied(s[0])] for lane in lanes}
+    busy = [0.0] * len(lanes)
+    #: End of the last segment on each lane, the lane whose thread ran it, and how much later others may use the core.
+    last = dict.fromkeys(lanes, (0.0, 0, 0.0))
     stages = schedule.stages or (0,) * len(dag)
     start: dict[int, float] = {}
     finish: dict[int, float] = {}
@@ -89,8 +91,17 @@ def simulate(
                 return False
         return True
 
+    def free(lane: int, now: float) -> bool:
+        """Return True if a lane may run its next segment, which is also the next one on all cores that it uses."""
+        used = schedule.occupied(waiting[lane][0][0])
+        if used[0] != lane or any(waiting[other][:1] != waiting[lane][:1] for other in used):
+            return False
+        return all(now >= end + (0.0 if by == lane else delay) for end, by, delay in (last[other] for other in used))
+
     def length(i: int) -> float:
         """Return the duration of an operator."""
+        if schedule.width(i) > 1:
+            return costs.wide_ms[costs.widths.index(schedule.width(i))][i]
         if schedule.lanes[i] <= 0:
             return (costs.accelerator_ms or ())[i]
         used = {lane for lane, stage in zip(schedule.lanes, stages, strict=True) if lane > 0 and stage == stages[i]}
@@ -103,18 +114,20 @@ def simulate(
             for lane in lanes:
                 if (
                     waiting[lane]
-                    and free[lane] <= now
+                    and free(lane, now)
                     and all(inputs.get(i, 0) <= now and arrived(i, now) for i in waiting[lane][0])
                 ):
-                    segment = waiting[lane].pop(0)
-                    clock = now + costs.dispatch_ms
+                    used = schedule.occupied(waiting[lane][0][0])
+                    segment = [waiting[other].pop(0) for other in used].pop()
+                    clock = now + costs.dispatch_ms + (costs.wake_ms if len(used) > 1 else 0.0)
                     for i in segment:
                         start[i] = clock
                         clock += length(i)
                         finish[i] = clock
                     seen.update(dict.fromkeys(segment, clock))
-                    free[lane] = clock
-                    busy[lane] += clock - now
+                    for other in used:
+                        last[other] = (clock, lane, costs.handoff_ms + (costs.wake_ms if len(used) > 1 else 0.0))
+                        busy[other] += clock - now
         if not any(waiting.values()) and not any(queues.values()):
             return start, finish, busy, max([*finish.values(), *arrivals.values()])
     raise AssertionError("the schedule never ends")
@@ -123,18 +136,22 @@ def simulate(
 def in_runs(schedule: Schedule) -> list[list[int]]:
     """Return segments of neighbours in the order that share a lane and a stage."""
     stages = schedule.stages or (0,) * len(schedule.order)
-    return [list(run) for _, run in itertools.groupby(schedule.order, key=lambda i: (schedule.lanes[i], stages[i]))]
+
+    def key(i: int) -> tuple[int, int, int]:
+        return schedule.lanes[i], schedule.width(i), stages[i]
+
+    return [list(run) for _, run in itertools.groupby(schedule.order, key=key)]
 
 
-@given(st.data(), st.sampled_from(["one each", "cut", "runs"]))
-def test_the_timeline_is_that_of_the_simulation(data: st.DataObject, how: str) -> None:
-    """Starts, finishes, latency and busy times are equal, with segments, handoffs, dispatch and copies."""
+@given(st.data(), st.sampled_from(["one each", "cut", "runs"]), st.booleans())
+def test_the_timeline_is_that_of_the_simulation(data: st.DataObject, how: str, wide: bool) -> None:  # noqa: FBT001 - drawn
+    """Starts, finishes, latency and busy times are equal, with segments, handoffs, dispatch, copies and widths."""
     dag = data.draw(dags(requests=True))
-    costs = data.draw(costs_for(dag))
+    costs = data.draw(costs_for(dag, wide=wide))
     schedule = data.draw(schedules(dag, costs, staged=None))
     segments = {
         "one each": [(i,) for i in schedule.order],
-        "cut": cut(dag, schedule.order, schedule.lanes, stages=schedule.stages),
+        "cut": cut(dag, schedule.order, schedule.lanes, stages=schedule.stages, widths=schedule.widths),
         "runs": in_runs(schedule),
     }[how]
     timeline = evaluate(dag, costs, schedule, None if how == "one each" else segments)
@@ -147,13 +164,13 @@ def test_the_timeline_is_that_of_the_simulation(data: st.DataObject, how: str) -
     assert dag.request_outputs or latency == max(finish[i] for i in exits)  # Equation 1
 
 
-@given(st.data())
-def test_lanes_without_a_share_of_the_device_are_not_slowed(data: st.DataObject) -> None:
-    """Several accelerator lanes without contention follow the same simulation, with stages and without."""
+@given(st.data(), st.booleans())
+def test_lanes_without_a_share_of_the_device_are_not_slowed(data: st.DataObject, wide: bool) -> None:  # noqa: FBT001 - drawn
+    """Several accelerator lanes without contention follow the same simulation, with stages, widths and without."""
     dag = data.draw(dags(requests=True))
-    costs = replace(data.draw(costs_for(dag, accelerator=True)), accelerator_share=(0.0,) * len(dag))
+    costs = replace(data.draw(costs_for(dag, accelerator=True, wide=wide)), accelerator_share=(0.0,) * len(dag))
     schedule = data.draw(schedules(dag, costs, most_streams=3, staged=None))
-    segments = cut(dag, schedule.order, schedule.lanes, stages=schedule.stages)
+    segments = cut(dag, schedule.order, schedule.lanes, stages=schedule.stages, widths=schedule.widths)
     timeline = evaluate(dag, costs, schedule, segments)
     start, finish, busy, latency = simulate(dag, costs, schedule, segments)
     assert timeline.start_ms == pytest.approx([start[i] for i in range(len(dag))], abs=1e-9)
@@ -162,12 +179,12 @@ def test_lanes_without_a_share_of_the_device_are_not_slowed(data: st.DataObject)
     assert timeline.latency_ms == pytest.approx(latency, abs=1e-9)
 
 
-@given(st.data())
-def test_no_schedule_is_below_the_lower_bound(data: st.DataObject) -> None:
-    """The bound holds with and without stages, on any number of accelerator lanes with any shares."""
+@given(st.data(), st.booleans())
+def test_no_schedule_is_below_the_lower_bound(data: st.DataObject, wide: bool) -> None:  # noqa: FBT001 - drawn
+    """The bound holds with and without stages and widths, on any number of accelerator lanes with any shares."""
     dag = data.draw(dags(requests=True))
     shares = tuple(data.draw(st.integers(0, 4)) / 4 for _ in range(len(dag)))
-    costs = replace(data.draw(costs_for(dag)), accelerator_share=shares)
+    costs = replace(data.draw(costs_for(dag, wide=wide)), accelerator_share=shares)
     schedule = data.draw(schedules(dag, costs, most_streams=3, staged=None))
     assert lower_bound_ms(dag, costs, schedule) <= evaluate(dag, costs, schedule).latency_ms + 1e-9
 

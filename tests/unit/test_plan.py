@@ -25,7 +25,7 @@ NAN, INFINITE = float("nan"), float("inf")
 
 def plan_of(dag: Dag, schedule: Schedule, **fields: Any) -> Plan:
     """Return a plan with a schedule."""
-    segments = cut(dag, schedule.order, schedule.lanes, stages=schedule.stages)
+    segments = cut(dag, schedule.order, schedule.lanes, stages=schedule.stages, widths=schedule.widths)
     return Plan(
         **{
             "model": "model",
@@ -68,7 +68,7 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
 def test_any_plan_survives_its_file(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Plans with random schedules and predictions are read as they were written."""
     dag = data.draw(dags())
-    costs = data.draw(costs_for(dag))
+    costs = data.draw(costs_for(dag, wide=data.draw(st.booleans())))
     schedule = data.draw(schedules(dag, costs, most_streams=3, staged=None))
     timeline = evaluate(dag, costs, schedule)
     busy = timeline.busy_ms
@@ -101,6 +101,13 @@ def test_a_missing_key_is_refused(tmp_path: Path, key: str) -> None:
     assert_refused(tmp_path, json.dumps(content))
 
 
+def test_only_plans_with_widths_need_the_later_schema() -> None:
+    """A plan on lanes of one core each is written so that earlier versions read it."""
+    wide = plan_of(DAG, Schedule((0, 1, 2, 3), (1, 1, 2, 1), 2, widths=(2, 1, 1, 1)))
+    assert [plan.to_json()["schema"] for plan in (PLAN, wide)] == ["chrion.plan/1", "chrion.plan/2"]
+    assert "widths" not in PLAN.to_json()
+
+
 def test_an_older_file_is_read() -> None:
     """A plan file without the later keys has one accelerator lane, no stages and no budget."""
     content = {key: value for key, value in PLAN.to_json().items() if key not in LATER}
@@ -115,6 +122,12 @@ def test_an_older_file_is_read() -> None:
         ("merged", [7]),
         ("streams", 0),
         ("streams", "2"),
+        ("widths", [1, 1, 1]),
+        ("widths", [1, 1, 1, 0]),
+        ("widths", [1, 1, 2, 1]),
+        ("widths", [3, 3, 1, 1]),
+        ("widths", [2, 1, 1, 1]),
+        ("widths", [1, 1, 1, "1"]),
         ("stages", [0, 0, 0]),
         ("stages", [0, 1, 1, 0]),
         ("stages", [1, 1, 0, 0]),

@@ -15,7 +15,7 @@ from chrion.scheduler import POLICIES, Schedule
 from chrion.scheduler.evaluation.solution import Problem, Solution
 from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.policies.stages import DeviceLanes
-from strategies import costs_for, dags
+from strategies import costs_for, dags, schedules
 
 #: A diamond, and one operator beside it.
 DAG = Dag.from_edges(5, [(0, 1), (0, 2), (1, 3), (2, 3)])
@@ -91,3 +91,29 @@ def test_policies_of_one_device_pass_with_several_streams(policy: str, data: st.
     solution = POLICIES[policy].make_solver(dag, costs)(0.0)
     check_solution(dag, costs, solution)
     assert set(solution.schedule.lanes) <= set(DeviceLanes(dag, costs).lanes)
+
+
+@given(st.data())
+def test_random_wide_schedules_are_valid(data: st.DataObject) -> None:
+    """What the evaluator makes of a schedule with widths keeps all rules, with any cut into segments."""
+    dag = data.draw(dags())
+    costs = data.draw(costs_for(dag, wide=True))
+    schedule = data.draw(schedules(dag, costs, most_streams=2, staged=False))
+    tiles = data.draw(st.none() | st.lists(st.integers(0, 2), min_size=len(dag), max_size=len(dag)))
+    check_solution(dag, costs, Problem(dag, costs).evaluate(schedule, tiles))
+
+
+def test_wide_operators_that_share_a_core_are_refused() -> None:
+    """Two operators of two cores each on lanes 1 and 2 share the second core, so that they cannot overlap."""
+    dag = Dag.from_edges(2, [])
+    costs = replace(uniform_costs(dag, cpu_ms=[1.0] * 3), widths=(2,), wide_ms=((1.0, 1.0),))
+    solution = Problem(dag, costs).evaluate(Schedule((0, 1), (1, 2), 3, widths=(2, 2)))
+    assert solution.timeline.start_ms == (0.0, 1.0)
+    check_solution(dag, costs, solution)
+    overlapping = replace(solution.timeline, start_ms=(0.0, 0.0), finish_ms=(1.0, 1.0))
+    with pytest.raises(ScheduleError, match="a lane runs two operators at once"):
+        check_solution(dag, costs, replace(solution, timeline=overlapping))
+    with pytest.raises(ScheduleError, match="a segment has two widths"):
+        check_solution(
+            dag, costs, replace(solution, schedule=Schedule((0, 1), (1, 1), 3, widths=(2, 1)), segments=((0, 1),))
+        )

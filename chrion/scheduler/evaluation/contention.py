@@ -19,6 +19,7 @@ from chrion.errors import ScheduleError
 from chrion.graph.dag import Dag
 from chrion.lane_numbers import is_accelerator_lane, lane_name
 from chrion.profiler.costs import Costs
+from chrion.scheduler.evaluation.core_clock import CoreClock
 from chrion.scheduler.evaluation.transfers import Transfers
 from chrion.scheduler.evaluation.weight_cache import durations_ms
 from chrion.scheduler.schedule import Schedule
@@ -111,8 +112,10 @@ def simulate_contention(dag: Dag, costs: Costs, schedule: Schedule, segments: Se
 class _Lane:
     """The state of one lane."""
 
-    #: Segments that have not started, in order.
+    #: Segments that have not started, in order: the lane's own, and those of other lanes that occupy its core.
     waiting: deque[Sequence[int]] = field(default_factory=deque)
+    #: Whether a segment of another lane occupies the core.
+    held: bool = False
     #: The segment that runs or is about to start; empty while the lane waits.
     segment: Sequence[int] = ()
     #: Start of that segment, in ms.
@@ -134,15 +137,17 @@ class _Simulation:
         self.ended: dict[int, float] = {}
         self.barrier: dict[int, float] = {}
         self.segments_left = Counter(self._stage(segment) for segment in segments)
+        self.clock = CoreClock(costs)
         self.lanes: dict[int, _Lane] = {}
         for segment in segments:
-            self.lanes.setdefault(schedule.lanes[segment[0]], _Lane()).waiting.append(segment)
+            for lane in schedule.occupied(segment[0]):
+                self.lanes.setdefault(lane, _Lane()).waiting.append(segment)
 
     def run(self) -> RunTimes:
         """Simulate the whole schedule."""
         while True:
             for number, lane in self.lanes.items():
-                if not lane.segment and lane.waiting:
+                if not lane.segment and not lane.held and lane.waiting:
                     self._try_start(number, lane)
             if not any(lane.segment for lane in self.lanes.values()):
                 self._check_complete()
@@ -165,9 +170,13 @@ class _Simulation:
     def _try_start(self, number: int, lane: _Lane) -> None:
         """Start the lane's next segment if everything that the segment waits for has finished."""
         segment = lane.waiting[0]
-        if self._stage(segment) != min(self.segments_left):
+        if self._stage(segment) != min(self.segments_left) or self.schedule.lanes[segment[0]] != number:
             return
-        start = max(self.now, barrier_ms(self.costs, self.barrier, number))
+        occupied = self.schedule.occupied(segment[0])
+        others = [self.lanes[other] for other in occupied[1:]]
+        if any(other.held or other.segment or other.waiting[0] is not segment for other in others):
+            return
+        start = max(self.now, barrier_ms(self.costs, self.barrier, number), self.clock.available_ms(occupied))
         on_device = is_accelerator_lane(number)
         for i in segment:
             start = max(start, self.transfers.inputs_ready_ms(i)) if on_device else start
@@ -179,8 +188,11 @@ class _Simulation:
                     return
                 start = max(start, arrival)
         lane.segment, lane.start = lane.waiting.popleft(), start
+        for other in others:
+            other.waiting.popleft()
+            other.held = True
         steps = [(i, self.duration[i], self.costs.share(i) if on_device else 0.0) for i in segment]
-        lane.steps = [*reversed(steps), (None, self.costs.dispatch_ms, 0.0)]
+        lane.steps = [*reversed(steps), (None, self.costs.dispatch_ms + (self.costs.wake_ms if others else 0.0), 0.0)]
 
     def _arrival_ms(self, m: int, number: int, values: Sequence[int]) -> float | None:
         """Return when values of operator ``m`` are visible to lane ``number``, in ms; None if that is not known yet."""
@@ -202,7 +214,8 @@ class _Simulation:
         for number, lane in running:
             i, work, share = lane.steps.pop()
             work -= span / slowdown if share else span
-            self.times.busy[number] += span
+            for occupied in self.schedule.occupied(lane.segment[0]):
+                self.times.busy[occupied] += span
             if work > _ROUNDING * max(1.0, self.now):
                 lane.steps.append((i, work, share))
             else:
@@ -221,6 +234,10 @@ class _Simulation:
         self.transfers.finish_segment(lane.segment, self.now)
         self.ended[number] = self.now
         stage = self._stage(lane.segment)
+        occupied = self.schedule.occupied(lane.segment[0])
+        self.clock.occupy(occupied, self.now)
+        for other in occupied[1:]:
+            self.lanes[other].held = False
         lane.segment = ()
         self.segments_left[stage] -= 1
         if not self.segments_left[stage]:

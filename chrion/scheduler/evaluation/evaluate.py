@@ -9,6 +9,7 @@ from chrion.graph.dag import Dag
 from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.contention import RunTimes, barrier_ms, deadlock, simulate_contention
+from chrion.scheduler.evaluation.core_clock import CoreClock
 from chrion.scheduler.evaluation.memory import paper_mb, resident_mb
 from chrion.scheduler.evaluation.transfers import Transfers
 from chrion.scheduler.evaluation.weight_cache import durations_ms
@@ -47,6 +48,10 @@ def evaluate(
     :mod:`chrion.scheduler.evaluation.transfers`). Request inputs that the accelerator reads are copied to it first, and
     outputs that it makes are copied back. Every segment costs its lane a dispatch. Without ``segments``, each operator
     is a segment of its own, as in the paper.
+
+    A segment on several cores occupies all of their lanes. It starts when all of them are available, and its dispatch
+    includes waking the threads of the other cores. A core that another lane's thread has used last is available the
+    handoff latency later, and if that segment was wide, after waking the core's own lane.
 
     Args:
         dag: The graph.
@@ -88,7 +93,9 @@ def complete(dag: Dag, costs: Costs, schedule: Schedule, times: RunTimes) -> Tim
     )
 
 
-def _simulate(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequence[int]]) -> RunTimes:
+def _simulate(  # noqa: C901 - searches spend their time here; calls would double it
+    dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequence[int]]
+) -> RunTimes:
     """Return the run times of a schedule without contention: segments in order, each as early as possible."""
     lanes, stages = schedule.lanes, schedule.stages
     received, handoff, dispatch = dag.received, costs.handoff_ms, costs.dispatch_ms
@@ -98,6 +105,7 @@ def _simulate(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Seq
     transfers = Transfers(dag, costs, lanes, segments)
     inputs_ready, arrival_ms = transfers.inputs_ready_ms, transfers.arrival_ms
     available = [0.0] * len(busy)
+    clock = CoreClock(costs) if schedule.widths else None
     # When other lanes see the result: at the end of its segment. None until then.
     visible: list[float | None] = [None] * len(dag)
     ended: dict[int, float] = {}  # end of the last segment of each lane so far
@@ -108,7 +116,9 @@ def _simulate(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Seq
         on_device = is_accelerator_lane(lane)
         if stages and stages[segment[0]] != stage:
             stage, barrier = stages[segment[0]], dict(ended)
-        time = max(available[lane], barrier_ms(costs, barrier, lane))
+        occupied = schedule.occupied(segment[0]) if clock else (lane,)
+        free = clock.available_ms(occupied) if clock else available[lane]
+        time = max(free, barrier_ms(costs, barrier, lane))
         for i in segment:
             time = max(time, inputs_ready(i)) if on_device else time
             for m, values in received[i]:
@@ -122,7 +132,7 @@ def _simulate(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Seq
                 arrival = end + handoff if is_accelerator_lane(other) == on_device else arrival_ms(values) or 0.0
                 time = max(time, arrival)
         start = time
-        time += dispatch
+        time += dispatch if len(occupied) == 1 else dispatch + costs.wake_ms
         for i in segment:
             starts[i] = time
             time = finishes[i] = time + duration[i]
@@ -130,7 +140,10 @@ def _simulate(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Seq
             visible[i] = time
         transfers.finish_segment(segment, time)
         available[lane] = ended[lane] = time
-        busy[lane] += time - start
+        if clock:
+            clock.occupy(occupied, time)
+        for core in occupied:
+            busy[core] += time - start
     return replace(times, copied_ms=transfers.finish_ms)
 
 
@@ -138,14 +151,20 @@ def lower_bound_ms(dag: Dag, costs: Costs, schedule: Schedule) -> float:
     """Return a lower bound on the latency of every schedule on the same lanes, in any order.
 
     It is the longest path, or all work divided by the number of lanes if that is more. Each operator takes the time of
-    its fastest lane, and there are no handoffs and no copies.
+    its fastest lane or width, and there are no handoffs and no copies. The work of an operator on several cores is its
+    time multiplied by their number.
     """
     cores = schedule.cores
     usable: list[Sequence[float]] = [costs.accelerator_ms] if costs.accelerator_ms is not None else []
     usable += [costs.lane_ms(1, j) for j in range(1 if schedule.stages else max(cores, 1), cores + 1)]
-    best = [min(times[i] for times in usable) for i in range(len(dag))]
+    work = [min(times[i] for times in usable) for i in range(len(dag))]
+    best = list(work)
+    for width, times in zip(costs.widths, costs.wide_ms, strict=True):
+        if width <= cores:
+            best = [min(ms, wide) for ms, wide in zip(best, times, strict=True)]
+            work = [min(ms, width * wide) for ms, wide in zip(work, times, strict=True)]
     reach = [0.0] * len(dag)
     for i in dag.topological_order:
         reach[i] = best[i] + max((reach[m] for m in dag.predecessors[i]), default=0.0)
     lanes = cores + (schedule.streams if costs.accelerator_ms is not None else 0)
-    return max(max(reach, default=0.0), sum(best) / lanes if lanes else 0.0)
+    return max(max(reach, default=0.0), sum(work) / lanes if lanes else 0.0)

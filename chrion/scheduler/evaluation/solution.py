@@ -107,7 +107,7 @@ class Problem:
         Most trials of a search are no faster, so it pays not to compute their memory.
         """
         dag, costs = self.dag, self.costs
-        segments = cut(dag, schedule.order, schedule.lanes, tiles, schedule.stages)
+        segments = cut(dag, schedule.order, schedule.lanes, tiles, schedule.stages, schedule.widths)
         self.work += len(dag) * (_CONTENTION if schedule.streams > 1 else 1)
         times = run_times(dag, costs, schedule, segments)
         if times.latency_ms >= limit_ms < math.inf:

@@ -19,7 +19,8 @@ def check_solution(dag: Dag, costs: Costs, solution: Solution) -> None:
 
     - Each operator occurs once, on a lane that supports it, after all its predecessors (Constraints 6 to 10).
     - Each operator is in one segment, on its lane and in its stage; a segment follows those that it depends on.
-    - Each lane runs its operators in the schedule's order, one at a time.
+    - Each lane runs its operators in the schedule's order, one at a time; an operator on several cores occupies several
+      lanes.
     - Operators that overlap in time are independent. Operators of a stage on different lanes of one device are too.
     - No operator starts before all earlier stages have ended.
 
@@ -47,9 +48,10 @@ def _check_segments(dag: Dag, schedule: Schedule, segments: Sequence[Sequence[in
     for segment in segments:
         _require(len({schedule.lanes[i] for i in segment}) == 1, "a segment is on two lanes")
         _require(not schedule.stages or len({schedule.stages[i] for i in segment}) == 1, "a segment is in two stages")
+        _require(len({schedule.width(i) for i in segment}) == 1, "a segment has two widths")
     position = {i: at for at, i in enumerate(schedule.order)}
-    for lane in set(schedule.lanes):
-        own = [position[i] for segment in segments if schedule.lanes[segment[0]] == lane for i in segment]
+    for lane in {lane for i in range(len(dag)) for lane in schedule.occupied(i)}:
+        own = [position[i] for segment in segments if lane in schedule.occupied(segment[0]) for i in segment]
         _require(own == sorted(own), "a lane does not follow the order")
 
 
@@ -62,7 +64,8 @@ def _check_times(dag: Dag, schedule: Schedule, solution: Solution) -> None:
         for m in running:
             if finish[i] <= start[i]:
                 continue  # an operator of no duration overlaps with no other
-            _require(schedule.lanes[m] != schedule.lanes[i], "a lane runs two operators at once")
+            shared = set(schedule.occupied(m)).intersection(schedule.occupied(i))
+            _require(not shared, "a lane runs two operators at once")
             path = (dag.descendants[m] >> i | dag.descendants[i] >> m) & 1
             _require(not path, f"{dag.names[m]!r} and {dag.names[i]!r} overlap, although one depends on the other")
         running.append(i)
