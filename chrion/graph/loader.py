@@ -4,8 +4,9 @@ The stages, in the order of :func:`load`:
 
 1. Read the model without its external weights (:mod:`chrion.graph.reading`).
 2. Write the given shapes into its inputs (:mod:`chrion.graph.input_shapes`).
-3. Let onnxruntime apply its basic optimisation once. The weights go to one file beside the optimised model, and every
-   node and weight gets a unique name (:mod:`chrion.graph.optimise`).
+3. Let onnxruntime apply its basic optimisation once. The weights go to one file beside the optimised model, except for
+   large ones, which stay in the files of the original model (:mod:`chrion.graph.source_weights`). Every node and weight
+   gets a unique name (:mod:`chrion.graph.optimise`).
 4. Infer the type of every value (:mod:`chrion.graph.type_inference`).
 5. Group the nodes that must not be separated into operators (:mod:`chrion.graph.assemble`).
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnxruntime as ort
@@ -25,6 +27,7 @@ from chrion.graph.input_shapes import declared_shape, fix_shapes
 from chrion.graph.model import Graph, TensorInfo
 from chrion.graph.optimise import name_nodes, optimise_model
 from chrion.graph.reading import read_model, serialise
+from chrion.graph.source_weights import SourceWeights
 from chrion.graph.type_inference import infer_types
 from chrion.graph.weights_folder import WeightsFolder
 
@@ -61,14 +64,16 @@ def load(
     original = path or serialise(proto, "model")
     fix_shapes(proto, given)
     folder = WeightsFolder()
-    model, types, session = _optimised(proto, path, folder.path, basic=optimise)
+    sources = SourceWeights(proto, path, folder) if path else None
+    model, types, session = _optimised(proto, path, folder, sources, basic=optimise)
     _refuse_maps(types, str(path or "model"))
     description = describe_session(session, declared)
+    hidden = sources.names if sources else ()
     return assemble(
         name=path.stem if path else proto.graph.name or "model",
         model=model,
         types=types,
-        declared_inputs=description.inputs,
+        declared_inputs=tuple(info for info in description.inputs if info.name not in hidden),
         declared_outputs=description.outputs,
         overridable=description.overridable,
         metadata=description.metadata,
@@ -106,21 +111,19 @@ def reassemble(graph: Graph, model: onnx.ModelProto) -> Graph:
 
 
 def _optimised(
-    proto: onnx.ModelProto, path: Path | None, folder: Path, *, basic: bool
+    proto: onnx.ModelProto, path: Path | None, folder: WeightsFolder, sources: SourceWeights | None, *, basic: bool
 ) -> tuple[onnx.ModelProto, dict[str, TensorInfo], ort.InferenceSession]:
     """Return the optimised model, the types of its values, and the session that optimised it."""
+
+    def optimised(level: ort.GraphOptimizationLevel) -> tuple[onnx.ModelProto, dict[str, TensorInfo], Any]:
+        model, session = optimise_model(proto, path, folder, level, sources)
+        return model, infer_types(model, folder.root), session
+
     try:
-        return _optimised_to(proto, path, folder, _BASIC if basic else _PLAIN)
+        return optimised(_BASIC if basic else _PLAIN)
     except ModelError:
         # onnxruntime optimises some models into ones that it refuses afterwards; it accepts them unoptimised.
-        return _optimised_to(proto, path, folder, _PLAIN)
-
-
-def _optimised_to(
-    proto: onnx.ModelProto, path: Path | None, folder: Path, level: ort.GraphOptimizationLevel
-) -> tuple[onnx.ModelProto, dict[str, TensorInfo], ort.InferenceSession]:
-    model, session = optimise_model(proto, path, folder, level)
-    return model, infer_types(model, folder), session
+        return optimised(_PLAIN)
 
 
 def _refuse_maps(types: Mapping[str, TensorInfo], where: str) -> None:

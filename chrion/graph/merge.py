@@ -330,12 +330,12 @@ def _as_weight(graph: Graph, name: str, value: Array) -> onnx.TensorProto:
     tensor = numpy_helper.from_array(np.ascontiguousarray(value), name)
     if len(tensor.raw_data) < INLINE_BYTES:
         return tensor
-    path = graph.weights_folder / f"{hashlib.sha256(tensor.raw_data).hexdigest()[:32]}.bin"
+    path = graph.folder.path / f"{hashlib.sha256(tensor.raw_data).hexdigest()[:32]}.bin"
     if not path.exists():
         write_atomically(path, tensor.raw_data)
     length = len(tensor.raw_data)
     tensor.ClearField("raw_data")
     tensor.data_location = onnx.TensorProto.EXTERNAL
-    for key, entry in {"location": path.name, "offset": "0", "length": str(length)}.items():
+    for key, entry in {"location": graph.folder.location(path), "offset": "0", "length": str(length)}.items():
         tensor.external_data.add(key=key, value=entry)
     return tensor

@@ -180,8 +180,12 @@ class Graph:
 
     @property
     def weights_folder(self) -> Path:
-        """The folder of the weights' file."""
-        return self.folder.path
+        """The folder that the locations of weights are relative to.
+
+        Raises:
+            ModelError: A file of the original model, from which large weights are read, has changed.
+        """
+        return self.folder.root
 
     @cached_property
     def free_dimensions(self) -> tuple[str, ...]:

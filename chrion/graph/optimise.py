@@ -15,9 +15,11 @@ import onnx
 import onnxruntime as ort
 from onnx.external_data_helper import load_external_data_for_tensor
 
+from chrion.graph.external import tensors_of
 from chrion.graph.ort_sessions import analysis_options, open_session, weights_folder_option
 from chrion.graph.rewrite import make_dense, rename_weights
-from chrion.graph.weights_folder import INLINE_BYTES
+from chrion.graph.source_weights import SourceWeights, set_location
+from chrion.graph.weights_folder import INLINE_BYTES, WeightsFolder
 
 #: Integer weights of at most this many elements stay inside the model: they may be shapes.
 _SHAPE_ELEMENTS = 1 << 16
@@ -29,7 +31,11 @@ _WEIGHT_PREFIX = "chrion{}/"
 
 
 def optimise_model(
-    proto: onnx.ModelProto, path: Path | None, folder: Path, level: ort.GraphOptimizationLevel
+    proto: onnx.ModelProto,
+    path: Path | None,
+    folder: WeightsFolder,
+    level: ort.GraphOptimizationLevel,
+    sources: SourceWeights | None = None,
 ) -> tuple[onnx.ModelProto, ort.InferenceSession]:
     """Optimise a model and give unique names to its nodes and weights.
 
@@ -38,6 +44,7 @@ def optimise_model(
         path: The model's file, in whose folder its external weights are; None if it has no file.
         folder: The folder that receives the weights of the optimised model, in one file.
         level: The optimisation level.
+        sources: The weights that are hidden from the optimisation.
 
     Returns:
         The optimised model, and the session that optimised it.
@@ -45,7 +52,11 @@ def optimise_model(
     Raises:
         ModelError: onnxruntime refuses the model.
     """
-    model, session = _optimise(proto, path, folder, level)
+    model, session = _optimise(proto, path, folder.path, level)
+    for tensor in tensors_of(model):
+        set_location(tensor, folder.location(folder.path / _WEIGHTS_FILE))
+    if sources:
+        sources.restore(model, folder)
     prefix = _unused_prefix(model)
     rename_weights(model, prefix)
     name_nodes(model)

@@ -16,8 +16,12 @@ import shutil
 import stat
 import sys
 import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir, mkdtemp
+
+from chrion.errors import ModelError
 
 if sys.platform != "win32":
     import fcntl
@@ -30,16 +34,72 @@ _LOCK = "lock"
 _ATTEMPTS = 5
 
 
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file of the original model's weights, as it was when the model was loaded."""
+
+    path: Path
+    size: int
+    modified_ns: int
+
+    def check(self) -> None:
+        """Check that the file is still the same.
+
+        Raises:
+            ModelError: The file has changed or does not exist any more.
+        """
+        try:
+            found = self.path.stat()
+        except OSError as error:
+            raise ModelError(f"{self.path}: weights of a loaded model cannot be read: {error.strerror}") from error
+        if (found.st_size, found.st_mtime_ns) != (self.size, self.modified_ns):
+            raise ModelError(f"{self.path}: changed since the model was loaded", hint="load the model again")
+
+
 class WeightsFolder:
-    """A temporary folder, removed with this object or at exit."""
+    """A temporary folder, removed with this object or at exit.
+
+    Attributes:
+        path: The folder.
+    """
 
     def __init__(self) -> None:
+        self._sources: Sequence[SourceFile] = ()
         try:
             self.path = Path(mkdtemp(dir=_parent_folder(os.getpid())))
         except FileNotFoundError:  # the system has removed old temporary files
             _parent_folder.cache_clear()
             self.path = Path(mkdtemp(dir=_parent_folder(os.getpid())))
+        self._root = self.path
         weakref.finalize(self, _remove, self.path, os.getpid())
+
+    @property
+    def root(self) -> Path:
+        """The folder that the locations of external weights are relative to.
+
+        Raises:
+            ModelError: A file of the original model's weights has changed.
+        """
+        for source in self._sources:
+            source.check()
+        return self._root
+
+    def refer_to(self, sources: Sequence[SourceFile]) -> bool:
+        """Include files of the original model, before any weight has been located; return False if that is impossible.
+
+        onnxruntime reads the weights of a model from one folder and refuses links that lead out of it. So the common
+        parent of all files becomes that folder.
+        """
+        try:
+            self._root = Path(os.path.commonpath([self.path.resolve(), *(source.path for source in sources)]))
+        except ValueError:  # on several drives
+            return False
+        self._sources = sources
+        return True
+
+    def location(self, path: Path) -> str:
+        """Return the location of a file in :attr:`root`, as an external weight states it."""
+        return path.resolve().relative_to(self._root.resolve()).as_posix()
 
 
 @functools.cache
