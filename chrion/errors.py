@@ -8,6 +8,7 @@
      |   |   +- ShapeError
      |   |   +- UnsafeModelError
      |   +- ProfileError
+     |   +- HardwareError
      |   +- PlanError
      |   +- ScheduleError
      |   +- OptionError
@@ -60,6 +61,10 @@ class UnsafeModelError(ModelError):
 
 class ProfileError(InputError):
     """A profile is damaged, or it lacks measurements that are needed (exit code 2)."""
+
+
+class HardwareError(InputError):
+    """A description of hardware is damaged, or a named part does not exist (exit code 2)."""
 
 
 class PlanError(InputError):

@@ -19,7 +19,7 @@ Layers = tuple[tuple[str, ...], ...]
 PACKAGES: Layers = (
     ("errors",),
     ("allocator", "cgroups", "files", "lane_numbers", "lazy_names", "native", "timing", "units", "waiting"),
-    ("cores",),
+    ("cores", "hardware"),
     ("core_leases",),
     ("graph",),
     ("zoo",),

@@ -1,0 +1,6 @@
+"""Hardware described by datasheets: accelerators, processors, links, and machines made of them."""
+
+from chrion.hardware.catalogue import Hardware, hardware, known_parts
+from chrion.hardware.parts import Accelerator, Cache, Figure, Link, Part, Processor
+
+__all__ = ["Accelerator", "Cache", "Figure", "Hardware", "Link", "Part", "Processor", "hardware", "known_parts"]
