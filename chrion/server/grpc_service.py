@@ -15,18 +15,16 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
 from chrion.errors import OptionError
-from chrion.server import documents, grpc_codec
-from chrion.server.catalogue import Catalogue
-from chrion.server.core import ServingCore, Timing
+from chrion.server import documents
 from chrion.server.failures import RequestFailure, Status, invalid
 from chrion.server.grpc_messages import SERVICE, message, methods
 from chrion.server.options import ServerOptions
+from chrion.server.target import Answer, Target
 
 log = logging.getLogger("chrion.server")
 
 #: Requests of one stream that are in progress at the same time.
 _STREAM_DEPTH = 16
-_LARGE_BODY = 1 << 16
 _CHANNEL_OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.keepalive_time_ms", 60_000),  # finds peers that are gone
@@ -34,24 +32,22 @@ _CHANNEL_OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
 
-Answer = Callable[[Any], Awaitable[Any]]
+_Method = Callable[[Any], Awaitable[Any]]
 
 
 class GrpcService:
     """The methods of the service.
 
     Args:
-        core: The server.
-        catalogue: Its repository.
+        target: The models.
         token: Bearer token that every request but those for health must have; empty for none.
     """
 
-    def __init__(self, core: ServingCore, catalogue: Catalogue, token: str = "") -> None:
-        self._core = core
-        self._catalogue = catalogue
+    def __init__(self, target: Target, token: str = "") -> None:
+        self._target = target
         self._token = token
         self._open = {"ServerLive": self._server_live, "ServerReady": self._server_ready}
-        self._answers: dict[str, Answer] = self._open | {
+        self._answers: dict[str, _Method] = self._open | {
             "ModelReady": self._model_ready,
             "ServerMetadata": self._server_metadata,
             "ModelMetadata": self._model_metadata,
@@ -93,26 +89,18 @@ class GrpcService:
         try:
             self._authorise(context)
             remaining = context.time_remaining()
-            response, timing = await self._run(content, remaining * 1000 if remaining is not None else float("inf"))
+            answer = await self._run(content, remaining * 1000 if remaining is not None else float("inf"))
         except RequestFailure as failure:
             return await _abort(context, failure)
-        context.set_trailing_metadata((("server-timing", timing.header()),))
-        return response
+        context.set_trailing_metadata(tuple((name.lower(), value) for name, value in answer.headers.items()))
+        return answer.content
 
-    async def _run(self, content: bytes, remaining_ms: float) -> tuple[Any, Timing]:
-        """Serve an inference request, given as bytes; return the response and its times."""
-        account, size = self._core.account, 2 * len(content)
+    async def _run(self, content: bytes, remaining_ms: float) -> Answer:
+        """Serve an inference request, given as bytes."""
+        account, size = self._target.account, 2 * len(content)
         account.take(size)
         try:
-            large = len(content) > _LARGE_BODY
-            given = _parse(message("ModelInferRequest"), content)
-            served = self._core.find(given.model_name, given.model_version)
-            request = (
-                await asyncio.to_thread(grpc_codec.read_request, given) if large else grpc_codec.read_request(given)
-            )
-            timeout_ms = min(request.timeout_ms, remaining_ms)
-            result = await self._core.infer(served, request.feeds, tuple(request.outputs), timeout_ms)
-            return grpc_codec.build_response(request, result), result.timing
+            return await self._target.infer_grpc(content, remaining_ms)
         finally:
             account.give(size)
 
@@ -144,14 +132,15 @@ class GrpcService:
             await asyncio.gather(reader, *left, return_exceptions=True)
 
     async def _run_in_stream(self, content: bytes) -> Any:
-        response = message("ModelStreamInferResponse")
+        found = message("ModelStreamInferResponse")()
         try:
-            return response(infer_response=(await self._run(content, float("inf")))[0])
+            answer = await self._run(content, float("inf"))
+            found.infer_response.MergeFromString(answer.content)
         except RequestFailure as failure:
-            found = response(error_message=failure.message)
+            found.error_message = failure.message
             with contextlib.suppress(DecodeError):
                 found.infer_response.id = message("ModelInferRequest").FromString(content).id
-            return found
+        return found
 
     def _authorise(self, context: Any) -> None:
         given = dict(context.invocation_metadata() or ()).get("authorization", "")
@@ -165,46 +154,39 @@ class GrpcService:
 
     async def _server_ready(self, request: Any) -> dict[str, Any]:
         del request
-        return {"ready": not self._core.draining}
+        return {"ready": (await self._target.health())["ready"]}
 
     async def _model_ready(self, request: Any) -> dict[str, Any]:
-        return {"ready": self._core.is_ready(self._core.find(request.name, request.version))}
+        return {"ready": not await self._target.model_obstacle(request.name, request.version)}
 
     async def _server_metadata(self, request: Any) -> dict[str, Any]:
         del request
-        return documents.server_metadata(model_control=self._catalogue.mode == "explicit")
+        return documents.server_metadata(model_control=self._target.control)
 
     async def _model_metadata(self, request: Any) -> dict[str, Any]:
-        return documents.model_metadata(self._core, self._core.find(request.name, request.version))
+        return await self._target.model_metadata(request.name, request.version)
 
     async def _model_config(self, request: Any) -> dict[str, Any]:
-        return {"config": documents.model_config(self._core.find(request.name, request.version))}
+        return {"config": await self._target.model_config(request.name, request.version)}
 
     async def _model_statistics(self, request: Any) -> dict[str, Any]:
-        if request.name:
-            self._core.find(request.name, request.version)
-        found = [
-            documents.model_statistics(self._core, served)
-            for (name, version), served in sorted(self._core.models.items())
-            if request.name in ("", name) and request.version in ("", version)
-        ]
-        return {"model_stats": found}
+        return {"model_stats": await self._target.statistics(request.name, request.version)}
 
     async def _repository_index(self, request: Any) -> dict[str, Any]:
-        return {"models": documents.repository_index(self._core, self._catalogue.found, ready=request.ready)}
+        return {"models": await self._target.index(ready=request.ready)}
 
     async def _load(self, request: Any) -> dict[str, Any]:
         if any(name == "config" or name.startswith("file:") for name in request.parameters):
             raise RequestFailure(Status.UNSUPPORTED, "loading with a configuration or files in the request")
-        await self._catalogue.load(request.model_name)
+        await self._target.load(request.model_name)
         return {}
 
     async def _unload(self, request: Any) -> dict[str, Any]:
-        self._catalogue.unload(request.model_name)
+        await self._target.unload(request.model_name)
         return {}
 
 
-async def start_grpc(options: ServerOptions, core: ServingCore, catalogue: Catalogue) -> tuple[Any, int]:
+async def start_grpc(options: ServerOptions, target: Target) -> tuple[Any, int]:
     """Start the service.
 
     Returns:
@@ -221,7 +203,7 @@ async def start_grpc(options: ServerOptions, core: ServingCore, catalogue: Catal
         ("grpc.max_concurrent_streams", options.max_connections),
     )
     server = grpc.aio.server(options=(*_CHANNEL_OPTIONS, *limits), maximum_concurrent_rpcs=options.max_connections)
-    server.add_generic_rpc_handlers((GrpcService(core, catalogue, options.token).handlers(),))
+    server.add_generic_rpc_handlers((GrpcService(target, options.token).handlers(),))
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         if options.tls:
@@ -236,7 +218,7 @@ async def start_grpc(options: ServerOptions, core: ServingCore, catalogue: Catal
 
 
 def _serialise(found: Any) -> bytes:
-    return bytes(found.SerializeToString())
+    return found if isinstance(found, bytes) else bytes(found.SerializeToString())
 
 
 def _parse(kind: Any, content: bytes) -> Any:

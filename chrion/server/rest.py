@@ -11,7 +11,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from importlib import resources
 from typing import Any
 
@@ -22,16 +22,11 @@ from starlette.routing import Route
 
 from chrion.files import parse_json
 from chrion.server import documents, rest_codec
-from chrion.server.catalogue import Catalogue
-from chrion.server.core import Served, ServingCore
 from chrion.server.failures import RequestFailure, Status
-from chrion.server.metrics import render_metrics
-from chrion.server.tensors import DTYPES
+from chrion.server.target import Answer, Target, not_ready
 
 log = logging.getLogger("chrion.server")
 
-#: Bodies above this size are parsed in a thread, so that the event loop is not blocked.
-_LARGE_BODY = 1 << 16
 #: Time without data after which a body is given up, in seconds.
 _BODY_SILENCE_S = 20.0
 #: Time for which a body that is too large is read, in all and without data, in seconds.
@@ -46,15 +41,13 @@ class RestService:
     """The REST service.
 
     Args:
-        core: The server.
-        catalogue: Its repository.
+        target: The models.
         body_bytes: Limit of a body's size, also when decompressed.
         token: Bearer token that every request but those for health must have; empty for none.
     """
 
-    def __init__(self, core: ServingCore, catalogue: Catalogue, *, body_bytes: int, token: str = "") -> None:
-        self._core = core
-        self._catalogue = catalogue
+    def __init__(self, target: Target, *, body_bytes: int, token: str = "") -> None:
+        self._target = target
         self._body_bytes = body_bytes
         self._token = token
         self._pages = 0
@@ -138,25 +131,24 @@ class RestService:
     async def _snapshots(self) -> AsyncIterator[str]:
         self._pages += 1
         try:
-            while not self._core.draining:
-                yield f"data: {json.dumps(documents.snapshot(self._core))}\n\n"
+            while not self._target.draining:
+                yield f"data: {json.dumps(await self._target.snapshot())}\n\n"
                 await asyncio.sleep(_EVENT_S)
         finally:
             self._pages -= 1
 
     async def _metrics(self, request: Request) -> Response:
         del request
-        return Response(render_metrics(self._core), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(await self._target.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _server(self, request: Request) -> Response:
         del request
-        return JSONResponse(documents.server_metadata(model_control=self._catalogue.mode == "explicit"))
+        return JSONResponse(documents.server_metadata(model_control=self._target.control))
 
     async def _health(self, request: Request) -> Response:
         del request
-        ready = not self._core.draining
-        body = {"live": True, "ready": ready, "models": len(self._core.models), "pending": self._core.manager.pending}
-        return JSONResponse(body, status_code=200 if ready else Status.UNAVAILABLE.http)
+        health = await self._target.health()
+        return JSONResponse(health, status_code=200 if health["ready"] else Status.UNAVAILABLE.http)
 
     async def _live(self, request: Request) -> Response:
         del request
@@ -164,54 +156,45 @@ class RestService:
 
     async def _ready(self, request: Request) -> Response:
         del request
-        ready = not self._core.draining
+        ready = (await self._target.health())["ready"]
         return JSONResponse({"ready": ready}, status_code=200 if ready else Status.UNAVAILABLE.http)
 
     async def _model(self, request: Request) -> Response:
-        return JSONResponse(documents.model_metadata(self._core, self._find(request)))
+        return JSONResponse(await self._target.model_metadata(*_model_of(request)))
 
     async def _model_ready(self, request: Request) -> Response:
-        served = self._find(request)
-        if not self._core.is_ready(served):
-            raise RequestFailure(Status.UNAVAILABLE, served.failure or f"model {served.version.name!r} is not ready")
-        return JSONResponse({"name": served.version.name, "ready": True})
+        name, version = _model_of(request)
+        obstacle = await self._target.model_obstacle(name, version)
+        if obstacle:
+            raise not_ready(obstacle)
+        return JSONResponse({"name": name, "ready": True})
 
     async def _config(self, request: Request) -> Response:
-        return JSONResponse(documents.model_config(self._find(request)))
+        return JSONResponse(await self._target.model_config(*_model_of(request)))
 
     async def _statistics(self, request: Request) -> Response:
-        name, version = request.path_params.get("name", ""), request.path_params.get("version", "")
-        if name:
-            self._core.find(name, version)
-        found = [
-            documents.model_statistics(self._core, served)
-            for (own, number), served in sorted(self._core.models.items())
-            if name in ("", own) and version in ("", number)
-        ]
-        return JSONResponse({"model_stats": found})
+        return JSONResponse({"model_stats": await self._target.statistics(*_model_of(request))})
 
     async def _index(self, request: Request) -> Response:
         body = await self._json(request)
-        ready = body.get("ready", False) is True
-        return JSONResponse(documents.repository_index(self._core, self._catalogue.found, ready=ready))
+        return JSONResponse(await self._target.index(ready=body.get("ready", False) is True))
 
     async def _load(self, request: Request) -> Response:
         body = await self._json(request)
         parameters = body.get("parameters", {})
         if isinstance(parameters, dict) and any(p == "config" or str(p).startswith("file:") for p in parameters):
             raise RequestFailure(Status.UNSUPPORTED, "loading with a configuration or files in the request")
-        await self._catalogue.load(request.path_params["name"])
+        await self._target.load(request.path_params["name"])
         return Response(status_code=200)
 
     async def _unload(self, request: Request) -> Response:
         await self._json(request)
-        self._catalogue.unload(request.path_params["name"])
+        await self._target.unload(request.path_params["name"])
         return Response(status_code=200)
 
     async def _infer(self, request: Request) -> Response:
-        served = self._find(request)
         taken = 0
-        account = self._core.account
+        account = self._target.account
 
         def take(size: int) -> None:
             nonlocal taken
@@ -222,23 +205,15 @@ class RestService:
             body = await self._body(request, take)
             take(len(body))  # its arrays
             length = request.headers.get(rest_codec.HEADER_LENGTH)
-            parse = functools.partial(rest_codec.parse_request, body, length)
-            parsed = await asyncio.to_thread(parse) if len(body) > _LARGE_BODY else parse()
-            result = await self._until_disconnect(request, served, parsed)
-            size = sum(array.size * DTYPES[spec.datatype].itemsize for spec, array in result.outputs)
-            build = functools.partial(rest_codec.build_response, parsed, result)
-            content, json_size = await asyncio.to_thread(build) if size > _LARGE_BODY else build()
+            answer = await self._until_disconnect(request, self._target.infer_rest(*_model_of(request), body, length))
         except BaseException:
             account.give(taken)
             raise
-        headers, kind = {"Server-Timing": result.timing.header()}, "application/json"
-        if json_size is not None:
-            headers[rest_codec.HEADER_LENGTH], kind = str(json_size), "application/octet-stream"
-        return _AccountedResponse(content, headers, kind, functools.partial(account.give, taken))
+        return _AccountedResponse(answer, functools.partial(account.give, taken))
 
-    async def _until_disconnect(self, request: Request, served: Served, parsed: rest_codec.InferenceRequest) -> Any:
-        """Run a request; cancel it if the client leaves."""
-        work = asyncio.create_task(self._core.infer(served, parsed.feeds, tuple(parsed.outputs), parsed.timeout_ms))
+    async def _until_disconnect(self, request: Request, answering: Coroutine[Any, Any, Answer]) -> Answer:
+        """Wait for an answer; cancel it if the client leaves."""
+        work = asyncio.create_task(answering)
         left = asyncio.create_task(request.receive())
         try:
             await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
@@ -250,9 +225,6 @@ class RestService:
                 if not task.done():
                     task.cancel()
             await asyncio.gather(work, left, return_exceptions=True)
-
-    def _find(self, request: Request) -> Served:
-        return self._core.find(request.path_params["name"], request.path_params.get("version", ""))
 
     async def _json(self, request: Request) -> dict[str, Any]:
         body = await self._body(request, lambda _: None, most=1 << 20)
@@ -303,8 +275,8 @@ class RestService:
 class _AccountedResponse:
     """A response whose memory is accounted for until the client has read it."""
 
-    def __init__(self, content: bytes, headers: dict[str, str], kind: str, sent: Callable[[], None]) -> None:
-        self._response = Response(content, headers=headers, media_type=kind)
+    def __init__(self, answer: Answer, sent: Callable[[], None]) -> None:
+        self._response = Response(answer.content, headers=dict(answer.headers))
         self._sent = sent
         self.headers = self._response.headers
         self.status_code = 200
@@ -328,6 +300,11 @@ async def _discard(stream: AsyncIterator[bytes]) -> None:
 
 def _route(path: str, handler: Handler, method: str, *, open_: bool = False) -> tuple[str, Handler, str, bool]:
     return path, handler, method, open_
+
+
+def _model_of(request: Request) -> tuple[str, str]:
+    """Return the name and the version in the path of a request, empty without one."""
+    return request.path_params.get("name", ""), request.path_params.get("version", "")
 
 
 def _failure(failure: RequestFailure) -> Response:

@@ -22,6 +22,7 @@ from chrion.server.core import ServingCore
 from chrion.server.grpc_service import start_grpc
 from chrion.server.options import ServerOptions
 from chrion.server.rest import RestService
+from chrion.server.target import LocalTarget
 
 log = logging.getLogger("chrion.server")
 
@@ -67,8 +68,9 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
     )
     core = ServingCore(manager, cores, slots=slots, provider=options.provider, request_bytes=options.request_bytes)
     catalogue = Catalogue(options.repository, core, options.control, accelerator=options.provider is not None)
+    target = LocalTarget(core, catalogue)
     listener = _listen(*options.http)
-    web = _web_server(options, RestService(core, catalogue, body_bytes=options.body_bytes, token=options.token).app)
+    web = _web_server(options, RestService(target, body_bytes=options.body_bytes, token=options.token).app)
     core.start()
     await catalogue.start(options.load)
     stop = asyncio.Event()
@@ -78,7 +80,7 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
     async with contextlib.AsyncExitStack() as stack:
         addresses = [f"http{'s' if options.tls else ''}://{_text(listener.getsockname())}"]
         if options.grpc:
-            grpc_server, port = await start_grpc(options, core, catalogue)
+            grpc_server, port = await start_grpc(options, target)
             stack.push_async_callback(grpc_server.stop, 1.0)
             addresses.append(f"grpc://{_text((options.grpc[0], port))}")
         running = asyncio.create_task(web.serve(sockets=[listener]))

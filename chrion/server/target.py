@@ -1,0 +1,199 @@
+"""What the REST and gRPC services answer for: the models of this process, or those of the replicas of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from google.protobuf.message import DecodeError
+
+from chrion.server import documents, grpc_codec, rest_codec
+from chrion.server.catalogue import Catalogue
+from chrion.server.core import ByteAccount, Result, ServingCore
+from chrion.server.failures import RequestFailure, Status, invalid
+from chrion.server.grpc_messages import message
+from chrion.server.metrics import render_metrics
+from chrion.server.tensors import DTYPES
+
+#: Bodies above this size are parsed in a thread, so that the event loop is not blocked.
+_LARGE_BODY = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to an inference request: the body of the response, and its headers or trailing metadata."""
+
+    content: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Target(Protocol):
+    """Models that answer requests. All methods but the properties raise RequestFailure; a version "" is the highest."""
+
+    account: ByteAccount
+
+    @property
+    def draining(self) -> bool:
+        """Whether new requests are refused."""
+
+    @property
+    def control(self) -> bool:
+        """Whether clients load and unload models."""
+
+    async def health(self) -> dict[str, Any]:
+        """Return the state of the server, with ``live`` and ``ready``."""
+
+    async def snapshot(self) -> dict[str, Any]:
+        """Return the state for the web page."""
+
+    async def metrics(self) -> bytes:
+        """Return the metrics in Prometheus's text format."""
+
+    async def model_metadata(self, name: str, version: str) -> dict[str, Any]:
+        """Return a model's metadata."""
+
+    async def model_config(self, name: str, version: str) -> dict[str, Any]:
+        """Return a model's configuration."""
+
+    async def model_obstacle(self, name: str, version: str) -> str:
+        """Return why requests for a model cannot be served; empty if they can."""
+
+    async def statistics(self, name: str, version: str) -> list[dict[str, Any]]:
+        """Return the statistics of a model's versions, or with an empty name of all models."""
+
+    async def index(self, *, ready: bool) -> list[dict[str, str]]:
+        """Return the state of every version of the repository; with ``ready``, of those that can be served."""
+
+    async def load(self, name: str) -> None:
+        """Serve all versions of a model."""
+
+    async def unload(self, name: str) -> None:
+        """Stop serving all versions of a model."""
+
+    async def infer_rest(self, name: str, version: str, body: bytes, header_length: str | None) -> Answer:
+        """Answer an inference request of the REST protocol; cancelled if the client leaves."""
+
+    async def infer_grpc(self, content: bytes, remaining_ms: float) -> Answer:
+        """Answer a ``ModelInferRequest`` within the given time; cancelled if the client leaves."""
+
+
+class LocalTarget:
+    """The models of this process.
+
+    Args:
+        core: The server.
+        catalogue: Its repository.
+
+    Attributes:
+        account: The memory of requests in flight.
+    """
+
+    def __init__(self, core: ServingCore, catalogue: Catalogue) -> None:
+        self._core = core
+        self._catalogue = catalogue
+        self.account = core.account
+
+    @property
+    def draining(self) -> bool:
+        """Whether new requests are refused."""
+        return self._core.draining
+
+    @property
+    def control(self) -> bool:
+        """Whether clients load and unload models."""
+        return self._catalogue.mode == "explicit"
+
+    async def health(self) -> dict[str, Any]:
+        """Return the state of the server."""
+        core = self._core
+        return {
+            "live": True,
+            "ready": not core.draining,
+            "models": len(core.models),
+            "pending": core.manager.pending,
+        }
+
+    async def snapshot(self) -> dict[str, Any]:
+        """Return the state for the web page."""
+        return documents.snapshot(self._core)
+
+    async def metrics(self) -> bytes:
+        """Return the metrics in Prometheus's text format."""
+        return render_metrics(self._core)
+
+    async def model_metadata(self, name: str, version: str) -> dict[str, Any]:
+        """Return a model's metadata."""
+        return documents.model_metadata(self._core, self._core.find(name, version))
+
+    async def model_config(self, name: str, version: str) -> dict[str, Any]:
+        """Return a model's configuration."""
+        return documents.model_config(self._core.find(name, version))
+
+    async def model_obstacle(self, name: str, version: str) -> str:
+        """Return why requests for a model cannot be served; empty if they can."""
+        served = self._core.find(name, version)
+        if self._core.is_ready(served):
+            return ""
+        return served.failure or f"model {served.version.name!r} is not ready"
+
+    async def statistics(self, name: str, version: str) -> list[dict[str, Any]]:
+        """Return the statistics of a model's versions, or with an empty name of all models."""
+        if name:
+            self._core.find(name, version)
+        return [
+            documents.model_statistics(self._core, served)
+            for (own, number), served in sorted(self._core.models.items())
+            if name in ("", own) and version in ("", number)
+        ]
+
+    async def index(self, *, ready: bool) -> list[dict[str, str]]:
+        """Return the state of every version of the repository."""
+        return documents.repository_index(self._core, self._catalogue.found, ready=ready)
+
+    async def load(self, name: str) -> None:
+        """Serve all versions of a model."""
+        await self._catalogue.load(name)
+
+    async def unload(self, name: str) -> None:
+        """Stop serving all versions of a model."""
+        self._catalogue.unload(name)
+
+    async def infer_rest(self, name: str, version: str, body: bytes, header_length: str | None) -> Answer:
+        """Answer an inference request of the REST protocol."""
+        served = self._core.find(name, version)
+        parse = functools.partial(rest_codec.parse_request, body, header_length)
+        parsed = await asyncio.to_thread(parse) if len(body) > _LARGE_BODY else parse()
+        result = await self._core.infer(served, parsed.feeds, tuple(parsed.outputs), parsed.timeout_ms)
+        build = functools.partial(rest_codec.build_response, parsed, result)
+        content, json_size = await asyncio.to_thread(build) if _size(result) > _LARGE_BODY else build()
+        headers = {"Content-Type": "application/json", "Server-Timing": result.timing.header()}
+        if json_size is not None:
+            headers |= {"Content-Type": "application/octet-stream", rest_codec.HEADER_LENGTH: str(json_size)}
+        return Answer(content, headers)
+
+    async def infer_grpc(self, content: bytes, remaining_ms: float) -> Answer:
+        """Answer a ``ModelInferRequest``."""
+        try:
+            given = message("ModelInferRequest").FromString(content)
+        except DecodeError as error:
+            raise invalid("the request is not a ModelInferRequest") from error
+        served = self._core.find(given.model_name, given.model_version)
+        large = len(content) > _LARGE_BODY
+        parse = functools.partial(grpc_codec.read_request, given)
+        request = await asyncio.to_thread(parse) if large else parse()
+        timeout_ms = min(request.timeout_ms, remaining_ms)
+        result = await self._core.infer(served, request.feeds, tuple(request.outputs), timeout_ms)
+        content = grpc_codec.build_response(request, result).SerializeToString()
+        return Answer(content, {"Server-Timing": result.timing.header()})
+
+
+def not_ready(reason: str) -> RequestFailure:
+    """Return the failure of a request for the readiness of a model that is not ready."""
+    return RequestFailure(Status.UNAVAILABLE, reason)
+
+
+def _size(result: Result) -> int:
+    return sum(array.size * DTYPES[spec.datatype].itemsize for spec, array in result.outputs)
