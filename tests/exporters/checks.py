@@ -256,6 +256,8 @@ class _Checks:
             if answer is None or one.expected is None:
                 continue
             wrong = self.plain.difference(answer, one.expected)
+            if wrong and way is not by_run and self._plain_answers(way, one.feed, answer):
+                continue  # onnxruntime leaves the buffer of an output that is an input as it is
             if wrong and self.plain.settles(one.feed, one.expected):
                 self._find(f"{name}, request {at}", wrong)
             elif wrong:
@@ -284,6 +286,13 @@ class _Checks:
         except Exception:
             return False
         return True
+
+    def _plain_answers(self, way: Way, feed: Feed, answer: list[Any]) -> bool:
+        """Return whether a plain session gives the same answer in the same way, however it differs from ``run``'s."""
+        try:
+            return not self.plain.difference(answer, way(self.plain.session, feed))
+        except Exception:
+            return False
 
     @contextmanager
     def _session(
