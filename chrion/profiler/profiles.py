@@ -82,6 +82,9 @@ class Profile:
     def costs(self, dag: Dag, cores: int | None = None, streams: int | None = None) -> Costs:
         """Return the cost matrices of a graph on this machine.
 
+        Times are expected times: those of operators that not every request uses, such as experts that a router selects,
+        are multiplied by their probability (see :mod:`chrion.graph.usage`).
+
         Args:
             dag: The graph. Operators that the profile lacks are estimated from those of the same type, or from all
                 operators of non-zero time if there are none.
@@ -98,14 +101,19 @@ class Profile:
             raise ProfileError("the profile has no operators", hint="measure a profile with: chrion profile MODEL")
         rows = {s: self._row(dag, i) for i, s in enumerate(dag.signatures)}
         table = [rows[s] for s in dag.signatures]
+        usage = dag.usage or (1.0,) * len(dag)
         widths = planned_widths(wanted) if any(row.wide_ms for row in rows.values()) else ()
         wide = {s: times_at(row.cpu_ms[0], row.by_width, widths) for s, row in rows.items()} if widths else {}
-        accelerator = None
+        accelerator, shares = None, ()
         if self.accelerator is not None:
             accelerator = tuple(math.inf if row.accelerator_ms is None else row.accelerator_ms for row in table)
+            shares = Roofline.of(dag, accelerator).shares
+            accelerator = tuple(ms * used for ms, used in zip(accelerator, usage, strict=True))
         return Costs(
             accelerator_ms=accelerator,
-            cpu_ms=tuple(tuple(row.cpu_ms[j] for row in table) for j in range(wanted)),
+            cpu_ms=tuple(
+                tuple(row.cpu_ms[j] * used for row, used in zip(table, usage, strict=True)) for j in range(wanted)
+            ),
             memory=tuple(
                 OperatorMemory(
                     inputs_mb=dag.input_bytes[i] / 1e6,
@@ -116,7 +124,10 @@ class Profile:
                 for i, row in enumerate(table)
             ),
             widths=widths,
-            wide_ms=tuple(tuple(wide[s][at] for s in dag.signatures) for at in range(len(widths))),
+            wide_ms=tuple(
+                tuple(wide[s][at] * used for s, used in zip(dag.signatures, usage, strict=True))
+                for at in range(len(widths))
+            ),
             upload=self.upload,
             download=self.download,
             handoff_ms=self.handoff_ms,
@@ -126,7 +137,7 @@ class Profile:
             cache_bytes=self.cache_bytes,
             reload_ms_per_byte=self.reload_ms_per_byte,
             streams=STREAMS if streams is None else streams,
-            accelerator_share=() if accelerator is None else Roofline.of(dag, accelerator).shares,
+            accelerator_share=shares,
         )
 
     def describe_width_fit(self) -> str:

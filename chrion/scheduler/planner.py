@@ -184,6 +184,8 @@ class Planner:
         self._gpu = _predict(graph, costs, accelerator_only) if costs.accelerator_ms is not None else None
         self._cpu = _predict(graph, costs, cpu_only) if costs.cores else None
         self._pool: list[VariantSolution] = []
+        #: The budget that the solutions were found for, if they depend on it.
+        self._pool_budget_mb: float | None = None
 
     def plan(self, limits: Limits, alpha: float | None = None) -> Plan:
         """Return the best plan; see :func:`partition`."""
@@ -195,15 +197,18 @@ class Planner:
         if find_solutions is None:
             found = [self._search_alpha(limits, alpha)]
         else:
-            self._pool = self._pool or find_solutions(self._task(alpha))
+            budget_mb = limits.budget_mb if self._policy.fills_memory else None
+            if not self._pool or budget_mb != self._pool_budget_mb:
+                self._pool, self._pool_budget_mb = find_solutions(self._task(alpha, budget_mb)), budget_mb
             found = self._select(limits, alpha)
         builder = _PlanBuilder(self._graph, self._profile, self._costs_of, self._policy, limits, alpha, self._memory)
         return [builder.build(variant, self._gpu, self._cpu) for variant in found]
 
-    def _task(self, alpha: float | None) -> PlanningTask:
+    def _task(self, alpha: float | None, budget_mb: float | None) -> PlanningTask:
         """Return the task of a policy of solutions, of which the first plan has a price of memory."""
         prices = (*self._alphas, *([alpha] if alpha else [])) if self._memory == "paper" and self._gpu else ()
-        return PlanningTask(self._graph, self._costs_of, prices, self._meter)
+        budget = math.inf if budget_mb is None else budget_mb
+        return PlanningTask(self._graph, self._costs_of, prices, self._meter, budget)
 
     def _select(self, limits: Limits, alpha: float | None) -> list[VariantSolution]:
         """Return the best solution of each variant from those of a policy of solutions, the best variant first."""

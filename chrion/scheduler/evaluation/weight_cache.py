@@ -23,12 +23,12 @@ def durations_ms(dag: Dag, costs: Costs, schedule: Schedule) -> list[float]:
 
     On CPU lanes it is W[i, j] plus the reload of its weights. j is the number of lanes in use: all ``cores`` of the
     schedule, as in the paper, or in a schedule with stages, those used in the operator's stage. An operator on several
-    cores takes the time measured for its width.
+    cores takes the time measured for its width. One that not every request uses reloads as often as it is used.
     """
     durations = _measured_ms(costs, schedule)
     if costs.cache_bytes and costs.reload_ms_per_byte:
         for i, size in reloaded_bytes(dag, costs.cache_bytes, schedule).items():
-            durations[i] += size * costs.reload_ms_per_byte
+            durations[i] += size * costs.reload_ms_per_byte * (dag.usage[i] if dag.usage else 1.0)
     return durations
 
 

@@ -10,6 +10,7 @@ The planner, the commands and the registry know a policy by what it declares, ne
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -39,6 +40,8 @@ class PlanningTask:
     alphas: Sequence[float] = ()
     #: Measures stages; if missing, their latencies are predicted.
     meter: StageMeter | None = None
+    #: Resident accelerator memory that policies which fill the memory must not exceed.
+    budget_mb: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,8 @@ class Policy:
     merges: bool = False
     #: True if the policy can measure stages.
     measures_stages: bool = False
+    #: True for a policy of solutions that fills the memory it is given, and so plans anew for each budget.
+    fills_memory: bool = False
 
 
 def schedule_policy(

@@ -30,6 +30,12 @@ from chrion.scheduler.policies.ios import ios
 from chrion.scheduler.policies.ios_merging import solve_with_merging
 from chrion.scheduler.policies.nimble import nimble
 from chrion.scheduler.policies.opara import opara
+from chrion.scheduler.policies.partial_offload import (
+    first_fit,
+    first_fit_solutions,
+    last_layers,
+    last_layers_solutions,
+)
 from chrion.scheduler.policies.peft import peft
 from chrion.scheduler.policies.policy import PlanningTask, Policy, ScheduleFunction
 from chrion.scheduler.policies.policy import schedule_policy as _policy
@@ -57,6 +63,16 @@ _BUILT_IN = (
     _policy("chrion-paper", "The Chrion paper's order and device selection.", chrion_paper, weighs_memory=True),
     _policy("accelerator", "Every operator on the accelerator.", accelerator_only),
     _policy("cpu", "The paper's device selection on the CPU cores alone.", cpu_only),
+    replace(
+        _policy("first-fit", "onnxruntime's way: operators in order until the memory is full.", first_fit),
+        find_solutions=first_fit_solutions,
+        fills_memory=True,
+    ),
+    replace(
+        _policy("layers", "llama.cpp's way: the last layers that fit into the accelerator's memory.", last_layers),
+        find_solutions=last_layers_solutions,
+        fills_memory=True,
+    ),
     _policy("bfs", "The paper's device selection on the breadth-first order.", breadth_first, weighs_memory=True),
     _policy("dfs", "The paper's device selection on the depth-first order.", depth_first, weighs_memory=True),
     _policy("heft", "HEFT: by rank, each operator where it finishes first.", heft, sampled_counts, weighs_memory=True),

@@ -1,0 +1,112 @@
+"""Baselines for models that exceed the accelerator's memory: a part of the model in a fixed order, as much as fits.
+
+- ``first-fit``: operators in topological order until the memory is full; all later ones stay on the CPU. This is what
+  onnxruntime's resource-aware partitioning does (session option ``session.resource_cuda_partitioning_settings``).
+- ``layers``: the last n layers, as with llama.cpp's option ``--n-gpu-layers``. Layers are recognised by their number in
+  the names of operators (``block3``, ``layers.3``). What precedes the first layer, such as an embedding, stays on the
+  CPU; what follows the last one is placed last. Without such names, every operator is a layer.
+
+What fits is judged by the resident memory of the placement, like the budget of every other policy. onnxruntime's own
+sum counts more, since it releases no activation, so it would place no more operators than these baselines. Operators
+that the accelerator does not support, and those that do not fit, run on one CPU core.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from chrion.graph.dag import Dag
+from chrion.profiler.costs import Costs
+from chrion.scheduler.evaluation.memory import resident_mb
+from chrion.scheduler.evaluation.solution import Problem, VariantSolution
+from chrion.scheduler.policies.orders import hybrid_order
+from chrion.scheduler.policies.policy import PlanningTask
+from chrion.scheduler.schedule import Schedule
+
+_LAYER = re.compile(r"(.*?(?:^|[/._:])(?:layers?|blocks?|h|stages?)[._]?\d+)(?=[/._]|$)")
+
+
+def first_fit(dag: Dag, costs: Costs, _alpha: float) -> Schedule:
+    """Return the schedule of ``first-fit`` without a budget."""
+    return fill(dag, costs, _one_by_one(dag), math.inf)
+
+
+def last_layers(dag: Dag, costs: Costs, _alpha: float) -> Schedule:
+    """Return the schedule of ``layers`` without a budget."""
+    return fill(dag, costs, layer_units(dag), math.inf)
+
+
+def first_fit_solutions(task: PlanningTask) -> list[VariantSolution]:
+    """Return the solution of ``first-fit`` within the task's budget."""
+    return _solutions(task, _one_by_one(task.graph.dag), "first-fit")
+
+
+def last_layers_solutions(task: PlanningTask) -> list[VariantSolution]:
+    """Return the solution of ``layers`` within the task's budget."""
+    return _solutions(task, layer_units(task.graph.dag), "layers")
+
+
+def layer_units(dag: Dag) -> list[list[int]]:
+    """Return the operators in the order in which ``layers`` places them, those of a layer together.
+
+    They are the layers from the last to the first, then the operators after the last layer. Operators before the first
+    layer are not among them.
+    """
+    names = [_LAYER.match(name) for name in dag.names]
+    order = dag.topological_order
+    found: dict[str, list[int]] = {}
+    for i in order:
+        if match := names[i]:
+            found.setdefault(match.group(1).partition(":")[2] or match.group(1), []).append(i)
+    if not found:
+        return [[i] for i in reversed(order)]
+    inside = {i for members in found.values() for i in members}
+    reached = set(inside)
+    for i in order:
+        if not reached.isdisjoint(dag.predecessors[i]):
+            reached.add(i)
+    after = [i for i in order if i in reached and i not in inside]
+    return [*reversed(found.values()), *([after] if after else [])]
+
+
+def fill(dag: Dag, costs: Costs, units: Sequence[Sequence[int]], budget_mb: float) -> Schedule:
+    """Return the schedule with as many of the first units on the accelerator as fit into a budget.
+
+    Memory grows with every unit, so a binary search finds their number in O(n log n).
+
+    Args:
+        dag: The graph.
+        costs: The machine's costs.
+        units: Operators to place, in the order of placement; those of a unit are placed together.
+        budget_mb: Resident memory that must not be exceeded.
+    """
+    order = hybrid_order(dag, costs)
+    counts = range(len(units) + 1 if costs.accelerator_ms is not None else 1)
+    fitting = bisect_right(
+        counts, budget_mb, key=lambda count: resident_mb(dag, costs, order, _lanes(dag, costs, units[:count]))
+    )
+    lanes = _lanes(dag, costs, units[: max(0, fitting - 1)])
+    return Schedule(order, lanes, max(lanes, default=0))
+
+
+def _one_by_one(dag: Dag) -> list[list[int]]:
+    """Return the operators in the order of the model's nodes, which onnxruntime has sorted topologically."""
+    return [[i] for i in range(len(dag))]
+
+
+def _lanes(dag: Dag, costs: Costs, units: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    accelerator_ms = costs.accelerator_ms or (math.inf,) * len(dag)
+    placed = {i for unit in units for i in unit if accelerator_ms[i] < math.inf}
+    if not costs.cores:  # the operators have no other place
+        placed = {i for i, ms in enumerate(accelerator_ms) if ms < math.inf}
+    return tuple(int(i not in placed) for i in range(len(dag)))
+
+
+def _solutions(task: PlanningTask, units: Sequence[Sequence[int]], origin: str) -> list[VariantSolution]:
+    dag = task.graph.dag
+    problem = Problem(dag, task.costs_of(dag))
+    schedule = fill(dag, problem.costs, units, task.budget_mb)
+    return [VariantSolution(0.0, problem.evaluate(schedule, origin=origin), None, task.graph)]
