@@ -18,7 +18,7 @@ from fnmatch import translate
 from chrion.errors import ModelError
 
 #: The key of the model's metadata.
-USAGE_KEY = "chrion.usage"
+USAGE_KEY = "chrion-usage"
 
 
 def read_usage(metadata: Mapping[str, str]) -> dict[str, float]:

@@ -104,7 +104,8 @@ class Profile:
         usage = dag.usage or (1.0,) * len(dag)
         widths = planned_widths(wanted) if any(row.wide_ms for row in rows.values()) else ()
         wide = {s: times_at(row.cpu_ms[0], row.by_width, widths) for s, row in rows.items()} if widths else {}
-        accelerator, shares = None, ()
+        accelerator: tuple[float, ...] | None = None
+        shares: tuple[float, ...] = ()
         if self.accelerator is not None:
             accelerator = tuple(math.inf if row.accelerator_ms is None else row.accelerator_ms for row in table)
             shares = Roofline.of(dag, accelerator).shares
