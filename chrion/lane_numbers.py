@@ -26,11 +26,16 @@ def is_copy_lane(lane: int) -> bool:
     return lane >= UPLOAD_LANE
 
 
-def lane_name(lane: int) -> str:
-    """Return ``gpu0``, ``gpu1``, ... for lanes of the accelerator, ``cpu1``, ... for cores, and ``h2d`` or ``d2h``."""
+def lane_name(lane: int, width: int = 1) -> str:
+    """Return ``gpu0``, ``gpu1``, ... for lanes of the accelerator, ``cpu1``, ... for cores, and ``h2d`` or ``d2h``.
+
+    A ``width`` of 2 or more names several cores: ``cpu1-4``.
+    """
     if is_copy_lane(lane):
         return "h2d" if lane == UPLOAD_LANE else "d2h"
-    return f"gpu{-lane}" if is_accelerator_lane(lane) else f"cpu{lane}"
+    if is_accelerator_lane(lane):
+        return f"gpu{-lane}"
+    return f"cpu{lane}" if width == 1 else f"cpu{lane}-{lane + width - 1}"
 
 
 def all_lanes(cores: int, streams: int = 1) -> list[int]:

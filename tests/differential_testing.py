@@ -21,6 +21,8 @@ from random_profiles import coarse_random_profile
 
 #: Sizes of the free dimension in consecutive requests.
 _SIZES = (3, 1, 5, 3)
+#: Probability that a plan has operators on several cores.
+_WIDE = 0.3
 #: The exact policy is slow, so that larger graphs are not planned with it.
 MAX_EXACT_OPERATORS = 6
 
@@ -78,7 +80,7 @@ def compare_random_model(pick: Random, size: int, *, policies: Sequence[str] = (
     for everywhere in (True, False):
         optimise = pick.random() < 0.7
         graph = load(model, optimise=optimise)
-        planner = partial(random_plan, pick=pick, everywhere=everywhere)
+        planner = partial(random_plan, pick=pick, everywhere=everywhere, wide=pick.random() < _WIDE)
         with HybridSession(graph, quiet_options(), plan=planner, strict=True) as session:
             for feed in feeds:
                 _compare(session, plain, feed, counts)

@@ -151,7 +151,7 @@ def _plan(graph: Graph, profile: Profile, policy: str, cores: int | None, stream
         return PolicyResult(policy, None, (time.perf_counter() - before) * 1e3, reason=str(error))
     planning_ms = (time.perf_counter() - before) * 1e3
     schedule = plan.schedule
-    program = build_program(plan.apply(graph).dag, schedule.lanes, plan.segments, schedule.stages)
+    program = build_program(plan.apply(graph).dag, schedule, plan.segments)
     return PolicyResult(policy, plan, planning_ms, len(program.lanes), program.waits)
 
 

@@ -79,17 +79,20 @@ def _fact_table(plan: Plan) -> FigureTable:
 
 def _lanes(plan: Plan) -> list[dict[str, Any]]:
     """Return the operators, segments and predicted busy time of each lane."""
-    lanes = plan.schedule.lanes
-    segments = [(lanes[s[0]], end - start) for s, (start, end) in zip(plan.segments, plan.segment_ms, strict=True)]
+    schedule = plan.schedule
+    segments = [
+        (schedule.occupied(s[0]), end - start) for s, (start, end) in zip(plan.segments, plan.segment_ms, strict=True)
+    ]
+    operators = {i: schedule.occupied(i) for i in schedule.order}
     return [
         {
             "lane": lane_name(lane),
-            "operators": lanes.count(lane),
-            "segments": sum(of == lane for of, _ in segments),
-            "busy_ms": sum(ms for of, ms in segments if of == lane),
-            "operator_names": [plan.operators[i] for i in plan.schedule.order if lanes[i] == lane],
+            "operators": sum(lane in occupied for occupied in operators.values()),
+            "segments": sum(lane in occupied for occupied, _ in segments),
+            "busy_ms": sum(ms for occupied, ms in segments if lane in occupied),
+            "operator_names": [plan.operators[i] for i, occupied in operators.items() if lane in occupied],
         }
-        for lane in display_order(lanes)
+        for lane in display_order(lane for occupied in operators.values() for lane in occupied)
     ]
 
 

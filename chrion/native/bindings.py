@@ -29,8 +29,8 @@ _PRESSURE_LIMIT = 12
 #: A limit on waiting that is never reached.
 _NO_LIMIT_S = 1e8
 
-#: The kinds of steps: wait for a lane's count, run a segment, signal a count.
-WAIT, RUN, SIGNAL = range(3)
+#: The kinds of steps: wait for a lane's count, run a segment, signal a count, wait for a lane's count without spinning.
+WAIT, RUN, SIGNAL, PARK = range(4)
 #: The results of a request in ``lanes.c``.
 _FAILED, _SERVED, _MOVED = range(3)
 

@@ -235,9 +235,10 @@ static void wait_for(Counter *counter, uint32_t count, double spin_us) {
 
 /* ---- Programs, frames and lanes. ---- */
 
-enum { WAIT, RUN, SIGNAL };
+enum { WAIT, RUN, SIGNAL, PARK };
 
-/* The arguments a and b are lane and count for WAIT, segment for RUN, and count for SIGNAL. */
+/* The arguments a and b are lane and count for WAIT and PARK, segment for RUN, and count for SIGNAL. A lane that parks
+ * does not spin, since a segment of the other lane uses its core meanwhile. */
 typedef struct {
   int32_t kind, a, b;
 } Step;
@@ -378,6 +379,8 @@ static void perform(Lane *lane, Frame *frame) {
     const Step *step = &lane->part.steps[at];
     if (step->kind == WAIT)
       wait_for(&frame->counters[step->a], (uint32_t)step->b, spin_us(lane, frame));
+    else if (step->kind == PARK)
+      wait_for(&frame->counters[step->a], (uint32_t)step->b, 0);
     else if (step->kind == SIGNAL)
       advance(own, (uint32_t)step->a);
     else if (atomic_load_explicit(&frame->failed, memory_order_acquire))

@@ -17,7 +17,7 @@ _COMMON_SCALE = 3.0
 
 @dataclass(frozen=True, slots=True)
 class LaneSpan:
-    """One segment's run, or one copy, on a lane."""
+    """One segment's run, or one copy, on a lane. A segment on several cores has a span on each of their lanes."""
 
     lane: int
     start_ms: float
@@ -63,21 +63,25 @@ class LaneChart:
 def predicted_chart(plan: Plan) -> LaneChart:
     """Return the chart of a plan's predicted segments."""
     spans = tuple(
-        LaneSpan(plan.schedule.lanes[segment[0]], start_ms, end_ms, _label(plan, segment), at)
+        LaneSpan(lane, start_ms, end_ms, _label(plan, segment), at)
         for at, (segment, (start_ms, end_ms)) in enumerate(zip(plan.segments, plan.segment_ms, strict=True))
+        for lane in plan.schedule.occupied(segment[0])
     )
     return LaneChart("predicted", spans, plan.predicted.latency_ms)
 
 
 def measured_chart(plan: Plan, events: Sequence[Event]) -> LaneChart:
     """Return the chart of one traced request."""
-    spans = tuple(
-        LaneSpan(e.lane, e.start_ms, e.end_ms, e.copied)
-        if e.copied
-        else LaneSpan(e.lane, e.start_ms, e.end_ms, _label(plan, plan.segments[e.segment]), e.segment)
-        for e in events
-    )
-    return LaneChart("measured", spans)
+    spans: list[LaneSpan] = []
+    for e in events:
+        if e.copied:
+            spans.append(LaneSpan(e.lane, e.start_ms, e.end_ms, e.copied))
+            continue
+        segment = plan.segments[e.segment]
+        label = _label(plan, segment)
+        occupied = plan.schedule.occupied(segment[0])
+        spans += [LaneSpan(lane, e.start_ms, e.end_ms, label, e.segment) for lane in occupied]
+    return LaneChart("measured", tuple(spans))
 
 
 def share_scale(charts: Sequence[LaneChart]) -> bool:

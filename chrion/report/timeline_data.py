@@ -57,7 +57,9 @@ def operator_ms(plan: Plan, facts: OperatorFacts) -> list[float]:
             times[i] = (end_ms - start_ms) / len(segment)
     if facts.costs:
         for i, lane in enumerate(plan.schedule.lanes):
-            cost = facts.costs.lane_ms(lane, _busy_cores(plan, facts.costs))[i]
+            width, busy = plan.schedule.width(i), _busy_cores(plan, facts.costs)
+            wide = width in facts.costs.widths
+            cost = facts.costs.core_ms(i, width, busy) if wide else facts.costs.lane_ms(lane, busy)[i]
             times[i] = cost if math.isfinite(cost) else 0.0
     return times
 
@@ -135,7 +137,8 @@ def _scheme(categories: Categories, plan: Plan, times: Sequence[float]) -> dict[
 def _operators(plan: Plan, facts: OperatorFacts, times: Sequence[float]) -> dict[str, Any]:
     dag, costs, lanes = facts.dag, facts.costs, plan.schedule.lanes
     indices = range(len(plan.operators))
-    found: dict[str, Any] = {"name": list(plan.operators), "lane": [lane_name(lane) for lane in lanes]}
+    names = [lane_name(lane, plan.schedule.width(i)) for i, lane in enumerate(lanes)]
+    found: dict[str, Any] = {"name": list(plan.operators), "lane": names}
     found["on_accelerator"] = [int(is_accelerator_lane(lane)) for lane in lanes]
     if dag:
         found["type"] = list(dag.op_types)

@@ -10,9 +10,11 @@ from dataclasses import replace
 from chrion.errors import OptionError
 from chrion.graph.model import Graph
 from chrion.lane_numbers import all_lanes, lane_name
+from chrion.profiler.costs import Costs
 from chrion.profiler.profiles import Profile
 from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.plan import Plan
+from chrion.scheduler.schedule import Schedule
 from chrion.scheduler.search.grouping import group_operators
 from chrion.units import format_mb, format_ms
 
@@ -132,13 +134,13 @@ def _fused_values(planned: Graph, name: str) -> Iterator[str]:
 
 def _list_operators(planned: Graph, plan: Plan, name: str, found: Sequence[int]) -> list[str]:
     """Return lines that list several operators by lane."""
-    by_lane: dict[int, list[str]] = defaultdict(list)
+    by_lane: dict[tuple[int, int], list[str]] = defaultdict(list)
     for i in found:
-        by_lane[plan.schedule.lanes[i]].append(planned.dag.names[i])
+        by_lane[plan.schedule.lanes[i], plan.schedule.width(i)].append(planned.dag.names[i])
     lines = [f"{name} is planned as {len(found)} operators; explain one of them for its alternatives"]
     for lane, names in sorted(by_lane.items()):
         more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
-        lines.append(f"{lane_name(lane)}: {', '.join(names[:_MOST_LISTED])}{more}")
+        lines.append(f"{lane_name(*lane)}: {', '.join(names[:_MOST_LISTED])}{more}")
     return lines
 
 
@@ -155,25 +157,42 @@ def _explain_operator(planned: Graph, profile: Profile, plan: Plan, i: int) -> l
             labels[member] = at
     sizes = f"in a segment of {len(plan.segments[labels[i]])} and a group of {len(members)} operators"
     lines = [
-        f"{dag.names[i]} ({dag.op_types[i]}) is on {lane_name(lane)}: {sizes}",
-        _times(costs.accelerator_ms[i] if costs.accelerator_ms else None, costs.cpu_ms[max(schedule.cores, 1) - 1][i]),
+        f"{dag.names[i]} ({dag.op_types[i]}) is on {lane_name(lane, schedule.width(i))}: {sizes}",
+        _times(costs, i, max(schedule.cores, 1)),
     ]
     problem = Problem(dag, costs)
-    for other in all_lanes(schedule.cores, schedule.streams):
-        if other == lane or not all(problem.allowed(m, other) for m in members):
+    for other, width in _alternative_lanes(costs, schedule):
+        if (other, width) == (lane, schedule.width(i)) or not all(problem.allowed(m, other) for m in members):
             continue
-        lanes = list(schedule.lanes)
-        for member in members:
-            lanes[member] = other
-        moved = problem.evaluate(replace(schedule, lanes=tuple(lanes)), labels).timeline
+        moved = problem.evaluate(_moved(schedule, members, other, width), labels).timeline
         change = moved.latency_ms - plan.predicted.latency_ms
+        sign = "+" if change >= 0 else "-"
         lines.append(
-            f"with its group moved to {lane_name(other)}: {format_ms(moved.latency_ms)} ({'+' if change >= 0 else '-'}"
+            f"with its group moved to {lane_name(other, width)}: {format_ms(moved.latency_ms)} ({sign}"
             f"{format_ms(abs(change))}), accelerator memory {format_mb(moved.resident_mb)}"
         )
     return lines
 
 
-def _times(accelerator_ms: float | None, cpu_ms: float) -> str:
-    accelerator = "" if accelerator_ms is None else f", on the accelerator {format_ms(accelerator_ms)}"
-    return f"alone, it takes {format_ms(cpu_ms)} on a core{accelerator}"
+def _alternative_lanes(costs: Costs, schedule: Schedule) -> Iterator[tuple[int, int]]:
+    """Yield all lanes with a width: one core each, and from the first core on all that the costs have."""
+    yield from ((lane, 1) for lane in all_lanes(schedule.cores, schedule.streams))
+    yield from ((1, width) for width in costs.widths if width <= schedule.cores)
+
+
+def _moved(schedule: Schedule, members: Iterable[int], lane: int, width: int) -> Schedule:
+    """Return the schedule with some operators on another lane."""
+    lanes, widths = list(schedule.lanes), list(schedule.widths or (1,) * len(schedule.lanes))
+    for member in members:
+        lanes[member], widths[member] = lane, width
+    return replace(schedule, lanes=tuple(lanes), widths=tuple(widths) if max(widths) > 1 else ())
+
+
+def _times(costs: Costs, i: int, busy: int) -> str:
+    text = f"alone, it takes {format_ms(costs.cpu_ms[busy - 1][i])} on a core"
+    for width in costs.widths:
+        if width <= busy:
+            text += f", {format_ms(costs.core_ms(i, width, busy))} on {width} cores"
+    if costs.accelerator_ms:
+        text += f", on the accelerator {format_ms(costs.accelerator_ms[i])}"
+    return text

@@ -27,6 +27,7 @@ def fixed_plan(  # noqa: PLR0913 - the parts of a plan that can be given
     accelerator: str | None = None,
     *,
     stages: Sequence[int] = (),
+    widths: Sequence[int] = (),
     segments: Sequence[Sequence[int]] | None = None,
 ) -> Plan:
     """Return a plan with a given placement.
@@ -37,13 +38,17 @@ def fixed_plan(  # noqa: PLR0913 - the parts of a plan that can be given
         order: All operators in a topological order; the graph's own order if missing.
         accelerator: Execution provider of the accelerator's lanes.
         stages: The stage of every operator, by operator index; empty: no barriers.
+        widths: The number of cores of every operator, by operator index; empty: one each.
         segments: Consecutive operators of a lane that run as one call, in topological order; if missing, operators
             are joined if that delays no other.
     """
     order = tuple(order or graph.dag.topological_order)
-    parts = tuple(tuple(s) for s in segments) if segments is not None else cut(graph.dag, order, lanes, stages=stages)
+    if segments is None:
+        segments = cut(graph.dag, order, lanes, stages=stages, widths=widths)
+    parts = tuple(tuple(s) for s in segments)
     placeholder = Prediction(float(len(parts)), 0.0, 0.0)
-    cores, streams = max([1, *lanes]), 1 - min([0, *lanes])
+    ends = [lane + width - 1 for lane, width in zip(lanes, widths or [1] * len(lanes), strict=True)]
+    cores, streams = max([1, *ends]), 1 - min([0, *lanes])
     return Plan(
         model=graph.name,
         digest=graph.digest,
@@ -56,7 +61,7 @@ def fixed_plan(  # noqa: PLR0913 - the parts of a plan that can be given
         accelerator=accelerator,
         machine=this_machine(),
         estimated=0,
-        schedule=Schedule(order, tuple(lanes), cores, streams, tuple(stages)),
+        schedule=Schedule(order, tuple(lanes), cores, streams, tuple(stages), tuple(widths)),
         operators=graph.dag.names,
         segments=parts,
         segment_ms=tuple((float(at), float(at + 1)) for at in range(len(parts))),
@@ -68,7 +73,7 @@ def fixed_plan(  # noqa: PLR0913 - the parts of a plan that can be given
     )
 
 
-def random_plan(graph: Graph, pick: Random, *, cores: int = 2, everywhere: bool = True) -> Plan:
+def random_plan(graph: Graph, pick: Random, *, cores: int = 2, everywhere: bool = True, wide: bool = False) -> Plan:
     """Return a plan that distributes the operators randomly over CPU lanes.
 
     Args:
@@ -77,16 +82,18 @@ def random_plan(graph: Graph, pick: Random, *, cores: int = 2, everywhere: bool 
         cores: Number of CPU lanes.
         everywhere: Make every operator a segment of its own; otherwise cut only where operators on other lanes have
             to wait, and at a few random barriers.
+        wide: Run some operators on several cores.
     """
     order = random_order(graph.dag, pick)
     lanes = [pick.randint(1, cores) for _ in order]
+    widths = [pick.randint(1, cores - lane + 1) for lane in lanes] if wide else []
     if everywhere:
-        return fixed_plan(graph, lanes, order, segments=[[i] for i in order])
+        return fixed_plan(graph, lanes, order, widths=widths, segments=[[i] for i in order])
     stages, stage = [0] * len(order), 0
     for i in order:
         stage += pick.random() < _BARRIERS
         stages[i] = stage
-    return fixed_plan(graph, lanes, order, stages=stages if stage else ())
+    return fixed_plan(graph, lanes, order, stages=stages if stage else (), widths=widths)
 
 
 def random_order(dag: Dag, pick: Random) -> tuple[int, ...]:

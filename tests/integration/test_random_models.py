@@ -23,6 +23,15 @@ def test_any_placement_of_any_model_gives_correct_outputs(pick: Random, size: in
     compare_random_model(pick, size)
 
 
+@settings(LONG, max_examples=15)
+@given(pick=st.randoms(use_true_random=False), size=st.integers(1, 14))
+def test_any_widths_on_any_model_give_correct_outputs(pick: Random, size: int) -> None:
+    """Outputs equal plain onnxruntime's, however operators are placed on one core or on both."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("differential_testing._WIDE", 1.0)
+        compare_random_model(pick, size)
+
+
 @settings(LONG, max_examples=8)
 @given(pick=st.randoms(use_true_random=False), size=st.integers(1, 8))
 def test_every_scheduler_makes_valid_plans_of_any_model(pick: Random, size: int) -> None:

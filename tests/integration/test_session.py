@@ -410,9 +410,9 @@ def test_equal_segments_share_a_session() -> None:
     opened: list[tuple[int, ...]] = []
     original = SegmentFactory.open
 
-    def counted(self: SegmentFactory, operators: Any, lane: int) -> Any:
+    def counted(self: SegmentFactory, operators: Any, lane: int, width: int) -> Any:
         opened.append(tuple(operators))
-        return original(self, operators, lane)
+        return original(self, operators, lane, width)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SegmentFactory, "open", counted)

@@ -19,13 +19,13 @@ from strategies import costs_for, dags, schedules
 def draw_program(data: st.DataObject) -> tuple[Dag, Schedule, tuple[tuple[int, ...], ...], Program]:
     """Return a random graph with a schedule, its segments and its program."""
     dag = data.draw(dags(12))
-    costs = data.draw(costs_for(dag))
+    costs = data.draw(costs_for(dag, wide=data.draw(st.booleans())))
     schedule = data.draw(schedules(dag, costs, most_streams=3, staged=None))
     whole = data.draw(st.booleans())
-    cuts = cut(dag, schedule.order, schedule.lanes, stages=schedule.stages)
+    cuts = cut(dag, schedule.order, schedule.lanes, stages=schedule.stages, widths=schedule.widths)
     segments = cuts if whole else tuple((i,) for i in schedule.order)
     transfers = draw_transfers(data, dag, schedule)
-    return dag, schedule, segments, build_program(dag, schedule.lanes, segments, schedule.stages, transfers)
+    return dag, schedule, segments, build_program(dag, schedule, segments, transfers)
 
 
 def draw_transfers(data: st.DataObject, dag: Dag, schedule: Schedule) -> tuple[Transfer, ...]:
@@ -52,7 +52,7 @@ def earlier_stages(dag: Dag, schedule: Schedule, i: int) -> set[int]:
 
 @given(st.data())
 def test_any_interleaving_respects_all_dependencies_and_ends(data: st.DataObject) -> None:
-    """In any interleaving every segment finds its inputs ready, and some lane can always continue."""
+    """In any interleaving every segment finds its inputs and cores ready, and some lane can always continue."""
     dag, schedule, segments, program = draw_program(data)
     lanes = schedule.lanes
     at = dict.fromkeys(program.lanes, 0)
@@ -82,6 +82,13 @@ def test_any_interleaving_respects_all_dependencies_and_ends(data: st.DataObject
             assert step.value == "input" or int(step.value) in done
             copied.add(step.value)
         elif isinstance(step, Run):
+            for core in schedule.occupied(segments[step.segment][0]):
+                earlier = (s for s in segments[: step.segment] if core in schedule.occupied(s[0]))
+                assert all(done.issuperset(s) for s in earlier)
+                if core != lane and core in at:  # the core's own lane does nothing meanwhile
+                    parked = program.lanes[core][at[core]]
+                    assert isinstance(parked, Wait)
+                    assert parked.park
             for i in segments[step.segment]:
                 assert lanes[i] == lane
                 remote = {str(m) for m in dag.predecessors[i] if (lanes[m] <= 0) != (lane <= 0)}
@@ -100,7 +107,7 @@ def test_waits_are_the_transitive_reduction(data: st.DataObject) -> None:
     schedule = data.draw(schedules(dag, data.draw(costs_for(dag)), most_streams=3, staged=None))
     segments = cut(dag, schedule.order, schedule.lanes, stages=schedule.stages)
     transfers = draw_transfers(data, dag, schedule)
-    program = build_program(dag, schedule.lanes, segments, schedule.stages, transfers)
+    program = build_program(dag, schedule, segments, transfers)
     # The work of each lane in order: segments by index, copies by the name of their value.
     own = {
         lane: [s.segment if isinstance(s, Run) else s.value for s in steps if isinstance(s, Run | Copy)]
@@ -161,6 +168,8 @@ def test_the_first_lane_has_the_first_segment(data: st.DataObject) -> None:
     lanes = schedule.lanes
     assert next(iter(program.lanes)) == lanes[segments[0][0]]
     assert {lane for lane in program.lanes if not is_copy_lane(lane)} == set(lanes)
+    used = {lane for i in range(len(lanes)) for lane in schedule.occupied(i)}
+    assert {lane for lane in program.occupied if not is_copy_lane(lane)} == used
 
 
 @given(st.data())
@@ -178,7 +187,7 @@ def test_results_are_complete_when_another_lane_or_the_caller_reads_them(data: s
 def test_a_diamond_by_hand() -> None:
     """For 0 -> 1, 2 -> 3 with 2 on a lane of its own, each lane waits once."""
     dag = Dag.from_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
-    program = build_program(dag, (1, 1, 2, 1), ((0,), (1,), (2,), (3,)))
+    program = build_program(dag, Schedule((0, 1, 2, 3), (1, 1, 2, 1), 2), ((0,), (1,), (2,), (3,)))
     assert program.lanes == {
         1: (Run(0), Signal(1), Run(1), Wait(2, 1), Run(3)),
         2: (Wait(1, 1), Run(2), Signal(1)),
@@ -188,14 +197,30 @@ def test_a_diamond_by_hand() -> None:
 def test_a_wait_that_another_implies_is_left_out() -> None:
     """Operator 2 needs 0 and 1; lane 2 has waited for 0 before it runs 1, so that lane 3 waits for 1 only."""
     dag = Dag.from_edges(3, [(0, 1), (0, 2), (1, 2)])
-    program = build_program(dag, (1, 2, 3), ((0,), (1,), (2,)))
+    program = build_program(dag, Schedule((0, 1, 2), (1, 2, 3), 3), ((0,), (1,), (2,)))
     assert program.lanes[3] == (Wait(2, 1), Run(2))
+
+
+def test_a_wide_segment_by_hand() -> None:
+    """Segment 1 uses both cores: lane 1 waits for lane 2, which is parked until the segment has ended.
+
+    Lane 3 has no segments: the second wide segment only needs its core.
+    """
+    dag = Dag.from_edges(4, [])
+    schedule = Schedule((0, 1, 2, 3), (2, 1, 2, 2), 3, widths=(1, 2, 1, 2))
+    program = build_program(dag, schedule, ((0,), (1,), (2,), (3,)))
+    assert program.lanes == {
+        2: (Run(0), Signal(1), Wait(1, 1, park=True), Run(2), Run(3)),
+        1: (Wait(2, 1), Run(1), Signal(1)),
+    }
+    assert program.occupied == (2, 1, 3)
 
 
 def test_a_barrier_by_hand() -> None:
     """For two independent pairs in two stages, each lane waits once for the other, although no edge joins them."""
     dag = Dag.from_edges(4, [(0, 2), (1, 3)])
-    program = build_program(dag, (0, -1, 0, -1), ((0,), (1,), (2,), (3,)), (0, 0, 1, 1))
+    schedule = Schedule((0, 1, 2, 3), (0, -1, 0, -1), 0, 2, (0, 0, 1, 1))
+    program = build_program(dag, schedule, ((0,), (1,), (2,), (3,)))
     assert program.lanes == {
         0: (Run(0), Signal(1), Wait(-1, 1), Run(2)),
         -1: (Run(1), Signal(1), Wait(0, 1), Run(3)),
@@ -209,7 +234,8 @@ def test_a_value_is_copied_once_for_all_its_readers_by_hand() -> None:
     """
     dag = Dag.from_edges(4, [(0, 1), (0, 2), (1, 3)])
     transfers = (Transfer("a", 0, (1, 2), upload=True), Transfer("b", 1, (3,), upload=False))
-    program = build_program(dag, (1, 0, -1, 1), ((0,), (1,), (2,), (3,)), (), transfers)
+    schedule = Schedule((0, 1, 2, 3), (1, 0, -1, 1), 1, 2)
+    program = build_program(dag, schedule, ((0,), (1,), (2,), (3,)), transfers)
     assert program.copies == 2
     assert program.lanes == {
         1: (Run(0), Signal(1), Wait(DOWNLOAD_LANE, 1), Run(3)),

@@ -8,7 +8,6 @@ import logging
 import sys
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from chrion.core_leases import CoreLease, lease_cores
 from chrion.cores import physical_cores
 from chrion.devices import CPU_PROVIDER
 from chrion.devices.host import allocate, to_host
@@ -30,6 +30,7 @@ from chrion.native import NativeError
 from chrion.runtime.execution.accelerator import Accelerator
 from chrion.runtime.execution.executor import CLOSED, Event
 from chrion.runtime.execution.host_frame import Array
+from chrion.runtime.execution.lane_groups import assign_cores
 from chrion.runtime.execution.native_executor import NOT_COMPILED, NativeExecutor, find_obstacle
 from chrion.runtime.execution.program import build_program
 from chrion.runtime.execution.python_executor import PythonExecutor
@@ -106,7 +107,7 @@ class CutEngine:
         self._options = options
         self._accelerator = accelerator = _open_accelerator(plan, provider_options)
         transfers = find_transfers(Extractor(graph), plan.schedule.lanes, accelerator.device if accelerator else None)
-        self.program = build_program(graph.dag, plan.schedule.lanes, plan.segments, plan.schedule.stages, transfers)
+        self.program = build_program(graph.dag, plan.schedule, plan.segments, transfers)
         _require_cores(plan)
         #: Reentrant, since a signal handler may close the engine while its thread holds it.
         self._lock = threading.RLock()
@@ -221,7 +222,7 @@ class CutEngine:
 
     def explain(self) -> str:
         """Describe the plan in a few lines: its lanes, its segments, its predicted cost, and why it was selected."""
-        plan, lanes = self.plan, [lane for lane in self.program.lanes if not is_copy_lane(lane)]
+        plan, lanes = self.plan, [lane for lane in self.program.occupied if not is_copy_lane(lane)]
         counts = f"{self.session_count} sessions, {self.program.waits} waits, {self.program.copies} copies"
         lane_kind = "native lanes" if self._native else f"lane threads ({self._obstacle})"
         lines = [
@@ -231,12 +232,15 @@ class CutEngine:
         ]
         if self.loaded_mb is not None:
             lines.append(f"GPU memory taken by loading: {format_mb(self.loaded_mb)}")
-        sizes: Counter[int] = Counter(plan.schedule.lanes)
+        schedule = plan.schedule
         for lane in display_order(lanes):
-            segments = sum(plan.schedule.lanes[s[0]] == lane for s in plan.segments)
+            own = [s for s in plan.segments if lane in schedule.occupied(s[0])]
+            wide = sum(schedule.width(s[0]) > 1 for s in own)
+            shared = f" ({wide} on several cores)" if wide else ""
             where = lane_name(lane) + (f" ({plan.accelerator})" if is_accelerator_lane(lane) else "")
             busy = format_ms(plan.busy_ms[lane])
-            lines.append(f"  {where}: {sizes[lane]} operators in {segments} segments, busy {busy}")
+            count = sum(map(len, own))
+            lines.append(f"  {where}: {count} operators in {len(own)} segments{shared}, busy {busy}")
         return "\n".join([*lines, *plan.remarks, *([f"selected: {self.reason}"] if self.reason else [])])
 
     def close(self, until: float | None = None) -> None:
@@ -254,9 +258,10 @@ class CutEngine:
     def _open_native(self) -> NativeExecutor | None:
         """Open the program on native lanes; warn and return None if onnxruntime or the system refuses."""
         try:
-            self.segments, self.session_count = self._open_segments(native=True)
+            lease = self._lease(further=False)
+            self.segments, self.session_count = self._open_segments(lease, native=True)
             tensors = _boundary(self.graph, self.segments)
-            return NativeExecutor(tensors, self.program, self.segments)
+            return NativeExecutor(tensors, self.program, self.segments, lease)
         except (NativeError, RuntimeError) as error:
             self._obstacle = f"native lanes failed: {first_line(error)}"
             log.warning("model %s runs on lane threads, which are slower: %s", self.plan.model, self._obstacle)
@@ -274,17 +279,25 @@ class CutEngine:
             return self._python
 
     def _open_python(self) -> PythonExecutor:
-        segments, session_count = self._open_segments(native=False)
+        further = self._native is not None
+        lease = self._lease(further=further)
+        segments, session_count = self._open_segments(lease, native=False)
         if self._native is None:
             self.segments, self.session_count = segments, session_count
-        further = self._native is not None
-        return PythonExecutor(self.graph, self.program, segments, self._accelerator, further=further)
+        return PythonExecutor(self.graph, self.program, segments, self._accelerator, further=further, lease=lease)
 
-    def _open_segments(self, *, native: bool) -> tuple[list[Segment], int]:
+    def _lease(self, *, further: bool) -> CoreLease | None:
+        """Lease cores before the sessions are opened if threads of sessions are pinned to them."""
+        wide = any(width > 1 for width in self.plan.schedule.widths)
+        return lease_cores(len(self.program.occupied), further=further) if wide else None
+
+    def _open_segments(self, lease: CoreLease | None, *, native: bool) -> tuple[list[Segment], int]:
         """Open all segments; return them and the number of their sessions."""
-        factory = SegmentFactory(Extractor(self.graph), self._options, self._accelerator, native=native)
-        lanes = self.plan.schedule.lanes
-        return [factory.open(s, lanes[s[0]]) for s in self.plan.segments], factory.session_count
+        cores = assign_cores(self.program.occupied, lease.cores) if lease else {}
+        factory = SegmentFactory(Extractor(self.graph), self._options, self._accelerator, native=native, cores=cores)
+        schedule = self.plan.schedule
+        segments = [factory.open(s, schedule.lanes[s[0]], schedule.width(s[0])) for s in self.plan.segments]
+        return segments, factory.session_count
 
 
 class PlainEngine:

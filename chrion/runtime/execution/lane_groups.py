@@ -6,7 +6,7 @@ number of groups share them: a lane carries out the parts of different requests 
 
 The groups share the segments' sessions, which onnxruntime allows, so that a further group costs little more than its
 threads. Its cores are leased as further ones (:mod:`chrion.core_leases`): other sessions rather use those than the
-cores of a first group.
+cores of a first group. If sessions have threads of their own, which are pinned to cores, there is one group.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class LaneGroups(Generic[L]):
         open_lanes: Starts the lanes of a group on given cores.
         limit: Maximum number of groups; by default as many as there are cores for.
         further: Whether the lanes are used rarely, so that their cores are leased as further ones.
+        lease: The cores of the first group, if they are leased already.
 
     Attributes:
         capacity: Number of requests that the groups can serve at the same time, at least one.
@@ -71,6 +72,7 @@ class LaneGroups(Generic[L]):
         limit: int | None = None,
         *,
         further: bool = False,
+        lease: CoreLease | None = None,
     ) -> None:
         self._lanes = tuple(lanes)
         self._open_lanes = open_lanes
@@ -80,7 +82,7 @@ class LaneGroups(Generic[L]):
         self._lock = threading.RLock()
         #: The index of the group that each request in flight uses.
         self._used: dict[object, int] = {}
-        self._groups = [self._open(0)]
+        self._groups = [self._open(0, lease)]
 
     def lease(self, token: object) -> LaneGroup[L]:
         """Return the group for a request, which then has to be released even if this method is interrupted.
@@ -131,8 +133,8 @@ class LaneGroups(Generic[L]):
             return
         self.capacity = max(1, min(self.capacity, len(physical_cores()) // len(self._lanes)))
 
-    def _open(self, index: int) -> LaneGroup[L]:
-        lease = lease_cores(len(self._lanes), further=index > 0 or self._first_further)
+    def _open(self, index: int, lease: CoreLease | None = None) -> LaneGroup[L]:
+        lease = lease or lease_cores(len(self._lanes), further=index > 0 or self._first_further)
         cores = assign_cores(self._lanes, lease.cores)
         return LaneGroup(self._open_lanes(cores), cores, lease)
 

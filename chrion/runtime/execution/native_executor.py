@@ -13,9 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 import onnxruntime as ort
 
+from chrion.core_leases import CoreLease
 from chrion.graph.model import ELEMENT_BYTES, Graph, Tensors
 from chrion.native import NativeError, NativeFrame, NativeLanes, NativeProgram, available
-from chrion.native.bindings import RUN, SIGNAL, WAIT
+from chrion.native.bindings import PARK, RUN, SIGNAL, WAIT
 from chrion.runtime.execution.executor import Event, Executor
 from chrion.runtime.execution.host_frame import Array, HostFrame
 from chrion.runtime.execution.lane_groups import Cores, LaneGroups
@@ -51,12 +52,15 @@ class NativeExecutor(Executor[_NativeHostFrame]):
         program: The graph's program, for which :func:`find_obstacle` returns an empty text.
         segments: The segments that ``Run`` instructions refer to; their sessions are
             :class:`chrion.native.NativeSession`.
+        lease: The cores that threads of the segments' sessions are pinned to; None if there are no such threads.
 
     Raises:
         RuntimeError: The system cannot start another thread.
     """
 
-    def __init__(self, graph: Tensors, program: Program, segments: Sequence[Segment]) -> None:
+    def __init__(
+        self, graph: Tensors, program: Program, segments: Sequence[Segment], lease: CoreLease | None = None
+    ) -> None:
         super().__init__()
         self._graph = graph
         self._segments = segments
@@ -65,7 +69,7 @@ class NativeExecutor(Executor[_NativeHostFrame]):
         def open_lanes(cores: Cores) -> NativeLanes:
             return NativeLanes(encoded, [cores[lane] for lane in program.lanes])
 
-        self._groups = LaneGroups(program.lanes, open_lanes)
+        self._groups = LaneGroups(program.occupied, open_lanes, 1 if lease else None, lease=lease)
         self._lane_of = {i.segment: lane for lane, steps in program.lanes.items() for i in steps if isinstance(i, Run)}
 
     @property
@@ -110,7 +114,7 @@ def _encode(program: Program) -> list[list[tuple[int, int, int]]]:
         steps: list[tuple[int, int, int]] = []
         for step in instructions:
             if isinstance(step, Wait):
-                steps.append((WAIT, index[step.lane], step.count))
+                steps.append((PARK if step.park else WAIT, index[step.lane], step.count))
             elif isinstance(step, Run):
                 steps.append((RUN, step.segment, 0))
             elif isinstance(step, Signal):

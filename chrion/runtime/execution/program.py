@@ -9,6 +9,10 @@ time and global states of distributed systems", 1989).
 Copies between the memories of host and device have a lane for each direction, so that they overlap with what the other
 lanes compute and with each other. A value is copied once to each memory, as soon as it has been computed; the copies of
 a lane follow the order in which their values are computed.
+
+A segment on several cores is run by the lane of the first one, with threads of its session on the others. It waits
+until the lanes of these cores have finished their earlier segments. They are parked until it ends, since a spinning
+lane would take its core from the segment.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from dataclasses import dataclass
 
 from chrion.graph.dag import Dag
 from chrion.lane_numbers import DOWNLOAD_LANE, UPLOAD_LANE, is_accelerator_lane, is_copy_lane
+from chrion.scheduler.schedule import Schedule
 
 #: Number of segments and copies that each lane has finished.
 Clock = dict[int, int]
@@ -48,6 +53,8 @@ class Wait:
 
     lane: int
     count: int
+    #: Whether to park at once, because a segment of another lane uses the core.
+    park: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +90,13 @@ class Program:
 
     #: Lanes in the order of their first segment, then those that copy. The caller's thread carries out the first.
     lanes: Mapping[int, tuple[Instruction, ...]]
+    #: Further lanes without instructions, whose cores segments of other lanes use.
+    cores_only: tuple[int, ...] = ()
+
+    @property
+    def occupied(self) -> tuple[int, ...]:
+        """All lanes that need a core of their own."""
+        return (*self.lanes, *self.cores_only)
 
     @property
     def waits(self) -> int:
@@ -99,24 +113,19 @@ class Program:
 
 
 def build_program(
-    dag: Dag,
-    lanes: Sequence[int],
-    segments: Sequence[Sequence[int]],
-    stages: Sequence[int] = (),
-    transfers: Sequence[Transfer] = (),
+    dag: Dag, schedule: Schedule, segments: Sequence[Sequence[int]], transfers: Sequence[Transfer] = ()
 ) -> Program:
     """Build the program of a plan.
 
     Args:
         dag: The graph.
-        lanes: Lane of each operator.
-        segments: Segments in topological order; the operators of one are all on its lane.
-        stages: Stage of each operator, which never decreases along the segments. A lane starts a stage when all lanes
-            have finished the stages before it. Without stages there are no such barriers.
+        schedule: Its schedule. A lane starts a stage when all lanes have finished the stages before it.
+        segments: Segments in topological order; the operators of one are all on its lane and of its width.
         transfers: Values to copy. If an edge between host and device has no transfer, both use the value in the same
             memory, and the reader only waits for the producer.
     """
-    builder = _ProgramBuilder(dag, lanes, transfers)
+    builder = _ProgramBuilder(dag, schedule, transfers)
+    stages = schedule.stages
     for index, segment in enumerate(segments):
         if stages and index and stages[segment[0]] != stages[segments[index - 1][0]]:
             builder.end_stage()
@@ -127,9 +136,12 @@ def build_program(
 class _ProgramBuilder:
     """Builds a program segment by segment."""
 
-    def __init__(self, dag: Dag, lanes: Sequence[int], transfers: Sequence[Transfer]) -> None:
+    def __init__(self, dag: Dag, schedule: Schedule, transfers: Sequence[Transfer]) -> None:
         self._dag = dag
-        self._lanes = lanes
+        self._schedule = schedule
+        self._lanes = schedule.lanes
+        #: Lane -> (lane, count of that lane) of the last segment that has used its core.
+        self._used_by: dict[int, tuple[int, int]] = {}
         #: Operator -> (lane, count of that lane once the operator is done).
         self._done_at: dict[int, tuple[int, int]] = {}
         #: The same for edges whose value is copied: (producer, reader) -> (copying lane, count once it is copied).
@@ -160,17 +172,28 @@ class _ProgramBuilder:
         lane = self._lanes[segment[0]]
         needed = self._needed(segment, lane)
         _merge(needed, {other: count for other, count in self._barrier.items() if other != lane})
+        occupied = self._schedule.occupied(segment[0])
+        for core in occupied:
+            _merge(needed, dict([self._used_by.get(core, (lane, 0))]))
+        needed.pop(lane, None)
         self._add_step(lane, needed, Run(index))
-        self._done_at.update(dict.fromkeys(segment, (lane, self._counts[lane])))
+        done = (lane, self._counts[lane])
+        self._done_at.update(dict.fromkeys(segment, done))
+        for core in occupied:
+            self._used_by[core] = done
+            if core != lane:
+                self._park(core, *done)
         for i in segment:
             for transfer in self._transfers.get(i, ()):
                 self._copy(transfer)
 
     def build(self) -> Program:
         """Return the program, with signals where other lanes wait."""
-        awaited = {(i.lane, i.count) for steps in self._steps.values() for i in steps if isinstance(i, Wait)}
-        order = sorted(self._steps, key=is_copy_lane)
-        return Program({lane: _with_signals(lane, self._steps[lane], awaited) for lane in order})
+        running = [steps for lane, steps in self._steps.items() if self._counts.get(lane)]
+        awaited = {(i.lane, i.count) for steps in running for i in steps if isinstance(i, Wait)}
+        order = sorted((lane for lane in self._steps if self._counts.get(lane)), key=is_copy_lane)
+        cores_only = tuple(sorted(self._used_by.keys() - set(order)))
+        return Program({lane: _with_signals(lane, self._steps[lane], awaited) for lane in order}, cores_only)
 
     def _copy(self, transfer: Transfer) -> None:
         producer, lane = transfer.producer, transfer.lane
@@ -192,6 +215,14 @@ class _ProgramBuilder:
         steps.append(step)
         self._counts[lane] = self._counts.get(lane, 0) + 1
         self._known_at_signal[lane, self._counts[lane]] = dict(known)
+
+    def _park(self, lane: int, runner: int, count: int) -> None:
+        """Make a lane wait until another one has finished a segment that uses its core."""
+        steps, known = self._steps.setdefault(lane, []), self._known.setdefault(lane, {})
+        if steps and isinstance(last := steps[-1], Wait) and last.park and last.lane == runner:
+            steps.pop()
+        steps.append(Wait(runner, count, park=True))
+        _merge(known, {**self._known_at_signal[runner, count], runner: count})
 
     def _needed(self, segment: Sequence[int], lane: int) -> Clock:
         """Return the count that each other lane must have reached before the segment may start."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import onnxruntime as ort
 
+from chrion.core_leases import CoreLease
 from chrion.cores import affinity, pin
 from chrion.devices.host import zeros
 from chrion.graph.model import Graph
@@ -85,9 +86,10 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
         segments: The segments that ``Run`` instructions refer to.
         accelerator: Runs the segments on the accelerator; None if the program has none.
         further: Whether most requests run on other lanes, so that the cores are leased as further ones.
+        lease: The cores that threads of the segments' sessions are pinned to; None if there are no such threads.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of an executor
         self,
         graph: Graph,
         program: Program,
@@ -95,6 +97,7 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
         accelerator: Accelerator | None = None,
         *,
         further: bool = False,
+        lease: CoreLease | None = None,
     ) -> None:
         super().__init__()
         self._graph = graph
@@ -104,10 +107,11 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
         self._first = first = next(iter(program.lanes))
 
         def open_lanes(cores: Cores) -> LaneThreads:
-            return LaneThreads({lane: core for lane, core in cores.items() if lane != first})
+            return LaneThreads({lane: cores[lane] for lane in program.lanes if lane != first})
 
-        # The streams of an accelerator exist once.
-        self._groups = LaneGroups(program.lanes, open_lanes, 1 if accelerator else None, further=further)
+        # The streams of an accelerator exist once, and so do the threads of sessions.
+        limit = 1 if accelerator or lease else None
+        self._groups = LaneGroups(program.occupied, open_lanes, limit, further=further, lease=lease)
         #: Name of the operator that computes each value.
         self._producers = {
             name: graph.dag.names[i]
@@ -130,7 +134,8 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
         try:
             for instruction in self._program.lanes[lane]:
                 if isinstance(instruction, Wait):
-                    request.counters[instruction.lane].wait(instruction.count, max_spins, on_timeout)
+                    spins = 0 if instruction.park else max_spins
+                    request.counters[instruction.lane].wait(instruction.count, spins, on_timeout)
                 elif isinstance(instruction, Signal):
                     own.advance(instruction.count)
                 elif request.failure is not None:

@@ -10,6 +10,7 @@ import onnx
 import onnxruntime as ort
 
 from chrion.devices import CPU_PROVIDER
+from chrion.devices.intra_op import set_threads
 from chrion.graph.extract import Extractor
 from chrion.lane_numbers import is_accelerator_lane
 from chrion.native import NativeSession
@@ -54,6 +55,7 @@ class SegmentFactory:
         base: The caller's session options, or None.
         accelerator: Opens the segments of accelerator lanes; None to open all segments on the CPU.
         native: Whether to open the segments of CPU lanes for native lanes.
+        cores: The logical CPU of each lane, for the threads of segments on several cores.
     """
 
     def __init__(
@@ -63,26 +65,33 @@ class SegmentFactory:
         accelerator: Accelerator | None = None,
         *,
         native: bool = False,
+        cores: Mapping[int, int | None] | None = None,
     ) -> None:
         self._extractor = extractor
+        self._cores = cores or {}
         self._base = base
         self._accelerator = accelerator
         self._native = native
-        self._opened: dict[tuple[str, int | None], tuple[Any, tuple[str, ...], tuple[str, ...]]] = {}
+        self._opened: dict[tuple[str, int | None, range], tuple[Any, tuple[str, ...], tuple[str, ...]]] = {}
 
     @property
     def session_count(self) -> int:
         """Number of sessions that have been opened."""
         return len(self._opened)
 
-    def open(self, operators: Sequence[int], lane: int) -> Segment:
-        """Open a segment for a lane; it shares the session of any earlier segment that computes the same function."""
+    def open(self, operators: Sequence[int], lane: int, width: int = 1) -> Segment:
+        """Open a segment for a lane; it shares the session of any earlier segment that computes the same function.
+
+        Segments of a ``width`` of 2 or more have a session with a thread on each of the next lanes' cores, which they
+        share with segments on the same lanes.
+        """
+        others = range(lane + 1, lane + width)
         sub = self._extractor.extract(operators)
         accelerator = self._accelerator if is_accelerator_lane(lane) else None
         cuda_graph = accelerator is not None and accelerator.captures_graphs and not _has_control_flow(sub.model)
-        key = (sub.key, accelerator.sharing_group(lane) if accelerator else None)
+        key = (sub.key, accelerator.sharing_group(lane) if accelerator else None, others)
         if key not in self._opened:
-            model, options = sub.model.SerializeToString(), self._options(sub.options)
+            model, options = sub.model.SerializeToString(), self._options(sub.options, others)
             if accelerator is None and self._is_small(sub.model):
                 options.enable_cpu_mem_arena = False
             if accelerator:
@@ -109,12 +118,11 @@ class SegmentFactory:
         sizes = [values[name].bytes if name in values else None for node in model.graph.node for name in node.output]
         return sum(size for size in sizes if size is not None) <= _ARENA_BYTES and None not in sizes
 
-    def _options(self, entries: Mapping[str, str]) -> ort.SessionOptions:
+    def _options(self, entries: Mapping[str, str], others: range) -> ort.SessionOptions:
         options = ort.SessionOptions()
         inherit(self._base, options)
-        options.intra_op_num_threads = 1
-        options.inter_op_num_threads = 1
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        cores = [core for lane in others if (core := self._cores.get(lane)) is not None]
+        set_threads(options, 1 + len(others), cores)
         for key, value in entries.items():
             options.add_session_config_entry(key, value)
         return options
