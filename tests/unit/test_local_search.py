@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chrion.scheduler import Schedule
+from chrion.scheduler.evaluation.incremental import GraphTables
 from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.search.initial_solutions import GraphFacts, InitialSolutions
@@ -25,26 +26,26 @@ def test_local_search_is_monotone_and_keeps_its_budget(data: st.DataObject) -> N
     problem = Problem(dag, costs)
     start = problem.evaluate(Schedule(dag.topological_order, (1,) * len(dag), costs.cores))
     before = problem.work
-    better = move_units(problem, start, [(i,) for i in range(len(dag))], 0.5, budget=budget)
-    assert problem.work <= before + budget + len(dag)
-    assert better.cost(0.5) <= start.cost(0.5)
-    merged = merge_segments(problem, better, 0.5)
-    assert merged.cost(0.5) <= better.cost(0.5) + 1e-9
+    better = move_units(problem, GraphTables(dag, costs), start, [(i,) for i in range(len(dag))], budget=budget)
+    assert problem.work <= before + budget + 3 * len(dag)
+    assert better.cost(0.0) <= start.cost(0.0)
+    merged = merge_segments(problem, better)
+    assert merged.cost(0.0) <= better.cost(0.0) + 1e-9
     assert len(merged.segments) <= len(better.segments)
 
 
 @settings(deadline=None, max_examples=40)
-@given(data=st.data(), alpha=st.sampled_from([0.0, 0.5]))
-def test_an_improved_solution_is_valid_and_within_its_cap(data: st.DataObject, alpha: float) -> None:
-    """The solution costs no more than the initial one, and uses no more accelerator memory than the cap."""
+@given(data=st.data())
+def test_an_improved_solution_is_valid_and_within_its_cap(data: st.DataObject) -> None:
+    """The solution is no slower than the initial one, and uses no more accelerator memory than the cap."""
     dag = data.draw(dags())
     costs = data.draw(costs_for(dag, accelerator=True).filter(lambda c: c.cores > 0))
     facts = GraphFacts(dag, costs)
     initial = InitialSolutions(facts, costs)
     search = LocalSearch(initial.problem, facts.groups.members, facts.units)
-    start = data.draw(st.sampled_from(list(initial.make([0.0, alpha]))))
+    start = data.draw(st.sampled_from(list(initial.make([0.0, 0.5]))))
     cap_mb = data.draw(st.sampled_from([math.inf, start.timeline.resident_mb]))
-    improved = search.improve(start, alpha, cap_mb=cap_mb, budget=5000)
+    improved = search.improve(start, cap_mb=cap_mb, budget=5000)
     check_solution(dag, costs, improved)
     assert improved.timeline.resident_mb <= cap_mb
-    assert improved.cost(alpha) <= start.cost(alpha) + 1e-9
+    assert improved.timeline.latency_ms <= start.timeline.latency_ms + 1e-9

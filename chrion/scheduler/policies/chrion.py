@@ -42,7 +42,7 @@ _DESCENTS = 3
 _REFINED = 8
 #: Operators evaluated to improve the fastest solutions of one machine, each in each pass; in all descents; and in all
 #: refinements together.
-_FASTEST_WORK = 40_000
+_FASTEST_WORK = 20_000
 _DESCENT_WORK = 40_000
 _REFINEMENT_WORK = 30_000
 #: Initial solutions slower than this, relative to the fastest known solution, are not improved.
@@ -105,7 +105,7 @@ class PortfolioSearch:
             known[chunk] = undominated([*inherited, *fresh[chunk]])
         large = max(len(dag) for dag, _ in self._variants.values()) > LARGE
         for chunk, solution in _fastest(smaller, fresh)[: 1 if large else None]:
-            known[chunk].append(searches[chunk].improve(solution, 0.0, budget=_FASTEST_WORK))
+            known[chunk].append(searches[chunk].improve(solution, budget=_FASTEST_WORK))
         if machine.accelerator_ms is not None and machine.cores and not large:
             self._spread(known, smaller, searches)
         return {chunk: undominated(solutions) for chunk, solutions in known.items()}
@@ -134,7 +134,7 @@ class PortfolioSearch:
         for chunk, solution in sample:
             work = _REFINEMENT_WORK // len(sample) // len(searches[chunk].neighbourhoods)
             cap_mb = solution.timeline.resident_mb
-            better = searches[chunk].improve(solution, 0.0, cap_mb=cap_mb, budget=work)
+            better = searches[chunk].improve(solution, cap_mb=cap_mb, budget=work)
             known[chunk].append(replace(better, cap_mb=math.inf))
 
 

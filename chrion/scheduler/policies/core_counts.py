@@ -10,7 +10,7 @@ from chrion.profiler.costs import Costs
 _POWERS_OF_TWO = frozenset(2**power for power in range(10))
 #: Sampled numbers of cores for graphs of at most so many operators; see :func:`sampled_counts`.
 _SAMPLES = (
-    (2_000, frozenset({0, 3, 6, 12, 24, 48, 96}) | _POWERS_OF_TWO),
+    (1_000, frozenset({0, 3, 6, 12, 24, 48, 96}) | _POWERS_OF_TWO),
     (20_000, frozenset({0}) | _POWERS_OF_TWO),
     (math.inf, frozenset({0, 1, 4, 16, 64, 256})),
 )

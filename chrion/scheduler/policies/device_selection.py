@@ -50,9 +50,34 @@ def select_devices(dag: Dag, costs: Costs, order: Sequence[int], alpha: float) -
     Raises:
         ScheduleError: There is neither an accelerator that runs every operator nor a CPU core.
     """
-    table = _EdgeTable(dag, costs)
-    selections = [_select(dag, costs, table, order, alpha, cores) for cores in usable_counts(costs)]
-    return min(selections, key=lambda s: s.cost(alpha))
+    return DeviceSelector(dag, costs, order).select(costs, alpha)
+
+
+class DeviceSelector:
+    """Algorithm 2 for one order, on a machine and on the smaller machines within it.
+
+    A smaller machine has the same selections for its numbers of cores, so each is made once.
+
+    Args:
+        dag: The graph.
+        costs: W, M, C and b of the machine.
+        order: O.
+    """
+
+    def __init__(self, dag: Dag, costs: Costs, order: Sequence[int]) -> None:
+        self._dag, self._table, self._order = dag, _EdgeTable(dag, costs), order
+        self._known: dict[tuple[bool, int, float], Selection] = {}
+
+    def select(self, costs: Costs, alpha: float) -> Selection:
+        """Return Algorithm 2's result for the costs on the machine or a smaller one; see :func:`select_devices`."""
+        selections = [self._select(costs, cores, alpha) for cores in usable_counts(costs)]
+        return min(selections, key=lambda s: s.cost(alpha))
+
+    def _select(self, costs: Costs, cores: int, alpha: float) -> Selection:
+        key = costs.accelerator_ms is not None, cores, alpha
+        if key not in self._known:
+            self._known[key] = _select(self._dag, costs, self._table, self._order, alpha, cores)
+        return self._known[key]
 
 
 class _EdgeTable:

@@ -15,7 +15,7 @@ from chrion.scheduler.search.grouping import Groups
 _BISECTIONS = 60
 _UNSUPPORTED_MS = 1e12
 #: A partial pipeline gives a multiple of one part in so many of the groups to the accelerator.
-_PARTS = 16
+_PARTS = 8
 
 
 def group_lanes(groups: Groups, costs: Costs) -> Iterator[tuple[str, list[int]]]:

@@ -26,7 +26,7 @@ from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.solution import Problem, Solution
 from chrion.scheduler.policies.cpop import cpop
-from chrion.scheduler.policies.device_selection import select_devices
+from chrion.scheduler.policies.device_selection import DeviceSelector
 from chrion.scheduler.policies.heft import place_by_finish
 from chrion.scheduler.policies.list_scheduling import Lanes, by_rank, downward_ranks, upward_ranks
 from chrion.scheduler.policies.nimble import nimble_streams
@@ -53,18 +53,25 @@ class GraphFacts:
     """
 
     def __init__(self, dag: Dag, costs: Costs) -> None:
-        self.dag = dag
+        self.dag, self._costs = dag, costs
         self.groups: Groups = group_operators(dag, costs)
         #: Operators that stay in one segment wherever they are placed; None if the schedule determines the segments.
         #: The steps of a layer are alike, so segments of one step each share one session and its packed weights.
         self.units = self.groups.units if self.groups.steps > 1 else None
         self._tilings: dict[int, tuple[list[int], list[int]]] = {}
+        self._selectors: dict[tuple[int, ...], DeviceSelector] = {}
 
     def tiling(self, steps: int) -> tuple[list[int], list[int]]:
         """Return the order and the labels of tiles of so many steps; see :func:`tile_order`."""
         if steps not in self._tilings:
             self._tilings[steps] = tile_order(self.dag, self.groups, steps)
         return self._tilings[steps]
+
+    def select_devices(self, costs: Costs, order: tuple[int, ...], alpha: float) -> Schedule:
+        """Return the paper's device selection for the costs on the whole machine or a smaller one."""
+        if order not in self._selectors:
+            self._selectors[order] = DeviceSelector(self.dag, self._costs, order)
+        return self._selectors[order].select(costs, alpha).schedule
 
     @cached_property
     def nimble_streams(self) -> list[int]:
@@ -125,11 +132,11 @@ class InitialSolutions:
         """Yield the paper's device selection."""
         dag, costs = self.problem.dag, self.problem.costs
         for alpha in alphas:
-            schedule = select_devices(dag, costs, self._order, alpha).schedule
+            schedule = self.facts.select_devices(costs, self._order, alpha)
             yield from self._as_it_stands_and_by_units(schedule, "greedy")
         if len(dag) <= LARGE and not self._by_units_only:
             for order in self.facts.plain_orders:
-                yield self.problem.evaluate(select_devices(dag, costs, order, 0.0).schedule, origin="greedy")
+                yield self.problem.evaluate(self.facts.select_devices(costs, order, 0.0), origin="greedy")
 
     def _by_finish(self, alphas: Sequence[float]) -> Iterator[Solution]:
         """Yield HEFT, which ranks operators once for all alphas."""

@@ -1,9 +1,10 @@
 """Local search: move units between lanes, reorder operators and merge segments while the evaluator confirms a gain.
 
-The search is monotone: it takes a step only if the step lowers L + alpha * M. It also merges segments if the cost stays
-the same, since fewer segments need fewer sessions. It moves only what can lower the cost: operators of the critical
-chain, and with a price of memory those on the accelerator. The search is bounded by evaluated operators instead of
-time, and seeded, so that equal inputs give equal plans.
+The search is monotone: it takes a step only if the step lowers the latency, within a cap on memory. It also merges
+segments if the latency stays the same, since fewer segments need fewer sessions. It moves only what can lower the
+latency: operators of the critical chain. Trials are evaluated incrementally
+(:mod:`chrion.scheduler.evaluation.incremental`). The search is bounded by evaluated operators instead of time, and
+seeded, so that equal inputs give equal plans.
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from chrion.lane_numbers import all_lanes, is_accelerator_lane
+from chrion.scheduler.evaluation.incremental import GraphTables, Trace, has_traces
 from chrion.scheduler.evaluation.solution import Problem, Solution
 from chrion.scheduler.schedule import Schedule
 from chrion.scheduler.search.critical_chain import critical_operators
 
 #: Operators evaluated by one pass of a search.
 BUDGET = 400_000
+#: A trial costs at least one part in so many of the evaluation of all operators.
+_TRIAL_PARTS = 8
 _EPSILON = 1e-9
 #: Positions in the order by which an operator may be shifted, each way.
 _MOST_SHIFTED = 4
@@ -59,12 +64,15 @@ class LocalSearch:
             found.append(tuple((i,) for i in range(n)))
         return found
 
-    def improve(self, solution: Solution, alpha: float, *, cap_mb: float = math.inf, budget: int = BUDGET) -> Solution:
+    @cached_property
+    def _tables(self) -> GraphTables:
+        return GraphTables(self.problem.dag, self.problem.costs)
+
+    def improve(self, solution: Solution, *, cap_mb: float = math.inf, budget: int = BUDGET) -> Solution:
         """Improve a solution in every neighbourhood.
 
         Args:
             solution: The solution to start from. One with stages is returned as it is.
-            alpha: Price of accelerator memory, in ms per MB.
             cap_mb: Resident accelerator memory that ``solution`` and the result must not exceed.
             budget: Operators to evaluate in each pass.
 
@@ -77,47 +85,45 @@ class LocalSearch:
         if solution.schedule.stages or lanes < 2:
             return solution
         for units in self.neighbourhoods:
-            solution = move_units(problem, solution, units, alpha, budget=budget)
+            solution = move_units(problem, self._tables, solution, units, budget=budget)
         # Units are alike and share one session and its packed weights; merged with a neighbour, they would not.
-        return solution if self._units else merge_segments(problem, solution, alpha, budget=budget)
+        return solution if self._units else merge_segments(problem, solution, budget=budget)
 
 
-def move_units(  # noqa: PLR0913 - budget and seed by name
+def move_units(
     problem: Problem,
+    tables: GraphTables,
     solution: Solution,
     units: Sequence[Sequence[int]],
-    alpha: float,
     *,
     budget: int = BUDGET,
-    seed: int = 0,
 ) -> Solution:
     """Move units between lanes, and single operators in the order, until no move improves the solution.
 
     Args:
         problem: The graph and its costs.
+        tables: The same, for incremental evaluation.
         solution: The solution to start from.
         units: Operators that move together: groups, or single operators.
-        alpha: Price of accelerator memory, in ms per MB.
         budget: Operators to evaluate.
-        seed: Seed of the order in which moves are tried.
 
     Returns:
         A solution that is not worse.
     """
-    search = _Search(problem, solution, alpha, problem.work + budget, random.Random(seed))  # noqa: S311 - no secret
+    search = _Search(problem, tables, solution, problem.work + budget)
     improved = True
     while improved and not search.exhausted:
-        before = search.best.cost(alpha)
+        before = search.best.cost(0.0)
         promising = search.promising()
         search.move_between_lanes([unit for unit in units if not promising.isdisjoint(unit)])
         if len(units) == len(problem.dag):
             search.shift_in_order(sorted(search.promising()))
-        improved = search.best.cost(alpha) < before - _EPSILON
+        improved = search.best.cost(0.0) < before - _EPSILON
     return search.best
 
 
-def merge_segments(problem: Problem, solution: Solution, alpha: float, *, budget: int = BUDGET) -> Solution:
-    """Merge neighbouring segments of a lane while the predicted cost does not increase."""
+def merge_segments(problem: Problem, solution: Solution, *, budget: int = BUDGET) -> Solution:
+    """Merge neighbouring segments of a lane while the predicted latency does not increase."""
     end = problem.work + budget
     labels = [0] * len(problem.dag)
     for at, segment in enumerate(solution.segments):
@@ -136,7 +142,7 @@ def merge_segments(problem: Problem, solution: Solution, alpha: float, *, budget
             for i in second:
                 labels[i] = labels[first[0]]
             trial = problem.evaluate(schedule, labels, solution.origin)
-            if len(trial.segments) < len(best.segments) and trial.cost(alpha) <= best.cost(alpha) + _EPSILON:
+            if len(trial.segments) < len(best.segments) and trial.cost(0.0) <= best.cost(0.0) + _EPSILON:
                 best = trial
             else:
                 for i, label in zip(second, kept, strict=True):
@@ -147,9 +153,11 @@ def merge_segments(problem: Problem, solution: Solution, alpha: float, *, budget
 class _Search:
     """The state of one pass: the best solution so far, and the work that is left."""
 
-    def __init__(self, problem: Problem, solution: Solution, alpha: float, end: int, rng: random.Random) -> None:
+    def __init__(self, problem: Problem, tables: GraphTables, solution: Solution, end: int) -> None:
         self.best = solution
-        self._problem, self._alpha, self._end, self._rng = problem, alpha, end, rng
+        self._problem, self._tables, self._end = problem, tables, end
+        self._rng = random.Random(0)  # noqa: S311 - no secret
+        self._trace = self._make_trace()
 
     @property
     def exhausted(self) -> bool:
@@ -157,14 +165,11 @@ class _Search:
         return self._problem.work >= self._end
 
     def promising(self) -> set[int]:
-        """Return the operators whose move can lower the cost; in a small graph all, for moves that free memory."""
+        """Return the operators whose move can lower the latency; in a small graph all, since segments wait as well."""
         n = len(self._problem.dag)
         if n <= _SMALL:
             return set(range(n))
-        found = critical_operators(self._problem.dag, self._problem.costs, self.best)
-        if self._alpha:
-            found |= {i for i, lane in enumerate(self.best.schedule.lanes) if is_accelerator_lane(lane)}
-        return found
+        return critical_operators(self._problem.dag, self._problem.costs, self.best)
 
     def move_between_lanes(self, units: Sequence[Sequence[int]]) -> None:
         """Try every unit on other lanes."""
@@ -177,7 +182,7 @@ class _Search:
                 lanes = list(self.best.schedule.lanes)
                 for i in members:
                     lanes[i] = lane
-                self._try(replace(self.best.schedule, lanes=tuple(lanes)))
+                self._try(replace(self.best.schedule, lanes=tuple(lanes)), members)
 
     def shift_in_order(self, operators: list[int]) -> None:
         """Try operators at other positions of the order, between their predecessors and their successors."""
@@ -198,17 +203,33 @@ class _Search:
                     continue
                 moved = order[:at] + order[at + 1 :]
                 moved.insert(target, i)
-                if self._try(replace(self.best.schedule, order=tuple(moved))):
+                if self._try(
+                    replace(self.best.schedule, order=tuple(moved)), order[min(at, target) : max(at, target) + 1]
+                ):
                     break
 
-    def _try(self, schedule: Schedule) -> bool:
-        """Evaluate a schedule, and keep it if it is better."""
-        limit = self.best.cost(self._alpha) - _EPSILON
+    def _try(self, schedule: Schedule, changed: Sequence[int]) -> bool:
+        """Evaluate a schedule in which some operators have another lane or position, and keep it if it is better."""
+        limit = self.best.cost(0.0) - _EPSILON
+        if self._trace is not None:
+            before = self._trace.work
+            below = self._trace.latency_below(limit, schedule, changed, self.best.tiles)
+            self._problem.work += max(self._trace.work - before, len(self._problem.dag) // _TRIAL_PARTS)
+            if below is None:
+                return False
         trial = self._problem.evaluate_below(limit, schedule, self.best.tiles, self.best.origin)
-        if trial is None or trial.cost(self._alpha) >= limit:
+        if trial is None or trial.cost(0.0) >= limit:
             return False
         self.best = trial
+        self._trace = self._make_trace()
         return True
+
+    def _make_trace(self) -> Trace | None:
+        """Return the trace of the best solution, from which similar schedules are evaluated."""
+        if not has_traces(self.best.schedule):
+            return None
+        self._problem.work += len(self._problem.dag)
+        return Trace(self._tables, self.best.schedule, self.best.tiles)
 
     def _target_lanes(self, members: Sequence[int]) -> Iterator[int]:
         """Yield the lanes to try for a unit."""

@@ -83,7 +83,7 @@ def descend(search: LocalSearch, start: Solution, units: Sequence[Sequence[int]]
             return
         best = min(trials, key=lambda trial: _latency_per_mb(current, trial))
         budget = work // 2 // len(units) // len(search.neighbourhoods)
-        current = replace(search.improve(best, 0.0, cap_mb=best.timeline.resident_mb, budget=budget), cap_mb=math.inf)
+        current = replace(search.improve(best, cap_mb=best.timeline.resident_mb, budget=budget), cap_mb=math.inf)
         yield current
 
 
