@@ -31,7 +31,8 @@ _GONE_S = 10.0
 #: Requests that are sent without a pause if the client is behind.
 _BURST = 32
 _BEGIN_S = 0.05
-_TIMING = re.compile(r"(queue|load|compute);dur=([0-9.]+)")
+#: Parts of the header ``Server-Timing``, in ms.
+TIMING = re.compile(r"(queue|load|compute);dur=([0-9.]+)")
 _NAN = float("nan")
 
 
@@ -162,7 +163,7 @@ class OpenLoop:
             self._answered_s, self._gone = asyncio.get_running_loop().time(), ""
             if answer.status == 200:
                 end_ms = self.now_ms()
-                parts = dict(_TIMING.findall(answer.headers.get("server-timing", "")))
+                parts = dict(TIMING.findall(answer.headers.get("server-timing", "")))
                 start_ms = max(due_ms, end_ms - float(parts.get("compute", 0.0)))
                 cold = "load" in parts
             else:

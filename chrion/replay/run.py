@@ -150,15 +150,21 @@ def _result(  # noqa: PLR0913, PLR0917 - what was measured at several places
     def share(seconds: float, whole: float) -> float:
         return seconds * 1000 / whole if whole else 0.0
 
-    key = "chrion_model_loads_total"
-    names = [served_name(model.name) for model in scenario.models]
-    loads = [round(after.by_model.get((key, n), 0.0) - before.by_model.get((key, n), 0.0)) for n in names]
+    def loads_of(name: str) -> int:
+        """Return the loads of a model that the simulation counts, too: a change to a smaller variant is none."""
+        opened, smaller = (
+            after.by_model.get((metric, name), 0.0) - before.by_model.get((metric, name), 0.0)
+            for metric in ("chrion_model_loads_total", "chrion_model_shrinks_total")
+        )
+        return max(0, round(opened - smaller))
+
+    loads = [loads_of(served_name(model.name)) for model in scenario.models]
     cores = round(after.totals.get("chrion_lane_cores", 0.0))
     width_ms, memory = outcome.memory.means(end_ms)
     server = ServerResult(
         index=0,
         arrivals=int(outcome.metrics.arrivals.sum()),
-        loads=round(grown(key)),
+        loads=sum(loads),
         loaded_mb=grown("chrion_model_loaded_bytes_total") / 1e6,
         evictions=round(grown("chrion_model_evictions_total")),
         gpu_busy=share(grown("chrion_slot_busy_seconds_total"), end_ms),

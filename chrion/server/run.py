@@ -129,7 +129,8 @@ def _web_server(options: ServerOptions, app: Any) -> Any:
 def _listen(host: str, port: int) -> socket.socket:
     """Return a listening socket, whose connections end if their peer is gone or stops reading."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio switches Nagle's algorithm off only for sockets with a protocol; answers would wait 40 ms for it.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
