@@ -1,21 +1,20 @@
 """Predictions of the simulation beside what the server does with the same requests, and beside plain sessions with LRU.
 
 The scenario has 32 equal models, with memory for eight of them. Its times of requests and loads are measured first, one
-request after another, on the server that is then measured.
+request after another, by a client of the server that is then measured.
 """
 
 from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import Mapping
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from chrion.replay import run as replays
 from chrion.replay.http_client import HttpClient
-from chrion.replay.open_loop import TIMING
 from chrion.replay.stand_ins import write_stand_ins
 from chrion.replay.target import calls_of
 from chrion.simulator.results import PatternResult
@@ -28,8 +27,10 @@ MODELS, FITTING = 32, 8
 #: Memory of a model and of its smaller variant, and time of a request, as stated to the stand-ins.
 LARGE_MB, SMALL_MB, LATENCY_MS, SMALL_LATENCY_MS = 48.0, 24.0, 10.0, 12.0
 BUDGET_MB = FITTING * LARGE_MB + 2.0
-SLO_MS = 60.0
-RATE_PER_S = 10.0
+SLO_MS = 75.0
+RATE_PER_S = 14.0
+#: Pause before each request that is timed alone.
+PAUSE_S = 0.03
 #: The part of the trace that is replayed, in seconds of the trace.
 AZURE_START_S, AZURE_LENGTH_S = 3600, 600
 #: Policies of the table: eviction, load order, admission, and whether models shrink.
@@ -119,25 +120,26 @@ def measure_plain(workload: str, seconds: float, trace: Path | None, folder: Pat
 
 
 def calibrate(url: str) -> Figures:
-    """Return the times of single requests on a server, each of which waits for a load, or does not."""
+    """Return the times of single requests, as their client sees them: of one in memory, and what a load adds."""
 
     async def ask() -> tuple[list[float], list[float]]:
         client = HttpClient(url, {})
         calls = await calls_of(client, [f"m#{number + 1}" for number in range(MODELS)])
-        runs, loads = [], []
+        warm: list[float] = []
+        cold: list[float] = []
         for call in calls:
             for _ in range(3):
+                await asyncio.sleep(PAUSE_S)
+                began = time.perf_counter()
                 answer = await client.request("POST", call.path, call.body, call.headers)
-                parts: Mapping[str, str] = dict(TIMING.findall(answer.headers["server-timing"]))
-                if "load" in parts:
-                    loads.append(float(parts["load"]))
-                else:
-                    runs.append(float(parts["compute"]))
+                took_ms = (time.perf_counter() - began) * 1000
+                (cold if "load" in answer.headers["server-timing"] else warm).append(took_ms)
         await client.close()
-        return runs, loads
+        return warm, cold
 
-    runs, loads = asyncio.run(ask())
-    return Figures(statistics.median(runs), statistics.median(loads))
+    warm, cold = asyncio.run(ask())
+    latency_ms = statistics.median(warm)
+    return Figures(latency_ms, statistics.median(cold) - latency_ms)
 
 
 def summary(result: PatternResult) -> dict[str, Any]:
