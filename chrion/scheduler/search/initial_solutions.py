@@ -11,6 +11,8 @@ They are made for one machine and use all its lanes (for smaller ones, see :mod:
   time steps;
 - **alternating**: layers assigned to the CPU lanes round robin; a lane runs a layer to its end, one step behind the
   lane before it: good for layers whose weights would otherwise leave the cache;
+- **weight groups**: for increasing amounts of accelerator memory, the groups that gain most from the accelerator, by a
+  knapsack over their weights; good for models that exceed its memory;
 - **branches**: HEFT on whole groups, run tile after tile: good for independent directions and branches.
 
 Pipelines and branches are tried with every tile length that is a power of two.
@@ -39,6 +41,7 @@ from chrion.scheduler.policies.wavefront import round_robin
 from chrion.scheduler.schedule import Schedule
 from chrion.scheduler.search.group_placement import group_lanes, partial_pipelines
 from chrion.scheduler.search.grouping import Groups, assign_round_robin, group_operators, tile_order, unit_order
+from chrion.scheduler.search.weight_groups import offload_lanes
 
 #: Graphs of more operators have fewer initial solutions, and only one of each machine is improved.
 LARGE = 2_000
@@ -117,6 +120,8 @@ class InitialSolutions:
             if n <= LARGE or len(self.facts.groups.members) < n:  # else a group is an operator
                 yield from self._grouped()
         yield from self._by_finish(alphas)
+        if costs.cores == 1 and self._streams == 1 and not self._by_units_only:
+            yield from self._offloaded()
         if n <= LARGE and not self._by_units_only:
             yield from self._of_other_policies()
 
@@ -144,6 +149,12 @@ class InitialSolutions:
         order = by_rank(self.problem.dag, upward_ranks(lanes))
         for alpha in alphas:
             yield from self._as_it_stands_and_by_units(place_by_finish(lanes, order, alpha), "heft")
+
+    def _offloaded(self) -> Iterator[Solution]:
+        """Yield placements of weight groups for increasing amounts of accelerator memory."""
+        problem = self.problem
+        for lanes in offload_lanes(problem.dag, problem.costs, self.facts.groups.members):
+            yield problem.evaluate(Schedule(self._order, lanes, 1), origin="weight groups")
 
     def _of_other_policies(self) -> Iterator[Solution]:
         """Yield the schedules of published policies that do not weigh memory."""

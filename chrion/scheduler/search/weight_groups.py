@@ -1,0 +1,104 @@
+"""Placements of weight groups for every size of the accelerator's memory: a knapsack problem.
+
+A group gains the difference between its times on a CPU core and on the accelerator, and takes the memory of its
+weights. Which groups to place for the most gain within a memory is the 0/1 knapsack problem; transfers are ignored.
+Nemhauser and Ullmann, *Discrete dynamic programming and capital allocation* (1969), solve it for all memories at once:
+they add one group after another to all selections known so far, and keep those that no other beats in both memory and
+gain. The number of kept selections is bounded, so the result is exact for a few groups and an approximation for many.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from chrion.graph.dag import Dag
+from chrion.lane_numbers import is_accelerator_lane
+from chrion.profiler.costs import Costs
+
+#: Selections that are kept after each group, and the most that are returned; fewer for graphs with so many operators
+#: that the returned ones would have more than the last number in all.
+_KEPT = 512
+_RETURNED, _RETURNED_OPERATORS = 48, 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Groups on the accelerator, as a bit mask."""
+
+    size: int
+    gain_ms: float
+    groups: int
+
+
+def knapsack(sizes: Sequence[int], gains_ms: Sequence[float], kept: int = _KEPT) -> list[Selection]:
+    """Return the selections of items that none with less size and more gain beats, by increasing size.
+
+    Args:
+        sizes: The size of each item.
+        gains_ms: The gain of each item; items without a gain are never selected.
+        kept: The most selections; if there are more, those at even distances are kept, the first and the last included.
+    """
+    front = [Selection(0, 0.0, 0)]
+    # The items with the greatest gain for their size first: if selections are dropped, these are decided exactly.
+    order = sorted(range(len(sizes)), key=lambda i: -gains_ms[i] / max(sizes[i], 1))
+    for i in order:
+        if gains_ms[i] <= 0:
+            continue
+        added = [Selection(s.size + sizes[i], s.gain_ms + gains_ms[i], s.groups | 1 << i) for s in front]
+        merged = sorted([*front, *added], key=lambda s: (s.size, -s.gain_ms))
+        front, most = [], -math.inf
+        for selection in merged:
+            if selection.gain_ms > most:
+                front.append(selection)
+                most = selection.gain_ms
+        front = _thin(front, kept)
+    return front
+
+
+def offload_lanes(dag: Dag, costs: Costs, members: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
+    """Yield lanes of all operators for increasing amounts of accelerator memory, on one core and one accelerator lane.
+
+    Each selection of groups is tried with the operators without weights on the accelerator, and with each of them on
+    the device that most of the values that it reads come from.
+
+    Args:
+        dag: The graph.
+        costs: The machine's costs.
+        members: The operators of each group.
+    """
+    accelerator_ms = costs.accelerator_ms or (math.inf,) * len(dag)
+    units = [[i for i in group if accelerator_ms[i] < math.inf] for group in members]
+    weights = [{w for i in unit for w in dag.weights[i]} for unit in units]
+    sizes = [sum(dag.weight_bytes[w] for w in own) for own in weights]
+    gains = [sum(costs.cpu_ms[0][i] - accelerator_ms[i] for i in unit) for unit in units]
+    heavy = [g for g, size in enumerate(sizes) if size]
+    light = {i for g, unit in enumerate(units) if not sizes[g] for i in unit}
+    returned = max(2, min(_RETURNED, _RETURNED_OPERATORS // max(1, len(dag))))
+    for selection in _thin(knapsack([sizes[g] for g in heavy], [gains[g] for g in heavy]), returned):
+        placed = {i for at, g in enumerate(heavy) if selection.groups >> at & 1 for i in units[g]}
+        yield tuple(int(i not in placed and i not in light) for i in range(len(dag)))
+        yield _follow(dag, [int(i not in placed) for i in range(len(dag))], light)
+
+
+def _follow(dag: Dag, lanes: list[int], light: set[int]) -> tuple[int, ...]:
+    """Place operators without weights on the device that most of the bytes that they read come from, or else go to."""
+    decided = set(range(len(dag))) - light
+    for i in [*dag.topological_order, *reversed(dag.topological_order)]:
+        if i in decided:
+            continue
+        pairs = [(m, size) for m, size in zip(dag.predecessors[i], dag.edge_bytes[i], strict=True) if m in decided]
+        pairs = pairs or [(m, dag.output_bytes[i]) for m in dag.successors[i] if m in decided]
+        if pairs:
+            on_device = sum(size if is_accelerator_lane(lanes[m]) else -size for m, size in pairs)
+            lanes[i] = int(on_device <= 0)
+            decided.add(i)
+    return tuple(lanes)
+
+
+def _thin(front: list[Selection], most: int) -> list[Selection]:
+    """Return at most so many selections at even distances, the first and the last included."""
+    if len(front) <= most:
+        return front
+    return [front[round(at * (len(front) - 1) / (most - 1))] for at in range(most)]
