@@ -20,6 +20,7 @@ from chrion.cli.console import stderr
 from chrion.cli.demo import demo
 from chrion.cli.devices import devices
 from chrion.cli.entry import INTERRUPTED
+from chrion.cli.hardware import hardware
 from chrion.cli.model import model
 from chrion.cli.partition import partition
 from chrion.cli.plan import app as plan_app
@@ -158,6 +159,7 @@ def _policy_lines(command: Callable[..., None]) -> str:
 
 _register(demo, _START, "demo", "demo -o lanes.html")
 _register(devices, _START, "devices", "devices --json")
+_register(hardware, _START, "hardware", "hardware l4+epyc-16", "hardware ./mine.toml --json")
 _register(model, _START, "model --list", "model lstm -o lstm.onnx --layers 12 --batch 8", "model squeezenet")
 _register(profile, _PLAN, "profile lstm.onnx", "profile lstm.onnx --cores 2 -o two-cores.profile.json")
 _register(
@@ -166,6 +168,7 @@ _register(
     "partition lstm.onnx",
     "partition lstm.onnx --slo 60ms --alpha 0.3",
     "partition lstm.onnx --gpu-budget 600MB --profile server.profile.json",
+    "partition lstm.onnx --hardware l4+epyc-16 --cores 4",
 )
 _register(sweep, _PLAN, "sweep lstm.onnx --alpha 0:1:0.1 --png curve.png", "sweep lstm.onnx --alpha 0,0.2,0.5 --json")
 app.add_typer(plan_app, name="plan", rich_help_panel=_PLAN)

@@ -14,7 +14,9 @@ from chrion.cli.console import note, show, show_json, step
 from chrion.cli.options import (
     AcceleratorOption,
     CoresOption,
+    CorrectionsOption,
     ForceOption,
+    HardwareOption,
     InputOption,
     JsonOption,
     ModelArgument,
@@ -23,7 +25,7 @@ from chrion.cli.options import (
     ShapeOption,
     StreamsOption,
 )
-from chrion.cli.steps import load_graph_and_feed, load_or_measure_profile
+from chrion.cli.steps import HardwareOptions, load_graph_and_feed, load_or_measure_profile
 from chrion.errors import OptionError
 from chrion.report import comparison_json, comparison_table, comparison_verdict, estimated_lines, plot_comparison
 from chrion.scheduler import policy_names
@@ -43,6 +45,8 @@ def compare(
         ),
     ] = None,
     profile: ProfileOption = None,
+    hardware: HardwareOption = None,
+    corrections: CorrectionsOption = None,
     feed: InputOption = None,
     rounds: RoundsOption = 5,
     cores: CoresOption = None,
@@ -58,9 +62,11 @@ def compare(
     With a profile of another machine, plans are only predicted.
     """
     chosen = _chosen_policies(policies, streams)
+    machine = HardwareOptions(hardware, corrections)
+    machine.check()
     targets = [outputs.check_picture_output("--plot", plot, force=force)] if plot else []
     graph, arrays = load_graph_and_feed(model, shape, feed)
-    costs = load_or_measure_profile(graph, profile, cores, accelerator, policies=chosen)
+    costs = load_or_measure_profile(graph, profile, cores, accelerator, policies=chosen, machine=machine)
     with step(f"planning {graph.name} with {len(chosen)} policies") as update:
         found = plan_policies(graph, costs, chosen, cores=cores, streams=streams, progress=update)
     if is_this_machine(costs):
@@ -73,7 +79,7 @@ def compare(
     if as_json:
         show_json(comparison_json(found))
     else:
-        estimated = estimated_lines(found.estimated, len(graph.dag))
+        estimated = estimated_lines(found.estimated, len(graph.dag), costs.machine)
         show(comparison_table(found), comparison_verdict(found), *estimated, *(t.message for t in targets))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from chrion.devices.providers import PROVIDER_NAMES
+from chrion.hardware import known_parts
 from chrion.scheduler import describe_policies, policy_names
 from chrion.simulator.bundled_scenarios import scenario_descriptions
 from chrion.zoo import names
@@ -25,6 +26,13 @@ def complete_policies(incomplete: str) -> list[str]:
 def complete_accelerator(incomplete: str) -> list[str]:
     """Return the short names of execution providers, and ``none``, that begin with a text."""
     return [name for name in (*PROVIDER_NAMES, "none") if name.startswith(incomplete)]
+
+
+def complete_hardware(incomplete: str) -> list[str]:
+    """Return machines whose last part begins with the last part of a text."""
+    *before, last = incomplete.split("+")
+    prefix = "".join(f"{name}+" for name in before)
+    return [prefix + name for name in known_parts() if name.startswith(last) and name not in before]
 
 
 def complete_model(incomplete: str) -> list[str]:

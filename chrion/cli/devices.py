@@ -13,7 +13,7 @@ from chrion.cores import physical_cores
 from chrion.devices.nvml import gpus
 from chrion.devices.probe import probe_provider
 from chrion.devices.providers import CPU_PROVIDER, detect_accelerator, remedy
-from chrion.profiler.machine import this_machine
+from chrion.profiler.machine import machine_to_json, this_machine
 from chrion.report import machine_table
 
 
@@ -29,7 +29,11 @@ def devices(as_json: JsonOption = False) -> None:
             update(done, len(names), name)
         cards = [asdict(gpu) for gpu in gpus()]
     if as_json:
-        found: dict[str, Any] = {**asdict(machine), "provider": accelerator, "fingerprint": machine.fingerprint}
+        found: dict[str, Any] = {
+            **machine_to_json(machine),
+            "provider": accelerator,
+            "fingerprint": machine.fingerprint,
+        }
         show_json({**found, "lanes": physical_cores(), "providers": providers, "gpus": cards})
     else:
         show(machine_table(machine, physical_cores(), providers, cards))

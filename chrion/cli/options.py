@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from chrion.cli.completion import complete_accelerator, complete_policy
+from chrion.cli.completion import complete_accelerator, complete_hardware, complete_policy
 from chrion.scheduler import policy_names
 
 ModelArgument = Annotated[Path, typer.Argument(help="An ONNX model.", metavar="MODEL", show_default=False)]
@@ -44,6 +44,23 @@ ProfileOption = Annotated[
         metavar="P.json",
         help="A stored profile of this or another machine.",
         show_default="measure this machine",
+    ),
+]
+HardwareOption = Annotated[
+    str | None,
+    typer.Option(
+        "--hardware",
+        metavar="L4+EPYC-16",
+        autocompletion=complete_hardware,
+        help="Estimate costs from the datasheets of a machine's parts: names of `chrion hardware`, or TOML files.",
+    ),
+]
+CorrectionsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--corrections",
+        metavar="P.json",
+        help="A profile of some operators, measured on the machine of --hardware, to correct the estimates by.",
     ),
 ]
 SloOption = Annotated[str | None, typer.Option("--slo", metavar="60ms", help="Latency that must not be exceeded.")]

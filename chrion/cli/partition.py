@@ -15,8 +15,10 @@ from chrion.cli.options import (
     AcceleratorOption,
     AlphaOption,
     CoresOption,
+    CorrectionsOption,
     ForceOption,
     GpuBudgetOption,
+    HardwareOption,
     JsonOption,
     MemoryOption,
     ModelArgument,
@@ -27,7 +29,7 @@ from chrion.cli.options import (
     StreamsOption,
 )
 from chrion.cli.plan import plan_summary
-from chrion.cli.steps import OUT_OF_REACH, load_graph, load_or_measure_profile
+from chrion.cli.steps import OUT_OF_REACH, HardwareOptions, load_graph, load_or_measure_profile
 from chrion.errors import OptionError
 from chrion.report import estimated_lines, plan_table, verdict
 from chrion.scheduler import DEFAULT_POLICY
@@ -43,6 +45,8 @@ def partition(
     memory: MemoryOption = "resident",
     gpu_budget: GpuBudgetOption = None,
     profile: ProfileOption = None,
+    hardware: HardwareOption = None,
+    corrections: CorrectionsOption = None,
     policy: PolicyOption = DEFAULT_POLICY,
     output: Annotated[
         Path | None,
@@ -69,13 +73,16 @@ def partition(
     meter = StageTimer if measure_stages else None
     kind = check_memory(memory)
     check_options(slo, alpha, policy, gpu_budget, streams=streams, meter=meter)
+    machine = HardwareOptions(hardware, corrections)
+    machine.check()
     path = output or Path(f"{model.stem}.plan.json")
     target = outputs.check_output("-o", path, outputs.PLAN, force=force)
     graph = load_graph(model, shape)
-    measured = load_or_measure_profile(graph, profile, cores, accelerator, policies=[policy])
+    measured = load_or_measure_profile(graph, profile, cores, accelerator, policies=[policy], machine=machine)
     if meter and not is_this_machine(measured):
         raise OptionError(
-            f"--measure-stages: the profile is of another machine ({measured.machine})", hint="leave out --profile"
+            f"--measure-stages: the profile is of another machine ({measured.machine})",
+            hint="leave out --profile or --hardware",
         )
     with step(f"planning {graph.name}"):
         plan = make_plan(
@@ -96,7 +103,7 @@ def partition(
         explanation = {"explanation": reasons} if explain else {}
         show_json({**plan_summary(plan), "plan": str(path), **explanation})
     else:
-        estimated = estimated_lines(plan.estimated, len(plan.operators))
+        estimated = estimated_lines(plan.estimated, len(plan.operators), plan.machine)
         show(plan_table(plan), verdict(plan), *plan.remarks, *estimated, *reasons, target.message)
     if not (plan.meets_slo and plan.meets_budget):
         raise typer.Exit(OUT_OF_REACH)

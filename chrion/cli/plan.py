@@ -10,6 +10,7 @@ import typer
 from chrion.cli.console import show, show_json
 from chrion.cli.options import JsonOption, PlanArgument
 from chrion.lane_numbers import display_order, lane_name
+from chrion.profiler.machine import machine_to_json
 from chrion.report import estimated_lines, verdict
 from chrion.report.figure_table import Column, FigureTable, key, text
 from chrion.scheduler import Plan
@@ -30,9 +31,11 @@ def show_plan(plan: PlanArgument, as_json: JsonOption = False) -> None:
     found = Plan.load(plan)
     if as_json:
         shapes = {name: list(shape) for name, shape in found.shapes.items()}
-        show_json({**plan_summary(found), "shapes": shapes, "machine": asdict(found.machine), "lanes": _lanes(found)})
+        show_json(
+            {**plan_summary(found), "shapes": shapes, "machine": machine_to_json(found.machine), "lanes": _lanes(found)}
+        )
     else:
-        estimated = estimated_lines(found.estimated, len(found.operators))
+        estimated = estimated_lines(found.estimated, len(found.operators), found.machine)
         show(_fact_table(found), _lane_table(found), verdict(found), *found.remarks, *estimated)
 
 
@@ -42,6 +45,8 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
     return {
         "model": plan.model,
         "operators": len(plan.operators),
+        "machine": str(plan.machine),
+        "estimated": plan.estimated,
         "policy": plan.policy,
         "cores": plan.schedule.cores,
         "alpha": plan.alpha,
@@ -60,6 +65,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
 def _fact_table(plan: Plan) -> FigureTable:
     shapes = ", ".join(f"{name}={format_shape(shape)}" for name, shape in plan.shapes.items())
     predicted = plan.predicted
+    origin = "estimated" if plan.machine.hardware else "predicted"
     memory = f"{format_mb(predicted.memory_mb)} by Equation 4, {format_mb(predicted.resident_mb)} resident"
     facts = {
         "shapes": shapes or "as in the model",
@@ -67,8 +73,8 @@ def _fact_table(plan: Plan) -> FigureTable:
         "accelerator": plan.accelerator or "none",
         "policy": f"{plan.policy}, alpha {plan.alpha:.4g} ms/MB",
         "merged": f"{sum(map(len, plan.merged))} operators into {len(plan.merged)}" if plan.merged else "",
-        "latency": f"{format_ms(predicted.latency_ms)}, predicted",
-        "memory": f"{memory}, predicted",
+        "latency": f"{format_ms(predicted.latency_ms)}, {origin}",
+        "memory": f"{memory}, {origin}",
     }
     table = FigureTable(f"{plan.model}: {len(plan.operators)} operators", [key(""), text("")])
     for name, fact in facts.items():

@@ -59,7 +59,12 @@ def report(
         chart, held_mb = _run_and_trace(found, graph)
         charts.append(chart)
         lines += [memory_line(found.predicted, held_mb)] if found.accelerator else []
-    show(plan_table(found), verdict(found), *found.remarks, *estimated_lines(found.estimated, len(found.operators)))
+    show(
+        plan_table(found),
+        verdict(found),
+        *found.remarks,
+        *estimated_lines(found.estimated, len(found.operators), found.machine),
+    )
     show(*lines, *chart_summary(found, charts))
     if html:
         write_atomically(html, timeline_html(found, charts, found.remarks, graph=graph))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,12 @@ from chrion.devices import usable_provider
 from chrion.devices.providers import CPU_PROVIDER
 from chrion.errors import OptionError
 from chrion.graph import Graph, load
+from chrion.hardware import hardware
 from chrion.profiler import Profile, profile
+from chrion.profiler.corrections import correct_profile
+from chrion.profiler.hardware_profile import estimate_profile, require_processor
 from chrion.profiler.interference import CoreMonitor
+from chrion.profiler.measure_graph import require_shapes
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.runtime import HybridSession
 from chrion.scheduler import DEFAULT_POLICY, Plan, partition
@@ -62,8 +66,9 @@ def load_or_measure_profile(
     *,
     policies: Collection[str] = (),
     fresh: bool = False,
+    machine: HardwareOptions | None = None,
 ) -> Profile:
-    """Return the profile of ``--profile``, or measure one on this machine.
+    """Return the profile of ``--profile``, estimate that of ``--hardware``, or measure one on this machine.
 
     Args:
         graph: The graph.
@@ -72,18 +77,62 @@ def load_or_measure_profile(
         accelerator: Value of ``--accelerator``.
         policies: Schedulers that will use it; what they may merge is measured too.
         fresh: Ignore cached measurements.
+        machine: Values of ``--hardware`` and ``--corrections``.
 
     Raises:
-        OptionError: Both ``--profile`` and ``--accelerator`` are given.
+        OptionError: Two of the options contradict each other.
         ProfileError: The stored profile is damaged.
+        HardwareError: A part of the machine is unknown or damaged.
     """
+    merging = any(find_policy(policy).merges for policy in policies)
+    if machine is not None and machine.given:
+        if stored is not None or accelerator is not None:
+            other = "--accelerator" if stored is None else "--profile"
+            raise OptionError(f"{other}: not allowed with --hardware, which names the machine and its accelerator")
+        with step(f"estimating {graph.name}"):
+            require_shapes(graph)
+            return machine.estimate(graph, cores, merged_variants(graph) if merging else ())
     if stored is not None:
         if accelerator is not None:
             raise OptionError("--accelerator: not allowed with --profile, which holds an accelerator's costs or none")
         return Profile.load(stored)
-    variants = merged_variants(graph) if any(find_policy(policy).merges for policy in policies) else ()
+    variants = merged_variants(graph) if merging else ()
     with step(f"profiling {graph.name}", animated=False) as update:
         return profile(graph, cores, accelerator or "auto", progress=update, fresh=fresh, variants=variants)
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareOptions:
+    """The options of commands that plan for a machine that is known from datasheets."""
+
+    hardware: str | None
+    corrections: Path | None
+
+    @property
+    def given(self) -> bool:
+        """True if one of the options is given."""
+        return self.hardware is not None or self.corrections is not None
+
+    def check(self) -> None:
+        """Raise an error if the options contradict each other or name unknown parts.
+
+        Raises:
+            OptionError: There are corrections without a machine.
+            HardwareError: A part is unknown or damaged, or there is no processor.
+        """
+        if self.hardware is not None:
+            require_processor(hardware(self.hardware))
+        elif self.corrections is not None:
+            raise OptionError(
+                "--corrections: not allowed without --hardware", hint="name a machine, --hardware l4+epyc-16"
+            )
+
+    def estimate(self, graph: Graph, cores: int | None, variants: Sequence[Graph]) -> Profile:
+        """Return the estimated profile of a graph, corrected if measured operators are given."""
+        self.check()
+        assert self.hardware is not None  # noqa: S101 - checked above
+        estimated = estimate_profile(graph, hardware(self.hardware), cores, variants=variants)
+        return correct_profile(estimated, Profile.load(self.corrections)) if self.corrections else estimated
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,10 @@ from chrion.cli.console import show, show_json, step
 from chrion.cli.options import (
     AcceleratorOption,
     CoresOption,
+    CorrectionsOption,
     ForceOption,
     GpuBudgetOption,
+    HardwareOption,
     JsonOption,
     MemoryOption,
     ModelArgument,
@@ -23,7 +25,7 @@ from chrion.cli.options import (
     ShapeOption,
     StreamsOption,
 )
-from chrion.cli.steps import load_graph, load_or_measure_profile
+from chrion.cli.steps import HardwareOptions, load_graph, load_or_measure_profile
 from chrion.files import write_atomically
 from chrion.report import alpha_sweep_json, alpha_sweep_table, plot_alpha_sweep
 from chrion.scheduler import DEFAULT_POLICY
@@ -39,6 +41,8 @@ def sweep(
     gpu_budget: GpuBudgetOption = None,
     memory: MemoryOption = "resident",
     profile: ProfileOption = None,
+    hardware: HardwareOption = None,
+    corrections: CorrectionsOption = None,
     policy: PolicyOption = DEFAULT_POLICY,
     cores: CoresOption = None,
     accelerator: AcceleratorOption = None,
@@ -53,10 +57,12 @@ def sweep(
     alphas = parse_range(alpha, "--alpha")
     kind = check_memory(memory)
     limits = check_options(None, None, policy, gpu_budget, streams=streams)
+    machine = HardwareOptions(hardware, corrections)
+    machine.check()
     targets = [outputs.check_output("-o", output, outputs.SWEEP, force=force)] if output else []
     targets += [outputs.check_picture_output("--png", png, force=force)] if png else []
     graph = load_graph(model, shape)
-    measured = load_or_measure_profile(graph, profile, cores, accelerator, policies=[policy])
+    measured = load_or_measure_profile(graph, profile, cores, accelerator, policies=[policy], machine=machine)
     points = []
     with step(f"planning {graph.name} for {len(alphas)} alphas") as update:
         planner = Planner(graph, measured, policy, cores=cores, streams=streams, memory=kind, alphas=alphas)

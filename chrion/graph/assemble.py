@@ -13,11 +13,11 @@ from pathlib import Path
 import onnx
 
 from chrion.graph.dag import Dag, invert
-from chrion.graph.flops import node_flops
 from chrion.graph.model import Graph, ModelMetadata, TensorInfo
 from chrion.graph.rewrite import bodies_of, defined_names
 from chrion.graph.usage import read_usage, usage_of
 from chrion.graph.weights_folder import WeightsFolder
+from chrion.graph.work import node_flops
 
 #: The values of integer constants of at most this many elements (shapes, axes, indices) are part of a signature.
 _SHOWN_ELEMENTS = 64

@@ -31,17 +31,20 @@ class Machine:
     onnxruntime: str
     #: The name of the accelerator, or of its provider if unknown; None without an accelerator.
     accelerator: str | None = None
+    #: The parts whose datasheets its costs are estimated from, ``l4+epyc-16`` for example; None if they were measured.
+    hardware: str | None = None
 
     @property
     def fingerprint(self) -> str:
         """A hash that is equal for machines with comparable measurements."""
-        facts = asdict(self)
+        facts = machine_to_json(self)
         facts["memory_mb"] = round(self.memory_mb / 1000)
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
         extra = f", {self.accelerator}" if self.accelerator else ""
-        return f"{self.cpu}, {self.cores} cores{extra}"
+        estimated = ", estimated from datasheets" if self.hardware else ""
+        return f"{self.cpu}, {self.cores} cores{extra}{estimated}"
 
 
 def this_machine(accelerator: str | None = None) -> Machine:
@@ -67,8 +70,16 @@ def this_machine(accelerator: str | None = None) -> Machine:
     )
 
 
+def machine_to_json(machine: Machine) -> dict[str, Any]:
+    """Return a machine as plain data; ``hardware`` is left out if it is None, as in files of earlier versions."""
+    content = asdict(machine)
+    if machine.hardware is None:
+        del content["hardware"]
+    return content
+
+
 def machine_from_json(content: Mapping[str, Any]) -> Machine:
-    """Return a machine from the output of ``dataclasses.asdict``.
+    """Return a machine from the output of :func:`machine_to_json`.
 
     Raises:
         TypeError: A field is missing or unknown.

@@ -14,7 +14,7 @@ from chrion.files import read_json, write_atomically
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import FREE, STREAMS, CopyCost, Costs, OperatorMemory
 from chrion.profiler.estimate import Estimator, Work
-from chrion.profiler.machine import Machine, machine_from_json
+from chrion.profiler.machine import Machine, machine_from_json, machine_to_json
 from chrion.profiler.roofline import Roofline, operator_bytes
 from chrion.profiler.widths import describe_fit, fit_errors, measured_widths, planned_widths, times_at
 
@@ -77,6 +77,8 @@ class Profile:
 
     def missing(self, dag: Dag) -> tuple[int, ...]:
         """Return the operators of a graph that were not measured, and whose costs are therefore estimated."""
+        if self.machine.hardware:
+            return tuple(range(len(dag)))
         return tuple(i for i, signature in enumerate(dag.signatures) if signature not in self.operators)
 
     def costs(self, dag: Dag, cores: int | None = None, streams: int | None = None) -> Costs:
@@ -181,7 +183,7 @@ class Profile:
 
     def to_json(self) -> str:
         """Return the profile as JSON text with one line per operator."""
-        content = {"schema": SCHEMA, "machine": asdict(self.machine), "fingerprint": self.machine.fingerprint}
+        content = {"schema": SCHEMA, "machine": machine_to_json(self.machine), "fingerprint": self.machine.fingerprint}
         content |= {name: getattr(self, name) for name in ("cores", "accelerator", *_FIGURES, "notes")}
         for name in _COPIES:
             if (cost := getattr(self, name)) is not None:

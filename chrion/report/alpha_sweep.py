@@ -35,6 +35,8 @@ def alpha_sweep_json(points: Sequence[tuple[float, Plan]]) -> dict[str, Any]:
     only = first.accelerator_only
     return {
         "model": first.model,
+        "machine": str(first.machine),
+        "estimated": first.estimated,
         "policy": first.policy,
         "accelerator_only": None if only is None else {"latency_ms": only.latency_ms, "memory_mb": only.memory_mb},
         "cpu_only": None if first.cpu_only is None else {"latency_ms": first.cpu_only.latency_ms},

@@ -61,13 +61,14 @@ class LaneChart:
 
 
 def predicted_chart(plan: Plan) -> LaneChart:
-    """Return the chart of a plan's predicted segments."""
+    """Return the chart of a plan's predicted segments; its title is ``estimated`` if no cost was measured."""
     spans = tuple(
         LaneSpan(lane, start_ms, end_ms, _label(plan, segment), at)
         for at, (segment, (start_ms, end_ms)) in enumerate(zip(plan.segments, plan.segment_ms, strict=True))
         for lane in plan.schedule.occupied(segment[0])
     )
-    return LaneChart("predicted", spans, plan.predicted.latency_ms)
+    title = "estimated" if plan.machine.hardware else "predicted"
+    return LaneChart(title, spans, plan.predicted.latency_ms)
 
 
 def measured_chart(plan: Plan, events: Sequence[Event]) -> LaneChart:

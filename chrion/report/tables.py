@@ -51,8 +51,10 @@ def verdict(plan: Plan) -> str:
     return f"{line}; alpha {plan.alpha:.4g} ms/MB"
 
 
-def estimated_lines(estimated: int, operators: int) -> list[str]:
+def estimated_lines(estimated: int, operators: int, machine: Machine) -> list[str]:
     """Return a line with the number of operators whose costs are estimated, or no line if all were measured."""
+    if machine.hardware:
+        return [f"all times are estimated from datasheets: {machine.hardware}"]
     if not estimated:
         return []
     return [f"{estimated} of {operators} operators are not in the profile; their costs are estimated"]

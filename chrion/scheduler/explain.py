@@ -160,6 +160,8 @@ def _explain_operator(planned: Graph, profile: Profile, plan: Plan, i: int) -> l
         f"{dag.names[i]} ({dag.op_types[i]}) is on {lane_name(lane, schedule.width(i))}: {sizes}",
         _times(costs, i, max(schedule.cores, 1)),
     ]
+    if plan.machine.hardware:
+        lines.append(f"these times are estimated from datasheets: {plan.machine.hardware}")
     problem = Problem(dag, costs)
     for other, width in _alternative_lanes(costs, schedule):
         if (other, width) == (lane, schedule.width(i)) or not all(problem.allowed(m, other) for m in members):

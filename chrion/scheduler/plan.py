@@ -15,7 +15,7 @@ from chrion.graph.merge import merge_operators
 from chrion.graph.model import Graph
 from chrion.graph.recurrent import unroll
 from chrion.lane_numbers import is_accelerator_lane
-from chrion.profiler.machine import Machine, machine_from_json
+from chrion.profiler.machine import Machine, machine_from_json, machine_to_json
 from chrion.scheduler.schedule import Schedule
 
 #: The schema of plans without widths, and that of plans with widths, which earlier versions cannot run.
@@ -171,7 +171,7 @@ class Plan:
         ):
             content[name] = getattr(self, name)
         return content | {
-            "machine": asdict(self.machine),
+            "machine": machine_to_json(self.machine),
             "cores": self.schedule.cores,
             "streams": self.schedule.streams,
             "stages": self.schedule.stages,

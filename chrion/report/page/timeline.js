@@ -311,7 +311,7 @@ function startPage(document, window) {
     row("lane", operators.lane[operator]);
     row("segment", segment + (members.length > 1 ? ", " + members.length + " operators" : ", this operator alone"));
     if (operators.predicted_ms) row("predicted, operator", formatMs(operators.predicted_ms[operator]));
-    const names = { predicted: "predicted, segment", measured: "measured, segment" };
+    const names = { predicted: "predicted, segment", estimated: "estimated, segment", measured: "measured, segment" };
     data.charts.forEach((chart, at) => {
       const found = segmentSpans[at].get(segment);
       row(names[chart.title] || chart.title, found === undefined ? "not known" : timesOf(chart, found));

@@ -1,0 +1,117 @@
+"""Times of operators estimated from datasheets: the roofline model with launch overheads.
+
+The roofline model bounds the rate of a computation by ``min(peak, bandwidth * intensity)``, so that its time is at
+least ``max(flops / peak, bytes / bandwidth)`` (S. Williams, A. Waterman and D. Patterson, "Roofline: An Insightful
+Visual Performance Model for Multicore Architectures", Communications of the ACM 52(4), 2009). On a processor the
+bandwidth is that of the smallest cache that holds the operator's values, as in the hierarchical roofline model.
+
+Kernels do not reach the peaks. :class:`Kernels` holds what is known of onnxruntime's kernels, which is the same for all
+processors of one kind: the share of the peaks that they reach, and overheads in cycles. For accelerators only the
+launch overhead is added, so that their times are lower bounds for large operators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chrion.graph.work import NodeWork, Product
+from chrion.hardware.parts import Accelerator, Processor, rate_of
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Properties of onnxruntime's CPU kernels: shares of peak rates, and overheads in cycles of the core."""
+
+    #: The share of the peak that large matrix products reach.
+    product_efficiency: float = 0.88
+    #: The rows at which a product reaches half of that, since its weights are loaded once for all rows. This is the
+    #: half-performance length of R. Hockney, "Characterizing computers and optimizing the FACR(l) Poisson-solver on
+    #: parallel unicomputers", IEEE Transactions on Computers C-32, 1983.
+    half_rows: float = 3.4
+    #: The share for other arithmetic; few of its operations are multiply-adds, of which the peak counts two.
+    vector_efficiency: float = 0.5
+    #: The share of a cache's bandwidth, and of main memory's, that loads and stores reach.
+    cache_efficiency: float = 0.65
+    memory_efficiency: float = 0.8
+    #: The most bytes that element-wise arithmetic loads and stores in a cycle: its kernels use vectors of 16 bytes.
+    stream_bytes_per_cycle: float = 24.0
+    #: Overhead of a node, of each output after the first, and of a recurrent operator.
+    node_cycles: float = 700.0
+    output_cycles: float = 1000.0
+    recurrent_cycles: float = 8000.0
+    #: Time of a contiguous piece in addition to its bytes; pieces of one element take one cycle.
+    piece_cycles: float = 14.0
+    #: Time to divide one step of an operator among threads and to join them.
+    fork_cycles: float = 13000.0
+    #: Time to wake a thread that waits without spinning.
+    wake_cycles: float = 280000.0
+    #: Handoff and dispatch latency of native lanes, and of Python threads.
+    native_handoff_cycles: float = 1100.0
+    native_dispatch_cycles: float = 5500.0
+    thread_handoff_cycles: float = 80000.0
+    thread_dispatch_cycles: float = 65000.0
+
+
+KERNELS = Kernels()
+
+
+def processor_ms(work: NodeWork, processor: Processor, busy: int = 1, width: int = 1) -> float:
+    """Return the estimated time of a node in ms.
+
+    Args:
+        work: The node's work.
+        processor: The processor.
+        busy: The number of cores that run operators at the same time, one each.
+        width: The number of cores that share this operator. Its arithmetic and traffic are divided among them in each
+            step; overheads are not.
+    """
+    used = max(busy, width)
+    clock = processor.clock(used) * 1e6  # cycles per ms
+    per_cycle = rate_of(processor.flops_per_cycle, work.element)
+    cycles = sum(_product_cycles(product, per_cycle) for product in work.products)
+    cycles += work.operations / (rate_of(processor.flops_per_cycle, vector_type(work)) * KERNELS.vector_efficiency)
+    bytes_per_ms = cached_bytes_per_ms(processor, work.footprint / width, used)
+    if work.operations:
+        bytes_per_ms = min(bytes_per_ms, KERNELS.stream_bytes_per_cycle * clock)
+    time_ms = max(cycles / clock, work.traffic / bytes_per_ms) + work.relaid * 2 / bytes_per_ms
+    overhead = KERNELS.node_cycles + KERNELS.output_cycles * (work.outputs - 1)
+    overhead += KERNELS.recurrent_cycles * (len(work.products) > 1)
+    overhead += work.pieces / width * (KERNELS.piece_cycles if work.piece_elements > 1 else 1.0)
+    if width > 1:
+        overhead += KERNELS.fork_cycles * work.steps
+    return time_ms / width + overhead / clock
+
+
+def vector_type(work: NodeWork) -> str:
+    """Return the element type of a node's arithmetic outside products: bytes are widened first."""
+    return "float32" if work.element == "int8" else work.element
+
+
+def cached_bytes_per_ms(processor: Processor, footprint: float, busy: int = 1) -> float:
+    """Return the bandwidth of one core in bytes per ms for values of so many bytes.
+
+    It is that of the smallest cache that holds them, or of main memory; busy cores share both.
+    """
+    for cache in processor.caches:
+        if footprint <= cache.bytes / min(busy, cache.cores):
+            return cache.bytes_per_cycle * processor.clock(busy) * 1e6 * KERNELS.cache_efficiency
+    shared = processor.bandwidth_gb_per_s * KERNELS.memory_efficiency / busy
+    return min(processor.core_bandwidth_gb_per_s, shared) * 1e6
+
+
+def _product_cycles(product: Product, per_cycle: float) -> float:
+    efficiency = KERNELS.product_efficiency * product.rows / (product.rows + KERNELS.half_rows)
+    return product.flops / (per_cycle * (efficiency if product.rows else KERNELS.vector_efficiency))
+
+
+def accelerator_ms(work: NodeWork, accelerator: Accelerator) -> float:
+    """Return the estimated time of a node on an accelerator in ms: launch overhead and roofline.
+
+    The steps of a recurrent operator depend on each other, so that each of them is a launch of its own.
+    """
+    matrix = rate_of(accelerator.matrix_tflops, work.element)
+    vector = rate_of(accelerator.vector_tflops, vector_type(work))
+    computing = sum(product.flops / (matrix if product.rows else vector) for product in work.products)
+    computing += work.operations / vector
+    moving = work.traffic / accelerator.bandwidth_gb_per_s
+    return work.steps * accelerator.launch_us / 1e3 + max(computing / 1e9, moving / 1e6)

@@ -1,0 +1,172 @@
+"""Profiles estimated from datasheets, and their correction by measured operators."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import chrion
+from chrion.errors import HardwareError, ProfileError
+from chrion.graph.work import node_work
+from chrion.hardware import hardware
+from chrion.profiler import OperatorCost, Profile
+from chrion.profiler.corrections import correct_profile, fit_factors
+from chrion.profiler.datasheet import KERNELS
+from chrion.profiler.hardware_profile import estimate_profile
+from chrion.scheduler import Plan, partition
+from chrion.zoo import build
+from helpers import FLOAT, MACHINE, make_model, node, value
+
+L4 = hardware("l4+epyc-16")
+
+
+def branches() -> onnx.ModelProto:
+    """Build two large products that are added, and the shape of the result."""
+    weights = {f"w{i}": np.zeros((512, 2048), np.float32) for i in range(2)}
+    nodes = [node("MatMul", ["x", f"w{i}"], [f"p{i}"], name=f"m{i}") for i in range(2)]
+    nodes += [node("Add", ["p0", "p1"], ["y"], name="a"), node("Shape", ["y"], ["s"], name="s")]
+    outputs = [value("y", FLOAT, [64, 2048]), value("s", onnx.TensorProto.INT64, [2])]
+    return make_model(nodes, [value("x", FLOAT, [64, 512])], outputs, weights)
+
+
+def test_an_operator_on_an_accelerator_by_hand() -> None:
+    """A product of 64 rows: 134 MFLOP at 60 TFLOPS take 2.2 us, 4.8 MB at 300 GB/s 16.2 us; 3.8 us for the launch."""
+    graph = chrion.load(branches(), optimise=False)
+    costs = estimate_profile(graph, L4, 2).costs(graph.dag)
+    at = graph.dag.names.index("m0")
+    moved = 4 * (64 * 512 + 512 * 2048 + 64 * 2048)
+    by_memory = moved / 300e9 * 1e3
+    assert by_memory > 2 * 64 * 512 * 2048 / 60e12 * 1e3
+    node_ms = KERNELS.node_cycles / 3.7e6  # on the host, whose clock is 3.7 GHz
+    assert costs.accelerator_ms is not None
+    assert costs.accelerator_ms[at] == pytest.approx(by_memory + 0.0038 + node_ms)
+    assert math.isinf(costs.accelerator_ms[graph.dag.names.index("s")])
+
+
+def test_an_operator_on_a_processor_by_hand() -> None:
+    """The same product: 134 MFLOP at 3.7 GHz with 32 operations a cycle, of which 88 % at 64 / 67.4 are reached."""
+    graph = chrion.load(branches(), optimise=False)
+    costs = estimate_profile(graph, L4, 1).costs(graph.dag)
+    share = KERNELS.product_efficiency * 64 / (64 + KERNELS.half_rows)
+    expected = 2 * 64 * 512 * 2048 / (3.7e6 * 32 * share) + KERNELS.node_cycles / 3.7e6
+    assert costs.cpu_ms[0][graph.dag.names.index("m0")] == pytest.approx(expected)
+
+
+def test_copies_and_the_machine_are_those_of_the_parts() -> None:
+    """PCI Express 4.0 with 31.5 GB/s, 76 % of it, and 10 us; 16 cores of an EPYC 9124."""
+    graph = chrion.load(branches(), optimise=False)
+    profile = estimate_profile(graph, L4)
+    assert profile.upload == profile.download
+    assert profile.upload.ms(10**9) == pytest.approx(0.01 + 1e3 / (31.5 * 0.76))
+    assert (profile.cores, profile.accelerator) == (16, "CUDAExecutionProvider")
+    assert profile.cache_bytes == 1 << 20
+    assert str(profile.machine) == "AMD EPYC 9124, 16 cores, NVIDIA L4, estimated from datasheets"
+    alone = estimate_profile(graph, hardware("epyc-16"))
+    assert alone.accelerator is None
+    assert alone.handoff_ms < profile.handoff_ms
+
+
+def test_every_operator_of_every_variant_has_a_cost_and_counts_as_estimated(tmp_path: Path) -> None:
+    """Chunks of recurrent operators are among them; plans and stored profiles keep the mark."""
+    graph = chrion.load(build("lstm", {"layers": 2, "seq": 12, "chunk": 12}))
+    profile = estimate_profile(graph, L4, 2)
+    assert profile.missing(graph.dag) == tuple(range(len(graph.dag)))
+    plan = partition(graph, profile)
+    planned = plan.apply(graph)
+    assert set(planned.dag.signatures) <= profile.operators.keys()
+    assert plan.estimated == len(planned.dag)
+    assert plan.machine.hardware == "l4+epyc-16"
+    plan.save(tmp_path / "p.json")
+    assert Plan.load(tmp_path / "p.json").machine == plan.machine
+    profile.save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json").machine.hardware == "l4+epyc-16"
+
+
+def test_more_cores_take_less_time_together_and_no_less_alone() -> None:
+    """Wide times fall with the width for a large product; times of busy cores do not fall with their number."""
+    graph = chrion.load(branches(), optimise=False)
+    cost = estimate_profile(graph, L4).operators[graph.dag.signatures[0]]
+    assert list(cost.by_width) == [2, 4, 8, 16]
+    wide = list(cost.wide_ms)
+    assert wide == sorted(wide, reverse=True)
+    assert wide[0] < cost.cpu_ms[0]
+    assert list(cost.cpu_ms) == sorted(cost.cpu_ms)
+
+
+def test_an_estimated_machine_is_not_the_measured_one() -> None:
+    """Fingerprints differ, so that estimated costs never count as measured; without the mark they are as before."""
+    names = ("accelerator", "cores", "cpu", "memory_mb", "onnxruntime", "system")
+    facts = {name: getattr(MACHINE, name) for name in names} | {"memory_mb": round(MACHINE.memory_mb / 1000)}
+    assert MACHINE.fingerprint == hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    assert replace(MACHINE, hardware="l4").fingerprint != MACHINE.fingerprint
+
+
+def test_machines_that_cannot_be_planned_for_are_refused() -> None:
+    """A machine needs a processor, and as many cores as are asked for."""
+    graph = chrion.load(branches(), optimise=False)
+    with pytest.raises(HardwareError, match="a processor is missing"):
+        estimate_profile(graph, hardware("l4"))
+    with pytest.raises(HardwareError, match="17 requested, but epyc-16 has 1 to 16"):
+        estimate_profile(graph, L4, 17)
+
+
+def cost(op_type: str, cpu_ms: float, accelerator_ms: float | None = None) -> OperatorCost:
+    return OperatorCost(op_type, (cpu_ms, 2 * cpu_ms), accelerator_ms, wide_ms=(cpu_ms / 2,))
+
+
+def test_factors_are_medians_drawn_to_that_of_all_types() -> None:
+    """Three products at 4, 4 and 16 times the estimate; one copy at 1: geometric means by hand."""
+    estimated = {name: cost("MatMul", 1.0) for name in "abc"} | {"d": cost("Concat", 1.0)}
+    measured = {"a": cost("MatMul", 4.0), "b": cost("MatMul", 4.0), "c": cost("MatMul", 16.0), "d": cost("Concat", 1.0)}
+    factors = fit_factors(estimated, measured, lambda c: c.cpu_ms[0])
+    assert factors.other == pytest.approx(2.0)  # between 4 and 1
+    assert factors.of("MatMul") == pytest.approx((4.0**3 * 2.0) ** (1 / 4))
+    assert factors.of("Concat") == pytest.approx((1.0 * 2.0) ** (1 / 2))
+    assert factors.of("Relu") == pytest.approx(2.0)
+
+
+def test_corrections_find_the_factors_of_a_machine() -> None:
+    """On a machine twice as slow as estimated on its cores and thrice on its accelerator, the corrected costs agree."""
+    graph = chrion.load(branches(), optimise=False)
+    estimated = estimate_profile(graph, L4, 2)
+    truth = {
+        signature: replace(
+            each,
+            cpu_ms=tuple(2 * ms for ms in each.cpu_ms),
+            accelerator_ms=None if each.accelerator_ms is None else 3 * each.accelerator_ms,
+        )
+        for signature, each in estimated.operators.items()
+    }
+    few = {graph.dag.signatures[0]: truth[graph.dag.signatures[0]]}
+    corrected = correct_profile(estimated, replace(estimated, machine=MACHINE, operators=few))
+    for signature, each in corrected.operators.items():
+        assert each.cpu_ms == pytest.approx(truth[signature].cpu_ms)
+        if each.accelerator_ms is not None:
+            assert each.accelerator_ms == pytest.approx(truth[signature].accelerator_ms)
+    assert corrected.machine.hardware == "l4+epyc-16, corrected by 1 measured operators"
+    assert corrected.missing(graph.dag)
+
+
+def test_corrections_need_a_common_operator() -> None:
+    """A profile of another model corrects nothing."""
+    graph = chrion.load(branches(), optimise=False)
+    estimated = estimate_profile(graph, L4, 2)
+    with pytest.raises(ProfileError, match="none of the model's operators"):
+        correct_profile(estimated, replace(estimated, machine=MACHINE, operators={"other": cost("MatMul", 1.0)}))
+
+
+def test_the_zoo_has_no_operator_without_work() -> None:
+    """Every node of a small model of each kind moves bytes, and its products are counted."""
+    for name, parameters in (("deepfm", {}), ("squeezenet", {}), ("t5", {"layers": 1}), ("bert", {"layers": 1})):
+        graph = chrion.load(build(name, parameters))
+        for each in graph.model.graph.node:
+            found = node_work(each, graph.values)
+            assert found.traffic > 0, each.op_type
+            assert bool(found.products) == (each.op_type in {"Conv", "MatMul", "Gemm"}), each.op_type
