@@ -211,10 +211,11 @@ class Planner:
         return PlanningTask(self._graph, self._costs_of, prices, self._meter, budget)
 
     def _select(self, limits: Limits, alpha: float | None) -> list[VariantSolution]:
-        """Return the best solution of each variant from those of a policy of solutions, the best variant first."""
+        """Return the best solutions of each variant, with wide lanes and without, the best first."""
         ranked = best_within(self._pool, limits, alpha, self._memory)
-        best = {v.chunk: v for v in reversed(ranked)}
-        acceptable = [v for v in ranked if best[v.chunk] is v and v.fits(limits.budget_mb) and v.meets(limits.slo_ms)]
+        best = {(v.chunk, v.wide): v for v in reversed(ranked)}
+        kept = [v for v in ranked if best[v.chunk, v.wide] is v]
+        acceptable = [v for v in kept if v.fits(limits.budget_mb) and v.meets(limits.slo_ms)]
         price = alpha if alpha is not None else implied_alpha(ranked[0], self._pool, self._memory)
         return [replace(v, alpha=price) for v in acceptable[:_ALTERNATIVES] or ranked[:1]]
 

@@ -57,6 +57,11 @@ class VariantSolution:
     #: Operators that were merged into one, by name.
     merged: tuple[tuple[str, ...], ...] = ()
 
+    @property
+    def wide(self) -> bool:
+        """True if any operator runs on several cores."""
+        return bool(self.solution.schedule.widths)
+
     def memory_mb(self, memory: Memory) -> float:
         """Return the accelerator memory by one of its definitions, in MB."""
         timeline = self.solution.timeline

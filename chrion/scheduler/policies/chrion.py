@@ -6,6 +6,7 @@ of the graph (recurrent operators in chunks of several lengths):
 1. Make initial solutions, published policies as they stand among them.
 2. Keep those that no known solution dominates in latency and memory, including those of smaller machines.
 3. Improve the new ones among them.
+4. Give lanes several cores, everywhere or in stretches (see :mod:`chrion.scheduler.search.wide_lanes`).
 
 So the policy is never predicted slower than a policy it starts from, nor than itself with fewer resources. All known
 solutions form one set; the price of memory, the SLO and the budget only select from it.
@@ -29,6 +30,7 @@ from chrion.scheduler.search.initial_solutions import LARGE, GraphFacts, Initial
 from chrion.scheduler.search.local_search import LocalSearch
 from chrion.scheduler.search.machines import contains, sub_machines
 from chrion.scheduler.search.pareto import descend, paper_figures, pareto_points, resident_figures, sample_evenly
+from chrion.scheduler.search.wide_lanes import widen
 
 #: Prices of memory, as powers of two times the price at which latency and memory have the same weight: for graphs of at
 #: most so many operators.
@@ -86,6 +88,8 @@ class PortfolioSearch:
             smaller = [known for other, known in found if contains(machine, other)]
             found.append((machine, self._solve(machine, smaller)))
         self.solutions = found[-1][1]
+        for machine, known in found:
+            self._widen(machine, known)
 
     def _solve(
         self, machine: Costs, smaller: Sequence[Mapping[int | None, list[Solution]]]
@@ -109,6 +113,15 @@ class PortfolioSearch:
         if machine.accelerator_ms is not None and machine.cores and not large:
             self._spread(known, smaller, searches)
         return {chunk: undominated(solutions) for chunk, solutions in known.items()}
+
+    def _widen(self, machine: Costs, known: Mapping[int | None, list[Solution]]) -> None:
+        """Add solutions of one sub-machine in which lanes have several cores, if the best variants have any."""
+        ranked = sorted(known, key=lambda chunk: min(s.timeline.latency_ms for s in known[chunk]))
+        streams = machine.streams if machine.accelerator_ms is not None else 0
+        for chunk in ranked[:_VARIANTS_IMPROVED]:
+            limited = self._variants[chunk][1].limited_to(machine.cores, streams)
+            wide = widen(self._facts[chunk], limited, known[chunk], by_units_only=chunk is not None)
+            self.solutions[chunk] = [*self.solutions[chunk], *wide]
 
     def _spread(
         self,

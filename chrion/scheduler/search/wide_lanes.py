@@ -1,0 +1,211 @@
+"""Wide lanes: solutions in which CPU lanes have several cores, everywhere or in stretches of the schedule.
+
+Intra-operator and inter-operator parallelism are one choice here (moldable tasks in the literature; compare Radulescu
+and van Gemund, "A low-cost approach towards mixed task and data parallel scheduling", ICPP 2001). It is made in three
+steps, after the search among lanes of one core each:
+
+1. **Configurations.** For every width w, the k cores are taken as k / w lanes of w cores. Their costs are those of a
+   machine with fewer, faster cores, for which the usual initial solutions are made.
+2. **Stretches.** Two solutions are combined: one in a stretch of the schedule, the other before and after it. Stretches
+   of half the schedule are tried first, then ever shorter ones. So a plan may use 2 x 1 cores where there are branches,
+   and 1 x 2 where there are none.
+3. **Units.** Groups and single operators are moved to other lanes and widths.
+
+A wide solution is kept if it is predicted to be faster by a margin, since it needs more threads and sessions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from chrion.lane_numbers import is_accelerator_lane
+from chrion.profiler.costs import Costs
+from chrion.scheduler.evaluation.solution import Problem, Solution
+from chrion.scheduler.schedule import Schedule
+from chrion.scheduler.search.critical_chain import critical_operators
+from chrion.scheduler.search.initial_solutions import LARGE, GraphFacts, InitialSolutions
+
+#: A wide solution is kept if it takes at most this share of the latency of the best one without wide lanes. Nothing
+#: is tried if no schedule can be that fast.
+MARGIN = 0.97
+#: Operators evaluated in step 2 for each pair of solutions, and in step 3.
+_STRETCH_WORK, _UNIT_WORK = 30_000, 40_000
+#: The shortest stretch, as a part of the schedule.
+_SHORTEST = 1 / 32
+#: Solutions of step 1 that are combined.
+_COMBINED = 3
+
+
+def widen(facts: GraphFacts, costs: Costs, known: Sequence[Solution], *, by_units_only: bool = False) -> list[Solution]:
+    """Return solutions with wide lanes that are faster than all known ones, the fastest at most; none if none is.
+
+    Args:
+        facts: The graph.
+        costs: The costs on the machine.
+        known: Solutions for this machine without wide lanes.
+        by_units_only: As for :class:`InitialSolutions`.
+    """
+    if not costs.widths or not known or len(facts.dag) > LARGE:
+        return []
+    best = min(known, key=_latency)
+    limit_ms = MARGIN * best.timeline.latency_ms
+    if _least_ms(costs) > limit_ms:
+        return []
+    problem = Problem(facts.dag, costs)
+    if best.schedule.stages:  # other solutions cannot be combined with barriers
+        best = problem.evaluate(replace(best.schedule, stages=()), best.tiles, f"{best.origin}, without barriers")
+    wide = sorted(_configurations(problem, facts, by_units_only=by_units_only), key=_latency)[:_COMBINED]
+    found = min([best, *wide], key=_latency)
+    for other in [s for s in (best, *wide) if s is not found]:
+        found = _combine(problem, found, other)
+    found = _move_units(problem, facts, found)
+    return [found] if found.timeline.latency_ms <= limit_ms else []
+
+
+def _latency(solution: Solution) -> float:
+    return solution.timeline.latency_ms
+
+
+def _least_ms(costs: Costs) -> float:
+    """Return a bound on the latency of any schedule: the work of all operators over all lanes.
+
+    Operators are taken to run where they need the least of a core's, or of the accelerator's, time.
+    """
+    lanes, total = costs.cores + (costs.streams if costs.accelerator_ms is not None else 0), 0.0
+    for i in range(len(costs.memory)):
+        work = [costs.cpu_ms[0][i], *(w * row[i] for w, row in zip(costs.widths, costs.wide_ms, strict=True))]
+        if costs.accelerator_ms is not None:
+            work.append(costs.accelerator_ms[i])
+        total += min(work)
+    return total / lanes
+
+
+def _configurations(problem: Problem, facts: GraphFacts, *, by_units_only: bool) -> Iterator[Solution]:
+    """Yield the fastest initial solution on lanes of each width."""
+    for width in problem.costs.widths:
+        machine = _machine_of_width(problem.costs, width)
+        initial = InitialSolutions(facts, machine, by_units_only=by_units_only)
+        if fastest := min(initial.make([0.0]), key=_latency, default=None):
+            yield _spread_lanes(problem, fastest, width)
+
+
+def _machine_of_width(costs: Costs, width: int) -> Costs:
+    """Return the costs on a machine whose cores are lanes of several cores."""
+    lanes = range(1, costs.cores // width + 1)
+    indices = range(len(costs.memory))
+    return replace(
+        costs,
+        cpu_ms=tuple(tuple(costs.core_ms(i, width, width * busy) for i in indices) for busy in lanes),
+        widths=(),
+        wide_ms=(),
+        dispatch_ms=costs.dispatch_ms + costs.wake_ms,
+    )
+
+
+def _spread_lanes(problem: Problem, solution: Solution, width: int) -> Solution:
+    """Return a solution for lanes of several cores as one for single cores."""
+    schedule = solution.schedule
+    on_device = [is_accelerator_lane(lane) for lane in schedule.lanes]
+    spread = replace(
+        schedule,
+        lanes=tuple(
+            lane if device else (lane - 1) * width + 1 for lane, device in zip(schedule.lanes, on_device, strict=True)
+        ),
+        cores=schedule.cores * width,
+        widths=tuple(1 if device else width for device in on_device),
+    )
+    return problem.evaluate(spread, solution.tiles, f"{solution.origin}, on lanes of {width} cores")
+
+
+def _combine(problem: Problem, base: Solution, other: Solution) -> Solution:
+    """Return the base, or a faster solution that has stretches of the other one."""
+    end = problem.work + _STRETCH_WORK
+    length = len(problem.dag) // 2
+    while length >= max(1.0, _SHORTEST * len(problem.dag)):
+        for start in range(0, len(problem.dag), length):
+            if problem.work >= end:
+                return base
+            base = _exchange(problem, base, other, start, start + length) or base
+        length //= 2
+    return base
+
+
+def _exchange(problem: Problem, base: Solution, other: Solution, start: int, stop: int) -> Solution | None:
+    """Return the base with a stretch of operators placed as in the other solution, if that is faster."""
+    order = by_start(base)
+    inside = set(order[start:stop])
+    if len({s.schedule.streams for s in (base, other)}) > 1:
+        return None
+
+    def merged(own: Sequence[int], others: Sequence[int]) -> tuple[int, ...]:
+        return tuple(others[i] if i in inside else own[i] for i in range(len(own)))
+
+    n = len(order)
+    widths = merged(*(s.schedule.widths or (1,) * n for s in (base, other)))
+    cores = max(base.schedule.cores, other.schedule.cores)
+    lanes = merged(base.schedule.lanes, other.schedule.lanes)
+    schedule = Schedule(order, lanes, cores, base.schedule.streams, (), widths)
+    labels = merged(_segment_labels(base), [n + label for label in _segment_labels(other)])
+    return problem.evaluate_below(base.timeline.latency_ms, schedule, labels, _joint_origin(base, other))
+
+
+def _joint_origin(base: Solution, other: Solution) -> str:
+    return base.origin if other.origin in base.origin else f"{base.origin}; in stretches {other.origin}"
+
+
+def by_start(solution: Solution) -> tuple[int, ...]:
+    """Return the operators in the order of their predicted starts, which is topological."""
+    position = {i: at for at, i in enumerate(solution.schedule.order)}
+    return tuple(sorted(position, key=lambda i: (solution.timeline.start_ms[i], position[i])))
+
+
+def _segment_labels(solution: Solution) -> list[int]:
+    """Return the index of each operator's segment."""
+    labels = [0] * len(solution.schedule.order)
+    for at, segment in enumerate(solution.segments):
+        for i in segment:
+            labels[i] = at
+    return labels
+
+
+def _move_units(problem: Problem, facts: GraphFacts, solution: Solution) -> Solution:
+    """Return the solution with groups, then units, then operators moved to other lanes and widths where that helps."""
+    end = problem.work + _UNIT_WORK
+    singles = tuple((i,) for i in range(len(problem.dag)))
+    for units in (facts.groups.members, facts.units or singles):
+        improved = True
+        while improved and problem.work < end:
+            before = solution
+            critical = critical_operators(problem.dag, problem.costs, solution)
+            for unit in units:
+                if critical.isdisjoint(unit):
+                    continue
+                for lane, width in _placements(problem.costs, solution.schedule.cores):
+                    if problem.work >= end:
+                        return solution
+                    solution = _moved(problem, solution, unit, lane, width) or solution
+            improved = solution is not before
+    return solution
+
+
+def _placements(costs: Costs, cores: int) -> Iterator[tuple[int, int]]:
+    """Yield the lanes and widths to try: single cores, and lanes of each width side by side."""
+    for width in (1, *costs.widths):
+        yield from ((lane, width) for lane in range(1, cores - width + 2, width))
+
+
+def _moved(problem: Problem, solution: Solution, unit: Sequence[int], lane: int, width: int) -> Solution | None:
+    """Return the solution with a unit moved if that is faster; operators on the accelerator stay."""
+    schedule = solution.schedule
+    lanes, widths = list(schedule.lanes), list(schedule.widths or (1,) * len(schedule.lanes))
+    for i in unit:
+        if not is_accelerator_lane(lanes[i]):
+            lanes[i], widths[i] = lane, width
+    if tuple(lanes) == schedule.lanes and tuple(widths) == schedule.widths:
+        return None
+    moved = replace(schedule, lanes=tuple(lanes), widths=tuple(widths))
+    limit = solution.timeline.latency_ms * (1 - 1e-6)
+    found = problem.evaluate_below(limit if limit > 0 else math.inf, moved, solution.tiles, solution.origin)
+    return found if found and found.timeline.latency_ms < solution.timeline.latency_ms else None

@@ -1,0 +1,108 @@
+"""Wide lanes in the default policy: when they are used, how stretches are combined, and what stays as it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chrion.graph import Dag
+from chrion.profiler import Costs, OperatorMemory
+from chrion.scheduler import Schedule
+from chrion.scheduler.evaluation.solution import Problem
+from chrion.scheduler.evaluation.validation import check_solution
+from chrion.scheduler.policies.chrion import ChrionPolicy
+from chrion.scheduler.search.initial_solutions import GraphFacts
+from chrion.scheduler.search.wide_lanes import MARGIN, by_start, widen
+from strategies import costs_for, dags
+
+
+def costs(times: list[float], serial: list[float], cores: int = 2, **machine: float) -> Costs:
+    """Return costs by Amdahl's law for the times on one core and the serial shares."""
+    widths = tuple(range(2, cores + 1))
+    wide = tuple(tuple(ms * (s + (1 - s) / w) for ms, s in zip(times, serial, strict=True)) for w in widths)
+    rows = (tuple(times),) * cores
+    return Costs(None, rows, (OperatorMemory(),) * len(times), widths=widths, wide_ms=wide, **machine)  # type: ignore[arg-type]
+
+
+#: A chain of three operators, two chains of three beside each other, and a chain of three.
+EDGES = [(0, 1), (1, 2), (2, 3), (2, 6), (3, 4), (4, 5), (6, 7), (7, 8), (5, 9), (8, 9), (9, 10), (10, 11)]
+HOURGLASS = Dag.from_edges(12, EDGES)
+#: The chains scale well over cores, the branches not at all.
+SERIAL = [0.0] * 3 + [1.0] * 6 + [0.0] * 3
+
+
+def test_a_plan_is_wide_where_there_are_no_branches() -> None:
+    """The chains run on both cores and the branches on one each: 3 + 6 + 3 operators take 1.5, 3 and 1.5 ms."""
+    solution = ChrionPolicy(HOURGLASS, costs([1.0] * 12, SERIAL))(0.0)
+    assert solution.timeline.latency_ms == pytest.approx(6.0)
+    assert solution.schedule.widths == (2,) * 3 + (1,) * 6 + (2,) * 3
+    check_solution(HOURGLASS, costs([1.0] * 12, SERIAL), solution)
+
+
+def test_handoffs_and_waking_are_weighed() -> None:
+    """If waking a thread takes longer than a chain gains, all lanes have one core."""
+    solution = ChrionPolicy(HOURGLASS, costs([1.0] * 12, SERIAL, wake_ms=2.0))(0.0)
+    assert solution.timeline.latency_ms == pytest.approx(9.0)
+    assert not solution.schedule.widths
+
+
+def test_half_of_the_cores_for_each_branch() -> None:
+    """Two chains that scale perfectly take half of four cores each: as fast as any division of the work."""
+    dag = Dag.from_edges(8, [(0, 1), (1, 2), (2, 3), (4, 5), (5, 6), (6, 7)])
+    wide = costs([2.0] * 8, [0.0] * 8, cores=4, dispatch_ms=0.01)
+    solution = ChrionPolicy(dag, wide)(0.0)
+    assert solution.timeline.latency_ms == pytest.approx(4.0, rel=0.02)
+    assert set(solution.schedule.widths) <= {2, 4}
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_wide_lanes_never_make_a_plan_slower(data: st.DataObject) -> None:
+    """With times for widths, a plan is predicted as fast as without or faster by the margin, and is valid."""
+    dag = data.draw(dags())
+    given_costs = data.draw(costs_for(dag, wide=True).filter(lambda c: c.cores > 1))
+    narrow = ChrionPolicy(dag, given_costs.without_widths())(0.0)
+    wide = ChrionPolicy(dag, given_costs)(0.0)
+    check_solution(dag, given_costs, wide)
+    if wide.schedule.widths:
+        assert wide.timeline.latency_ms <= MARGIN * narrow.timeline.latency_ms
+    else:
+        assert wide == replace(narrow, cap_mb=wide.cap_mb)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.data())
+def test_more_cores_or_widths_never_predict_a_slower_plan(data: st.DataObject) -> None:
+    """A plan for two cores is also one for three."""
+    dag = data.draw(dags())
+    all_cores = data.draw(costs_for(dag, wide=True).filter(lambda c: c.cores > 1))
+    latencies = [
+        ChrionPolicy(dag, all_cores.limited_to(cores, all_cores.streams))(0.0).timeline.latency_ms
+        for cores in range(1, all_cores.cores + 1)
+    ]
+    assert latencies == sorted(latencies, reverse=True)
+
+
+def test_nothing_is_tried_where_it_cannot_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two equal chains fill both cores, and operators that do not scale gain nothing: no schedule is evaluated."""
+    dag = Dag.from_edges(4, [(0, 1), (2, 3)])
+    limited = costs([1.0] * 4, [0.9] * 4)
+    best = Problem(dag, limited).evaluate(Schedule((0, 2, 1, 3), (1, 1, 2, 2), 2))
+    monkeypatch.setattr(Problem, "evaluate", lambda *_: pytest.fail("a schedule was evaluated"))
+    assert widen(GraphFacts(dag, limited), limited, [best]) == []
+
+
+def test_the_order_of_starts_is_topological() -> None:
+    """Operators without duration that start together stay behind their predecessors."""
+    pick = Random(0)
+    for _ in range(50):
+        edges = [(a, b) for b in range(8) for a in range(b) if pick.random() < 0.3]
+        dag = Dag.from_edges(8, edges)
+        times = [float(pick.randint(0, 2)) for _ in range(8)]
+        lanes = tuple(pick.randint(1, 2) for _ in range(8))
+        order = by_start(Problem(dag, costs(times, [0.0] * 8)).evaluate(Schedule(dag.topological_order, lanes, 2)))
+        assert all(order.index(a) < order.index(b) for a, b in edges)
