@@ -12,6 +12,7 @@ from chrion.lazy_names import import_on_first_use
 
 if TYPE_CHECKING:
     from chrion.errors import ChrionError
+    from chrion.generation import Generator, Sampling
     from chrion.graph import Dag, Graph, load
     from chrion.profiler import Profile, profile
     from chrion.runtime import HybridSession
@@ -22,10 +23,12 @@ __version__ = "0.1.0"
 __all__ = [
     "ChrionError",
     "Dag",
+    "Generator",
     "Graph",
     "HybridSession",
     "Plan",
     "Profile",
+    "Sampling",
     "__version__",
     "load",
     "partition",
@@ -35,10 +38,12 @@ __all__ = [
 _MODULES = {
     "ChrionError": "chrion.errors",
     "Dag": "chrion.graph",
+    "Generator": "chrion.generation",
     "Graph": "chrion.graph",
     "HybridSession": "chrion.runtime",
     "Plan": "chrion.scheduler",
     "Profile": "chrion.profiler",
+    "Sampling": "chrion.generation",
     "load": "chrion.graph",
     "partition": "chrion.scheduler",
     "profile": "chrion.profiler",

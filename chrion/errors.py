@@ -16,6 +16,7 @@
      |   +- TraceError
      +- ProviderError
      +- ServerError
+     +- GenerationError
 
 The command line prints any of them as one line on stderr and exits with code 2. Wrong input is also a ``ValueError``,
 and an execution provider or a server that does not work is also a ``RuntimeError``.
@@ -93,3 +94,7 @@ class ProviderError(ChrionError, RuntimeError):
 
 class ServerError(ChrionError, RuntimeError):
     """A server no longer answers (exit code 2)."""
+
+
+class GenerationError(ChrionError, RuntimeError):
+    """An iteration of a request failed (exit code 2)."""

@@ -20,6 +20,7 @@ from chrion.cli.console import stderr
 from chrion.cli.demo import demo
 from chrion.cli.devices import devices
 from chrion.cli.entry import INTERRUPTED
+from chrion.cli.generate import generate
 from chrion.cli.hardware import hardware
 from chrion.cli.model import model
 from chrion.cli.partition import partition
@@ -178,6 +179,12 @@ _register(
     "run lstm.onnx",
     "run lstm.onnx --input inputs.npz --repeat 100",
     "run lstm.onnx --plan lstm.plan.json",
+)
+_register(
+    generate,
+    _RUN,
+    "generate decoder.onnx --prompt 'Once upon a time'",
+    "generate decoder.onnx --tokens 1,2,3 --temperature 0.8 --top-p 0.9 --seed 7",
 )
 _register(tune, _RUN, "tune lstm.onnx", "tune encoder.onnx --shape batch=1 --shape batch=8 --beside")
 _register(bench, _RUN, "bench lstm.onnx", "bench lstm.onnx --plan lstm.plan.json --json")

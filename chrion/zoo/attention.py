@@ -75,8 +75,3 @@ class Transformer(Network):
         root = self.op("Sqrt", self.op("Add", mean, self.number(1e-6)))
         scale = self.constant(self.unique("scale"), np.ones(self.hidden, np.float32))
         return self.op("Mul", self.op("Div", x, root), scale)
-
-    def gelu(self, x: str) -> str:
-        """Add GELU: ``x / 2 * (1 + erf(x / sqrt(2)))``."""
-        inner = self.op("Erf", self.op("Div", x, self.number(2**0.5)))
-        return self.op("Mul", self.op("Mul", x, self.op("Add", inner, self.number(1.0))), self.number(0.5))

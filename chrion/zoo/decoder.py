@@ -81,7 +81,7 @@ class Decoder(Network):
     def rotate(self, x: str, rotation: Rotation) -> str:
         """Rotate each pair of elements ``i`` and ``i + width / 2`` of every head by the angle of its position."""
         halves = [self.unique("half") for _ in range(2)]
-        self.node("Split", [x], halves, axis=-1)
+        self.node("Split", [x, self.integers(*[self.width // 2] * 2)], halves, axis=-1)
         first, second = halves
         return self.op(
             "Concat",
@@ -99,7 +99,11 @@ class Decoder(Network):
         return self.rotate(self._heads(x, self.kv_heads, "key"), rotation), self._heads(x, self.kv_heads, "value")
 
     def attend(self, queries: str, keys: str, values: str, mask: str) -> str:
-        """Add grouped-query attention and its output projection: [batch, steps, hidden].
+        """Add grouped-query attention, as :meth:`context` does, and its output projection: [batch, steps, hidden]."""
+        return self.dense(self.context(queries, keys, values, mask), self.hidden, self.hidden, "output", bias=False)
+
+    def context(self, queries: str, keys: str, values: str, mask: str) -> str:
+        """Add grouped-query attention: [batch, steps, hidden].
 
         Args:
             queries: [batch, heads, steps, width].
@@ -115,8 +119,7 @@ class Decoder(Network):
         scores = self.op("Add", self.op("Mul", scores, self.number(self.width**-0.5)), mask)
         context = self.op("MatMul", self.op("Softmax", scores, axis=-1), self.op("Unsqueeze", values, shared))
         joined = self.op("Transpose", context, perm=[0, 3, 1, 2, 4])
-        flat = self.op("Reshape", joined, self.integers(self.batch, -1, self.hidden))
-        return self.dense(flat, self.hidden, self.hidden, "output", bias=False)
+        return self.op("Reshape", joined, self.integers(self.batch, -1, self.hidden))
 
     def causal_mask(self, steps: int) -> str:
         """Add the constant mask of attention that sees no later step."""

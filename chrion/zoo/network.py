@@ -68,7 +68,7 @@ class Network:
         count = self._counts[name]
         return name if count == 1 else f"{name}.{count}"
 
-    def input(self, name: str, shape: Sequence[int], element: int = TensorProto.FLOAT) -> str:
+    def input(self, name: str, shape: Sequence[int | str], element: int = TensorProto.FLOAT) -> str:
         """Add an input of the model."""
         name = self.unique(name)
         self.inputs.append(helper.make_tensor_value_info(name, element, shape))
@@ -129,11 +129,18 @@ class Network:
             product = self.op("MatMul", source, self.normal("W", width, target, deviation=gain * width**-0.5))
             return self.op("Add", product, self.normal("b", target, deviation=0.1)) if bias else product
 
-    def model(self, name: str, metadata: Mapping[str, str] | None = None) -> onnx.ModelProto:
-        """Return the model, with entries of metadata."""
+    def gelu(self, x: str) -> str:
+        """Add GELU: ``x / 2 * (1 + erf(x / sqrt(2)))``."""
+        inner = self.op("Erf", self.op("Div", x, self.number(2**0.5)))
+        return self.op("Mul", self.op("Mul", x, self.op("Add", inner, self.number(1.0))), self.number(0.5))
+
+    def model(self, name: str, metadata: Mapping[str, str] | None = None, *, opset: int = _OPSET) -> onnx.ModelProto:
+        """Return the model, with entries of metadata and the given version of ONNX's operators."""
         graph = helper.make_graph(self.nodes, name, self.inputs, self.outputs, list(self.weights.values()))
-        opsets = [helper.make_opsetid("", _OPSET)]
-        model = helper.make_model(graph, producer_name="chrion", opset_imports=opsets, ir_version=_IR_VERSION)
+        others = sorted({node.domain for node in self.nodes if node.domain})
+        opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in others)]
+        ir_version = max(_IR_VERSION, helper.find_min_ir_version_for(opsets, ignore_unknown=True))
+        model = helper.make_model(graph, producer_name="chrion", opset_imports=opsets, ir_version=ir_version)
         helper.set_model_props(model, dict(metadata or {}))
         return model
 

@@ -23,6 +23,7 @@ from google.protobuf.message import EncodeError
 from chrion.errors import ModelError, OptionError
 from chrion.files import bundled_folder, open_atomically, read_toml, write_atomically
 from chrion.zoo.bert import BertSpec, build_bert
+from chrion.zoo.cached_decoder import GptDecoderSpec, LlamaDecoderSpec, build_gpt_decoder, build_llama_decoder
 from chrion.zoo.darts import DartsSpec, build_darts
 from chrion.zoo.deepfm import DeepFmSpec, build_deepfm
 from chrion.zoo.dlrm import DlrmSpec, build_dlrm
@@ -68,8 +69,18 @@ class Written:
     bytes: int
 
 
+#: The form of a decoder's attention, by the end of the builder's name.
+_ATTENTION = {"": "plain", "-onnx": "onnx", "-grouped": "grouped"}
 BUILDERS = {
     **{cell.lower(): Builder(RecurrentSpec, build_recurrent, {"cell": cell}) for cell in GATES},
+    **{
+        f"gpt2-decoder{end}": Builder(GptDecoderSpec, build_gpt_decoder, {"attention": form})
+        for end, form in _ATTENTION.items()
+    },
+    **{
+        f"llama-decoder{end}": Builder(LlamaDecoderSpec, build_llama_decoder, {"attention": form})
+        for end, form in _ATTENTION.items()
+    },
     "bert": Builder(BertSpec, build_bert, {}),
     "darts": Builder(DartsSpec, build_darts, {}),
     "deepfm": Builder(DeepFmSpec, build_deepfm, {}),

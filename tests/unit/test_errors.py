@@ -38,7 +38,7 @@ def test_every_class_documents_its_exit_code(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "builtin"),
     [
-        (name, RuntimeError if name in {"ProviderError", "ServerError"} else ValueError)
+        (name, RuntimeError if name in {"ProviderError", "ServerError", "GenerationError"} else ValueError)
         for name in CLASSES
         if name != "ChrionError"
     ],

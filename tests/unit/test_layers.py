@@ -28,7 +28,7 @@ PACKAGES: Layers = (
     ("scheduler",),
     ("runtime",),
     ("manager",),
-    ("backend", "benchmark", "simulator"),
+    ("backend", "benchmark", "generation", "simulator"),
     ("report", "server"),
     ("replay",),
     ("cli",),

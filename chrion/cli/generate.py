@@ -1,0 +1,74 @@
+"""``chrion generate``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from chrion.cli.console import note, show_json, step
+from chrion.cli.options import CoresOption, JsonOption, ModelArgument
+from chrion.errors import OptionError
+from chrion.generation import Generator, Sampling, Stream
+
+
+def generate(
+    model: ModelArgument,
+    prompt: Annotated[str, typer.Option("--prompt", "-p", metavar="TEXT", help="Text to continue.")] = "",
+    tokens: Annotated[str, typer.Option(metavar="N,N", help="Token ids to continue, in place of a text.")] = "",
+    max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="The most tokens to generate.")] = 64,
+    temperature: Annotated[float, typer.Option(metavar="T", help="0 takes the most probable token.")] = 0.0,
+    top_k: Annotated[int, typer.Option(metavar="K", help="Only the K most probable tokens; 0 for all.")] = 0,
+    top_p: Annotated[float, typer.Option(metavar="P", help="Only the most probable tokens, of probability P.")] = 1.0,
+    repetition_penalty: Annotated[float, typer.Option(metavar="R", help="Above 1, fewer repetitions.")] = 1.0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the random choices.")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Ends the text. Repeatable.")] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A tokenizer.json.", show_default="tokenizer.json beside the model"),
+    ] = None,
+    cores: CoresOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Continue a text with a decoder that has a cache of keys and values.
+
+    The text appears as it is generated. Without a tokenizer, give token ids; token ids are printed.
+    """
+    if bool(prompt) == bool(tokens):
+        raise OptionError("expected either --prompt or --tokens", hint="for example --prompt TEXT or --tokens 1,2,3")
+    sampling = Sampling(temperature, top_k, top_p, repetition_penalty, seed)
+    given = prompt or _token_ids(tokens)
+    with step(f"loading {model.name}"):
+        generator = Generator(model, max_batch=1, threads=cores, tokenizer=tokenizer)
+    with generator:
+        if generator.refused:
+            note(f"warning: {generator.refused}")
+        started = time.perf_counter()
+        stream = generator.submit(given, max_new_tokens, sampling=sampling, stop=stop or ())
+        first_s = _print(stream, text=generator.tokenizer is not None, silent=as_json, started=started)
+        ids, seconds = stream.result(), time.perf_counter() - started
+        if as_json:
+            times = {"time_to_first_token_ms": first_s * 1e3, "tokens_per_s": len(ids) / seconds}
+            show_json({"text": stream.text, "tokens": ids, "finish_reason": stream.finish_reason, **times})
+
+
+def _token_ids(text: str) -> list[int]:
+    try:
+        return [int(token) for token in text.split(",")]
+    except ValueError:
+        raise OptionError(f"--tokens: expected numbers with commas between them, found {text!r}") from None
+
+
+def _print(stream: Stream, *, text: bool, silent: bool, started: float) -> float:
+    """Print a stream as it comes; return the seconds to its first token."""
+    first = 0.0
+    for event in stream.events():
+        first = first or time.perf_counter() - started
+        if not silent:
+            piece = event.text if text else f"{event.id} "
+            print(piece, end="", flush=True)  # noqa: T201 - this is what stdout is for
+    if not silent:
+        print(flush=True)  # noqa: T201 - this is what stdout is for
+    return first

@@ -1,0 +1,139 @@
+"""The attention part of a layer, run for every request of a batch.
+
+The inputs and outputs of a request are bound in place where its tokens are contiguous: slices of the values of the
+token-wise parts, the filled part of its cache, and its rows of the attention output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from chrion.generation.iteration import Work
+from chrion.graph.decoder import Size
+from chrion.graph.selective import SplitDecoder
+from chrion.graph.selective_parts import Part
+
+Array = np.ndarray[Any, Any]
+
+
+class Rows:
+    """The values of a batch along their token axes, and the rows of each request.
+
+    Args:
+        tokens: The values by name; attention outputs are added.
+        axes: Their token axes.
+        starts: The first token of each request, then the number of tokens.
+    """
+
+    def __init__(self, tokens: dict[str, Array], axes: Mapping[str, int], starts: Sequence[int]) -> None:
+        self.tokens, self.axes, self.starts = tokens, axes, starts
+
+    def of(self, name: str, at: int) -> Array:
+        """Return the rows of a request in a value, as a view."""
+        rows = slice(self.starts[at], self.starts[at + 1])
+        view: Array = self.tokens[name][(slice(None),) * self.axes[name] + (rows,)]
+        return view
+
+
+class AttentionPart:
+    """A part that runs by request.
+
+    Args:
+        split: The decoder in parts.
+        part: The part.
+        session: Its session; equal parts of several layers share one.
+    """
+
+    def __init__(self, split: SplitDecoder, part: Part, session: ort.InferenceSession) -> None:
+        self._session, self._part = session, part
+        self._appended, self._merged = split.appended, split.merged
+        self._arguments = session.get_inputs()
+        self._results = [result.name for result in session.get_outputs()]
+        caches = split.appended or split.signature.past
+        self._cache = {name: at for at, name in enumerate(caches)}
+        self._present = {name: at for at, name in enumerate(split.signature.present)}
+        computed = {name for name in part.outputs if name in split.merged}
+        in_place = {name for name in part.outputs if name in self._present} if part.in_place else set()
+        self._bound = len(computed | in_place) == len(part.outputs)
+        self._computed = sorted(computed)
+
+    def run(self, batch: Sequence[Work], rows: Rows, own: Sequence[dict[str, Array]]) -> None:
+        """Run the part for every request.
+
+        Args:
+            batch: The requests.
+            rows: The values of the batch; the part's attention outputs are added.
+            own: The values of each request by name; the part's other outputs are added.
+        """
+        for name in self._computed:
+            kind, sizes = self._merged[name]
+            rows.tokens[name] = np.empty([size(rows.starts[-1], 0) for size in sizes], kind)
+        for at, work in enumerate(batch):
+            inputs = self._inputs(at, work, rows, own[at])
+            if self._bound:
+                self._run_bound(at, work, inputs, rows)
+            else:
+                self._run(at, work, inputs, rows, own[at])
+
+    def _inputs(self, at: int, work: Work, rows: Rows, own: Mapping[str, Array]) -> list[Array]:
+        """Return the inputs of a request; its new keys and values are appended to its cache."""
+        new, total = len(work.ids), work.past + len(work.ids)
+        inputs = []
+        for name, argument in zip(self._part.inputs, self._arguments, strict=True):
+            if name in self._appended:
+                array = work.cache.arrays[self._cache[name]]
+                source = rows.of(self._appended[name], at)[0]
+                array[work.past : total] = source if rows.axes[self._appended[name]] == 1 else source.swapaxes(0, 1)
+                inputs.append(array[None, :total])
+            elif name in self._cache:
+                array = work.cache.arrays[self._cache[name]][None]
+                inputs.append(array if self._part.in_place else array[:, :, : work.past])
+            elif name in self._part.sizes:
+                inputs.append(sized(self._part.sizes[name], argument, new, work.past))
+            elif name in rows.tokens:
+                inputs.append(rows.of(name, at))
+            else:
+                inputs.append(own[name])
+        return [np.ascontiguousarray(value).reshape(value.shape) for value in inputs]
+
+    def _run_bound(self, at: int, work: Work, inputs: Sequence[Array], rows: Rows) -> None:
+        """Run with outputs that are bound to their rows, or to the cache that is an input, too."""
+        binding = self._session.io_binding()
+        for argument, value in zip(self._arguments, inputs, strict=True):
+            binding.bind_input(argument.name, "cpu", 0, value.dtype, value.shape, value.ctypes.data)
+        copied = []
+        for name, result in zip(self._part.outputs, self._results, strict=True):
+            if name in self._present:
+                value = work.cache.arrays[self._present[name]][None]
+            else:
+                target = rows.of(name, at)
+                value = target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)
+                copied += [(target, value)] if value is not target else []
+            binding.bind_output(result, "cpu", 0, value.dtype, value.shape, value.ctypes.data)
+        self._session.run_with_iobinding(binding)
+        for target, value in copied:
+            target[...] = value
+
+    def _run(self, at: int, work: Work, inputs: Sequence[Array], rows: Rows, own: dict[str, Array]) -> None:
+        """Run with outputs that onnxruntime allocates, and copy them to their places."""
+        feed = {argument.name: value for argument, value in zip(self._arguments, inputs, strict=True)}
+        total = work.past + len(work.ids)
+        for name, value in zip(self._part.outputs, self._session.run(None, feed), strict=True):
+            if name in self._present:
+                array = work.cache.arrays[self._present[name]]
+                array[:, work.past : total] = value[0, :, work.past : total]
+            elif name in self._merged:
+                rows.of(name, at)[...] = value
+            else:
+                own[name] = value
+
+
+def sized(sizes: Sequence[Size], argument: Any, new: int, past: int) -> Array:
+    """Return an input that depends on the numbers of tokens, as a session declares it."""
+    kind = np.int32 if "int32" in argument.type else np.int64
+    values = np.array([size(new, past) for size in sizes], kind)
+    return values if argument.shape else values.reshape(())

@@ -1,0 +1,159 @@
+"""Engines: one iteration of a decoder for a batch of requests.
+
+The selective engine runs a split decoder (:mod:`chrion.graph.selective`): the token-wise parts once on the tokens of
+all requests, the attention parts once for each request. The plain engine serves a model that cannot be split, one
+request after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from chrion.errors import GenerationError
+from chrion.generation.attention import AttentionPart, Rows, sized
+from chrion.generation.iteration import Outcome, Work
+from chrion.graph.decoder import LOGITS, DecoderSignature
+from chrion.graph.model import Graph
+from chrion.graph.ort_sessions import first_line
+from chrion.graph.selective import SplitDecoder
+from chrion.graph.selective_parts import Part
+
+Array = np.ndarray[Any, Any]
+
+
+class SelectiveEngine:
+    """An engine of token-wise parts and attention parts. Several threads may run batches at a time.
+
+    Args:
+        split: The decoder in parts.
+        threads: The threads of a token-wise part.
+        providers: The execution providers of the token-wise parts; attention runs on the CPU.
+    """
+
+    def __init__(self, split: SplitDecoder, threads: int, providers: Sequence[str]) -> None:
+        self.signature, self.refused = split.signature, ""
+        self.by_token = bool(split.appended)
+        self._split = split
+        opened: dict[tuple[bytes, bool], ort.InferenceSession] = {}
+        self._parts: list[tuple[Part, ort.InferenceSession, AttentionPart | None]] = []
+        for part in split.parts:
+            key = (part.model, part.by_request)
+            if key not in opened:
+                own = ["CPUExecutionProvider"] if part.by_request else list(providers)
+                opened[key] = _open(part.model, part.options, 1 if part.by_request else threads, own)
+            attention = AttentionPart(split, part, opened[key]) if part.by_request else None
+            self._parts.append((part, opened[key], attention))
+        reads = [{*part.inputs} for part in split.parts]
+        #: For each part, the values that later parts read.
+        self._later = [set(split.appended.values()).union(*reads[at + 1 :]) for at in range(len(reads))]
+
+    def run(self, batch: Sequence[Work]) -> list[Outcome]:
+        """Run one iteration.
+
+        If it fails, every request is run again by itself, so that only those at fault fail. That is possible because
+        an iteration writes nothing but the keys and values of its own tokens.
+        """
+        try:
+            return self._run(batch)
+        except Exception as error:  # noqa: BLE001 - onnxruntime raises many types
+            if len(batch) == 1:
+                return [GenerationError(f"the iteration failed: {first_line(error)}")]
+            return [outcome for work in batch for outcome in self.run([work])]
+
+    def _run(self, batch: Sequence[Work]) -> list[Outcome]:
+        counts = [len(work.ids) for work in batch]
+        starts = [0, *(int(n) for n in np.cumsum(counts))]
+        feeds = [self.signature.feed(work.ids, work.past) for work in batch]
+        tokens: dict[str, Array] = {
+            name: np.concatenate([feed[name] for feed in feeds], axis=1)
+            for name in self._split.axes
+            if name in feeds[0]
+        }
+        own: list[dict[str, Array]] = [dict(feed) for feed in feeds]
+        rows = Rows(tokens, self._split.axes, starts)
+        for at, (part, session, attention) in enumerate(self._parts[:-1]):
+            if attention is not None:
+                attention.run(batch, rows, own)
+            else:
+                values = session.run(None, _feed(session, part, tokens, starts[-1]))
+                tokens.update(zip(part.outputs, values, strict=True))
+            for name in tokens.keys() - self._later[at]:
+                del tokens[name]
+        return self._finish(batch, tokens, starts)
+
+    def _finish(self, batch: Sequence[Work], tokens: Mapping[str, Array], starts: Sequence[int]) -> list[Outcome]:
+        """Run the last part on the last token of every request whose scores are wanted."""
+        part, session, _ = self._parts[-1]
+        wanted = [at for at, work in enumerate(batch) if work.wanted]
+        if not wanted:
+            return [None] * len(batch)
+        last = [starts[at + 1] - 1 for at in wanted]
+        chosen = {name: np.take(tokens[name], last, self._split.axes[name]) for name in part.inputs if name in tokens}
+        logits = session.run(None, _feed(session, part, chosen, len(last)))[0]
+        scores = np.asarray(logits, np.float32).reshape(len(last), -1)
+        outcomes: list[Outcome] = [None] * len(batch)
+        for row, at in enumerate(wanted):
+            outcomes[at] = scores[row]
+        return outcomes
+
+
+class PlainEngine:
+    """An engine of one session of the whole model, which runs the requests of a batch one by one.
+
+    Args:
+        graph: The model.
+        signature: Its inputs and outputs.
+        threads: The threads of the session.
+        providers: Its execution providers.
+        refused: Why the model cannot be split.
+    """
+
+    by_token = False
+
+    def __init__(
+        self, graph: Graph, signature: DecoderSignature, threads: int, providers: Sequence[str], refused: str
+    ) -> None:
+        self.signature, self.refused = signature, refused
+        source = graph.source if isinstance(graph.source, bytes) else str(graph.source)
+        self._session = _open(source, {}, threads, list(providers))
+
+    def run(self, batch: Sequence[Work]) -> list[Outcome]:
+        """Run one iteration of each request."""
+        return [self._run(work) for work in batch]
+
+    def _run(self, work: Work) -> Outcome:
+        feed = self.signature.feed(work.ids, work.past)
+        for name, array in zip(self.signature.past, work.cache.arrays, strict=True):
+            feed[name] = np.ascontiguousarray(array[None, :, : work.past])
+        try:
+            logits, *present = self._session.run([LOGITS, *self.signature.present], feed)
+        except Exception as error:  # noqa: BLE001 - onnxruntime raises many types
+            return GenerationError(f"the iteration failed: {first_line(error)}")
+        total = work.past + len(work.ids)
+        for array, value in zip(work.cache.arrays, present, strict=True):
+            array[:, work.past : total] = value[0, :, work.past : total]
+        return np.asarray(logits[0, -1], np.float32) if work.wanted else None
+
+
+def _feed(session: ort.InferenceSession, part: Part, tokens: Mapping[str, Array], count: int) -> dict[str, Array]:
+    """Return the inputs of a token-wise part."""
+    return {
+        argument.name: sized(part.sizes[name], argument, count, 0) if name in part.sizes else tokens[name]
+        for argument, name in zip(session.get_inputs(), part.inputs, strict=True)
+    }
+
+
+def _open(
+    model: str | bytes, configuration: Mapping[str, str], threads: int, providers: Sequence[str]
+) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    for key, value in configuration.items():
+        options.add_session_config_entry(key, value)
+    return ort.InferenceSession(model, options, providers=list(providers))

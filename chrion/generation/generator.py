@@ -1,0 +1,331 @@
+"""Generation of text by a decoder for many callers at a time."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import onnx
+
+from chrion.cores import allowed_cores
+from chrion.errors import GenerationError, ModelError, OptionError
+from chrion.generation.cache import CacheManager, slots_of_bytes
+from chrion.generation.engine import PlainEngine, SelectiveEngine
+from chrion.generation.iteration import Engine, Outcome, Work
+from chrion.generation.sampling import Sampler, Sampling
+from chrion.generation.scheduling import Batch, IterationScheduler, Share
+from chrion.generation.streams import Stream, Token
+from chrion.generation.text import TextBuilder, find_stop_tokens, find_tokenizer, load_tokenizer
+from chrion.graph import Graph, load
+from chrion.graph.decoder import decoder_signature
+from chrion.graph.selective import split_decoder
+
+_KV_BYTES = 1 << 30
+
+
+@dataclass(slots=True)
+class _Request:
+    number: int
+    stream: Stream
+    sampler: Sampler
+    prompt: list[int]
+    max_new_tokens: int
+    stop: frozenset[int]
+    text: TextBuilder | None
+    capacity: int
+    #: Tokens in the cache.
+    past: int = 0
+    generated: list[int] = field(default_factory=list)
+    reason: str = ""
+    error: Exception | None = None
+
+    def inputs(self, share: Share) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return the tokens of an iteration."""
+        known = (
+            self.prompt[self.past : self.past + share.tokens] if self.past < len(self.prompt) else self.generated[-1:]
+        )
+        return np.array(known, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorStatistics:
+    """Numbers of a generator since it was opened, and of this moment."""
+
+    #: Iterations that have returned, and the requests in them.
+    iterations: int
+    iteration_requests: int
+    generated_tokens: int
+    finished_requests: int
+    #: Requests in the pool.
+    requests: int
+    reserved_slots: int
+    slots: int
+
+
+class Generator:
+    """A decoder that generates tokens for several requests at a time. Thread-safe; use it as a context manager.
+
+    Args:
+        model: A decoder with a cache of keys and values, as a file, bytes, proto or graph.
+        max_batch: The most requests of an iteration.
+        kv_slots: The tokens whose keys and values fit in memory; by default as many as fit in ``kv_bytes``.
+        kv_bytes: The bytes of keys and values, one GiB by default.
+        n_workers: The most batches in flight. Two are useful with an accelerator: one batch is there while the
+            attention of the other one runs on the CPU.
+        policy: ``iteration``, or ``request`` for batches that are fixed until all of their requests have ended.
+        chunk: The most tokens of a prompt that one iteration processes; 0 for all.
+        threads: The threads of the token-wise parts; one per available core by default.
+        providers: The execution providers of the token-wise parts. Attention runs on the CPU.
+        tokenizer: A ``tokenizer.json``; by default the one beside the model, if there is one.
+
+    Raises:
+        ModelError: The model is not a decoder with a cache.
+        OptionError: An argument is out of range.
+    """
+
+    def __init__(  # noqa: PLR0913 - all options of a generator
+        self,
+        model: str | Path | bytes | onnx.ModelProto | Graph,
+        *,
+        max_batch: int = 8,
+        kv_slots: int | None = None,
+        kv_bytes: int = _KV_BYTES,
+        n_workers: int = 1,
+        policy: str = "iteration",
+        chunk: int = 0,
+        threads: int | None = None,
+        providers: Sequence[str] = ("CPUExecutionProvider",),
+        tokenizer: str | Path | None = None,
+    ) -> None:
+        graph = model if isinstance(model, Graph) else load(model)
+        self.signature = decoder_signature(graph)
+        slots = slots_of_bytes(self.signature, kv_bytes) if kv_slots is None else kv_slots
+        self._scheduler = IterationScheduler(max_batch, slots, n_workers=n_workers, policy=policy, chunk=chunk)
+        self._engine = open_engine(graph, threads or len(allowed_cores()), providers)
+        self._caches = CacheManager(self.signature, slots, by_token=self._engine.by_token)
+        path = graph.source if isinstance(graph.source, Path) else None
+        tokenizer = tokenizer or (find_tokenizer(path) if path else None)
+        #: The tokenizer of the model, or None.
+        self.tokenizer = load_tokenizer(tokenizer) if tokenizer else None
+        #: The tokens that end every text, from the model's configuration.
+        self.stop_tokens = find_stop_tokens(path) if path else frozenset()
+        self._numbers = itertools.count()
+        self._requests: dict[int, _Request] = {}
+        self._counts = {"iterations": 0, "iteration_requests": 0, "generated_tokens": 0, "finished_requests": 0}
+        self._lock = threading.Condition()
+        self._closed = False
+        self._pool = ThreadPoolExecutor(n_workers, "chrion-generation") if n_workers > 1 else None
+        self._thread = threading.Thread(target=self._loop, name="chrion-generator", daemon=True)
+        self._thread.start()
+
+    @property
+    def refused(self) -> str:
+        """Why the model has no selective batching, so that its requests run one by one; empty if it has."""
+        return self._engine.refused
+
+    def submit(
+        self,
+        prompt: str | Sequence[int],
+        max_new_tokens: int = 64,
+        *,
+        sampling: Sampling | None = None,
+        stop: str | Sequence[str] = (),
+        stop_tokens: Sequence[int] | None = None,
+    ) -> Stream:
+        """Queue a request.
+
+        Args:
+            prompt: Token ids, or text if the model has a tokenizer.
+            max_new_tokens: The most tokens to generate.
+            sampling: How tokens are chosen; the most probable ones by default.
+            stop: Strings that end the text and are not part of it.
+            stop_tokens: Tokens that end the text and are not part of it; by default those of the model.
+
+        Returns:
+            The tokens as they come.
+
+        Raises:
+            OptionError: The prompt is empty or has unknown tokens, or the request does not fit in the slots.
+            RuntimeError: The generator is closed.
+        """
+        ids = self._ids(prompt)
+        self._check_context(len(ids), max_new_tokens)
+        stops = [stop] if isinstance(stop, str) else list(stop)
+        if any(stops) and self.tokenizer is None:
+            raise OptionError("stop: strings need a tokenizer", hint="give stop_tokens, or a tokenizer")
+        builder = TextBuilder(self.tokenizer, stops) if self.tokenizer is not None else None
+        ends = self.stop_tokens if stop_tokens is None else frozenset(stop_tokens)
+        sampler = Sampler(sampling or Sampling(), ids)
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the generator is closed")
+            number = next(self._numbers)
+            self._scheduler.submit(number, len(ids), max_new_tokens)
+            stream = Stream(len(ids), lambda: self._cancel(number))
+            capacity = self._scheduler.pool[number].max_tokens
+            self._requests[number] = _Request(number, stream, sampler, ids, max_new_tokens, ends, builder, capacity)
+            self._lock.notify_all()
+        return stream
+
+    def statistics(self) -> GeneratorStatistics:
+        """Return the numbers of the generator."""
+        with self._lock:
+            reserved, slots = self._scheduler.reserved, self._scheduler.n_slots
+            return GeneratorStatistics(
+                **self._counts, requests=len(self._requests), reserved_slots=reserved, slots=slots
+            )
+
+    def close(self) -> None:
+        """Cancel all requests and end the generator."""
+        with self._lock:
+            self._closed = True
+            for number in [*self._requests]:
+                self._end(number)
+            self._lock.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ids(self, prompt: str | Sequence[int]) -> list[int]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise OptionError("prompt: text needs a tokenizer", hint="give token ids, or a tokenizer")
+            ids = list(self.tokenizer.encode(prompt).ids)
+        else:
+            ids = [int(token) for token in prompt]
+        if not ids:
+            raise OptionError("prompt: expected at least one token, found none")
+        for token in ids:
+            if not 0 <= token < self.signature.vocabulary:
+                raise OptionError(f"prompt: expected tokens of 0 to {self.signature.vocabulary - 1}, found {token}")
+        return ids
+
+    def _check_context(self, prompt: int, new: int) -> None:
+        context = self.signature.context
+        if context and prompt + new - 1 > context:  # the last token that is generated is never an input
+            raise OptionError(
+                f"the model has positions for {context} tokens, the request needs {prompt + new - 1}",
+                hint=f"shorten the prompt of {prompt} tokens, or generate at most {max(context - prompt + 1, 0)}",
+            )
+
+    def _cancel(self, number: int) -> None:
+        with self._lock:
+            self._end(number)
+            self._lock.notify_all()
+
+    def _end(self, number: int) -> None:
+        """Cancel a request; the caller holds the lock."""
+        if number in self._requests:
+            self._requests[number].stream.finish("cancelled")
+            self._requests[number].reason = "cancelled"
+        self._leave(self._scheduler.cancel(number))
+
+    def _leave(self, numbers: Sequence[int]) -> None:
+        """Release the slots of requests and end their streams; the caller holds the lock."""
+        for number in numbers:
+            self._caches.release(number)
+            request = self._requests.pop(number)
+            self._counts["finished_requests"] += 1
+            held = request.text.finish() if request.text is not None else ""
+            request.stream.finish(request.reason, request.error, held)
+
+    def _loop(self) -> None:
+        """Select batches, run them, and return their tokens, until the generator is closed."""
+        running: deque[tuple[Batch, Future[list[Outcome]]]] = deque()
+        while True:
+            with self._lock:
+                while not (batch := self._scheduler.select()) and not running:
+                    if self._closed:
+                        return
+                    self._lock.wait()
+                requests = [self._requests[share.number] for share in batch]
+            if batch:
+                running.append((batch, self._start(batch, requests)))
+            if not batch or len(running) == self._scheduler.n_workers:
+                done, future = running.popleft()
+                self._return(done, future.result())
+
+    def _start(self, batch: Batch, requests: Sequence[_Request]) -> Future[list[Outcome]]:
+        if self._pool is not None:
+            return self._pool.submit(self._run, batch, requests)
+        future: Future[list[Outcome]] = Future()
+        future.set_result(self._run(batch, requests))
+        return future
+
+    def _run(self, batch: Batch, requests: Sequence[_Request]) -> list[Outcome]:
+        """Run one iteration; an error of the whole batch is the error of each of its requests."""
+        try:
+            works = [
+                Work(self._caches.get(r.number, r.capacity), r.inputs(share), r.past, share.last)
+                for share, r in zip(batch, requests, strict=True)
+            ]
+            return self._engine.run(works)
+        except Exception as error:  # noqa: BLE001 - the loop must go on for other requests
+            return [GenerationError(f"the iteration failed: {error}")] * len(batch)
+
+    def _return(self, batch: Batch, outcomes: Sequence[Outcome]) -> None:
+        """Give the requests of a batch their tokens, and take back the batch."""
+        with self._lock:
+            requests = [self._requests[share.number] for share in batch]
+        for share, request, outcome in zip(batch, requests, outcomes, strict=True):
+            if not request.reason:
+                self._advance(share, request, outcome)
+        with self._lock:
+            self._counts["iterations"] += 1
+            self._counts["iteration_requests"] += len(batch)
+            self._leave(self._scheduler.complete([request.number for request in requests if request.reason]))
+
+    def _advance(self, share: Share, request: _Request, outcome: Outcome) -> None:
+        request.past += share.tokens
+        if isinstance(outcome, Exception):
+            request.reason, request.error = "error", outcome
+        elif outcome is not None:
+            try:
+                self._append(request, request.sampler.choose(outcome))
+            except Exception as error:  # noqa: BLE001 - a tokenizer may raise what it likes
+                request.reason, request.error = "error", GenerationError(f"no next token: {error}")
+
+    def _append(self, request: _Request, token: int) -> None:
+        """Add a token to a request and determine whether it ends."""
+        if token in request.stop:
+            request.reason = "stop"
+            return
+        request.generated.append(token)
+        self._counts["generated_tokens"] += 1
+        text = request.text.add(token) if request.text is not None else ""
+        request.stream.put(Token(token, text))
+        if request.text is not None and request.text.stopped:
+            request.reason = "stop"
+        elif len(request.generated) == request.max_new_tokens:
+            request.reason = "length"
+
+
+def open_engine(graph: Graph, threads: int, providers: Sequence[str] = ("CPUExecutionProvider",)) -> Engine:
+    """Return the selective engine of a decoder, or the plain engine if the decoder cannot be split.
+
+    Raises:
+        ModelError: The model is not a decoder with a cache.
+    """
+    signature = decoder_signature(graph)
+    try:
+        split = split_decoder(graph, signature)
+    except ModelError as error:
+        return PlainEngine(graph, signature, threads, providers, error.message)
+    return SelectiveEngine(split, threads, providers)

@@ -1,0 +1,242 @@
+"""The scheduler of iterations: Algorithm 2 of Orca as a state machine without threads and clocks.
+
+Yu et al., *Orca: a distributed serving system for transformer-based generative models* (OSDI 2022), Algorithm 2::
+
+    while true:
+        batch, n_rsrv = Select(request_pool, n_rsrv)
+        schedule engine to run one iteration of the model for the batch
+        foreach req in batch: req.state = RUNNING
+        n_scheduled += 1
+        if n_scheduled = n_workers:
+            wait for return of a scheduled batch
+            foreach req in the returned batch:
+                req.state = INCREMENT
+                if finished(req): n_rsrv -= req.max_tokens
+            n_scheduled -= 1
+
+    Select(pool, n_rsrv):
+        foreach req in pool that is not RUNNING, by arrival time:
+            if batch.size() = max_bs: break
+            if req.state = INITIATION:
+                if n_rsrv + req.max_tokens > n_slots: break
+                n_rsrv += req.max_tokens
+            batch += req
+
+Iteration-level first come, first served: of two requests in the pool, the earlier one has run at least as many
+iterations. It holds because batches return in the order in which they were selected, whatever ``n_workers`` is.
+
+Two differences: a request that needs more than ``n_slots`` is refused when it arrives, because the loop above would
+wait for it for ever; and an empty batch is not scheduled.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import islice
+
+from chrion.errors import OptionError
+
+#: Iteration: Orca's. Request: a batch is fixed until all of its requests have ended, as FasterTransformer's is.
+POLICIES = ("iteration", "request")
+
+
+class Phase(Enum):
+    """The state of a request in the pool."""
+
+    INITIATION = auto()
+    RUNNING = auto()
+    INCREMENT = auto()
+
+
+@dataclass(slots=True)
+class PooledRequest:
+    """A request in the pool. It is changed by the scheduler only."""
+
+    number: int
+    #: Tokens of the prompt that no iteration has processed.
+    unread: int
+    #: The most tokens of the request, with its prompt: the slots that it reserves.
+    max_tokens: int
+    phase: Phase = Phase.INITIATION
+    #: Iterations that have returned.
+    iterations: int = 0
+    #: True if the request is cancelled or has ended; it leaves as soon as no batch contains it.
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The share of a request in a batch."""
+
+    number: int
+    #: New tokens: those of its prompt, or one.
+    tokens: int
+    #: True if a token follows from this iteration, false for a prompt of which more is unread.
+    last: bool
+
+
+Batch = tuple[Share, ...]
+
+
+class IterationScheduler:
+    """The pool of requests and the batches in flight.
+
+    Args:
+        max_batch: The most requests of a batch.
+        n_slots: The slots for keys and values.
+        n_workers: The most batches in flight.
+        policy: One of :data:`POLICIES`.
+        chunk: The most tokens of a prompt that one iteration processes; 0 for all.
+
+    Raises:
+        OptionError: An argument is out of range.
+    """
+
+    def __init__(
+        self, max_batch: int, n_slots: int, *, n_workers: int = 1, policy: str = "iteration", chunk: int = 0
+    ) -> None:
+        for name, value, least in (
+            ("max_batch", max_batch, 1),
+            ("n_slots", n_slots, 1),
+            ("n_workers", n_workers, 1),
+            ("chunk", chunk, 0),
+        ):
+            if value < least:
+                raise OptionError(f"{name}: {value} is below {least}")
+        if policy not in POLICIES:
+            raise OptionError(f"unknown policy {policy!r}", hint=f"policies are {', '.join(POLICIES)}")
+        self.max_batch, self.n_slots, self.n_workers = max_batch, n_slots, n_workers
+        self.policy, self.chunk = policy, chunk
+        #: The requests in the order of their arrival.
+        self.pool: dict[int, PooledRequest] = {}
+        #: The batches in flight, the earliest first.
+        self.in_flight: deque[Batch] = deque()
+        self.reserved = 0
+        self._groups: list[list[int]] = []  # with the policy "request": batches that are fixed
+
+    def submit(self, number: int, prompt: int, max_new_tokens: int) -> None:
+        """Add a request to the pool.
+
+        Args:
+            number: A number that no other request has.
+            prompt: Its tokens, at least one.
+            max_new_tokens: The most tokens to generate, at least one.
+
+        Raises:
+            OptionError: It needs more slots than there are.
+        """
+        # The last token that is generated is never an input, and has no keys and values.
+        needed = prompt + max_new_tokens - 1
+        if prompt < 1 or max_new_tokens < 1:
+            raise OptionError(f"expected a prompt and new tokens, found {prompt} and {max_new_tokens}")
+        if needed > self.n_slots:
+            raise OptionError(
+                f"the request needs {needed} slots for keys and values, there are {self.n_slots}",
+                hint=f"shorten the prompt of {prompt} tokens, or generate at most {max(self.n_slots - prompt + 1, 0)}",
+            )
+        self.pool[number] = PooledRequest(number, prompt, needed)
+
+    def select(self) -> Batch:
+        """Return the next batch, which is then in flight, or an empty one if none can run now."""
+        if len(self.in_flight) == self.n_workers:
+            return ()
+        chosen = self._by_iteration() if self.policy == "iteration" else self._by_request()
+        batch = tuple(self._share(request) for request in chosen)
+        for request in chosen:
+            request.phase = Phase.RUNNING
+        if batch:
+            self.in_flight.append(batch)
+        return batch
+
+    def complete(self, ended: Collection[int]) -> list[int]:
+        """Take back the earliest batch in flight.
+
+        Args:
+            ended: Its requests that have ended.
+
+        Returns:
+            The requests that leave the pool, whose slots are free.
+        """
+        for share in self.in_flight.popleft():
+            request = self.pool[share.number]
+            request.phase = Phase.INCREMENT
+            request.iterations += 1
+            request.unread = max(request.unread - share.tokens, 0)
+            request.ended |= share.number in ended
+        return self._leave()
+
+    def cancel(self, number: int) -> list[int]:
+        """End a request; return the requests that leave the pool at once."""
+        if number in self.pool:
+            self.pool[number].ended = True
+        return self._leave()
+
+    def _by_iteration(self) -> list[PooledRequest]:
+        """Return the first requests that are not running, up to one whose reservation does not fit."""
+        chosen: list[PooledRequest] = []
+        for request in self.pool.values():
+            if len(chosen) == self.max_batch:
+                break
+            if request.phase is Phase.RUNNING:
+                continue
+            if not self._reserve(request):
+                break
+            chosen.append(request)
+        return chosen
+
+    def _by_request(self) -> list[PooledRequest]:
+        """Return a fixed batch of which no request is running, or a new one."""
+        for group in self._groups:
+            members = [self.pool[number] for number in group]
+            if all(request.phase is not Phase.RUNNING for request in members):
+                return [request for request in members if not request.ended]
+        if len(self._groups) == self.n_workers:
+            return []
+        chosen = []
+        for request in islice(self._waiting(), self.max_batch):
+            if not self._reserve(request):
+                break
+            chosen.append(request)
+        if chosen:
+            self._groups.append([request.number for request in chosen])
+        return chosen
+
+    def _waiting(self) -> Iterator[PooledRequest]:
+        return (request for request in self.pool.values() if request.phase is Phase.INITIATION)
+
+    def _reserve(self, request: PooledRequest) -> bool:
+        """Reserve the slots of a request in its first iteration; return whether it may run."""
+        if request.phase is not Phase.INITIATION:
+            return True
+        if self.reserved + request.max_tokens > self.n_slots:
+            return False
+        self.reserved += request.max_tokens
+        return True
+
+    def _share(self, request: PooledRequest) -> Share:
+        if request.unread == 0:
+            return Share(request.number, 1, last=True)
+        tokens = min(request.unread, self.chunk) if self.chunk else request.unread
+        return Share(request.number, tokens, last=tokens == request.unread)
+
+    def _leave(self) -> list[int]:
+        """Remove the requests that have ended and that no batch contains."""
+        held: set[int] = set()
+        for group in self._groups:
+            members = [self.pool[number] for number in group]
+            if not all(request.ended and request.phase is not Phase.RUNNING for request in members):
+                held.update(group)
+        self._groups = [group for group in self._groups if held.issuperset(group)]
+        left = [
+            number
+            for number, request in self.pool.items()
+            if request.ended and request.phase is not Phase.RUNNING and number not in held
+        ]
+        for number in left:
+            request = self.pool.pop(number)
+            if request.phase is not Phase.INITIATION:
+                self.reserved -= request.max_tokens
+        return left

@@ -1,0 +1,317 @@
+"""Selective batching: a decoder as token-wise parts and attention parts.
+
+Yu et al., *Orca: a distributed serving system for transformer-based generative models* (OSDI 2022), section 3.2. The
+token-wise parts run once on the concatenated tokens of all requests of a batch, [1, sum of L, hidden]. The attention
+parts run once for each request on its own keys and values. The stages, in the order of :func:`split_decoder`:
+
+1. Observe the sizes of all values (:mod:`chrion.graph.decoder`), replace those that depend on sizes only, and let
+   caches grow in place where they are plain concatenations (:mod:`chrion.graph.cache_append`).
+2. Find each layer's attention output: the earliest value with one row per token that every path from the layer's past
+   keys and values to the logits passes.
+3. Follow the tokens (:mod:`chrion.graph.token_axis`). An operator that mixes tokens belongs to the requests, with all
+   that follows, up to the next attention output.
+4. Number the parts by the attention outputs before them, and extract them (:mod:`chrion.graph.selective_parts`).
+
+A model is refused if its logits do not become token-wise again, for example because an operator outside attention
+mixes tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+
+from chrion.errors import ModelError
+from chrion.graph.assemble import node_reads
+from chrion.graph.cache_append import append_caches
+from chrion.graph.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature, Observation, Size, observe
+from chrion.graph.model import Graph
+from chrion.graph.ort_sessions import weights_folder_option
+from chrion.graph.rewrite import has_bodies, standard_opset
+from chrion.graph.selective_parts import Part, PartBuilder
+from chrion.graph.token_axis import leading, token_axes, tokens_axis
+
+#: Operators that may compute a value from sizes alone.
+_SIZE_OPERATORS = frozenset(
+    """
+    Add Cast Concat ConstantOfShape Constant Div Equal Expand Gather Identity Mul Neg Pow Reshape Shape Size  Slice
+    Sqrt Squeeze Sub Transpose Unsqueeze Where
+    """.split()  # noqa: SIM905 - a line for each otherwise
+)
+#: Operators that only arrange elements; the cut is made where the tokens are contiguous.
+_ARRANGING = frozenset({"Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+_MIN_OPSET = 13  # before, Softmax and others work on flattened axes
+
+
+@dataclass(frozen=True)
+class SplitDecoder:
+    """A decoder in parts, in the order in which they run."""
+
+    signature: DecoderSignature
+    #: The decoder; its weights file is removed with it.
+    graph: Graph = field(repr=False)
+    parts: tuple[Part, ...]
+    #: The token axes of the values that token-wise parts compute, and of attention outputs, by name.
+    axes: Mapping[str, int]
+    #: The values that are computed by request and concatenated along the token axis: element type and shape, by name.
+    merged: Mapping[str, tuple[np.dtype[Any], tuple[Size, ...]]]
+    #: By cache input of the attention parts: the value with the new tokens to append before. Empty if the attention
+    #: parts have past and present keys and values.
+    appended: Mapping[str, str]
+
+
+def split_decoder(graph: Graph, signature: DecoderSignature) -> SplitDecoder:
+    """Split a decoder into token-wise parts and attention parts.
+
+    Args:
+        graph: A decoder with free dimensions.
+        signature: Its inputs and outputs.
+
+    Raises:
+        ModelError: The model cannot be split; the message names the place.
+    """
+    where = f"{graph.name}: no selective batching"
+    if standard_opset(graph.model) < _MIN_OPSET:
+        raise ModelError(f"{where}: expected opset {_MIN_OPSET} or later, found {standard_opset(graph.model)}")
+    if has_bodies(graph.model.graph.node):
+        raise ModelError(f"{where}: the model has control flow")
+    seen = observe(graph, signature)
+    appended = append_caches(graph.model, signature, seen)
+    if appended is not None:
+        caches = dict(appended.sources)
+        kinds = _classified(_Flow(graph.name, appended.model, [*caches], [LOGITS, *caches.values()], appended.seen))
+        if all(name in kinds.axes for name in caches.values()):
+            return _parts(graph, signature, kinds, caches)
+    model_flow = _Flow(graph.name, graph.model, signature.past, [LOGITS, *signature.present], seen)
+    return _parts(graph, signature, _classified(model_flow), {})
+
+
+def _classified(flow: _Flow) -> _Kinds:
+    """Return the kinds of a decoder's values, if its logits are token-wise."""
+    merged = frozenset(flow.attention_output(at) for at in range(0, len(flow.caches), 2))
+    kinds = _Kinds(flow, merged)
+    if kinds.request.get(LOGITS, True):
+        raise ModelError(f"{flow.name}: no selective batching: {kinds.place()}")
+    return kinds
+
+
+def _parts(graph: Graph, signature: DecoderSignature, kinds: _Kinds, appended: Mapping[str, str]) -> SplitDecoder:
+    """Return the parts of a classified decoder."""
+    kinds.move_arrangements()
+    flow = kinds.flow
+    builder = PartBuilder(flow.model, weights_folder_option(graph.weights_folder), flow.seen, flow.folded)
+    parts = builder.build(kinds.assignment(), kinds.order, flow.results, kinds.constant)
+    shapes = {name: tuple(size for size in flow.seen.shapes[name] if size is not None) for name in kinds.merged}
+    merged = {name: (flow.seen.types[name], shape) for name, shape in sorted(shapes.items())}
+    return SplitDecoder(signature, graph, tuple(parts), kinds.axes, merged, appended)
+
+
+class _Flow:
+    """The nodes that compute the logits and the cache, without those whose results depend on sizes only."""
+
+    def __init__(
+        self, name: str, model: onnx.ModelProto, caches: Sequence[str], results: Sequence[str], seen: Observation
+    ) -> None:
+        self.name, self.model, self.caches, self.results, self.seen = name, model, caches, results, seen
+        self.nodes = list(model.graph.node)
+        self.weights = {t.name for t in model.graph.initializer}
+        self.folded = self._fold()
+        self.producer = {name: at for at, node in enumerate(self.nodes) for name in node.output if name}
+        self.reads = [
+            [name for name in names if name not in self.weights and name not in self.folded]
+            for names in node_reads(model)
+        ]
+        self.needed = self._before(results)
+        self.for_logits = self._before([LOGITS])
+        self.readers: dict[str, list[int]] = {}
+        for at in sorted(self.needed):
+            for read in self.reads[at]:
+                self.readers.setdefault(read, []).append(at)
+
+    def _fold(self) -> frozenset[str]:
+        """Return the values that depend on sizes only and are known for all sizes."""
+        folded: set[str] = set()
+        shaped = {*self.weights}
+        for node in self.nodes:
+            sized = node.op_type in {"Shape", "Size"} or all(name in shaped for name in node.input if name)
+            if node.op_type in _SIZE_OPERATORS and sized:
+                shaped.update(node.output)
+                folded.update(n for n in node.output if n in self.seen.constants or n in self.seen.sizes)
+        return frozenset(folded)
+
+    def _before(self, names: Iterable[str]) -> set[int]:
+        """Return the nodes that compute some values, and all before them."""
+        found: set[int] = set()
+        waiting = [name for name in names if name in self.producer]
+        while waiting:
+            at = self.producer[waiting.pop()]
+            if at not in found:
+                found.add(at)
+                waiting += [name for name in self.reads[at] if name in self.producer]
+        return found
+
+    def attention_output(self, at: int) -> str:
+        """Return the attention output of the layer whose past keys and values are the inputs ``at`` and ``at + 1``.
+
+        The nodes are visited in topological order with the set of values that are still to be read. Where the set has
+        one value, all paths pass through it.
+        """
+        names = self.caches[at : at + 2]
+        missing = {
+            name: count for name in names if (count := sum(r in self.for_logits for r in self.readers.get(name, ())))
+        }
+        reached = set(missing)
+        for index in sorted(self.for_logits):
+            read = [name for name in self.reads[index] if name in reached]
+            if not read:
+                continue
+            for name in read:
+                missing[name] -= 1
+            missing = {name: count for name, count in missing.items() if count}
+            for name in self.nodes[index].output:
+                count = sum(reader in self.for_logits for reader in self.readers.get(name, ()))
+                reached.add(name)
+                if count:
+                    missing[name] = count
+            if len(missing) == 1 and self._mergeable(found := next(iter(missing))):
+                return self._arranged(found)
+        raise ModelError(
+            f"{self.name}: no selective batching: found no attention output of {names[0]!r}, a value with one row "
+            "per token that all paths to the logits pass"
+        )
+
+    def _mergeable(self, name: str) -> bool:
+        kind = self.seen.types.get(name)
+        return kind is not None and kind.kind == "f" and tokens_axis(self.seen.shapes[name]) is not None
+
+    def _arranged(self, name: str) -> str:
+        """Return a value, or the one after operators that arrange it with contiguous tokens."""
+        best = found = name
+        while len(self.readers[found]) == 1 and not self._contiguous(best):
+            node = self.nodes[self.readers[found][0]]
+            if node.op_type not in _ARRANGING or not self._mergeable(node.output[0]):
+                break
+            found = node.output[0]
+            best = found if self._contiguous(found) else best
+        return best
+
+    def _contiguous(self, name: str) -> bool:
+        axis = tokens_axis(self.seen.shapes[name])
+        return axis is not None and leading(self.seen.shapes[name], axis)
+
+
+class _Kinds:
+    """The kind and the number of the part of every node and value."""
+
+    def __init__(self, flow: _Flow, merged: frozenset[str]) -> None:
+        self.flow, self.merged = flow, merged
+        self.order = sorted(flow.needed)
+        #: The token axis of token-wise values.
+        self.axes: dict[str, int] = {}
+        #: True for values of a request, False for token-wise ones, by name. Weights have no entry.
+        self.request: dict[str, bool] = {}
+        #: The attention outputs on the longest path to a value; -1 for values of a request before any part.
+        self.stage: dict[str, int] = {}
+        #: True for nodes of a request.
+        self.by_request: dict[int, bool] = {}
+        #: Nodes that compute the same for all requests, from weights; every part that needs one has a copy of it.
+        self.constant: set[int] = set()
+        self.mixing: dict[int, str] = {}
+        for name in (IDS, POSITIONS, MASK, *flow.caches):
+            self.request[name] = name not in {IDS, POSITIONS}
+            self.stage[name] = 0 if name in flow.caches else -1
+            if not self.request[name]:
+                self.axes[name] = 1
+        for at in self.order:
+            self._classify(at)
+
+    def _classify(self, at: int) -> None:
+        node, flow = self.flow.nodes[at], self.flow
+        reads = [n for n in flow.reads[at] if flow.producer.get(n, -1) not in self.constant]
+        if not reads and not self._sizes(node):
+            self.constant.add(at)
+            return
+        stage = max((self.stage[name] for name in reads if name in self.stage), default=-1)
+        outputs = [name for name in node.output if name]
+        axes = None
+        # A shape may have the number of tokens; any other use of it gives each request something else.
+        sizes = self._sizes(node)
+        alike = not sizes or (node.op_type in {"Expand", "Reshape"} and not any(size.past for size in sizes))
+        if alike and not any(self.request.get(name, False) for name in reads):
+            tokens = {name: self.axes[name] for name in reads if name in self.axes}
+            axes = token_axes(node, tokens, flow.seen) if tokens else None
+            if axes is None:
+                self.mixing[at] = f"{node.op_type} {node.name!r} may mix tokens"
+        elif any(name in self.axes for name in reads):
+            self.mixing[at] = f"{node.op_type} {node.name!r} joins tokens with other values of a request"
+        self.by_request[at] = axes is None
+        for name in outputs:
+            self.request[name] = axes is None
+            self.stage[name] = stage if axes is None else max(stage, 0)
+            if axes is not None:
+                self.axes[name] = axes[0]
+            elif name in self.merged:
+                axis = tokens_axis(flow.seen.shapes[name])
+                self.request[name], self.stage[name] = False, max(stage, 0) + 1
+                self.axes[name] = -1 if axis is None else axis
+
+    def _sizes(self, node: onnx.NodeProto) -> list[Size]:
+        """Return the sizes that a node reads and that depend on the request."""
+        read = [name for name in node.input if name in self.flow.folded and name not in self.flow.seen.constants]
+        return [size for name in read for size in self.flow.seen.sizes[name] if not size.constant]
+
+    def place(self) -> str:
+        """Return where tokens are mixed outside the attention of a layer."""
+        last: dict[int, set[int]] = {}
+        for at in self.order:  # the mixing nodes that a value of a request stems from
+            origins = {at} if at in self.mixing else set()
+            for name in self.flow.reads[at]:
+                if self.request.get(name, False) and name in self.flow.producer:
+                    origins |= last.get(self.flow.producer[name], set())
+            last[at] = origins if self.by_request.get(at) else set()
+        found = last.get(self.flow.producer.get(LOGITS, -1), set())
+        if not found:
+            return "the logits depend on the cache or the mask outside the attention of a layer"
+        deepest = max(self._depth(at) for at in found)
+        return f"{self.mixing[min(at for at in found if self._depth(at) == deepest)]} outside the attention of a layer"
+
+    def _depth(self, at: int) -> int:
+        return max(self.stage[name] for name in self.flow.nodes[at].output if name)
+
+    def move_arrangements(self) -> None:
+        """Move operators that only arrange tokens for attention into the attention, where slices are contiguous."""
+        flow = self.flow
+        for at in reversed(self.order):
+            node = flow.nodes[at]
+            name = node.output[0]
+            if self.by_request.get(at, True) or node.op_type not in _ARRANGING or name in flow.results:
+                continue
+            readers = flow.readers.get(name, [])
+            stages = {self.stage[flow.nodes[r].output[0]] - (flow.nodes[r].output[0] in self.merged) for r in readers}
+            if leading(flow.seen.shapes[name], self.axes[name]) or not all(self.by_request[r] for r in readers):
+                continue
+            if stages == {self.stage[name]}:
+                self.by_request[at], self.request[name] = True, True
+                del self.axes[name]
+
+    def assignment(self) -> dict[int, tuple[int, bool]]:
+        """Return the part of every node that is not constant: its number, and whether it is an attention part.
+
+        A node of a request on the cache alone, such as its transposition, joins the part of its first reader.
+        """
+        found: dict[int, tuple[int, bool]] = {}
+        for at in reversed(self.order):
+            if at in self.constant:
+                continue
+            names = [name for name in self.flow.nodes[at].output if name]
+            stage = min(self.stage[name] - (name in self.merged) for name in names)
+            later = [found[reader][0] for name in names for reader in self.flow.readers.get(name, ())]
+            wanted = any(name in self.merged or name in self.flow.results for name in names)
+            if self.by_request[at] and stage >= 0 and later and not wanted:
+                stage = max(stage, min(later))
+            found[at] = (stage, self.by_request[at])
+        return found

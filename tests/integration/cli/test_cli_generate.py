@@ -1,0 +1,64 @@
+"""``chrion generate``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+
+from command_line import Chrion, assert_refused
+from decoder_support import PlainDecoder, small_decoder
+
+MODEL = small_decoder("gpt2-decoder")
+
+
+@pytest.fixture
+def decoder(tmp_path: Path) -> str:
+    """Write a small decoder; return its file."""
+    onnx.save(MODEL, tmp_path / "decoder.onnx")
+    return str(tmp_path / "decoder.onnx")
+
+
+def test_tokens_are_those_of_plain_onnxruntime(cli: Chrion, decoder: str) -> None:
+    """Without a tokenizer, token ids are given and printed."""
+    expected = PlainDecoder(MODEL).generate([1, 2, 3], 6)
+    code, out, _ = cli("generate", decoder, "--tokens", "1,2,3", "--max-new-tokens", "6")
+    assert (code, out.split()) == (0, [str(token) for token in expected])
+    code, out, _ = cli("generate", decoder, "--tokens", "1,2,3", "--max-new-tokens", "6", "--json")
+    found = json.loads(out)
+    assert (code, found["tokens"], found["finish_reason"]) == (0, expected, "length")
+    assert found["time_to_first_token_ms"] > 0
+
+
+def test_equal_seeds_give_equal_tokens(cli: Chrion, decoder: str) -> None:
+    """Sampling is repeatable, and another seed gives other tokens."""
+    first, again, other = (
+        cli("generate", decoder, "--tokens", "5", "--temperature", "1.5", "--top-k", "40", "--seed", seed)[1]
+        for seed in ("1", "1", "2")
+    )
+    assert first == again != other
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "expected either --prompt or --tokens"),
+        (["--tokens", "1", "--prompt", "a"], "expected either --prompt or --tokens"),
+        (["--tokens", "1;2"], "--tokens: expected numbers with commas between them, found '1;2'"),
+        (["--tokens", "99"], "expected tokens of 0 to 60, found 99"),
+        (["--prompt", "a"], "text needs a tokenizer"),
+        (["--tokens", "1", "--top-p", "2"], "top_p: 2.0 is not above 0 and at most 1"),
+        (["--tokens", "1", "--tokenizer", "none.json"], "none.json: no such tokenizer"),
+        (["--tokens", "1", "--max-new-tokens", "65"], "the request needs 65"),
+    ],
+)
+def test_wrong_arguments_are_refused(cli: Chrion, decoder: str, arguments: list[str], message: str) -> None:
+    """The message is one line that names the argument."""
+    assert_refused(cli("generate", decoder, *arguments), message)
+
+
+def test_other_models_are_refused(cli: Chrion, model: Path) -> None:
+    """A model without a cache is refused with what was expected."""
+    assert_refused(cli("generate", str(model), "--tokens", "1"), "not a decoder with a cache")

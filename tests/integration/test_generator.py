@@ -1,0 +1,291 @@
+"""The generator: streams of tokens for many callers, equal to plain onnxruntime's."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import psutil
+import pytest
+from onnx import helper
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from chrion import Generator, Sampling
+from chrion.errors import GenerationError, OptionError
+from chrion.generation.engine import PlainEngine
+from chrion.generation.iteration import Outcome, Work
+from decoder_support import FORMS, PlainDecoder, small_decoder
+
+MODEL = small_decoder("llama-decoder")
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"max_batch": 1},
+    {"max_batch": 3, "n_workers": 2},
+    {"max_batch": 3, "policy": "request"},
+    {"chunk": 2},
+    {"kv_slots": 40},
+]
+
+
+@pytest.fixture(scope="module")
+def plain() -> PlainDecoder:
+    return PlainDecoder(MODEL)
+
+
+@pytest.fixture
+def generator() -> Iterator[Generator]:
+    """A generator, which has released everything at the end."""
+    with Generator(MODEL, threads=1, max_batch=4) as opened:
+        yield opened
+        wait_until_idle(opened)
+    assert opened._caches.reserved == 0
+
+
+def wait_until_idle(generator: Generator) -> None:
+    for _ in range(10_000):
+        if not generator.statistics().requests:
+            return
+        threading.Event().wait(0.001)
+    raise AssertionError("requests do not end")
+
+
+def prompts(count: int, seed: int = 0) -> list[list[int]]:
+    pick = np.random.default_rng(seed)
+    return [[int(t) for t in pick.integers(0, 61, pick.integers(1, 12))] for _ in range(count)]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_greedy_tokens_equal_plain_onnxruntime(variant: dict[str, Any], plain: PlainDecoder) -> None:
+    """Every request of a busy generator has its own tokens, whatever the batches are."""
+    with Generator(MODEL, threads=1, **variant) as generator:
+        streams = [generator.submit(ids, 3 + at % 9) for at, ids in enumerate(prompts(16))]
+        for at, (ids, stream) in enumerate(zip(prompts(16), streams, strict=True)):
+            assert list(stream) == plain.generate(ids, 3 + at % 9)
+            assert stream.finish_reason == "length"
+        assert generator.statistics().generated_tokens == sum(3 + at % 9 for at in range(16))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_all_forms_of_attention_generate_alike(name: str) -> None:
+    """Models with caches that are appended to, and with shared buffers, generate what plain onnxruntime does."""
+    model = small_decoder(name)
+    plain = PlainDecoder(model)
+    with Generator(model, threads=1) as generator:
+        streams = [generator.submit(ids, 10) for ids in prompts(5)]
+        assert [stream.result(60) for stream in streams] == [plain.generate(ids, 10) for ids in prompts(5)]
+
+
+def test_seeds_decide_whatever_the_batch(generator: Generator) -> None:
+    """A sampled request has the same tokens alone and among others."""
+    how = Sampling(temperature=1.0, top_k=20, top_p=0.9, repetition_penalty=1.1, seed=7)
+    alone = generator.submit([1, 2, 3], 20, sampling=how).result(60)
+    others = [generator.submit(ids, 25) for ids in prompts(6, seed=1)]
+    among = generator.submit([1, 2, 3], 20, sampling=how).result(60)
+    assert among == alone
+    assert generator.submit([1, 2, 3], 20, sampling=Sampling(temperature=1.0, seed=8)).result(60) != alone
+    assert all(len(other.result(60)) == 25 for other in others)
+
+
+def test_tokens_come_one_by_one(generator: Generator) -> None:
+    """A stream yields its first token while the request still runs, and can be read twice."""
+    stream = generator.submit([1, 2], 50)
+    first = next(iter(stream))
+    rest = list(stream)
+    assert rest[0] == first
+    assert list(stream) == rest
+    assert len(rest) == 50
+
+
+def test_streams_in_an_event_loop(generator: Generator, plain: PlainDecoder) -> None:
+    """Async iteration gives the same tokens, for several requests at a time."""
+
+    async def read(ids: Sequence[int]) -> list[int]:
+        return [token async for token in generator.submit(ids, 8)]
+
+    async def all_of_them() -> list[list[int]]:
+        return await asyncio.gather(*(read(ids) for ids in prompts(4)))
+
+    assert asyncio.run(all_of_them()) == [plain.generate(ids, 8) for ids in prompts(4)]
+
+
+def test_cancelled_requests_free_their_slots(plain: PlainDecoder) -> None:
+    """A request that fills all slots is cancelled; the one that waited for them runs."""
+    with Generator(MODEL, threads=1, kv_slots=50) as generator:
+        long = generator.submit([1], 50)
+        waiting = generator.submit([2, 3], 10)
+        next(iter(long))
+        long.cancel()
+        assert waiting.result(60) == plain.generate([2, 3], 10)
+        assert long.finish_reason == "cancelled"
+        assert len(list(long)) < 50
+
+
+def test_a_block_cancels_its_stream(generator: Generator) -> None:
+    """Leaving the block of a stream ends its request."""
+    with generator.submit([1], 60) as stream:
+        next(iter(stream))
+    assert stream.finish_reason == "cancelled"
+
+
+def test_closing_cancels_what_runs() -> None:
+    """Streams end, and later requests are refused."""
+    with Generator(MODEL, threads=1) as generator:
+        stream = generator.submit([1], 60)
+    assert stream.finish_reason in {"cancelled", "length"}
+    with pytest.raises(RuntimeError, match="the generator is closed"):
+        generator.submit([1])
+
+
+def test_stop_tokens_end_a_text(generator: Generator, plain: PlainDecoder) -> None:
+    """A stop token ends the text and is not part of it."""
+    expected = plain.generate([4, 5], 30)
+    at = next(at for at in range(1, 30) if expected[at] not in expected[:at])
+    stream = generator.submit([4, 5], 30, stop_tokens=[expected[at]])
+    assert stream.result(60) == expected[:at]
+    assert stream.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "count", "message"),
+    [
+        ([], 5, "expected at least one token"),
+        ([61], 5, "tokens of 0 to 60, found 61"),
+        ([-1], 5, "found -1"),
+        ("text", 5, "needs a tokenizer"),
+        ([1], 0, "expected a prompt and new tokens"),
+        ([1] * 65, 1, "positions for 64 tokens, the request needs 65"),
+        ([1] * 60, 6, "generate at most 5"),
+    ],
+)
+def test_wrong_requests_are_refused(generator: Generator, prompt: str | list[int], count: int, message: str) -> None:
+    """The message says what was expected."""
+    with pytest.raises(OptionError, match=message):
+        generator.submit(prompt, count)
+
+
+def test_requests_that_never_fit_are_refused() -> None:
+    """A request of more slots than there are does not block others."""
+    with Generator(MODEL, threads=1, kv_slots=10) as generator:
+        with pytest.raises(OptionError, match="needs 11 slots"):
+            generator.submit([1] * 6, 6)
+        assert len(generator.submit([1] * 6, 5).result(60)) == 5
+
+
+def test_a_prompt_of_the_whole_context(plain: PlainDecoder) -> None:
+    """A prompt of all positions but one, and one of all, have their tokens."""
+    with Generator(MODEL, threads=1) as generator:
+        for length in (63, 64):
+            ids = [at % 61 for at in range(length)]
+            assert generator.submit(ids, 65 - length).result(60) == plain.generate(ids, 65 - length)
+
+
+def test_an_error_in_an_iteration_fails_its_request_only(
+    generator: Generator, plain: PlainDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One request fails in the middle of its text; the others of the batch go on."""
+    run, capacity = generator._engine.run, 33  # only one request has this capacity
+
+    def failing(batch: Sequence[Work]) -> list[Outcome]:
+        wrong = [work.cache.capacity == capacity and work.past > 10 for work in batch]
+        return [GenerationError("made up") if bad else own for bad, own in zip(wrong, run(batch), strict=True)]
+
+    monkeypatch.setattr(generator._engine, "run", failing)
+    streams = [generator.submit(ids, 12) for ids in prompts(3)]
+    wrong = generator.submit([1, 2, 3, 4], 30)
+    assert [stream.result(60) for stream in streams] == [plain.generate(ids, 12) for ids in prompts(3)]
+    with pytest.raises(GenerationError, match="made up"):
+        wrong.result(60)
+    with pytest.raises(GenerationError, match="made up"):
+        list(wrong)
+    assert wrong.finish_reason == "error"
+
+
+def test_an_error_of_a_whole_iteration_fails_its_requests(
+    generator: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the engine itself fails, the requests of the batch end, and the generator serves later ones."""
+
+    def failing(_: Sequence[Work]) -> list[Outcome]:
+        raise MemoryError("made up")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(generator._engine, "run", failing)
+        with pytest.raises(GenerationError, match="made up"):
+            generator.submit([1], 3).result(60)
+    assert len(generator.submit([1], 3).result(60)) == 3
+
+
+def test_models_that_cannot_be_split_are_served_one_by_one() -> None:
+    """The generator says why, and gives plain onnxruntime's tokens."""
+    model = small_decoder("gpt2-decoder")
+    producer = next(node for node in model.graph.node if "logits" in node.output)
+    producer.output[0] = "own"
+    model.graph.node.append(helper.make_node("ReduceMean", ["own"], ["mean"], "over-tokens", axes=[1], keepdims=1))
+    model.graph.node.append(helper.make_node("Sub", ["own", "mean"], ["logits"]))
+    with Generator(model, threads=1) as generator:
+        assert isinstance(generator._engine, PlainEngine)
+        assert "over-tokens" in generator.refused
+        assert len(generator.submit([1, 2], 5).result(60)) == 5
+
+
+def write_model(folder: Path) -> Path:
+    """Write a decoder with a tokenizer of words and its configuration, as transformers does."""
+    path = folder / "model.onnx"
+    onnx.save(MODEL, path)
+    tokenizer = Tokenizer(WordLevel({f"w{at}": at for at in range(61)}, unk_token="w0"))  # noqa: S106 - a word
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return path
+
+
+def test_text_in_and_out(tmp_path: Path, plain: PlainDecoder) -> None:
+    """A tokenizer beside the model turns text into tokens and back, piece by piece."""
+    expected = plain.generate([1, 2, 3], 9)
+    with Generator(write_model(tmp_path), threads=1) as generator:
+        stream = generator.submit("w1 w2 w3", 9)
+        pieces = [event.text for event in stream.events()]
+        assert "".join(pieces) == stream.text == " ".join(f"w{token}" for token in expected)
+        assert len([piece for piece in pieces if piece]) == 9
+        stopped = generator.submit("w1 w2 w3", 9, stop=f"w{expected[2]}")
+        text = " ".join(f"w{token}" for token in expected)
+        stopped.result(60)
+        assert stopped.text == text[: text.find(f"w{expected[2]}")]
+        assert stopped.finish_reason == "stop"
+
+
+def test_the_end_token_of_the_configuration_ends_texts(tmp_path: Path, plain: PlainDecoder) -> None:
+    """``eos_token_id`` of generation_config.json is a stop token unless others are given."""
+    expected = plain.generate([1, 2, 3], 9)
+    path = write_model(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": expected[4]}))
+    with Generator(path, threads=1) as generator:
+        assert generator.stop_tokens == {expected[4]}
+        assert generator.submit([1, 2, 3], 9).result(60) == expected[: expected.index(expected[4])]
+        assert generator.submit([1, 2, 3], 9, stop_tokens=[]).result(60) == expected
+
+
+def test_thousands_of_requests_leave_no_memory() -> None:
+    """Resident memory after 2500 requests is that after 500, within a few MB."""
+    with Generator(MODEL, threads=1, max_batch=16) as generator:
+
+        def serve(count: int) -> None:
+            for _ in range(count // 50):
+                for stream in [generator.submit([1, 2, 3], 2) for _ in range(50)]:
+                    stream.result(60)
+
+        serve(500)
+        gc.collect()
+        before = psutil.Process().memory_info().rss
+        serve(2000)
+        gc.collect()
+        assert psutil.Process().memory_info().rss - before < 8e6
+        assert generator.statistics().finished_requests == 2500

@@ -1,0 +1,108 @@
+"""The choice of tokens: greedy, temperature, top-k, top-p, repetition penalty and seeds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from chrion.errors import OptionError
+from chrion.generation.sampling import Sampler, Sampling, probabilities
+
+Array = np.ndarray[Any, Any]
+SCORES = np.log(np.array([0.1, 0.4, 0.05, 0.25, 0.2]))
+score_lists = arrays(np.float64, st.integers(1, 12), elements=st.floats(-8, 8, width=16))
+
+
+def reference(scores: Array, top_k: int, top_p: float) -> Array:
+    """Return what remains of the probabilities by the definitions, with one loop."""
+    shares = np.exp(scores - scores.max())
+    order = sorted(range(len(shares)), key=lambda token: (-shares[token], token))
+    order = order[:top_k] if top_k else order
+    total = sum(shares[token] for token in order)
+    kept, sum_kept = [], 0.0
+    for token in order:
+        kept.append(token)
+        sum_kept += shares[token]
+        if top_p < 1 and sum_kept >= top_p * total:
+            break
+    return np.array([shares[token] if token in kept else 0.0 for token in range(len(shares))])
+
+
+@given(score_lists, st.integers(0, 13), st.sampled_from([0.1, 0.5, 0.9, 1.0]))
+def test_filters_follow_their_definitions(scores: Array, top_k: int, top_p: float) -> None:
+    """Top-k keeps the k most probable tokens, top-p the fewest of these of a total probability."""
+    np.testing.assert_allclose(probabilities(scores, top_k, top_p), reference(scores, top_k, top_p))
+
+
+@given(score_lists, st.integers(0, 5), st.integers(0, 2**32))
+def test_choices_have_a_probability(scores: Array, top_k: int, seed: int) -> None:
+    """A token outside the filters is never chosen."""
+    token = Sampler(Sampling(temperature=0.5, top_k=top_k, top_p=0.8, seed=seed), []).choose(scores)
+    assert probabilities(scores / 0.5, top_k, 0.8)[token] > 0
+
+
+def test_frequencies_are_the_probabilities() -> None:
+    """Chi-squared of 20 000 draws stays below the 0.999 quantile of four degrees of freedom, 18.47."""
+    sampler = Sampler(Sampling(temperature=1.0, seed=1), [])
+    draws = np.bincount([sampler.choose(SCORES) for _ in range(20_000)], minlength=5)
+    expected = np.exp(SCORES) * 20_000
+    assert float(np.sum((draws - expected) ** 2 / expected)) < 18.47
+
+
+def test_temperature_sharpens() -> None:
+    """At temperature 0.5 probabilities are squared and normalised."""
+    shares = probabilities(SCORES / 0.5, 0, 1.0)
+    np.testing.assert_allclose(shares / shares.sum(), np.exp(SCORES) ** 2 / np.sum(np.exp(SCORES) ** 2))
+
+
+def test_greedy_takes_the_first_of_equal_scores() -> None:
+    """Temperature 0 is argmax."""
+    assert Sampler(Sampling(), []).choose(np.array([1.0, 3.0, 3.0])) == 1
+
+
+def test_repetition_penalty_applies_to_the_prompt_and_to_chosen_tokens() -> None:
+    """Positive scores are divided and negative ones multiplied, once for each token however often it occurs."""
+    sampler = Sampler(Sampling(repetition_penalty=2.0), [0, 0])
+    scores = np.array([3.0, 2.0, -1.0])
+    assert [sampler.choose(scores) for _ in range(2)] == [1, 0]  # 1.5 < 2, then 1.5 > 1
+    assert Sampler(Sampling(repetition_penalty=2.0), [1]).choose(np.array([-1.5, -1.0])) == 0
+
+
+def test_equal_seeds_give_equal_tokens() -> None:
+    """The sequence depends on the seed, and other seeds give others."""
+
+    def draw(seed: int) -> list[int]:
+        sampler = Sampler(Sampling(temperature=1.0, seed=seed), [])
+        return [sampler.choose(SCORES) for _ in range(30)]
+
+    assert draw(5) == draw(5) != draw(6)
+
+
+def test_scores_that_are_not_numbers_are_refused() -> None:
+    """A model that overflows does not give tokens."""
+    for scores in (np.array([1.0, np.nan]), np.array([-np.inf, -np.inf])):
+        with pytest.raises(ValueError, match="not numbers"):
+            Sampler(Sampling(), []).choose(scores)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("repetition_penalty", 0.0),
+        ("seed", -1),
+    ],
+)
+def test_wrong_settings_are_refused(name: str, value: float) -> None:
+    """The message names the setting."""
+    with pytest.raises(OptionError, match=f"{name}: "):
+        Sampling(**{name: value})  # type: ignore[arg-type]
