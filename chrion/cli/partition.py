@@ -34,6 +34,7 @@ from chrion.errors import OptionError
 from chrion.report import estimated_lines, plan_table, verdict
 from chrion.scheduler import DEFAULT_POLICY
 from chrion.scheduler import partition as make_plan
+from chrion.scheduler.annotation import write_annotated
 from chrion.scheduler.explain import explain_placement
 from chrion.scheduler.planner import check_memory, check_options
 
@@ -62,6 +63,10 @@ def partition(
     explain: Annotated[
         str | None, typer.Option("--explain", metavar="NODE", help="Explain the placement of an operator.")
     ] = None,
+    annotate: Annotated[
+        Path | None,
+        typer.Option("--annotate", metavar="FILE", help="Write the model with the placement of its nodes, too."),
+    ] = None,
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -77,6 +82,7 @@ def partition(
     machine.check()
     path = output or Path(f"{model.stem}.plan.json")
     target = outputs.check_output("-o", path, outputs.PLAN, force=force)
+    annotated = [outputs.check_output("--annotate", annotate, force=force)] if annotate else []
     graph = load_graph(model, shape)
     measured = load_or_measure_profile(graph, profile, cores, accelerator, policies=[policy], machine=machine)
     if meter and not is_this_machine(measured):
@@ -99,11 +105,14 @@ def partition(
         )
     reasons = explain_placement(graph, measured, plan, explain) if explain else []
     plan.save(path)
+    for file in annotated:
+        write_annotated(graph, plan, file.path)
     if as_json:
         explanation = {"explanation": reasons} if explain else {}
         show_json({**plan_summary(plan), "plan": str(path), **explanation})
     else:
         estimated = estimated_lines(plan.estimated, len(plan.operators), plan.machine)
-        show(plan_table(plan), verdict(plan), *plan.remarks, *estimated, *reasons, target.message)
+        written = [file.message for file in (target, *annotated)]
+        show(plan_table(plan), verdict(plan), *plan.remarks, *estimated, *reasons, *written)
     if not (plan.meets_slo and plan.meets_budget):
         raise typer.Exit(OUT_OF_REACH)

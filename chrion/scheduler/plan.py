@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from chrion.errors import ModelError, PlanError
-from chrion.files import read_json, write_atomically
+from chrion.files import parse_json, read_json, write_atomically
 from chrion.graph.merge import merge_operators
 from chrion.graph.model import Graph
+from chrion.graph.reading import read_model
 from chrion.graph.recurrent import unroll
 from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.machine import Machine, machine_from_json, machine_to_json
@@ -20,6 +21,8 @@ from chrion.scheduler.schedule import Schedule
 
 #: The schema of plans without widths, and that of plans with widths, which earlier versions cannot run.
 SCHEMA, SCHEMA_WITH_WIDTHS = "chrion.plan/1", "chrion.plan/2"
+#: The key of a model's metadata under which :mod:`chrion.scheduler.annotation` writes a plan.
+PLAN_KEY = "chrion-plan"
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +195,16 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read a plan.
+        """Read a plan from its own file, or from a model that is annotated with it (``.onnx``).
 
         Raises:
-            PlanError: The file cannot be read, or is damaged.
+            PlanError: The file cannot be read, or is damaged; or the model has no plan.
+            ModelError: The model cannot be read.
         """
-        content = read_json(Path(path), SCHEMA, PlanError, extended=[SCHEMA_WITH_WIDTHS])
+        where = Path(path)
+        if where.suffix == ".onnx":
+            return cls.from_json(_read_annotation(where), str(path))
+        content = read_json(where, SCHEMA, PlanError, extended=[SCHEMA_WITH_WIDTHS])
         return cls.from_json(content, str(path))
 
     @classmethod
@@ -211,6 +218,21 @@ class Plan:
             return _from_json(content)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise PlanError(f"{where}: damaged plan: {type(error).__name__}: {error}") from error
+
+
+def _read_annotation(path: Path) -> Mapping[str, Any]:
+    """Return the plan that a model is annotated with, as JSON-compatible data."""
+    entries = read_model(path)[0].metadata_props
+    text = next((entry.value for entry in entries if entry.key == PLAN_KEY), None)
+    if text is None:
+        raise PlanError(f"{path}: the model has no plan", hint="annotate it with: chrion partition --annotate")
+    try:
+        content = parse_json(text.encode())
+    except ValueError as error:
+        raise PlanError(f"{path}: metadata {PLAN_KEY}: not JSON: {error}") from error
+    if not isinstance(content, dict) or content.get("schema") not in {SCHEMA, SCHEMA_WITH_WIDTHS}:
+        raise PlanError(f"{path}: metadata {PLAN_KEY}: expected schema {SCHEMA_WITH_WIDTHS}")
+    return content
 
 
 def _from_json(content: Mapping[str, Any]) -> Plan:
