@@ -156,7 +156,7 @@ class Generator:
             OptionError: The prompt is empty or has unknown tokens, or the request does not fit in the slots.
             RuntimeError: The generator is closed.
         """
-        ids = self._ids(prompt)
+        ids = self.encode(prompt)
         self._check_context(len(ids), max_new_tokens)
         stops = [stop] if isinstance(stop, str) else list(stop)
         if any(stops) and self.tokenizer is None:
@@ -203,11 +203,25 @@ class Generator:
     ) -> None:
         self.close()
 
-    def _ids(self, prompt: str | Sequence[int]) -> list[int]:
+    def most_new_tokens(self, prompt: int) -> int:
+        """Return the most tokens that can follow a prompt of a number of tokens; at least one."""
+        limits = [limit for limit in (self.signature.context, self._scheduler.n_slots) if limit]
+        return max(min(limits) - prompt + 1, 1)
+
+    def encode(self, prompt: str | Sequence[int], *, special: bool = True) -> list[int]:
+        """Return the tokens of a prompt.
+
+        Args:
+            prompt: Text or tokens.
+            special: Add the special tokens of the tokenizer to a text, such as one for its beginning.
+
+        Raises:
+            OptionError: The prompt is empty, has unknown tokens, or is text without a tokenizer.
+        """
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise OptionError("prompt: text needs a tokenizer", hint="give token ids, or a tokenizer")
-            ids = list(self.tokenizer.encode(prompt).ids)
+            ids = list(self.tokenizer.encode(prompt, add_special_tokens=special).ids)
         else:
             ids = [int(token) for token in prompt]
         if not ids:

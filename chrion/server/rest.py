@@ -23,6 +23,7 @@ from starlette.routing import Route
 from chrion.files import parse_json
 from chrion.server import documents, rest_codec
 from chrion.server.failures import RequestFailure, Status
+from chrion.server.openai_service import OpenAiService
 from chrion.server.target import Answer, Target, not_ready
 
 log = logging.getLogger("chrion.server")
@@ -44,10 +45,14 @@ class RestService:
         target: The models.
         body_bytes: Limit of a body's size, also when decompressed.
         token: Bearer token that every request but those for health must have; empty for none.
+        generation: The OpenAI API; None without decoders.
     """
 
-    def __init__(self, target: Target, *, body_bytes: int, token: str = "") -> None:
+    def __init__(
+        self, target: Target, *, body_bytes: int, token: str = "", generation: OpenAiService | None = None
+    ) -> None:
         self._target = target
+        self._generation = generation
         self._body_bytes = body_bytes
         self._token = token
         self._pages = 0
@@ -74,6 +79,8 @@ class RestService:
                 _route(f"{base}/stats", self._statistics, "GET"),
                 _route(f"{base}/infer", self._infer, "POST"),
             ]
+        if generation is not None:
+            routes += [_route(*route) for route in generation.routes(self._json)]
         self.app = Starlette(
             routes=[
                 Route(path, self._answering(handler, open_=is_open), methods=[method])
@@ -139,7 +146,8 @@ class RestService:
 
     async def _metrics(self, request: Request) -> Response:
         del request
-        return Response(await self._target.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        own = self._generation.metrics() if self._generation is not None else b""
+        return Response(await self._target.metrics() + own, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _server(self, request: Request) -> Response:
         del request

@@ -17,9 +17,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from chrion.cores import physical_cores
 from chrion.errors import OptionError
 from chrion.manager import ModelManager
+from chrion.manager.records import HOST
 from chrion.server.catalogue import Catalogue
 from chrion.server.core import ServingCore
+from chrion.server.generators import drain_generators, open_generators
 from chrion.server.grpc_service import start_grpc
+from chrion.server.openai_service import OpenAiService
 from chrion.server.options import ServerOptions
 from chrion.server.rest import RestService
 from chrion.server.target import LocalTarget
@@ -62,15 +65,18 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
         OptionError: An address cannot be bound, the repository cannot be read, or a TLS file is invalid.
     """
     cores = physical_cores()
+    generators = open_generators(options.repository, options.budgets.get(HOST, 0))
+    taken = sum(served.reserved_bytes for served in generators.values())
+    budgets = {**options.budgets, HOST: options.budgets.get(HOST, 0) - taken}
     slots = 1 if options.provider else 0
-    manager = ModelManager(
-        options.budgets, cores, slots=slots, policies=options.policies, max_waiting=options.max_waiting
-    )
+    manager = ModelManager(budgets, cores, slots=slots, policies=options.policies, max_waiting=options.max_waiting)
     core = ServingCore(manager, cores, slots=slots, provider=options.provider, request_bytes=options.request_bytes)
     catalogue = Catalogue(options.repository, core, options.control, accelerator=options.provider is not None)
     target = LocalTarget(core, catalogue)
     listener = _listen(*options.http)
-    web = _web_server(options, RestService(target, body_bytes=options.body_bytes, token=options.token).app)
+    generation = OpenAiService(generators) if generators else None
+    rest = RestService(target, body_bytes=options.body_bytes, token=options.token, generation=generation)
+    web = _web_server(options, rest.app)
     core.start()
     await catalogue.start(options.load)
     stop = asyncio.Event()
@@ -95,6 +101,7 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
             poller.cancel()
         waiting.cancel()
         await core.close(options.drain_s)
+        await asyncio.to_thread(drain_generators, list(generators.values()), options.drain_s)
         web.should_exit = True
         await running
     log.info("stopped")

@@ -11,7 +11,7 @@ from typing import Any
 from chrion.errors import InputError, ModelError
 from chrion.files import read_toml
 from chrion.simulator.settings import above_zero, at_least, one_of, read_section
-from chrion.units import parse_duration_ms
+from chrion.units import parse_duration_ms, parse_size_mb
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,18 @@ class BatchingSettings:
     max_size: int = at_least(8, 2, 65536)
     #: Time for which a request waits for others.
     max_delay: str = "1ms"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSettings:
+    """``[generation]``: text by a decoder with a cache, through the OpenAI API."""
+
+    #: Requests of an iteration at most.
+    max_batch: int = at_least(8, 1, 65536)
+    #: Host memory for keys and values.
+    kv_memory: str = "256MB"
+    #: Tokens of a prompt that one iteration processes at most; 0 for all.
+    chunk: int = at_least(0, 0, 1_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +71,7 @@ class ModelSettings:
     max_queue: int = at_least(256, 1, 1_000_000)
     versions: Any = "all"
     batching: BatchingSettings | None = None
+    generation: GenerationSettings | None = None
     variants: Mapping[str, VariantSettings] = field(default_factory=dict)
 
     @property
@@ -86,15 +99,20 @@ def read_settings(path: Path) -> ModelSettings:
         _ = settings.slo_ms, settings.timeout_ms
         if settings.batching:
             parse_duration_ms(settings.batching.max_delay, "batching.max_delay")
+        if settings.generation:
+            parse_size_mb(settings.generation.kv_memory, "generation.kv_memory")
     except (InputError, OSError, ValueError) as error:
         raise ModelError(f"{path.name}: {error}") from error
     return settings
 
 
 def _settings(content: dict[str, Any]) -> ModelSettings:
-    nested = {key: content.pop(key) for key in ("batching", "variants", "versions") if key in content}
+    nested = {key: content.pop(key) for key in ("batching", "generation", "variants", "versions") if key in content}
     top = read_section(ModelSettings, content, "model")
     batching = read_section(BatchingSettings, nested["batching"], "batching") if "batching" in nested else None
+    generation = (
+        read_section(GenerationSettings, nested["generation"], "generation") if "generation" in nested else None
+    )
     tables = nested.get("variants", {})
     if not isinstance(tables, Mapping):
         raise ModelError("variants: expected tables [variants.NAME]")
@@ -103,5 +121,6 @@ def _settings(content: dict[str, Any]) -> ModelSettings:
     listed = isinstance(versions, list) and all(type(v) is int and v > 0 for v in versions)
     if versions not in ("all", "latest") and not listed:
         raise ModelError(f"versions = {versions!r}: expected 'all', 'latest' or a list of numbers")
-    known = {name: getattr(top, name) for name in top.__slots__ if name not in ("batching", "variants", "versions")}
-    return ModelSettings(**known, versions=versions, batching=batching, variants=variants)
+    own = ("batching", "generation", "variants", "versions")
+    known = {name: getattr(top, name) for name in top.__slots__ if name not in own}
+    return ModelSettings(**known, versions=versions, batching=batching, generation=generation, variants=variants)

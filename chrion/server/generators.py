@@ -1,0 +1,101 @@
+"""The generators of a server: one for each model whose ``model.toml`` has a table ``[generation]``.
+
+They are opened at the start and stay in memory. What they may need is taken off the memory for other models.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from chrion.errors import ChrionError, OptionError
+from chrion.generation import Generator
+from chrion.server.chat_template import ChatTemplate, find_chat_template
+from chrion.server.repository import ServedVersion, scan
+from chrion.server.settings import GenerationSettings
+from chrion.units import parse_size_mb
+
+log = logging.getLogger("chrion.server")
+
+#: Host memory of a decoder: its weights, and packed copies of them.
+_WEIGHT_COPIES = 2.2
+_POLL_S = 0.01
+
+
+@dataclass(frozen=True)
+class ServedGenerator:
+    """A decoder that is served."""
+
+    name: str
+    generator: Generator
+    template: ChatTemplate | None
+    #: Bytes that it may need: weights, keys and values.
+    reserved_bytes: int
+
+
+def open_generators(repository: Path, budget: int) -> dict[str, ServedGenerator]:
+    """Open the generators of a repository, of the highest version of each model.
+
+    A model that cannot generate is logged and left out.
+
+    Args:
+        repository: The folder.
+        budget: Bytes of host memory for all models.
+
+    Raises:
+        OptionError: The generators need more memory than the budget.
+    """
+    latest: dict[str, ServedVersion] = {}
+    for entry in scan(repository, accelerator=False).values():
+        if isinstance(entry, ServedVersion) and entry.settings.generation is not None:
+            known = latest.get(entry.name)
+            if known is None or int(entry.version) > int(known.version):
+                latest[entry.name] = entry
+    found: dict[str, ServedGenerator] = {}
+    for name, version in sorted(latest.items()):
+        settings = version.settings.generation
+        try:
+            found[name] = _open(name, version, settings or GenerationSettings())
+        except ChrionError as error:
+            log.warning("cannot generate", extra={"fields": {"model": name, "reason": str(error)}})
+    needed = sum(served.reserved_bytes for served in found.values())
+    if needed > budget:
+        close_generators(list(found.values()))
+        raise OptionError(
+            f"the generators of {', '.join(found)} need {needed / 1e6:.0f} MB of {budget / 1e6:.0f} MB for models",
+            hint="set a smaller kv_memory in [generation], or a larger --memory-budget",
+        )
+    return found
+
+
+def drain_generators(served: Sequence[ServedGenerator], grace_s: float) -> None:
+    """Wait for the requests of generators, for a time at most, and close them."""
+    until = time.monotonic() + grace_s
+    while time.monotonic() < until and any(one.generator.statistics().requests for one in served):
+        time.sleep(_POLL_S)
+    close_generators(served)
+
+
+def close_generators(served: Sequence[ServedGenerator]) -> None:
+    """Close generators; their requests end."""
+    for one in served:
+        one.generator.close()
+
+
+def _open(name: str, version: ServedVersion, settings: GenerationSettings) -> ServedGenerator:
+    path = version.sources[0].model
+    kv_bytes = round(parse_size_mb(settings.kv_memory, "generation.kv_memory") * 1e6)
+    generator = Generator(
+        path, max_batch=settings.max_batch, kv_bytes=kv_bytes, chunk=settings.chunk, threads=version.settings.cores
+    )
+    if generator.tokenizer is None:
+        generator.close()
+        raise OptionError(f"{path.parent}: no tokenizer.json, which text needs")
+    if generator.refused:
+        log.warning("requests run one by one", extra={"fields": {"model": name, "reason": generator.refused}})
+    weights = sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file())
+    template = find_chat_template(path)
+    return ServedGenerator(name, generator, template, round(weights * _WEIGHT_COPIES) + kv_bytes)

@@ -1,0 +1,267 @@
+"""The OpenAI API of a server in a process of its own, by the client of OpenAI."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chrion.errors import ModelError, OptionError
+from chrion.server.generators import close_generators, open_generators
+from chrion.server.settings import read_settings
+from decoder_support import PlainDecoder, small_decoder
+from server_process import Server, product, put, serving
+
+openai = pytest.importorskip("openai")
+tokenizers = pytest.importorskip("tokenizers")
+
+MODEL = small_decoder("llama-decoder", context=20_000)
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message.role not in ['user', 'assistant'] %}{{ raise_exception('unknown role') }}{% endif %}"
+    " w5 {{ message.content }}{% endfor %}{% if add_generation_prompt %} w6{% endif %}"
+)
+
+
+def put_decoder(root: Path, name: str, toml: str = "[generation]\nmax_batch = 4\n", *, template: bool = True) -> Path:
+    """Put a decoder with a tokenizer of words into a repository; return its file."""
+    file = put(root, name, MODEL, toml=toml)
+    words = {f"w{at}": at for at in range(61)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))  # noqa: S106 - a word
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(file.parent / "tokenizer.json"))
+    if template:
+        settings = {"chat_template": TEMPLATE, "bos_token": {"content": "w1"}}
+        (file.parent / "tokenizer_config.json").write_text(json.dumps(settings))
+    return file
+
+
+@pytest.fixture(scope="module")
+def decoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Return a server of two decoders and a model of another kind."""
+    root = tmp_path_factory.mktemp("decoders")
+    put_decoder(root, "llama")
+    put_decoder(root, "plain", template=False)
+    put(root, "product", product())
+    with serving(root) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(decoders: Server) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{decoders.url}/v1", api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def plain() -> PlainDecoder:
+    return PlainDecoder(MODEL)
+
+
+def words(tokens: list[int]) -> str:
+    return " ".join(f"w{token}" for token in tokens)
+
+
+def metric(server: Server, name: str) -> float:
+    lines = server.get("/metrics")[1].decode().splitlines()
+    return float(next(line.split()[-1] for line in lines if line.startswith(f'{name}{{model="llama"}}')))
+
+
+def test_models_with_generation_are_listed(client: Any) -> None:
+    """Only models with a table [generation] are models of this API."""
+    assert [model.id for model in client.models.list()] == ["llama", "plain"]
+
+
+def test_completions(client: Any, plain: PlainDecoder) -> None:
+    """Text and tokens are continued as plain onnxruntime does, and tokens are counted."""
+    expected = words(plain.generate([2, 3, 4], 12))
+    for prompt in ("w2 w3 w4", [2, 3, 4]):
+        answer = client.completions.create(model="llama", prompt=prompt, max_tokens=12, temperature=0)
+        assert answer.choices[0].text == expected
+        assert answer.choices[0].finish_reason == "length"
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 12)
+
+
+def test_streams(client: Any, plain: PlainDecoder) -> None:
+    """The pieces of a stream are the text; the numbers of tokens come last if they are asked for."""
+    given = {"model": "llama", "prompt": "w2 w3 w4", "max_tokens": 12, "temperature": 0}
+    chunks = [*client.completions.create(**given, stream=True, stream_options={"include_usage": True})]
+    assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == words(plain.generate([2, 3, 4], 12))
+    assert chunks[-2].choices[0].finish_reason == "length"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == 12
+
+
+def test_several_prompts_and_choices(client: Any) -> None:
+    """Each prompt has n choices with seeds of their own, which are repeatable."""
+    given = {"model": "llama", "prompt": ["w2", "w3 w4"], "n": 2, "max_tokens": 10, "seed": 5}
+    first, again = (client.completions.create(**given).choices for _ in range(2))
+    assert [choice.index for choice in first] == [0, 1, 2, 3]
+    assert [choice.text for choice in first] == [choice.text for choice in again]
+    assert len({choice.text for choice in first}) == 4
+    streamed = ["", "", "", ""]
+    for chunk in client.completions.create(**given, stream=True):
+        streamed[chunk.choices[0].index] += chunk.choices[0].text
+    assert streamed == [choice.text for choice in first]
+
+
+def test_chats(client: Any, plain: PlainDecoder) -> None:
+    """The template gives the prompt, and the answer is a message."""
+    messages = [
+        {"role": "user", "content": "w8 w9"},
+        {"role": "assistant", "content": "w10"},
+        {"role": "user", "content": [{"type": "text", "text": "w11"}]},
+    ]
+    expected = words(plain.generate([1, 5, 8, 9, 5, 10, 5, 11, 6], 9))
+    given = {"model": "llama", "messages": messages, "max_completion_tokens": 9, "temperature": 0}
+    answer = client.chat.completions.create(**given)
+    assert answer.choices[0].message.content == expected
+    assert answer.choices[0].message.role == "assistant"
+    chunks = [*client.chat.completions.create(**given, stream=True)]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
+
+
+def test_stop_strings(client: Any, plain: PlainDecoder) -> None:
+    """The text ends before the stop string."""
+    tokens = plain.generate([2, 3, 4], 12)
+    text = words(tokens)
+    stop = f"w{tokens[3]}"
+    answer = client.completions.create(model="llama", prompt="w2 w3 w4", max_tokens=12, temperature=0, stop=[stop])
+    assert answer.choices[0].text == text[: text.find(stop)]
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_clients_at_the_same_time(client: Any, plain: PlainDecoder) -> None:
+    """Each of twelve clients has its own answer."""
+
+    def ask(first: int) -> str:
+        given = {"model": "llama", "prompt": [first, 2], "max_tokens": 20, "temperature": 0}
+        return str(client.completions.create(**given).choices[0].text)
+
+    with ThreadPoolExecutor(12) as pool:
+        found = list(pool.map(ask, range(12)))
+    assert found == [words(plain.generate([first, 2], 20)) for first in range(12)]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_slots(decoders: Server, client: Any, stream: bool) -> None:  # noqa: FBT001
+    """A request of 15 000 tokens ends when its client leaves, and its slots are free."""
+    before = metric(decoders, "chrion_generated_tokens_total")
+    given = {"model": "llama", "prompt": [1], "max_tokens": 15_000, "temperature": 0}
+    if stream:
+        answer = client.completions.create(**given, stream=True)
+        next(iter(answer))
+        answer.close()
+    else:
+        with pytest.raises(openai.APITimeoutError):
+            client.with_options(timeout=0.3).completions.create(**given)
+    until = time.monotonic() + 10
+    while metric(decoders, "chrion_kv_reserved_slots") and time.monotonic() < until:
+        time.sleep(0.02)
+    assert metric(decoders, "chrion_kv_reserved_slots") == 0
+    assert metric(decoders, "chrion_generated_tokens_total") - before < 15_000
+
+
+def test_metrics_have_the_times_of_tokens(decoders: Server, client: Any) -> None:
+    """A request of five tokens is one time to a first token and four times between tokens."""
+    names = [f"chrion_time_{name}_seconds_count" for name in ("to_first_token", "between_tokens")]
+    client.completions.create(model="llama", prompt=[1], max_tokens=1)
+    before = [metric(decoders, name) for name in names]
+    client.completions.create(model="llama", prompt=[1], max_tokens=5)
+    assert [metric(decoders, name) - old for name, old in zip(names, before, strict=True)] == [1, 4]
+    assert metric(decoders, "chrion_kv_slots") > 15_000
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"model": "none", "prompt": "w1"}, 404, "model 'none' does not exist"),
+        ({"model": "product", "prompt": "w1"}, 404, "no table [generation]"),
+        ({"prompt": "w1"}, 400, "model: expected the name"),
+        ({"model": "llama"}, 400, "prompt: expected"),
+        ({"model": "llama", "prompt": []}, 400, "prompt: expected"),
+        ({"model": "llama", "prompt": [99]}, 400, "tokens of 0 to 60, found 99"),
+        ({"model": "llama", "prompt": "w1", "temperature": -1}, 400, "temperature: -1.0 is below 0"),
+        ({"model": "llama", "prompt": "w1", "temperature": "hot"}, 400, "temperature: expected a number"),
+        ({"model": "llama", "prompt": "w1", "logprobs": 3}, 400, "logprobs: not supported"),
+        ({"model": "llama", "prompt": "w1", "n": 0}, 400, "n: expected 1 to 128"),
+        ({"model": "llama", "prompt": "w1", "max_tokens": 0}, 400, "max_tokens: expected at least 1"),
+        ({"model": "llama", "prompt": "w1", "max_tokens": 30_000}, 400, "positions for 20000 tokens"),
+        ({"model": "llama", "prompt": "w1", "stop": 5}, 400, "stop: expected a text"),
+    ],
+)
+def test_wrong_completions_are_refused(decoders: Server, body: dict[str, Any], status: int, message: str) -> None:
+    """The error is a document of the API with a message that names the field."""
+    found, document, _ = decoders.get("/v1/completions", body)
+    assert found == status
+    assert message in document["error"]["message"]
+    assert document["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("model", "messages", "message"),
+    [
+        ("plain", [{"role": "user", "content": "w1"}], "no chat template"),
+        ("llama", [], "messages: expected a list"),
+        ("llama", [{"content": "w1"}], "messages[0]: expected an object with a role"),
+        ("llama", [{"role": "user", "content": 5}], "messages[0].content: expected text"),
+        ("llama", [{"role": "other", "content": "w1"}], "the chat template refuses them: unknown role"),
+    ],
+)
+def test_wrong_chats_are_refused(decoders: Server, model: str, messages: list[Any], message: str) -> None:
+    """The error names the message at fault."""
+    found, document, _ = decoders.get("/v1/chat/completions", {"model": model, "messages": messages})
+    assert found == 400
+    assert message in document["error"]["message"]
+
+
+def test_decoders_are_still_models_of_the_inference_protocol(decoders: Server) -> None:
+    """The same model answers tensors."""
+    status, document, _ = decoders.get("/v2/models/llama")
+    assert status == 200
+    assert "past_key_values.0.key" in {entry["name"] for entry in document["inputs"]}
+
+
+def test_generators_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    """The generators' weights, keys and values count as memory of models."""
+    put_decoder(tmp_path, "llama", '[generation]\nkv_memory = "64MB"\n')
+    with pytest.raises(OptionError, match=r"the generators of llama need 6\d MB of 50 MB for models"):
+        open_generators(tmp_path, 50_000_000)
+    opened = open_generators(tmp_path, 100_000_000)
+    close_generators([*opened.values()])
+    assert opened["llama"].generator.signature.slot_bytes * opened["llama"].generator.statistics().slots <= 64e6
+
+
+def test_models_that_cannot_generate_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A model without a tokenizer, and one without a cache, are logged with the reason; the others are served."""
+    put(tmp_path, "mute", MODEL, toml="[generation]\n")
+    put(tmp_path, "product", product(), toml="[generation]\n")
+    put_decoder(tmp_path, "llama")
+    opened = open_generators(tmp_path, 1_000_000_000)
+    close_generators([*opened.values()])
+    assert [*opened] == ["llama"]
+    reasons = [record.__dict__["fields"]["reason"] for record in caplog.records]
+    assert len(reasons) == 2
+    assert "no tokenizer.json" in reasons[0]
+    assert "not a decoder with a cache" in reasons[1]
+
+
+@pytest.mark.parametrize(
+    ("toml", "reason"),
+    [
+        ("[generation]\nmax_batch = 0\n", "max_batch"),
+        ('[generation]\nkv_memory = "much"\n', "generation.kv_memory"),
+        ("[generation]\nbatch = 4\n", "batch"),
+    ],
+)
+def test_wrong_settings_are_refused(tmp_path: Path, toml: str, reason: str) -> None:
+    """The message names the key."""
+    (tmp_path / "model.toml").write_text(toml)
+    with pytest.raises(ModelError, match=reason):
+        read_settings(tmp_path / "model.toml")
