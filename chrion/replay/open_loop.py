@@ -20,9 +20,10 @@ from chrion.files import parse_json
 from chrion.replay.http_client import Answer, HttpClient
 from chrion.replay.target import Call
 from chrion.simulator.averages import BinnedAverage
-from chrion.simulator.histograms import BINS, Counts, Floats, bin_index, quantile
+from chrion.simulator.histograms import BINS, Counts, bin_index, quantile
 from chrion.simulator.metrics import RequestMetrics
-from chrion.simulator.workload import Indices, Workload
+from chrion.simulator.requests import Details, Requests
+from chrion.simulator.workload import Workload
 
 #: Statuses with which a server refuses a request that it could serve at another time.
 _REFUSED = (429, 503, 504)
@@ -49,14 +50,19 @@ class LimitedWorkload:
         """The number of requests, without regard to the limit of time."""
         return min(self.whole.requests, self.most)
 
-    def chunks(self) -> Iterator[tuple[Floats, Indices]]:
+    @property
+    def details(self) -> Details | None:
+        """The figures of single requests of the whole workload."""
+        return self.whole.details
+
+    def chunks(self) -> Iterator[Requests]:
         """Yield chunks of requests; see :class:`chrion.simulator.workload.Workload`."""
         left = self.most
-        for times, models in self.whole.chunks():
+        for times, models, details in self.whole.chunks():
             count = min(left, int(np.searchsorted(times, self.until_ms)))
             left -= count
             if count:
-                yield times[:count], models[:count]
+                yield Requests(times[:count], models[:count], details.rows(np.arange(count)) if details else None)
             if count < len(times) or not left:
                 return
 
@@ -108,7 +114,7 @@ class OpenLoop:
         self._began_s = self._answered_s = loop.time() + _BEGIN_S
         number = 0
         try:
-            for times, models in workload.chunks():
+            for times, models, _ in workload.chunks():
                 for due_ms, model in zip(times.tolist(), models.tolist(), strict=True):
                     await self._wait_until(due_ms, number)
                     task = asyncio.create_task(self._send(number, model, due_ms))

@@ -21,7 +21,8 @@ from onnx import TensorProto, helper, numpy_helper
 from chrion.errors import OptionError, ScenarioError
 from chrion.files import write_atomically
 from chrion.replay.target import served_name
-from chrion.simulator.scenario import SHRINK, Scenario, ServedModel
+from chrion.simulator.scenario import Scenario
+from chrion.simulator.scenario_models import SHRINK, ServedModel
 from chrion.simulator.variants import Variant
 
 #: Sides of the small matrix and of the weights, and bytes of a row of the weights.

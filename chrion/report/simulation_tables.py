@@ -21,7 +21,8 @@ _MISSING = "models over 1 %"
 
 def simulation_tables(scenario: Scenario, results: Sequence[PatternResult]) -> Group:
     """Return a table by pattern, one by model and one by server."""
-    return Group(_pattern_table(scenario, results), _model_table(results), _server_table(results))
+    unit = "server" if len(scenario.gpus) == len(scenario.servers) else "GPU"
+    return Group(_pattern_table(scenario, results), _model_table(results), _server_table(results, unit))
 
 
 def sweep_table(points: Sequence[SweepPoint]) -> FigureTable:
@@ -51,11 +52,19 @@ def _pattern_table(scenario: Scenario, results: Sequence[PatternResult]) -> Figu
         "MB/s",
         _MISSING,
     ]
+    failures = any(result.total.failed for result in results)
+    if failures:
+        columns.insert(3, "failed")
+    if scenario.autoscaling:
+        columns.append("server hours")
     table = FigureTable(title, columns)
     for result in results:
         total, cold_p95 = result.total, _ms(result.cold_response.p95_ms)
         traffic = _rate(result.loads_per_s), _rate(result.loaded_mb_per_s), str(result.models_missing)
-        table.add_row(result.pattern, str(total.arrivals), str(total.dropped), *_rates(total), cold_p95, *traffic)
+        failed = [str(total.failed)] if failures else []
+        hours = [f"{result.usage.server_hours:.2f}"] if scenario.autoscaling else []
+        counts = str(total.arrivals), str(total.dropped), *failed
+        table.add_row(result.pattern, *counts, *_rates(total), cold_p95, *traffic, *hours)
     return table
 
 
@@ -73,12 +82,12 @@ def _model_table(results: Sequence[PatternResult]) -> FigureTable:
     return table
 
 
-def _server_table(results: Sequence[PatternResult]) -> FigureTable:
+def _server_table(results: Sequence[PatternResult], unit: str) -> FigureTable:
     servers = results[0].servers
     listed = range(min(_LISTED, len(servers)))
     busy_columns = ("GPU busy", "cores busy", "link busy")
     columns: list[Column | str] = [
-        key("server"),
+        key(unit),
         key("pattern"),
         "requests",
         "loads",
@@ -86,7 +95,7 @@ def _server_table(results: Sequence[PatternResult]) -> FigureTable:
         "mean GB",
         "peak GB",
     ]
-    table = FigureTable(_title("server", len(listed), len(servers)), columns)
+    table = FigureTable(_title(unit, len(listed), len(servers)), columns)
     for i in listed:
         for result in (result for result in results if i < len(result.servers)):
             server = result.servers[i]

@@ -9,11 +9,9 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
 from chrion.errors import OptionError
-from chrion.manager.policies import rounding_ms
 from chrion.simulator.histograms import Floats
+from chrion.simulator.metrics import OUTCOMES
 from chrion.simulator.run import Keep
 from chrion.simulator.scenario import Scenario
 
@@ -51,21 +49,18 @@ def export_requests(path: Path, scenario: Scenario) -> Iterator[Keep]:
 
 def _lines(scenario: Scenario, pattern: str, rows: Floats) -> Iterator[tuple[object, ...]]:
     models, levels = scenario.models, scenario.levels(pattern)
-    slo_ms = np.array([model.slo_ms for model in models])[rows[:, 1].astype(np.int64)]
-    begin = rows[:, 3] if scenario.measure == "response" else rows[:, 4]
-    late = rows[:, 5] - begin > slo_ms + rounding_ms(rows[:, 5])
-    for row, is_late in zip(rows.tolist(), late.tolist(), strict=True):
-        number, model, server, arrival, start, end, cold, kind = row
-        dropped = start != start  # noqa: PLR0124 # NaN
+    for row in rows.tolist():
+        number, model, server, arrival, start, end, cold, kind, outcome = row
+        begun = start == start  # noqa: PLR0124 # not NaN
         yield (
             pattern,
             int(number),
             models[int(model)].name,
             int(server),
-            "" if dropped else levels[int(kind) // len(models)],
+            levels[int(kind) // len(models) % len(levels)] if begun else "",
             f"{arrival:.6f}",
-            "" if dropped else f"{start:.6f}",
-            "" if dropped else f"{end:.6f}",
+            f"{start:.6f}" if begun else "",
+            f"{end:.6f}" if end == end else "",  # noqa: PLR0124 # not NaN
             int(cold),
-            "dropped" if dropped else "late" if is_late else "in time",
+            OUTCOMES[int(outcome)],
         )

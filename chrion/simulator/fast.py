@@ -12,6 +12,7 @@ from chrion.simulator.engine import DRAIN, Chunk, Engine
 from chrion.simulator.histograms import Floats
 from chrion.simulator.kernel import Pools, State
 from chrion.simulator.metrics import COLUMNS, RequestMetrics
+from chrion.simulator.requests import Requests
 from chrion.simulator.scenario import Scenario
 
 #: The most pairs of a model and a server; each takes about 70 bytes.
@@ -19,9 +20,10 @@ _MOST_PAIRS = 1 << 22
 
 
 def covers(scenario: Scenario, pattern: str) -> bool:
-    """Return whether the kernel can run a pattern: no deadlines, no shrinking, no oracle, bounded memory."""
+    """Return whether the kernel can run a pattern: no deadlines, no shrinking, no oracle, no options of servers."""
     return (
         scenario.policies.admission == "none"
+        and scenario.is_simple
         and scenario.policies.eviction in kernel.EVICTIONS
         and len(scenario.levels(pattern)) == 1
         and len(scenario.models) * len(scenario.servers) <= _MOST_PAIRS
@@ -43,8 +45,10 @@ def run_compiled(
     state = _state(engine, scenario)
     pools = _pools(0, 1)
     most_early = max(1, int((state.models.early_end - state.models.early_begin).max()))
-    for times, models in chunks:
-        factors, draws = engine.draw(models)
+    for chunk in chunks:
+        requests = Requests(*chunk)
+        times, models = requests.times_ms, requests.models
+        factors, draws = engine.draw(requests)
         pools = _enlarged(state, pools, len(times), most_early)
         kernel.replay(state, pools, (times, models, np.array(factors), draws))
         engine.now = max([engine.now, *times[-1:].tolist()])

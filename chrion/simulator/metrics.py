@@ -7,18 +7,34 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from chrion.manager.policies import rounding_ms
 from chrion.simulator.averages import BinnedCounts
 from chrion.simulator.histograms import BINS, Counts, Floats, SparseHistograms, bin_index
+from chrion.simulator.requests import Objectives
 
 #: Number of columns of a request's record: number, model, server; arrival, start and end in ms (start and end are NaN
-#: for a dropped request); 1 if the request waited for a load, else 0; kind (see :mod:`chrion.simulator.service`).
+#: for a dropped request, the start alone for one that failed); 1 if the request waited for a load, else 0; kind (see
+#: :mod:`chrion.simulator.service`) plus the number of kinds times the further requests of its batch.
 COLUMNS = 8
+#: Outcomes of requests by number, the column that :meth:`RequestMetrics.flush` adds to records.
+OUTCOMES = ("in time", "late", "dropped", "failed")
+_LATE, _DROPPED, _FAILED = range(1, 4)
 #: Requests that are recorded before the histograms are updated.
 _BATCH = 1 << 15
+
+
+class BusyShares(NamedTuple):
+    """Busy time over latency."""
+
+    #: Of a GPU slot, and of all cores together. Both of shape [classes, kinds].
+    gpu: Floats
+    cores: Floats
+    #: The class of each server, an index of the shares. Shape [servers].
+    classes: Counts
 
 
 class RequestMetrics:
@@ -29,7 +45,7 @@ class RequestMetrics:
         servers: The number of servers.
         slo_ms: The objective of each model.
         from_arrival: True to compare the response time with the objective, false to compare the execution time.
-        busy_shares: By kind, GPU busy time over latency and busy time of all cores over latency; default: zero.
+        busy_shares: Busy times; default: zero.
     """
 
     def __init__(
@@ -39,12 +55,13 @@ class RequestMetrics:
         slo_ms: Sequence[float],
         *,
         from_arrival: bool,
-        busy_shares: tuple[Floats, Floats] | None = None,
+        busy_shares: BusyShares | None = None,
     ) -> None:
-        self._slo_ms = np.array(slo_ms, np.float64)
+        self.objectives = Objectives(slo_ms)
         self._from_arrival = from_arrival
-        self._busy_shares = busy_shares or (np.zeros(models), np.zeros(models))
-        self.arrivals, self.dropped, self.late, self.cold = (np.zeros(models, np.int64) for _ in range(4))
+        zeros = np.zeros((1, models))
+        self._busy_shares = busy_shares or BusyShares(zeros, zeros, np.zeros(servers, np.int64))
+        self.arrivals, self.dropped, self.failed, self.late, self.cold = (np.zeros(models, np.int64) for _ in range(5))
         self.wait_ms, self.execution_ms, self.response_ms = (np.zeros(models) for _ in range(3))
         self.responses, self.executions = SparseHistograms(), SparseHistograms()
         self.cold_responses = np.zeros(BINS, np.int64)
@@ -68,39 +85,43 @@ class RequestMetrics:
         """Add the recorded requests to the metrics, if there are many or if ``force`` is true.
 
         Returns:
-            The records that were added, shape [n, 8]; None if none were.
+            The records that were added and a column with their outcomes, shape [n, 9]; None if none were.
         """
         if not self._rows or (len(self._rows) < _BATCH * COLUMNS and not force):
             return None
         rows = np.frombuffer(self._rows.tobytes()).reshape(-1, COLUMNS)
         del self._rows[:]
-        self.add(rows)
-        return rows
+        return np.column_stack([rows, self.add(rows)])
 
-    def add(self, rows: Floats) -> None:
-        """Add records, shape [n, 8]."""
+    def add(self, rows: Floats) -> Counts:
+        """Add records, shape [n, 8]; return their outcomes, shape [n]."""
         models, servers = rows[:, 1].astype(np.int64), rows[:, 2].astype(np.int64)
         self.arrivals += _count(models, len(self.arrivals))
         self.server_arrivals += _count(servers, len(self.server_arrivals))
         self.end_ms = max(self.end_ms, float(rows[:, 3].max()))
-        ended = ~np.isnan(rows[:, 4])
         self.series.add(0, rows[:, 3])
-        self.series.add(1, np.where(ended, rows[:, 4], rows[:, 3]))
-        self.series.add(2, rows[~ended, 3])
+        ended = ~np.isnan(rows[:, 4])
         if ended.all():
-            self._add_ended(rows, models, servers)
-            return
-        self.dropped += _count(models[~ended], len(self.arrivals))
+            return self._add_ended(rows, models, servers)
+        outcomes = np.full(len(rows), _DROPPED)
+        failed = ~ended & ~np.isnan(rows[:, 5])
+        outcomes[failed] = _FAILED
+        self.failed += _count(models[failed], len(self.arrivals))
+        self.dropped += _count(models[~ended & ~failed], len(self.arrivals))
+        self.series.add(1, np.where(failed, rows[:, 5], rows[:, 3])[~ended])
+        self.series.add(2, rows[~ended, 3])
         if ended.any():
-            self._add_ended(rows[ended], models[ended], servers[ended])
+            outcomes[ended] = self._add_ended(rows[ended], models[ended], servers[ended])
+        return outcomes
 
-    def _add_ended(self, rows: Floats, models: Counts, servers: Counts) -> None:
+    def _add_ended(self, rows: Floats, models: Counts, servers: Counts) -> Counts:
         arrival, start, end, cold, kinds = rows[:, 3], rows[:, 4], rows[:, 5], rows[:, 6] > 0, rows[:, 7]
         response, execution = end - arrival, end - start
         size = len(self.arrivals)
         measured = response if self._from_arrival else execution
         # A latency that equals the objective may exceed it by rounding.
-        late = measured > self._slo_ms[models] + rounding_ms(end)
+        late = measured > self.objectives.of_requests(rows[:, 0], models) + rounding_ms(end)
+        self.series.add(1, start)
         self.late += _count(models[late], size)
         self.series.add(2, arrival[late])
         self.cold += _count(models[cold], size)
@@ -111,10 +132,18 @@ class RequestMetrics:
         self.responses.add(models, bins)
         self.executions.add(models, bin_index(execution))
         np.add.at(self.cold_responses, bins[cold], 1)
-        gpu, cores = (shares[kinds.astype(np.int64)] for shares in self._busy_shares)
-        self.gpu_ms += np.bincount(servers, execution * gpu, len(self.gpu_ms))
-        self.cores_ms += np.bincount(servers, execution * cores, len(self.cores_ms))
+        self._add_busy(execution, servers, kinds.astype(np.int64))
         self.end_ms = max(self.end_ms, float(end.max()))
+        outcomes: Counts = late.astype(np.int64) * _LATE
+        return outcomes
+
+    def _add_busy(self, execution: Floats, servers: Counts, kinds: Counts) -> None:
+        shares = self._busy_shares
+        number, classes = shares.gpu.shape[1], shares.classes[servers]
+        gpu, cores = shares.gpu[classes, kinds % number], shares.cores[classes, kinds % number]
+        each = execution / (kinds // number + 1)  # the requests of a batch share its time
+        self.gpu_ms += np.bincount(servers, each * gpu, len(self.gpu_ms))
+        self.cores_ms += np.bincount(servers, each * cores, len(self.cores_ms))
 
 
 def _count(values: Counts, size: int) -> Counts:

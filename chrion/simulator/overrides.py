@@ -23,7 +23,7 @@ MEASURED_KEYS = ("memory_mb", "latency_ms", "gpu_busy_ms", "cpu_busy_ms", "cores
 #: Keys whose values are text, and keys that require a plan file.
 WORD_KEYS = ("distribution", "plan", "part", "memory")
 PLAN_KEYS = ("part", "memory")
-VARIANT_KEYS = (*MEASURED_KEYS, "load_mb", "jitter_cv", *WORD_KEYS)
+VARIANT_KEYS = (*MEASURED_KEYS, "load_mb", "jitter_cv", "batch_cost", *WORD_KEYS)
 
 
 def parse_set(text: str) -> tuple[str, Any]:

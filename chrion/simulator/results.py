@@ -1,7 +1,7 @@
 """Results of a simulation, as frozen records and as JSON.
 
-Rates follow the paper: SLO violations = (late + dropped) / arrivals (Equation 12), swapping = loads / arrivals
-(Equation 13). Requests never fail in the simulation, so the paper's third kind of violation does not occur.
+Rates follow the paper: SLO violations = (late + dropped + failed) / arrivals (Equation 12), swapping = loads / arrivals
+(Equation 13). Requests fail only if servers do.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class RequestSummary:
     #: Requests that ended, in time or late.
     completed: int
     dropped: int
+    #: Requests that ran, or had no server, when servers failed.
+    failed: int
     late: int
     #: Completed requests that waited for a load.
     cold: int
@@ -57,7 +59,7 @@ class RequestSummary:
     @property
     def violation_rate(self) -> float:
         """The rate of SLO violations (Equation 12)."""
-        return (self.late + self.dropped) / self.arrivals if self.arrivals else 0.0
+        return (self.late + self.dropped + self.failed) / self.arrivals if self.arrivals else 0.0
 
     @property
     def swapping_rate(self) -> float:
@@ -99,6 +101,17 @@ class Series:
     violation_rate: tuple[float, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Figures of servers that may be off, or have a disk."""
+
+    #: Time for which servers were on, summed, and its price.
+    server_hours: float = 0.0
+    cost: float = 0.0
+    #: Loads that read the disk.
+    disk_loads: int = 0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PatternResult:
     """The results of one pattern."""
@@ -111,6 +124,7 @@ class PatternResult:
     servers: tuple[ServerResult, ...]
     #: Response times of requests that waited for a load; their mean is not kept and is NaN.
     cold_response: LatencySummary
+    usage: Usage
     series: Series = field(repr=False)
     #: Histograms of execution time by family of models, and of all response times; see
     #: :func:`chrion.simulator.histograms.bin_edges`.
@@ -136,8 +150,9 @@ class PatternResult:
 def collect(scenario: Scenario, pattern: str, engine: Engine) -> PatternResult:
     """Return the results of an engine after its run."""
     duration_ms = max(engine.metrics.end_ms, engine.now)
-    servers = tuple(_server(scenario, engine, i, duration_ms) for i in range(len(scenario.servers)))
-    return from_metrics(scenario, pattern, engine.metrics, engine.cluster.loads, servers, duration_ms)
+    servers = tuple(_server(engine, i, duration_ms) for i in range(len(engine.servers)))
+    usage = _usage(engine, duration_ms)
+    return from_metrics(scenario, pattern, engine.metrics, engine.cluster.loads, servers, duration_ms, usage)
 
 
 def from_metrics(  # noqa: PLR0913, PLR0917 - the parts of a result
@@ -147,6 +162,7 @@ def from_metrics(  # noqa: PLR0913, PLR0917 - the parts of a result
     loads: Sequence[int],
     servers: tuple[ServerResult, ...],
     duration_ms: float,
+    usage: Usage = Usage(),  # it cannot be changed
 ) -> PatternResult:
     """Return the results of requests that were simulated or measured, given the loads of each model."""
     models = tuple(_model(scenario, metrics, loads[i], i) for i in range(len(scenario.models)))
@@ -160,6 +176,7 @@ def from_metrics(  # noqa: PLR0913, PLR0917 - the parts of a result
         models=models,
         servers=servers,
         cold_response=_latency(metrics.cold_responses, math.nan),
+        usage=usage,
         series=_series(metrics, duration_ms),
         executions=NamedHistograms(list(families), executions),
         responses=metrics.responses.total(),
@@ -193,6 +210,7 @@ def summary(result: PatternResult) -> dict[str, Any]:
         "models_missing": result.models_missing,
         "loads_per_s": result.loads_per_s,
         "loaded_mb_per_s": result.loaded_mb_per_s,
+        **plain(result.usage),
         "memory_peak_mb": max(s.memory_peak_mb for s in result.servers),
     }
 
@@ -231,13 +249,14 @@ def plain(record: Any) -> Any:
 
 
 def _total(metrics: RequestMetrics, loads: int) -> RequestSummary:
-    arrivals, dropped = int(metrics.arrivals.sum()), int(metrics.dropped.sum())
-    completed = arrivals - dropped
+    arrivals, dropped, failed = (int(x.sum()) for x in (metrics.arrivals, metrics.dropped, metrics.failed))
+    completed = arrivals - dropped - failed
     return RequestSummary(
         name="all",
         arrivals=arrivals,
         completed=completed,
         dropped=dropped,
+        failed=failed,
         late=int(metrics.late.sum()),
         cold=int(metrics.cold.sum()),
         loads=loads,
@@ -248,12 +267,13 @@ def _total(metrics: RequestMetrics, loads: int) -> RequestSummary:
 
 
 def _model(scenario: Scenario, metrics: RequestMetrics, loads: int, i: int) -> RequestSummary:
-    completed = int(metrics.arrivals[i] - metrics.dropped[i])
+    completed = int(metrics.arrivals[i] - metrics.dropped[i] - metrics.failed[i])
     return RequestSummary(
         name=scenario.models[i].name,
         arrivals=int(metrics.arrivals[i]),
         completed=completed,
         dropped=int(metrics.dropped[i]),
+        failed=int(metrics.failed[i]),
         late=int(metrics.late[i]),
         cold=int(metrics.cold[i]),
         loads=loads,
@@ -263,8 +283,8 @@ def _model(scenario: Scenario, metrics: RequestMetrics, loads: int, i: int) -> R
     )
 
 
-def _server(scenario: Scenario, engine: Engine, i: int, end_ms: float) -> ServerResult:
-    server, spec = engine.servers[i], scenario.servers[i]
+def _server(engine: Engine, i: int, end_ms: float) -> ServerResult:
+    server, spec = engine.servers[i], engine.config.gpus[i]
     on_gpu, on_cores = engine.metrics.gpu_ms[i], engine.metrics.cores_ms[i]
     width_ms, memory = server.memory.means(end_ms)
     return ServerResult(
@@ -282,6 +302,16 @@ def _server(scenario: Scenario, engine: Engine, i: int, end_ms: float) -> Server
         memory_bin_ms=width_ms,
         memory_mb=tuple(mean / 1e6 for mean in memory),
     )
+
+
+def _usage(engine: Engine, duration_ms: float) -> Usage:
+    specs = engine.config.servers
+    on_ms = [duration_ms] * len(specs)
+    if engine.availability:
+        on_ms = [engine.availability.on_ms(host, duration_ms) for host in engine.hosts]
+    hours = [ms / 3_600_000 for ms in on_ms]
+    cost = sum(spec.cost_per_hour * own for spec, own in zip(specs, hours, strict=True))
+    return Usage(sum(hours), cost, sum(host.disk_loads for host in engine.hosts))
 
 
 def _series(metrics: RequestMetrics, duration_ms: float) -> Series:

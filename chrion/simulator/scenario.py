@@ -6,22 +6,26 @@ All keys have defaults; an empty file simulates the paper's nine models. ``docs/
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from chrion.errors import PlanError, ScenarioError
+from chrion.errors import ScenarioError
 from chrion.files import bundled_folder, read_toml
 from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING, SPILL, Route, route_resident_first
-from chrion.simulator.engine import EngineConfig, eligible_servers, read_ahead
-from chrion.simulator.overrides import MEASURED_KEYS, PLAN_KEYS, TOP_KEYS, VARIANT_KEYS, WORD_KEYS, apply_sets
-from chrion.simulator.server import ServerPolicies
+from chrion.simulator.cluster_state import ServerPolicies
+from chrion.simulator.engine import EngineConfig, read_ahead
+from chrion.simulator.fit import check_fit
+from chrion.simulator.general_server import Options
+from chrion.simulator.overrides import TOP_KEYS, apply_sets
+from chrion.simulator.ready_queue import Batching
+from chrion.simulator.scenario_models import SHRINK, ServedModel, read_family, read_patterns, read_shrink, served_models
 from chrion.simulator.settings import (
-    LARGEST,
     SECTIONS,
+    AutoscalingSpec,
     ModelSpec,
     PolicySpec,
     ServerSpec,
@@ -30,27 +34,11 @@ from chrion.simulator.settings import (
     read_section,
     refuse_unknown,
 )
-from chrion.simulator.variants import PLAN_MEMORY, PLAN_PARTS, Variant, from_plan, from_table
 from chrion.simulator.workload import Workload, build_workload
 
 _DEFAULT_CATALOGUE = "table6"
-#: The pattern in which models change to smaller variants before they are evicted.
-SHRINK = "shrink"
 #: Keys whose values are paths of files.
 _FILES = ("path", "plan")
-_MODEL_KEYS = (*(f.name for f in fields(ModelSpec)), "variants")
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """One model of the cluster; copies of one ``[[models]]`` entry share its name as their family."""
-
-    name: str
-    family: str
-    spec: ModelSpec
-    #: The variants that serve it, by pattern.
-    variants: Mapping[str, Variant]
-    slo_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +56,8 @@ class Scenario:
     #: One entry for each server.
     servers: tuple[ServerSpec, ...]
     policies: PolicySpec
+    #: None if all servers are always on.
+    autoscaling: AutoscalingSpec | None
     #: The latency that is compared with the objective: ``response`` or ``execution``.
     measure: str
     models: tuple[ServedModel, ...]
@@ -80,6 +70,32 @@ class Scenario:
     def levels(self, pattern: str) -> tuple[str, ...]:
         """Return the variants of a pattern: one, or those of ``shrink``."""
         return self.shrink if pattern == SHRINK and self.shrink else (pattern,)
+
+    @property
+    def gpus(self) -> list[ServerSpec]:
+        """The server of each GPU."""
+        return [spec for spec in self.servers for _ in range(spec.gpus)]
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether all servers have one GPU, of one speed, and none of the options of general servers."""
+        alike = len({spec.gpu_speed for spec in self.servers}) == 1
+        plain = not any(spec.gpus > 1 or spec.host_memory_gb or spec.mtbf_h for spec in self.servers)
+        return alike and plain and not self.autoscaling and self._options(self.patterns[0]) is None
+
+    def _options(self, pattern: str) -> Options | None:
+        """Return what servers do beyond first come, first served; None for nothing."""
+        details, specs = self.workload.details, [model.spec for model in self.models]
+        batches = any(spec.max_batch > 1 for spec in specs)
+        if not (batches or self.policies.keep_alive_s or (details and details.priority.any())):
+            return None
+        batching = Batching([spec.max_batch for spec in specs], [spec.max_delay_ms for spec in specs])
+        costs = [[model.variants[name].batch_cost for model in self.models] for name in self.levels(pattern)]
+        return Options(
+            batching=batching if batches else None,
+            batch_cost=costs,
+            keep_alive_ms=self.policies.keep_alive_s * 1000 or math.inf,
+        )
 
     def engine_config(self, pattern: str) -> EngineConfig:
         """Return the inputs of an engine that runs one pattern."""
@@ -103,6 +119,9 @@ class Scenario:
             seed=self.seed,
             from_arrival=self.measure == "response",
             preload=self.preload,
+            reference_ms=[model.reference_ms for model in self.models],
+            options=self._options(pattern),
+            autoscaling=self.autoscaling,
             oracle=read_ahead(self.workload.chunks()) if names.eviction == "belady" else None,
         )
 
@@ -229,14 +248,19 @@ def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
         raise ScenarioError("policies.admission = 'deadline' requires slo.measure = 'response'")
     servers = _servers(content.get("servers", [{}]))
     defaults = content.get("variants", {})
-    families = [_family(entry, defaults, folder) for entry in content["models"]]
+    families = [read_family(entry, defaults, folder) for entry in content["models"]]
     refuse_unknown(defaults, list(dict.fromkeys(name for _, variants in families for name in variants)), "variants")
-    shrink = _shrink(content.get("shrink", []), families)
-    patterns = _patterns(content.get("patterns"), families, shrink)
+    _check_batches([spec for spec, _ in families], policies)
+    shrink = read_shrink(content.get("shrink", []), families)
+    patterns = read_patterns(content.get("patterns"), families, shrink)
     reference = slo.of or (shrink[0] if patterns[0] == SHRINK and shrink else patterns[0])
-    models = _models(families, slo, reference)
+    models = served_models(families, slo, reference)
     for pattern in patterns:
-        check_fit(models, servers, shrink if pattern == SHRINK and shrink else (pattern,))
+        check_fit(
+            models,
+            [spec for spec in servers for _ in range(spec.gpus)],
+            shrink if pattern == SHRINK and shrink else (pattern,),
+        )
     workload = build_workload(
         read_section(WorkloadSpec, content.get("workload", {}), "workload"),
         [model.name for model in models],
@@ -253,6 +277,7 @@ def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
         shrink=shrink,
         servers=servers,
         policies=policies,
+        autoscaling=_autoscaling(content.get("autoscaling", {}), servers),
         measure=slo.measure,
         models=models,
         workload=workload,
@@ -271,155 +296,20 @@ def _servers(groups: Any) -> tuple[ServerSpec, ...]:
     return tuple(spec for spec in specs for _ in range(spec.count))
 
 
-def _family(entry: Mapping[str, Any], defaults: Any, folder: Path) -> tuple[ModelSpec, dict[str, Variant]]:
-    """Return the record of a ``[[models]]`` entry and its variants."""
-    where = f"models.{entry.get('name', '?')}"
-    refuse_unknown(entry, _MODEL_KEYS, where)
-    spec = read_section(ModelSpec, {k: v for k, v in entry.items() if k != "variants"}, where)
-    tables = entry.get("variants", {})
-    if not isinstance(tables, Mapping) or not tables:
-        raise ScenarioError(f"{where}: expected tables [models.variants.NAME]")
-    if not isinstance(defaults, Mapping):
-        raise ScenarioError("variants: expected tables [variants.NAME]")
-    return spec, {name: _variant(name, table, defaults.get(name, {}), where, folder) for name, table in tables.items()}
+def _autoscaling(table: Any, servers: Sequence[ServerSpec]) -> AutoscalingSpec | None:
+    spec = read_section(AutoscalingSpec, table, "autoscaling")
+    if table and not spec.min_servers:
+        raise ScenarioError("autoscaling.min_servers is missing", hint="at least 1")
+    if spec.min_servers > len(servers):
+        raise ScenarioError(
+            f"autoscaling.min_servers = {spec.min_servers}: expected at most {len(servers)}, the number of servers"
+        )
+    return spec if table else None
 
 
-def _variant(name: str, table: Any, defaults: Any, where: str, folder: Path) -> Variant:
-    if not isinstance(table, Mapping) or not isinstance(defaults, Mapping):
-        raise ScenarioError(f"{where}.variants.{name}: expected a table")
-    full = {**defaults, **table}
-    _check_variant(full, f"{where}.variants.{name}")
-    try:
-        return from_plan(name, folder / full["plan"], full) if "plan" in full else from_table(name, full)
-    except PlanError:
-        raise
-    except ValueError as error:
-        raise ScenarioError(f"{where}: {error}") from error
-
-
-def _check_variant(table: Mapping[str, Any], where: str) -> None:
-    """Refuse unknown keys, wrong types, and figures beside the plan that provides them."""
-    refuse_unknown(table, VARIANT_KEYS, where)
-    for key, value in table.items():
-        types = (str,) if key in WORD_KEYS else (int,) if key == "cores" else (int, float)
-        if not isinstance(value, types) or isinstance(value, bool):
-            expected = "text" if key in WORD_KEYS else "a whole number" if key == "cores" else "a number"
-            raise ScenarioError(f"{where}.{key} = {value!r}: expected {expected}")
-        if isinstance(value, int) and abs(value) > LARGEST:
-            raise ScenarioError(f"{where}.{key}: expected a number of at most {LARGEST:g}")
-        if key in MEASURED_KEYS and "plan" in table:
-            raise ScenarioError(f"{where}.{key}: the plan file provides it", hint="leave out the key or the plan")
-    for key, words in zip(PLAN_KEYS, (PLAN_PARTS, PLAN_MEMORY), strict=True):
-        if key in table and "plan" not in table:
-            raise ScenarioError(f"{where}.{key} = {table[key]!r}: only for a variant with the key 'plan'")
-        if key in table and table[key] not in words:
-            raise ScenarioError(f"{where}.{key} = {table[key]!r}: expected one of {', '.join(words)}")
-
-
-def _shrink(given: Any, families: Sequence[tuple[ModelSpec, dict[str, Variant]]]) -> tuple[str, ...]:
-    """Return the variants of the pattern ``shrink``; all models must have them, and memory must not increase."""
-    words = isinstance(given, list) and all(isinstance(name, str) for name in given)
-    if not words or len(given) == 1 or len(set(given)) < len(given):
-        raise ScenarioError(f"shrink = {given!r}: expected a list of two or more names of variants, the largest first")
-    for spec, variants in families:
-        for name in given:
-            if name not in variants:
-                hint = f"known: {', '.join(variants)}"
-                raise ScenarioError(f"shrink: models.{spec.name} has no variant {name!r}", hint=hint)
-        for before, after in pairwise(given):
-            if variants[after].memory_bytes > variants[before].memory_bytes:
-                raise ScenarioError(
-                    f"shrink: models.{spec.name}: variant {after!r} needs {variants[after].memory_mb:g} MB, "
-                    f"more than {before!r} with {variants[before].memory_mb:g} MB",
-                    hint="list the largest variant first",
-                )
-        if given and SHRINK in variants:
-            raise ScenarioError(f"models.{spec.name}: a variant cannot have the name {SHRINK!r}", hint="rename it")
-    return tuple(given)
-
-
-def _patterns(
-    given: Any, families: Sequence[tuple[ModelSpec, dict[str, Variant]]], shrink: tuple[str, ...]
-) -> tuple[str, ...]:
-    if not families:
-        raise ScenarioError("models: expected at least one model")
-    common = [name for name in families[0][1] if all(name in variants for _, variants in families)]
-    if given is None and shrink:
-        common.append(SHRINK)
-    if given is None and not common:
-        names = "; ".join(f"{spec.name}: {', '.join(variants)}" for spec, variants in families)
-        raise ScenarioError(f"models: no variant is common to all models ({names})", hint="rename variants")
-    patterns = common if given is None else given
-    words = isinstance(patterns, list) and all(isinstance(pattern, str) for pattern in patterns)
-    if not words or not patterns or len(set(patterns)) < len(patterns):
-        raise ScenarioError(f"patterns = {given!r}: expected a list of distinct names of variants")
-    for spec, variants in families:
-        for pattern in patterns:
-            if pattern == SHRINK and not (shrink or SHRINK in variants):
-                raise ScenarioError("patterns: 'shrink' needs the key shrink, a list of variants, the largest first")
-            if pattern not in variants and not (pattern == SHRINK and shrink):
-                known = ", ".join(variants)
-                raise ScenarioError(
-                    f"models.{spec.name}: pattern {pattern!r} is not one of its variants", hint=f"known: {known}"
-                )
-    return tuple(patterns)
-
-
-def _models(
-    families: Sequence[tuple[ModelSpec, dict[str, Variant]]], slo: SloSpec, reference: str
-) -> tuple[ServedModel, ...]:
-    """Return all models, the first copy of every family before the second, so that ranks alternate between families."""
-    models = []
-    for copy in range(max(spec.copies for spec, _ in families)):
-        for spec, variants in families:
-            if copy >= spec.copies:
-                continue
-            if reference not in variants:
-                raise ScenarioError(f"slo.of = {reference!r}: model {spec.name} has no variant of that name")
-            objective = spec.slo_ms or slo.latency_ms or slo.factor * variants[reference].latency_ms
-            name = spec.name if spec.copies == 1 else f"{spec.name}#{copy + 1}"
-            models.append(ServedModel(name, spec.name, spec, variants, objective))
-    return tuple(models)
-
-
-def check_fit(models: Sequence[ServedModel], servers: Sequence[ServerSpec], levels: Sequence[str]) -> None:
-    """Refuse models that fit no server, alone or beside the pinned models.
-
-    Args:
-        models: The models.
-        servers: The servers.
-        levels: The variants of a pattern; with several, the last and smallest one has to fit, and the first one of a
-            pinned model.
-
-    Raises:
-        ScenarioError: A model does not fit.
-    """
-    most_bytes = max(spec.budget_bytes for spec in servers)
-    pinned = [0] * len(servers)
-    fitting: set[tuple[int, ...]] = set()
-    for model in sorted(models, key=lambda m: not m.spec.pinned):
-        variants = [model.variants[name] for name in levels]
-        key = tuple(map(id, variants))
-        if key in fitting and not model.spec.pinned:  # a copy of a model that fits
-            continue
-        fitting.add(key)
-        variant = variants[0 if model.spec.pinned else -1]
-        where = f"models.{model.name}: variant {variant.name}"
-        eligible = eligible_servers(variants, servers)
-        if not eligible and variant.memory_bytes > most_bytes:
-            available = f"the largest server has {most_bytes / 1e6:g} MB for models"
-            raise ScenarioError(f"{where} needs {variant.memory_mb:g} MB, {available}")
-        if not eligible:
-            raise ScenarioError(f"{where} needs {_needs(variants)}; no server has all of them")
-        for i in eligible:
-            if pinned[i] + variant.memory_bytes > servers[i].budget_bytes:
-                raise ScenarioError(f"{where} needs {variant.memory_mb:g} MB, too much beside the pinned models")
-            pinned[i] += variant.memory_bytes if model.spec.pinned else 0
-
-
-def _needs(variants: Sequence[Variant]) -> str:
-    cores = max(variant.cores for variant in variants)
-    needs = [f"{variants[-1].memory_mb:g} MB"]
-    needs += ["a GPU slot"] if any(variant.gpu_busy_ms for variant in variants) else []
-    needs += ["1 core" if cores == 1 else f"{cores} cores"] if cores else []
-    return ", ".join(needs)
+def _check_batches(specs: Sequence[ModelSpec], policies: PolicySpec) -> None:
+    for spec in specs:
+        if spec.max_delay_ms and spec.max_batch == 1:
+            raise ScenarioError(f"models.{spec.name}.max_delay_ms = {spec.max_delay_ms:g}: only with max_batch above 1")
+        if spec.max_batch > 1 and policies.admission == "deadline":
+            raise ScenarioError(f"models.{spec.name}.max_batch: not with policies.admission = 'deadline'")

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from chrion.simulator.metrics import BusyShares
 from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Variant
 
@@ -46,11 +46,18 @@ class ServiceTable:
         """Return the time of a load over a server's link by kind; servers with equal links can share it."""
         return [v.load_ms(spec.pcie_gb_per_s, spec.load_fixed_ms) for row in self.variants for v in row]
 
-    def busy_shares(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Return, by kind, busy time over latency: of a GPU slot, and of all cores together."""
-        flat = [v for row in self.variants for v in row]
-        gpu = np.array([v.gpu_busy_ms / v.latency_ms for v in flat])
-        return gpu, np.array([sum(v.core_busy_ms) / v.latency_ms for v in flat])
+
+def busy_shares(tables: Sequence[ServiceTable], classes: Sequence[int]) -> BusyShares:
+    """Return the busy shares of all servers.
+
+    Args:
+        tables: The table of each class of servers.
+        classes: The class of each server.
+    """
+    flat = [[v for row in table.variants for v in row] for table in tables]
+    gpu = np.array([[v.gpu_busy_ms / v.latency_ms for v in row] for row in flat])
+    cores = np.array([[sum(v.core_busy_ms) / v.latency_ms for v in row] for row in flat])
+    return BusyShares(gpu, cores, np.array(classes, np.int64))
 
 
 def service_table(variants: Sequence[Sequence[Variant]]) -> ServiceTable:

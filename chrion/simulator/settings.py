@@ -49,12 +49,25 @@ class ServerSpec:
     gpu_memory_gb: float = at_least(12.0)
     #: GPU memory that is not for models: device contexts, scratch space, fragmentation.
     reserved_gb: float = at_least(0.0)
+    #: GPUs of a server, each with its own memory and slots; they share the cores, the link and the host memory.
+    gpus: int = at_least(1, 1, 64)
+    #: Speed of a GPU relative to the one that the times of variants refer to.
+    gpu_speed: float = above_zero(1.0)
     #: Requests that the GPU executes at the same time.
     gpu_slots: int = at_least(1)
     cpu_cores: int = at_least(12)
     pcie_gb_per_s: float = above_zero(12.0)
     #: Fixed time of a load, in addition to its bytes over the bandwidth.
     load_fixed_ms: float = at_least(1.0)
+    #: Memory for the weights of models that are not on a GPU; others are on a disk. 0: it holds all models.
+    host_memory_gb: float = at_least(0.0)
+    disk_gb_per_s: float = above_zero(2.0)
+    #: Fixed time of a load from the disk, in addition to its bytes over the bandwidth.
+    disk_fixed_ms: float = at_least(0.0)
+    #: Mean time between the end of a repair and the next failure; 0 for no failures.
+    mtbf_h: float = at_least(0.0)
+    #: Mean time of a repair.
+    mttr_s: float = above_zero(600.0)
     #: Price of one server for an hour, in any currency; only reported.
     cost_per_hour: float = at_least(0.0)
 
@@ -75,6 +88,24 @@ class PolicySpec:
     spill: int = at_least(SPILL, 1)
     load_order: str = one_of("fifo", tuple(LOAD_ORDER))
     admission: str = one_of("none", tuple(ADMISSION))
+    #: Time after which an idle model leaves the memory; 0 if only others displace it.
+    keep_alive_s: float = at_least(0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class AutoscalingSpec:
+    """``[autoscaling]``: servers are switched on and off with the number of requests."""
+
+    #: Servers that are always on; 0 for no autoscaling: all are on.
+    min_servers: int = at_least(0, 0, 10_000)
+    #: Requests, waiting or running, for each server that is on.
+    target: float = above_zero(2.0)
+    #: Time between two decisions.
+    period_s: float = at_least(10.0, 0.001)
+    #: Time from switching a server on until it receives requests.
+    cold_start_s: float = at_least(60.0)
+    #: Time for which fewer servers must be enough before one is switched off.
+    stop_after_s: float = at_least(300.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +165,9 @@ class ModelSpec:
     pinned: bool = False
     #: Its own objective; 0 uses the scenario's.
     slo_ms: float = at_least(0.0)
+    #: Dynamic batching: the most requests of a batch, and the longest time for which a request waits for others.
+    max_batch: int = at_least(1, 1, 1024)
+    max_delay_ms: float = at_least(0.0)
 
 
 #: Sections in which a bare key of ``--set`` is looked up.
@@ -142,6 +176,7 @@ SECTIONS: dict[str, type] = {
     "policies": PolicySpec,
     "workload": WorkloadSpec,
     "slo": SloSpec,
+    "autoscaling": AutoscalingSpec,
     "models": ModelSpec,
 }
 

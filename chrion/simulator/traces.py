@@ -2,8 +2,9 @@
 
 Formats:
 
-- ``csv``: a header ``time_s,model`` or ``timestamp,model``, then one line for each request. Times are in seconds or in
-  ISO 8601 and do not decrease. The model may be empty, or the column may be missing;
+- ``csv``: a header that begins with ``time_s`` or ``timestamp``, then a line for each request. Times are in seconds or
+  in ISO 8601 and do not decrease. Further columns, in any order and each of them optional, are ``model``,
+  ``duration_ms``, ``deadline_ms`` and ``priority``; their cells may be empty;
 - ``azure-functions-2019``: the invocation counts per minute of "Serverless in the Wild" (ATC 2020), one line for each
   function: ``HashOwner,HashApp,HashFunction,Trigger`` and one column for each minute;
 - ``azure-llm-2023``: ``TIMESTAMP,ContextTokens,GeneratedTokens``, one line for each request (Splitwise, ISCA 2024). The
@@ -14,9 +15,10 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 import stat
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,9 +30,13 @@ import numpy as np
 import numpy.typing as npt
 
 from chrion.errors import ScenarioError, TraceError
+from chrion.simulator.requests import Details
+from chrion.simulator.settings import LARGEST, SMALLEST
 
 _FUNCTION_COLUMNS = ["HashOwner", "HashApp", "HashFunction", "Trigger"]
 _LLM_COLUMNS = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
+#: Columns of a CSV trace with figures of single requests.
+_DETAILS = ("duration_ms", "deadline_ms", "priority")
 
 #: The latest time of a trace: thirty thousand years, at which times in ms are exact to 0.1.
 _LAST_S = 1e12
@@ -51,6 +57,8 @@ class Arrivals:
     functions: npt.NDArray[np.int64]
     #: Distinct functions in order of appearance; empty if the trace does not name them.
     names: tuple[str, ...]
+    #: Figures of single requests; None if the trace has none.
+    details: Details | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,6 +127,9 @@ def _read_csv(path: Path, rows: _Rows) -> Arrivals:
     columns = _csv_header(path, rows)
     read_time = _seconds if columns[0] == "time_s" else _timestamps()
     times, functions, names = array("d"), array("q"), dict[str, int]()
+    details = {column: array("d") for column in columns if column in _DETAILS}
+    model_at = columns.index("model") if "model" in columns else None
+    places = [(columns.index(column), column, values) for column, values in details.items()]
     for line, row in rows:
         _width(path, line, row, len(columns))
         time_s = read_time(path, line, row[0])
@@ -126,18 +137,42 @@ def _read_csv(path: Path, rows: _Rows) -> Arrivals:
             before = f", {times[-1]:g}" if columns[0] == "time_s" else ""
             raise _bad(path, line, columns[0], f"a time of at least the previous one{before}", row[0])
         times.append(time_s)
-        model = row[1].strip() if len(columns) > 1 else ""
+        model = "" if model_at is None else row[model_at].strip()
         functions.append(names.setdefault(model, len(names)))
-    return Arrivals(np.array(times), np.array(functions, np.int64), tuple(names))
+        for at, column, values in places:
+            values.append(_detail(path, line, column, row[at].strip()))
+    return Arrivals(np.array(times), np.array(functions, np.int64), tuple(names), _details(details, len(times)))
 
 
 def _csv_header(path: Path, rows: _Rows) -> list[str]:
     line, found = next(rows, (1, []))
     columns = [text.strip() for text in found]
-    if columns[:1] not in (["time_s"], ["timestamp"]) or columns[1:] not in ([], ["model"]):
-        wanted = "time_s,model or timestamp,model (the model is optional)"
+    further = columns[1:]
+    known = set(further) <= {"model", *_DETAILS} and len(set(further)) == len(further)
+    if columns[:1] not in (["time_s"], ["timestamp"]) or not known:
+        wanted = f"time_s or timestamp, then any of model,{','.join(_DETAILS)}"
         raise TraceError(f"{path}, line {line}: expected the header {wanted}, found {','.join(columns)[:80]!r}")
     return columns
+
+
+def _detail(path: Path, line: int, column: str, text: str) -> float:
+    """Return the figure of one request; an empty cell is NaN, or priority 0."""
+    if column == "priority":
+        if text and not re.fullmatch(r"-?[0-9]{1,9}", text):
+            raise _bad(path, line, column, "a whole number", text)
+        return float(text or 0)
+    value = _number(text)
+    if text and not SMALLEST <= value <= LARGEST:
+        raise _bad(path, line, column, f"ms from {SMALLEST:g} to {LARGEST:g}", text)
+    return value
+
+
+def _details(found: Mapping[str, array[float]], number: int) -> Details | None:
+    if not found:
+        return None
+    none = np.full(number, np.nan)
+    duration, deadline = (np.array(found.get(column, none)) for column in _DETAILS[:2])
+    return Details(duration, deadline, np.array(found.get("priority", np.zeros(number))).astype(np.int64))
 
 
 def _seconds(path: Path, line: int, text: str) -> float:

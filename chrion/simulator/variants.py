@@ -51,6 +51,8 @@ class Variant:
     distribution: str = "lognormal"
     #: Standard deviation over mean; the exponential distribution has 1 and ignores this value.
     jitter_cv: float = 0.0
+    #: Latency of each further request of a batch over the latency of the first; 1 if batches save nothing.
+    batch_cost: float = 1.0
 
     def __post_init__(self) -> None:
         _check(self)
@@ -77,7 +79,7 @@ def from_table(name: str, table: Mapping[str, Any]) -> Variant:
         name: The variant's name.
         table: ``memory_mb``, ``latency_ms``, and optionally ``gpu_busy_ms`` (default: the latency if the variant has
             GPU memory), ``cpu_busy_ms`` (sum over the cores), ``cores``, ``load_mb`` (default: the memory),
-            ``distribution`` and ``jitter_cv``.
+            ``distribution``, ``jitter_cv`` and ``batch_cost``.
 
     Raises:
         ValueError: A figure is missing or out of range.
@@ -100,6 +102,7 @@ def from_table(name: str, table: Mapping[str, Any]) -> Variant:
         load_mb=float(table.get("load_mb", memory_mb)),
         distribution=str(table.get("distribution", "lognormal")),
         jitter_cv=float(table.get("jitter_cv", 0.0)),
+        batch_cost=float(table.get("batch_cost", 1.0)),
     )
 
 
@@ -109,8 +112,8 @@ def from_plan(name: str, path: Path, table: Mapping[str, Any]) -> Variant:
     Args:
         name: The variant's name.
         path: A file that ``chrion partition -o`` wrote.
-        table: Optionally ``distribution``, ``jitter_cv`` and ``load_mb``, which are not in a plan; ``part``, one of
-            :data:`PLAN_PARTS`; and ``memory``, one of :data:`PLAN_MEMORY`.
+        table: Optionally ``distribution``, ``jitter_cv``, ``batch_cost`` and ``load_mb``, which are not in a plan;
+            ``part``, one of :data:`PLAN_PARTS`; and ``memory``, one of :data:`PLAN_MEMORY`.
 
     Raises:
         PlanError: The file cannot be read, is damaged, or lacks the figures of that part.
@@ -142,6 +145,7 @@ def from_plan(name: str, path: Path, table: Mapping[str, Any]) -> Variant:
             load_mb=float(table.get("load_mb", memory_mb)),
             distribution=str(table.get("distribution", "lognormal")),
             jitter_cv=float(table.get("jitter_cv", 0.0)),
+            batch_cost=float(table.get("batch_cost", 1.0)),
         )
     except ValueError as error:
         raise PlanError(f"{path}: {error}") from error
@@ -182,7 +186,9 @@ def _sigma(variant: Variant) -> float:
 
 def _check(variant: Variant) -> None:
     where = f"variant {variant.name}"
-    figures = {field: getattr(variant, field) for field in ("memory_mb", "gpu_busy_ms", "load_mb", "jitter_cv")}
+    figures = {
+        field: getattr(variant, field) for field in ("memory_mb", "gpu_busy_ms", "load_mb", "jitter_cv", "batch_cost")
+    }
     figures |= {f"busy time of core {i + 1}": busy for i, busy in enumerate(variant.core_busy_ms)}
     for what, value in figures.items():
         if not 0 <= value <= LARGEST:

@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from chrion.errors import ScenarioError
+from chrion.simulator.requests import Details, Floats, Indices, Requests
 from chrion.simulator.settings import SYNTHETIC, WorkloadSpec
 from chrion.simulator.traces import MinuteCounts, read_trace
 
-Floats = npt.NDArray[np.float64]
-Indices = npt.NDArray[np.int64]
 #: Requests in a chunk.
 _CHUNK = 1 << 15
 #: A minute or a gap of a scaled trace with more requests than this is divided, so that memory is bounded.
@@ -38,8 +36,12 @@ class Workload(Protocol):
     def requests(self) -> int:
         """The number of requests; for a scaled trace, its expected value."""
 
-    def chunks(self) -> Iterator[tuple[Floats, Indices]]:
-        """Yield chunks of arrival times in ms and models, both of shape [n], in order of time."""
+    @property
+    def details(self) -> Details | None:
+        """The figures of single requests before scaling; None if there are none."""
+
+    def chunks(self) -> Iterator[Requests]:
+        """Yield chunks of requests in order of time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +56,12 @@ class SyntheticWorkload:
     chances: Floats
     seed: int
 
-    def chunks(self) -> Iterator[tuple[Floats, Indices]]:
+    @property
+    def details(self) -> None:
+        """None: no request has figures of its own."""
+        return
+
+    def chunks(self) -> Iterator[Requests]:
         """Yield chunks of requests; see :class:`Workload`."""
         gaps, models = _streams(self.seed, 2)
         start_ms, mean_ms = 0.0, 1000.0 / self.rate_per_s
@@ -62,7 +69,7 @@ class SyntheticWorkload:
             size = min(_CHUNK, self.requests - first)
             times = start_ms + np.cumsum(mean_ms * self._gaps(gaps, size))
             start_ms = float(times[-1])
-            yield times, _draw(models, self.chances, size)
+            yield Requests(times, _draw(models, self.chances, size))
 
     def _gaps(self, rng: np.random.Generator, size: int) -> Floats:
         if self.kind == "uniform":
@@ -85,13 +92,15 @@ class TraceReplay:
     chances: Floats
     rate_scale: float
     seed: int
+    #: Figures of single requests, which copies of a request share; None if there are none.
+    details: Details | None = None
 
     @property
     def requests(self) -> int:
         """The expected number of requests; the fractional part of the scale is applied at random."""
         return round(len(self.times_ms) * self.rate_scale)
 
-    def chunks(self) -> Iterator[tuple[Floats, Indices]]:
+    def chunks(self) -> Iterator[Requests]:
         """Yield chunks of requests; see :class:`Workload`."""
         thinning, models = _streams(self.seed, 2)
         ends = np.append(self.times_ms[1:], self.times_ms[-1])
@@ -101,7 +110,7 @@ class TraceReplay:
             for rows in _pieces(copies):
                 for times, index in self._scaled(first + rows.start, copies[rows], ends, thinning):
                     own = _draw(models, self.chances, len(index)) if self.models is None else self.models[index]
-                    yield times, own
+                    yield Requests(times, own, self.details.rows(index) if self.details else None)
 
     def _scaled(
         self, first: int, copies: Indices, ends: Floats, rng: np.random.Generator
@@ -136,11 +145,16 @@ class MinuteReplay:
     seed: int
 
     @property
+    def details(self) -> None:
+        """None: no request has figures of its own."""
+        return
+
+    @property
     def requests(self) -> int:
         """The expected number of requests; the fractional part of the scale is applied at random."""
         return round(float(self.counts.sum()) * self.rate_scale)
 
-    def chunks(self) -> Iterator[tuple[Floats, Indices]]:
+    def chunks(self) -> Iterator[Requests]:
         """Yield chunks of requests; see :class:`Workload`."""
         thinning, moments = _streams(self.seed, 2)
         for minute in range(self.counts.shape[1]):
@@ -149,7 +163,7 @@ class MinuteReplay:
                 models = np.repeat(self.models, counts)
                 times = (minute + moments.uniform(begin, end, len(models))) * _MINUTE_MS * self.time_scale
                 order = np.argsort(times, kind="stable")
-                yield times[order], models[order]
+                yield Requests(times[order], models[order])
 
 
 def build_workload(
@@ -198,7 +212,8 @@ def _build(spec: WorkloadSpec, names: Sequence[str], shares: Sequence[float], se
     functions = _with_default(trace.names, spec.default_model, names) if mapping == "name" else trace.names
     models = None if mapping == "draw" else map_functions(functions, totals, mapping, names)[trace.functions[part]]
     times_ms = (trace.times_s[part] - begin) * 1000.0 * spec.time_scale
-    return TraceReplay(times_ms, models, chances, spec.rate_scale, seed)
+    details = trace.details.rows(np.flatnonzero(part)) if trace.details else None
+    return TraceReplay(times_ms, models, chances, spec.rate_scale, seed, details)
 
 
 def _with_default(functions: Sequence[str], default: str, names: Sequence[str]) -> list[str]:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
+from chrion.simulator.cluster_state import ServerPolicies
 from chrion.simulator.engine import Engine, EngineConfig
-from chrion.simulator.server import ServerPolicies
 from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Variant
 

@@ -30,8 +30,8 @@ from chrion.manager import (
 from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
 from chrion.manager.records import ACCELERATOR, HOST
 from chrion.manager.residency import Place
+from chrion.simulator.cluster_state import ServerPolicies
 from chrion.simulator.engine import Engine, EngineConfig
-from chrion.simulator.server import ServerPolicies
 from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Variant
 

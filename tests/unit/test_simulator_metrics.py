@@ -5,7 +5,7 @@ import pytest
 
 from chrion.simulator.averages import BinnedAverage, BinnedCounts
 from chrion.simulator.histograms import SparseHistograms, bin_edges, bin_index, quantile
-from chrion.simulator.metrics import COLUMNS, RequestMetrics
+from chrion.simulator.metrics import COLUMNS, OUTCOMES, BusyShares, RequestMetrics
 
 
 def test_quantiles_within_half_a_percent() -> None:
@@ -60,14 +60,15 @@ def record(metrics: RequestMetrics, **row: float) -> None:
 @pytest.mark.parametrize(("from_arrival", "late"), [(True, [1, 1]), (False, [0, 1])])
 def test_late_by_response_or_by_execution(*, from_arrival: bool, late: list[int]) -> None:
     """The objective is compared with the response time or with the execution time."""
-    shares = np.array([1.0, 0.5]), np.array([0.0, 2.0])
+    shares = BusyShares(np.array([[1.0, 0.5]]), np.array([[0.0, 2.0]]), np.zeros(1, np.int64))
     metrics = RequestMetrics(2, 1, [50.0, 10.0], from_arrival=from_arrival, busy_shares=shares)
     record(metrics, model=0, arrival=0.0, start=20.0, end=60.0, cold=1.0)
     record(metrics, model=1, arrival=0.0, start=0.0, end=11.0, kind=1.0)
     record(metrics, model=1, arrival=0.0, start=float("nan"), end=float("nan"))
     rows = metrics.flush(force=True)
     assert rows is not None
-    assert rows.shape == (3, COLUMNS)
+    assert rows.shape == (3, COLUMNS + 1)
+    assert [OUTCOMES[int(row[-1])] for row in rows] == [["in time", "late"][late[0]], "late", "dropped"]
     assert metrics.late.tolist() == late
     assert metrics.dropped.tolist() == [0, 1]
     assert metrics.cold.tolist() == [1, 0]

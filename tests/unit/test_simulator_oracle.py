@@ -12,8 +12,8 @@ import pytest
 import simpy
 
 from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING, route_resident_first
+from chrion.simulator.cluster_state import ServerPolicies
 from chrion.simulator.engine import Engine, EngineConfig
-from chrion.simulator.server import ServerPolicies
 from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Variant
 

@@ -22,7 +22,7 @@ NAMES = ("a", "b", "c")
 
 def arrivals(workload: Workload) -> tuple[np.ndarray, np.ndarray]:
     chunks = list(workload.chunks())
-    return np.concatenate([times for times, _ in chunks]), np.concatenate([models for _, models in chunks])
+    return np.concatenate([chunk.times_ms for chunk in chunks]), np.concatenate([chunk.models for chunk in chunks])
 
 
 def replay(folder: Path, text: str, **spec: object) -> tuple[np.ndarray, np.ndarray]:
@@ -155,7 +155,7 @@ def test_a_large_scale_comes_in_bounded_chunks(tmp_path: Path, rows: str) -> Non
     """A scale of 1e9 yields chunks that fit into memory, in order of time and from the first request on."""
     (tmp_path / "t.csv").write_text(f"time_s,model\n{rows}")
     workload = build_workload(WorkloadSpec("csv", path="t.csv", rate_scale=1e9), NAMES, [1.0] * 3, 4, tmp_path)
-    first = [times for times, _ in itertools.islice(workload.chunks(), 20)]
+    first = [times for times, *_ in itertools.islice(workload.chunks(), 20)]
     assert max(map(len, first)) < 200_000
     assert (np.diff(np.concatenate(first)) >= 0).all()
 
@@ -166,7 +166,7 @@ def test_the_parts_of_a_large_minute_have_all_its_requests(tmp_path: Path) -> No
     (tmp_path / "t.csv").write_text(f"{header}o,a,f,http,400000,0\no,a,g,http,100000,7\n")
     spec = WorkloadSpec("azure-functions-2019", path="t.csv")
     workload = build_workload(spec, NAMES, [1.0] * 3, 4, tmp_path)
-    assert max(len(times) for times, _ in workload.chunks()) < 100_000
+    assert max(len(times) for times, *_ in workload.chunks()) < 100_000
     times, models = arrivals(workload)
     assert np.bincount(models).tolist() == [400_000, 100_007]
     assert np.histogram(times[:-7], 10, (0, 60_000))[0] == pytest.approx(np.full(10, 50_000), rel=0.02)

@@ -1,0 +1,208 @@
+"""Options of servers compared with theory, and as keys of scenarios and columns of traces."""
+
+import csv
+import math
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chrion.errors import ScenarioError, TraceError
+from chrion.simulator.export import export_requests
+from chrion.simulator.run import simulate
+from chrion.simulator.scenario import Scenario, ScenarioSource
+from chrion.simulator.speeds import scaled
+from chrion.simulator.variants import Variant
+
+TINY = {"memory_mb": 100.0, "latency_ms": 0.001, "load_mb": 1e-6}
+
+
+def built(models: int = 1, variant: dict[str, Any] | None = None, **sets: Any) -> Scenario:
+    """Return a scenario of equal models on one server without fixed times of loads."""
+    entries = [{"name": f"m{i}", "variants": {"gpu": variant or TINY}} for i in range(models)]
+    content = {"servers": [{"load_fixed_ms": 0.0}], "models": entries, "slo": {"latency_ms": 1e9}}
+    return ScenarioSource("options", content, Path()).changed(sets).build()
+
+
+def test_a_keep_alive_time_sets_the_share_of_cold_requests() -> None:
+    """A request is cold if no other one arrived within the keep-alive time T: with probability exp(-rate T)."""
+    (found,) = simulate(built(rate_per_s=0.5, requests=100_000, keep_alive_s=3.0))
+    assert found.total.swapping_rate == pytest.approx(math.exp(-1.5), rel=0.02)
+
+
+@pytest.mark.parametrize(("servers", "share"), [(1, 0.2), (2, 0.04)])
+def test_availability(servers: int, share: float) -> None:
+    """Requests find no server with probability MTTR / (MTBF + MTTR) to the power of the servers."""
+    sets = {"servers.count": servers, "servers.mtbf_h": 0.01, "servers.mttr_s": 9.0, "rate_per_s": 1.0}
+    (found,) = simulate(built(requests=200_000, **sets))
+    assert found.total.failed / found.total.arrivals == pytest.approx(share, rel=0.06)
+    assert found.total.violation_rate == found.total.failed / found.total.arrivals
+    assert found.total.completed + found.total.failed == 200_000
+
+
+@pytest.mark.parametrize("most", [2, 5])
+def test_bulk_service(most: int) -> None:
+    """The wait with batches of up to K is that of the queue M/M(1,K)/1 (Medhi, Stochastic Models in Queueing Theory).
+
+    With the root r in (0, 1) of mu r^(K+1) - (lambda + mu) r + lambda, the probability that n requests wait while the
+    server is busy is c r^n, and lambda P(idle) = mu c.
+    """
+    rate, mu = 1.2, 1.0
+    roots = np.roots([mu, *[0.0] * (most - 1), -(rate + mu), rate])
+    r = float(next(root.real for root in roots if abs(root.imag) < 1e-9 and 1e-9 < root.real < 1 - 1e-9))
+    c = 1 / (mu / rate + 1 / (1 - r))
+    wait_s = c * r / (1 - r) ** 2 / rate
+    variant = {"memory_mb": 1.0, "latency_ms": 1000.0, "distribution": "exponential", "batch_cost": 0.0}
+    sets = {"rate_per_s": rate, "requests": 300_000, "max_batch": most}
+    (found,) = simulate(built(variant=variant, **sets))
+    assert found.total.mean_wait_ms == pytest.approx(wait_s * 1000, rel=0.04)
+
+
+def test_the_busy_time_of_a_batch_counts_once() -> None:
+    """Eight requests in two batches of 2 s each keep the GPU busy for 4 s."""
+    variant = {"memory_mb": 1.0, "latency_ms": 500.0, "batch_cost": 1.0, "load_mb": 1e-6}
+    sets = {"kind": "uniform", "rate_per_s": 1e6, "requests": 8, "max_batch": 4, "max_delay_ms": 5.0, "preload": True}
+    (found,) = simulate(built(variant=variant, **sets))
+    assert found.servers[0].gpu_busy * found.duration_ms == pytest.approx(4000.0)
+    assert found.total.execution.mean_ms == pytest.approx(2000.0)
+
+
+def test_disk_reads_are_the_misses_of_an_lru_cache() -> None:
+    """With equal sizes and one request at a time, host memory is an LRU cache of all requests."""
+    sets = {"rate_per_s": 5.0, "requests": 4000, "gpu_memory_gb": 0.3, "host_memory_gb": 0.7, "zipf_exponent": 0.8}
+    variant = {"memory_mb": 100.0, "latency_ms": 0.001}
+    scenario = built(models=20, variant=variant, pcie_gb_per_s=1e6, disk_gb_per_s=1e6, **sets)
+    (found,) = simulate(scenario)
+    misses = []
+    for places in (3, 7):
+        cache: OrderedDict[int, None] = OrderedDict()
+        misses.append(0)
+        for model in np.concatenate([chunk.models for chunk in scenario.workload.chunks()]).tolist():
+            misses[-1] += model not in cache
+            cache[model] = cache.pop(model, None)
+            if len(cache) > places:
+                cache.popitem(last=False)
+    assert (found.total.loads, found.usage.disk_loads) == tuple(misses)
+
+
+def test_autoscaling_follows_its_rules() -> None:
+    """Starts and stops, recomputed from the records of requests by the rules of the page, are those of the run."""
+    period, target, start_ms, window = 2000.0, 2.0, 3000.0, 10_000.0
+    auto = {"min_servers": 1, "target": target, "period_s": 2.0, "cold_start_s": 3.0, "stop_after_s": 10.0}
+    sets = {f"autoscaling.{key}": value for key, value in auto.items()}
+    variant = {"memory_mb": 100.0, "latency_ms": 300.0, "load_mb": 10.0}
+    more = {"kind": "gamma", "rate_per_s": 8.0, "requests": 3000, "servers.count": 6}
+    scenario = built(models=4, variant=variant, **sets, **more)
+    rows: list[Any] = []
+    (found,) = simulate(scenario, keep=lambda _, part: rows.append(part))
+    table = np.concatenate(rows)
+    arrival, end, server = table[:, 3], table[:, 5], table[:, 2]
+
+    on, draining, wanted_at, hours, since = {0: -math.inf}, dict[int, float](), [], 0.0, {0: 0.0}
+    for tick in np.arange(period, end.max(), period):
+        for i in [i for i, began in draining.items() if not ((server == i) & (arrival < began) & (end > tick)).any()]:
+            mine = end[(server == i) & (arrival < draining[i])]
+            off = max([draining.pop(i), *mine.tolist()])
+            hours += off - since[i]
+            del on[i]
+        flight = int(((arrival < tick) & (end > tick)).sum())
+        wanted_at.append((tick, max(1, min(6, math.ceil(flight / target)))))
+        present = sorted(set(on) - set(draining))
+        if wanted_at[-1][1] > len(present):
+            missing = wanted_at[-1][1] - len(present)
+            for i in sorted(draining)[:missing]:
+                del draining[i]
+                missing -= 1
+            for i in [i for i in range(6) if i not in on][:missing]:
+                on[i], since[i] = tick + start_ms, tick
+        elif tick >= window:
+            needed = max(number for at, number in wanted_at if at > tick - window)
+            for i in present[needed:]:
+                draining[i] = tick
+        during = (arrival > tick) & (arrival < tick + period)
+        allowed = {i for i in on if i not in draining}
+        assert set(server[during].astype(int).tolist()) <= allowed
+        assert all((arrival[during][server[during] == i] >= on[i]).all() for i in allowed)
+    for i in on:
+        mine = end[(server == i) & (arrival < draining.get(i, math.inf))]
+        hours += (max([draining[i], *mine.tolist()]) if i in draining else found.duration_ms) - since[i]
+    assert found.usage.server_hours == pytest.approx(hours / 3.6e6, rel=1e-6)
+    assert found.total.completed == 3000
+    assert 1.5 < found.usage.server_hours * 3.6e6 / found.duration_ms < 5.5
+
+
+def test_the_speed_of_a_gpu_changes_the_gpu_time_of_a_request() -> None:
+    """A faster GPU shortens a hybrid request by the GPU time that it saves, down to the time of its cores."""
+    hybrid = Variant("v", 1.0, 50.0, 30.0, (35.0,), 1.0)
+    assert (scaled(hybrid, 1.5).latency_ms, scaled(hybrid, 1.5).gpu_busy_ms) == (40.0, 20.0)
+    assert scaled(hybrid, 3.0).latency_ms == 35.0
+    assert scaled(hybrid, 0.5).latency_ms == 80.0
+    assert scaled(Variant("v", 1.0, 50.0, 50.0), 2.0).latency_ms == 25.0
+
+
+def test_columns_of_a_trace(tmp_path: Path) -> None:
+    """Durations, deadlines and priorities of requests decide times, lateness and order; empty cells are defaults."""
+    text = "time_s,priority,deadline_ms,model,duration_ms\n0,,,m0,100\n0.01,,,m0,\n0.02,5,1000,m0,\n0.03,1,10,m0,7.5\n"
+    (tmp_path / "t.csv").write_text(text)
+    variant = {"memory_mb": 100.0, "latency_ms": 20.0, "gpu_busy_ms": 20.0}
+    sets = {"kind": "csv", "path": str(tmp_path / "t.csv"), "preload": True, "slo.latency_ms": 120.0}
+    scenario = built(variant=variant, **sets)
+    with export_requests(tmp_path / "out.csv", scenario) as keep:
+        (found,) = simulate(scenario, keep=keep)
+    rows = sorted(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()), key=lambda row: int(row["number"]))
+    assert [float(row["start_ms"]) for row in rows] == [0.0, 127.5, 100.0, 120.0]
+    assert [float(row["end_ms"]) for row in rows] == [100.0, 147.5, 120.0, 127.5]
+    assert [row["outcome"] for row in rows] == ["in time", "late", "in time", "late"]
+    assert found.total.late == 2
+
+
+def test_copies_of_a_request_share_its_figures(tmp_path: Path) -> None:
+    """A trace replayed at three times its rate has three requests of each duration; a part of it has its own rows."""
+    text = "time_s,model,duration_ms\n" + "".join(f"{i},m0,{i + 1}\n" for i in range(5))
+    (tmp_path / "t.csv").write_text(text)
+    sets = {"kind": "csv", "path": str(tmp_path / "t.csv"), "rate_scale": 3.0, "start_s": 2.0}
+    scenario = built(variant={"memory_mb": 1.0, "latency_ms": 20.0}, **sets)
+    chunks = list(scenario.workload.chunks())
+    assert sorted(np.concatenate([chunk.details.duration_ms for chunk in chunks if chunk.details]).tolist()) == [
+        *[3.0] * 3,
+        *[4.0] * 3,
+        *[5.0] * 3,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("time_s,duration_ms\n0,-1\n", "line 2, column duration_ms: expected ms from 1e-09 to 1e+12, found '-1'"),
+        ("time_s,deadline_ms\n0,x\n", "line 2, column deadline_ms: expected ms from 1e-09 to 1e+12, found 'x'"),
+        ("time_s,priority\n0,1.5\n", "line 2, column priority: expected a whole number, found '1.5'"),
+        ("time_s,model,model\n0,a,a\n", "line 1: expected the header time_s or timestamp, then any of model"),
+        ("time_s,size\n0,1\n", "line 1: expected the header time_s or timestamp, then any of model"),
+    ],
+)
+def test_bad_columns(tmp_path: Path, text: str, message: str) -> None:
+    """Cells out of range and unknown columns are refused with their place."""
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(TraceError) as caught:
+        built(kind="csv", path=str(tmp_path / "t.csv"), default_model="m0")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        ({"max_delay_ms": 5.0}, r"models.m0.max_delay_ms = 5: only with max_batch above 1"),
+        ({"max_batch": 2, "admission": "deadline"}, r"models.m0.max_batch: not with policies.admission = 'deadline'"),
+        ({"autoscaling.target": 2.0}, r"autoscaling.min_servers is missing"),
+        ({"autoscaling.min_servers": 2}, r"autoscaling.min_servers = 2: expected at most 1, the number"),
+        ({"gpus": 0}, r"servers.gpus = 0: expected a number of at least 1"),
+        ({"gpu_speed": 0.0}, r"servers.gpu_speed = 0.0: expected a number above 0"),
+        ({"variants.gpu.batch_cost": -1.0}, r"batch_cost = -1: expected 0 to"),
+    ],
+)
+def test_options_that_are_refused(sets: dict[str, Any], message: str) -> None:
+    """Values out of range, and options that have no meaning together, are refused in one line."""
+    with pytest.raises(ScenarioError, match=message):
+        built(**sets)
