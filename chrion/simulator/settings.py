@@ -49,16 +49,18 @@ class ServerSpec:
     gpu_memory_gb: float = at_least(12.0)
     #: GPU memory that is not for models: device contexts, scratch space, fragmentation.
     reserved_gb: float = at_least(0.0)
-    #: GPUs of a server, each with its own memory and slots; they share the cores, the link and the host memory.
-    gpus: int = at_least(1, 1, 64)
-    #: Speed of a GPU relative to the one that the times of variants refer to.
-    gpu_speed: float = above_zero(1.0)
     #: Requests that the GPU executes at the same time.
     gpu_slots: int = at_least(1)
     cpu_cores: int = at_least(12)
     pcie_gb_per_s: float = above_zero(12.0)
     #: Fixed time of a load, in addition to its bytes over the bandwidth.
     load_fixed_ms: float = at_least(1.0)
+    #: Price of one server for an hour, in any currency; only reported.
+    cost_per_hour: float = at_least(0.0)
+    #: GPUs of a server, each with its own memory and slots; they share the cores, the link and the host memory.
+    gpus: int = at_least(1, 1, 64)
+    #: Speed of a GPU relative to the one that the times of variants refer to.
+    gpu_speed: float = above_zero(1.0)
     #: Memory for the weights of models that are not on a GPU; others are on a disk. 0: it holds all models.
     host_memory_gb: float = at_least(0.0)
     disk_gb_per_s: float = above_zero(2.0)
@@ -68,8 +70,6 @@ class ServerSpec:
     mtbf_h: float = at_least(0.0)
     #: Mean time of a repair.
     mttr_s: float = above_zero(600.0)
-    #: Price of one server for an hour, in any currency; only reported.
-    cost_per_hour: float = at_least(0.0)
 
     @property
     def budget_bytes(self) -> int:
