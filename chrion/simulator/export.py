@@ -57,7 +57,7 @@ def _lines(scenario: Scenario, pattern: str, rows: Floats) -> Iterator[tuple[obj
             int(number),
             models[int(model)].name,
             int(server),
-            levels[int(kind) // len(models) % len(levels)] if begun else "",
+            models[int(model)].variants[levels[int(kind) // len(models) % len(levels)]].name if begun else "",
             f"{arrival:.6f}",
             f"{start:.6f}" if begun else "",
             f"{end:.6f}" if end == end else "",  # noqa: PLR0124 # not NaN

@@ -15,6 +15,7 @@ from chrion.errors import OptionError, ScenarioError
 from chrion.simulator.results import PatternResult
 from chrion.simulator.run import simulate
 from chrion.simulator.scenario import Scenario, ScenarioSource
+from chrion.simulator.scenario_models import MOST_MODELS
 from chrion.simulator.settings import SYNTHETIC
 
 FIND_SCHEMA = "chrion.simulation-find/1"
@@ -130,9 +131,9 @@ def searched(name: str, source: ScenarioSource) -> Searched:
         ),
         "models": Searched(
             smallest=False,
-            numbers=range(1, 10_001),
+            numbers=range(1, MOST_MODELS + 1),
             begin=1,
-            sets=lambda n: {"models.copies": n},
+            sets=lambda n: {"total_models": n},
             amount=lambda s: len(s.models),
         ),
         "rate": Searched(

@@ -17,7 +17,7 @@ from chrion.errors import OptionError
 from chrion.simulator.settings import SECTIONS
 
 #: Keys at the top level of a scenario.
-TOP_KEYS = ("name", "description", "seed", "preload", "patterns", "shrink", "catalogue", "use")
+TOP_KEYS = ("name", "description", "seed", "preload", "patterns", "shrink", "catalogue", "use", "total_models")
 #: Keys of a variant's table whose values a plan file provides.
 MEASURED_KEYS = ("memory_mb", "latency_ms", "gpu_busy_ms", "cpu_busy_ms", "cores")
 #: Keys whose values are text, and keys that require a plan file.

@@ -21,8 +21,19 @@ from chrion.simulator.engine import EngineConfig, read_ahead
 from chrion.simulator.fit import check_fit
 from chrion.simulator.general_server import Options
 from chrion.simulator.overrides import TOP_KEYS, apply_sets
+from chrion.simulator.planned import with_planned
 from chrion.simulator.ready_queue import Batching
-from chrion.simulator.scenario_models import SHRINK, ServedModel, read_family, read_patterns, read_shrink, served_models
+from chrion.simulator.scenario_models import (
+    PLANNED,
+    SHRINK,
+    Family,
+    ServedModel,
+    read_family,
+    read_patterns,
+    read_shrink,
+    served_models,
+    with_total,
+)
 from chrion.simulator.settings import (
     SECTIONS,
     AutoscalingSpec,
@@ -62,7 +73,7 @@ class Scenario:
     measure: str
     models: tuple[ServedModel, ...]
     workload: Workload
-    #: The variant to whose latency the objectives of models refer.
+    #: The variant to whose latency the objectives of models refer; empty for the first variant of each model.
     reference: str
     #: The content of the scenario file with all changes and the models of its catalogue.
     content: Mapping[str, Any] = field(repr=False)
@@ -253,14 +264,13 @@ def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
     _check_batches([spec for spec, _ in families], policies)
     shrink = read_shrink(content.get("shrink", []), families)
     patterns = read_patterns(content.get("patterns"), families, shrink)
-    reference = slo.of or (shrink[0] if patterns[0] == SHRINK and shrink else patterns[0])
-    models = served_models(families, slo, reference)
+    reference = slo.of or _reference(patterns[0], shrink, families)
+    models = served_models(with_total(families, content.get("total_models", 0)), slo, reference)
+    gpus = [spec for spec in servers for _ in range(spec.gpus)]
+    planned = PLANNED in patterns and not all(PLANNED in variants for _, variants in families)
     for pattern in patterns:
-        check_fit(
-            models,
-            [spec for spec in servers for _ in range(spec.gpus)],
-            shrink if pattern == SHRINK and shrink else (pattern,),
-        )
+        if not (planned and pattern == PLANNED):
+            check_fit(models, gpus, shrink if pattern == SHRINK and shrink else (pattern,))
     workload = build_workload(
         read_section(WorkloadSpec, content.get("workload", {}), "workload"),
         [model.name for model in models],
@@ -268,6 +278,9 @@ def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
         seed,
         folder,
     )
+    if planned:
+        models = with_planned(models, gpus, workload)
+        check_fit(models, gpus, (PLANNED,))
     title = content.get("name", name)
     return Scenario(
         name=title,
@@ -284,6 +297,13 @@ def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
         reference=reference,
         content=content,
     )
+
+
+def _reference(pattern: str, shrink: tuple[str, ...], families: Sequence[Family]) -> str:
+    """Return the variant of the first pattern; empty if it has no common one."""
+    if pattern == SHRINK and shrink:
+        return shrink[0]
+    return pattern if all(pattern in variants for _, variants in families) else ""
 
 
 def _servers(groups: Any) -> tuple[ServerSpec, ...]:

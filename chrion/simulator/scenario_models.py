@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from heapq import heapify, heapreplace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,10 @@ from chrion.simulator.variants import PLAN_MEMORY, PLAN_PARTS, Variant, from_pla
 
 #: The pattern in which models change to smaller variants before they are evicted.
 SHRINK = "shrink"
+#: The pattern with one variant for each model, which the planner chooses.
+PLANNED = "planned"
 _MODEL_KEYS = (*(f.name for f in fields(ModelSpec)), "variants")
+MOST_MODELS = 100_000
 #: A ``[[models]]`` entry and its variants by name.
 Family = tuple[ModelSpec, dict[str, Variant]]
 
@@ -27,7 +31,7 @@ class ServedModel:
     name: str
     family: str
     spec: ModelSpec
-    #: The variants that serve it, by pattern.
+    #: The variants that can serve it, by name, and the one of the pattern ``planned``.
     variants: Mapping[str, Variant]
     slo_ms: float
     #: The latency of the reference variant, to which the durations of single requests refer.
@@ -119,12 +123,33 @@ def read_patterns(given: Any, families: Sequence[Family], shrink: tuple[str, ...
         for pattern in patterns:
             if pattern == SHRINK and not (shrink or SHRINK in variants):
                 raise ScenarioError("patterns: 'shrink' needs the key shrink, a list of variants, the largest first")
-            if pattern not in variants and not (pattern == SHRINK and shrink):
+            if pattern not in variants and not (pattern == SHRINK and shrink) and pattern != PLANNED:
                 known = ", ".join(variants)
                 raise ScenarioError(
                     f"models.{spec.name}: pattern {pattern!r} is not one of its variants", hint=f"known: {known}"
                 )
     return tuple(patterns)
+
+
+def with_total(families: Sequence[Family], total: Any) -> list[Family]:
+    """Return the families with as many copies as there are to be models in all; with 0, those that are given.
+
+    The next copy always goes to the family with the greatest quotient of its given copies and those that it has plus one
+    (D'Hondt's method), the first of equal ones, so that more models include fewer.
+    """
+    if type(total) is not int or not 0 <= total <= MOST_MODELS:
+        raise ScenarioError(f"total_models = {total!r}: expected a whole number from 0 to {MOST_MODELS}")
+    if not total:
+        return list(families)
+    copies = [0] * len(families)
+    heap = [(-float(spec.copies), i) for i, (spec, _) in enumerate(families)]
+    heapify(heap)
+    for _ in range(total):
+        _, i = heap[0]
+        copies[i] += 1
+        heapreplace(heap, (-families[i][0].copies / (copies[i] + 1), i))
+    numbered = zip(families, copies, strict=True)
+    return [(replace(spec, copies=number), variants) for (spec, variants), number in numbered if number]
 
 
 def served_models(families: Sequence[Family], slo: SloSpec, reference: str) -> tuple[ServedModel, ...]:
@@ -134,9 +159,9 @@ def served_models(families: Sequence[Family], slo: SloSpec, reference: str) -> t
         for spec, variants in families:
             if copy >= spec.copies:
                 continue
-            if reference not in variants:
+            if reference and reference not in variants:
                 raise ScenarioError(f"slo.of = {reference!r}: model {spec.name} has no variant of that name")
-            reference_ms = variants[reference].latency_ms
+            reference_ms = variants[reference or next(iter(variants))].latency_ms
             objective = spec.slo_ms or slo.latency_ms or slo.factor * reference_ms
             name = spec.name if spec.copies == 1 else f"{spec.name}#{copy + 1}"
             models.append(ServedModel(name, spec.name, spec, variants, objective, reference_ms))

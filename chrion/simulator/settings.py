@@ -168,6 +168,8 @@ class ModelSpec:
     #: Dynamic batching: the most requests of a batch, and the longest time for which a request waits for others.
     max_batch: int = at_least(1, 1, 1024)
     max_delay_ms: float = at_least(0.0)
+    #: Its variant in the pattern ``planned``; if empty, the planner chooses one.
+    variant: str = ""
 
 
 #: Sections in which a bare key of ``--set`` is looked up.

@@ -1,6 +1,7 @@
 """Searches for limits, replications and exported requests."""
 
 import csv
+import itertools
 import math
 from pathlib import Path
 from statistics import NormalDist
@@ -8,7 +9,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from chrion.errors import OptionError
+from chrion.errors import OptionError, ScenarioError
 from chrion.simulator.export import export_requests
 from chrion.simulator.find import Condition, find_limits, first_true, parse_until
 from chrion.simulator.replications import interval, intervals, seeds, t_quantile
@@ -77,6 +78,22 @@ def test_a_limit_is_a_limit(name: str, sign: int) -> None:
     if name == "servers":
         assert limit.found is not None
         assert limit.found.cost_per_hour == 2.0 * limit.found.amount
+
+
+def test_the_number_of_models_is_found_between_copies() -> None:
+    """The search counts single models, not copies of all nine; more models include fewer, in the given proportion."""
+    (limit,) = find_limits(source(rate_per_s=40.0), "models", Condition("swapping", 0.02))
+    assert limit.found is not None
+    assert limit.beyond is not None
+    assert limit.beyond.amount == limit.found.amount + 1
+    mixed = source(**{"models.baseline.copies": 3})
+    names = [{model.name for model in mixed.changed({"total_models": n}).build().models} for n in (1, 4, 11, 22)]
+    assert [len(found) for found in names] == [1, 4, 11, 22]
+    assert sum("baseline" in name for name in names[3]) == 6
+    families = [{name.split("#")[0] for name in found} for found in names]
+    assert all(fewer <= more for fewer, more in itertools.pairwise(families))
+    with pytest.raises(ScenarioError, match="total_models = -1: expected a whole number"):
+        source(total_models=-1).build()
 
 
 def test_an_unknown_quantity_is_refused() -> None:
