@@ -134,8 +134,8 @@ def read_patterns(given: Any, families: Sequence[Family], shrink: tuple[str, ...
 def with_total(families: Sequence[Family], total: Any) -> list[Family]:
     """Return the families with as many copies as there are to be models in all; with 0, those that are given.
 
-    The next copy always goes to the family with the greatest quotient of its given copies and those that it has plus one
-    (D'Hondt's method), the first of equal ones, so that more models include fewer.
+    The next copy always goes to the family with the greatest quotient of its given copies and those that it has plus
+    one (D'Hondt's method), the first of equal ones, so that more models include fewer.
     """
     if type(total) is not int or not 0 <= total <= MOST_MODELS:
         raise ScenarioError(f"total_models = {total!r}: expected a whole number from 0 to {MOST_MODELS}")
