@@ -1,10 +1,11 @@
 """Measure HybridSession and plain onnxruntime on the CPU cores of this machine, over a set of models.
 
-    python scripts/bench_cpu.py [-o docs/cpu.md] [--only REGEX] [--patience SECONDS]
+    python scripts/bench_cpu.py [--wide] [-o docs/cpu.md] [--only REGEX] [--patience SECONDS]
 
 Takes half an hour on two cores, an hour if other processes use them. Prints a line for each model; ``-o`` replaces
 sections of pages at the end or when interrupted: ``measured`` with text and table, ``ratios`` with the table without
-the predictions for more cores.
+the predictions for more cores. With ``--wide`` it measures models on which lanes of several cores may pay, and replaces
+the section ``wide``.
 
 The candidates are HybridSession and plain sessions with one thread, with as many as there are cores, with onnxruntime's
 default, and with its parallel executor. Each runs alone, in alternating rounds, and medians are compared. HybridSession
@@ -41,11 +42,12 @@ from chrion.files import write_atomically
 from chrion.profiler import this_machine
 from chrion.profiler.interference import CoreMonitor
 from chrion.profiler.synthetic_inputs import synthetic_inputs
+from chrion.profiler.widths import measured_widths, times_at
 from chrion.scheduler.plan import Plan
 
 HYBRID = "hybrid"
 #: Sections of pages.
-MEASURED, RATIOS = "measured", "ratios"
+MEASURED, RATIOS, WIDE = "measured", "ratios", "wide"
 #: Short, so that many trials are free of interference.
 TRIAL_S = 0.05
 #: Rounds between estimates of the ratio, and number of each candidate's trials that must count.
@@ -56,7 +58,7 @@ PRECISION = 0.03
 GAIN = 0.97
 #: A plain session is dropped if even its best trial is slower than the best plain session by this factor.
 DROP_FACTOR = 1.3
-MANY_CORES = (4, 8, 16)
+MANY_CORES, WIDE_MANY_CORES = (4, 8, 16), (8, 16, 32)
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,27 @@ CASES = [
 ]
 
 
+def zoo_case(name: str, builder: str, batch: int, **parameters: int | bool) -> Case:
+    """Return a model of the zoo with a batch size."""
+    return Case(f"{name}, batch {batch}", lambda: zoo.build(builder, {**parameters, "batch": batch}))
+
+
+WIDE_CASES = [
+    case
+    for batch in (1, 8)
+    for case in (
+        recurrent_case("lstm", f"LSTM 256, batch {batch}", io=256, batch=batch),
+        recurrent_case("lstm", f"LSTM 320, batch {batch}", io=320, batch=batch),
+        recurrent_case("gru", f"GRU 256, batch {batch}", io=256, batch=batch),
+        zoo_case("seq2seq with attention", "seq2seq", batch, layers=2, hidden=256, vocabulary=2000),
+        zoo_case("GoogLeNet", "googlenet", batch),
+        zoo_case("Inception-v3", "inception-v3", batch),
+        zoo_case("NASNet-A mobile", "nasnet-a", batch, cells=4, channels=44, stem=32),
+        zoo_case("RandWire small", "randwire", batch, channels=78, small=True),
+    )
+]
+
+
 def hybrid_factory(source: bytes, feed: Feed) -> SessionFactory:
     """Return a factory of default HybridSessions."""
 
@@ -178,10 +201,20 @@ def parallel_factory(source: bytes, feed: Feed) -> SessionFactory:
 
 
 def predicted_ms(graph: Graph, profile: Profile, cores: int) -> float:
-    """Return the planner's prediction for more cores, assuming that they contend no more than those measured."""
-    more = {s: replace(o, cpu_ms=(o.cpu_ms + (o.cpu_ms[-1],) * cores)[:cores]) for s, o in profile.operators.items()}
-    wide = replace(profile, cores=cores, operators=more, _estimators={})
-    return chrion.partition(graph, wide, policy="chrion").predicted.latency_ms
+    """Return the planner's prediction for more cores, assuming that they contend no more than those measured.
+
+    Times of operators on several cores follow Amdahl's law.
+    """
+    more = {
+        s: replace(
+            o,
+            cpu_ms=(o.cpu_ms + (o.cpu_ms[-1],) * cores)[:cores],
+            wide_ms=times_at(o.cpu_ms[0], o.by_width, measured_widths(cores)) if o.wide_ms else (),
+        )
+        for s, o in profile.operators.items()
+    }
+    larger = replace(profile, cores=cores, operators=more, _estimators={})
+    return chrion.partition(graph, larger, policy="chrion").predicted.latency_ms
 
 
 class RecordingMonitor(CoreMonitor):
@@ -262,18 +295,24 @@ class Measured:
         row = [self.case.name, f"{best_ms:.3g}", best.removeprefix("plain, "), f"{own_ms:.3g}"]
         row += [f"**{quotient:.2f}**" if quotient <= GAIN else f"{quotient:.2f}", f"{low:.2f} to {high:.2f}"]
         row += [f"{len(self.counted[HYBRID])} of {self.taken}"]
-        row += [f"{self.case.aim:.2f}", "plan" if self.plan else "plain"]
+        row += [f"{self.case.aim:.2f}", self._chosen()]
         if not self.plan:
             return [*row, "", ""]
         predicted_ms = self.plan.predicted.latency_ms
         return [*row, f"{predicted_ms:.3g}", f"{predicted_ms / own_ms - 1:+.0%}"]
 
-    def more_cores_cells(self) -> list[str]:
+    def _chosen(self) -> str:
+        if not self.plan:
+            return "plain"
+        wide = sum(width > 1 for width in self.plan.schedule.widths)
+        return f"plan, {wide / len(self.plan.operators):.0%} of operators on 2 cores" if wide else "plan"
+
+    def more_cores_cells(self, many_cores: Sequence[int]) -> list[str]:
         """Return predictions for more cores over the best plain session's time; this takes longer than measuring."""
         if self.profile is None:
-            return [""] * len(MANY_CORES)
+            return [""] * len(many_cores)
         graph, best_ms = chrion.load(self.source), float(np.median(self.counted[best_plain(self.counted)]))
-        return [f"{predicted_ms(graph, self.profile, cores) / best_ms:.2f}" for cores in MANY_CORES]
+        return [f"{predicted_ms(graph, self.profile, cores) / best_ms:.2f}" for cores in many_cores]
 
 
 def measure(case: Case, monitor: RecordingMonitor, patience_s: float) -> Measured:
@@ -289,7 +328,7 @@ def measure(case: Case, monitor: RecordingMonitor, patience_s: float) -> Measure
             "ORT_PARALLEL": parallel_factory(source, feed),
         }
         taken, counted = time_until_precise(candidates, monitor, patience_s)
-        profile = chrion.profile(chrion.load(source)) if plan else None
+        profile = chrion.profile(chrion.load(source)) if plan or case in WIDE_CASES else None
     measured = Measured(case, source, taken, counted, plan, profile)
     print(" | ".join(measured.row()), flush=True)
     return measured
@@ -297,7 +336,6 @@ def measure(case: Case, monitor: RecordingMonitor, patience_s: float) -> Measure
 
 HEAD = ["model", "best plain, ms", "which", "hybrid, ms", "ratio", "90 %", "trials", "aim", "chosen"]
 HEAD += ["predicted, ms", "error"]
-MORE = [f"{cores} cores (predicted)" for cores in MANY_CORES]
 
 TEXT = """Written by `scripts/bench_cpu.py` on {machine} (shared, noisy: only ratios mean anything), onnxruntime
 {version}.
@@ -317,20 +355,27 @@ than the two measured.
 Prediction error of the models that run a plan: median {median:.0%}, 90th percentile {p90:.0%}."""
 
 
-def format_sections(found: Sequence[Measured]) -> dict[str, str]:
-    """Return the contents of the pages' sections by name."""
+def format_sections(found: Sequence[Measured], *, wide: bool = False) -> dict[str, str]:
+    """Return the contents of the pages' sections by name.
+
+    Args:
+        found: The measured models.
+        wide: Whether they are those of the section ``wide``.
+    """
+    many_cores = WIDE_MANY_CORES if wide else MANY_CORES
+    more = [f"{cores} cores (predicted)" for cores in many_cores]
     rows = [measured.row() for measured in found]
     errors = [abs(float(row[-1].rstrip("%"))) / 100 for row in rows if row[-1]] or [0.0]
-    wide = [row + measured.more_cores_cells() for row, measured in zip(rows, found, strict=True)]
+    extended = [row + measured.more_cores_cells(many_cores) for row, measured in zip(rows, found, strict=True)]
     whole = TEXT.format(
         machine=this_machine(),
         version=ort.get_version_string(),
         least=LEAST,
-        table=markdown_table([HEAD + MORE, *wide]),
+        table=markdown_table([HEAD + more, *extended]),
         median=float(np.median(errors)),
         p90=float(np.quantile(errors, 0.9)),
     )
-    return {MEASURED: whole, RATIOS: markdown_table([HEAD, *rows])}
+    return {WIDE: whole} if wide else {MEASURED: whole, RATIOS: markdown_table([HEAD, *rows])}
 
 
 def main() -> None:
@@ -339,14 +384,17 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, nargs="*", default=[], help="pages whose sections to replace")
     parser.add_argument("--only", default="", help="a regular expression that names of models must match")
     parser.add_argument("--patience", type=float, default=120.0, help="most seconds of trials a model (default: 120)")
+    parser.add_argument("--wide", action="store_true", help="measure models on which lanes of several cores may pay")
     arguments = parser.parse_args()
+    sections = [WIDE] if arguments.wide else [MEASURED, RATIOS]
     for path in arguments.output:  # refuses a page before a model is measured
-        fill_sections(path.read_text(encoding="utf-8"), {MEASURED: "", RATIOS: ""})
+        fill_sections(path.read_text(encoding="utf-8"), dict.fromkeys(sections, ""))
     ort.set_default_logger_severity(3)  # some models have unused weights
-    cases = [case for case in CASES if re.search(arguments.only, case.name)]
+    known = WIDE_CASES if arguments.wide else CASES
+    cases = [case for case in known if re.search(arguments.only, case.name)]
     if not cases:
         parser.error(
-            f"--only: no model matches {arguments.only!r}; models are {', '.join(case.name for case in CASES)}"
+            f"--only: no model matches {arguments.only!r}; models are {', '.join(case.name for case in known)}"
         )
     monitor = RecordingMonitor()
     print(" | ".join(HEAD))
@@ -358,7 +406,7 @@ def main() -> None:
         print("interrupted", flush=True)
     if not found:
         return
-    contents = format_sections(found)
+    contents = format_sections(found, wide=arguments.wide)
     for path in arguments.output:
         write_atomically(path, fill_sections(path.read_text(encoding="utf-8"), contents))
 

@@ -43,7 +43,7 @@ def simulate(  # noqa: PLR0915 - one simulation
     lanes = [*range(schedule.cores + 1), *range(1 - schedule.streams, 0)]
     waiting = {lane: [s for s in segments if lane in schedule.occupied(s[0])] for lane in lanes}
     busy = [0.0] * len(lanes)
-    #: End of the last segment on each lane, the lane whose thread ran it, and how much later others may use the core.
+    #: End of the last segment on each lane, the lane whose thread ran it, and when others may use the core.
     last = dict.fromkeys(lanes, (0.0, 0, 0.0))
     stages = schedule.stages or (0,) * len(dag)
     start: dict[int, float] = {}
@@ -96,7 +96,7 @@ def simulate(  # noqa: PLR0915 - one simulation
         used = schedule.occupied(waiting[lane][0][0])
         if used[0] != lane or any(waiting[other][:1] != waiting[lane][:1] for other in used):
             return False
-        return all(now >= end + (0.0 if by == lane else delay) for end, by, delay in (last[other] for other in used))
+        return all(now >= (end if by == lane else others) for end, by, others in (last[other] for other in used))
 
     def length(i: int) -> float:
         """Return the duration of an operator."""
@@ -126,7 +126,8 @@ def simulate(  # noqa: PLR0915 - one simulation
                         finish[i] = clock
                     seen.update(dict.fromkeys(segment, clock))
                     for other in used:
-                        last[other] = (clock, lane, costs.handoff_ms + (costs.wake_ms if len(used) > 1 else 0.0))
+                        others = clock + costs.handoff_ms + (costs.wake_ms if len(used) > 1 else 0.0)
+                        last[other] = (clock, lane, max(others, last[other][2]))
                         busy[other] += clock - now
         if not any(waiting.values()) and not any(queues.values()):
             return start, finish, busy, max([*finish.values(), *arrivals.values()])

@@ -41,6 +41,31 @@ def test_no_order_and_placement_is_faster(data: st.DataObject) -> None:
     assert found.lower_bound_ms <= least * (1 + 1e-3) + 1e-6
 
 
+@settings(deadline=None, max_examples=25)
+@given(data=st.data())
+def test_no_choice_of_widths_is_faster(data: st.DataObject) -> None:
+    """Every order, placement and width of up to four operators is tried, on two cores or an accelerator and two."""
+    dag = data.draw(dags(largest=4, requests=True))
+    costs = data.draw(costs_for(dag, wide=True).filter(lambda c: c.cores > 1)).limited_to(2, 1)
+    device = [(0, 1)] if costs.accelerator_ms is not None else []
+    orders = [
+        order
+        for order in itertools.permutations(range(len(dag)))
+        if all(order.index(m) < order.index(i) for i in range(len(dag)) for m in dag.predecessors[i])
+    ]
+    least = min(
+        evaluate(
+            dag, costs, Schedule(order, tuple(p[0] for p in placed), 2, widths=tuple(p[1] for p in placed))
+        ).latency_ms
+        for order in orders
+        for placed in itertools.product([*device, (1, 1), (2, 1), (1, 2)], repeat=len(dag))
+    )
+    found = solve(dag, costs, 2)
+    assert found.proven
+    assert evaluate(dag, costs, found.schedule).latency_ms == pytest.approx(least, rel=1e-3, abs=1e-6)
+    assert found.lower_bound_ms <= least * (1 + 1e-3) + 1e-6
+
+
 def test_large_graphs_and_alphas_are_refused() -> None:
     """The solver would not terminate for large graphs, and its model has no memory for an alpha to weigh."""
     dag = Dag.from_edges(50, [])

@@ -17,20 +17,20 @@ class CoreClock:
     def __init__(self, costs: Costs) -> None:
         self._handoff_ms = costs.handoff_ms
         self._after_wide_ms = costs.handoff_ms + costs.wake_ms
-        #: By lane: the end of its last segment in ms, the lane that ran it, and the delay for any other lane.
+        #: By lane: the end of its last segment in ms, the lane that ran it, and when any other lane may use the core.
         self._last: dict[int, tuple[float, int, float]] = {}
 
     def available_ms(self, occupied: Sequence[int]) -> float:
         """Return when the first of some lanes may run a segment that occupies all of them, in ms."""
         first, latest = occupied[0], 0.0
         for lane in occupied:
-            end, runner, delay = self._last.get(lane, (0.0, first, 0.0))
-            latest = max(latest, end if runner == first else end + delay)
+            end, runner, others = self._last.get(lane, (0.0, first, 0.0))
+            latest = max(latest, end if runner == first else others)
         return latest
 
     def occupy(self, occupied: Sequence[int], end_ms: float) -> None:
         """Record a segment that the first of some lanes has run on all of them."""
-        delay = self._handoff_ms if len(occupied) == 1 else self._after_wide_ms
-        used = (end_ms, occupied[0], delay)
+        others = end_ms + (self._handoff_ms if len(occupied) == 1 else self._after_wide_ms)
         for lane in occupied:
-            self._last[lane] = used
+            before = self._last.get(lane)
+            self._last[lane] = (end_ms, occupied[0], max(others, before[2]) if before else others)

@@ -1,10 +1,11 @@
 """Exact optimum of small graphs, by constraint programming: the reference for the other policies.
 
 Interval scheduling in OR-Tools CP-SAT with the evaluator's definition of cost. Every operator is a segment of its own.
-The model has an optional interval for each operator and lane, no overlap on a lane, a handoff for each edge between CPU
-lanes, and copies on lanes of their own, including those of the request's inputs and outputs. Times are integers of a
-resolution that keeps rounding below a ten-thousandth of the makespan. The duration of an operator does not depend on
-the order, so weight reloads (:mod:`chrion.scheduler.evaluation.weight_cache`) are left out.
+The model has an optional interval for each operator and place (a lane, or several if costs have widths), no overlap on
+a lane, a handoff for each edge between CPU lanes and wherever a lane uses another one's core, and copies on lanes of
+their own, including those of the request's inputs and outputs. Times are integers of a resolution that keeps rounding
+below a ten-thousandth of the makespan. The duration of an operator does not depend on the order, so weight reloads
+(:mod:`chrion.scheduler.evaluation.weight_cache`) are left out.
 """
 
 from __future__ import annotations
@@ -82,6 +83,18 @@ def _cp_model() -> Any:
 
 
 @dataclass(frozen=True, slots=True)
+class _Place:
+    """A lane, and the number of lanes from it on that an operator occupies."""
+
+    lane: int
+    width: int
+
+    def shares_core(self, other: _Place) -> bool:
+        """Return True if no two operators can run in both places at the same time."""
+        return self.lane < other.lane + other.width and other.lane < self.lane + self.width
+
+
+@dataclass(frozen=True, slots=True)
 class _Copy:
     """Variables of one copy: start, end, and True if it is made at all."""
 
@@ -97,48 +110,63 @@ class _Model:
         self.dag, self.costs, self.cores = dag, costs, cores
         self.cp = _cp_model()
         self.model = self.cp.CpModel()
-        lanes = range(cores + 1)
-        times = [costs.lane_ms(lane, cores) for lane in lanes]
-        self.length = [
-            [ms[i] + costs.dispatch_ms if math.isfinite(ms[i]) else None for ms in times] for i in range(len(dag))
-        ]
+        #: The accelerator, then the CPU lanes, then places on several of them.
+        self.places = [_Place(lane, 1) for lane in range(cores + 1)]
+        self.places += [_Place(at, w) for w in costs.widths for at in range(1, cores - w + 2)]
+        self.length = [[self._length_ms(i, place) for place in self.places] for i in range(len(dag))]
         serial = sum(min(ms for ms in row if ms is not None) for row in self.length)
         moves = sum(costs.upload.ms(size) + costs.download.ms(size) for size in dag.value_bytes)
         moves += sum(costs.upload.ms(size) for size, _ in dag.request_inputs)
-        horizon_ms = serial + moves + costs.handoff_ms * len(dag) + 1e-9
+        horizon_ms = serial + moves + (costs.handoff_ms + costs.wake_ms) * len(dag) + 1e-9
         self.tick_ms = horizon_ms / _TICKS
         self.start = [self.model.new_int_var(0, 2 * _TICKS, f"s{i}") for i in range(len(dag))]
         self.end = [self.model.new_int_var(0, 2 * _TICKS, f"e{i}") for i in range(len(dag))]
         #: Position of each operator in the order: variables if there are copies, whose order depends on it.
         self.position: Sequence[Any] = [0] * len(dag)
-        self.on = [[self._assignment(i, lane) for lane in lanes] for i in range(len(dag))]
+        self.on = [[self._assignment(i, at) for at in range(len(self.places))] for i in range(len(dag))]
         self._constrain()
 
-    def _assignment(self, i: int, lane: int) -> Any:
-        """Return the variable that is true if an operator is on a lane."""
-        literal = self.model.new_bool_var(f"x{i},{lane}")
-        if self.length[i][lane] is None:
+    def _length_ms(self, i: int, place: _Place) -> float | None:
+        """Return the time of an operator in a place with its dispatch; None if it is not supported there."""
+        costs = self.costs
+        if place.width > 1:
+            return costs.core_ms(i, place.width, self.cores) + costs.dispatch_ms + costs.wake_ms
+        ms = costs.lane_ms(place.lane, self.cores)[i]
+        return ms + costs.dispatch_ms if math.isfinite(ms) else None
+
+    def _assignment(self, i: int, at: int) -> Any:
+        """Return the variable that is true if an operator is in a place."""
+        literal = self.model.new_bool_var(f"x{i},{at}")
+        if self.length[i][at] is None:
             self.model.add(literal == 0)
         return literal
 
-    def _constrain(self) -> None:
-        """Add all constraints and the objective."""
+    def _intervals(self) -> list[list[Any]]:
+        """Add an optional interval for each operator and place; return those of each lane."""
         rows: list[list[Any]] = [[] for _ in range(self.cores + 1)]
         for i, literals in enumerate(self.on):
             self.model.add_exactly_one(literals)
-            for lane, literal in enumerate(literals):
-                ms = self.length[i][lane]
+            for at, (place, literal) in enumerate(zip(self.places, literals, strict=True)):
+                ms = self.length[i][at]
                 if ms is not None:
                     ticks = round(ms / self.tick_ms)
-                    name = f"i{i},{lane}"
-                    rows[lane].append(
-                        self.model.new_optional_interval_var(self.start[i], ticks, self.end[i], literal, name)
+                    interval = self.model.new_optional_interval_var(
+                        self.start[i], ticks, self.end[i], literal, f"i{i},{at}"
                     )
-        for row in rows:
+                    for lane in range(place.lane, place.lane + place.width):
+                        rows[lane].append(interval)
+        return rows
+
+    def _constrain(self) -> None:
+        """Add all constraints and the objective."""
+        for row in self._intervals():
             self.model.add_no_overlap(row)
         for i in range(len(self.dag)):
             for m in self.dag.predecessors[i]:
                 self._precede(m, i)
+        if len(self.places) > self.cores + 1:
+            for i, j in itertools.combinations(range(len(self.dag)), 2):
+                self._pass_cores(i, j)
         self.makespan = self.model.new_int_var(0, 2 * _TICKS, "makespan")
         for end in self.end:
             self.model.add(self.makespan >= end)
@@ -147,7 +175,7 @@ class _Model:
         ):
             self._constrain_copies()
         self.model.minimize(self.makespan)
-        if self.cores > 1:  # CPU lanes are alike: the first operator is never on lane 2
+        if self.cores > 1 and len(self.places) == self.cores + 1:  # lanes are alike: the first one is never on lane 2
             self.model.add(self.on[self.dag.topological_order[0]][1] >= self.on[self.dag.topological_order[0]][2])
 
     def _precede(self, before: int, after: int) -> None:
@@ -155,10 +183,27 @@ class _Model:
         self.model.add(self.start[after] >= self.end[before])
         delay = round(self.costs.handoff_ms / self.tick_ms)
         if delay:
-            cpu = range(1, self.cores + 1)
+            cpu = range(1, len(self.places))
             for source, target in itertools.permutations(cpu, 2):
-                together = [self.on[before][source], self.on[after][target]]
-                self.model.add(self.start[after] >= self.end[before] + delay).only_enforce_if(together)
+                if self.places[source].lane != self.places[target].lane:
+                    together = [self.on[before][source], self.on[after][target]]
+                    self.model.add(self.start[after] >= self.end[before] + delay).only_enforce_if(together)
+
+    def _pass_cores(self, i: int, j: int) -> None:
+        """Constrain two operators whose places share a core: one is first, and the other waits for the handoff."""
+        first = self.model.new_bool_var(f"c{i},{j}")
+        for a, b in itertools.product(range(1, len(self.places)), repeat=2):
+            one, other = self.places[a], self.places[b]
+            if one.lane == other.lane or not one.shares_core(other):
+                continue
+            both = [self.on[i][a], self.on[j][b]]
+            after_i, after_j = (round(self._delay_ms(place) / self.tick_ms) for place in (one, other))
+            self.model.add(self.start[j] >= self.end[i] + after_i).only_enforce_if([first, *both])
+            self.model.add(self.start[i] >= self.end[j] + after_j).only_enforce_if([first.negated(), *both])
+
+    def _delay_ms(self, place: _Place) -> float:
+        """Return how long after an operator's end another lane may use its cores."""
+        return self.costs.handoff_ms + (self.costs.wake_ms if place.width > 1 else 0.0)
 
     def _constrain_copies(self) -> None:
         """Add copies: an optional interval for each value and direction, in the order of the operators that make them.
@@ -196,8 +241,9 @@ class _Model:
     def _in_order(self, i: int, j: int, holds: Any, copies: Mapping[tuple[int, bool], Sequence[_Copy]]) -> None:
         """Add the constraints that hold if operator ``i`` precedes ``j`` in the order."""
         self.model.add(self.position[i] < self.position[j]).only_enforce_if(holds)
-        for first, second in zip(self.on[i], self.on[j], strict=True):
-            self.model.add(self.start[j] >= self.end[i]).only_enforce_if([holds, first, second])
+        for a, b in itertools.product(range(len(self.places)), repeat=2):
+            if self.places[a].shares_core(self.places[b]):
+                self.model.add(self.start[j] >= self.end[i]).only_enforce_if([holds, self.on[i][a], self.on[j][b]])
         for upload in (True, False):
             for before, after in itertools.product(copies[i, upload], copies[j, upload]):
                 both = [holds, before.made, after.made]
@@ -237,9 +283,14 @@ class _Model:
         if status not in {self.cp.OPTIMAL, self.cp.FEASIBLE}:
             raise OptionError(f"policy exact found no schedule within {limit_s:g} s")
         n = len(self.dag)
-        lanes = tuple(next(j for j, x in enumerate(self.on[i]) if solver.value(x)) for i in range(n))
+        chosen = [self.places[next(at for at, x in enumerate(self.on[i]) if solver.value(x))] for i in range(n)]
+        widths = tuple(place.width for place in chosen)
         position = {i: at for at, i in enumerate(self.dag.topological_order)}
         ordered = [solver.value(variable) for variable in self.position]
-        order = sorted(range(n), key=lambda i: (ordered[i], solver.value(self.start[i]), position[i]))
+        # Of operators that start together on a core, all but the last take no time.
+        times = [(solver.value(self.start[i]), solver.value(self.end[i])) for i in range(n)]
+        order = sorted(range(n), key=lambda i: (ordered[i], *times[i], position[i]))
         bound = solver.best_objective_bound * self.tick_ms
-        return Optimum(Schedule(tuple(order), lanes, self.cores), bound, status == self.cp.OPTIMAL)
+        lanes = tuple(place.lane for place in chosen)
+        schedule = Schedule(tuple(order), lanes, self.cores, widths=widths if max(widths) > 1 else ())
+        return Optimum(schedule, bound, status == self.cp.OPTIMAL)
