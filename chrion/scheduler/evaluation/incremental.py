@@ -9,7 +9,7 @@ each. Here a :class:`Trace` keeps the states that the run of the best schedule w
 
 After the last change, that path is the one of the best schedule itself, so that most trials end a few operators later.
 Operations on floating-point numbers are those of the full evaluation in the same order: the results are equal bit by
-bit, and tests compare them. Schedules with stages or with several accelerator lanes are evaluated in full.
+bit, and tests compare them. Schedules with stages, several accelerator lanes or wide lanes are evaluated in full.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ROUNDING = 1 + 1e-9
 
 def has_traces(schedule: Schedule) -> bool:
     """Return True if a schedule can be evaluated incrementally."""
-    return not schedule.stages and schedule.streams == 1
+    return not schedule.stages and not schedule.widths and schedule.streams == 1
 
 
 class GraphTables:

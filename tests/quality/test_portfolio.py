@@ -1,0 +1,87 @@
+"""The default policy beside the policies it starts from, and beside itself with less: it is never predicted slower."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import chrion
+from chrion import Graph, Profile
+from chrion.scheduler import POLICIES
+from chrion.scheduler.planner import Planner
+from chrion.scheduler.policies.chrion import ChrionPolicy
+from chrion.scheduler.search.alpha import Limits
+from chrion.zoo import BUILDERS, build
+from made_machines import FAMILIES, made_problem, roofline_profile
+from small_networks import SMALL
+
+#: The policies of schedules, without the exact optimum.
+CHEAP = sorted(name for name, policy in POLICIES.items() if policy.find_solutions is None and name != "exact")
+#: Recurrent networks: parameters that make them small.
+RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
+    kind: (kind, {"layers": 3, "seq": 12, "chunk": 4, "io": 64, "batch": 1}) for kind in ("lstm", "gru", "rnn")
+}
+RECURRENT["lstm, bidirectional"] = ("lstm", {"layers": 3, "seq": 12, "io": 64, "batch": 1, "bidirectional": True})
+RECURRENT["lstm, folded"] = ("lstm", {"layers": 4, "seq": 24, "chunk": 24, "io": 64, "batch": 1})
+NETWORKS = {**{name: (name, parameters) for name, (parameters, _) in SMALL.items()}, **RECURRENT}
+CORES = 4
+
+
+def latency_ms(graph: Graph, profile: Profile, policy: str = "chrion", **options: Any) -> float:
+    """Return the predicted latency of a plan."""
+    return Planner(graph, profile, policy, **options).plan(Limits()).predicted.latency_ms
+
+
+def test_the_whole_zoo_is_covered() -> None:
+    """Every kind of network that the zoo builds is planned here."""
+    assert {kind for kind, _ in NETWORKS.values()} == set(BUILDERS)
+
+
+@pytest.mark.parametrize("accelerator", [False, True], ids=["cores", "accelerator"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_no_policy_is_predicted_faster_on_a_network_of_the_zoo(name: str, *, accelerator: bool) -> None:
+    """Neither a cheap policy nor the default one with fewer cores, one stream or no accelerator is faster."""
+    graph = chrion.load(build(*NETWORKS[name]))
+    profile = roofline_profile(graph, CORES, accelerator=accelerator)
+    planner = Planner(graph, profile)
+    own = planner.plan(Limits()).predicted.latency_ms
+    for policy in CHEAP:
+        if accelerator or policy != "accelerator":
+            assert own <= latency_ms(graph, profile, policy) + 1e-9, policy
+    assert own <= latency_ms(graph, profile, cores=2) + 1e-9
+    if accelerator:
+        assert own <= latency_ms(graph, profile, streams=1) + 1e-9
+        assert own <= latency_ms(graph, roofline_profile(graph, CORES, accelerator=False)) + 1e-9
+        assert_alpha_and_budget_are_monotone(planner)
+
+
+def assert_alpha_and_budget_are_monotone(planner: Planner) -> None:
+    """Check plans of one machine: a larger alpha never gives less latency or more memory, nor a smaller budget."""
+    whole = planner.plan(Limits()).predicted
+    for share in (0.3, 0.6, 1.0):
+        limits = Limits(None, share * whole.resident_mb)
+        plans = [planner.plan(limits, alpha).predicted for alpha in (0.0, 0.01, 0.1, 1.0, 10.0)]
+        assert [p.latency_ms for p in plans] == sorted(p.latency_ms for p in plans)
+        assert [p.resident_mb for p in plans] == sorted((p.resident_mb for p in plans), reverse=True)
+        assert whole.latency_ms <= plans[0].latency_ms
+
+
+@pytest.mark.parametrize("weights", [False, True], ids=["no weights", "weights"])
+@pytest.mark.parametrize("streams", [0, 1, 2], ids=["cores", "one stream", "two streams"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_policy_is_predicted_faster_on_random_graphs(family: str, streams: int, *, weights: bool) -> None:
+    """The same on random graphs of 20 to 90 operators, with and without weights, accelerator and streams."""
+    for seed, n in enumerate((20, 45, 90)):
+        dag, costs = made_problem(
+            family, n, 3, seed, accelerator=bool(streams), weights=weights, streams=max(1, streams)
+        )
+        own = ChrionPolicy(dag, costs)(0.0).timeline.latency_ms
+        for policy in CHEAP:
+            if streams or policy != "accelerator":
+                other = POLICIES[policy].make_solver(dag, costs)(0.0).timeline.latency_ms
+                assert own <= other + 1e-9, (policy, n)
+        smaller = [(2, streams), *([(3, 0), (3, 1)] if streams else [])]
+        for cores, fewer in smaller:
+            limited = ChrionPolicy(dag, costs.limited_to(cores, fewer))(0.0)
+            assert own <= limited.timeline.latency_ms + 1e-9, (cores, fewer, n)
