@@ -1,31 +1,75 @@
-"""Measure the time that the paper's algorithms take to plan the paper's LSTM and random layered graphs for 16 cores.
+"""Measure the CPU time and the memory that planning takes, on models and on random layered graphs.
 
-    python scripts/bench_planner.py
+    python scripts/bench_planner.py            # the paper's algorithms, then the default policy
+    python scripts/bench_planner.py --only 10000
 
-Prints a table and writes no file; takes about a minute. The graphs have 1 000 to 100 000 operators. The last column is
-the growth of the time from the line above, divided by the growth of n log n: planning grows no faster than n log n
-where it is about 1 or below.
+Prints two tables and writes no file; takes about three minutes. Each line is measured in a process of its own, whose
+peak memory includes the libraries and the graph. Times are CPU times, which other work on the machine changes little.
+The last column is the growth of the time from the line above, divided by the growth of n log n: planning grows no
+faster than n log n where it is about 1 or below.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import multiprocessing
 import random
+import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 
 from chrion.graph import Dag, load
 from chrion.profiler import CopyCost, Costs, OperatorMemory, uniform_costs
+from chrion.scheduler.policies.chrion import PortfolioSearch
 from chrion.scheduler.policies.device_selection import select_devices
 from chrion.scheduler.policies.orders import hybrid_order
 from chrion.zoo import build
 
-CORES = 16
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A graph and a machine to plan for."""
+
+    name: str
+    #: Number of operators; 0 for the paper's LSTM.
+    operators: int
+    cores: int
+    accelerator: bool = True
+
+    def problem(self) -> tuple[Dag, Costs]:
+        """Return the graph and its costs."""
+        if self.operators:
+            dag, costs = layered_graph(self.operators, self.cores)
+        else:
+            dag = load(build("lstm-baseline")).dag
+            costs = uniform_costs(dag, accelerator_ms=0.05, cpu_ms=[0.3 * (1 + 0.1 * j) for j in range(self.cores)])
+            costs = replace(costs, upload=CopyCost(0.01, 1e-7), download=CopyCost(0.01, 1e-7), handoff_ms=0.002)
+        return dag, costs if self.accelerator else costs.without_accelerator()
 
 
-def layered_graph(n: int, layers: int = 100, fan_in: int = 3, seed: int = 0) -> tuple[Dag, Costs]:
+PAPER = (
+    Case("paper's LSTM", 0, 16),
+    *(Case("layered", n, 16) for n in (1_000, 10_000, 30_000, 100_000)),
+)
+DEFAULT = (
+    Case("paper's LSTM", 0, 12),
+    Case("layered", 1_000, 16),
+    Case("layered", 2_000, 16),
+    Case("layered", 2_100, 16),
+    Case("layered", 10_000, 16),
+    Case("layered", 19_900, 16),
+    Case("layered", 20_100, 16),
+    Case("layered", 100_000, 16),
+    Case("layered, cores only", 100_000, 2, accelerator=False),
+)
+
+
+def layered_graph(n: int, cores: int, layers: int = 100, fan_in: int = 3, seed: int = 0) -> tuple[Dag, Costs]:
     """Return a random layered graph and random costs.
 
     Every operator reads ``fan_in`` operators of the preceding layer and one of any earlier layer.
@@ -43,40 +87,67 @@ def layered_graph(n: int, layers: int = 100, fan_in: int = 3, seed: int = 0) -> 
     one_core = [rng.uniform(0.1, 3.0) for _ in range(n)]
     costs = Costs(
         accelerator_ms=tuple(rng.uniform(0.1, 1.0) for _ in range(n)),
-        cpu_ms=tuple(tuple(ms * (1 + 0.1 * j) for ms in one_core) for j in range(CORES)),
+        cpu_ms=tuple(tuple(ms * (1 + 0.1 * j) for ms in one_core) for j in range(cores)),
         memory=tuple(OperatorMemory(outputs_mb=rng.random()) for _ in range(n)),
         upload=CopyCost(0.01, 1e-7),
         download=CopyCost(0.01, 1e-7),
+        handoff_ms=0.002,
+        dispatch_ms=0.005,
     )
     return dag, costs
 
 
-def planning_s(dag: Dag, costs: Costs) -> float:
-    """Return the time of Algorithms 1 and 2 together in seconds: the median of three runs."""
-    return statistics.median(
-        _time_s(lambda: select_devices(dag, costs, hybrid_order(dag, costs), 0.1)) for _ in range(3)
-    )
+def measure_paper(case: Case) -> tuple[float, float, str]:
+    """Return the CPU time of Algorithms 1 and 2 in seconds, the median of three runs, and the peak memory in MB."""
+    dag, costs = case.problem()
+    runs = [_cpu_s(lambda: select_devices(dag, costs, hybrid_order(dag, costs), 0.1)) for _ in range(3)]
+    return statistics.median(runs), _peak_mb(), ""
 
 
-def _time_s(action: Callable[[], object]) -> float:
-    before = time.perf_counter()
+def measure_default(case: Case) -> tuple[float, float, str]:
+    """Return the CPU time of the default policy in seconds, the peak memory in MB, and the latency it predicts."""
+    dag, costs = case.problem()
+    found: list[PortfolioSearch] = []
+    seconds = _cpu_s(lambda: found.append(PortfolioSearch({None: (dag, costs)})))
+    best_ms = min(solution.timeline.latency_ms for solution in found[0].solutions[None])
+    return seconds, _peak_mb(), f"{best_ms:.1f} ms"
+
+
+def _cpu_s(action: Callable[[], object]) -> float:
+    before = time.process_time()
     action()
-    return time.perf_counter() - before
+    return time.process_time() - before
+
+
+def _peak_mb() -> float:
+    scale = 1e6 if sys.platform == "darwin" else 1e3
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale
+
+
+def print_table(title: str, cases: tuple[Case, ...], measure: Callable[[Case], tuple[float, float, str]]) -> None:
+    """Measure cases, each in a new process, and print them."""
+    print(f"{title}\n{'graph':<20} {'operators':>9} {'cores':>5} {'CPU s':>7} {'MB':>6} {'growth':>7}  predicted")
+    before: tuple[int, float] | None = None
+    for case in cases:
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            seconds, peak_mb, predicted = pool.submit(measure, case).result()
+        n = case.operators
+        growth = ""
+        if before and n > before[0] and case.accelerator:
+            growth = f"{seconds / before[1] / (n * math.log(n) / (before[0] * math.log(before[0]))):.2f}"
+        print(f"{case.name:<20} {n or '':>9} {case.cores:>5} {seconds:>7.2f} {peak_mb:>6.0f} {growth:>7}  {predicted}")
+        before = (n, seconds) if n else None
 
 
 def main() -> None:
-    """Print the table."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    lstm = load(build("lstm-baseline")).dag
-    costs = uniform_costs(lstm, accelerator_ms=0.05, cpu_ms=[0.3 * (1 + 0.1 * j) for j in range(CORES)])
-    print(f"paper's LSTM, {len(lstm)} operators, k = {CORES}: {planning_s(lstm, costs):.3f} s")
-    print(f"{'operators':>10} {'seconds':>8} {'growth / n log n':>20}")
-    before = None
-    for n in (1_000, 10_000, 30_000, 100_000):
-        seconds = planning_s(*layered_graph(n))
-        growth = seconds / before[1] / (n * math.log(n) / (before[0] * math.log(before[0]))) if before else None
-        print(f"{n:>10} {seconds:>8.2f} {'' if growth is None else format(growth, '>20.2f')}")
-        before = (n, seconds)
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", type=int, metavar="N", help="measure the default policy at this number of operators")
+    only = parser.parse_args().only
+    if only is None:
+        print_table("Algorithms 1 and 2", PAPER, measure_paper)
+        print()
+    print_table("Default policy", tuple(c for c in DEFAULT if only in {None, c.operators}), measure_default)
 
 
 if __name__ == "__main__":

@@ -44,9 +44,11 @@ _DESCENTS = 3
 _REFINED = 8
 #: Operators evaluated to improve the fastest solutions of one machine, each in each pass; in all descents; and in all
 #: refinements together.
-_FASTEST_WORK = 20_000
-_DESCENT_WORK = 40_000
-_REFINEMENT_WORK = 30_000
+_FASTEST_WORK = 15_000
+_DESCENT_WORK = 25_000
+_REFINEMENT_WORK = 20_000
+#: Solutions that are collected before those that are of no use are dropped.
+_MOST_COLLECTED = 16
 #: Initial solutions slower than this, relative to the fastest known solution, are not improved.
 _PROMISING = 1.05
 
@@ -105,7 +107,7 @@ class PortfolioSearch:
             initial = InitialSolutions(facts, limited, by_units_only=chunk is not None)
             searches[chunk] = LocalSearch(initial.problem, facts.groups.members, facts.units)
             inherited = [solution for solutions in smaller for solution in solutions[chunk]]
-            fresh[chunk] = list(initial.make(_alphas(self._scale, len(dag))))
+            fresh[chunk] = _useful(initial.make(_alphas(self._scale, len(dag))))
             known[chunk] = undominated([*inherited, *fresh[chunk]])
         large = max(len(dag) for dag, _ in self._variants.values()) > LARGE
         for chunk, solution in _fastest(smaller, fresh)[: 1 if large else None]:
@@ -170,6 +172,21 @@ def _fastest(
         for solution in ranked[chunk]
         if solution.timeline.latency_ms <= _PROMISING * best_ms
     ]
+
+
+def _useful(solutions: Iterable[Solution]) -> list[Solution]:
+    """Return the solutions that none dominates, and the fastest ones of different latencies.
+
+    The others are not collected, since solutions of large graphs take much memory.
+    """
+    found: list[Solution] = []
+    for solution in solutions:
+        found.append(solution)
+        if len(found) > _MOST_COLLECTED:
+            fastest = _different(sorted(found, key=partial(preference, 0.0)))[:_IMPROVED]
+            kept = {id(s) for s in (*undominated(found), *fastest)}
+            found = [s for s in found if id(s) in kept]
+    return found
 
 
 def undominated(solutions: Iterable[Solution]) -> list[Solution]:

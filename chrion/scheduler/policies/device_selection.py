@@ -50,33 +50,33 @@ def select_devices(dag: Dag, costs: Costs, order: Sequence[int], alpha: float) -
     Raises:
         ScheduleError: There is neither an accelerator that runs every operator nor a CPU core.
     """
-    return DeviceSelector(dag, costs, order).select(costs, alpha)
+    return DeviceSelector(dag, costs).select(costs, order, alpha)
 
 
 class DeviceSelector:
-    """Algorithm 2 for one order, on a machine and on the smaller machines within it.
-
-    A smaller machine has the same selections for its numbers of cores, so each is made once.
+    """Algorithm 2 on a machine and on the smaller machines within it.
 
     Args:
         dag: The graph.
         costs: W, M, C and b of the machine.
-        order: O.
+        remember: Make each selection once: a smaller machine has the same selections for its numbers of cores.
     """
 
-    def __init__(self, dag: Dag, costs: Costs, order: Sequence[int]) -> None:
-        self._dag, self._table, self._order = dag, _EdgeTable(dag, costs), order
-        self._known: dict[tuple[bool, int, float], Selection] = {}
+    def __init__(self, dag: Dag, costs: Costs, *, remember: bool = False) -> None:
+        self._dag, self._table = dag, _EdgeTable(dag, costs)
+        self._known: dict[tuple[Sequence[int], bool, int, float], Selection] | None = {} if remember else None
 
-    def select(self, costs: Costs, alpha: float) -> Selection:
+    def select(self, costs: Costs, order: Sequence[int], alpha: float) -> Selection:
         """Return Algorithm 2's result for the costs on the machine or a smaller one; see :func:`select_devices`."""
-        selections = [self._select(costs, cores, alpha) for cores in usable_counts(costs)]
+        selections = (self._select(costs, order, alpha, cores) for cores in usable_counts(costs))
         return min(selections, key=lambda s: s.cost(alpha))
 
-    def _select(self, costs: Costs, cores: int, alpha: float) -> Selection:
-        key = costs.accelerator_ms is not None, cores, alpha
+    def _select(self, costs: Costs, order: Sequence[int], alpha: float, cores: int) -> Selection:
+        if self._known is None:
+            return _select(self._dag, costs, self._table, order, alpha, cores)
+        key = tuple(order), costs.accelerator_ms is not None, cores, alpha
         if key not in self._known:
-            self._known[key] = _select(self._dag, costs, self._table, self._order, alpha, cores)
+            self._known[key] = _select(self._dag, costs, self._table, order, alpha, cores)
         return self._known[key]
 
 

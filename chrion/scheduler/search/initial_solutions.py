@@ -21,10 +21,11 @@ Pipelines and branches are tried with every tile length that is a power of two.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 from chrion.graph.dag import Dag
+from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.solution import Problem, Solution
 from chrion.scheduler.policies.cpop import cpop
@@ -56,13 +57,13 @@ class GraphFacts:
     """
 
     def __init__(self, dag: Dag, costs: Costs) -> None:
-        self.dag, self._costs = dag, costs
+        self.dag = dag
+        self._selector = DeviceSelector(dag, costs, remember=len(dag) <= LARGE)
         self.groups: Groups = group_operators(dag, costs)
         #: Operators that stay in one segment wherever they are placed; None if the schedule determines the segments.
         #: The steps of a layer are alike, so segments of one step each share one session and its packed weights.
         self.units = self.groups.units if self.groups.steps > 1 else None
         self._tilings: dict[int, tuple[list[int], list[int]]] = {}
-        self._selectors: dict[tuple[int, ...], DeviceSelector] = {}
 
     def tiling(self, steps: int) -> tuple[list[int], list[int]]:
         """Return the order and the labels of tiles of so many steps; see :func:`tile_order`."""
@@ -72,9 +73,7 @@ class GraphFacts:
 
     def select_devices(self, costs: Costs, order: tuple[int, ...], alpha: float) -> Schedule:
         """Return the paper's device selection for the costs on the whole machine or a smaller one."""
-        if order not in self._selectors:
-            self._selectors[order] = DeviceSelector(self.dag, self._costs, order)
-        return self._selectors[order].select(costs, alpha).schedule
+        return self._selector.select(costs, order, alpha).schedule
 
     @cached_property
     def nimble_streams(self) -> list[int]:
@@ -136,8 +135,8 @@ class InitialSolutions:
     def _by_device_selection(self, alphas: Sequence[float]) -> Iterator[Solution]:
         """Yield the paper's device selection."""
         dag, costs = self.problem.dag, self.problem.costs
-        for alpha in alphas:
-            schedule = self.facts.select_devices(costs, self._order, alpha)
+        schedules = (self.facts.select_devices(costs, self._order, alpha) for alpha in alphas)
+        for schedule in _up_to_cpu(schedules):
             yield from self._as_it_stands_and_by_units(schedule, "greedy")
         if len(dag) <= LARGE and not self._by_units_only:
             for order in self.facts.plain_orders:
@@ -147,8 +146,8 @@ class InitialSolutions:
         """Yield HEFT, which ranks operators once for all alphas."""
         lanes = self._lanes
         order = by_rank(self.problem.dag, upward_ranks(lanes))
-        for alpha in alphas:
-            yield from self._as_it_stands_and_by_units(place_by_finish(lanes, order, alpha), "heft")
+        for schedule in _up_to_cpu(place_by_finish(lanes, order, alpha) for alpha in alphas):
+            yield from self._as_it_stands_and_by_units(schedule, "heft")
 
     def _offloaded(self) -> Iterator[Solution]:
         """Yield placements of weight groups for increasing amounts of accelerator memory."""
@@ -249,6 +248,21 @@ class InitialSolutions:
         order = unit_order(problem.dag, units, schedule.order) or schedule.order
         by_units = Schedule(tuple(order), tuple(lanes), schedule.cores, schedule.streams)
         yield problem.evaluate(by_units, self._unit_labels, f"{origin}, step by step")
+
+
+def _up_to_cpu(schedules: Iterable[Schedule]) -> Iterator[Schedule]:
+    """Yield the different ones of a policy's schedules for ascending prices of memory.
+
+    Once a schedule leaves the accelerator empty, a greedy policy makes the same one for every higher price: at each
+    operator, the accelerator is only more expensive.
+    """
+    before = None
+    for schedule in schedules:
+        if schedule != before:
+            yield schedule
+        if not any(map(is_accelerator_lane, schedule.lanes)):
+            return
+        before = schedule
 
 
 def preference(alpha: float, solution: Solution) -> tuple[float, int]:
