@@ -60,8 +60,19 @@ def test_element_types_and_kinds_of_arithmetic_have_rates_of_their_own() -> None
 
 
 def test_the_steps_of_a_recurrent_operator_are_launches() -> None:
-    """96 steps that depend on each other cost 96 launches."""
-    assert accelerator_ms(NodeWork(steps=96), GPU) == pytest.approx(0.48)
+    """96 steps that depend on each other cost 96 launches, and those of the operator itself."""
+    cell = NodeWork(products=(Product(0, 1), Product(0, 1)), steps=96)
+    assert accelerator_ms(cell, GPU) == pytest.approx(0.005 * (96 + datasheet.RECURRENT_LAUNCHES))
+
+
+def test_the_cell_of_the_paper_takes_about_as_long_as_published() -> None:
+    """Table 6: 1152 LSTM cells of batch 8 and width 64 take 59.4 ms on a GTX 1080 Ti."""
+    part = known_parts()["gtx-1080-ti"]
+    assert isinstance(part, Accelerator)
+    weights = 2 * 4 * 64 * 64
+    flops = 2.0 * weights * 8
+    cell = NodeWork(products=(Product(flops / 2, 8), Product(flops / 2, 8)), traffic=4.0 * weights)
+    assert 1152 * accelerator_ms(cell, part) == pytest.approx(59.4, rel=0.1)
 
 
 @pytest.mark.parametrize(
