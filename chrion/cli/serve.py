@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from chrion.cli.console import note
 from chrion.cli.options import GpuBudgetOption
-from chrion.devices import CPU_PROVIDER, usable_provider
 from chrion.errors import OptionError
 from chrion.manager import ManagerPolicies
-from chrion.manager.records import ACCELERATOR
 from chrion.units import parse_duration_ms, parse_size_mb
 
 _LIBRARIES = ("starlette", "uvicorn", "grpc", "h11", "prometheus_client")
@@ -53,6 +52,13 @@ def serve(
     request_memory: Annotated[str, typer.Option(metavar="1GB", help="Memory of all requests in flight.")] = "1GB",
     max_waiting: Annotated[int, typer.Option(min=1, metavar="N", help="Requests that wait at the same time.")] = 1024,
     max_connections: Annotated[int, typer.Option(min=1, metavar="N", help="Connections of each protocol.")] = 1024,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Serve from replicas on a Ray cluster: an address, auto, or local."),
+    ] = None,
+    replicas: Annotated[
+        str, typer.Option(metavar="N", help="Replicas with --ray: a number, MIN..MAX by load, or nodes.")
+    ] = "nodes",
     drain: Annotated[str, typer.Option(metavar="30s", help="Time for requests in flight at the end.")] = "30s",
     token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Require the bearer token in a file.")] = None,
     tls_certificate: Annotated[Path | None, typer.Option(metavar="PEM", help="Certificate chain.")] = None,
@@ -67,23 +73,20 @@ def serve(
         policies, scenario_bytes = options.scenario_policies(scenario)
     if (tls_certificate is None) != (tls_key is None):
         raise OptionError("--tls-certificate and --tls-key: expected both or none")
-    provider = _provider(accelerator or ("auto" if gpu_budget or scenario else "none"))
-    gpu_mb = parse_size_mb(gpu_budget, "--gpu-budget") if gpu_budget else scenario_bytes / 1e6
-    if gpu_budget and not provider:
-        raise OptionError("--gpu-budget: there is no accelerator", hint="chrion devices shows what works")
-    if provider and not gpu_mb:
-        raise OptionError("--accelerator: the memory for models is unknown", hint="add --gpu-budget or --scenario")
-    memory_mb = parse_size_mb(memory_budget, "--memory-budget") if memory_budget else None
-    budgets = options.default_budgets(gpu_mb, memory_mb)
-    if not provider:
-        budgets.pop(ACCELERATOR, None)
+    if replicas != "nodes" and not ray:
+        raise OptionError("--replicas: only with --ray")
+    names, routing = options.parse_routing(policy_names, scenario) if ray else (policy_names, None)
+    devices = options.DeviceOptions(
+        accelerator or ("auto" if gpu_budget or scenario else "none"),
+        parse_size_mb(gpu_budget, "--gpu-budget") if gpu_budget else scenario_bytes / 1e6,
+        parse_size_mb(memory_budget, "--memory-budget") if memory_budget else None,
+        needs_gpu=gpu_budget is not None,
+    )
     checked = options.ServerOptions(
         repository=repository,
         http=options.parse_address(http, "--http"),
         grpc=None if grpc == "none" else options.parse_address(grpc, "--grpc"),
-        budgets=budgets,
-        policies=options.parse_policies(policy_names, policies),
-        provider=provider,
+        policies=options.parse_policies(names, policies),
         control=model_control,
         load=tuple(load_model or ()),
         poll_s=parse_duration_ms(poll, "--poll") / 1000,
@@ -95,6 +98,13 @@ def serve(
         token=read_token(token_file) if token_file else "",
         tls=(tls_certificate, tls_key) if tls_certificate and tls_key else None,
     )
+    if ray and routing:
+        cluster = options.ClusterOptions(ray, devices, routing, options.parse_replicas(replicas))
+        run_ray = _ray_runner()
+        logs.set_up_logs()
+        run_ray(checked, cluster, note)
+        return
+    checked = devices.applied_to(checked)
     logs.set_up_logs()
     run.run(checked, note)
 
@@ -110,9 +120,19 @@ def require_libraries(command: str) -> None:
         raise OptionError(f"{command}: {missing[0]} is not installed", hint="pip install 'chrion[serve]'")
 
 
-def _provider(name: str) -> tuple[str, dict[str, Any]] | None:
-    found = usable_provider(name)
-    return (found, {}) if found and found != CPU_PROVIDER else None
+def _ray_runner() -> Callable[..., None]:
+    """Return the function that serves on a Ray cluster.
+
+    Raises:
+        OptionError: Ray Serve is not installed.
+    """
+    try:
+        from ray import serve  # noqa: F401, PLC0415 - needs the extra
+    except ImportError as error:
+        raise OptionError(f"--ray: {error.name} is not installed", hint="pip install 'chrion[ray,serve]'") from error
+    from chrion.server import ray_serve  # noqa: PLC0415 - needs the extra
+
+    return ray_serve.run
 
 
 def read_token(path: Path) -> str:

@@ -177,6 +177,17 @@ def route_resident_first(
     return home if outstanding[home] < outstanding[least_loaded] + spill else least_loaded
 
 
+def soonest(servers: Sequence[int], load_wait_ms: Sequence[float]) -> list[int]:
+    """Return the servers on which a load can start first, of those given.
+
+    Args:
+        servers: Indices of servers, at least one.
+        load_wait_ms: Time until a further load can start, for each server.
+    """
+    first = min(load_wait_ms[server] for server in servers)
+    return [server for server in servers if load_wait_ms[server] <= first]
+
+
 def order_fifo(waiting: WaitingModel) -> float:
     """Order waiting models by the arrival of their first request."""
     return waiting.oldest_ms

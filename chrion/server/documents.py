@@ -98,22 +98,20 @@ def model_statistics(core: ServingCore, served: Served) -> dict[str, Any]:
 
 
 def repository_index(
-    core: ServingCore, found: dict[tuple[str, str], ServedVersion | BadVersion], *, ready: bool
+    core: ServingCore, found: dict[tuple[str, str], ServedVersion | BadVersion]
 ) -> list[dict[str, str]]:
     """Return the state of every version of the repository.
 
     Args:
         core: The server.
         found: The versions in the repository.
-        ready: Whether to leave out versions that cannot be served.
     """
     index = []
     for key in sorted(found.keys() | core.models.keys()):
         served, entry = core.models.get(key), found.get(key)
         reason = served.failure if served else entry.reason if isinstance(entry, BadVersion) else "unloaded"
         state = READY if served and core.is_ready(served) else UNAVAILABLE
-        if state == READY or not ready:
-            index.append({"name": key[0], "version": key[1], "state": state, "reason": reason})
+        index.append({"name": key[0], "version": key[1], "state": state, "reason": reason})
     return index
 
 

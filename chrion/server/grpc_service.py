@@ -173,7 +173,7 @@ class GrpcService:
         return {"model_stats": await self._target.statistics(request.name, request.version)}
 
     async def _repository_index(self, request: Any) -> dict[str, Any]:
-        return {"models": await self._target.index(ready=request.ready)}
+        return {"models": await self._target.index(documents.READY if request.ready else "")}
 
     async def _load(self, request: Any) -> dict[str, Any]:
         if any(name == "config" or name.startswith("file:") for name in request.parameters):

@@ -9,12 +9,14 @@ from typing import Any
 
 import psutil
 
+from chrion.devices import CPU_PROVIDER, usable_provider
 from chrion.errors import OptionError
 from chrion.manager import ManagerPolicies
-from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER
+from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
 from chrion.manager.records import ACCELERATOR, HOST
 from chrion.server.catalogue import CONTROL_MODES
 from chrion.simulator.scenario import find_scenario
+from chrion.simulator.settings import PolicySpec
 
 #: Share of the free host memory that models may use by default.
 _HOST_SHARE = 0.5
@@ -102,7 +104,85 @@ def scenario_policies(name: str) -> tuple[ManagerPolicies, int]:
     )
 
 
-def default_budgets(gpu_mb: float | None, memory_mb: float | None) -> dict[str, int]:
-    """Return the budgets by device; the host's is half of its free memory by default."""
-    host = round(memory_mb * 1e6) if memory_mb else round(psutil.virtual_memory().available * _HOST_SHARE)
-    return {HOST: host} | ({ACCELERATOR: round(gpu_mb * 1e6)} if gpu_mb else {})
+def parse_routing(text: str, scenario: str | None) -> tuple[str, PolicySpec]:
+    """Return the names of a ``--policy`` without that of a routing policy, and the routing policy.
+
+    Args:
+        text: Names separated by commas.
+        scenario: A scenario whose routing policy is used if the names have none.
+
+    Raises:
+        ScenarioError: The scenario is invalid.
+        OptionError: Two names are of routing policies.
+    """
+    names = [part.strip() for part in text.split(",")]
+    routing = [name for name in names if name in ROUTING]
+    if len(routing) > 1:
+        raise OptionError(f"--policy: two policies for routing: {routing[1]!r}", hint=f"routing: {', '.join(ROUTING)}")
+    policies = find_scenario(scenario).build().policies if scenario else PolicySpec()
+    if routing:
+        policies = replace(policies, routing=routing[0])
+    return ",".join(name for name in names if name not in ROUTING), policies
+
+
+def parse_replicas(text: str) -> tuple[int, int]:
+    """Return the least and the greatest number of replicas of ``N`` or ``MIN..MAX``; both 0 for ``nodes``.
+
+    Raises:
+        OptionError: The text has another form.
+    """
+    if text == "nodes":
+        return 0, 0
+    least, dots, most = text.partition("..")
+    numbers = [int(part) for part in (least, most if dots else least) if part.isascii() and part.isdigit()]
+    if len(numbers) != 2 or not 0 < numbers[0] <= numbers[1] <= 1000:
+        raise OptionError(f"--replicas {text!r}: expected nodes, a number, or MIN..MAX", hint="for example 2..8")
+    return numbers[0], numbers[1]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOptions:
+    """What decides about the accelerator and the budgets of a machine."""
+
+    #: As ``--accelerator`` takes it; ``auto`` for the first that works.
+    accelerator: str = "none"
+    #: Memory for models in MB. Without an accelerator the first is ignored; None for half of the free host memory.
+    gpu_mb: float = 0.0
+    memory_mb: float | None = None
+    #: Whether to refuse machines without an accelerator.
+    needs_gpu: bool = False
+
+    def applied_to(self, options: ServerOptions, *, replicas: int = 1) -> ServerOptions:
+        """Return options with the accelerator and the budgets of this machine.
+
+        Args:
+            options: The other options.
+            replicas: Servers on this machine that share its host memory.
+
+        Raises:
+            ProviderError: The accelerator does not work.
+            OptionError: There is none but one is needed, or the memory for models on it is unknown.
+        """
+        found = usable_provider(self.accelerator)
+        free_mb = psutil.virtual_memory().available * _HOST_SHARE / replicas / 1e6
+        budgets = {HOST: round((self.memory_mb or free_mb) * 1e6)}
+        if found is None or found == CPU_PROVIDER:
+            if self.needs_gpu:
+                raise OptionError("--gpu-budget: there is no accelerator", hint="chrion devices shows what works")
+            return replace(options, budgets=budgets, provider=None)
+        if not self.gpu_mb:
+            hint = "add --gpu-budget or --scenario"
+            raise OptionError("--accelerator: the memory for models is unknown", hint=hint)
+        return replace(options, budgets=budgets | {ACCELERATOR: round(self.gpu_mb * 1e6)}, provider=(found, {}))
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """What decides about the replicas on a Ray cluster."""
+
+    #: The address of the cluster, ``auto`` for the one of this machine, or ``local`` for a new one on this machine.
+    address: str
+    devices: DeviceOptions
+    routing: PolicySpec = field(default_factory=PolicySpec)
+    #: Least and greatest number of replicas; 0 for one on each node or GPU.
+    replicas: tuple[int, int] = (0, 0)

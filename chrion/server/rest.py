@@ -185,7 +185,7 @@ class RestService:
 
     async def _index(self, request: Request) -> Response:
         body = await self._json(request)
-        return JSONResponse(await self._target.index(ready=body.get("ready", False) is True))
+        return JSONResponse(await self._target.index(documents.READY if body.get("ready", False) is True else ""))
 
     async def _load(self, request: Request) -> Response:
         body = await self._json(request)

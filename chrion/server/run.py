@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import uvicorn
@@ -25,7 +25,7 @@ from chrion.server.grpc_service import start_grpc
 from chrion.server.openai_service import OpenAiService
 from chrion.server.options import ServerOptions
 from chrion.server.rest import RestService
-from chrion.server.target import LocalTarget
+from chrion.server.target import LocalTarget, Target
 
 log = logging.getLogger("chrion.server")
 
@@ -73,12 +73,50 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
     core = ServingCore(manager, cores, slots=slots, provider=options.provider, request_bytes=options.request_bytes)
     catalogue = Catalogue(options.repository, core, options.control, accelerator=options.provider is not None)
     target = LocalTarget(core, catalogue)
-    listener = _listen(*options.http)
+    pollers: list[asyncio.Task[None]] = []
+
+    async def begin() -> str:
+        core.start()
+        await catalogue.start(options.load)
+        if options.control == "poll":
+            pollers.append(asyncio.create_task(catalogue.poll_forever(options.poll_s)))
+        return f"{len(core.models)} models"
+
+    async def end() -> None:
+        for poller in pollers:
+            poller.cancel()
+        await core.close(options.drain_s)
+        await asyncio.to_thread(drain_generators, list(generators.values()), options.drain_s)
+
     generation = OpenAiService(generators) if generators else None
+    await answer_until_stopped(options, target, begin, end, announce, generation)
+
+
+async def answer_until_stopped(  # noqa: PLR0913, PLR0917 - what a server has
+    options: ServerOptions,
+    target: Target,
+    begin: Callable[[], Awaitable[str]],
+    end: Callable[[], Awaitable[None]],
+    announce: Callable[[str], None],
+    generation: OpenAiService | None = None,
+) -> None:
+    """Answer requests of both protocols until SIGTERM or SIGINT.
+
+    Args:
+        options: The options.
+        target: The models.
+        begin: Makes the models ready, and returns what is served, in words.
+        end: Refuses new requests, and ends those in flight.
+        announce: Called with the addresses once requests can be served.
+        generation: The models that generate, if there are some.
+
+    Raises:
+        OptionError: An address cannot be bound, or a TLS file is invalid.
+    """
+    listener = _listen(*options.http)
     rest = RestService(target, body_bytes=options.body_bytes, token=options.token, generation=generation)
     web = _web_server(options, rest.app)
-    core.start()
-    await catalogue.start(options.load)
+    what = await begin()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -90,18 +128,14 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
             stack.push_async_callback(grpc_server.stop, 1.0)
             addresses.append(f"grpc://{_text((options.grpc[0], port))}")
         running = asyncio.create_task(web.serve(sockets=[listener]))
-        poller = asyncio.create_task(catalogue.poll_forever(options.poll_s)) if options.control == "poll" else None
         waiting = asyncio.create_task(stop.wait())
         while not web.started and not running.done():  # noqa: ASYNC110 - uvicorn has no event for it
             await asyncio.sleep(0.01)
-        announce(f"serving {len(core.models)} models at {' and '.join(addresses)}")
+        announce(f"serving {what} at {' and '.join(addresses)}")
         await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
-        log.info("draining", extra={"fields": {"pending": core.manager.pending}})
-        if poller:
-            poller.cancel()
+        log.info("draining", extra={"fields": {"pending": (await target.health())["pending"]}})
         waiting.cancel()
-        await core.close(options.drain_s)
-        await asyncio.to_thread(drain_generators, list(generators.values()), options.drain_s)
+        await end()
         web.should_exit = True
         await running
     log.info("stopped")

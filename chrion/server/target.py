@@ -64,8 +64,8 @@ class Target(Protocol):
     async def statistics(self, name: str, version: str) -> list[dict[str, Any]]:
         """Return the statistics of a model's versions, or with an empty name of all models."""
 
-    async def index(self, *, ready: bool) -> list[dict[str, str]]:
-        """Return the state of every version of the repository; with ``ready``, of those that can be served."""
+    async def index(self, state: str) -> list[dict[str, str]]:
+        """Return the versions of the repository with a state, ``READY`` for example, or all of them."""
 
     async def load(self, name: str) -> None:
         """Serve all versions of a model."""
@@ -149,9 +149,10 @@ class LocalTarget:
             if name in ("", own) and version in ("", number)
         ]
 
-    async def index(self, *, ready: bool) -> list[dict[str, str]]:
-        """Return the state of every version of the repository."""
-        return documents.repository_index(self._core, self._catalogue.found, ready=ready)
+    async def index(self, state: str) -> list[dict[str, str]]:
+        """Return the versions of the repository with a state, or all of them."""
+        index = documents.repository_index(self._core, self._catalogue.found)
+        return [entry for entry in index if state in ("", entry["state"])]
 
     async def load(self, name: str) -> None:
         """Serve all versions of a model."""

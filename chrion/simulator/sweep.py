@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import signal
-import socket
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing
@@ -12,13 +10,11 @@ from dataclasses import dataclass
 from multiprocessing import active_children, get_context
 from typing import Any
 
-from chrion.errors import OptionError
+from chrion.ray_cluster import connected
 from chrion.simulator.results import PatternResult, summary
 from chrion.simulator.run import simulate
 from chrion.simulator.scenario import ScenarioSource
 
-#: Time limit in seconds for a connection to the address of a Ray cluster.
-_CONNECT_TIMEOUT_S = 5.0
 #: Time limit in seconds for the end of a process that has been told to end.
 _END_TIMEOUT_S = 5.0
 
@@ -116,31 +112,12 @@ def _ignore_interrupts() -> None:
 
 def _on_ray(tasks: Sequence[ScenarioSource], address: str) -> _Found:
     """Yield the index and the results of each task; a connection made by this function is closed, others are kept."""
-    try:
+    with connected(address, "a sweep on Ray"):
         import ray  # noqa: PLC0415 # an optional dependency
-    except ImportError as error:
-        raise OptionError("a sweep on Ray needs the package ray", hint="pip install 'chrion[ray]'") from error
-    connects = not ray.is_initialized()
-    if connects:
-        try:
-            _check_reachable(address)
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except (OSError, ValueError) as error:
-            raise OptionError(f"--ray {address}: {error}") from error
-    try:
+
         remote = ray.remote(max_retries=2)(_run)
         pending = {remote.remote(task): i for i, task in enumerate(tasks)}
         while pending:
             ready, _ = ray.wait(list(pending))
             for reference in ready:
                 yield pending.pop(reference), ray.get(reference)
-    finally:
-        if connects:
-            ray.shutdown()
-
-
-def _check_reachable(address: str) -> None:
-    """Raise OSError at once if nothing listens at ``host:port``; Ray itself would retry for minutes."""
-    host, colon, port = address.rpartition(":")
-    if colon and "/" not in address:
-        socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()

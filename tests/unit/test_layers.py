@@ -19,7 +19,7 @@ Layers = tuple[tuple[str, ...], ...]
 PACKAGES: Layers = (
     ("errors",),
     ("allocator", "cgroups", "files", "lane_numbers", "lazy_names", "native", "timing", "units", "waiting"),
-    ("cores", "hardware"),
+    ("cores", "hardware", "ray_cluster"),
     ("core_leases",),
     ("graph",),
     ("zoo",),

@@ -1,0 +1,91 @@
+"""Documents of several replicas, merged into one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_SAMPLE = re.compile(r"(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
+
+
+def merge_metrics(texts: Iterable[tuple[Mapping[str, str], str]]) -> str:
+    """Return texts in Prometheus's format as one.
+
+    Args:
+        texts: Texts, each with the labels that its samples get.
+    """
+    heads: dict[str, list[str]] = {}
+    samples: dict[str, list[str]] = {}
+    for labels, text in texts:
+        family = ""
+        added = ",".join(f'{name}="{value}"' for name, value in labels.items())
+        for line in text.splitlines():
+            if line.startswith("#"):
+                family = line.split(" ")[2]
+                head = heads.setdefault(family, [])
+                if line not in head:
+                    head.append(line)
+            elif match := _SAMPLE.fullmatch(line):
+                both = ",".join(filter(None, (match["labels"], added)))
+                sample = f"{match['name']}{{{both}}}" if both else match["name"]
+                samples.setdefault(family, []).append(f"{sample} {match['value']}")
+    return "".join(f"{line}\n" for family, head in heads.items() for line in [*head, *samples.get(family, [])])
+
+
+def gauge(name: str, text: str, value: float) -> str:
+    """Return one gauge in Prometheus's format."""
+    return f"# HELP {name} {text}\n# TYPE {name} gauge\n{name} {value}\n"
+
+
+def counter(name: str, text: str, value: float) -> str:
+    """Return one counter in Prometheus's format."""
+    return f"# HELP {name}_total {text}\n# TYPE {name}_total counter\n{name}_total {value}\n"
+
+
+def sum_statistics(answers: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return statistics of models, in the order of names and versions: counts and times are added."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for statistics in answers:
+        for entry in statistics:
+            key = entry["name"], int(entry["version"])
+            found[key] = _sum(found[key], entry) if key in found else entry
+    return [found[key] for key in sorted(found)]
+
+
+def merge_indices(answers: Iterable[list[dict[str, str]]]) -> list[dict[str, str]]:
+    """Return repository indices as one, with the entry of a replica that can serve a version, if there is one."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for index in answers:
+        for entry in index:
+            key = entry["name"], entry["version"]
+            if key not in found or entry["state"] == "READY":
+                found[key] = entry
+    return [found[key] for key in sorted(found)]
+
+
+def merge_snapshots(answers: Mapping[str, dict[str, Any]], pending: int, *, draining: bool) -> dict[str, Any]:
+    """Return the states of replicas, by their names, as one: devices and models are those of all of them."""
+    devices = {f"{name} {device}": used for name, own in answers.items() for device, used in own["devices"].items()}
+    models = [model | {"replica": name} for name, own in answers.items() for model in own["models"]]
+    models.sort(key=lambda model: (model["name"], int(model["version"]), model["replica"]))
+    return {"devices": devices, "models": models, "pending": pending, "draining": draining}
+
+
+def _sum(one: Any, other: Any, key: str = "") -> Any:
+    """Return the sum of two documents of the same structure."""
+    if isinstance(one, dict):
+        return {name: _sum(one[name], other[name], name) if name in other else one[name] for name in one}
+    if isinstance(one, list):
+        return _sum_batches(one, other) if key == "batch_stats" else [*one, *other]
+    if isinstance(one, str):
+        return one
+    return max(one, other) if key == "last_inference" else one + other
+
+
+def _sum_batches(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    found = {entry["batch_size"]: entry for entry in one}
+    for entry in other:
+        size = entry["batch_size"]
+        found[size] = _sum(found[size], entry) | {"batch_size": size} if size in found else entry
+    return [found[size] for size in sorted(found)]

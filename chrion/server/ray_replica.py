@@ -1,0 +1,158 @@
+"""A replica of Ray Serve: the server's core with its manager, without sockets, for the models of one node or GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from chrion.cores import physical_cores
+from chrion.manager import ModelManager
+from chrion.manager.cluster_view import ReplicaState
+from chrion.manager.residency import Place
+from chrion.server import logs
+from chrion.server.catalogue import Catalogue
+from chrion.server.core import ServingCore
+from chrion.server.failures import RequestFailure
+from chrion.server.options import DeviceOptions, ServerOptions
+from chrion.server.target import LocalTarget
+
+#: Age from which the state is read again for a report, in ms.
+_REPORT_MS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a replica.
+
+    Attributes:
+        number: Number of the request; calls with the same number are the same request.
+        model: The model whose weights are wanted, as in :class:`chrion.manager.cluster_view.ReplicaState`; empty if any
+            replica will do.
+        method: A method of :class:`chrion.server.target.Target`.
+        arguments: Its arguments.
+        replica: The replica that has to answer; empty if the router chooses.
+        tried: Replicas that are not asked again.
+    """
+
+    number: int
+    model: str
+    method: str
+    arguments: tuple[Any, ...] = ()
+    replica: str = ""
+    tried: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The reply of a replica: a value or a failure, and its state."""
+
+    state: ReplicaState
+    value: Any = None
+    #: The arguments of a :class:`chrion.server.failures.RequestFailure`.
+    failure: tuple[Any, str, float | None] | None = None
+
+
+class ModelReplica:
+    """The class of the deployment.
+
+    Args:
+        options: The server's options, without budgets and accelerator.
+        devices: What decides about them on this node.
+    """
+
+    async def __init__(  # type: ignore[misc] # Serve awaits it
+        self, options: ServerOptions, devices: DeviceOptions
+    ) -> None:
+        logs.set_up_logs()
+        index, count = _gpu_of_node()
+        cores = share(physical_cores(), index, count)
+        options = devices.applied_to(options, replicas=count)
+        slots = 1 if options.provider else 0
+        manager = ModelManager(
+            options.budgets, cores, slots=slots, policies=options.policies, max_waiting=options.max_waiting
+        )
+        self._core = ServingCore(manager, cores, slots=slots, provider=options.provider)
+        catalogue = Catalogue(options.repository, self._core, options.control, accelerator=options.provider is not None)
+        self._target = LocalTarget(self._core, catalogue)
+        self._state = ReplicaState(node=ray.util.get_node_ip_address())
+        self._read_ms = 0.0
+        self._core.start()
+        await catalogue.start(options.load)
+        poll = options.control == "poll"
+        self._poller = asyncio.create_task(catalogue.poll_forever(options.poll_s)) if poll else None
+
+    async def answer(self, call: Call) -> Reply:
+        """Answer a call; cancelled if the client leaves."""
+        try:
+            value = await getattr(self._target, call.method)(*call.arguments)
+        except RequestFailure as failure:
+            return Reply(self._report(), failure=(failure.status, failure.message, failure.retry_s))
+        return Reply(self._report(), value)
+
+    async def record_routing_stats(self) -> dict[str, ReplicaState]:
+        """Return what the router should know; Serve calls it and gives the result to the router."""
+        return {"state": self._report()}
+
+    async def check_health(self) -> None:
+        """Answer Serve, from the event loop that serves requests; if it is blocked, the replica is replaced."""
+
+    async def __del__(self) -> None:  # Serve awaits it after the last request
+        if self._poller:
+            self._poller.cancel()
+        await self._core.close(0.0)
+
+    def _report(self) -> ReplicaState:
+        now = time.monotonic() * 1000
+        if now >= self._read_ms + _REPORT_MS:
+            self._read_ms = now
+            self._state = read_state(self._core, now, self._state.number + 1, self._state.node)
+        return self._state
+
+
+def read_state(core: ServingCore, now: float, number: int, node: str) -> ReplicaState:
+    """Return the report of a replica.
+
+    Args:
+        core: The replica's core.
+        now: The time in ms, as the core measures it.
+        number: The number of the report.
+        node: The node that it runs on.
+    """
+    memory = core.manager.memory
+    homes, unfit = set(), set()
+    highest: dict[str, int] = {}
+    for (name, version), served in core.models.items():
+        highest[name] = max(highest.get(name, 0), int(version))
+        if memory.entries[served.number].place is not Place.ABSENT or served.number in memory.cold:
+            homes.add(f"{name}/{version}")
+        elif not memory.fits(served.number):
+            unfit.add(f"{name}/{version}")
+    for found in (homes, unfit):
+        found |= {f"{name}/" for name, version in highest.items() if f"{name}/{version}" in found}
+    expected = {key: entry.load_ms[entry.variant] for key, entry in memory.entries.items()}
+    wait = max(0.0, memory.loading_until_ms - now) if memory.loading is not None else 0.0
+    wait += sum(expected[key] for key in memory.cold)
+    mean = sum(expected.values()) / len(expected) if expected else 0.0
+    return ReplicaState(number, frozenset(homes), frozenset(unfit), wait, mean, memory.free[memory.primary], node)
+
+
+def share(cores: Sequence[int], index: int, count: int) -> tuple[int, ...]:
+    """Return the cores of one of several replicas on a node; at least one, which they share if there are too few."""
+    own = tuple(cores[len(cores) * index // count : len(cores) * (index + 1) // count])
+    return own or (cores[index % len(cores)],)
+
+
+def _gpu_of_node() -> tuple[int, int]:
+    """Return the index of this replica's GPU, and the number of GPUs of its node; 0 and 1 without a GPU."""
+    context = ray.get_runtime_context()
+    own = context.get_accelerator_ids().get("GPU", [])
+    node: Mapping[str, Any] = next((n for n in ray.nodes() if n["NodeID"] == context.get_node_id()), {})
+    count = int(node.get("Resources", {}).get("GPU", 0))
+    if not own or not own[0].isdigit() or int(own[0]) >= count:
+        return 0, 1
+    return int(own[0]), count

@@ -1,0 +1,108 @@
+"""Serving from a Ray cluster: the deployment of the replicas, and the process that clients connect to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.exceptions import RayServeException
+
+from chrion.errors import OptionError
+from chrion.ray_cluster import connected
+from chrion.server import documents, ray_router, ray_scaling, shared_view
+from chrion.server.options import ClusterOptions, ServerOptions
+from chrion.server.ray_replica import ModelReplica
+from chrion.server.ray_target import ClusterTarget
+from chrion.server.run import answer_until_stopped
+
+log = logging.getLogger("chrion.server")
+
+#: The name of the application on the cluster.
+APPLICATION = "chrion"
+#: Interval of the reports of replicas, in seconds, besides those with every answer.
+_REPORT_S = 1.0
+#: Replicas at most, if their number follows that of nodes or GPUs.
+_MOST_REPLICAS = 1000
+#: Requests of a replica from which another one is started, with a range of replicas.
+_TARGET_REQUESTS = 4.0
+
+
+def run(options: ServerOptions, cluster: ClusterOptions, announce: Callable[[str], None]) -> None:
+    """Serve from replicas on a Ray cluster until SIGTERM or SIGINT, then remove them gracefully.
+
+    Args:
+        options: The options, without budgets and accelerator, which the replicas decide about.
+        cluster: What decides about the replicas.
+        announce: Called with the addresses once requests can be served.
+
+    Raises:
+        OptionError: The cluster is not reachable, the replicas do not start, or an address cannot be bound.
+    """
+    if options.control == "explicit":
+        raise OptionError("--model-control explicit: not with --ray", hint="use none or poll")
+    with connected(cluster.address, "chrion serve --ray"):
+        asyncio.run(_serve(options, cluster, announce))
+
+
+async def _serve(options: ServerOptions, cluster: ClusterOptions, announce: Callable[[str], None]) -> None:
+    view = shared_view.views[APPLICATION] = shared_view.SharedView(cluster.routing)
+    target = ClusterTarget(view, options)
+
+    async def begin() -> str:
+        await target.connect(await asyncio.to_thread(_deploy, options, cluster))
+        models = await target.index(documents.READY)
+        return f"{len(models)} models"
+
+    async def end() -> None:
+        await target.close(options.drain_s)
+        await asyncio.to_thread(serve.delete, APPLICATION)
+
+    await answer_until_stopped(options, target, begin, end, announce)
+
+
+def _deploy(options: ServerOptions, cluster: ClusterOptions) -> Any:
+    """Start the replicas, and return Serve's handle of them.
+
+    Raises:
+        OptionError: They do not start.
+    """
+    gpus = cluster.devices.accelerator != "none" and ray.cluster_resources().get("GPU", 0) > 0
+    least, most = cluster.replicas
+    policy = f"{ray_scaling.__name__}:{'one_per_gpu' if gpus else 'one_per_node'}"
+    scaling: dict[str, Any] = {"min_replicas": least or 1, "max_replicas": most or _MOST_REPLICAS}
+    if not most:
+        scaling["initial_replicas"] = max(1, ray_scaling.count_places(ray.nodes(), gpus=gpus))
+        scaling |= {"policy": AutoscalingPolicy(policy_function=policy), "upscale_delay_s": 0, "downscale_delay_s": 0}
+    else:
+        scaling["target_ongoing_requests"] = _TARGET_REQUESTS
+    router = RequestRouterConfig(
+        request_router_class=f"{ray_router.__name__}:ModelRouter",
+        request_router_kwargs={"application": APPLICATION},
+        request_routing_stats_period_s=_REPORT_S,
+    )
+    deployment = serve.deployment(
+        name="replica",
+        autoscaling_config=AutoscalingConfig(**scaling),
+        ray_actor_options={"num_cpus": 1, "num_gpus": int(gpus)},
+        max_replicas_per_node=None if gpus else 1,
+        # The manager of a replica refuses requests, not Serve.
+        max_ongoing_requests=2 * options.max_waiting,
+        graceful_shutdown_wait_loop_s=0.5,
+        graceful_shutdown_timeout_s=options.drain_s,
+        request_router_config=router,
+        logging_config={"enable_access_log": False, "log_level": "WARNING"},
+    )(ModelReplica)
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # losses are logged by the target
+    try:
+        serve.start(proxy_location="Disabled")
+        return serve.run(
+            deployment.bind(replace(options, token="", tls=None), cluster.devices), name=APPLICATION, route_prefix=None
+        )
+    except (RuntimeError, RayServeException) as error:
+        raise OptionError(f"--ray {cluster.address}: the replicas do not start: {error}") from error

@@ -1,0 +1,129 @@
+"""The choice of a replica for each request."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from chrion.errors import OptionError
+from chrion.manager.cluster_view import ClusterView, ReplicaState
+from chrion.manager.policies import route_resident_first, soonest
+from chrion.server.options import parse_replicas, parse_routing
+
+REPLICAS = ["a", "b", "c"]
+
+
+def state(number: int, *homes: str, **more: object) -> ReplicaState:
+    """Return a report."""
+    return ReplicaState(number, frozenset(homes), **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def view() -> ClusterView:
+    """Return a view of three replicas with the same free memory."""
+    found = ClusterView(route_resident_first)
+    found.set_replicas(REPLICAS)
+    for name in REPLICAS:
+        found.report(name, state(0, free_bytes=100, load_ms=10.0))
+    return found
+
+
+def choose(view: ClusterView, request: int, model: str, replicas: list[str] = REPLICAS, now_s: float = 0.0) -> str:
+    """Choose a replica with a random number that no policy here uses."""
+    return view.choose(now_s, request, model, replicas, 0.5)
+
+
+def test_a_request_goes_to_the_replica_with_the_model(view: ClusterView) -> None:
+    """A reported model is found, also under the name of the highest version, until the replica reports its eviction."""
+    view.report("b", state(1, "m/2", "m/", free_bytes=100))
+    assert [choose(view, 0, "m/2"), choose(view, 1, "m/")] == ["b", "b"]
+    view.end(0)
+    view.end(1)
+    view.report("b", state(2, free_bytes=100))
+    assert choose(view, 2, "m/2") == "a"
+
+
+def test_a_request_goes_to_a_replica_that_is_about_to_load_the_model(view: ClusterView) -> None:
+    """The second request follows the first, before the replica has reported the load."""
+    first = choose(view, 0, "m/1")
+    assert choose(view, 1, "m/1") == first
+    view.report(first, state(1))  # was made before the requests arrived
+    assert choose(view, 2, "m/1") == first
+
+
+def test_a_missing_model_goes_where_its_load_starts_first(view: ClusterView) -> None:
+    """Loads that wait, and those that are not reported yet, count; of equals, the one with most memory is chosen."""
+    view.report("a", state(1, load_wait_ms=5.0, load_ms=10.0))
+    view.report("c", state(1, free_bytes=200, load_ms=10.0))
+    chosen = [choose(view, number, f"m{number}/1") for number in range(4)]
+    # c has the most memory, then b has no load before, then a waits 5 ms, then b and c wait 10 ms each.
+    assert chosen == ["c", "b", "a", "c"]
+
+
+def test_a_replica_that_cannot_hold_the_model_is_not_chosen(view: ClusterView) -> None:
+    """A model goes to the only replica that it fits on; if it fits on none, one of them refuses it."""
+    for name in "ac":
+        view.report(name, state(1, unfit=frozenset({"m/1"}), free_bytes=900))
+    assert choose(view, 0, "m/1") == "b"
+    view.report("b", state(1, unfit=frozenset({"m/1"})))
+    assert choose(view, 1, "m/1") in REPLICAS
+
+
+def test_the_policy_is_the_simulations(view: ClusterView) -> None:
+    """With all models in memory, choices equal those of the routing function for the same figures."""
+    rng = random.Random(0)
+    homes = {f"m{i}/1": sorted(rng.sample(range(3), rng.randint(1, 3))) for i in range(5)}
+    for at, name in enumerate(REPLICAS):
+        view.report(name, state(1, *(model for model, own in homes.items() if at in own), free_bytes=100))
+    outstanding, running = [0, 0, 0], []
+    for number in range(300):
+        model = f"m{rng.randrange(5)}/1"
+        expected = route_resident_first(outstanding, range(3), homes[model], 0.5)
+        assert choose(view, number, model) == REPLICAS[expected]
+        outstanding[expected] += 1
+        homes[model] = [*homes[model], *({expected} - set(homes[model]))]
+        running.append((number, expected))
+        if rng.random() < 0.7:
+            ended, server = running.pop(rng.randrange(len(running)))
+            view.end(ended)
+            outstanding[server] -= 1
+
+
+def test_a_lost_replica_is_avoided(view: ClusterView) -> None:
+    """A suspended replica gets no requests for a while, one that has gone is forgotten, with the models that it had."""
+    view.report("b", state(1, "m/1"))
+    view.suspend("b", 10.0)
+    assert view.available(5.0) == ["a", "c"]
+    assert choose(view, 0, "m/1", now_s=5.0) != "b"
+    assert choose(view, 1, "n/1", ["b"], now_s=5.0) == "b"
+    view.set_replicas(["a", "c"])
+    assert view.end(1) == "b"
+    assert view.outstanding("b") == 0
+    assert choose(view, 2, "m/1", ["a", "c"]) in {"a", "c"}
+
+
+def test_a_repeated_request_counts_once(view: ClusterView) -> None:
+    """A request that is sent again is counted at its new replica only, and its end is noted once."""
+    first = choose(view, 0, "m/1")
+    second = choose(view, 0, "m/1", [name for name in REPLICAS if name != first])
+    assert [view.outstanding(first), view.outstanding(second)] == [0, 1]
+    assert [view.end(0), view.end(0)] == [second, ""]
+
+
+def test_soonest() -> None:
+    """Only servers of those given are returned, and all with the least wait."""
+    assert soonest([0, 2, 3], [5.0, 0.0, 1.0, 1.0]) == [2, 3]
+
+
+def test_options_of_clusters() -> None:
+    """The routing policy is one name among those of --policy; replicas are a number, a range, or those of the nodes."""
+    names, policies = parse_routing("cost, least-loaded,deadline", None)
+    assert (names, policies.routing) == ("cost,deadline", "least-loaded")
+    assert parse_routing("lru", "table7")[1].routing == "resident-first"
+    with pytest.raises(OptionError, match="two policies for routing: 'random'"):
+        parse_routing("least-loaded,random", None)
+    assert [parse_replicas(text) for text in ("nodes", "3", "2..8")] == [(0, 0), (3, 3), (2, 8)]
+    for text in ("", "0", "3..2", "a", "1..", "-1", "1..2..3"):
+        with pytest.raises(OptionError, match="--replicas"):
+            parse_replicas(text)
