@@ -160,7 +160,7 @@ class ModelManager:
         entry = self.memory.entries[number]
         entry.cores = cores
         if took_ms is not None:
-            entry.load_ms[entry.variant] = took_ms
+            self.memory.measure_load(entry, took_ms)
         actions = self.memory.loaded(now, number)
         requests = self._waiting.pop(number, [])
         if requests:
@@ -322,7 +322,7 @@ class ModelManager:
         if loading == request.model:
             loads = {entry.variant: 0.0}
         else:
-            loads = {at: entry.load_ms[at] for at in range(entry.first, len(entry.model.variants))}
+            loads = {at: self.memory.load_ms(entry, at) for at in range(entry.first, len(entry.model.variants))}
         return any(
             self._in_time(now, request, max(self._queue_wait_ms(now, request.model, at), load_wait + load_ms), at)
             for at, load_ms in loads.items()
@@ -360,7 +360,7 @@ class ModelManager:
         wait = sum(self._work_ms(n) * len(queue) for n, queue in self._ready.items())
         entry = self.memory.entries[number]
         if entry.place is not Place.RESIDENT:
-            wait += max(0.0, self.memory.loading_until_ms - now) + entry.load_ms[entry.variant]
+            wait += max(0.0, self.memory.loading_until_ms - now) + self.memory.load_ms(entry, entry.variant)
         return max(_LEAST_RETRY_MS, wait)
 
     def _work_ms(self, number: int) -> float:

@@ -35,6 +35,8 @@ _FIRST_RETRY_MS, _LAST_RETRY_MS = 1000.0, 60_000.0
 #: Popularity, in recent requests, from which a model is loaded in advance.
 _LEAST_POPULARITY = 0.5
 _TOO_LARGE = 1 << 62
+#: Weight of a new measurement in the moving average of the factor of loads, and the least expected time of one.
+_NEWEST, _LEAST_LOAD_MS = 0.2, 1e-3
 
 
 class Place(Enum):
@@ -67,9 +69,10 @@ class Entry:
     cores: tuple[int, ...] = ()
     #: Whether the load replaces a variant, which is no use of the model.
     replacing: bool = False
-    #: Measured times of requests and loads by variant.
+    #: Measured times of requests by variant; expected ones before the first request.
     latency_ms: list[float] = field(default_factory=list)
-    load_ms: list[float] = field(default_factory=list)
+    #: Time of the last load of each variant that has been loaded.
+    load_ms: dict[int, float] = field(default_factory=dict)
 
 
 class Residency:
@@ -102,14 +105,16 @@ class Residency:
         self._prefetch = prefetch
         self.primary = ACCELERATOR if ACCELERATOR in self.budgets else next(iter(self.budgets))
         self._short_at_ms = -math.inf
+        #: Measured over expected time of loads; None before the first.
+        self._load_factor: float | None = None
 
     def add(self, now: float, number: int, model: ManagedModel) -> None:
         """Add a model that is not in memory. A pinned one uses its first variant only, so that its memory is known."""
         if model.pinned:
             model = replace(model, variants=model.variants[:1])
         resident = ResidentModel(number, 0, model.variants[0].load_ms, model.weight, model.pinned, idle_since_ms=now)
-        latency, load = [v.latency_ms for v in model.variants], [v.load_ms for v in model.variants]
-        self.entries[number] = Entry(model, resident, counted_ms=now, latency_ms=latency, load_ms=load)
+        latency = [v.latency_ms for v in model.variants]
+        self.entries[number] = Entry(model, resident, counted_ms=now, latency_ms=latency)
 
     def remove(self, number: int) -> list[Action]:
         """Remove a model: at once if nothing uses it, else at the end of its load or of its last use."""
@@ -125,6 +130,18 @@ class Residency:
             return [self._unload(number, "remove")]
         self._reserve(entry, -1)
         return []
+
+    def load_ms(self, entry: Entry, variant: int) -> float:
+        """Return the time of a load: that of its last one, else what is expected, corrected by the loads of others."""
+        found = entry.load_ms.get(variant)
+        return entry.model.variants[variant].load_ms * (self._load_factor or 1.0) if found is None else found
+
+    def measure_load(self, entry: Entry, took_ms: float) -> None:
+        """Note how long the load of a model's present variant took."""
+        entry.load_ms[entry.variant] = took_ms
+        factor = took_ms / max(entry.model.variants[entry.variant].load_ms, _LEAST_LOAD_MS)
+        before = factor if self._load_factor is None else self._load_factor
+        self._load_factor = before + _NEWEST * (factor - before)
 
     def fits(self, number: int) -> bool:
         """Return whether any variant of a model fits into the budgets beside the pinned models.
@@ -190,7 +207,7 @@ class Residency:
         if not entry.replacing:
             entry.resident.idle_since_ms = now
         entry.replacing = False
-        entry.resident.load_ms = entry.load_ms[entry.variant]
+        entry.resident.load_ms = self.load_ms(entry, entry.variant)
         return self.remove(number) if entry.removed else []
 
     def load_failed(self, now: float, number: int, *, out_of_memory: bool) -> list[Action]:
@@ -268,7 +285,7 @@ class Residency:
         self.cold.pop(number, None)
         entry.place = Place.LOADING
         self.loading = number
-        self.loading_until_ms = now + entry.load_ms[entry.variant]
+        self.loading_until_ms = now + self.load_ms(entry, entry.variant)
         return Load(number, entry.variant)
 
     def _make_room(self, now: float, number: int) -> tuple[int, list[Action]] | None:

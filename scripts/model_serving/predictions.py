@@ -133,7 +133,9 @@ def calibrate(url: str) -> Figures:
                 began = time.perf_counter()
                 answer = await client.request("POST", call.path, call.body, call.headers)
                 took_ms = (time.perf_counter() - began) * 1000
-                (cold if "load" in answer.headers["server-timing"] else warm).append(took_ms)
+                timing = answer.headers.get("server-timing")  # without, it was refused
+                if timing:
+                    (cold if "load" in timing else warm).append(took_ms)
         await client.close()
         return warm, cold
 

@@ -47,11 +47,11 @@ def main() -> None:
     """Serve until SIGTERM."""
     _, model, port = sys.argv
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     serve.start(http_options={"host": "127.0.0.1", "port": int(port)})
     serve.run(Model.bind(str(Path(model).absolute())), route_prefix="/")  # type: ignore[attr-defined] # from the decorator
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
     stop.wait()
     serve.shutdown()
     ray.shutdown()

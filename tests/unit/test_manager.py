@@ -359,3 +359,18 @@ def test_higher_priority_starts_first() -> None:
     low, high = manager.add(0.0, ladder(5)), manager.add(0.0, ladder(5, priority=1))
     found = drive(manager, requests((0, low), (0, high), (50, low), (50, low), (50, high)))
     assert [run.requests[0].id for run in found.batches[-3:]] == [2, 4, 3]
+
+
+def test_expected_loads_follow_measured_ones() -> None:
+    """A model that was never loaded is admitted as soon as other loads show that its own will end in time."""
+    manager = ModelManager({HOST: 100}, (0,), policies=ManagerPolicies(admission="deadline"))
+    first, second = (manager.add(0.0, managed(10, latency=1.0, load=load, slo_ms=20.0)) for load in (100.0, 50.0))
+    refused, load = manager.submit(0.0, Request(0, first, 0.0))
+    assert isinstance(refused, Refuse)
+    assert isinstance(load, Load)
+    assert manager.loaded(10.0, first, 10.0) == []
+    assert manager.submit(20.0, Request(1, second, 20.0)) == [Load(second, 0)]  # 50 ms x 10 / 100 = 5 ms
+    manager.loaded(40.0, second, 20.0)
+    manager.remove(50.0, second)
+    third = manager.add(50.0, managed(10, latency=1.0, load=100.0, slo_ms=20.0))
+    assert manager.memory.load_ms(manager.memory.entries[third], 0) == pytest.approx(100 * (0.8 * 0.1 + 0.2 * 0.4))
