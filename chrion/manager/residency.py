@@ -35,7 +35,7 @@ _FIRST_RETRY_MS, _LAST_RETRY_MS = 1000.0, 60_000.0
 #: Popularity, in recent requests, from which a model is loaded in advance.
 _LEAST_POPULARITY = 0.5
 _TOO_LARGE = 1 << 62
-#: Weight of a new measurement in the moving average of the factor of loads, and the least expected time of one.
+#: Weight of a new measurement in moving averages of the times of loads, and the least expected time of one.
 _NEWEST, _LEAST_LOAD_MS = 0.2, 1e-3
 
 
@@ -71,7 +71,7 @@ class Entry:
     replacing: bool = False
     #: Measured times of requests by variant; expected ones before the first request.
     latency_ms: list[float] = field(default_factory=list)
-    #: Time of the last load of each variant that has been loaded.
+    #: Moving average of the times of loads, of each variant that has been loaded.
     load_ms: dict[int, float] = field(default_factory=dict)
 
 
@@ -132,16 +132,15 @@ class Residency:
         return []
 
     def load_ms(self, entry: Entry, variant: int) -> float:
-        """Return the time of a load: that of its last one, else what is expected, corrected by the loads of others."""
+        """Return the expected time of a load: the average of earlier ones, else as stated, corrected by the others'."""
         found = entry.load_ms.get(variant)
         return entry.model.variants[variant].load_ms * (self._load_factor or 1.0) if found is None else found
 
     def measure_load(self, entry: Entry, took_ms: float) -> None:
         """Note how long the load of a model's present variant took."""
-        entry.load_ms[entry.variant] = took_ms
         factor = took_ms / max(entry.model.variants[entry.variant].load_ms, _LEAST_LOAD_MS)
-        before = factor if self._load_factor is None else self._load_factor
-        self._load_factor = before + _NEWEST * (factor - before)
+        self._load_factor = _averaged(factor if self._load_factor is None else self._load_factor, factor)
+        entry.load_ms[entry.variant] = _averaged(self.load_ms(entry, entry.variant), took_ms)
 
     def fits(self, number: int) -> bool:
         """Return whether any variant of a model fits into the budgets beside the pinned models.
@@ -392,3 +391,7 @@ class Residency:
 
     def _popularity(self, entry: Entry, now: float) -> float:
         return float(entry.popularity * 0.5 ** ((now - entry.counted_ms) / _HALF_LIFE_MS))
+
+
+def _averaged(before: float, newest: float) -> float:
+    return before + _NEWEST * (newest - before)
