@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -14,6 +15,9 @@ from chrion.cli.options import GpuBudgetOption
 from chrion.errors import OptionError
 from chrion.manager import ManagerPolicies
 from chrion.units import parse_duration_ms, parse_size_mb
+
+if TYPE_CHECKING:
+    from chrion.server.options import ServerOptions  # needs the extra
 
 _LIBRARIES = ("starlette", "uvicorn", "grpc", "h11", "prometheus_client")
 
@@ -63,6 +67,7 @@ def serve(
     token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Require the bearer token in a file.")] = None,
     tls_certificate: Annotated[Path | None, typer.Option(metavar="PEM", help="Certificate chain.")] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="PEM", help="Key of the certificate.")] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Start the server again if its process crashes.")] = False,
 ) -> None:
     """Serve the models of a repository by the Open Inference Protocol, within a memory budget."""
     require_libraries("serve")
@@ -98,6 +103,9 @@ def serve(
         token=read_token(token_file) if token_file else "",
         tls=(tls_certificate, tls_key) if tls_certificate and tls_key else None,
     )
+    if restart:
+        logs.set_up_logs()
+        _supervise(checked)
     if ray and routing:
         cluster = options.ClusterOptions(ray, devices, routing, options.parse_replicas(replicas))
         run_ray = _ray_runner()
@@ -133,6 +141,14 @@ def _ray_runner() -> Callable[..., None]:
     from chrion.server import ray_serve  # noqa: PLC0415 - needs the extra
 
     return ray_serve.run
+
+
+def _supervise(options: ServerOptions) -> NoReturn:
+    from chrion.server import supervisor  # noqa: PLC0415 - needs the extra
+
+    if 0 in (options.http[1], options.grpc[1] if options.grpc else None):
+        raise OptionError("--restart: expected ports other than 0, so that they stay the same")
+    raise SystemExit(supervisor.Supervisor(supervisor.server_command(sys.argv[1:], "--restart")).run())
 
 
 def read_token(path: Path) -> str:

@@ -27,6 +27,11 @@ from chrion.server.options import ServerOptions
 from chrion.server.rest import RestService
 from chrion.server.target import LocalTarget, Target
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 log = logging.getLogger("chrion.server")
 
 #: Time within which a new connection must have sent a request, in seconds.
@@ -34,14 +39,31 @@ _FIRST_REQUEST_S = 20.0
 #: Time after which a connection whose peer acknowledges or reads nothing is closed, in seconds.
 _PEER_SILENCE_S = 60
 _BACKLOG = 512
+_TOO_MANY_TEXT = b'{"error": "too many connections"}'
+_TOO_MANY = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n"
+    b"content-length: %d\r\n\r\n%s" % (len(_TOO_MANY_TEXT), _TOO_MANY_TEXT)
+)
 
 
 class _Protocol(H11Protocol):  # type: ignore[misc]
-    """uvicorn's protocol; it closes connections that send no request."""
+    """uvicorn's protocol; it closes connections beyond a limit, and those that send no request.
+
+    uvicorn's own limit refuses the requests of all connections, also of those below the limit.
+
+    Attributes:
+        most: The limit.
+    """
+
+    most = 1024
 
     def connection_made(self, transport: Any) -> None:
         """Start the timer of the first request."""
         super().connection_made(transport)
+        if len(self.connections) > self.most:
+            transport.write(_TOO_MANY)
+            transport.close()
+            return
         self.loop.call_later(_FIRST_REQUEST_S, self._close_if_silent)
 
     def _close_if_silent(self) -> None:
@@ -64,6 +86,7 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
     Raises:
         OptionError: An address cannot be bound, the repository cannot be read, or a TLS file is invalid.
     """
+    _allow_open_files()
     cores = physical_cores()
     generators = open_generators(options.repository, options.budgets.get(HOST, 0))
     taken = sum(served.reserved_bytes for served in generators.values())
@@ -141,17 +164,24 @@ async def answer_until_stopped(  # noqa: PLR0913, PLR0917 - what a server has
     log.info("stopped")
 
 
+def _allow_open_files() -> None:
+    """Raise the limit of open files as far as the system allows; connections are files, and 1024 is a usual limit."""
+    if resource is not None:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def _web_server(options: ServerOptions, app: Any) -> Any:
     certificate, key = options.tls or (None, None)
     config = uvicorn.Config(
         app,
-        http=_Protocol,
+        http=type("LimitedProtocol", (_Protocol,), {"most": options.max_connections}),
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=options.max_connections,
         backlog=_BACKLOG,
         timeout_keep_alive=20,
         timeout_graceful_shutdown=2,

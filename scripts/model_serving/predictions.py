@@ -1,12 +1,13 @@
 """Predictions of the simulation beside what the server does with the same requests, and beside plain sessions with LRU.
 
-The scenario has 32 equal models, with memory for eight of them. Its times of requests and loads are measured first, one
-request after another, by a client of the server that is then measured.
+The scenario has 32 equal models, with memory for eight of them. Its times of requests and loads are means of a first
+replay of other requests.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import statistics
 import time
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 
 from chrion.replay import run as replays
 from chrion.replay.http_client import HttpClient
+from chrion.replay.open_loop import TIMING
 from chrion.replay.stand_ins import write_stand_ins
 from chrion.replay.target import calls_of
 from chrion.simulator.results import PatternResult
@@ -29,7 +31,8 @@ LARGE_MB, SMALL_MB, LATENCY_MS, SMALL_LATENCY_MS = 48.0, 24.0, 10.0, 12.0
 BUDGET_MB = FITTING * LARGE_MB + 2.0
 SLO_MS = 75.0
 RATE_PER_S = 14.0
-#: Pause before each request that is timed alone.
+#: Length of the replay that measures the times of the scenario, and pause before a request that is timed alone.
+CALIBRATION_S = 8.0
 PAUSE_S = 0.03
 #: The part of the trace that is replayed, in seconds of the trace.
 AZURE_START_S, AZURE_LENGTH_S = 3600, 600
@@ -53,7 +56,9 @@ class Figures:
     load_ms: float
 
 
-def scenario_of(policy: str, workload: str, seconds: float, trace: Path | None, figures: Figures) -> Scenario:
+def scenario_of(  # noqa: PLR0913 - the parts of a row
+    policy: str, workload: str, seconds: float, trace: Path | None, figures: Figures, *, seed: int = 7
+) -> Scenario:
     """Return the scenario of one row of the table."""
     eviction, order, admission, shrinks = POLICIES[policy]
     # A megabyte takes a millisecond on this link, so that load_mb are the milliseconds of a load.
@@ -66,7 +71,7 @@ def scenario_of(policy: str, workload: str, seconds: float, trace: Path | None, 
         "servers": [{"gpu_memory_gb": BUDGET_MB / 1000, "cpu_cores": 2, "pcie_gb_per_s": 1.0, "load_fixed_ms": 0.0}],
         "policies": {"eviction": eviction, "load_order": order, "admission": admission},
         "workload": _workload(workload, seconds, trace),
-        "seed": 7,
+        "seed": seed,
         "preload": True,
         "patterns": ["shrink" if shrinks else "large"],
     }
@@ -89,10 +94,10 @@ def measure(policy: str, workload: str, seconds: float, trace: Path | None, fold
     """Return the figures of one row: predicted and measured."""
     names = POLICIES[policy]
     root = write_models(folder, shrinks=names[3])
+    figures = calibrate(folder)
+    scenario = scenario_of(policy, workload, seconds, trace, figures)
+    (predicted,) = simulate(scenario)
     with chrion_server(root, BUDGET_MB, ",".join(names[:3])) as url:
-        figures = calibrate(url)
-        scenario = scenario_of(policy, workload, seconds, trace, figures)
-        (predicted,) = simulate(scenario)
         found = replays.replay(scenario, replays.ReplayOptions(url))
     return {
         "policy": policy,
@@ -119,29 +124,36 @@ def measure_plain(workload: str, seconds: float, trace: Path | None, folder: Pat
     return found
 
 
-def calibrate(url: str) -> Figures:
-    """Return the times of single requests, as their client sees them: of one in memory, and what a load adds."""
+@functools.cache
+def calibrate(folder: Path) -> Figures:
+    """Return the mean times of a request in memory, as its client sees it, and of a load, in a first replay.
 
-    async def ask() -> tuple[list[float], list[float]]:
-        client = HttpClient(url, {})
-        calls = await calls_of(client, [f"m#{number + 1}" for number in range(MODELS)])
-        warm: list[float] = []
-        cold: list[float] = []
-        for call in calls:
-            for _ in range(3):
-                await asyncio.sleep(PAUSE_S)
-                began = time.perf_counter()
-                answer = await client.request("POST", call.path, call.body, call.headers)
-                took_ms = (time.perf_counter() - began) * 1000
-                timing = answer.headers.get("server-timing")  # without, it was refused
-                if timing:
-                    (cold if "load" in timing else warm).append(took_ms)
-        await client.close()
-        return warm, cold
+    Its requests differ from those that are compared. The policy is LRU without shrinking.
+    """
+    root = write_models(folder, shrinks=False)
+    scenario = scenario_of("lru", "zipf", CALIBRATION_S, None, Figures(LATENCY_MS, 1.0), seed=1)
+    with chrion_server(root, BUDGET_MB, "lru,demand,none") as url:
+        found = replays.replay(scenario, replays.ReplayOptions(url)).measured
+        outside_ms = asyncio.run(_outside_ms(url))
+    (server,) = found.servers
+    return Figures(
+        found.total.execution.mean_ms + outside_ms, server.link_busy * found.duration_ms / max(1, found.total.loads)
+    )
 
-    warm, cold = asyncio.run(ask())
-    latency_ms = statistics.median(warm)
-    return Figures(latency_ms, statistics.median(cold) - latency_ms)
+
+async def _outside_ms(url: str) -> float:
+    """Return the median time of a request that is neither the model's nor that of waiting."""
+    client = HttpClient(url, {})
+    (call,) = await calls_of(client, ["m#1"])
+    outside = []
+    for _ in range(30):
+        await asyncio.sleep(PAUSE_S)
+        began = time.perf_counter()
+        answer = await client.request("POST", call.path, call.body, call.headers)
+        took_ms = (time.perf_counter() - began) * 1000
+        outside.append(took_ms - sum(float(ms) for _, ms in TIMING.findall(answer.headers["server-timing"])))
+    await client.close()
+    return statistics.median(outside)
 
 
 def summary(result: PatternResult) -> dict[str, Any]:

@@ -1,0 +1,66 @@
+"""A supervisor: a process that starts the server again if it crashes."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+log = logging.getLogger("chrion.server")
+
+#: Exit codes with which the server ends on purpose: it was stopped, or an option is wrong.
+_FINAL = (0, 2)
+#: Time before a restart: the first one, and the longest. It doubles with every crash.
+_FIRST_S, _LONGEST_S = 0.5, 30.0
+#: Time after which a server counts as started, so that the next crash is a first one.
+_STABLE_S = 60.0
+
+
+class Supervisor:
+    """Runs a server until it ends on purpose.
+
+    Args:
+        command: The command of the server.
+        sleep: Waits for some seconds; tests replace it.
+    """
+
+    def __init__(self, command: Sequence[str], sleep: Callable[[float], None] = time.sleep) -> None:
+        self._command = list(command)
+        self._sleep = sleep
+        self._child: subprocess.Popen[bytes] | None = None
+        self._stopping = False
+
+    def run(self) -> int:
+        """Run the server, again after each crash; return its exit code. SIGTERM and SIGINT end the server."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        delay_s = _FIRST_S
+        while True:
+            began = time.monotonic()
+            self._child = subprocess.Popen(self._command)  # noqa: S603 - our own command
+            if self._stopping:  # the signal arrived before there was a child
+                self._child.send_signal(signal.SIGTERM)
+            code = self._child.wait()
+            if code in _FINAL or self._stopping:
+                return code if code >= 0 else 1
+            if time.monotonic() - began > _STABLE_S:
+                delay_s = _FIRST_S
+            log.error("server crashed", extra={"fields": {"exit_code": code, "restart_s": delay_s}})
+            self._sleep(delay_s)
+            delay_s = min(2 * delay_s, _LONGEST_S)
+            if self._stopping:
+                return 0
+
+    def _stop(self, number: int, frame: object) -> None:
+        del number, frame
+        self._stopping = True
+        if self._child is not None and self._child.poll() is None:
+            self._child.send_signal(signal.SIGTERM)
+
+
+def server_command(arguments: Sequence[str], option: str) -> list[str]:
+    """Return the command of the server: this one without the option that asks for a supervisor."""
+    return [sys.executable, "-m", "chrion", *(argument for argument in arguments if argument != option)]
