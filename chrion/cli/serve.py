@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
+from urllib.parse import urlsplit
 
 import typer
 
@@ -67,6 +68,9 @@ def serve(
     token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Require the bearer token in a file.")] = None,
     tls_certificate: Annotated[Path | None, typer.Option(metavar="PEM", help="Certificate chain.")] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="PEM", help="Key of the certificate.")] = None,
+    otlp: Annotated[
+        str, typer.Option(metavar="URL", help="Send traces to an OpenTelemetry collector, http://HOST:4318.")
+    ] = "",
     restart: Annotated[bool, typer.Option("--restart", help="Start the server again if its process crashes.")] = False,
 ) -> None:
     """Serve the models of a repository by the Open Inference Protocol, within a memory budget."""
@@ -102,6 +106,7 @@ def serve(
         drain_s=parse_duration_ms(drain, "--drain") / 1000,
         token=read_token(token_file) if token_file else "",
         tls=(tls_certificate, tls_key) if tls_certificate and tls_key else None,
+        otlp=_collector(otlp),
     )
     if restart:
         logs.set_up_logs()
@@ -149,6 +154,12 @@ def _supervise(options: ServerOptions) -> NoReturn:
     if 0 in (options.http[1], options.grpc[1] if options.grpc else None):
         raise OptionError("--restart: expected ports other than 0, so that they stay the same")
     raise SystemExit(supervisor.Supervisor(supervisor.server_command(sys.argv[1:], "--restart")).run())
+
+
+def _collector(url: str) -> str:
+    if url and not (url.startswith(("http://", "https://")) and urlsplit(url).hostname):
+        raise OptionError(f"--otlp {url!r}: expected http://HOST:PORT", hint="for example http://127.0.0.1:4318")
+    return url
 
 
 def read_token(path: Path) -> str:

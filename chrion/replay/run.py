@@ -13,7 +13,7 @@ from typing import Any
 from chrion.manager.records import ACCELERATOR, HOST
 from chrion.replay.http_client import HttpClient
 from chrion.replay.open_loop import LimitedWorkload, OpenLoop, Outcome, repeated
-from chrion.replay.target import ServerFigures, calls_of, read_figures, served_name
+from chrion.replay.target import Call, ServerFigures, calls_of, read_figures, served_name
 from chrion.simulator.metrics import RequestMetrics
 from chrion.simulator.results import PatternResult, ServerResult, from_metrics
 from chrion.simulator.scenario import Scenario
@@ -22,6 +22,8 @@ from chrion.simulator.scenario import Scenario
 MEASURED = "measured"
 #: Interval at which the server's memory is read.
 _SAMPLE_S = 5.0
+#: Requests for a model that is loaded before the replay, and the pause between them.
+_ATTEMPTS, _PAUSE_S = 20, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ async def _replay(scenario: Scenario, options: ReplayOptions, progress: Callable
     async with _client(options) as client:
         calls = await calls_of(client, [model.name for model in scenario.models])
         for index in _preloaded(scenario) if scenario.preload else ():
-            await client.request("POST", calls[index].path, calls[index].body, calls[index].headers)
+            await _load(client, calls[index])
         before = await read_figures(client)
         slo_ms = [model.slo_ms for model in scenario.models]
         metrics = RequestMetrics(len(calls), 1, slo_ms, from_arrival=scenario.measure == "response")
@@ -121,6 +123,14 @@ async def _client(options: ReplayOptions) -> AsyncIterator[HttpClient]:
         yield client
     finally:
         await client.close()
+
+
+async def _load(client: HttpClient, call: Call) -> None:
+    """Request a model until it is in memory; with admission by deadline, the first requests may be refused."""
+    for _ in range(_ATTEMPTS):
+        if (await client.request("POST", call.path, call.body, call.headers)).status == 200:
+            return
+        await asyncio.sleep(_PAUSE_S)
 
 
 def _preloaded(scenario: Scenario) -> list[int]:

@@ -12,6 +12,7 @@ import itertools
 import logging
 import math
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,9 @@ log = logging.getLogger("chrion.server")
 
 #: Interval at which the manager uses free memory, in seconds.
 _TICK_S = 1.0
+#: The header with the times of a request (W3C).
+SERVER_TIMING = "Server-Timing"
+_TIMING = re.compile(r"(queue|load|compute);dur=(\d+(?:\.\d+)?)")
 _DRAINING = "the server is shutting down"
 
 
@@ -64,9 +68,15 @@ class Timing:
     compute_ms: float
 
     def header(self) -> str:
-        """Return the value of the header ``Server-Timing`` (W3C)."""
+        """Return the value of the header :data:`SERVER_TIMING`."""
         load = "" if self.load_ms is None else f"load;dur={self.load_ms:.3f}, "
         return f"queue;dur={self.queue_ms:.3f}, {load}compute;dur={self.compute_ms:.3f}"
+
+    @classmethod
+    def of_header(cls, text: str) -> Timing | None:
+        """Return the times of such a header; None without them."""
+        parts = {name: float(ms) for name, ms in _TIMING.findall(text)}
+        return cls(parts["queue"], parts.get("load"), parts["compute"]) if {"queue", "compute"} <= {*parts} else None
 
 
 @dataclass(slots=True)

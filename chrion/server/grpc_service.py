@@ -7,6 +7,7 @@ import contextlib
 import functools
 import hmac
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -16,10 +17,12 @@ from google.protobuf.message import DecodeError
 
 from chrion.errors import OptionError
 from chrion.server import documents
+from chrion.server.core import SERVER_TIMING, Timing
 from chrion.server.failures import RequestFailure, Status, invalid
 from chrion.server.grpc_messages import SERVICE, message, methods
 from chrion.server.options import ServerOptions
 from chrion.server.target import Answer, Target
+from chrion.server.tracing import RequestTracer
 
 log = logging.getLogger("chrion.server")
 
@@ -41,11 +44,13 @@ class GrpcService:
     Args:
         target: The models.
         token: Bearer token that every request but those for health must have; empty for none.
+        tracer: Receives the spans of requests outside streams; None for no traces.
     """
 
-    def __init__(self, target: Target, token: str = "") -> None:
+    def __init__(self, target: Target, token: str = "", tracer: RequestTracer | None = None) -> None:
         self._target = target
         self._token = token
+        self._tracer = tracer
         self._open = {"ServerLive": self._server_live, "ServerReady": self._server_ready}
         self._answers: dict[str, _Method] = self._open | {
             "ModelReady": self._model_ready,
@@ -86,14 +91,30 @@ class GrpcService:
             await _abort(context, failure)
 
     async def _infer(self, content: bytes, context: Any) -> Any:
+        began_ns = time.time_ns()
         try:
             self._authorise(context)
             remaining = context.time_remaining()
             answer = await self._run(content, remaining * 1000 if remaining is not None else float("inf"))
         except RequestFailure as failure:
+            self._trace(context, content, began_ns, failure=failure.message)
             return await _abort(context, failure)
+        self._trace(context, content, began_ns, answer)
         context.set_trailing_metadata(tuple((name.lower(), value) for name, value in answer.headers.items()))
         return answer.content
+
+    def _trace(
+        self, context: Any, content: bytes, began_ns: int, answer: Answer | None = None, failure: str = ""
+    ) -> None:
+        if self._tracer is None:
+            return
+        about = {}
+        with contextlib.suppress(DecodeError):
+            request = message("ModelInferRequest").FromString(content)
+            about = {"model": request.model_name[:200], "version": request.model_version, "request_id": request.id}
+        carrier = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        timing = Timing.of_header(answer.headers.get(SERVER_TIMING, "")) if answer else None
+        self._tracer.add(carrier, about, began_ns, timing, failure)
 
     async def _run(self, content: bytes, remaining_ms: float) -> Answer:
         """Serve an inference request, given as bytes."""
@@ -186,7 +207,7 @@ class GrpcService:
         return {}
 
 
-async def start_grpc(options: ServerOptions, target: Target) -> tuple[Any, int]:
+async def start_grpc(options: ServerOptions, target: Target, tracer: RequestTracer | None = None) -> tuple[Any, int]:
     """Start the service.
 
     Returns:
@@ -203,7 +224,7 @@ async def start_grpc(options: ServerOptions, target: Target) -> tuple[Any, int]:
         ("grpc.max_concurrent_streams", options.max_connections),
     )
     server = grpc.aio.server(options=(*_CHANNEL_OPTIONS, *limits), maximum_concurrent_rpcs=options.max_connections)
-    server.add_generic_rpc_handlers((GrpcService(target, options.token).handlers(),))
+    server.add_generic_rpc_handlers((GrpcService(target, options.token, tracer).handlers(),))
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         if options.tls:

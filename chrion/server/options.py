@@ -46,6 +46,8 @@ class ServerOptions:
     token: str = ""
     #: Files of the TLS certificate chain and its key; None for no TLS.
     tls: tuple[Path, Path] | None = None
+    #: The OpenTelemetry collector; empty for no traces.
+    otlp: str = ""
 
     def __post_init__(self) -> None:
         if self.control not in CONTROL_MODES:

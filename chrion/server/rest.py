@@ -22,9 +22,11 @@ from starlette.routing import Route
 
 from chrion.files import parse_json
 from chrion.server import documents, rest_codec
+from chrion.server.core import SERVER_TIMING, Timing
 from chrion.server.failures import RequestFailure, Status
 from chrion.server.openai_service import OpenAiService
 from chrion.server.target import Answer, Target, not_ready
+from chrion.server.tracing import RequestTracer
 
 log = logging.getLogger("chrion.server")
 
@@ -46,15 +48,23 @@ class RestService:
         body_bytes: Limit of a body's size, also when decompressed.
         token: Bearer token that every request but those for health must have; empty for none.
         generation: The OpenAI API; None without decoders.
+        tracer: Receives the spans of requests; None for no traces.
     """
 
     def __init__(
-        self, target: Target, *, body_bytes: int, token: str = "", generation: OpenAiService | None = None
+        self,
+        target: Target,
+        *,
+        body_bytes: int,
+        token: str = "",
+        generation: OpenAiService | None = None,
+        tracer: RequestTracer | None = None,
     ) -> None:
         self._target = target
         self._generation = generation
         self._body_bytes = body_bytes
         self._token = token
+        self._tracer = tracer
         self._pages = 0
         model, version = "/v2/models/{name}", "/v2/models/{name}/versions/{version}"
         routes = [
@@ -201,6 +211,24 @@ class RestService:
         return Response(status_code=200)
 
     async def _infer(self, request: Request) -> Response:
+        if self._tracer is None:
+            return await self._run(request)
+        name, version = _model_of(request)
+        about = {"model": name[:200], "version": version, "request_id": request.state.id}
+        add = functools.partial(self._tracer.add, request.headers, about, time.time_ns())
+        try:
+            response = await self._run(request)
+        except RequestFailure as failure:
+            add(failure=failure.message)
+            raise
+        except ClientDisconnect:
+            add(failure="the client left")
+            raise
+        add(Timing.of_header(response.headers.get(SERVER_TIMING, "")))
+        return response
+
+    async def _run(self, request: Request) -> Response:
+        """Serve an inference request."""
         taken = 0
         account = self._target.account
 

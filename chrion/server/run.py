@@ -26,6 +26,7 @@ from chrion.server.openai_service import OpenAiService
 from chrion.server.options import ServerOptions
 from chrion.server.rest import RestService
 from chrion.server.target import LocalTarget, Target
+from chrion.server.tracing import RequestTracer
 
 try:
     import resource
@@ -86,7 +87,6 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
     Raises:
         OptionError: An address cannot be bound, the repository cannot be read, or a TLS file is invalid.
     """
-    _allow_open_files()
     cores = physical_cores()
     generators = open_generators(options.repository, options.budgets.get(HOST, 0))
     taken = sum(served.reserved_bytes for served in generators.values())
@@ -136,8 +136,10 @@ async def answer_until_stopped(  # noqa: PLR0913, PLR0917 - what a server has
     Raises:
         OptionError: An address cannot be bound, or a TLS file is invalid.
     """
+    _allow_open_files()
+    tracer = RequestTracer(options.otlp) if options.otlp else None
     listener = _listen(*options.http)
-    rest = RestService(target, body_bytes=options.body_bytes, token=options.token, generation=generation)
+    rest = RestService(target, body_bytes=options.body_bytes, token=options.token, generation=generation, tracer=tracer)
     web = _web_server(options, rest.app)
     what = await begin()
     stop = asyncio.Event()
@@ -147,20 +149,23 @@ async def answer_until_stopped(  # noqa: PLR0913, PLR0917 - what a server has
     async with contextlib.AsyncExitStack() as stack:
         addresses = [f"http{'s' if options.tls else ''}://{_text(listener.getsockname())}"]
         if options.grpc:
-            grpc_server, port = await start_grpc(options, target)
+            grpc_server, port = await start_grpc(options, target, tracer)
             stack.push_async_callback(grpc_server.stop, 1.0)
             addresses.append(f"grpc://{_text((options.grpc[0], port))}")
         running = asyncio.create_task(web.serve(sockets=[listener]))
         waiting = asyncio.create_task(stop.wait())
         while not web.started and not running.done():  # noqa: ASYNC110 - uvicorn has no event for it
             await asyncio.sleep(0.01)
-        announce(f"serving {what} at {' and '.join(addresses)}")
+        with contextlib.suppress(OSError):  # a full disk under the log
+            announce(f"serving {what} at {' and '.join(addresses)}")
         await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
         log.info("draining", extra={"fields": {"pending": (await target.health())["pending"]}})
         waiting.cancel()
         await end()
         web.should_exit = True
         await running
+    if tracer:
+        await asyncio.to_thread(tracer.close)
     log.info("stopped")
 
 

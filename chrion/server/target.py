@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from chrion.server import documents, grpc_codec, rest_codec
 from chrion.server.catalogue import Catalogue
-from chrion.server.core import ByteAccount, Result, ServingCore
+from chrion.server.core import SERVER_TIMING, ByteAccount, Result, ServingCore
 from chrion.server.failures import RequestFailure, Status, invalid
 from chrion.server.grpc_messages import message
 from chrion.server.metrics import render_metrics
@@ -170,7 +170,7 @@ class LocalTarget:
         result = await self._core.infer(served, parsed.feeds, tuple(parsed.outputs), parsed.timeout_ms)
         build = functools.partial(rest_codec.build_response, parsed, result)
         content, json_size = await asyncio.to_thread(build) if _size(result) > _LARGE_BODY else build()
-        headers = {"Content-Type": "application/json", "Server-Timing": result.timing.header()}
+        headers = {"Content-Type": "application/json", SERVER_TIMING: result.timing.header()}
         if json_size is not None:
             headers |= {"Content-Type": "application/octet-stream", rest_codec.HEADER_LENGTH: str(json_size)}
         return Answer(content, headers)
@@ -188,7 +188,7 @@ class LocalTarget:
         timeout_ms = min(request.timeout_ms, remaining_ms)
         result = await self._core.infer(served, request.feeds, tuple(request.outputs), timeout_ms)
         content = grpc_codec.build_response(request, result).SerializeToString()
-        return Answer(content, {"Server-Timing": result.timing.header()})
+        return Answer(content, {SERVER_TIMING: result.timing.header()})
 
 
 def not_ready(reason: str) -> RequestFailure:
