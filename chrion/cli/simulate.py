@@ -15,6 +15,7 @@ from chrion.cli import outputs
 from chrion.cli.completion import complete_scenario
 from chrion.cli.console import show, show_json, step
 from chrion.cli.options import ForceOption, JsonOption
+from chrion.cli.simulate_decoder import simulate_decoders
 from chrion.errors import OptionError
 from chrion.report import capacity_tables, simulation_plots, simulation_tables
 from chrion.report.figure_table import FigureTable, key, text
@@ -22,6 +23,7 @@ from chrion.simulator import find as limits
 from chrion.simulator import overrides, results, run, sweep
 from chrion.simulator import replications as repeated
 from chrion.simulator.bundled_scenarios import scenario_descriptions
+from chrion.simulator.decoder_scenario import is_decoder_scenario
 from chrion.simulator.export import HEADER, export_requests
 from chrion.simulator.scenario import ScenarioSource, find_scenario
 
@@ -71,15 +73,16 @@ def simulate(
         return
     if not scenario:
         raise OptionError("simulate: no scenario given", hint="chrion simulate --list shows the bundled ones")
-    if ray is not None and not sweep_:
-        raise OptionError("--ray: only a sweep runs on a cluster", hint="add --sweep KEY=A,B,C")
     _check_combination(
-        find, until, {"--sweep": sweep_, "--replications": replications, "--plot": plot, "--export": export}
+        find, until, ray, {"--sweep": sweep_, "--replications": replications, "--plot": plot, "--export": export}
     )
     target = outputs.check_picture_output("--plot", plot, force=force) if plot else None
     exported = outputs.check_output("--export", export, EXPORT, force=force) if export else None
     source = find_scenario(scenario).changed(dict(map(overrides.parse_set, set_ or [])))
-    if find and until:
+    if is_decoder_scenario(source):
+        others = {"--find": find, "--replications": replications, "--export": export, "--ray": ray}
+        simulate_decoders(source, sweep_ or [], plot, others, as_json=as_json)
+    elif find and until:
         _find(source, find, limits.parse_until(until), as_json=as_json)
     elif replications is not None:
         _replicate(source, replications, workers=workers or os.cpu_count() or 1, as_json=as_json)
@@ -109,8 +112,10 @@ def _list(*, as_json: bool) -> None:
     show(table)
 
 
-def _check_combination(find: str | None, until: str | None, others: dict[str, Any]) -> None:
+def _check_combination(find: str | None, until: str | None, ray: str | None, others: dict[str, Any]) -> None:
     """Refuse options that have no meaning together."""
+    if ray is not None and not others["--sweep"]:
+        raise OptionError("--ray: only a sweep runs on a cluster", hint="add --sweep KEY=A,B,C")
     if (find is None) != (until is None):
         missing, given = ("--until", "--find") if find else ("--find", "--until")
         example = "--find servers --until 'violations<=1%'"

@@ -1,0 +1,60 @@
+"""``chrion simulate`` for a scenario with a decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from chrion.cli.console import show, show_json, step
+from chrion.errors import OptionError
+from chrion.report.decoder_tables import decoder_sweep_table, decoder_table, plot_decoder_sweep
+from chrion.simulator import overrides
+from chrion.simulator.decoder_results import summarise, sweep_decoder, sweep_to_json, to_json
+from chrion.simulator.decoder_scenario import build_decoder_scenario
+from chrion.simulator.iterations import simulate_decoder
+from chrion.simulator.scenario import ScenarioSource
+
+
+def simulate_decoders(
+    source: ScenarioSource, swept: list[str], plot: Path | None, others: Mapping[str, Any], *, as_json: bool
+) -> None:
+    """Simulate a scenario with a decoder, once or at every point of a sweep.
+
+    Args:
+        source: The scenario.
+        swept: Values of ``--sweep``.
+        plot: The picture's file, or None.
+        others: Values of options that are for scenarios with servers only, by option.
+        as_json: Print JSON.
+
+    Raises:
+        OptionError: Such an option is given, or a picture without a sweep.
+    """
+    for option, value in others.items():
+        if value:
+            raise OptionError(f"{option}: not for a scenario with a decoder", hint="use --set, --sweep and --plot")
+    if plot and not swept:
+        raise OptionError("--plot: a decoder is drawn over a sweep", hint="add --sweep rate_per_s=1,2,4")
+    if swept:
+        _sweep(source, overrides.parameter_grid([overrides.parse_sweep(text) for text in swept]), plot, as_json=as_json)
+        return
+    scenario = build_decoder_scenario(source)
+    total = scenario.requests.requests * len(scenario.policies)
+    with step(f"simulating {source.name}, {total} requests") as update:
+        found = [summarise(r) for r in simulate_decoder(scenario, lambda done: update(done, total, ""))]
+    if as_json:
+        show_json(to_json(scenario, found))
+    else:
+        show(decoder_table(scenario, found))
+
+
+def _sweep(source: ScenarioSource, points: list[dict[str, Any]], plot: Path | None, *, as_json: bool) -> None:
+    with step(f"simulating {len(points)} variants of {source.name}") as update:
+        found = sweep_decoder(source, points, lambda done: update(done, len(points), ""))
+    if plot:
+        plot_decoder_sweep(found, plot)
+    if as_json:
+        show_json(sweep_to_json(source.name, found))
+    else:
+        show(decoder_sweep_table(found))

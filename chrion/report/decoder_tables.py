@@ -1,0 +1,92 @@
+"""Tables and a picture of simulated decoders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chrion.report.categories import COLOURS
+from chrion.report.figure_table import FigureTable, key
+from chrion.report.figures import new_figure, save_figure
+from chrion.simulator.decoder_results import DecoderPoint, DecoderSummary
+from chrion.simulator.decoder_scenario import DecoderScenario
+
+_FIGURES = (
+    *("requests/s", "tokens/s", "ms/token p50", "ms/token p99", "first ms p50", "first ms p99", "between ms"),
+    *("batch", "slots", "most"),
+)
+_MARKERS = ("o", "s")
+
+
+def decoder_table(scenario: DecoderScenario, summaries: Sequence[DecoderSummary]) -> FigureTable:
+    """Return a table with a row for each policy.
+
+    *ms/token* is the latency divided by the generated tokens, *first* the time to the first token, *between* the median
+    time between two tokens, *batch* the mean number of requests of an iteration, *slots* and *most* the mean and the
+    greatest number of reserved slots.
+    """
+    title = f"{scenario.name}: {scenario.requests.requests} requests, {scenario.slots} slots for keys and values"
+    if refused := summaries[0].refused:  # the same with every policy
+        title += f", {refused} refused because they need more"
+    table = FigureTable(title, [key("policy"), *_FIGURES])
+    for summary in summaries:
+        table.add_row(summary.policy, *_figures(summary))
+    return table
+
+
+def decoder_sweep_table(points: Sequence[DecoderPoint]) -> FigureTable:
+    """Return a table with a row for each point and policy."""
+    table = FigureTable("", [*(key(name, is_text=False) for name in points[0].values), key("policy"), *_FIGURES])
+    for point in points:
+        for summary in point.summaries:
+            table.add_row(*map(str, point.values.values()), summary.policy, *_figures(summary))
+    return table
+
+
+def plot_decoder_sweep(points: Sequence[DecoderPoint], path: Path) -> None:
+    """Draw median normalised latency against throughput, one line for each policy and value of other keys (Figure 10).
+
+    Raises:
+        OptionError: matplotlib is not installed, or the file cannot be written.
+    """
+    lines: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for point in points:
+        setting = _setting(point.values)
+        for summary in point.summaries:
+            row = (summary.requests_per_s, summary.normalised_p50_ms)
+            lines.setdefault((summary.policy, setting), []).append(row)
+    figure = new_figure(7, 4.4)
+    axes = figure.subplots()
+    policies = list(dict.fromkeys(policy for policy, _ in lines))
+    settings = list(dict.fromkeys(setting for _, setting in lines))
+    for (policy, setting), rows in lines.items():
+        x, y = np.array(sorted(rows)).T
+        colour, marker = COLOURS[settings.index(setting) % len(COLOURS)], _MARKERS[policies.index(policy) % 2]
+        line = "-" if policies.index(policy) == 0 else "--"
+        axes.plot(x, y, color=colour, marker=marker, linestyle=line, markersize=4, label=f"{policy} {setting}".strip())
+    axes.set_yscale("log")
+    axes.set_xlabel("requests per second")
+    axes.set_ylabel("median latency per generated token, ms")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8)
+    save_figure(figure, path)
+
+
+def _setting(values: Mapping[str, Any]) -> str:
+    """Return the swept values that tell lines apart: all but the rate, which is the position on a line."""
+    return ", ".join(f"{name} = {value}" for name, value in values.items() if name.rsplit(".", 1)[-1] != "rate_per_s")
+
+
+def _figures(summary: DecoderSummary) -> list[str]:
+    latencies = (
+        *(summary.normalised_p50_ms, summary.normalised_p99_ms),
+        *(summary.first_token_p50_ms, summary.first_token_p99_ms, summary.between_tokens_p50_ms),
+    )
+    return [
+        *(f"{summary.requests_per_s:.2f}", f"{summary.tokens_per_s:.1f}"),
+        *("-" if np.isnan(value) else f"{value:.1f}" for value in latencies),
+        *(f"{summary.mean_batch:.2f}", f"{summary.mean_reserved:.0f}", f"{summary.most_reserved}"),
+    ]

@@ -1,0 +1,183 @@
+"""Scenarios with a decoder: its costs, how requests are batched, and the requests.
+
+A scenario file with the table ``[decoder]`` is of this kind. All keys have defaults; ``docs/simulation.md`` lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from chrion.errors import OptionError, ScenarioError
+from chrion.generation.scheduling import POLICIES
+from chrion.simulator.scenario import ScenarioSource
+from chrion.simulator.settings import above_zero, at_least, read_section, refuse_unknown
+
+#: The table that makes a scenario one of this kind.
+DECODER = "decoder"
+
+
+@dataclass(frozen=True, slots=True)
+class IterationCosts:
+    """``[decoder.costs]``: the time of an iteration as a sum of terms, in ms."""
+
+    #: For each iteration.
+    fixed_ms: float = at_least(5.0)
+    #: For each new token of a request: the matrix products.
+    token_ms: float = at_least(0.05)
+    #: For each request.
+    request_ms: float = at_least(0.05)
+    #: For each pair of a new token and a token that it attends to: the attention.
+    pair_ms: float = at_least(0.0)
+
+    @staticmethod
+    def features(tokens: Sequence[int], past: Sequence[int]) -> tuple[float, float, float, float]:
+        """Return the numbers that the terms multiply.
+
+        Args:
+            tokens: New tokens of each request.
+            past: Tokens of each request in the cache.
+        """
+        pairs = sum(new * before + new * (new + 1) / 2 for new, before in zip(tokens, past, strict=True))
+        return 1.0, float(sum(tokens)), float(len(tokens)), pairs
+
+    def iteration_ms(self, tokens: Sequence[int], past: Sequence[int]) -> float:
+        """Return the time of an iteration; see :meth:`features`."""
+        terms = (self.fixed_ms, self.token_ms, self.request_ms, self.pair_ms)
+        return sum(term * number for term, number in zip(terms, self.features(tokens, past), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """``[decoder]``: what the cache needs and has."""
+
+    #: Memory of the keys and values of one token in all layers.
+    slot_bytes: int = at_least(131_072, 1)
+    #: Memory for keys and values.
+    cache_gb: float = above_zero(2.0)
+    #: Tokens whose keys and values are kept, in place of ``cache_gb``; 0 uses that.
+    slots: int = at_least(0)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchingSpec:
+    """``[batching]``: the arguments of the scheduler."""
+
+    max_batch: int = at_least(8, 1)
+    #: Batches in flight, each on another part of the model.
+    n_workers: int = at_least(1, 1, 1000)
+    #: The most tokens of a prompt that one iteration processes; 0 for all.
+    chunk: int = at_least(0)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSpec:
+    """``[requests]``: Poisson arrivals, and lengths with uniform distributions, both ends included."""
+
+    rate_per_s: float = above_zero(1.0)
+    requests: int = at_least(1000, 1)
+    prompt_least: int = at_least(32, 1)
+    prompt_most: int = at_least(512, 1)
+    new_least: int = at_least(1, 1)
+    new_most: int = at_least(128, 1)
+
+
+_SECTIONS: Mapping[str, type] = {"decoder": DecoderSpec, "batching": BatchingSpec, "requests": GenerationSpec}
+_TOP_KEYS = ("name", "description", "seed", "policies")
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderScenario:
+    """A checked scenario with a decoder."""
+
+    name: str
+    seed: int
+    #: Names of policies of batching, all of which get the same requests.
+    policies: tuple[str, ...]
+    decoder: DecoderSpec
+    costs: IterationCosts
+    batching: BatchingSpec
+    requests: GenerationSpec
+    #: The content of the scenario file with all changes.
+    content: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def slots(self) -> int:
+        """Tokens whose keys and values have room."""
+        return self.decoder.slots or max(1, int(self.decoder.cache_gb * 1e9) // self.decoder.slot_bytes)
+
+
+def is_decoder_scenario(source: ScenarioSource) -> bool:
+    """Return whether a scenario has a decoder."""
+    return DECODER in source.content
+
+
+def build_decoder_scenario(source: ScenarioSource) -> DecoderScenario:
+    """Return the scenario of a source, with all changes and defaults, checked.
+
+    Raises:
+        OptionError: The key of a change is unknown.
+        ScenarioError: The scenario is invalid.
+    """
+    content = _changed(source.content, source.sets)
+    refuse_unknown(content, (*_TOP_KEYS, *_SECTIONS), "scenario")
+    seed, policies = content.get("seed", 0), content.get("policies", list(POLICIES))
+    if type(seed) is not int or seed < 0:
+        raise ScenarioError(f"seed = {seed!r}: expected a whole number of at least 0")
+    if not isinstance(policies, list) or not policies or not set(map(str, policies)) <= set(POLICIES):
+        raise ScenarioError(f"policies = {policies!r}: expected a list of {', '.join(POLICIES)}")
+    if len(set(policies)) < len(policies):
+        raise ScenarioError(f"policies = {policies!r}: a policy occurs twice")
+    decoder = dict(_table(content, "decoder"))
+    costs = read_section(IterationCosts, decoder.pop("costs", {}), "decoder.costs")
+    if not any((costs.fixed_ms, costs.token_ms, costs.request_ms, costs.pair_ms)):
+        raise ScenarioError("decoder.costs: expected a term above 0")
+    requests = read_section(GenerationSpec, _table(content, "requests"), "requests")
+    for name in ("prompt", "new"):
+        least, most = (getattr(requests, f"{name}_{end}") for end in ("least", "most"))
+        if least > most:
+            raise ScenarioError(f"requests.{name}_least = {least}: expected at most {name}_most = {most}")
+    return DecoderScenario(
+        name=str(content.get("name", source.name)),
+        seed=seed,
+        policies=tuple(policies),
+        decoder=read_section(DecoderSpec, decoder, "decoder"),
+        costs=costs,
+        batching=read_section(BatchingSpec, _table(content, "batching"), "batching"),
+        requests=requests,
+        content=content,
+    )
+
+
+def _table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = content.get(name, {})
+    if not isinstance(table, Mapping):
+        raise ScenarioError(f"{name}: expected a table, found {table!r}")
+    return table
+
+
+def _changed(content: Mapping[str, Any], sets: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content with some values changed, by path (``batching.max_batch``) or by the last part of it."""
+    changed = {key: dict(value) if isinstance(value, Mapping) else value for key, value in content.items()}
+    if isinstance(costs := changed.get(DECODER, {}).get("costs"), Mapping):
+        changed[DECODER]["costs"] = dict(costs)
+    for key, value in sets.items():
+        if key in _TOP_KEYS:
+            changed[key] = value
+            continue
+        *path, last = _full_path(key)
+        table = changed
+        for part in path:
+            table = table.setdefault(part, {})
+        table[last] = value
+    return changed
+
+
+def _full_path(key: str) -> list[str]:
+    paths = [f"{name}.{entry}" for name, kind in _SECTIONS.items() for entry in kind.__dataclass_fields__]
+    paths += [f"decoder.costs.{entry}" for entry in IterationCosts.__dataclass_fields__]
+    found = [path for path in paths if path == key or path.rsplit(".", 1)[-1] == key]
+    if len(found) != 1:
+        raise OptionError(f"unknown key {key!r}", hint=f"known: {', '.join(paths)}")
+    return found[0].split(".")

@@ -1,0 +1,84 @@
+"""``chrion simulate`` for scenarios with a decoder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from chrion.simulator.decoder_results import summarise
+from chrion.simulator.decoder_scenario import build_decoder_scenario
+from chrion.simulator.iterations import simulate_decoder
+from chrion.simulator.scenario import find_scenario
+from command_line import Chrion, assert_refused
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> str:
+    """Return the file of a small scenario."""
+    path = tmp_path / "decoder.toml"
+    path.write_text("[decoder]\nslots = 500\n[requests]\nrequests = 60\nrate_per_s = 2.0\n", encoding="utf-8")
+    return str(path)
+
+
+def test_a_table_and_json(cli: Chrion, scenario: str) -> None:
+    """Both have the figures of the simulation; the JSON output describes its scenario and version."""
+    summaries = [summarise(result) for result in simulate_decoder(build_decoder_scenario(find_scenario(scenario)))]
+    code, out, _ = cli("simulate", scenario)
+    assert code == 0
+    assert f"{summaries[0].refused} refused" in out
+    for summary in summaries:
+        assert any(summary.policy in line and f" {summary.requests_per_s:.2f} " in line for line in out.splitlines())
+    code, out, _ = cli("simulate", scenario, "--json")
+    found = json.loads(out)
+    assert (code, found["schema"], found["scenario"]) == (0, "chrion.decoder-simulation/1", "decoder")
+    assert found["content"]["requests"] == {"requests": 60, "rate_per_s": 2.0}
+    assert [row["normalised_p50_ms"] for row in found["policies"]] == [s.normalised_p50_ms for s in summaries]
+
+
+def test_a_sweep_with_a_picture(cli: Chrion, scenario: str, tmp_path: Path) -> None:
+    """Every point is simulated; the picture is written."""
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "curve.svg"
+    sweeps = ("--sweep", "max_batch=1,4", "--sweep", "rate_per_s=1,2")
+    code, out, _ = cli("simulate", scenario, *sweeps, "--json", "--plot", str(picture))
+    points = json.loads(out)["points"]
+    assert code == 0
+    assert [tuple(point["values"].values()) for point in points] == [(1, 1), (1, 2), (4, 1), (4, 2)]
+    assert picture.read_text(encoding="utf-8").lstrip().startswith("<?xml")
+    code, out, _ = cli("simulate", scenario, *sweeps)
+    assert code == 0
+    assert "written" not in out
+
+
+def test_a_value_of_json_without_requests_is_null(cli: Chrion, scenario: str) -> None:
+    """If no request fits, latencies are null, which JSON allows, in place of NaN."""
+    code, out, _ = cli("simulate", scenario, "--set", "slots=1", "--set", "prompt_least=9", "--json")
+    assert code == 0
+    assert [row["normalised_p50_ms"] for row in json.loads(out)["policies"]] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "about"),
+    [
+        (("--find", "servers", "--until", "violations<=1%"), "--find: not for a scenario with a decoder"),
+        (("--replications", "3"), "--replications: not for a scenario with a decoder"),
+        (("--export", "requests.csv"), "--export: not for a scenario with a decoder"),
+        (("--plot", "run.svg"), "--plot: a decoder is drawn over a sweep"),
+        (("--set", "gpu_memory_gb=3"), "unknown key 'gpu_memory_gb'"),
+        (("--sweep", "max_batch=0,1"), "batching.max_batch = 0: expected a number of at least 1"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(
+    cli: Chrion,
+    scenario: str,
+    arguments: tuple[str, ...],
+    about: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Options and keys of server scenarios are refused, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    assert_refused(cli("simulate", scenario, *arguments), about)
+    assert [path.name for path in tmp_path.iterdir()] == ["decoder.toml"]

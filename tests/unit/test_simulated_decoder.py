@@ -1,0 +1,305 @@
+"""Simulated decoders against queueing theory, arithmetic, and a transcription of Orca's Algorithm 2 in SimPy."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import simpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chrion.errors import ChrionError
+from chrion.simulator.decoder_scenario import DecoderScenario, IterationCosts, build_decoder_scenario
+from chrion.simulator.iterations import DecoderResult, draw_requests, fit_costs, simulate_decoder
+from chrion.simulator.scenario import ScenarioSource
+
+
+def scenario(**sections: Any) -> DecoderScenario:
+    """Return a scenario; sections are tables of its file."""
+    return build_decoder_scenario(ScenarioSource("test", {"decoder": {}, **sections}, Path()))
+
+
+def fixed_lengths(prompt: int, new: int, **others: float) -> dict[str, float]:
+    """Return a table of requests of equal lengths."""
+    return {"prompt_least": prompt, "prompt_most": prompt, "new_least": new, "new_most": new, **others}
+
+
+def only_fixed(fixed_ms: float, **decoder: float) -> dict[str, Any]:
+    """Return the table of a decoder whose iterations all take the same time."""
+    return {"costs": {"fixed_ms": fixed_ms, "token_ms": 0, "request_ms": 0, "pair_ms": 0}, **decoder}
+
+
+@pytest.mark.parametrize("load", [0.3, 0.8])
+def test_one_token_and_no_batches_are_a_queue_of_constant_service(load: float) -> None:
+    """M/D/1: a request waits for load x service / (2 (1 - load)) on average (Pollaczek and Khinchine)."""
+    service_ms = 10.0
+    for result in simulate_decoder(
+        scenario(
+            decoder=only_fixed(service_ms),
+            batching={"max_batch": 1},
+            requests=fixed_lengths(1, 1, rate_per_s=100 * load, requests=60_000),
+        )
+    ):
+        waits_ms = result.normalised_ms - service_ms
+        assert waits_ms.mean() == pytest.approx(load * service_ms / (2 * (1 - load)), rel=0.06)
+        assert result.first_token_ms.mean() == pytest.approx(result.normalised_ms.mean())
+
+
+def test_the_cost_of_an_iteration() -> None:
+    """Two requests of 3 and 1 new tokens after 0 and 4: 4 tokens, and 1 + 2 + 3 + 5 pairs."""
+    costs = IterationCosts(fixed_ms=100.0, token_ms=10.0, request_ms=1.0, pair_ms=0.01)
+    assert costs.iteration_ms([3, 1], [0, 4]) == pytest.approx(100 + 40 + 2 + 0.11)
+
+
+def test_one_request_alone() -> None:
+    """A prompt of 5 tokens and 3 new ones take one iteration of 5 tokens and two of one."""
+    decoder = {"costs": {"fixed_ms": 2.0, "token_ms": 1.0, "request_ms": 0.5, "pair_ms": 0.25}}
+    (result,) = simulate_decoder(
+        scenario(decoder=decoder, policies=["iteration"], requests=fixed_lengths(5, 3, requests=1))
+    )
+    first_ms = 2 + 5 + 0.5 + 0.25 * 15
+    assert result.first_token_ms == pytest.approx([first_ms])
+    assert result.between_tokens_ms == pytest.approx([(2 * (2 + 1 + 0.5) + 0.25 * (6 + 7)) / 2])
+    assert (result.iterations, result.mean_batch, result.most_reserved) == (3, 1.0, 7)
+
+
+def test_a_prompt_in_chunks() -> None:
+    """A prompt of 5 tokens in chunks of 2 takes three iterations, the last of which gives the first token."""
+    (result,) = simulate_decoder(
+        scenario(
+            decoder=only_fixed(10.0),
+            policies=["iteration"],
+            batching={"chunk": 2},
+            requests=fixed_lengths(5, 1, requests=1),
+        )
+    )
+    assert (result.iterations, result.first_token_ms[0]) == (3, pytest.approx(30.0))
+
+
+def test_throughput_at_saturation() -> None:
+    """Iteration-level: every iteration is full. Request-level: a batch takes as long as its longest request.
+
+    With B = 8 and n tokens uniform from 1 to 64 the means are B / (E[n] t) and B / (E[max of B] t).
+    """
+    batch, most, iteration_ms = 8, 64, 10.0
+    results = simulate_decoder(
+        scenario(
+            decoder=only_fixed(iteration_ms),
+            policies=["iteration", "request"],
+            batching={"max_batch": batch},
+            requests=fixed_lengths(1, 1, rate_per_s=1e4, requests=8000, new_most=most),
+        )
+    )
+    at_most = np.arange(1, most + 1) / most
+    longest = float((np.arange(1, most + 1) * np.diff(at_most**batch, prepend=0.0)).sum())
+    for result, tokens in zip(results, ((1 + most) / 2, longest), strict=True):
+        assert result.requests_per_s == pytest.approx(1e3 * batch / (tokens * iteration_ms), rel=0.02)
+        assert result.served == 8000
+
+
+def test_workers_overlap() -> None:
+    """With two workers and enough requests, two batches are in flight, and throughput doubles."""
+    found = [
+        simulate_decoder(
+            scenario(
+                decoder=only_fixed(10.0),
+                policies=["iteration"],
+                batching={"max_batch": 4, "n_workers": workers},
+                requests=fixed_lengths(1, 8, rate_per_s=1e4, requests=800),
+            )
+        )[0].requests_per_s
+        for workers in (1, 2)
+    ]
+    assert found[1] / found[0] == pytest.approx(2.0, rel=0.02)
+
+
+def test_slots_are_never_exceeded_and_requests_without_room_are_refused() -> None:
+    """A request of prompt p and n new tokens needs p + n - 1 slots."""
+    spec = {"prompt_least": 1, "prompt_most": 40, "new_least": 1, "new_most": 40, "requests": 500, "rate_per_s": 50.0}
+    checked = scenario(decoder=only_fixed(5.0, slots=60), requests=spec)
+    workload = draw_requests(checked)
+    too_long = int((workload.prompts + workload.new - 1 > 60).sum())
+    assert too_long > 0
+    for result in simulate_decoder(checked):
+        assert result.refused == too_long
+        assert result.most_reserved <= 60
+        assert 0 < result.mean_reserved <= result.most_reserved
+        assert np.isnan(result.ends_ms).sum() == too_long
+
+
+def literal_orca(checked: DecoderScenario) -> tuple[list[float], list[float]]:  # noqa: PLR0915 - one algorithm
+    """Return when requests get their first token and end, by Algorithm 2 as published, on SimPy's clock."""
+    workload, batching = draw_requests(checked), checked.batching
+    environment = simpy.Environment()
+    workers = [simpy.Resource(environment, 1) for _ in range(batching.n_workers)]
+    pool: list[dict[str, Any]] = []
+    state = {"reserved": 0, "scheduled": 0}
+    news = [environment.event()]
+
+    def tell() -> None:
+        news[0].succeed()
+        news[0] = environment.event()
+
+    def client() -> Generator[simpy.Event, Any, None]:
+        for number, at in enumerate(workload.arrivals_ms):
+            yield environment.timeout(float(at) - environment.now)
+            prompt, new = int(workload.prompts[number]), int(workload.new[number])
+            if prompt + new - 1 <= checked.slots:
+                entry = {"number": number, "state": "INITIATION", "prompt": prompt, "new": new, "past": 0, "made": 0}
+                pool.append(entry)
+                tell()
+
+    def select() -> list[dict[str, Any]]:
+        batch: list[dict[str, Any]] = []
+        for request in [r for r in pool if r["state"] != "RUNNING"]:
+            if len(batch) == batching.max_batch:
+                break
+            if request["state"] == "INITIATION":
+                needed = request["prompt"] + request["new"] - 1
+                if state["reserved"] + needed > checked.slots:
+                    break
+                state["reserved"] += needed
+            batch.append(request)
+        return batch
+
+    def engine(batch: list[dict[str, Any]]) -> Generator[simpy.Event, Any, None]:
+        tokens = [1 if r["past"] else r["prompt"] for r in batch]
+        span = checked.costs.iteration_ms(tokens, [r["past"] for r in batch])
+        for worker in workers:
+            with worker.request() as turn:
+                yield turn
+                yield environment.timeout(span / len(workers))
+        for request, count in zip(batch, tokens, strict=True):
+            request["past"] += count
+            request["made"] += 1
+            request["state"] = "INCREMENT"
+            if request["made"] == 1:
+                first[request["number"]] = environment.now
+            if request["made"] == request["new"]:
+                ends[request["number"]] = environment.now
+                state["reserved"] -= request["prompt"] + request["new"] - 1
+                pool.remove(request)
+        state["scheduled"] -= 1
+        tell()
+
+    def scheduler() -> Generator[simpy.Event, Any, None]:
+        while True:
+            batch = select() if state["scheduled"] < batching.n_workers else []
+            if not batch:
+                yield news[0]
+                continue
+            for request in batch:
+                request["state"] = "RUNNING"
+            state["scheduled"] += 1
+            environment.process(engine(batch))
+
+    count = len(workload.arrivals_ms)
+    first, ends = [float("nan")] * count, [float("nan")] * count
+    environment.process(client())
+    environment.process(scheduler())
+    environment.run()
+    return first, ends
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.fixed_dictionaries({"max_batch": st.integers(1, 6), "n_workers": st.integers(1, 3)}),
+    st.integers(20, 200),
+    st.floats(5.0, 400.0),
+    st.integers(0, 1000),
+)
+def test_iteration_level_scheduling_is_orcas(batching: dict[str, int], slots: int, rate: float, seed: int) -> None:
+    """Requests get their first tokens and end at the times of the literal transcription."""
+    checked = scenario(
+        seed=seed,
+        policies=["iteration"],
+        decoder={"slots": slots, "costs": {"fixed_ms": 3.0, "token_ms": 0.7, "request_ms": 0.2, "pair_ms": 0.01}},
+        batching=batching,
+        requests={"requests": 60, "rate_per_s": rate, "prompt_most": 40, "new_most": 20},
+    )
+    (result,) = simulate_decoder(checked)
+    first, ends = literal_orca(checked)
+    np.testing.assert_allclose(result.first_ms, first)
+    np.testing.assert_allclose(result.ends_ms, ends)
+
+
+def test_costs_are_fitted_to_measured_iterations() -> None:
+    """Exact times give the costs back; a term that would be below zero is left out."""
+    rng = np.random.default_rng(0)
+    batches = [(rng.integers(1, 50, size), rng.integers(0, 500, size)) for size in rng.integers(1, 9, 100)]
+    costs = IterationCosts(3.0, 0.25, 0.5, 0.002)
+    found = fit_costs(batches, [costs.iteration_ms(*batch) for batch in batches])
+    for name in ("fixed_ms", "token_ms", "request_ms", "pair_ms"):
+        assert getattr(found, name) == pytest.approx(getattr(costs, name))
+    falling = fit_costs(batches, [1000.0 / len(batch[0]) for batch in batches])
+    assert min(falling.fixed_ms, falling.token_ms, falling.request_ms, falling.pair_ms) >= 0.0
+
+
+def test_the_same_requests_for_all_policies() -> None:
+    """Policies are compared on equal requests, and a seed gives the same results again."""
+    results = simulate_decoder(scenario(requests={"requests": 50}))
+    assert [result.policy for result in results] == ["iteration", "request"]
+    assert results[0].workload is results[1].workload
+    again = simulate_decoder(scenario(requests={"requests": 50}))
+    for one, other in zip(results, again, strict=True):
+        np.testing.assert_array_equal(one.ends_ms, other.ends_ms)
+
+
+def test_progress_ends_with_all_requests() -> None:
+    """The number never falls, and ends with the requests of all policies."""
+    told: list[int] = []
+    simulate_decoder(scenario(requests={"requests": 600, "rate_per_s": 3.0}), told.append)
+    assert told == sorted(told)
+    assert told[-1] == 1200
+    assert len(told) > 4
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"batching": {"max_batsh": 3}}, "batching: unknown key 'max_batsh'"),
+        ({"batching": {"max_batch": 0}}, "batching.max_batch = 0: expected a number of at least 1"),
+        ({"decoder": {"costs": {"fixed_ms": "3"}}}, "decoder.costs.fixed_ms = '3': expected a number"),
+        ({"decoder": only_fixed(0.0)}, "decoder.costs: expected a term above 0"),
+        ({"policies": ["fifo"]}, "policies = ['fifo']: expected a list of iteration, request"),
+        ({"policies": ["request", "request"]}, "policies = ['request', 'request']: a policy occurs twice"),
+        ({"seed": -1}, "seed = -1: expected a whole number of at least 0"),
+        ({"requests": {"new_least": 9, "new_most": 3}}, "requests.new_least = 9: expected at most new_most = 3"),
+        ({"requests": 3}, "requests: expected a table, found 3"),
+        ({"models": []}, "scenario: unknown key 'models'"),
+    ],
+)
+def test_errors_name_the_key(sections: dict[str, Any], message: str) -> None:
+    """A scenario that is not valid is refused before the simulation."""
+    with pytest.raises(ChrionError) as found:
+        scenario(**sections)
+    assert str(found.value).startswith(message)
+
+
+def test_values_are_changed_by_key() -> None:
+    """A key is a path or its last part; the source is not changed."""
+    source = ScenarioSource("test", {"decoder": {"costs": {"fixed_ms": 4.0}}}, Path())
+    changed = build_decoder_scenario(source.changed({"max_batch": 3, "decoder.costs.token_ms": 0.5, "seed": 7}))
+    assert (changed.batching.max_batch, changed.costs.token_ms, changed.costs.fixed_ms, changed.seed) == (
+        3,
+        0.5,
+        4.0,
+        7,
+    )
+    assert build_decoder_scenario(source).batching.max_batch == 8
+    with pytest.raises(ChrionError, match="unknown key 'batch'"):
+        build_decoder_scenario(source.changed({"batch": 3}))
+
+
+def test_figures_of_a_result_without_requests() -> None:
+    """If all requests are refused there are no latencies, and no division fails."""
+    results: tuple[DecoderResult, ...] = simulate_decoder(
+        scenario(decoder=only_fixed(1.0, slots=1), requests=fixed_lengths(5, 5, requests=3))
+    )
+    for result in results:
+        assert (result.served, result.refused, result.requests_per_s) == (0, 3, 0.0)
+        assert len(result.normalised_ms) == len(result.first_token_ms) == 0
