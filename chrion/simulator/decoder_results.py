@@ -108,8 +108,7 @@ def to_json(scenario: DecoderScenario, summaries: Sequence[DecoderSummary]) -> d
 def sweep_to_json(name: str, points: Sequence[DecoderPoint]) -> dict[str, Any]:
     """Return the results of a sweep as plain data for JSON."""
     rows = [
-        {"values": dict(point.values), "policies": [plain(summary) for summary in point.summaries]}
-        for point in points
+        {"values": dict(point.values), "policies": [plain(summary) for summary in point.summaries]} for point in points
     ]
     return {"schema": SWEEP_SCHEMA, "chrion": __version__, "scenario": name, "points": rows}
 

@@ -6,7 +6,7 @@ A scenario file with the table ``[decoder]`` is of this kind. All keys have defa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from chrion.errors import OptionError, ScenarioError
@@ -175,8 +175,8 @@ def _changed(content: Mapping[str, Any], sets: Mapping[str, Any]) -> dict[str, A
 
 
 def _full_path(key: str) -> list[str]:
-    paths = [f"{name}.{entry}" for name, kind in _SECTIONS.items() for entry in kind.__dataclass_fields__]
-    paths += [f"decoder.costs.{entry}" for entry in IterationCosts.__dataclass_fields__]
+    sections = {**_SECTIONS, "decoder.costs": IterationCosts}
+    paths = [f"{name}.{entry.name}" for name, kind in sections.items() for entry in fields(kind)]
     found = [path for path in paths if path == key or path.rsplit(".", 1)[-1] == key]
     if len(found) != 1:
         raise OptionError(f"unknown key {key!r}", hint=f"known: {', '.join(paths)}")

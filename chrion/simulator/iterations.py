@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -113,11 +114,15 @@ def simulate_decoder(
         progress: Called repeatedly with the number of requests that have ended or were refused, over all policies.
     """
     workload = draw_requests(scenario)
-    found = []
-    for at, policy in enumerate(scenario.policies):
-        before = at * len(workload.arrivals_ms)
-        found.append(_Run(scenario, policy, workload).result(lambda done, before=before: progress(before + done)))
-    return tuple(found)
+    count = len(workload.arrivals_ms)
+    return tuple(
+        _Run(scenario, policy, workload).result(partial(_add, progress, at * count))
+        for at, policy in enumerate(scenario.policies)
+    )
+
+
+def _add(progress: Callable[[int], None], before: int, done: int) -> None:
+    progress(before + done)
 
 
 class _Run:
