@@ -2,7 +2,7 @@
 
 Jiang et al., *Mixtral of experts* (2024): self-attention, then a router that selects the best two of the experts for
 every step; an expert is a SwiGLU that computes only the steps that selected it. The metadata of the model states how
-probably a step selects each expert; see :mod:`chrion.graph.usage`.
+probably a request uses each expert; see :mod:`chrion.graph.usage`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def build_moe(spec: MoeSpec, store: WeightsFile | None = None) -> onnx.ModelProt
             x = net.self_attention(x, rotation, mask)
             x = net.op("Add", x, net.mixture(net.rms_norm(x), first))
         for expert, share in enumerate(selection_shares(first)):
-            usage[f"*block{at}/expert{expert}/*"] = round(float(share), 6)
+            used = 1 - (1 - share) ** (spec.batch * spec.seq)  # by at least one step
+            usage[f"*block{at}/expert{expert}/*"] = round(float(used), 6)
     net.output(net.rms_norm(x), "Y", [spec.batch, spec.seq, spec.hidden])
     return net.model("moe", {USAGE_KEY: json.dumps(usage)})
 

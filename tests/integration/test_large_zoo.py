@@ -127,9 +127,10 @@ def test_stated_shares_are_those_of_the_router(skew: float) -> None:
     drawn = np.log(first) + np.random.default_rng(0).gumbel(size=(steps, experts))
     found = np.bincount(np.argsort(-drawn, axis=1)[:, :2].ravel(), minlength=experts) / steps
     np.testing.assert_allclose(found, shares, atol=0.03)
-    model = build("moe", {**MOE, "experts": experts, "skew": skew, "hidden": 64, "batch": 1, "seq": 1})
-    stated = json.loads(next(p.value for p in model.metadata_props if p.key == USAGE_KEY))
-    assert list(stated.values()) == pytest.approx(list(shares), abs=1e-6)
+    for seq in (1, 5):  # an expert is used if any of the steps selects it
+        model = build("moe", {**MOE, "experts": experts, "skew": skew, "hidden": 64, "batch": 1, "seq": seq})
+        stated = json.loads(next(p.value for p in model.metadata_props if p.key == USAGE_KEY))
+        assert list(stated.values()) == pytest.approx(list(1 - (1 - shares) ** seq), abs=1e-6)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"*": 0}', '{"*": 1.5}', '{"*": "1"}', '{"*": true}', "[" * 100_000])

@@ -38,14 +38,32 @@ def test_operators_without_weights_follow_their_neighbours() -> None:
     dag = Dag.from_edges(3, [(0, 1), (1, 2)], [100, 100])
     dag = replace(dag, weights=((0,), (), (1,)), weight_bytes=(10, 20))
     costs = uniform_costs(dag, accelerator_ms=0.1)
-    found = list(offload_lanes(dag, costs, [(0,), (1,), (2,)]))
+    found = list(offload_lanes(dag, costs, 48, 1000))
     # The third gains no more than the first and is larger, so it is selected only together with it. Each selection is
     # tried with the small operator on the accelerator, and with it where its input is made.
-    assert found == [(1, 0, 1), (1, 1, 1), (0, 0, 1), (0, 0, 1), (0, 0, 0), (0, 0, 0)]
+    assert found[:6] == [(1, 0, 1), (1, 1, 1), (0, 0, 1), (0, 0, 1), (0, 0, 0), (0, 0, 0)]
+    # In order and from the end, the policies that fill the memory stop before a weight.
+    assert found[6:] == [(0, 0, 1), (1, 0, 0)]
+
+
+def test_a_small_shared_weight_joins_no_groups() -> None:
+    """Two operators with large weights of their own and a small one in common are placed independently."""
+    dag = replace(Dag.from_edges(2, []), weights=((0, 2), (1, 2)), weight_bytes=(100, 200, 10))
+    found = set(offload_lanes(dag, uniform_costs(dag, accelerator_ms=0.1), 48, 1000))
+    assert {(1, 1), (0, 1), (0, 0)} <= found
+
+
+def test_large_graphs_have_fewer_placements() -> None:
+    """The number of selections is limited by the operators in all of them, but never below two."""
+    dag = replace(Dag.from_edges(8, []), weights=tuple((i,) for i in range(8)), weight_bytes=(10,) * 8)
+    costs = uniform_costs(dag, accelerator_ms=0.1)
+    limits = ((99, 99), (4, 99), (9, 8))
+    counts = [len(list(offload_lanes(dag, costs, *limit))) for limit in limits]
+    assert counts == [2 * 9 + 14, 2 * 4 + 8, 2 * 2 + 4]
 
 
 def test_unsupported_operators_stay_on_the_core() -> None:
     """An operator that the accelerator does not support is never placed there."""
     dag = replace(Dag.from_edges(2, [(0, 1)], [4]), weights=((0,), (1,)), weight_bytes=(10, 20))
     costs = replace(uniform_costs(dag), accelerator_ms=(0.1, float("inf")))
-    assert {lanes[1] for lanes in offload_lanes(dag, costs, [(0,), (1,)])} == {1}
+    assert {lanes[1] for lanes in offload_lanes(dag, costs, 48, 1000)} == {1}

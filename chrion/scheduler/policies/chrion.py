@@ -30,7 +30,7 @@ from chrion.scheduler.search.initial_solutions import LARGE, GraphFacts, Initial
 from chrion.scheduler.search.local_search import LocalSearch
 from chrion.scheduler.search.machines import contains, sub_machines
 from chrion.scheduler.search.pareto import descend, paper_figures, pareto_points, resident_figures, sample_evenly
-from chrion.scheduler.search.wide_lanes import widen
+from chrion.scheduler.search.wide_lanes import widen, widen_offloaded
 
 #: Prices of memory, as powers of two times the price at which latency and memory have the same weight: for graphs of at
 #: most so many operators.
@@ -91,7 +91,7 @@ class PortfolioSearch:
             found.append((machine, self._solve(machine, smaller)))
         self.solutions = found[-1][1]
         for machine, known in found:
-            self._widen(machine, known)
+            self._widen(machine, known, largest=machine is found[-1][0])
 
     def _solve(
         self, machine: Costs, smaller: Sequence[Mapping[int | None, list[Solution]]]
@@ -116,14 +116,15 @@ class PortfolioSearch:
             self._spread(known, smaller, searches)
         return {chunk: undominated(solutions) for chunk, solutions in known.items()}
 
-    def _widen(self, machine: Costs, known: Mapping[int | None, list[Solution]]) -> None:
+    def _widen(self, machine: Costs, known: Mapping[int | None, list[Solution]], *, largest: bool) -> None:
         """Add solutions of one sub-machine in which lanes have several cores, if the best variants have any."""
         ranked = sorted(known, key=lambda chunk: min(s.timeline.latency_ms for s in known[chunk]))
         streams = machine.streams if machine.accelerator_ms is not None else 0
         for chunk in ranked[:_VARIANTS_IMPROVED]:
             limited = self._variants[chunk][1].limited_to(machine.cores, streams)
             wide = widen(self._facts[chunk], limited, known[chunk], by_units_only=chunk is not None)
-            self.solutions[chunk] = [*self.solutions[chunk], *wide]
+            offloaded = widen_offloaded(self._facts[chunk], limited) if largest and chunk is None else []
+            self.solutions[chunk] = [*self.solutions[chunk], *wide, *undominated(offloaded)]
 
     def _spread(
         self,

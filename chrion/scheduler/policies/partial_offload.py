@@ -8,7 +8,8 @@
 
 What fits is judged by the resident memory of the placement, like the budget of every other policy. onnxruntime's own
 sum counts more, since it releases no activation, so it would place no more operators than these baselines. Operators
-that the accelerator does not support, and those that do not fit, run on one CPU core.
+that the accelerator does not support, and those that do not fit, run one after another on the CPU, each on as many
+cores as is best for all: the threads within an operator of a plain session.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
@@ -31,7 +33,7 @@ _LAYER = re.compile(r"(.*?(?:^|[/._:])(?:layers?|blocks?|h|stages?)[._]?\d+)(?=[
 
 def first_fit(dag: Dag, costs: Costs, _alpha: float) -> Schedule:
     """Return the schedule of ``first-fit`` without a budget."""
-    return fill(dag, costs, _one_by_one(dag), math.inf)
+    return fill(dag, costs, one_by_one(dag), math.inf)
 
 
 def last_layers(dag: Dag, costs: Costs, _alpha: float) -> Schedule:
@@ -41,7 +43,7 @@ def last_layers(dag: Dag, costs: Costs, _alpha: float) -> Schedule:
 
 def first_fit_solutions(task: PlanningTask) -> list[VariantSolution]:
     """Return the solution of ``first-fit`` within the task's budget."""
-    return _solutions(task, _one_by_one(task.graph.dag), "first-fit")
+    return _solutions(task, one_by_one(task.graph.dag), "first-fit")
 
 
 def last_layers_solutions(task: PlanningTask) -> list[VariantSolution]:
@@ -92,7 +94,7 @@ def fill(dag: Dag, costs: Costs, units: Sequence[Sequence[int]], budget_mb: floa
     return Schedule(order, lanes, max(lanes, default=0))
 
 
-def _one_by_one(dag: Dag) -> list[list[int]]:
+def one_by_one(dag: Dag) -> list[list[int]]:
     """Return the operators in the order of the model's nodes, which onnxruntime has sorted topologically."""
     return [[i] for i in range(len(dag))]
 
@@ -109,4 +111,14 @@ def _solutions(task: PlanningTask, units: Sequence[Sequence[int]], origin: str) 
     dag = task.graph.dag
     problem = Problem(dag, task.costs_of(dag))
     schedule = fill(dag, problem.costs, units, task.budget_mb)
-    return [VariantSolution(0.0, problem.evaluate(schedule, origin=origin), None, task.graph)]
+    solutions = [
+        problem.evaluate(_widened(schedule, width) if width > 1 else schedule, origin=origin)
+        for width in (1, *(problem.costs.widths if schedule.cores else ()))
+    ]
+    best = min(solutions, key=lambda solution: solution.timeline.latency_ms)
+    return [VariantSolution(0.0, best, None, task.graph)]
+
+
+def _widened(schedule: Schedule, width: int) -> Schedule:
+    """Return the schedule with all operators of the CPU on several cores."""
+    return replace(schedule, cores=width, widths=tuple(width if lane else 1 for lane in schedule.lanes))

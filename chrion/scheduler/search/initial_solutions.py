@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from chrion.graph.dag import Dag
@@ -46,6 +47,8 @@ from chrion.scheduler.search.weight_groups import offload_lanes
 
 #: Graphs of more operators have fewer initial solutions, and only one of each machine is improved.
 LARGE = 2_000
+#: The most placements of weight groups, and the most operators in all of them; on one core, and by HEFT.
+_OFFLOADED, _OFFLOADED_BY_HEFT = (48, 50_000), (24, 10_000)
 
 
 class GraphFacts:
@@ -119,8 +122,8 @@ class InitialSolutions:
             if n <= LARGE or len(self.facts.groups.members) < n:  # else a group is an operator
                 yield from self._grouped()
         yield from self._by_finish(alphas)
-        if costs.cores == 1 and self._streams == 1 and not self._by_units_only:
-            yield from self._offloaded()
+        if costs.cores and self._streams == 1 and not self._by_units_only:
+            yield from self.offloaded()
         if n <= LARGE and not self._by_units_only:
             yield from self._of_other_policies()
 
@@ -149,11 +152,23 @@ class InitialSolutions:
         for schedule in _up_to_cpu(place_by_finish(lanes, order, alpha) for alpha in alphas):
             yield from self._as_it_stands_and_by_units(schedule, "heft")
 
-    def _offloaded(self) -> Iterator[Solution]:
-        """Yield placements of weight groups for increasing amounts of accelerator memory."""
+    def offloaded(self) -> Iterator[Solution]:
+        """Yield placements of weight groups for increasing amounts of accelerator memory.
+
+        On several cores, HEFT chooses the lanes of operators, of which only the placed ones may use the accelerator.
+        """
         problem = self.problem
-        for lanes in offload_lanes(problem.dag, problem.costs, self.facts.groups.members):
-            yield problem.evaluate(Schedule(self._order, lanes, 1), origin="weight groups")
+        dag, costs = problem.dag, problem.costs
+        single = costs.cores == 1
+        order = () if single else by_rank(dag, upward_ranks(self._lanes))
+        limits = _OFFLOADED if single else _OFFLOADED_BY_HEFT
+        for lanes in dict.fromkeys(offload_lanes(dag, costs, *limits)):
+            if single:
+                yield problem.evaluate(Schedule(self._order, lanes, 1), origin="weight groups")
+                continue
+            pairs = zip(costs.accelerator_ms or (), lanes, strict=True)
+            placed = replace(costs, accelerator_ms=tuple(math.inf if lane else ms for ms, lane in pairs))
+            yield problem.evaluate(place_by_finish(Lanes(dag, placed), order), origin="weight groups")
 
     def _of_other_policies(self) -> Iterator[Solution]:
         """Yield the schedules of published policies that do not weigh memory."""

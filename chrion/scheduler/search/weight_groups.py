@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from chrion.graph.dag import Dag
 from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
+from chrion.scheduler.policies.partial_offload import layer_units, one_by_one
 
-#: Selections that are kept after each group, and the most that are returned; fewer for graphs with so many operators
-#: that the returned ones would have more than the last number in all.
+#: Selections that are kept after each group.
 _KEPT = 512
-_RETURNED, _RETURNED_OPERATORS = 48, 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +56,54 @@ def knapsack(sizes: Sequence[int], gains_ms: Sequence[float], kept: int = _KEPT)
     return front
 
 
-def offload_lanes(dag: Dag, costs: Costs, members: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
+def offload_lanes(dag: Dag, costs: Costs, most: int, operators: int) -> Iterator[tuple[int, ...]]:
     """Yield lanes of all operators for increasing amounts of accelerator memory, on one core and one accelerator lane.
 
     Each selection of groups is tried with the operators without weights on the accelerator, and with each of them on
-    the device that most of the values that it reads come from.
+    the device that most of the values that it reads come from. The placements of policies that fill the memory in a
+    fixed order are tried as well.
 
     Args:
         dag: The graph.
         costs: The machine's costs.
-        members: The operators of each group.
+        most: The most selections; at least two are tried.
+        operators: The most operators in all selections together, which limits their number for large graphs.
     """
     accelerator_ms = costs.accelerator_ms or (math.inf,) * len(dag)
-    units = [[i for i in group if accelerator_ms[i] < math.inf] for group in members]
-    weights = [{w for i in unit for w in dag.weights[i]} for unit in units]
-    sizes = [sum(dag.weight_bytes[w] for w in own) for own in weights]
+    units = _units(dag, [i for i in range(len(dag)) if accelerator_ms[i] < math.inf])
+    sizes = [sum(dag.weight_bytes[w] for w in {w for i in unit for w in dag.weights[i]}) for unit in units]
     gains = [sum(costs.cpu_ms[0][i] - accelerator_ms[i] for i in unit) for unit in units]
-    heavy = [g for g, size in enumerate(sizes) if size]
-    light = {i for g, unit in enumerate(units) if not sizes[g] for i in unit}
-    returned = max(2, min(_RETURNED, _RETURNED_OPERATORS // max(1, len(dag))))
-    for selection in _thin(knapsack([sizes[g] for g in heavy], [gains[g] for g in heavy]), returned):
-        placed = {i for at, g in enumerate(heavy) if selection.groups >> at & 1 for i in units[g]}
+    light = {i for i, ms in enumerate(accelerator_ms) if ms < math.inf and not dag.weights[i]}
+    returned = max(2, min(most, operators // max(1, len(dag))))
+    for selection in _thin(knapsack(sizes, gains), returned):
+        placed = {i for g, unit in enumerate(units) if selection.groups >> g & 1 for i in unit}
         yield tuple(int(i not in placed and i not in light) for i in range(len(dag)))
         yield _follow(dag, [int(i not in placed) for i in range(len(dag))], light)
+    for order in (one_by_one(dag), layer_units(dag)):
+        yield from _prefixes(dag, accelerator_ms, order, returned)
+
+
+def _prefixes(
+    dag: Dag, accelerator_ms: Sequence[float], order: Sequence[Sequence[int]], most: int
+) -> Iterator[tuple[int, ...]]:
+    """Yield the placements at which a policy that fills the memory in a fixed order stops: before a large weight."""
+    sizes = [sum(dag.weight_total(i) for i in unit) for unit in order]
+    stops = [at for at, size in enumerate(sizes) if at and size * 100 >= sum(sizes)]
+    for stop in stops[:: math.ceil(len(stops) / most) or 1]:
+        placed = {i for unit in order[:stop] for i in unit if accelerator_ms[i] < math.inf}
+        yield tuple(int(i not in placed) for i in range(len(dag)))
+
+
+def _units(dag: Dag, operators: Sequence[int]) -> list[list[int]]:
+    """Return the groups of those of the operators that have weights: the ones whose largest weight is the same.
+
+    Smaller weights that many operators share, such as masks and tables of positions, join no groups.
+    """
+    found: dict[int, list[int]] = {}
+    for i in operators:
+        if dag.weights[i]:
+            found.setdefault(max(dag.weights[i], key=lambda w: (dag.weight_bytes[w], w)), []).append(i)
+    return list(found.values())
 
 
 def _follow(dag: Dag, lanes: list[int], light: set[int]) -> tuple[int, ...]:

@@ -64,6 +64,19 @@ def widen(facts: GraphFacts, costs: Costs, known: Sequence[Solution], *, by_unit
     return [found] if found.timeline.latency_ms <= limit_ms else []
 
 
+def widen_offloaded(facts: GraphFacts, costs: Costs) -> list[Solution]:
+    """Return placements of weight groups on the accelerator, with all other operators on one lane of most cores.
+
+    They are the fastest solutions for some amounts of accelerator memory, if not of all.
+    """
+    if not costs.widths or costs.accelerator_ms is None or len(facts.dag) > LARGE:
+        return []
+    width = costs.widths[-1]
+    machine = _machine_of_width(costs, width).limited_to(1, 1)
+    problem = Problem(facts.dag, costs)
+    return [_spread_lanes(problem, solution, width) for solution in InitialSolutions(facts, machine).offloaded()]
+
+
 def _latency(solution: Solution) -> float:
     return solution.timeline.latency_ms
 
