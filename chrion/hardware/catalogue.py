@@ -106,18 +106,19 @@ def known_parts() -> dict[str, Part]:
     return {path.stem: read_part(path) for path in sorted(bundled_folder("profiles").glob("hardware/*.toml"))}
 
 
-def hardware(name: str) -> Hardware:
+def hardware(name: str, folder: Path | None = None) -> Hardware:
     """Return the machine of a text such as ``l4+epyc-16``.
 
     Args:
         name: An accelerator, a processor and a link, each at most once and in any order, joined with ``+``. Each is
             the name of a bundled part, or the path of a TOML file, which ends in ``.toml``. Without a link, it is the
             slower one of those that the accelerator and the processor have.
+        folder: The folder in which files are looked for first; paths are relative to the current folder otherwise.
 
     Raises:
         HardwareError: A part is unknown or damaged, or there are two of one kind.
     """
-    parts = [_find(text, name) for text in _split(name)]
+    parts = [_find(text, name, folder) for text in _split(name, folder)]
     accelerators = [part for part in parts if isinstance(part, Accelerator)]
     processors = [part for part in parts if isinstance(part, Processor)]
     links = [part for part in parts if isinstance(part, Link)]
@@ -136,21 +137,27 @@ def hardware(name: str) -> Hardware:
     return Hardware(name, accelerators[0], processor, link)
 
 
-def _split(name: str) -> list[str]:
+def _split(name: str, folder: Path | None) -> list[str]:
     """Return the parts of a text; a ``+`` in the path of an existing file does not divide it."""
     pieces = name.split("+")
     parts: list[str] = []
     while pieces:
         joined = ("+".join(pieces[:count]) for count in range(len(pieces), 1, -1))
-        path = next((text for text in joined if text.endswith(".toml") and Path(text).is_file()), pieces[0])
+        path = next((text for text in joined if text.endswith(".toml") and _path(text, folder).is_file()), pieces[0])
         del pieces[: path.count("+") + 1]
         parts.append(path.strip())
     return parts
 
 
-def _find(text: str, name: str) -> Part:
+def _path(text: str, folder: Path | None) -> Path:
+    """Return the path of a file: in the folder if there is one, else relative to the current folder."""
+    inside = None if folder is None else folder / text
+    return inside if inside is not None and inside.is_file() else Path(text)
+
+
+def _find(text: str, name: str, folder: Path | None = None) -> Part:
     if text.endswith(".toml"):
-        return read_part(Path(text))
+        return read_part(_path(text, folder))
     parts = known_parts()
     if text not in parts:
         near = difflib.get_close_matches(text, list(parts), 1)

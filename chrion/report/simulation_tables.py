@@ -42,6 +42,8 @@ def _pattern_table(scenario: Scenario, results: Sequence[PatternResult]) -> Figu
     servers = "1 server" if len(scenario.servers) == 1 else f"{len(scenario.servers)} servers"
     models = "1 model" if len(scenario.models) == 1 else f"{len(scenario.models)} models"
     title = f"{scenario.name}: {models} on {servers}; latencies are response times, from arrival to end"
+    if scenario.estimated_hardware:
+        title += f"; {', '.join(scenario.estimated_hardware)}: estimated from datasheets"
     columns: list[Column | str] = [
         key("pattern"),
         "requests",

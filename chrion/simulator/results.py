@@ -195,6 +195,7 @@ def to_json(scenario: Scenario, results: tuple[PatternResult, ...]) -> dict[str,
         "slo_measure": scenario.measure,
         "policies": asdict(scenario.policies),
         "cost_per_hour": sum(spec.cost_per_hour for spec in scenario.servers),
+        "estimated_hardware": list(scenario.estimated_hardware),
         "content": dict(scenario.content),
         "patterns": [_pattern_json(result) for result in results],
     }

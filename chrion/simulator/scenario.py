@@ -34,6 +34,7 @@ from chrion.simulator.scenario_models import (
     served_models,
     with_total,
 )
+from chrion.simulator.server_hardware import complete_server
 from chrion.simulator.settings import (
     SECTIONS,
     AutoscalingSpec,
@@ -86,6 +87,11 @@ class Scenario:
     def gpus(self) -> list[ServerSpec]:
         """The server of each GPU."""
         return [spec for spec in self.servers for _ in range(spec.gpus)]
+
+    @property
+    def estimated_hardware(self) -> tuple[str, ...]:
+        """The hardware of servers whose figures are from datasheets."""
+        return tuple(dict.fromkeys(spec.hardware for spec in self.servers if spec.hardware))
 
     @property
     def is_simple(self) -> bool:
@@ -257,7 +263,7 @@ def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
     policies = read_section(PolicySpec, content.get("policies", {}), "policies")
     if policies.admission == "deadline" and slo.measure != "response":
         raise ScenarioError("policies.admission = 'deadline' requires slo.measure = 'response'")
-    servers = _servers(content.get("servers", [{}]))
+    servers = _servers(content.get("servers", [{}]), folder)
     defaults = content.get("variants", {})
     families = [read_family(entry, defaults, folder) for entry in content["models"]]
     refuse_unknown(defaults, list(dict.fromkeys(name for _, variants in families for name in variants)), "variants")
@@ -306,10 +312,10 @@ def _reference(pattern: str, shrink: tuple[str, ...], families: Sequence[Family]
     return pattern if all(pattern in variants for _, variants in families) else ""
 
 
-def _servers(groups: Any) -> tuple[ServerSpec, ...]:
+def _servers(groups: Any, folder: Path) -> tuple[ServerSpec, ...]:
     if not isinstance(groups, list) or not groups:
         raise ScenarioError("servers: expected [[servers]] tables")
-    specs = [read_section(ServerSpec, group, "servers") for group in groups]
+    specs = [read_section(ServerSpec, complete_server(group, folder), "servers") for group in groups]
     for spec in specs:
         if spec.budget_bytes < 0:
             raise ScenarioError(f"servers.reserved_gb = {spec.reserved_gb:g}: exceeds gpu_memory_gb")

@@ -70,6 +70,10 @@ class ServerSpec:
     mtbf_h: float = at_least(0.0)
     #: Mean time of a repair.
     mttr_s: float = above_zero(600.0)
+    #: Parts whose datasheets provide figures of the server that are not given; see :mod:`chrion.hardware`.
+    hardware: str = ""
+    #: The hardware that the times of variants refer to; if empty, the GPU of the paper.
+    times_on: str = ""
 
     @property
     def budget_bytes(self) -> int:

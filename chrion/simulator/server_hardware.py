@@ -1,0 +1,56 @@
+"""Servers whose figures come from datasheets: ``hardware = "l4+epyc-16"`` in a ``[[servers]]`` table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from chrion.errors import HardwareError, ScenarioError
+from chrion.hardware import Hardware
+from chrion.hardware import hardware as find_hardware
+
+#: The GPU on which the times of variants were measured, unless a server's ``times_on`` names another one: the paper's.
+TIMES_ON = "gtx-1080-ti"
+
+
+def complete_server(table: Any, folder: Path) -> Any:
+    """Return a ``[[servers]]`` table with the figures of its hardware; keys of the table itself take precedence.
+
+    The figures are estimates: the GPU's speed is the ratio of two rooflines.
+
+    Args:
+        table: The table.
+        folder: The folder that paths of files refer to.
+
+    Raises:
+        ScenarioError: A part is unknown or damaged, or a machine has no GPU.
+    """
+    if not isinstance(table, Mapping) or not table.get("hardware"):
+        return table
+    machine, reference = _find(table, "hardware", "", folder), _find(table, "times_on", TIMES_ON, folder)
+    try:
+        speed = machine.gpu_speed(reference)
+    except HardwareError as error:
+        raise ScenarioError(f"servers.hardware: {error.message}") from error
+    price = machine.price_per_hour * _count(table.get("gpus", 1))
+    figures = {"gpu_memory_gb": machine.gpu_memory_gb, "gpu_speed": speed, "pcie_gb_per_s": machine.pcie_gb_per_s}
+    figures |= {"cost_per_hour": price} if price else {}
+    figures |= {"cpu_cores": machine.cpu_cores} if machine.processor else {}
+    return {**figures, **table}
+
+
+def _find(table: Mapping[str, Any], key: str, default: str, folder: Path) -> Hardware:
+    """Return the machine that a key of a server names."""
+    name = table.get(key) or default
+    if not isinstance(name, str):
+        raise ScenarioError(f"servers.{key} = {name!r}: expected text")
+    try:
+        return find_hardware(name, folder)
+    except HardwareError as error:
+        raise ScenarioError(f"servers.{key}: {error.message}", hint=error.hint) from error
+
+
+def _count(gpus: Any) -> int:
+    """Return the number of GPUs; what is not a number is refused later, with the other keys."""
+    return gpus if type(gpus) is int else 1
