@@ -1,7 +1,8 @@
 """The attention part of a layer, run for every request of a batch.
 
-The inputs and outputs of a request are bound in place where its tokens are contiguous: slices of the values of the
-token-wise parts, the filled part of its cache, and its rows of the attention output.
+The inputs of a request are read in place where its tokens are contiguous: slices of the values of the token-wise parts,
+and the filled part of its cache. Outputs are bound only where that saves a copy of the cache. Elsewhere a plain call,
+which copies its small outputs, is faster than one that binds all values first.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ import numpy as np
 import onnxruntime as ort
 
 from chrion.generation.iteration import Work
-from chrion.graph.decoder import Size
+from chrion.graph.decoder import MASK, POSITIONS, Size
 from chrion.graph.selective import SplitDecoder
 from chrion.graph.selective_parts import Part
 
 Array = np.ndarray[Any, Any]
+#: The most results of a part that are kept, by the number of past tokens.
+_MOST_KNOWN = 1024
+#: The most bytes of such a result.
+_KEPT_BYTES = 1 << 14
 
 
 class Rows:
@@ -52,14 +57,18 @@ class AttentionPart:
         self._session, self._part = session, part
         self._appended, self._merged = split.appended, split.merged
         self._arguments = session.get_inputs()
+        self._names = [argument.name for argument in self._arguments]
         self._results = [result.name for result in session.get_outputs()]
         caches = split.appended or split.signature.past
         self._cache = {name: at for at, name in enumerate(caches)}
         self._present = {name: at for at, name in enumerate(split.signature.present)}
         computed = {name for name in part.outputs if name in split.merged}
-        in_place = {name for name in part.outputs if name in self._present} if part.in_place else set()
-        self._bound = len(computed | in_place) == len(part.outputs)
+        in_place = {name for name in part.outputs if name in self._present}
+        self._bound = part.in_place and len(computed | in_place) == len(part.outputs)
         self._computed = sorted(computed)
+        #: True if all that the part reads follows from the numbers of new and past tokens.
+        self._counted = not computed and all(name in {MASK, POSITIONS, *part.sizes} for name in part.inputs)
+        self._known: dict[int, list[Array]] = {}
 
     def run(self, batch: Sequence[Work], rows: Rows, own: Sequence[dict[str, Array]]) -> None:
         """Run the part for every request.
@@ -73,6 +82,9 @@ class AttentionPart:
             kind, sizes = self._merged[name]
             rows.tokens[name] = np.empty([size(rows.starts[-1], 0) for size in sizes], kind)
         for at, work in enumerate(batch):
+            if self._counted and len(work.ids) == 1:
+                own[at].update(zip(self._part.outputs, self._of_one_token(work, rows, own[at], at), strict=True))
+                continue
             inputs = self._inputs(at, work, rows, own[at])
             if self._bound:
                 self._run_bound(at, work, inputs, rows)
@@ -98,13 +110,24 @@ class AttentionPart:
                 inputs.append(rows.of(name, at))
             else:
                 inputs.append(own[name])
-        return [np.ascontiguousarray(value).reshape(value.shape) for value in inputs]
+        return inputs
+
+    def _of_one_token(self, work: Work, rows: Rows, own: Mapping[str, Array], at: int) -> list[Array]:
+        """Return the outputs of a part that depends on counts only, for one new token; small ones are kept."""
+        known = self._known.get(work.past)
+        if known is None:
+            feed = dict(zip(self._names, self._inputs(at, work, rows, own), strict=True))
+            known = self._session.run(self._results, feed)
+            if len(self._known) < _MOST_KNOWN and sum(value.nbytes for value in known) <= _KEPT_BYTES:
+                self._known[work.past] = known
+        return known
 
     def _run_bound(self, at: int, work: Work, inputs: Sequence[Array], rows: Rows) -> None:
         """Run with outputs that are bound to their rows, or to the cache that is an input, too."""
         binding = self._session.io_binding()
-        for argument, value in zip(self._arguments, inputs, strict=True):
-            binding.bind_input(argument.name, "cpu", 0, value.dtype, value.shape, value.ctypes.data)
+        whole = [np.ascontiguousarray(value).reshape(value.shape) for value in inputs]
+        for name, value in zip(self._names, whole, strict=True):
+            binding.bind_input(name, "cpu", 0, value.dtype, value.shape, value.ctypes.data)
         copied = []
         for name, result in zip(self._part.outputs, self._results, strict=True):
             if name in self._present:
@@ -120,9 +143,9 @@ class AttentionPart:
 
     def _run(self, at: int, work: Work, inputs: Sequence[Array], rows: Rows, own: dict[str, Array]) -> None:
         """Run with outputs that onnxruntime allocates, and copy them to their places."""
-        feed = {argument.name: value for argument, value in zip(self._arguments, inputs, strict=True)}
+        feed = dict(zip(self._names, inputs, strict=True))
         total = work.past + len(work.ids)
-        for name, value in zip(self._part.outputs, self._session.run(None, feed), strict=True):
+        for name, value in zip(self._part.outputs, self._session.run(self._results, feed), strict=True):
             if name in self._present:
                 array = work.cache.arrays[self._present[name]]
                 array[:, work.past : total] = value[0, :, work.past : total]

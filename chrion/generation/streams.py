@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class Stream:
         self._cancel = cancel
         self._tokens: list[Token] = []
         self._changed = threading.Condition()
+        self._callbacks: list[Callable[[Stream], None]] = []
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
     def cancel(self) -> None:
@@ -87,6 +91,17 @@ class Stream:
     ) -> None:
         self.cancel()
 
+    def add_done_callback(self, callback: Callable[[Stream], None]) -> None:
+        """Call a function with the stream when it ends, or at once if it has ended.
+
+        The function runs in the generator's thread and must return soon.
+        """
+        with self._changed:
+            if not self.finish_reason:
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
     def put(self, token: Token) -> None:
         """Add a token."""
         with self._changed:
@@ -108,7 +123,13 @@ class Stream:
             if text:
                 self._tokens.append(Token(None, text))
             self.finish_reason, self.error = reason, error
+            callbacks, self._callbacks = self._callbacks, []
             self._notify()
+        for callback in callbacks:
+            try:
+                callback(self)
+            except Exception:
+                log.exception("a callback of a stream failed")
 
     def at(self, index: int) -> Token | None:
         """Return a token, or None at the end. The caller holds the lock and knows that the stream is that far."""

@@ -105,6 +105,19 @@ def test_tokens_come_one_by_one(generator: Generator) -> None:
     assert len(rest) == 50
 
 
+def test_callbacks_follow_the_end(generator: Generator, caplog: pytest.LogCaptureFixture) -> None:
+    """A callback is called once, after the end or at once; one that fails is logged, and the generator goes on."""
+    ended: list[Any] = []
+    stream = generator.submit([1, 2], 20)
+    stream.add_done_callback(lambda _: 1 / 0)  # type: ignore[arg-type, return-value]
+    stream.add_done_callback(ended.append)
+    assert len(stream.result(60)) == 20
+    wait_until_idle(generator)
+    stream.add_done_callback(ended.append)
+    assert ended == [stream, stream]
+    assert "a callback of a stream failed" in caplog.text
+
+
 def test_streams_in_an_event_loop(generator: Generator, plain: PlainDecoder) -> None:
     """Async iteration gives the same tokens, for several requests at a time."""
 
