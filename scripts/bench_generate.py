@@ -8,6 +8,11 @@ baselines. All are timed in turn in every round.
 U(32, 512) and outputs of U(1, 128) tokens divided by ``--scale``. The median latency per generated token and the
 throughput are printed for batches that change in every iteration, and for batches that are fixed until all of their
 requests have ended. Both run on the same engine.
+
+::
+
+    python scripts/bench_generate.py engine --models "104 MB" --batches 1 8 32
+    python scripts/bench_generate.py load --scale 1 --batches 16 --rates 10 18 24
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ from chrion import Generator, zoo
 from chrion.generation import Stream
 from chrion.generation.cache import RequestCache
 from chrion.generation.generator import open_engine
-from chrion.generation.iteration import Engine, Work
+from chrion.generation.iteration import Engine, Outcome, Work
 from chrion.graph.decoder import DecoderSignature
 
 Array = np.ndarray[Any, Any]
@@ -67,10 +72,12 @@ def selective_run(engine: Engine, shapes: Sequence[Shape]) -> Callable[[], objec
             array[...] = 0.1
         batch.append(Work(cache, np.ones(shape.new, np.int64), shape.past))
 
-    def run() -> None:
-        for outcome in engine.run(batch):
+    def run() -> list[Outcome]:
+        outcomes = engine.run(batch)
+        for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
+        return outcomes
 
     return run
 
