@@ -200,16 +200,16 @@ def parallel_factory(source: bytes, feed: Feed) -> SessionFactory:
     return make
 
 
-def predicted_ms(graph: Graph, profile: Profile, cores: int) -> float:
+def predicted_ms(graph: Graph, profile: Profile, cores: int, *, wide: bool = True) -> float:
     """Return the planner's prediction for more cores, assuming that they contend no more than those measured.
 
-    Times of operators on several cores follow Amdahl's law.
+    Times of operators on several cores follow Amdahl's law; without ``wide``, every lane has one core.
     """
     more = {
         s: replace(
             o,
             cpu_ms=(o.cpu_ms + (o.cpu_ms[-1],) * cores)[:cores],
-            wide_ms=times_at(o.cpu_ms[0], o.by_width, measured_widths(cores)) if o.wide_ms else (),
+            wide_ms=times_at(o.cpu_ms[0], o.by_width, measured_widths(cores)) if o.wide_ms and wide else (),
         )
         for s, o in profile.operators.items()
     }
@@ -312,7 +312,15 @@ class Measured:
         if self.profile is None:
             return [""] * len(many_cores)
         graph, best_ms = chrion.load(self.source), float(np.median(self.counted[best_plain(self.counted)]))
-        return [f"{predicted_ms(graph, self.profile, cores) / best_ms:.2f}" for cores in many_cores]
+        return [self._prediction(graph, cores, best_ms) for cores in many_cores]
+
+    def _prediction(self, graph: Graph, cores: int, best_ms: float) -> str:
+        """Return a prediction as a ratio, for models of wide lanes followed by the one without those."""
+        assert self.profile is not None  # noqa: S101 - checked by the caller
+        text = f"{predicted_ms(graph, self.profile, cores) / best_ms:.2f}"
+        if self.case not in WIDE_CASES:
+            return text
+        return f"{text} ({predicted_ms(graph, self.profile, cores, wide=False) / best_ms:.2f})"
 
 
 def measure(case: Case, monitor: RecordingMonitor, patience_s: float) -> Measured:

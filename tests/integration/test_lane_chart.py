@@ -32,6 +32,16 @@ def test_predicted_spans_are_the_plans_segments(plan: Plan) -> None:
     assert chart.overlap == 1.0  # one at a time
 
 
+def test_a_wide_segment_has_a_span_on_each_core() -> None:
+    """Predicted and measured, a segment on two cores keeps both busy."""
+    graph = load(branches())
+    n = len(graph.dag)
+    plan = fixed_plan(graph, [1] * n, widths=[2] * n)
+    assert [(b.lane, b.segment) for b in predicted_chart(plan).spans] == [(1, 0), (2, 0)]
+    measured = measured_chart(plan, [Event(1, 0, 0.5, 2.0)])
+    assert [(b.lane, b.start_ms, b.end_ms) for b in measured.spans] == [(1, 0.5, 2.0), (2, 0.5, 2.0)]
+
+
 def test_predicted_latency_includes_copies_after_the_last_span(plan: Plan) -> None:
     """The latency includes the copies of outputs after the last segment. A predicted chart has no spans of copies."""
     chart = predicted_chart(replace(plan, predicted=Prediction(1000.0, 0.0, 0.0)))

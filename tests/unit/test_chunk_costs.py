@@ -51,6 +51,20 @@ def test_affine_costs_are_interpolated_exactly(folded: Graph, *, accelerator: bo
         assert found[signature].accelerator_ms == (pytest.approx(expected / 4) if accelerator else None)
 
 
+def test_times_on_several_cores_are_interpolated(folded: Graph) -> None:
+    """A chunk that was too short to be measured on two cores takes as long there as on one."""
+    known = {
+        s: OperatorCost("LSTM", (ms, ms), wide_ms=wide)
+        for chunk, ms, wide in ((2, 1.0, ()), (12, 6.0, (3.0,)))
+        for s in unroll(folded, chunk).dag.signatures
+        if s.startswith("LSTM")
+    }
+    middle = unroll(folded, 7).dag
+    found = interpolate([middle], known)
+    [full] = {found[s].wide_ms for s in middle.signatures if s.startswith("LSTM") and steps_of(s) == 7}
+    assert full == pytest.approx((2.0,))  # half way between 1 and 3
+
+
 def test_costs_are_never_negative(folded: Graph) -> None:
     """A remainder far below the shortest measured chunk does not get a negative time."""
     [short, middle, long] = (unroll(folded, chunk).dag for chunk in (2, 8, 12))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import onnx
@@ -89,6 +90,19 @@ def test_an_operator_is_explained(graph: Graph, profile: Profile, plan: Plan) ->
     assert lines[1].startswith("alone, it takes ")
     moves = [line.split(":")[0] for line in lines[2:]]
     assert moves == ["with its group moved to gpu0", "with its group moved to cpu1"]
+
+
+def test_widths_are_explained(graph: Graph, profile: Profile) -> None:
+    """The explanation names all cores of an operator, its time on them, and the plan with its group on one core."""
+    costs = {s: replace(o, wide_ms=(o.cpu_ms[0] / 2,)) for s, o in profile.operators.items()}
+    wide = replace(profile, operators=costs, _estimators={})
+    n = len(graph.dag)
+    lines = explain_placement(graph, wide, fixed_plan(graph, [1] * n, widths=[2] * n), "sum")
+    assert lines[0].startswith("right_product/MatMulAddFusion (Gemm) is on cpu1-2: in a segment of ")
+    assert " on a core, " in lines[1]
+    assert " on 2 cores" in lines[1]
+    moves = [line.split(":")[0].removeprefix("with its group moved to ") for line in lines[2:]]
+    assert moves == ["gpu0", "cpu1", "cpu2"]
 
 
 def test_chunks_are_listed_by_lane() -> None:

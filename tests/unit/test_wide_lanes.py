@@ -16,7 +16,7 @@ from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.policies.chrion import ChrionPolicy
 from chrion.scheduler.search.initial_solutions import GraphFacts
-from chrion.scheduler.search.wide_lanes import MARGIN, by_start, widen
+from chrion.scheduler.search.wide_lanes import by_start, widen
 from strategies import costs_for, dags
 
 
@@ -59,22 +59,22 @@ def test_half_of_the_cores_for_each_branch() -> None:
     assert set(solution.schedule.widths) <= {2, 4}
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(st.data())
 def test_wide_lanes_never_make_a_plan_slower(data: st.DataObject) -> None:
-    """With times for widths, a plan is predicted as fast as without or faster by the margin, and is valid."""
+    """With times for widths, a plan is predicted to be faster than without, or is the same; and it is valid."""
     dag = data.draw(dags())
     given_costs = data.draw(costs_for(dag, wide=True).filter(lambda c: c.cores > 1))
     narrow = ChrionPolicy(dag, given_costs.without_widths())(0.0)
     wide = ChrionPolicy(dag, given_costs)(0.0)
     check_solution(dag, given_costs, wide)
     if wide.schedule.widths:
-        assert wide.timeline.latency_ms <= MARGIN * narrow.timeline.latency_ms
+        assert wide.timeline.latency_ms < narrow.timeline.latency_ms
     else:
         assert wide == replace(narrow, cap_mb=wide.cap_mb)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(st.data())
 def test_more_cores_or_widths_never_predict_a_slower_plan(data: st.DataObject) -> None:
     """A plan for two cores is also one for three."""
@@ -93,7 +93,7 @@ def test_nothing_is_tried_where_it_cannot_pay(monkeypatch: pytest.MonkeyPatch) -
     limited = costs([1.0] * 4, [0.9] * 4)
     best = Problem(dag, limited).evaluate(Schedule((0, 2, 1, 3), (1, 1, 2, 2), 2))
     monkeypatch.setattr(Problem, "evaluate", lambda *_: pytest.fail("a schedule was evaluated"))
-    assert widen(GraphFacts(dag, limited), limited, [best]) == []
+    assert widen(GraphFacts(dag, limited), limited, [best], {1: [best]}) == []
 
 
 def test_the_order_of_starts_is_topological() -> None:

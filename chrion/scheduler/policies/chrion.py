@@ -38,6 +38,8 @@ _POWERS = ((200, range(-8, 13)), (2_000, range(-6, 13, 6)), (20_000, (-2, 2)), (
 #: The fastest initial solutions that are improved, and the variants in which they are.
 _IMPROVED = 3
 _VARIANTS_IMPROVED = 3
+#: The variants in which lanes of several cores are tried.
+_VARIANTS_WIDENED = 2
 #: The fastest points of the frontier that descents start from.
 _DESCENTS = 3
 #: Points of the frontier that are improved.
@@ -91,7 +93,8 @@ class PortfolioSearch:
             found.append((machine, self._solve(machine, smaller)))
         self.solutions = found[-1][1]
         for machine, known in found:
-            self._widen(machine, known, largest=machine is found[-1][0])
+            if machine.widths:
+                self._widen(machine, known, found)
 
     def _solve(
         self, machine: Costs, smaller: Sequence[Mapping[int | None, list[Solution]]]
@@ -116,13 +119,25 @@ class PortfolioSearch:
             self._spread(known, smaller, searches)
         return {chunk: undominated(solutions) for chunk, solutions in known.items()}
 
-    def _widen(self, machine: Costs, known: Mapping[int | None, list[Solution]], *, largest: bool) -> None:
+    def _widen(
+        self,
+        machine: Costs,
+        known: Mapping[int | None, list[Solution]],
+        found: Sequence[tuple[Costs, Mapping[int | None, list[Solution]]]],
+    ) -> None:
         """Add solutions of one sub-machine in which lanes have several cores, if the best variants have any."""
+        fewer_cores = {
+            other.cores: solutions
+            for other, solutions in found
+            if contains(machine, other) and other.limited_to(0, other.streams) == machine.limited_to(0, machine.streams)
+        }
         ranked = sorted(known, key=lambda chunk: min(s.timeline.latency_ms for s in known[chunk]))
         streams = machine.streams if machine.accelerator_ms is not None else 0
-        for chunk in ranked[:_VARIANTS_IMPROVED]:
+        for chunk in ranked[:_VARIANTS_WIDENED]:
             limited = self._variants[chunk][1].limited_to(machine.cores, streams)
-            wide = widen(self._facts[chunk], limited, known[chunk], by_units_only=chunk is not None)
+            smaller = {cores: solutions[chunk] for cores, solutions in fewer_cores.items()}
+            wide = widen(self._facts[chunk], limited, known[chunk], smaller)
+            largest = machine is found[-1][0]
             offloaded = widen_offloaded(self._facts[chunk], limited) if largest and chunk is None else []
             self.solutions[chunk] = [*self.solutions[chunk], *wide, *undominated(offloaded)]
 

@@ -4,8 +4,8 @@ Intra-operator and inter-operator parallelism are one choice here (moldable task
 and van Gemund, "A low-cost approach towards mixed task and data parallel scheduling", ICPP 2001). It is made in three
 steps, after the search among lanes of one core each:
 
-1. **Configurations.** For every width w, the k cores are taken as k / w lanes of w cores. Their costs are those of a
-   machine with fewer, faster cores, for which the usual initial solutions are made.
+1. **Configurations.** For every width w, the k cores are taken as k / w lanes of w cores, over which the fastest
+   solution for k / w cores is spread.
 2. **Stretches.** Two solutions are combined: one in a stretch of the schedule, the other before and after it. Stretches
    of half the schedule are tried first, then ever shorter ones. So a plan may use 2 x 1 cores where there are branches,
    and 1 x 2 where there are none.
@@ -17,7 +17,7 @@ A wide solution is kept if it is predicted to be faster by a margin, since it ne
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from chrion.lane_numbers import is_accelerator_lane
@@ -31,21 +31,23 @@ from chrion.scheduler.search.initial_solutions import LARGE, GraphFacts, Initial
 #: is tried if no schedule can be that fast.
 MARGIN = 0.97
 #: Operators evaluated in step 2 for each pair of solutions, and in step 3.
-_STRETCH_WORK, _UNIT_WORK = 30_000, 40_000
+_STRETCH_WORK, _UNIT_WORK = 10_000, 20_000
 #: The shortest stretch, as a part of the schedule.
 _SHORTEST = 1 / 32
 #: Solutions of step 1 that are combined.
-_COMBINED = 3
+_COMBINED = 2
 
 
-def widen(facts: GraphFacts, costs: Costs, known: Sequence[Solution], *, by_units_only: bool = False) -> list[Solution]:
+def widen(
+    facts: GraphFacts, costs: Costs, known: Sequence[Solution], smaller: Mapping[int, Sequence[Solution]]
+) -> list[Solution]:
     """Return solutions with wide lanes that are faster than all known ones, the fastest at most; none if none is.
 
     Args:
         facts: The graph.
         costs: The costs on the machine.
         known: Solutions for this machine without wide lanes.
-        by_units_only: As for :class:`InitialSolutions`.
+        smaller: Solutions without wide lanes for machines with fewer cores, by their number.
     """
     if not costs.widths or not known or len(facts.dag) > LARGE:
         return []
@@ -54,9 +56,8 @@ def widen(facts: GraphFacts, costs: Costs, known: Sequence[Solution], *, by_unit
     if _least_ms(costs) > limit_ms:
         return []
     problem = Problem(facts.dag, costs)
-    if best.schedule.stages:  # other solutions cannot be combined with barriers
-        best = problem.evaluate(replace(best.schedule, stages=()), best.tiles, f"{best.origin}, without barriers")
-    wide = sorted(_configurations(problem, facts, by_units_only=by_units_only), key=_latency)[:_COMBINED]
+    best = _without_barriers(problem, best)
+    wide = sorted(_configurations(problem, smaller), key=_latency)[:_COMBINED]
     found = min([best, *wide], key=_latency)
     for other in [s for s in (best, *wide) if s is not found]:
         found = _combine(problem, found, other)
@@ -95,13 +96,19 @@ def _least_ms(costs: Costs) -> float:
     return total / lanes
 
 
-def _configurations(problem: Problem, facts: GraphFacts, *, by_units_only: bool) -> Iterator[Solution]:
-    """Yield the fastest initial solution on lanes of each width."""
+def _without_barriers(problem: Problem, solution: Solution) -> Solution:
+    """Return a solution without stages, since solutions cannot be combined across barriers."""
+    schedule = solution.schedule
+    if not schedule.stages:
+        return solution
+    return problem.evaluate(replace(schedule, stages=()), solution.tiles, f"{solution.origin}, without barriers")
+
+
+def _configurations(problem: Problem, smaller: Mapping[int, Sequence[Solution]]) -> Iterator[Solution]:
+    """Yield, for each width, the fastest solution for so many times fewer cores, spread over all of them."""
     for width in problem.costs.widths:
-        machine = _machine_of_width(problem.costs, width)
-        initial = InitialSolutions(facts, machine, by_units_only=by_units_only)
-        if fastest := min(initial.make([0.0]), key=_latency, default=None):
-            yield _spread_lanes(problem, fastest, width)
+        if fewer := smaller.get(problem.costs.cores // width):
+            yield _spread_lanes(problem, _without_barriers(problem, min(fewer, key=_latency)), width)
 
 
 def _machine_of_width(costs: Costs, width: int) -> Costs:
@@ -118,7 +125,7 @@ def _machine_of_width(costs: Costs, width: int) -> Costs:
 
 
 def _spread_lanes(problem: Problem, solution: Solution, width: int) -> Solution:
-    """Return a solution for lanes of several cores as one for single cores."""
+    """Return a solution for fewer cores with a lane of several cores in place of each."""
     schedule = solution.schedule
     on_device = [is_accelerator_lane(lane) for lane in schedule.lanes]
     spread = replace(
