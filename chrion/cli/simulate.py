@@ -161,7 +161,7 @@ def _simulate_once(source: ScenarioSource, plot: Path | None, export: Path | Non
     with ExitStack() as stack:
         keep = stack.enter_context(export_requests(export, scenario)) if export else None
         update = stack.enter_context(step(f"simulating {source.name}, {requests} requests"))
-        found = run.simulate(scenario, _counting(update, requests), keep or _keep_none)
+        found = run.simulate(scenario, _counting(update, requests), keep)
     if plot:
         simulation_plots.plot_results(found, plot)
     if as_json:
@@ -194,7 +194,3 @@ def _sweep(
 def _counting(update: Callable[[int, int, str], None], total: int) -> Callable[[int], None]:
     """Return a progress function of the simulator, which only counts what is done."""
     return lambda done: update(done, total, "")
-
-
-def _keep_none(pattern: str, rows: Any) -> None:
-    """Keep no records of requests."""

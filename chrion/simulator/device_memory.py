@@ -85,16 +85,10 @@ class DeviceMemory:
         if self.loading is not None or not cold:
             return
         model = next(iter(cold)) if len(cold) == 1 else min(cold.values(), key=self.policies.order).key
-        self._start_load(now, model)
-
-    def _start_load(self, now: float, model: int) -> bool:
-        """Start the load of a model if there is, or can be made, enough memory; return whether there is."""
         kind = model if self._table.bytes[model] <= self.free_bytes else self._make_room(now, model)
-        if kind is None:
-            return False
-        del self.cold[model]
-        self._load(now, kind, self._table.bytes[kind], self.load_times[kind], self._table.load_mb[kind])
-        return True
+        if kind is not None:
+            del cold[model]
+            self._load(now, kind, self._table.bytes[kind], self.load_times[kind], self._table.load_mb[kind])
 
     def _load(self, now: float, kind: int, size: int, load_ms: float, load_mb: float) -> None:
         self._reserve(now, size)

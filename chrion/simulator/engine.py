@@ -161,7 +161,7 @@ class Engine:
         self,
         chunks: Iterable[Chunk],
         progress: Callable[[int], None] = lambda _: None,
-        keep: Callable[[Floats], None] = lambda _: None,
+        keep: Callable[[Floats], None] | None = None,
     ) -> RequestMetrics:
         """Serve all requests until the last has ended.
 
@@ -241,11 +241,11 @@ class Engine:
         assert self.config.oracle  # noqa: S101 # servers have this method only if there is an oracle
         return self.config.oracle.next_use(model, self._number - 1)
 
-    def flush(self, keep: Callable[[Floats], None], *, force: bool = False) -> None:
+    def flush(self, keep: Callable[[Floats], None] | None, *, force: bool = False) -> None:
         """Add the records of requests to the metrics if there are many, or all of them, and give them to ``keep``."""
-        rows = self.metrics.flush(force=force)
-        if rows is not None:
-            keep(rows)
+        added = self.metrics.flush(force=force)
+        if added is not None and keep:
+            keep(np.column_stack(added))
 
     def _preload(self) -> None:
         """Load pinned models on every server that can hold them.

@@ -35,7 +35,7 @@ def run_compiled(
     scenario: Scenario,
     chunks: Iterable[Chunk],
     progress: Callable[[int], None] = lambda _: None,
-    keep: Callable[[Floats], None] = lambda _: None,
+    keep: Callable[[Floats], None] | None = None,
 ) -> RequestMetrics:
     """Serve all requests on the kernel, as :meth:`chrion.simulator.engine.Engine.run` does; arguments as there.
 

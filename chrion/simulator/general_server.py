@@ -262,7 +262,12 @@ class GeneralServer(Server):
 
     def start_load(self, now: float, model: int) -> bool:
         """Start the load of a model if there is, or can be made, enough memory; return whether there is."""
-        return self._start_load(now, model)
+        kind = self._make_room(now, model)
+        if kind is None:
+            return False
+        del self.cold[model]
+        self._load(now, kind, self._table.bytes[kind], self.load_times[kind], self._table.load_mb[kind])
+        return True
 
     def _load(self, now: float, kind: int, size: int, load_ms: float, load_mb: float) -> None:
         load_ms += self.host.disk_ms(kind % self._models, load_mb)

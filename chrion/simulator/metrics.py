@@ -20,7 +20,7 @@ from chrion.simulator.requests import Objectives
 #: for a dropped request, the start alone for one that failed); 1 if the request waited for a load, else 0; kind (see
 #: :mod:`chrion.simulator.service`) plus the number of kinds times the further requests of its batch.
 COLUMNS = 8
-#: Outcomes of requests by number, the column that :meth:`RequestMetrics.flush` adds to records.
+#: Outcomes of requests by number, see :meth:`RequestMetrics.flush`.
 OUTCOMES = ("in time", "late", "dropped", "failed")
 _LATE, _DROPPED, _FAILED = range(1, 4)
 #: Requests that are recorded before the histograms are updated.
@@ -81,17 +81,17 @@ class RequestMetrics:
         """Add the records of requests, shape [n, 8], to those that :meth:`flush` counts."""
         self._rows.frombytes(rows.tobytes())
 
-    def flush(self, *, force: bool = False) -> Floats | None:
+    def flush(self, *, force: bool = False) -> tuple[Floats, Counts] | None:
         """Add the recorded requests to the metrics, if there are many or if ``force`` is true.
 
         Returns:
-            The records that were added and a column with their outcomes, shape [n, 9]; None if none were.
+            The records that were added, shape [n, 8], and their outcomes, shape [n]; None if none were added.
         """
         if not self._rows or (len(self._rows) < _BATCH * COLUMNS and not force):
             return None
         rows = np.frombuffer(self._rows.tobytes()).reshape(-1, COLUMNS)
         del self._rows[:]
-        return np.column_stack([rows, self.add(rows)])
+        return rows, self.add(rows)
 
     def add(self, rows: Floats) -> Counts:
         """Add records, shape [n, 8]; return their outcomes, shape [n]."""
@@ -138,12 +138,15 @@ class RequestMetrics:
         return outcomes
 
     def _add_busy(self, execution: Floats, servers: Counts, kinds: Counts) -> None:
-        shares = self._busy_shares
-        number, classes = shares.gpu.shape[1], shares.classes[servers]
-        gpu, cores = shares.gpu[classes, kinds % number], shares.cores[classes, kinds % number]
-        each = execution / (kinds // number + 1)  # the requests of a batch share its time
-        self.gpu_ms += np.bincount(servers, each * gpu, len(self.gpu_ms))
-        self.cores_ms += np.bincount(servers, each * cores, len(self.cores_ms))
+        gpu, cores, classes = self._busy_shares
+        number = gpu.shape[1]
+        each = execution
+        if len(kinds) and kinds.max() >= number:  # the requests of a batch share its time
+            each = execution / (kinds // number + 1)
+            kinds = kinds % number
+        rows = kinds if len(gpu) == 1 else classes[servers] * number + kinds
+        self.gpu_ms += np.bincount(servers, each * gpu.ravel()[rows], len(self.gpu_ms))
+        self.cores_ms += np.bincount(servers, each * cores.ravel()[rows], len(self.cores_ms))
 
 
 def _count(values: Counts, size: int) -> Counts:

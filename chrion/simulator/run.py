@@ -20,7 +20,7 @@ Keep = Callable[[str, Floats], None]
 def simulate(
     scenario: Scenario,
     progress: Callable[[int], None] = lambda _: None,
-    keep: Keep = lambda _, __: None,
+    keep: Keep | None = None,
     *,
     compiled: bool | None = None,
 ) -> tuple[PatternResult, ...]:
@@ -29,7 +29,8 @@ def simulate(
     Args:
         scenario: The scenario.
         progress: Called repeatedly with the number of requests that have arrived, over all patterns.
-        keep: Called with the records of requests, in the order in which they started or were dropped.
+        keep: Called with the records of requests and their outcomes, in the order in which they started or were
+            dropped.
         compiled: True to use the compiled kernel for the patterns that it covers; the results are the same. Default: if
             numba is installed and the run is long.
 
@@ -42,7 +43,7 @@ def simulate(
     done = 0
     for pattern in scenario.patterns:
         engine = Engine(scenario.engine_config(pattern))
-        told = partial(_add, progress, done), partial(keep, pattern)
+        told = partial(_add, progress, done), partial(keep, pattern) if keep else None
         if not (compiled and _run_compiled(engine, scenario, pattern, *told)):
             engine.run(scenario.workload.chunks(), *told)
         results.append(collect(scenario, pattern, engine))
@@ -51,7 +52,11 @@ def simulate(
 
 
 def _run_compiled(
-    engine: Engine, scenario: Scenario, pattern: str, progress: Callable[[int], None], keep: Callable[[Floats], None]
+    engine: Engine,
+    scenario: Scenario,
+    pattern: str,
+    progress: Callable[[int], None],
+    keep: Callable[[Floats], None] | None,
 ) -> bool:
     """Run a pattern on the compiled kernel; return false if the kernel does not cover it."""
     from chrion.simulator import fast  # noqa: PLC0415 # numba takes a second and 100 MB to import

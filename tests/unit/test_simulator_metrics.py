@@ -65,10 +65,11 @@ def test_late_by_response_or_by_execution(*, from_arrival: bool, late: list[int]
     record(metrics, model=0, arrival=0.0, start=20.0, end=60.0, cold=1.0)
     record(metrics, model=1, arrival=0.0, start=0.0, end=11.0, kind=1.0)
     record(metrics, model=1, arrival=0.0, start=float("nan"), end=float("nan"))
-    rows = metrics.flush(force=True)
-    assert rows is not None
-    assert rows.shape == (3, COLUMNS + 1)
-    assert [OUTCOMES[int(row[-1])] for row in rows] == [["in time", "late"][late[0]], "late", "dropped"]
+    added = metrics.flush(force=True)
+    assert added is not None
+    rows, outcomes = added
+    assert rows.shape == (3, COLUMNS)
+    assert [OUTCOMES[outcome] for outcome in outcomes] == [["in time", "late"][late[0]], "late", "dropped"]
     assert metrics.late.tolist() == late
     assert metrics.dropped.tolist() == [0, 1]
     assert metrics.cold.tolist() == [1, 0]
