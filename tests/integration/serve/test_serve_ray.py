@@ -17,6 +17,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from grafana_queries import check_queries
 from server_process import ELEMENTS, Server, identity, product, put, serving, slow_model, wait_until
 
 CLIENT = Path(__file__).parents[2] / "triton_checks.py"
@@ -134,6 +135,8 @@ def test_the_cluster_is_described_as_one_server(replicas: Server) -> None:
     assert {m["name"]: m["inference_count"] for m in statistics}["p0"] == 3
     assert replicas.get("/v2/repository/models/p0/unload", {})[0] == 503
     assert replicas.get("/v2/health")[1]["replicas"] == 3
+    for about_replicas in (False, True):
+        check_queries(replicas.get("/metrics")[1].decode(), replicas=about_replicas)
 
 
 def test_a_killed_node_loses_no_request(replicas: Server, models: Path, cluster: Any) -> None:
