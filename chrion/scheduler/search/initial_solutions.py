@@ -122,7 +122,7 @@ class InitialSolutions:
             if n <= LARGE or len(self.facts.groups.members) < n:  # else a group is an operator
                 yield from self._grouped()
         yield from self._by_finish(alphas)
-        if costs.cores and self._streams == 1 and not self._by_units_only:
+        if self._streams == 1 and costs.cores and (n <= LARGE or costs.cores == 1) and not self._by_units_only:
             yield from self.offloaded()
         if n <= LARGE and not self._by_units_only:
             yield from self._of_other_policies()
