@@ -37,8 +37,8 @@ Model = tuple[str, Parameters]
 CHOSEN: tuple[Model, ...] = (
     *((name, {}) for name in ("lstm-baseline", "lstm-batch-1", "lstm-batch-16", "lstm-io-32", "lstm-io-128")),
     *((name, {}) for name in ("gru", "rnn", "deepfm", "squeezenet", "googlenet", "inception-v3", "nasnet-a-mobile")),
-    *((name, {}) for name in ("darts-imagenet", "randwire-small", "bert-base", "t5-small")),
-    ("squeezenet-batch-32", {}),
+    *((name, {}) for name in ("darts-imagenet", "randwire-small", "bert-base", "t5-small", "seq2seq-luong")),
+    *((name, {}) for name in ("squeezenet-batch-32", "googlenet-batch-32", "nasnet-a-large", "randwire-regular")),
     ("seq2seq", {"vocabulary": 8000, "hidden": 512}),
     ("lstm", {"io": 128, "layers": 6, "seq": 32, "chunk": 32}),
     ("gru", {"io": 256, "layers": 4, "seq": 32}),

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from chrion.errors import ProfileError
 from chrion.profiler.profiles import OperatorCost, Profile
 
-#: The weight of the factor of all types in the factor of one type, in operators: a type with a single measured operator
+#: The weight of the factor of all types in the factor of one type, in operators: a type with three measured operators
 #: lies half-way between both.
-_PRIOR = 1.0
+_PRIOR = 3.0
 
 Time = Callable[[OperatorCost], float | None]
 

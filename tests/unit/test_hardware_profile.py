@@ -127,8 +127,8 @@ def test_factors_are_medians_drawn_to_that_of_all_types() -> None:
     measured = {"a": cost("MatMul", 4.0), "b": cost("MatMul", 4.0), "c": cost("MatMul", 16.0), "d": cost("Concat", 1.0)}
     factors = fit_factors(estimated, measured, lambda c: c.cpu_ms[0])
     assert factors.other == pytest.approx(2.0)  # between 4 and 1
-    assert factors.of("MatMul") == pytest.approx((4.0**3 * 2.0) ** (1 / 4))
-    assert factors.of("Concat") == pytest.approx((1.0 * 2.0) ** (1 / 2))
+    assert factors.of("MatMul") == pytest.approx((4.0**3 * 2.0**3) ** (1 / 6))
+    assert factors.of("Concat") == pytest.approx((1.0 * 2.0**3) ** (1 / 4))
     assert factors.of("Relu") == pytest.approx(2.0)
 
 
