@@ -26,7 +26,7 @@ from textbook_schedulers import critical_path_list, lookahead_heft
 
 LISTS = ("heft", "cpop", "peft")
 #: Larger graphs are not compared with lookahead, which takes quadratic time.
-MOST_FOR_LOOKAHEAD = 200
+MOST_FOR_LOOKAHEAD = 100
 
 
 def ratio(family: str, n: int, cores: int, seed: int, *, weights: bool) -> float:

@@ -49,6 +49,8 @@ _REFINED = 8
 _FASTEST_WORK = 15_000
 _DESCENT_WORK = 25_000
 _REFINEMENT_WORK = 20_000
+#: In graphs of at most so many operators, local search also starts from the fastest solution for a smaller machine.
+_SMALL = 200
 #: Solutions that are collected before those that are of no use are dropped.
 _MOST_COLLECTED = 16
 #: Initial solutions slower than this, relative to the fastest known solution, are not improved.
@@ -113,8 +115,15 @@ class PortfolioSearch:
             fresh[chunk] = _useful(initial.make(_alphas(self._scale, len(dag))))
             known[chunk] = undominated([*inherited, *fresh[chunk]])
         large = max(len(dag) for dag, _ in self._variants.values()) > LARGE
-        for chunk, solution in _fastest(smaller, fresh)[: 1 if large else None]:
+        starts = _fastest(smaller, fresh)[: 1 if large else None]
+        if len(dag) <= _SMALL:
+            starts += _enlarged(machine, smaller, searches)
+        for chunk, solution in starts:
             known[chunk].append(searches[chunk].improve(solution, budget=_FASTEST_WORK))
+        for chunk, solutions in known.items():
+            fastest = min(solutions, key=partial(preference, 0.0), default=None)
+            if fastest is not None and starts:
+                solutions.append(searches[chunk].leave_local_optimum(fastest))
         if machine.accelerator_ms is not None and machine.cores and not large:
             self._spread(known, smaller, searches)
         return {chunk: undominated(solutions) for chunk, solutions in known.items()}
@@ -188,6 +197,19 @@ def _fastest(
         for solution in ranked[chunk]
         if solution.timeline.latency_ms <= _PROMISING * best_ms
     ]
+
+
+def _enlarged(
+    machine: Costs, smaller: Sequence[Mapping[int | None, list[Solution]]], searches: Mapping[int | None, LocalSearch]
+) -> list[tuple[int | None, Solution]]:
+    """Return the fastest solution for a smaller machine, for a local search that uses the lanes it lacked."""
+    rows = [(chunk, s) for one in smaller for chunk, solutions in one.items() for s in solutions]
+    free = [(chunk, s) for chunk, s in rows if not s.schedule.stages and s.schedule.streams == 1]
+    if not free or machine.streams > 1:
+        return []
+    chunk, best = min(free, key=lambda row: preference(0.0, row[1]))
+    schedule = replace(best.schedule, cores=machine.cores)
+    return [(chunk, searches[chunk].problem.evaluate(schedule, best.tiles, best.origin))]
 
 
 def _useful(solutions: Iterable[Solution]) -> list[Solution]:

@@ -31,6 +31,10 @@ _EPSILON = 1e-9
 _MOST_SHIFTED = 4
 #: Graphs up to this size are also searched operator by operator if operators belong to units.
 _TINY = 40
+#: Local optima of graphs of at most so many operators are left, and the operators evaluated for it for each of them.
+_PERTURBED, _PERTURBED_WORK = 16, 400
+#: Most operators that change their lane to leave a local optimum.
+_MOST_PERTURBED = 3
 #: In graphs up to this size every operator is moved, not only those of the critical chain.
 _SMALL = 16
 #: A unit is tried on all lanes if there are at most so many, else on those of its neighbours and the least busy ones.
@@ -89,6 +93,12 @@ class LocalSearch:
         # Units are alike and share one session and its packed weights; merged with a neighbour, they would not.
         return solution if self._units else merge_segments(problem, solution, budget=budget)
 
+    def leave_local_optimum(self, solution: Solution) -> Solution:
+        """Improve a solution of a tiny graph by iterated local search; see :func:`iterate`."""
+        if len(self.problem.dag) > _PERTURBED or solution.schedule.streams > 1 or solution.schedule.stages:
+            return solution
+        return iterate(self.problem, self._tables, solution, budget=_PERTURBED_WORK * len(self.problem.dag))
+
 
 def move_units(
     problem: Problem,
@@ -120,6 +130,45 @@ def move_units(
             search.shift_in_order(sorted(search.promising()))
         improved = search.best.cost(0.0) < before - _EPSILON
     return search.best
+
+
+def iterate(problem: Problem, tables: GraphTables, solution: Solution, *, budget: int) -> Solution:
+    """Improve a solution by iterated local search (Lourenço, Martin, Stützle, 2003): change it at random, and descend.
+
+    Args:
+        problem: The graph and its costs.
+        tables: The same, for incremental evaluation.
+        solution: The solution to start from.
+        budget: Operators to evaluate.
+
+    Returns:
+        A solution that is not worse.
+    """
+    rng = random.Random(0)  # noqa: S311 - no secret
+    end = problem.work + budget
+    single = [(i,) for i in range(len(problem.dag))]
+    while problem.work < end:
+        start = problem.evaluate(_perturbed(problem, solution.schedule, rng), None, solution.origin)
+        found = move_units(problem, tables, start, single, budget=end - problem.work)
+        if found.cost(0.0) < solution.cost(0.0) - _EPSILON:
+            solution = found
+    return solution
+
+
+def _perturbed(problem: Problem, schedule: Schedule, rng: random.Random) -> Schedule:
+    """Return a schedule with some operators on other lanes, in a topological order near that of the schedule."""
+    dag = problem.dag
+    lanes = list(schedule.lanes)
+    for i in rng.sample(range(len(dag)), min(len(dag), rng.randint(1, _MOST_PERTURBED))):
+        possible = [lane for lane in all_lanes(schedule.cores, schedule.streams) if problem.allowed(i, lane)]
+        lanes[i] = rng.choice(possible)
+    delay = rng.choice([0.0, 2.0, len(dag)])
+    key = {i: at + rng.uniform(0.0, delay) for at, i in enumerate(schedule.order)}
+    for i in schedule.order:  # after its predecessors
+        key[i] = max([key[i], *(key[m] for m in dag.predecessors[i])])
+    position = {i: at for at, i in enumerate(schedule.order)}
+    order = sorted(schedule.order, key=lambda i: (key[i], position[i]))
+    return replace(schedule, order=tuple(order), lanes=tuple(lanes))
 
 
 def merge_segments(problem: Problem, solution: Solution, *, budget: int = BUDGET) -> Solution:
