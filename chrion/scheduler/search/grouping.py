@@ -162,6 +162,22 @@ def _binding_weight(dag: Dag, i: int) -> int | None:
 
 def _numbered(dag: Dag, labels: Sequence[int], step: Sequence[int]) -> Groups:
     """Return groups from a label for each operator: cycles joined, numbered in topological order."""
+    position = {i: at for at, i in enumerate(dag.topological_order)}
+    # Large graphs have no groups in most cases; links between single operators would take most of the memory.
+    of = tuple(position[i] for i in range(len(dag))) if len(set(labels)) == len(dag) else _numbers(dag, labels)
+    members: list[list[int]] = [[] for _ in range(max(of, default=-1) + 1)]
+    for i in dag.topological_order:
+        members[of[i]].append(i)
+    incoming: list[dict[int, int]] = [{} for _ in members]
+    for i in range(len(dag)):
+        for m, size in zip(dag.predecessors[i], dag.edge_bytes[i], strict=True):
+            if of[m] != of[i]:
+                incoming[of[i]][of[m]] = incoming[of[i]].get(of[m], 0) + size
+    return Groups(of, tuple(tuple(m) for m in members), Dag.from_predecessors(incoming), tuple(step))
+
+
+def _numbers(dag: Dag, labels: Sequence[int]) -> tuple[int, ...]:
+    """Return the number of each operator's group, from a label for each: cycles joined, in topological order."""
     import networkx as nx  # noqa: PLC0415 - takes a tenth of a second to import
 
     links: nx.DiGraph[int] = nx.DiGraph()
@@ -175,16 +191,7 @@ def _numbered(dag: Dag, labels: Sequence[int], step: Sequence[int]) -> Groups:
     for i in dag.topological_order:
         first.setdefault(component[labels[i]], position[i])
     numbers = {c: at for at, c in enumerate(nx.lexicographical_topological_sort(merged, key=first.__getitem__))}
-    of = tuple(numbers[component[label]] for label in labels)
-    members: list[list[int]] = [[] for _ in numbers]
-    for i in dag.topological_order:
-        members[of[i]].append(i)
-    incoming: list[dict[int, int]] = [{} for _ in numbers]
-    for i in range(len(dag)):
-        for m, size in zip(dag.predecessors[i], dag.edge_bytes[i], strict=True):
-            if of[m] != of[i]:
-                incoming[of[i]][of[m]] = incoming[of[i]].get(of[m], 0) + size
-    return Groups(of, tuple(tuple(m) for m in members), Dag.from_predecessors(incoming), tuple(step))
+    return tuple(numbers[component[label]] for label in labels)
 
 
 def _root(parent: list[int], i: int) -> int:
