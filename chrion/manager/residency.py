@@ -18,6 +18,8 @@ With one variant for each model and one device, loads and evictions equal the si
 from __future__ import annotations
 
 import math
+import statistics
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -35,8 +37,10 @@ _FIRST_RETRY_MS, _LAST_RETRY_MS = 1000.0, 60_000.0
 #: Popularity, in recent requests, from which a model is loaded in advance.
 _LEAST_POPULARITY = 0.5
 _TOO_LARGE = 1 << 62
-#: Weight of a new measurement in moving averages of the times of loads, and the least expected time of one.
+#: Weight of a new measurement in the moving average of a model's loads, and the least expected time of one.
 _NEWEST, _LEAST_LOAD_MS = 0.2, 1e-3
+#: Loads of all models from which that of a model is expected that was never loaded.
+_LOADS = 15
 
 
 class Place(Enum):
@@ -105,8 +109,9 @@ class Residency:
         self._prefetch = prefetch
         self.primary = ACCELERATOR if ACCELERATOR in self.budgets else next(iter(self.budgets))
         self._short_at_ms = -math.inf
-        #: Measured over expected time of loads; None before the first.
-        self._load_factor: float | None = None
+        #: Measured over stated time of the latest loads, and their median: the first load of a process takes long.
+        self._load_factors: deque[float] = deque(maxlen=_LOADS)
+        self._load_factor = 1.0
 
     def add(self, now: float, number: int, model: ManagedModel) -> None:
         """Add a model that is not in memory. A pinned one uses its first variant only, so that its memory is known."""
@@ -134,13 +139,14 @@ class Residency:
     def load_ms(self, entry: Entry, variant: int) -> float:
         """Return the expected time of a load: the average of earlier ones, else as stated, corrected by the others'."""
         found = entry.load_ms.get(variant)
-        return entry.model.variants[variant].load_ms * (self._load_factor or 1.0) if found is None else found
+        return entry.model.variants[variant].load_ms * self._load_factor if found is None else found
 
     def measure_load(self, entry: Entry, took_ms: float) -> None:
         """Note how long the load of a model's present variant took."""
-        factor = took_ms / max(entry.model.variants[entry.variant].load_ms, _LEAST_LOAD_MS)
-        self._load_factor = _averaged(factor if self._load_factor is None else self._load_factor, factor)
-        entry.load_ms[entry.variant] = _averaged(self.load_ms(entry, entry.variant), took_ms)
+        self._load_factors.append(took_ms / max(entry.model.variants[entry.variant].load_ms, _LEAST_LOAD_MS))
+        self._load_factor = statistics.median(self._load_factors)
+        before = self.load_ms(entry, entry.variant)
+        entry.load_ms[entry.variant] = before + _NEWEST * (took_ms - before)
 
     def fits(self, number: int) -> bool:
         """Return whether any variant of a model fits into the budgets beside the pinned models.
@@ -391,7 +397,3 @@ class Residency:
 
     def _popularity(self, entry: Entry, now: float) -> float:
         return float(entry.popularity * 0.5 ** ((now - entry.counted_ms) / _HALF_LIFE_MS))
-
-
-def _averaged(before: float, newest: float) -> float:
-    return before + _NEWEST * (newest - before)
