@@ -82,7 +82,7 @@ def scenario_of(  # noqa: PLR0913 - the parts of a row
 
 def write_models(folder: Path, *, shrinks: bool) -> Path:
     """Write the models, unless they exist; return their folder."""
-    root = folder / ("shrinking" if shrinks else "single")
+    root = folder / f"{'shrinking' if shrinks else 'single'}-{LARGE_MB:g}MB-{SLO_MS:g}ms"  # what the models state
     if not root.exists():
         policy = "lru, shrink" if shrinks else "lru"
         figures = Figures(LATENCY_MS, 1.0)
