@@ -23,9 +23,16 @@ RNG = np.random.default_rng(0)
 
 
 def operator(
-    cell: str, direction: str, *, states: str = "none", peepholes: bool = False, **attributes: Any
+    cell: str,
+    direction: str,
+    *,
+    states: str = "none",
+    peepholes: bool = False,
+    bias: bool = True,
+    kept: tuple[bool, ...] = (True, True, True),
+    **attributes: Any,
 ) -> onnx.ModelProto:
-    """Return a model of one recurrent operator with all of its outputs."""
+    """Return a model of one recurrent operator with the outputs that are kept."""
     both = 2 if direction == "bidirectional" else 1
     gates, count = GATES[cell], 2 if cell == "LSTM" else 1
     weights = {
@@ -34,7 +41,9 @@ def operator(
         "b": RNG.standard_normal((both, 2 * gates * HIDDEN)).astype(np.float32),
     }
     inputs = [value("x", FLOAT, [SEQ, BATCH, WIDTH])]
-    names = ["x", "w", "r", "b", ""]
+    names = ["x", "w", "r", "b" if bias else "", ""]
+    if not bias:
+        del weights["b"]
     for state in ("h", "c")[:count] if states != "none" else ():
         names.append(f"{state}0")
         if states == "constant":
@@ -46,8 +55,10 @@ def operator(
         weights["p"] = RNG.standard_normal((both, 3 * HIDDEN)).astype(np.float32)
     outputs = ["y", "yh", "yc"][: 1 + count]
     shapes = [[SEQ, both, BATCH, HIDDEN], [both, BATCH, HIDDEN], [both, BATCH, HIDDEN]]
+    shapes = [shape for shape, keep in zip(shapes, kept, strict=True) if keep]
+    outputs = [name if keep else "" for name, keep in zip(outputs, kept, strict=False)]
     made = node(cell, names, outputs, name="cell", hidden_size=HIDDEN, direction=direction, **attributes)
-    results = [value(name, FLOAT, shape) for name, shape in zip(outputs, shapes, strict=False)]
+    results = [value(name, FLOAT, shape) for name, shape in zip(filter(None, outputs), shapes, strict=False)]
     return make_model([made], inputs, results, weights)
 
 
@@ -171,6 +182,8 @@ def random_attributes(pick: Random) -> dict[str, Any]:
     direction = pick.choice(["forward", "reverse", "bidirectional"])
     chosen: dict[str, Any] = {"cell": cell, "direction": direction}
     chosen["states"] = pick.choice(["none", "constant", "input"])
+    chosen["bias"] = pick.random() < 0.7
+    chosen["kept"] = pick.choice([(True, True, True), (True, False, False), (False, True, True), (True, False, True)])
     chosen["peepholes"] = cell == "LSTM" and pick.random() < 0.5
     if pick.random() < 0.4:
         chosen["clip"] = pick.choice([0.3, 2.0])
