@@ -114,7 +114,7 @@ class OpenLoop:
         self._began_s = self._answered_s = loop.time() + _BEGIN_S
         number = 0
         try:
-            for times, models, _ in workload.chunks():
+            for times, models, *_ in workload.chunks():
                 for due_ms, model in zip(times.tolist(), models.tolist(), strict=True):
                     await self._wait_until(due_ms, number)
                     task = asyncio.create_task(self._send(number, model, due_ms))
