@@ -228,7 +228,7 @@ def test_a_slow_server_is_not_flattered() -> None:
         requests = 20
 
         def chunks(self) -> Any:
-            yield np.arange(20) * 10.0, np.zeros(20, np.int64)
+            yield np.arange(20) * 10.0, np.zeros(20, np.int64), None
 
     class Slow:
         """Answers nothing until all requests have been sent."""
