@@ -110,9 +110,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.part == "genai" and not arguments.python:
         parser.error("genai: --python names no interpreter with onnxruntime-genai")
-    about = (
-        f"Written by `scripts/bench_decoders.py` on {this_machine()}, onnxruntime {ort.get_version_string()}"
-    )
+    about = f"Written by `scripts/bench_decoders.py` on {this_machine()}, onnxruntime {ort.get_version_string()}"
     rows: list[Sequence[str]] = [GENAI_HEAD if arguments.part == "genai" else LOAD_HEAD]
     for size in arguments.size:
         if arguments.part == "genai":
