@@ -30,14 +30,16 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 def plot_results(results: Sequence[PatternResult], path: Path) -> None:
-    """Draw execution times by family (Figure 11), all response times, and the GPU memory of the first server.
+    """Draw execution times by family (Figure 11), all response times, memory, and the load over time.
+
+    The memory is that of the first server. The load is the rate of arrivals, the waiting requests, and the violations.
 
     Raises:
         OptionError: matplotlib is not installed, or the file cannot be written.
     """
-    figure = new_figure(12, 6.4)
+    figure = new_figure(12, 9.0)
     families = _busiest_families(results)
-    grid = figure.add_gridspec(2, 6)
+    grid = figure.add_gridspec(3, 6)
     span = 6 // len(families)
     for i, family in enumerate(families):
         axes = figure.add_subplot(grid[0, i * span : (i + 1) * span])
@@ -48,6 +50,7 @@ def plot_results(results: Sequence[PatternResult], path: Path) -> None:
     _label(axes, "all models: response time", "ms, logarithmic", "share of requests")
     memory = figure.add_subplot(grid[1, 3:])
     _draw_memory(memory, results)
+    _draw_series([figure.add_subplot(grid[2, at : at + 2]) for at in (0, 2, 4)], results)
     handles, labels = axes.get_legend_handles_labels()
     budgets, names = memory.get_legend_handles_labels()
     _add_legend(figure, [*handles, *budgets[:1]], [*labels, *names[:1]])
@@ -176,6 +179,27 @@ def _common_edges(histograms: Sequence[Counts]) -> np.ndarray[Any, Any]:
     step = max(1, round((last + 2 - first) / _BARS))
     chosen = np.arange(first - step, last + 2 * step + 1, step)
     return edges[np.unique(np.clip(chosen, 0, len(edges) - 1))]
+
+
+def _draw_series(panels: Sequence[Axes], results: Sequence[PatternResult]) -> None:
+    """Draw the rate of arrivals, the waiting requests and the violations over time, in three panels."""
+    for i, result in enumerate(results):
+        series = result.series
+        ends_s = np.arange(1, len(series.waiting) + 1) * series.bin_ms / 1000
+        shares = 100 * np.array(series.violation_rate)  # NaN, without arrivals, leaves a gap
+        style: dict[str, Any] = {
+            "color": COLOURS[i % len(COLOURS)],
+            "linestyle": _LINES[i % len(_LINES)],
+            "linewidth": 1.0,
+        }
+        if i == 0:  # all patterns get the same requests
+            panels[0].plot(ends_s, series.arrivals_per_s, color="black", linewidth=1.0)
+        panels[1].plot(ends_s, series.waiting, **style)
+        panels[2].plot(ends_s, shares, **style)
+    titles = ("arrivals", "requests per second"), ("waiting requests", "requests"), ("SLO violations", "% of arrivals")
+    for axes, (title, unit) in zip(panels, titles, strict=True):
+        axes.set_ylim(bottom=0)
+        _label(axes, title, "time, s", unit)
 
 
 def _draw_memory(axes: Axes, results: Sequence[PatternResult]) -> None:

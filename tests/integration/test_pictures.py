@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from chrion import Plan, Profile, load
@@ -165,10 +166,22 @@ def test_a_sweep_of_one_key_distinguishes_patterns_without_colours(figures: list
 def test_the_memory_budget_is_below_the_upper_edge(figures: list[Figure]) -> None:
     """A budget that is used up entirely is drawn as a line of its own, not on the edge of the panel."""
     simulation_plots.plot_results(simulate(find_scenario("table7").changed({"requests": 200}).build()), Path())
-    memory = figures[0].axes[-1]
+    memory = figures[0].axes[-4]
     (budget,) = memory.lines
     assert budget.get_ydata()[0] == pytest.approx(8.0)
     assert memory.get_ylim() == (0, pytest.approx(8.4))
+
+
+def test_the_load_is_drawn_over_time(figures: list[Figure]) -> None:
+    """The last panels have the series of the results: arrivals once, since patterns share them, others by pattern."""
+    results = simulate(find_scenario("table7").changed({"requests": 200}).build())
+    simulation_plots.plot_results(results, Path())
+    arrivals, waiting, violations = figures[0].axes[-3:]
+    assert tuple(arrivals.lines[0].get_ydata()) == results[0].series.arrivals_per_s
+    assert len(arrivals.lines) == 1
+    for i, result in enumerate(results):
+        assert tuple(waiting.lines[i].get_ydata()) == result.series.waiting
+        np.testing.assert_array_equal(violations.lines[i].get_ydata(), 100 * np.array(result.series.violation_rate))
 
 
 def test_lines_of_many_settings_are_distinct() -> None:
