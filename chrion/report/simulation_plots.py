@@ -12,7 +12,7 @@ from chrion.errors import OptionError
 from chrion.report.categories import COLOURS
 from chrion.report.figures import new_figure, plain_text, save_figure, shorten_name
 from chrion.simulator.histograms import Counts, bin_edges
-from chrion.simulator.results import PatternResult
+from chrion.simulator.results import PatternResult, Series
 from chrion.simulator.sweep import SweepPoint
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _PANELS = 3
 #: Bins of a histogram between its ends.
 _BARS = 60
+#: The most points of a line of violations over time.
+_POINTS = 64
 #: A logarithmic axis whose ends have a smaller ratio also has labels at 2 and 5.
 _SHORT_RATIO = 2000.0
 _LINES = ("-", "--", "-.", ":")
@@ -186,7 +188,6 @@ def _draw_series(panels: Sequence[Axes], results: Sequence[PatternResult]) -> No
     for i, result in enumerate(results):
         series = result.series
         ends_s = np.arange(1, len(series.waiting) + 1) * series.bin_ms / 1000
-        shares = 100 * np.array(series.violation_rate)  # NaN, without arrivals, leaves a gap
         style: dict[str, Any] = {
             "color": COLOURS[i % len(COLOURS)],
             "linestyle": _LINES[i % len(_LINES)],
@@ -195,11 +196,24 @@ def _draw_series(panels: Sequence[Axes], results: Sequence[PatternResult]) -> No
         if i == 0:  # all patterns get the same requests
             panels[0].plot(ends_s, series.arrivals_per_s, color="black", linewidth=1.0)
         panels[1].plot(ends_s, series.waiting, **style)
-        panels[2].plot(ends_s, shares, **style)
+        panels[2].plot(*_violations(series), **style)
     titles = ("arrivals", "requests per second"), ("waiting requests", "requests"), ("SLO violations", "% of arrivals")
     for axes, (title, unit) in zip(panels, titles, strict=True):
         axes.set_ylim(bottom=0)
         _label(axes, title, "time, s", unit)
+
+
+def _violations(series: Series) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return times in s and violations in % of arrivals, of bins that are joined so that single requests do not show.
+
+    NaN, without arrivals, leaves a gap.
+    """
+    arrivals, rates = np.array(series.arrivals_per_s), np.nan_to_num(series.violation_rate)
+    starts = np.arange(0, len(rates), -(-len(rates) // _POINTS))
+    counts = np.add.reduceat(arrivals, starts)
+    late = np.add.reduceat(arrivals * rates, starts)
+    shares = np.divide(100 * late, counts, out=np.full(len(starts), np.nan), where=counts > 0)
+    return np.append(starts[1:], len(rates)) * series.bin_ms / 1000, shares
 
 
 def _draw_memory(axes: Axes, results: Sequence[PatternResult]) -> None:

@@ -181,7 +181,10 @@ def test_the_load_is_drawn_over_time(figures: list[Figure]) -> None:
     assert len(arrivals.lines) == 1
     for i, result in enumerate(results):
         assert tuple(waiting.lines[i].get_ydata()) == result.series.waiting
-        np.testing.assert_array_equal(violations.lines[i].get_ydata(), 100 * np.array(result.series.violation_rate))
+        shown = np.asarray(violations.lines[i].get_ydata(), float)
+        assert len(shown) <= 64
+        total = result.total.violation_rate  # of all requests; the joined bins have about equal numbers of them
+        assert np.nanmean(shown) / 100 == pytest.approx(total, abs=0.02)
 
 
 def test_lines_of_many_settings_are_distinct() -> None:
