@@ -13,6 +13,7 @@ from chrion.scheduler.planner import Planner
 from chrion.scheduler.policies.chrion import ChrionPolicy
 from chrion.scheduler.search.alpha import Limits
 from chrion.zoo import BUILDERS, build
+from decoder_support import FORMS, small_decoder
 from made_machines import FAMILIES, made_problem, roofline_profile
 from small_networks import SMALL
 
@@ -25,7 +26,21 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
 RECURRENT["lstm, bidirectional"] = ("lstm", {"layers": 3, "seq": 12, "io": 64, "batch": 1, "bidirectional": True})
 RECURRENT["lstm, folded"] = ("lstm", {"layers": 4, "seq": 24, "chunk": 24, "io": 64, "batch": 1})
 NETWORKS = {**{name: (name, parameters) for name, (parameters, _) in SMALL.items()}, **RECURRENT}
+#: The sizes of one token after four others, for decoders.
+SIZES = {"batch_size": 1, "sequence_length": 1, "past_sequence_length": 4, "total_sequence_length": 5}
 CORES = 4
+
+
+def load_network(name: str) -> Graph:
+    """Return the graph of a small network of the zoo."""
+    if name not in FORMS:
+        return chrion.load(build(*NETWORKS[name]))
+    model = small_decoder(name)
+    shapes = {
+        info.name: tuple(SIZES.get(d.dim_param, d.dim_value) for d in info.type.tensor_type.shape.dim)
+        for info in model.graph.input
+    }
+    return chrion.load(model, shapes)
 
 
 def latency_ms(graph: Graph, profile: Profile, policy: str = "chrion", **options: Any) -> float:
@@ -35,14 +50,14 @@ def latency_ms(graph: Graph, profile: Profile, policy: str = "chrion", **options
 
 def test_the_whole_zoo_is_covered() -> None:
     """Every kind of network that the zoo builds is planned here."""
-    assert {kind for kind, _ in NETWORKS.values()} == set(BUILDERS)
+    assert {kind for kind, _ in NETWORKS.values()} | set(FORMS) == set(BUILDERS)
 
 
 @pytest.mark.parametrize("accelerator", [False, True], ids=["cores", "accelerator"])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [*NETWORKS, *FORMS])
 def test_no_policy_is_predicted_faster_on_a_network_of_the_zoo(name: str, *, accelerator: bool) -> None:
     """Neither a cheap policy nor the default one with fewer cores, one stream or no accelerator is faster."""
-    graph = chrion.load(build(*NETWORKS[name]))
+    graph = load_network(name)
     profile = roofline_profile(graph, CORES, accelerator=accelerator)
     planner = Planner(graph, profile)
     own = planner.plan(Limits()).predicted.latency_ms
