@@ -17,6 +17,8 @@ _FINAL = (0, 2)
 _FIRST_S, _LONGEST_S = 0.5, 30.0
 #: Time after which a server counts as started, so that the next crash is a first one.
 _STABLE_S = 60.0
+#: Steps of a pause: a signal ends it after one of them, since ``time.sleep`` continues after the handler of a signal.
+_STEP_S = 0.1
 
 
 class Supervisor:
@@ -49,10 +51,17 @@ class Supervisor:
             if time.monotonic() - began > _STABLE_S:
                 delay_s = _FIRST_S
             log.error("server crashed", extra={"fields": {"exit_code": code, "restart_s": delay_s}})
-            self._sleep(delay_s)
+            self._pause(delay_s)
             delay_s = min(2 * delay_s, _LONGEST_S)
             if self._stopping:
                 return 0
+
+    def _pause(self, seconds: float) -> None:
+        """Wait for some seconds, or until the server is to stop."""
+        for _ in range(round(seconds / _STEP_S)):
+            if self._stopping:
+                return
+            self._sleep(_STEP_S)
 
     def _stop(self, number: int, frame: object) -> None:
         del number, frame

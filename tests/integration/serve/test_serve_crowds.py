@@ -210,16 +210,40 @@ def test_the_supervisor_waits_longer_after_each_crash_and_not_after_an_error(tmp
         "sys.exit(2 if n == 5 else 7)"
     )
     counter.write_text("", encoding="ascii")
-    pauses: list[float] = []
+    steps: list[tuple[str, float]] = []
+
+    def sleep(seconds: float) -> None:
+        steps.append((counter.read_text(encoding="ascii"), seconds))
+
     before: list[Any] = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     try:
-        supervisor = Supervisor([sys.executable, "-c", code, str(counter)], pauses.append)
+        supervisor = Supervisor([sys.executable, "-c", code, str(counter)], sleep)
         assert supervisor.run() == 2
     finally:
         for number, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
             signal.signal(number, handler)
-    assert pauses == [0.5, 1.0, 2.0, 4.0]
+    pauses = [sum(step for crashes, step in steps if crashes == str(number)) for number in range(1, 5)]
+    assert pauses == pytest.approx([0.5, 1.0, 2.0, 4.0])
     assert server_command(["serve", "x", "--restart"], "--restart")[1:] == ["-m", "chrion", "serve", "x"]
+
+
+def test_a_signal_ends_the_pause_of_the_supervisor() -> None:
+    """SIGTERM between two starts ends the supervisor within a step of the pause."""
+    command = [sys.executable, "-c", "import sys; sys.exit(7)"]
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if sum(slept) > 1.0:  # in the second pause
+            signal.raise_signal(signal.SIGTERM)
+
+    before: list[Any] = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        assert Supervisor(command, sleep).run() == 0
+    finally:
+        for number, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
+            signal.signal(number, handler)
+    assert sum(slept) == pytest.approx(1.1)
 
 
 def test_restart_needs_fixed_ports(tmp_path: Path) -> None:
