@@ -156,9 +156,9 @@ class Availability:
             self._at(now + spec.period_s * 1000, self._decide, spec)
         least, most = min(spec.min_servers, len(self._hosts)), len(self._hosts)
         wanted = max(least, min(most, math.ceil(sum(self._cluster.outstanding) / spec.target)))
-        self._wanted.append((now, wanted))
-        while self._wanted[0][0] <= now - spec.stop_after_s * 1000:
+        while self._wanted and self._wanted[0][0] <= now - spec.stop_after_s * 1000:
             self._wanted.popleft()
+        self._wanted.append((now, wanted))
         present = [host for host in self._hosts if host.on and host.index not in self._draining]
         if wanted > len(present):
             self._add(now, wanted - len(present), spec.cold_start_s * 1000)

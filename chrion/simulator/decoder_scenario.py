@@ -5,6 +5,7 @@ A scenario file with the table ``[decoder]`` is of this kind. All keys have defa
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -159,9 +160,7 @@ def _table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _changed(content: Mapping[str, Any], sets: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content with some values changed, by path (``batching.max_batch``) or by the last part of it."""
-    changed = {key: dict(value) if isinstance(value, Mapping) else value for key, value in content.items()}
-    if isinstance(costs := changed.get(DECODER, {}).get("costs"), Mapping):
-        changed[DECODER]["costs"] = dict(costs)
+    changed = copy.deepcopy(dict(content))
     for key, value in sets.items():
         if key in _TOP_KEYS:
             changed[key] = value
@@ -170,6 +169,8 @@ def _changed(content: Mapping[str, Any], sets: Mapping[str, Any]) -> dict[str, A
         table = changed
         for part in path:
             table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise ScenarioError(f"{part}: expected a table, found {table!r}")
         table[last] = value
     return changed
 

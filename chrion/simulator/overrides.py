@@ -133,7 +133,9 @@ def _entries(node: Any, path: list[str]) -> Iterator[dict[str, Any]]:
         if not path or path == ["*"]:
             yield node
         elif path == ["variants"]:
-            yield from (table for table in node.get("variants", {}).values() if isinstance(table, dict))
+            variants = node.get("variants")
+            tables = variants.values() if isinstance(variants, dict) else ()
+            yield from (table for table in tables if isinstance(table, dict))
         elif path[0] in node:
             yield from _entries(node[path[0]], path[1:])
 

@@ -295,6 +295,22 @@ def test_values_are_changed_by_key() -> None:
         build_decoder_scenario(source.changed({"batch": 3}))
 
 
+@pytest.mark.parametrize(
+    ("content", "where"),
+    [
+        ({"decoder": 1}, "decoder"),
+        ({"decoder": {"costs": 1}}, "costs"),
+        ({"decoder": {}, "batching": 1}, "batching"),
+    ],
+)
+def test_values_are_changed_in_tables_only(content: dict[str, Any], where: str) -> None:
+    """A value in the place of a table is refused, also if a key of the table is changed."""
+    source = ScenarioSource("test", content, Path())
+    for changed in (source, source.changed({"fixed_ms": 3.0, "max_batch": 2})):
+        with pytest.raises(ChrionError, match=f"{where}: expected a table, found 1"):
+            build_decoder_scenario(changed)
+
+
 def test_figures_of_a_result_without_requests() -> None:
     """If all requests are refused there are no latencies, and no division fails."""
     results: tuple[DecoderResult, ...] = simulate_decoder(

@@ -133,6 +133,20 @@ def test_autoscaling_follows_its_rules() -> None:
     assert 1.5 < found.usage.server_hours * 3.6e6 / found.duration_ms < 5.5
 
 
+def test_autoscaling_that_stops_servers_at_once() -> None:
+    """Without a time for which fewer servers must be enough, only the latest decision counts."""
+    auto = {"min_servers": 1, "target": 2.0, "period_s": 2.0, "cold_start_s": 3.0}
+    more = {"kind": "gamma", "rate_per_s": 8.0, "requests": 3000, "servers.count": 6}
+    variant = {"memory_mb": 100.0, "latency_ms": 300.0}
+    hours = []
+    for stop_after_s in (0.0, 1.0, 10.0):  # decisions are 2 s apart: a second covers the latest one, too
+        sets = {f"autoscaling.{key}": value for key, value in {**auto, "stop_after_s": stop_after_s}.items()}
+        (found,) = simulate(built(models=4, variant=variant, **sets, **more))
+        assert found.total.completed == 3000
+        hours.append(found.usage.server_hours)
+    assert hours[0] == hours[1] < hours[2]
+
+
 def test_the_speed_of_a_gpu_changes_the_gpu_time_of_a_request() -> None:
     """A faster GPU shortens a hybrid request by the GPU time that it saves, down to the time of its cores."""
     hybrid = Variant("v", 1.0, 50.0, 30.0, (35.0,), 1.0)

@@ -348,6 +348,12 @@ def test_unknown_keys_of_changes(tmp_path: Path, key: str, message: str) -> None
         scenario(tmp_path, "", **{key: 1})
 
 
+def test_a_change_to_variants_that_are_no_table(tmp_path: Path) -> None:
+    """A value in the place of the table of variants is refused."""
+    with pytest.raises(InputError, match="the scenario has no entry of that name"):
+        scenario(tmp_path, '[[models]]\nname = "x"\nvariants = 3\n', jitter_cv=0.1)
+
+
 def test_parse_set_and_sweep() -> None:
     """Values are read as TOML if possible, else as text; a sweep lists values, and several sweeps make a grid."""
     assert parse_set("a.b=8") == ("a.b", 8)
