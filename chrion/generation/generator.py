@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -27,6 +28,8 @@ from chrion.generation.text import TextBuilder, find_stop_tokens, find_tokenizer
 from chrion.graph import Graph, load
 from chrion.graph.decoder import decoder_signature
 from chrion.graph.selective import split_decoder
+
+log = logging.getLogger(__name__)
 
 _KV_BYTES = 1 << 30
 
@@ -161,7 +164,7 @@ class Generator:
         stops = [stop] if isinstance(stop, str) else list(stop)
         if any(stops) and self.tokenizer is None:
             raise OptionError("stop: strings need a tokenizer", hint="give stop_tokens, or a tokenizer")
-        builder = TextBuilder(self.tokenizer, stops) if self.tokenizer is not None else None
+        builder = TextBuilder(self.tokenizer, stops, ids) if self.tokenizer is not None else None
         ends = self.stop_tokens if stop_tokens is None else frozenset(stop_tokens)
         sampler = Sampler(sampling or Sampling(), ids)
         with self._lock:
@@ -249,7 +252,7 @@ class Generator:
         if number in self._requests:
             self._requests[number].stream.finish("cancelled")
             self._requests[number].reason = "cancelled"
-        self._leave(self._scheduler.cancel(number))
+            self._leave(self._scheduler.cancel(number))
 
     def _leave(self, numbers: Sequence[int]) -> None:
         """Release the slots of requests and end their streams; the caller holds the lock."""
@@ -257,10 +260,26 @@ class Generator:
             self._caches.release(number)
             request = self._requests.pop(number)
             self._counts["finished_requests"] += 1
-            held = request.text.finish() if request.text is not None else ""
+            held = ""
+            try:
+                held = request.text.finish() if request.text is not None else ""
+            except Exception as error:  # noqa: BLE001 - a tokenizer may raise what it likes
+                request.reason, request.error = "error", GenerationError(f"no end of the text: {error}")
             request.stream.finish(request.reason, request.error, held)
 
     def _loop(self) -> None:
+        """Run iterations until the generator is closed. An unexpected error closes it and fails all requests."""
+        try:
+            self._iterate()
+        except Exception as error:
+            log.exception("the generator failed")
+            with self._lock:
+                self._closed = True
+                for request in self._requests.values():
+                    request.stream.finish("error", GenerationError(f"the generator failed: {error}"))
+                self._requests.clear()
+
+    def _iterate(self) -> None:
         """Select batches, run them, and return their tokens, until the generator is closed."""
         running: deque[tuple[Batch, Future[list[Outcome]]]] = deque()
         while True:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,12 @@ from chrion.errors import ModelError, OptionError
 
 #: What a decoder of bytes writes for a character of which bytes are missing.
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+#: The most bytes of a character.
+_BYTES = 4
+#: Tokens of a prompt that are enough for the decoding of the next one.
+_CONTEXT = 8
+#: Tokens after which an incomplete character is not awaited any longer: the bytes are damaged.
+_MOST_PENDING = 16
 
 
 def load_tokenizer(path: str | Path) -> Any:
@@ -27,9 +33,13 @@ def load_tokenizer(path: str | Path) -> Any:
     if not Path(path).is_file():
         raise ModelError(f"{path}: no such tokenizer")
     try:
-        return Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:
         raise ModelError(f"{path}: not a tokenizer: {error}") from error
+    # A file that was saved during training may have both, which would change prompts silently.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def find_tokenizer(model: Path) -> Path | None:
@@ -41,19 +51,22 @@ def find_tokenizer(model: Path) -> Path | None:
 class TextBuilder:
     """The text of a stream, in pieces that never change afterwards.
 
-    A piece ends before an incomplete character and before what may be the beginning of a stop string.
+    A piece ends before an incomplete character and before what may be the beginning of a stop string. Each token is
+    decoded after the few tokens before it, so that a stream takes time in proportion to its tokens, and the text
+    continues that of the prompt: decoders strip the space at the beginning of what they decode.
 
     Args:
         tokenizer: The tokenizer.
         stop: Strings that end the text and are not part of it.
+        prompt: The tokens that the text continues.
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Any, stop: Sequence[str] = (), prompt: Sequence[int] = ()) -> None:
         self._tokenizer, self._stop = tokenizer, [text for text in stop if text]
-        self._ids: list[int] = []
-        self._given = 0
-        #: The text so far, without a stop string.
-        self.text = ""
+        self._ids = self._end_of(prompt)
+        # The text of the tokens before _read is known. Decoding begins at _prefix, where no character is cut.
+        self._prefix, self._read = 0, len(self._ids)
+        self._held = ""
         #: True if a stop string has been found.
         self.stopped = False
 
@@ -62,34 +75,53 @@ class TextBuilder:
         if self.stopped:
             return ""
         self._ids.append(token)
-        text: str = self._tokenizer.decode(self._ids, skip_special_tokens=True)
-        found = [at for stop in self._stop if (at := text.find(stop)) >= 0]
-        if found:
-            self.stopped = True
-            return self._give(text[: min(found)])
-        return self._give(text[: len(text) - self._uncertain(text)])
+        self._held += self._grow(final=len(self._ids) - self._read >= _MOST_PENDING)
+        return self._release(self._uncertain)
 
     def finish(self) -> str:
         """Return the text that was held back, at the end of a stream."""
         if self.stopped:
             return ""
-        return self._give(self._tokenizer.decode(self._ids, skip_special_tokens=True))
+        self._held += self._grow(final=True)
+        return self._release(lambda: 0)
 
-    def _give(self, text: str) -> str:
-        piece = text[self._given :]
-        self._given = max(self._given, len(text))
-        self.text += piece
+    def _end_of(self, prompt: Sequence[int]) -> list[int]:
+        """Return the last tokens of a prompt, from the beginning of a character."""
+        for count in range(_CONTEXT, _CONTEXT + _BYTES):
+            ids = [*prompt[-count:]]
+            if not self._decode(ids).startswith(_INCOMPLETE):
+                break
+        return ids
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+    def _grow(self, *, final: bool) -> str:
+        """Return the text of the tokens since ``_read``; nothing if it is incomplete and not final."""
+        before = self._decode(self._ids[self._prefix : self._read])
+        now = self._decode(self._ids[self._prefix :])
+        if len(now) <= len(before) or (now.endswith(_INCOMPLETE) and not final):
+            return ""
+        self._prefix, self._read = self._read, len(self._ids)
+        return now[len(before) :]
+
+    def _release(self, uncertain: Callable[[], int]) -> str:
+        """Return the text up to a stop string, or all but the characters at the end that are uncertain."""
+        found = [at for stop in self._stop if (at := self._held.find(stop)) >= 0]
+        self.stopped = bool(found)
+        end = min(found) if found else len(self._held) - uncertain()
+        piece, self._held = self._held[:end], self._held[end:]
         return piece
 
-    def _uncertain(self, text: str) -> int:
-        """Return how many characters at the end may still change or belong to a stop string."""
-        held = len(text) - len(text.rstrip(_INCOMPLETE))
-        for stop in self._stop:
-            for length in range(min(len(stop) - 1, len(text)), held, -1):
-                if text.endswith(stop[:length]):
-                    held = length
-                    break
-        return held
+    def _uncertain(self) -> int:
+        """Return how many characters at the end may belong to a stop string."""
+        lengths = (
+            length
+            for stop in self._stop
+            for length in range(1, min(len(stop), len(self._held) + 1))
+            if self._held.endswith(stop[:length])
+        )
+        return max(lengths, default=0)
 
 
 def find_stop_tokens(model: Path) -> frozenset[int]:

@@ -23,6 +23,7 @@ from chrion import Generator, Sampling
 from chrion.errors import GenerationError, OptionError
 from chrion.generation.engine import PlainEngine
 from chrion.generation.iteration import Outcome, Work
+from chrion.generation.text import TextBuilder
 from decoder_support import FORMS, PlainDecoder, small_decoder
 
 MODEL = small_decoder("llama-decoder")
@@ -237,6 +238,31 @@ def test_an_error_of_a_whole_iteration_fails_its_requests(
     assert len(generator.submit([1], 3).result(60)) == 3
 
 
+def test_an_error_at_the_end_of_a_text_fails_its_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer that fails when the last text is decoded fails its request, and later ones are served."""
+    with Generator(write_model(tmp_path), threads=1) as generator:
+        with monkeypatch.context() as patch:
+            patch.setattr(TextBuilder, "finish", lambda _: 1 / 0)
+            with pytest.raises(GenerationError, match="division by zero"):
+                generator.submit("w1", 3).result(60)
+        assert len(generator.submit("w1", 3).result(60)) == 3
+
+
+def test_an_unexpected_error_ends_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the loop of a generator fails, no caller waits for ever: requests fail, and new ones are refused."""
+    with Generator(MODEL, threads=1) as generator:
+        monkeypatch.setattr(generator._scheduler, "complete", lambda _: 1 / 0)
+        with generator._lock:  # all of them before the first iteration ends
+            streams = [generator.submit([1, 2], 30) for _ in range(3)]
+        for stream in streams:
+            with pytest.raises(GenerationError, match="division by zero"):
+                stream.result(60)
+            stream.cancel()
+        assert generator.statistics().requests == 0
+        with pytest.raises(RuntimeError, match="closed"):
+            generator.submit([1], 1)
+
+
 def test_models_that_cannot_be_split_are_served_one_by_one() -> None:
     """The generator says why, and gives plain onnxruntime's tokens."""
     model = small_decoder("gpt2-decoder")
@@ -263,13 +289,13 @@ def write_model(folder: Path) -> Path:
 def test_text_in_and_out(tmp_path: Path, plain: PlainDecoder) -> None:
     """A tokenizer beside the model turns text into tokens and back, piece by piece."""
     expected = plain.generate([1, 2, 3], 9)
+    text = "".join(f" w{token}" for token in expected)
     with Generator(write_model(tmp_path), threads=1) as generator:
         stream = generator.submit("w1 w2 w3", 9)
         pieces = [event.text for event in stream.events()]
-        assert "".join(pieces) == stream.text == " ".join(f"w{token}" for token in expected)
+        assert "".join(pieces) == stream.text == text
         assert len([piece for piece in pieces if piece]) == 9
         stopped = generator.submit("w1 w2 w3", 9, stop=f"w{expected[2]}")
-        text = " ".join(f"w{token}" for token in expected)
         stopped.result(60)
         assert stopped.text == text[: text.find(f"w{expected[2]}")]
         assert stopped.finish_reason == "stop"

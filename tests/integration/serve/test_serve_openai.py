@@ -64,7 +64,8 @@ def plain() -> PlainDecoder:
 
 
 def words(tokens: list[int]) -> str:
-    return " ".join(f"w{token}" for token in tokens)
+    """Return the text of tokens after others."""
+    return "".join(f" w{token}" for token in tokens)
 
 
 def metric(server: Server, name: str) -> float:
