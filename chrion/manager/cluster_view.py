@@ -96,9 +96,7 @@ class ClusterView:
     def forget(self, replica: str) -> None:
         """Note that a replica is lost; its requests stay counted as sent until :meth:`end`."""
         self._replicas.pop(replica, None)
-        for homes in self._homes.values():
-            if replica in homes:
-                homes.remove(replica)
+        self._keep_homes(replica, frozenset())
 
     def suspend(self, replica: str, until_s: float) -> None:
         """Send no requests to a replica for some time, if there are others."""
@@ -112,9 +110,7 @@ class ClusterView:
             return
         found.state = state
         kept = state.homes | set(found.outstanding.values())
-        for model, homes in self._homes.items():
-            if replica in homes and model not in kept:
-                homes.remove(replica)
+        self._keep_homes(replica, kept)
         for model in sorted(kept):
             self._add_home(model, replica)
 
@@ -155,6 +151,16 @@ class ClusterView:
         return replica
 
     def _add_home(self, model: str, replica: str) -> None:
-        homes = self._homes.setdefault(model, [])
-        if model and replica not in homes:
+        if model and replica not in (homes := self._homes.setdefault(model, [])):
             homes.append(replica)
+
+    def _keep_homes(self, replica: str, kept: Collection[str]) -> None:
+        """Remove a replica from the homes of all models but some.
+
+        Names of models are the clients'. Those without a home are deleted, so that unknown ones do not accumulate.
+        """
+        for model, homes in [*self._homes.items()]:
+            if replica in homes and model not in kept:
+                homes.remove(replica)
+                if not homes:
+                    del self._homes[model]

@@ -111,6 +111,21 @@ def test_a_repeated_request_counts_once(view: ClusterView) -> None:
     assert [view.end(0), view.end(0)] == [second, ""]
 
 
+def test_names_of_models_do_not_accumulate(view: ClusterView) -> None:
+    """Names that no replica has are forgotten with the next report, also if the report or the replica comes late."""
+    for number in range(100):
+        choose(view, number, f"unknown{number}/1")
+        choose(view, 1000 + number, "")
+        view.end(number)
+    choose(view, 100, "asked/1")
+    for name in REPLICAS:
+        view.report(name, state(1, "held/1"))
+    assert set(view._homes) == {"asked/1", "held/1"}
+    view.end(100)
+    view.set_replicas([])
+    assert not view._homes
+
+
 def test_soonest() -> None:
     """Only servers of those given are returned, and all with the least wait."""
     assert soonest([0, 2, 3], [5.0, 0.0, 1.0, 1.0]) == [2, 3]
