@@ -207,11 +207,11 @@ class GrpcService:
         return {}
 
 
-async def start_grpc(options: ServerOptions, target: Target, tracer: RequestTracer | None = None) -> tuple[Any, int]:
-    """Start the service.
+def bind_grpc(options: ServerOptions, target: Target, tracer: RequestTracer | None = None) -> tuple[Any, int]:
+    """Bind the service to its address.
 
     Returns:
-        The server, and its port.
+        The server, which has to be started, and its port.
 
     Raises:
         OptionError: The address cannot be bound.
@@ -234,7 +234,6 @@ async def start_grpc(options: ServerOptions, target: Target, tracer: RequestTrac
             bound = server.add_insecure_port(address)
     except (RuntimeError, OSError) as error:
         raise OptionError(f"--grpc {address}: cannot be bound") from error
-    await server.start()
     return server, int(bound)
 
 

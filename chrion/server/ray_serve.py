@@ -10,12 +10,14 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 
 from chrion.errors import OptionError
 from chrion.ray_cluster import connected
 from chrion.server import documents, ray_router, ray_scaling, shared_view
+from chrion.server.failures import RequestFailure
 from chrion.server.options import ClusterOptions, ServerOptions
 from chrion.server.ray_replica import ModelReplica
 from chrion.server.ray_target import ClusterTarget
@@ -55,13 +57,20 @@ async def _serve(options: ServerOptions, cluster: ClusterOptions, announce: Call
     target = ClusterTarget(view, options)
 
     async def begin() -> str:
-        await target.connect(await asyncio.to_thread(_deploy, options, cluster))
-        models = await target.index(documents.READY)
+        handle = await asyncio.to_thread(_deploy, options, cluster)
+        try:
+            await target.connect(handle)
+            models = await target.index(documents.READY)
+        except (RequestFailure, RayError, RayServeException) as error:
+            raise OptionError(f"--ray {cluster.address}: the replicas do not answer: {error}") from error
         return f"{len(models)} models"
 
     async def end() -> None:
         await target.close(options.drain_s)
-        await asyncio.to_thread(serve.delete, APPLICATION)
+        try:
+            await asyncio.to_thread(serve.delete, APPLICATION)
+        except (RayError, RayServeException, TimeoutError) as error:
+            log.warning("the replicas cannot be removed", extra={"fields": {"reason": str(error)}})
 
     await answer_until_stopped(options, target, begin, end, announce)
 

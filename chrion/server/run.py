@@ -21,7 +21,7 @@ from chrion.manager.records import HOST
 from chrion.server.catalogue import Catalogue
 from chrion.server.core import ServingCore
 from chrion.server.generators import drain_generators, open_generators
-from chrion.server.grpc_service import start_grpc
+from chrion.server.grpc_service import bind_grpc
 from chrion.server.openai_service import OpenAiService
 from chrion.server.options import ServerOptions
 from chrion.server.rest import RestService
@@ -129,7 +129,7 @@ async def answer_until_stopped(  # noqa: PLR0913, PLR0917 - what a server has
         options: The options.
         target: The models.
         begin: Makes the models ready, and returns what is served, in words.
-        end: Refuses new requests, and ends those in flight.
+        end: Refuses new requests, and ends those in flight; called also if ``begin`` fails.
         announce: Called with the addresses once requests can be served.
         generation: The models that generate, if there are some.
 
@@ -138,30 +138,36 @@ async def answer_until_stopped(  # noqa: PLR0913, PLR0917 - what a server has
     """
     _allow_open_files()
     tracer = RequestTracer(options.otlp) if options.otlp else None
-    listener = _listen(*options.http)
-    rest = RestService(target, body_bytes=options.body_bytes, token=options.token, generation=generation, tracer=tracer)
-    web = _web_server(options, rest.app)
-    what = await begin()
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
+        listener = stack.enter_context(_listen(*options.http))
         addresses = [f"http{'s' if options.tls else ''}://{_text(listener.getsockname())}"]
+        rest = RestService(
+            target, body_bytes=options.body_bytes, token=options.token, generation=generation, tracer=tracer
+        )
+        web = _web_server(options, rest.app)
         if options.grpc:
-            grpc_server, port = await start_grpc(options, target, tracer)
+            grpc_server, port = bind_grpc(options, target, tracer)
             stack.push_async_callback(grpc_server.stop, 1.0)
             addresses.append(f"grpc://{_text((options.grpc[0], port))}")
-        running = asyncio.create_task(web.serve(sockets=[listener]))
-        waiting = asyncio.create_task(stop.wait())
-        while not web.started and not running.done():  # noqa: ASYNC110 - uvicorn has no event for it
-            await asyncio.sleep(0.01)
-        with contextlib.suppress(OSError):  # a full disk under the log
-            announce(f"serving {what} at {' and '.join(addresses)}")
-        await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
-        log.info("draining", extra={"fields": {"pending": (await target.health())["pending"]}})
-        waiting.cancel()
-        await end()
+        try:
+            what = await begin()
+            stop = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, stop.set)
+            if options.grpc:
+                await grpc_server.start()
+            running = asyncio.create_task(web.serve(sockets=[listener]))
+            waiting = asyncio.create_task(stop.wait())
+            while not web.started and not running.done():  # noqa: ASYNC110 - uvicorn has no event for it
+                await asyncio.sleep(0.01)
+            with contextlib.suppress(OSError):  # a full disk under the log
+                announce(f"serving {what} at {' and '.join(addresses)}")
+            await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
+            log.info("draining", extra={"fields": {"pending": (await target.health())["pending"]}})
+            waiting.cancel()
+        finally:
+            await end()
         web.should_exit = True
         await running
     if tracer:
