@@ -68,6 +68,17 @@ def test_manifests_agree_with_the_server(path: Path) -> None:
     assert {port["targetPort"] for service in services for port in service["spec"]["ports"]} <= ports
 
 
+def test_the_ports_of_ray_are_closed_to_other_pods() -> None:
+    """Ray runs what its ports are sent: other pods reach those of the service only, and the dashboard is local."""
+    cluster, service, policy = documents(DEPLOY / "kubernetes" / "kuberay.yaml")
+    assert cluster["spec"]["headGroupSpec"]["rayStartParams"]["dashboard-host"] == "127.0.0.1"
+    nodes = {"matchLabels": {"ray.io/cluster": cluster["metadata"]["name"]}}
+    assert policy["spec"]["podSelector"] == nodes
+    within, outside = policy["spec"]["ingress"]
+    assert within == {"from": [{"podSelector": nodes}]}
+    assert [port["port"] for port in outside["ports"]] == [port["targetPort"] for port in service["spec"]["ports"]]
+
+
 def test_the_dockerfile_passes_the_linter() -> None:
     """Hadolint has no complaint, the image does not run as root and has a health check."""
     scripts = Path(sysconfig.get_path("scripts"))
