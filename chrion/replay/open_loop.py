@@ -26,7 +26,7 @@ from chrion.simulator.requests import Details, Requests
 from chrion.simulator.workload import Workload
 
 #: Statuses with which a server refuses a request that it could serve at another time.
-_REFUSED = (429, 503, 504)
+REFUSED = (429, 503, 504)
 #: Time without any answer after which the server is given up.
 _GONE_S = 10.0
 #: Requests that are sent without a pause if the client is behind.
@@ -173,8 +173,8 @@ class OpenLoop:
                 start_ms = max(due_ms, end_ms - float(parts.get("compute", 0.0)))
                 cold = "load" in parts
             else:
-                kind = outcome.refused if answer.status in _REFUSED else outcome.failed
-                kind[f"{answer.status} {_error(answer)}"] += 1
+                kind = outcome.refused if answer.status in REFUSED else outcome.failed
+                kind[f"{answer.status} {error_text(answer)}"] += 1
         outcome.metrics.record((number, model, 0, due_ms, start_ms, end_ms, cold, model))
         outcome.metrics.flush()
 
@@ -197,7 +197,8 @@ async def repeated(work: Callable[[], Awaitable[None]], interval_s: float) -> As
         await asyncio.gather(task, return_exceptions=True)
 
 
-def _error(answer: Answer) -> str:
+def error_text(answer: Answer) -> str:
+    """Return the message of an answer that is an error; empty if it has none."""
     try:
         return str(parse_json(answer.body)["error"])[:200]
     except (KeyError, TypeError, ValueError):

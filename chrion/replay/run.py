@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from chrion.errors import OptionError
 from chrion.manager.records import ACCELERATOR, HOST
 from chrion.replay.http_client import HttpClient
-from chrion.replay.open_loop import LimitedWorkload, OpenLoop, Outcome, repeated
+from chrion.replay.open_loop import REFUSED, LimitedWorkload, OpenLoop, Outcome, error_text, repeated
 from chrion.replay.target import Call, ServerFigures, calls_of, read_figures, served_name
 from chrion.simulator.metrics import RequestMetrics
 from chrion.simulator.results import PatternResult, ServerResult, from_metrics
@@ -22,8 +23,8 @@ from chrion.simulator.scenario import Scenario
 MEASURED = "measured"
 #: Interval at which the server's memory is read.
 _SAMPLE_S = 5.0
-#: Requests for a model that is loaded before the replay, and the pause between them.
-_ATTEMPTS, _PAUSE_S = 20, 0.1
+#: Pause between requests for a model that is loaded before the replay.
+_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ async def _replay(scenario: Scenario, options: ReplayOptions, progress: Callable
     async with _client(options) as client:
         calls = await calls_of(client, [model.name for model in scenario.models])
         for index in _preloaded(scenario) if scenario.preload else ():
-            await _load(client, calls[index])
+            await _load(client, scenario.models[index].name, calls[index], options.timeout_s)
         before = await read_figures(client)
         slo_ms = [model.slo_ms for model in scenario.models]
         metrics = RequestMetrics(len(calls), 1, slo_ms, from_arrival=scenario.measure == "response")
@@ -125,12 +126,25 @@ async def _client(options: ReplayOptions) -> AsyncIterator[HttpClient]:
         await client.close()
 
 
-async def _load(client: HttpClient, call: Call) -> None:
-    """Request a model until it is in memory; with admission by deadline, the first requests may be refused."""
-    for _ in range(_ATTEMPTS):
-        if (await client.request("POST", call.path, call.body, call.headers)).status == 200:
-            return
-        await asyncio.sleep(_PAUSE_S)
+async def _load(client: HttpClient, name: str, call: Call, timeout_s: float) -> None:
+    """Request a model until it is in memory; with admission by deadline, the first requests may be refused.
+
+    Another answer than a refusal means that the model was loaded, also if it raised an error.
+
+    Raises:
+        OptionError: The model was not loaded within the time.
+    """
+    reason = "no answer"
+    try:
+        async with asyncio.timeout(timeout_s):
+            while (answer := await client.request("POST", call.path, call.body, call.headers)).status in REFUSED:
+                reason = f"{answer.status} {error_text(answer)}"
+                await asyncio.sleep(_PAUSE_S)
+    except TimeoutError as error:
+        text = f"model {name!r} could not be loaded within {timeout_s:g} s before the replay: {reason}"
+        raise OptionError(text, hint="without preload = true in the scenario, models are loaded on demand") from error
+    except OSError as error:
+        raise OptionError(f"--url: model {name!r}: no answer: {error.strerror or error}") from error
 
 
 def _preloaded(scenario: Scenario) -> list[int]:

@@ -49,18 +49,21 @@ def write_stand_ins(scenario: Scenario, folder: Path, pattern: str = "") -> int:
         The number of models.
 
     Raises:
-        OptionError: The folder is not empty, or the scenario has no such pattern.
+        OptionError: The folder is not empty or cannot be written, or the scenario has no such pattern.
         ScenarioError: A name cannot be that of a model of a repository.
     """
     pattern = pattern or (SHRINK if SHRINK in scenario.patterns else scenario.patterns[0])
     if pattern not in scenario.patterns:
         raise OptionError(f"--pattern {pattern!r}: expected one of {', '.join(scenario.patterns)}")
-    if folder.exists() and any(folder.iterdir()):
-        raise OptionError(f"--write-models {folder}: the folder is not empty")
     _check_names(scenario)
-    round_ms = measure_round_ms()
-    for model in scenario.models:
-        _write_model(scenario, model, folder / served_name(model.name), scenario.levels(pattern), round_ms)
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            raise OptionError(f"--write-models {folder}: the folder is not empty")
+        round_ms = measure_round_ms()
+        for model in scenario.models:
+            _write_model(scenario, model, folder / served_name(model.name), scenario.levels(pattern), round_ms)
+    except OSError as error:
+        raise OptionError(f"--write-models {folder}: cannot be written: {error.strerror}") from error
     return len(scenario.models)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from chrion.replay.http_client import Answer, HttpClient
 from chrion.server.rest_codec import HEADER_LENGTH
 from chrion.server.tensors import DTYPES, Array, to_raw
 
+#: Time within which the server answers requests for metadata and metrics.
+_ANSWER_S = 30.0
 #: Names of missing models in a message.
 _NAMED = 5
 
@@ -107,10 +110,13 @@ async def ask(client: HttpClient, path: str) -> Answer:
     """Return the answer to a GET request.
 
     Raises:
-        OptionError: The server cannot be reached, or requires a token.
+        OptionError: The server cannot be reached, does not answer, or requires a token.
     """
     try:
-        answer = await client.request("GET", path)
+        async with asyncio.timeout(_ANSWER_S):
+            answer = await client.request("GET", path)
+    except TimeoutError as error:
+        raise OptionError(f"--url: {path}: no answer within {_ANSWER_S:g} s") from error
     except OSError as error:
         raise OptionError(f"--url: no answer: {error.strerror or error}", hint="is chrion serve running?") from error
     if answer.status == 401:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import socket
@@ -10,6 +11,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -182,8 +185,12 @@ def test_wrong_targets_are_one_line(scenario: Path, tmp_path: Path) -> None:
     again = chrion("replay", str(scenario), "--write-models", str(scenario.parent / "models"))
     assert again.returncode == 2
     assert "the folder is not empty" in again.stderr
-    token = tmp_path / "token"
-    token.write_text("secret\n", encoding="ascii")
+    for folder in (token := tmp_path / "token", token / "models"):
+        token.write_text("secret\n", encoding="ascii")
+        done = chrion("replay", str(scenario), "--write-models", str(folder))
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"--write-models {folder}: cannot be written: Not a directory" in " ".join(done.stderr.split())
+        assert "Traceback" not in done.stderr
     put(tmp_path / "other", "m-1", product())
     with serving(tmp_path / "other", "--token-file", str(token)) as server:
         assert "requires a token" in failure(server.url)
@@ -215,6 +222,97 @@ def test_a_server_that_dies_ends_the_replay(scenario: Path, monkeypatch: pytest.
         thread.join(30)
         assert time.monotonic() - began < 20
     assert "the connection to the server was lost: no answer for 1 s" in str(raised[0])
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Metadata and metrics as ``chrion serve`` has them; subclasses answer requests for inference."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        if self.path == "/metrics":
+            self.answer(200, b"chrion_model_loads_total 0\n")
+        else:
+            self.answer(200, b'{"inputs": []}')
+
+    def answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.infer()
+
+    def infer(self) -> None:
+        raise NotImplementedError
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def answering(handler: type[Answering]) -> Iterator[str]:
+    """Run a server of these answers; yield its URL."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def failing_replay(url: str, file: Path, **sets: Any) -> str:
+    """Return the message with which a replay fails."""
+    from chrion.replay import run  # noqa: PLC0415 - needs the extra
+    from chrion.simulator.scenario import find_scenario  # noqa: PLC0415
+
+    file.write_text(SCENARIO, encoding="utf-8")
+    built = find_scenario(str(file)).changed(sets).build()
+    with pytest.raises(OptionError) as found:
+        run.replay(built, run.ReplayOptions(url=url, timeout_s=0.5))
+    return str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (503, "model 'm#1' could not be loaded within 0.5 s before the replay: 503 it does not fit"),
+        (0, "--url: model 'm#1': no answer: the server closed the connection"),
+        (-1, "model 'm#1' could not be loaded within 0.5 s before the replay: no answer"),
+    ],
+)
+def test_a_model_that_cannot_be_preloaded_is_an_error(tmp_path: Path, status: int, message: str) -> None:
+    """A replay does not continue without a model that the simulation loads before the first request."""
+    hung = threading.Event()
+
+    class Handler(Answering):
+        def infer(self) -> None:
+            if status > 0:
+                self.answer(status, b'{"error": "it does not fit"}')
+            elif status < 0:
+                hung.wait(10)
+            self.close_connection = True
+
+    with answering(Handler) as url:
+        try:
+            assert failing_replay(url, tmp_path / "s.toml", preload=True).startswith(message)
+        finally:
+            hung.set()
+
+
+def test_a_server_that_does_not_answer_for_its_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listening socket that accepts and never answers ends the replay with an error."""
+    from chrion.replay import target  # noqa: PLC0415 - needs the extra
+
+    monkeypatch.setattr(target, "_ANSWER_S", 0.2, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert failing_replay(url, tmp_path / "s.toml") == "--url: /v2/models/m-1: no answer within 0.2 s"
 
 
 def test_a_slow_server_is_not_flattered() -> None:
