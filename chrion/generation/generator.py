@@ -67,8 +67,9 @@ class GeneratorStatistics:
     iteration_requests: int
     generated_tokens: int
     finished_requests: int
-    #: Requests in the pool.
+    #: Requests in the pool, and those of them that wait for slots.
     requests: int
+    waiting_requests: int
     reserved_slots: int
     slots: int
 
@@ -183,7 +184,11 @@ class Generator:
         with self._lock:
             reserved, slots = self._scheduler.reserved, self._scheduler.n_slots
             return GeneratorStatistics(
-                **self._counts, requests=len(self._requests), reserved_slots=reserved, slots=slots
+                **self._counts,
+                requests=len(self._requests),
+                waiting_requests=self._scheduler.waiting,
+                reserved_slots=reserved,
+                slots=slots,
             )
 
     def close(self) -> None:
@@ -210,6 +215,15 @@ class Generator:
         """Return the most tokens that can follow a prompt of a number of tokens; at least one."""
         limits = [limit for limit in (self.signature.context, self._scheduler.n_slots) if limit]
         return max(min(limits) - prompt + 1, 1)
+
+    def default_new_tokens(self, prompt: int) -> int:
+        """Return the most tokens that should follow a prompt if a request does not say; at least one.
+
+        With an equal share of the slots for each request of a batch, it is what is left of the share after the prompt,
+        or half a share after a longer prompt.
+        """
+        share = self._scheduler.n_slots // self._scheduler.max_batch
+        return min(max(share - prompt + 1, share // 2, 1), self.most_new_tokens(prompt))
 
     def encode(self, prompt: str | Sequence[int], *, special: bool = True) -> list[int]:
         """Return the tokens of a prompt.

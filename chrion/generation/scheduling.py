@@ -117,6 +117,11 @@ class IterationScheduler:
         self.reserved = 0
         self._groups: list[list[int]] = []  # with the policy "request": batches that are fixed
 
+    @property
+    def waiting(self) -> int:
+        """The requests that have not begun."""
+        return sum(1 for _ in self._waiting())
+
     def submit(self, number: int, prompt: int, max_new_tokens: int) -> None:
         """Add a request to the pool.
 

@@ -32,7 +32,9 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "tools": (None, []),
     "top_logprobs": (None, 0),
 }
-_MOST_CHOICES = 128
+#: The most texts that one request may ask for.
+MOST_CHOICES = 128
+_MOST_STOPS = 16
 _DEFAULT_TOKENS = 16  # of the completions of the API
 _FINISH = {"length": "length", "stop": "stop"}
 
@@ -62,8 +64,8 @@ def read_settings(body: Mapping[str, Any]) -> Settings:
         if name in body and body[name] not in neutral:
             raise RequestFailure(Status.INVALID, f"{name}: not supported")
     count = _number(body, "n", int, 1)
-    if not 1 <= count <= _MOST_CHOICES:
-        raise RequestFailure(Status.INVALID, f"n: expected 1 to {_MOST_CHOICES}, found {count}")
+    if not 1 <= count <= MOST_CHOICES:
+        raise RequestFailure(Status.INVALID, f"n: expected 1 to {MOST_CHOICES}, found {count}")
     seed = _number(body, "seed", int, secrets.randbits(32))
     numbers = {
         "temperature": _number(body, "temperature", float, 1.0),
@@ -76,6 +78,8 @@ def read_settings(body: Mapping[str, Any]) -> Settings:
     stops = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list) else (None,)
     if not all(isinstance(text, str) for text in stops):
         raise RequestFailure(Status.INVALID, "stop: expected a text or a list of texts")
+    if len(stops) > _MOST_STOPS:
+        raise RequestFailure(Status.INVALID, f"stop: expected at most {_MOST_STOPS} texts, found {len(stops)}")
     most = body.get("max_completion_tokens")
     limit = _number({"max_tokens": most if most is not None else body.get("max_tokens")}, "max_tokens", int, None)
     options = body.get("stream_options") or {}

@@ -12,11 +12,20 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from chrion.errors import ChrionError, InputError
-from chrion.generation import Stream, Token
+from chrion.generation import Generator, Stream, Token
+from chrion.server.chat_template import ChatTemplate
 from chrion.server.failures import RequestFailure, Status
 from chrion.server.generation_metrics import GenerationMetrics
-from chrion.server.generators import ServedGenerator
-from chrion.server.openai_bodies import Answers, Settings, failure_document, read_messages, read_prompts, read_settings
+from chrion.server.generators import ServedGenerator, drain_generators
+from chrion.server.openai_bodies import (
+    MOST_CHOICES,
+    Answers,
+    Settings,
+    failure_document,
+    read_messages,
+    read_prompts,
+    read_settings,
+)
 
 ReadBody = Callable[[Request], Awaitable[dict[str, Any]]]
 Handler = Callable[[Request], Awaitable[Response]]
@@ -27,10 +36,12 @@ class OpenAiService:
 
     Args:
         served: The models by name.
+        max_waiting: The most requests that wait at the same time, of all models.
     """
 
-    def __init__(self, served: Mapping[str, ServedGenerator]) -> None:
-        self._served = served
+    def __init__(self, served: Mapping[str, ServedGenerator], max_waiting: int) -> None:
+        self._served, self._max_waiting = served, max_waiting
+        self._draining = False
         self._created = int(time.time())
         self._metrics = GenerationMetrics(served)
 
@@ -45,12 +56,8 @@ class OpenAiService:
             async def handler(request: Request) -> Response:
                 try:
                     return await answer(request, await read(request))
-                except RequestFailure as failure:
-                    return _failure(failure.message, failure.status.http)
-                except InputError as error:
-                    return _failure(str(error), Status.INVALID.http)
                 except ChrionError as error:
-                    return _failure(str(error), Status.INTERNAL.http)
+                    raise _failure(error) from error
 
             return handler
 
@@ -63,6 +70,11 @@ class OpenAiService:
     def metrics(self) -> bytes:
         """Return metrics in Prometheus's text format."""
         return self._metrics.render()
+
+    async def close(self, grace_s: float) -> None:
+        """Refuse new requests, wait for those in flight for a time at most, and close the generators."""
+        self._draining = True
+        await asyncio.to_thread(drain_generators, list(self._served.values()), grace_s)
 
     async def _models(self, request: Request) -> Response:
         del request
@@ -78,9 +90,8 @@ class OpenAiService:
         served = self._find(settings.model)
         if served.template is None:
             raise RequestFailure(Status.INVALID, f"model {settings.model!r} has no chat template")
-        text = served.template.render(read_messages(body))
-        # The template writes the special tokens itself.
-        ids = served.generator.encode(text, special=False)
+        self._admit(settings, 1)
+        ids = await asyncio.to_thread(_encode_chat, served.generator, served.template, read_messages(body))
         return await self._answer(request, settings, [ids], Answers(settings, chat=True))
 
     def _find(self, name: str) -> ServedGenerator:
@@ -89,10 +100,25 @@ class OpenAiService:
             raise RequestFailure(Status.NOT_FOUND, f"model {name!r} does not exist, or has no table [generation]")
         return served
 
+    def _admit(self, settings: Settings, prompts: int) -> None:
+        """Raise a failure unless the choices of a number of prompts may be queued now."""
+        count = prompts * len(settings.samplings)
+        if count > MOST_CHOICES:
+            raise RequestFailure(Status.INVALID, f"prompt, n: expected at most {MOST_CHOICES} choices, found {count}")
+        if self._draining:
+            raise RequestFailure(Status.UNAVAILABLE, "the server is shutting down", retry_s=1.0)
+        queued = sum(served.generator.statistics().waiting_requests for served in self._served.values())
+        if queued + count > self._max_waiting:
+            raise RequestFailure(Status.OVERLOADED, "too many requests wait", retry_s=1.0)
+
     async def _answer(
         self, request: Request, settings: Settings, prompts: Sequence[str | list[int]], answers: Answers
     ) -> Response:
-        streams = self._submit(settings, prompts, answers)
+        generator = self._find(settings.model).generator
+        self._admit(settings, len(prompts))
+        encoded = await asyncio.to_thread(lambda: [generator.encode(prompt) for prompt in prompts])
+        self._admit(settings, len(prompts))  # others may have come; nothing is awaited from here to their submission
+        streams = _submit(generator, settings, encoded, answers)
         prompt = sum(stream.prompt_tokens for stream in streams[:: len(settings.samplings)])
         events = self._events(settings.model, streams)
         if settings.stream:
@@ -113,24 +139,6 @@ class OpenAiService:
         texts, reasons = [stream.text for stream in streams], [stream.finish_reason for stream in streams]
         return JSONResponse(answers.whole(texts, reasons, prompt, generated))
 
-    def _submit(self, settings: Settings, prompts: Sequence[str | list[int]], answers: Answers) -> list[Stream]:
-        """Queue all choices of all prompts, or none."""
-        generator = self._find(settings.model).generator
-        streams: list[Stream] = []
-        try:
-            for prompt in prompts:
-                ids = generator.encode(prompt)
-                most = settings.max_tokens or answers.default_tokens or generator.most_new_tokens(len(ids))
-                for sampling in settings.samplings:
-                    stream = generator.submit(ids, most, sampling=sampling, stop=settings.stop)
-                    streams.append(stream)
-        except BaseException as error:
-            _cancel(streams)
-            if isinstance(error, RuntimeError) and not isinstance(error, ChrionError):
-                raise RequestFailure(Status.UNAVAILABLE, "the server is shutting down") from error
-            raise
-        return streams
-
     async def _events(self, model: str, streams: Sequence[Stream]) -> AsyncIterator[tuple[int, Token | None]]:
         """Yield the tokens of several streams as they come, with the index of each; None ends a stream."""
         queue: asyncio.Queue[tuple[int, Token | BaseException | None]] = asyncio.Queue()
@@ -139,6 +147,8 @@ class OpenAiService:
             try:
                 async for token in self._metrics.timed(model, stream.events()):
                     queue.put_nowait((index, token))
+                if stream.finish_reason == "cancelled":  # not by this service, which then reads no more
+                    raise RequestFailure(Status.UNAVAILABLE, "the server ended the request", retry_s=1.0)  # noqa: TRY301
             except Exception as error:  # noqa: BLE001 - raised where the events are read
                 queue.put_nowait((index, error))
             else:
@@ -182,10 +192,33 @@ class OpenAiService:
             if settings.usage:
                 yield _event(answers.totals(prompt, generated))
             yield "data: [DONE]\n\n"
-        except ChrionError as error:
-            yield _event(failure_document(str(error), Status.INTERNAL.http))
+        except (ChrionError, RequestFailure) as error:
+            failure = _failure(error)
+            yield _event(failure_document(failure.message, failure.status.http))
         finally:
             _cancel(streams)
+
+
+def _encode_chat(generator: Generator, template: ChatTemplate, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the tokens of a chat. The template writes the special tokens itself."""
+    return generator.encode(template.render(messages), special=False)
+
+
+def _submit(generator: Generator, settings: Settings, prompts: Sequence[list[int]], answers: Answers) -> list[Stream]:
+    """Queue all choices of all prompts, or none."""
+    streams: list[Stream] = []
+    try:
+        for ids in prompts:
+            most = settings.max_tokens or answers.default_tokens or generator.default_new_tokens(len(ids))
+            for sampling in settings.samplings:
+                stream = generator.submit(ids, most, sampling=sampling, stop=settings.stop)
+                streams.append(stream)
+    except BaseException as error:
+        _cancel(streams)
+        if isinstance(error, RuntimeError) and not isinstance(error, ChrionError):
+            raise RequestFailure(Status.UNAVAILABLE, "the generator is closed") from error
+        raise
+    return streams
 
 
 def _cancel(streams: Sequence[Stream]) -> None:
@@ -208,5 +241,7 @@ def _event(document: Mapping[str, Any]) -> str:
     return f"data: {json.dumps(document)}\n\n"
 
 
-def _failure(message: str, status: int) -> Response:
-    return JSONResponse(failure_document(message, status), status_code=status)
+def _failure(error: ChrionError | RequestFailure) -> RequestFailure:
+    if isinstance(error, RequestFailure):
+        return error
+    return RequestFailure(Status.INVALID if isinstance(error, InputError) else Status.INTERNAL, str(error))

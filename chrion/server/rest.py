@@ -24,6 +24,7 @@ from chrion.files import parse_json
 from chrion.server import documents, rest_codec
 from chrion.server.core import SERVER_TIMING, Timing
 from chrion.server.failures import RequestFailure, Status
+from chrion.server.openai_bodies import failure_document
 from chrion.server.openai_service import OpenAiService
 from chrion.server.target import Answer, Target, not_ready
 from chrion.server.tracing import RequestTracer
@@ -112,12 +113,12 @@ class RestService:
                     self._authorise(request)
                 response = await handler(request)
             except RequestFailure as failure:
-                response = _failure(failure)
+                response = _failure(request, failure)
             except ClientDisconnect:
                 response = Response(status_code=Status.CANCELLED.http)
             except Exception:
                 log.exception("request failed", extra={"fields": {"request_id": request.state.id}})
-                response = _failure(RequestFailure(Status.INTERNAL, "internal error; see the server's log"))
+                response = _failure(request, RequestFailure(Status.INTERNAL, "internal error; see the server's log"))
             response.headers["X-Request-Id"] = request.state.id
             level = logging.DEBUG if response.status_code < 400 else logging.INFO
             fields = {"request_id": request.state.id, "path": request.url.path[:300], "status": response.status_code}
@@ -343,13 +344,17 @@ def _model_of(request: Request) -> tuple[str, str]:
     return request.path_params.get("name", ""), request.path_params.get("version", "")
 
 
-def _failure(failure: RequestFailure) -> Response:
+def _failure(request: Request, failure: RequestFailure) -> Response:
+    """Return the answer to a request that failed, as its API has it."""
     headers = {}
     if failure.retry_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(failure.retry_s)))
     if failure.status is Status.UNAUTHENTICATED:
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse({"error": failure.message}, status_code=failure.status.http, headers=headers)
+    status = failure.status.http
+    own = request.url.path.startswith("/v1/")
+    document = failure_document(failure.message, status) if own else {"error": failure.message}
+    return JSONResponse(document, status_code=status, headers=headers)
 
 
 async def _not_found(request: Request, error: Any) -> Response:

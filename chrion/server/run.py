@@ -20,7 +20,7 @@ from chrion.manager import ModelManager
 from chrion.manager.records import HOST
 from chrion.server.catalogue import Catalogue
 from chrion.server.core import ServingCore
-from chrion.server.generators import drain_generators, open_generators
+from chrion.server.generators import open_generators
 from chrion.server.grpc_service import bind_grpc
 from chrion.server.openai_service import OpenAiService
 from chrion.server.options import ServerOptions
@@ -96,6 +96,7 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
     core = ServingCore(manager, cores, slots=slots, provider=options.provider, request_bytes=options.request_bytes)
     catalogue = Catalogue(options.repository, core, options.control, accelerator=options.provider is not None)
     target = LocalTarget(core, catalogue)
+    generation = OpenAiService(generators, options.max_waiting) if generators else None
     pollers: list[asyncio.Task[None]] = []
 
     async def begin() -> str:
@@ -108,10 +109,9 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
     async def end() -> None:
         for poller in pollers:
             poller.cancel()
-        await core.close(options.drain_s)
-        await asyncio.to_thread(drain_generators, list(generators.values()), options.drain_s)
+        ending = [core.close(options.drain_s), *([generation.close(options.drain_s)] if generation else [])]
+        await asyncio.gather(*ending)
 
-    generation = OpenAiService(generators) if generators else None
     await answer_until_stopped(options, target, begin, end, announce, generation)
 
 

@@ -194,6 +194,13 @@ def test_requests_that_never_fit_are_refused() -> None:
         assert len(generator.submit([1] * 6, 5).result(60)) == 5
 
 
+def test_default_numbers_of_tokens() -> None:
+    """Requests share the slots equally; a longer prompt is followed by half a share, or by what is left."""
+    with Generator(MODEL, threads=1, max_batch=4, kv_slots=80) as generator:
+        found = [generator.default_new_tokens(prompt) for prompt in (1, 3, 20, 40, 60, 64)]
+    assert found == [20, 18, 10, 10, 5, 1]
+
+
 def test_a_prompt_of_the_whole_context(plain: PlainDecoder) -> None:
     """A prompt of all positions but one, and one of all, have their tokens."""
     with Generator(MODEL, threads=1) as generator:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from chrion.errors import ModelError, OptionError
 from chrion.server.generators import close_generators, open_generators
 from chrion.server.settings import read_settings
 from decoder_support import PlainDecoder, small_decoder
-from server_process import Server, product, put, serving
+from server_process import Server, product, put, serving, wait_until
 
 openai = pytest.importorskip("openai")
 tokenizers = pytest.importorskip("tokenizers")
@@ -195,6 +196,8 @@ def test_metrics_have_the_times_of_tokens(decoders: Server, client: Any) -> None
         ({"model": "llama", "prompt": "w1", "max_tokens": 0}, 400, "max_tokens: expected at least 1"),
         ({"model": "llama", "prompt": "w1", "max_tokens": 30_000}, 400, "positions for 20000 tokens"),
         ({"model": "llama", "prompt": "w1", "stop": 5}, 400, "stop: expected a text"),
+        ({"model": "llama", "prompt": "w1", "stop": ["w9"] * 17}, 400, "stop: expected at most 16 texts, found 17"),
+        ({"model": "llama", "prompt": ["w1"] * 3, "n": 64}, 400, "expected at most 128 choices, found 192"),
     ],
 )
 def test_wrong_completions_are_refused(decoders: Server, body: dict[str, Any], status: int, message: str) -> None:
@@ -220,6 +223,46 @@ def test_wrong_chats_are_refused(decoders: Server, model: str, messages: list[An
     found, document, _ = decoders.get("/v1/chat/completions", {"model": model, "messages": messages})
     assert found == 400
     assert message in document["error"]["message"]
+
+
+def test_limits_of_requests_and_tokens(tmp_path: Path) -> None:
+    """More choices than may wait are refused at once; a chat has an equal share of the slots unless it says more."""
+    put_decoder(tmp_path, "llama", '[generation]\nmax_batch = 4\nkv_memory = "100KB"\n')
+    with serving(tmp_path, "--max-waiting", "3") as server:
+        status, document, headers = server.get("/v1/completions", {"model": "llama", "prompt": "w1", "n": 4})
+        assert (status, document["error"]["message"]) == (429, "too many requests wait")
+        assert headers["retry-after"] == "1"
+        assert server.get("/v1/completions", {"model": "llama", "prompt": "w1", "n": 3})[0] == 200
+        share = metric(server, "chrion_kv_slots") // 4
+        chat = {"model": "llama", "messages": [{"role": "user", "content": "w2"}]}
+        usage = server.get("/v1/chat/completions", chat)[1]["usage"]
+        assert usage["total_tokens"] - 1 == share > 10  # the last token is not in the cache
+
+
+def test_unauthorised_requests_have_errors_of_the_api(tmp_path: Path) -> None:
+    """Clients of the API find the message where it defines it."""
+    put_decoder(tmp_path / "models", "llama")
+    (tmp_path / "token").write_text("secret\n")
+    with serving(tmp_path / "models", "--token-file", str(tmp_path / "token")) as server:
+        status, document, _ = server.get("/v1/completions", {"model": "llama", "prompt": "w1"})
+        assert (status, document["error"]["message"]) == (401, "a valid bearer token is required")
+        given = {"model": "llama", "prompt": "w1"}
+        assert server.get("/v1/completions", given, Authorization="Bearer secret")[0] == 200
+
+
+def test_requests_that_a_stop_interrupts_fail(tmp_path: Path) -> None:
+    """At SIGTERM new requests are refused, and those that do not end in time fail, so that no text seems complete."""
+    put_decoder(tmp_path, "llama")
+    given = {"model": "llama", "prompt": [1], "max_tokens": 19_000}
+    with serving(tmp_path, "--drain", "2s") as server, ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(server.get, "/v1/completions", {**given, "stream": stream}) for stream in (False, True)]
+        wait_until(lambda: metric(server, "chrion_generated_tokens_total") > 1)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: server.get("/v1/completions", {**given, "max_tokens": 1})[0] == 503)
+        whole, streamed = (future.result(30) for future in asked)
+    assert (whole[0], whole[1]["error"]["message"]) == (503, "the server ended the request")
+    last = json.loads(streamed[1].decode().strip().rpartition("data: ")[2])
+    assert last["error"]["message"] == "the server ended the request"
 
 
 def test_decoders_are_still_models_of_the_inference_protocol(decoders: Server) -> None:
