@@ -103,8 +103,8 @@ def partition(
             gpu_budget=gpu_budget,
             memory=kind,
         )
-    reasons = explain_placement(graph, measured, plan, explain) if explain else []
     plan.save(path)
+    reasons = explain_placement(graph, measured, plan, explain) if explain else []
     for file in annotated:
         write_annotated(graph, plan, file.path)
     if as_json:

@@ -13,10 +13,11 @@ windows, since interference only adds time. Waiting for the end of interference 
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,10 +31,13 @@ from chrion.devices.intra_op import set_threads
 from chrion.devices.single_provider import open_on_one_provider
 from chrion.graph.extract import Extractor, SubModel
 from chrion.graph.model import TensorInfo
+from chrion.graph.ort_sessions import first_line
 from chrion.profiler.node_memory import scratch_bytes
 from chrion.profiler.synthetic_inputs import synthetic_array
 from chrion.profiler.widths import LEAST_WIDE_MS
 from chrion.timing import time_calls_until
+
+log = logging.getLogger(__name__)
 
 #: The intended time of a call, long enough that the overhead of Python is small.
 _CALL_S = 0.4e-3
@@ -47,6 +51,8 @@ _FIRST_CALLS = 5
 _MOST_COPIES = 64
 #: The limit on the size of the outputs of all copies together.
 _RESULT_BYTES = 32e6
+#: Operators with larger weights have one session of several cores at a time.
+_LARGE_WEIGHT_BYTES = 64e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +101,9 @@ class OperatorBench:
         def open_wide(cores: tuple[int, ...]) -> _OperatorSession:
             return _OperatorSession(sub or extractor.extract([operator]), values, feeds, device, cores)
 
-        #: Returns a session that runs every operator on several cores.
-        self._wide = functools.cache(open_wide)
+        #: Returns a session that runs every operator on several cores. Each packs the weights again.
+        large = dag.weight_total(operator) > _LARGE_WEIGHT_BYTES
+        self._wide = functools.lru_cache(maxsize=1 if large else None)(open_wide)
 
     def time(self, cores: Sequence[int] = ()) -> list[float]:
         """Return the operator's times in ms in one window.
@@ -196,11 +203,7 @@ def time_in_rounds(
     Returns:
         A sample for each operator and set, and for each wide set if it was timed on those.
     """
-    actions = [
-        [partial(bench.time, cores) for cores in sets]
-        + [partial(bench.time_wide, cores) for cores in wide if bench.once_ms >= LEAST_WIDE_MS]
-        for bench in benches
-    ]
+    actions = [[partial(bench.time, cores) for cores in sets] + _wide_actions(bench, wide) for bench in benches]
     windows: list[list[list[list[float]]]] = [[[] for _ in own] for own in actions]
     took_s = [0.0] * len(benches)
     for done in range(_ROUNDS):
@@ -212,6 +215,19 @@ def time_in_rounds(
                 found.append(action())
             took_s[at] += time.perf_counter() - start
     return [[_sample(found) for found in own] for own in windows]
+
+
+def _wide_actions(bench: OperatorBench, wide: Sequence[Sequence[int]]) -> list[Callable[[], list[float]]]:
+    """Return the measurements on several cores together; none for short operators, or if such a session fails."""
+    if bench.once_ms < LEAST_WIDE_MS:
+        return []
+    try:
+        for cores in wide:
+            bench.time_wide(cores)
+    except Exception as error:  # noqa: BLE001 - any error of a session
+        log.warning("an operator is not measured on several cores together: %s", first_line(error))
+        return []
+    return [partial(bench.time_wide, cores) for cores in wide]
 
 
 def _sample(windows: Sequence[Sequence[float]]) -> Sample:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,9 @@ class Profile:
             return tuple(range(len(dag)))
         return tuple(i for i, signature in enumerate(dag.signatures) if signature not in self.operators)
 
-    def costs(self, dag: Dag, cores: int | None = None, streams: int | None = None) -> Costs:
+    def costs(
+        self, dag: Dag, cores: int | None = None, streams: int | None = None, widths: Sequence[int] = ()
+    ) -> Costs:
         """Return the cost matrices of a graph on this machine.
 
         Times are expected times: those of operators that not every request uses, such as experts that a router selects,
@@ -92,6 +94,7 @@ class Profile:
                 operators of non-zero time if there are none.
             cores: The number of CPU cores to use; all that were measured if None.
             streams: The largest number of lanes of the accelerator to use.
+            widths: Further numbers of cores of a lane, for example those of a plan.
 
         Raises:
             ProfileError: More cores are requested than were measured, or the profile has no operators.
@@ -104,7 +107,8 @@ class Profile:
         rows = {s: self._row(dag, i) for i, s in enumerate(dag.signatures)}
         table = [rows[s] for s in dag.signatures]
         usage = dag.usage or (1.0,) * len(dag)
-        widths = planned_widths(wanted) if any(row.wide_ms for row in rows.values()) else ()
+        planned = planned_widths(wanted) if any(row.wide_ms for row in rows.values()) else ()
+        widths = tuple(sorted({*planned, *widths} - {1}))
         wide = {s: times_at(row.cpu_ms[0], row.by_width, widths) for s, row in rows.items()} if widths else {}
         accelerator: tuple[float, ...] | None = None
         shares: tuple[float, ...] = ()

@@ -43,7 +43,7 @@ class OperatorFacts:
             PlanError: The plan is not for this graph.
         """
         dag = plan.apply(graph).dag if graph else None
-        return cls(dag, profile.costs(dag) if profile and dag else None)
+        return cls(dag, profile.costs(dag, widths=plan.schedule.widths) if profile and dag else None)
 
 
 def operator_ms(plan: Plan, facts: OperatorFacts) -> list[float]:
@@ -58,8 +58,7 @@ def operator_ms(plan: Plan, facts: OperatorFacts) -> list[float]:
     if facts.costs:
         for i, lane in enumerate(plan.schedule.lanes):
             width, busy = plan.schedule.width(i), _busy_cores(plan, facts.costs)
-            wide = width in facts.costs.widths
-            cost = facts.costs.core_ms(i, width, busy) if wide else facts.costs.lane_ms(lane, busy)[i]
+            cost = facts.costs.core_ms(i, width, busy) if width > 1 else facts.costs.lane_ms(lane, busy)[i]
             times[i] = cost if math.isfinite(cost) else 0.0
     return times
 

@@ -422,7 +422,7 @@ class Engines:
             for shapes, engine in self._by_shape.items():
                 if engine.comparison is comparison:
                     if isinstance(engine, CutEngine):
-                        self._selector.graph_cache(engine.plan.digest, free=free).doubt()
+                        self._selector.graph_cache(engine.selected_for, free=free).doubt()
                     if self._tuner:
                         self._tuner.reconsider({info.name: s for info, s in zip(self._inputs, shapes, strict=False)})
 

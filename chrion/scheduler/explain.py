@@ -147,7 +147,7 @@ def _list_operators(planned: Graph, plan: Plan, name: str, found: Sequence[int])
 def _explain_operator(planned: Graph, profile: Profile, plan: Plan, i: int) -> list[str]:
     """Return the lines that explain one operator."""
     dag, schedule = planned.dag, plan.schedule
-    costs = profile.costs(dag, None)
+    costs = profile.costs(dag, widths=schedule.widths)
     groups = group_operators(dag, costs)
     members = groups.members[groups.of[i]]
     lane = schedule.lanes[i]

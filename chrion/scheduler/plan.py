@@ -231,7 +231,7 @@ def _read_annotation(path: Path) -> Mapping[str, Any]:
     except ValueError as error:
         raise PlanError(f"{path}: metadata {PLAN_KEY}: not JSON: {error}") from error
     if not isinstance(content, dict) or content.get("schema") not in {SCHEMA, SCHEMA_WITH_WIDTHS}:
-        raise PlanError(f"{path}: metadata {PLAN_KEY}: expected schema {SCHEMA_WITH_WIDTHS}")
+        raise PlanError(f"{path}: metadata {PLAN_KEY}: expected schema {SCHEMA} or {SCHEMA_WITH_WIDTHS}")
     return content
 
 

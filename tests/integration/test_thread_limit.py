@@ -12,6 +12,9 @@ from chrion import HybridSession
 from chrion.devices import CPU_PROVIDER
 from chrion.runtime.execution.engine import PlainEngine
 from chrion.runtime.options import thread_limit
+from chrion.runtime.options.session_options import fingerprint
+from chrion.runtime.options.thread_limit import limited_threads
+from chrion.runtime.options.transport import options_to_data
 from helpers import branches
 
 Allow = Callable[[int], None]
@@ -63,6 +66,22 @@ def test_the_callers_options_are_not_changed(allow: Allow) -> None:
     assert options.intra_op_num_threads == 0
     with pytest.raises(ort.capi.onnxruntime_pybind11_state.InvalidProtobuf):
         PlainEngine(b"no model", options, [CPU_PROVIDER], None, "for a test")
+    assert options.intra_op_num_threads == 0
+
+
+def test_options_in_use_are_those_of_the_caller(allow: Allow) -> None:
+    """While several sessions are created with the same options, decisions and other processes see what was given."""
+    allow(2)
+    options = ort.SessionOptions()
+    before = fingerprint(options), options_to_data(options)
+    with limited_threads(options), limited_threads(options) as changed:
+        assert changed is options
+        assert options.intra_op_num_threads == 2
+        assert (fingerprint(options), options_to_data(options)) == before
+    with limited_threads(options):
+        with limited_threads(options):
+            pass
+        assert options.intra_op_num_threads == 2  # the outer session is still being created
     assert options.intra_op_num_threads == 0
 
 

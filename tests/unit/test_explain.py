@@ -11,6 +11,7 @@ import pytest
 from chrion import Graph, Plan, Profile, load
 from chrion.errors import OptionError
 from chrion.graph.recurrent import unroll
+from chrion.profiler.widths import measured_widths
 from chrion.scheduler import fixed_plan
 from chrion.scheduler.explain import explain_placement, find_operators
 from chrion.zoo import build
@@ -103,6 +104,19 @@ def test_widths_are_explained(graph: Graph, profile: Profile) -> None:
     assert " on 2 cores" in lines[1]
     moves = [line.split(":")[0].removeprefix("with its group moved to ") for line in lines[2:]]
     assert moves == ["gpu0", "cpu1", "cpu2"]
+
+
+def test_widths_that_the_profile_would_not_plan_are_explained(graph: Graph, profile: Profile) -> None:
+    """A plan for fewer cores may have widths that a plan for all measured cores would not try; times are of its own."""
+    wide = {
+        s: replace(o, cpu_ms=(o.cpu_ms[0],) * 5, wide_ms=tuple(o.cpu_ms[0] / w for w in measured_widths(5)))
+        for s, o in profile.operators.items()
+    }
+    larger = replace(profile, operators=wide, cores=5, _estimators={})
+    assert 3 not in larger.costs(graph.dag).widths
+    n = len(graph.dag)
+    lines = explain_placement(graph, larger, fixed_plan(graph, [1] * n, widths=[3] * n), "sum")
+    assert " on 3 cores" in lines[1]
 
 
 def test_chunks_are_listed_by_lane() -> None:

@@ -15,6 +15,8 @@ from chrion.scheduler import Schedule
 from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.policies.chrion import ChrionPolicy
+from chrion.scheduler.search import wide_lanes
+from chrion.scheduler.search.critical_chain import critical_operators
 from chrion.scheduler.search.initial_solutions import GraphFacts
 from chrion.scheduler.search.wide_lanes import by_start, widen
 from strategies import costs_for, dags
@@ -48,6 +50,21 @@ def test_handoffs_and_waking_are_weighed() -> None:
     solution = ChrionPolicy(HOURGLASS, costs([1.0] * 12, SERIAL, wake_ms=2.0))(0.0)
     assert solution.timeline.latency_ms == pytest.approx(9.0)
     assert not solution.schedule.widths
+
+
+def test_a_wide_segment_waits_for_all_of_its_cores() -> None:
+    """An operator on one of the cores of a wide one that follows is on the critical chain, without an edge between."""
+    dag = Dag.from_edges(2, [])
+    times = costs([10.0, 4.0], [1.0, 0.0])
+    solution = Problem(dag, times).evaluate(Schedule((0, 1), (2, 1), 2, widths=(1, 2)))
+    assert solution.timeline.latency_ms == pytest.approx(12.0)
+    assert critical_operators(dag, times, solution) == {0, 1}
+
+
+def test_wide_plans_have_a_limited_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each wide segment has a session with threads of its own; a plan with too many of them is not found."""
+    monkeypatch.setattr(wide_lanes, "_MOST_THREADS", 0)
+    assert not ChrionPolicy(HOURGLASS, costs([1.0] * 12, SERIAL))(0.0).schedule.widths
 
 
 def test_half_of_the_cores_for_each_branch() -> None:

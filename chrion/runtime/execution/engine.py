@@ -100,6 +100,8 @@ class CutEngine:
         self.fast_path = FastPathMatcher(graph.inputs)
         #: Comparison with the one-thread session; None if the plan serves in any case.
         self.comparison: LiveComparison | None = None
+        #: Digest of the graph for which the plan was selected; the plan may be for a variant of it, in chunks.
+        self.selected_for = plan.digest
         #: Memory of the plan; None if it is not limited.
         self.footprint: Footprint | None = None
         #: Number of requests; counted without a lock, since a lost count does not matter.

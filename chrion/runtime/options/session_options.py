@@ -33,6 +33,7 @@ from chrion.runtime.options.table import (
     SESSION_OPTIONS,
     Option,
 )
+from chrion.runtime.options.thread_limit import given_threads
 
 log = logging.getLogger(__name__)
 
@@ -157,13 +158,14 @@ def fingerprint(options: ort.SessionOptions | None) -> tuple[tuple[str, str], ..
     """Return the readable options that the choice between plans and plain sessions depends on."""
     if options is None:
         return None
-    values = [(name, str(getattr(options, name))) for name in readable_attributes(options)]
+    values = [(name, str(value)) for name, value in readable_attributes(options).items()]
     return tuple(sorted(pair for pair in (*values, *readable_entries(options)) if pair[0] not in _LOGGING))
 
 
-def readable_attributes(options: ort.SessionOptions) -> list[str]:
-    """List the names of the options that are attributes."""
-    return _attributes(options, SESSION_OPTIONS)
+def readable_attributes(options: ort.SessionOptions) -> dict[str, Any]:
+    """Return the options that are attributes, as the caller has set them."""
+    values = {name: getattr(options, name) for name in _attributes(options, SESSION_OPTIONS)}
+    return values | {"intra_op_num_threads": given_threads(options)}
 
 
 def readable_entries(options: ort.SessionOptions) -> list[tuple[str, str]]:

@@ -18,7 +18,8 @@ from chrion.cores import physical_cores
 
 #: Names the cores of threads, one for each thread; such options determine the number of threads.
 _AFFINITIES = "session.intra_op_thread_affinities"
-#: Held while the caller's options are changed.
+#: Numbers of sessions that are being created with changed options, by the identity of the options; and their lock.
+_changed: dict[int, int] = {}
 _lock = threading.Lock()
 
 
@@ -44,11 +45,22 @@ def limited_threads(options: ort.SessionOptions | None) -> Iterator[ort.SessionO
         yield own
     else:
         with _lock:
+            _changed[id(options)] = _changed.get(id(options), 0) + 1
             options.intra_op_num_threads = count
-            try:
-                yield options
-            finally:
-                options.intra_op_num_threads = 0
+        try:
+            yield options
+        finally:
+            with _lock:
+                _changed[id(options)] -= 1
+                if not _changed[id(options)]:
+                    del _changed[id(options)]
+                    options.intra_op_num_threads = 0
+
+
+def given_threads(options: ort.SessionOptions) -> int:
+    """Return the number of threads that the caller's options give, whether they are changed at present or not."""
+    with _lock:
+        return 0 if id(options) in _changed else int(options.intra_op_num_threads)
 
 
 def _limit() -> int | None:
@@ -65,4 +77,4 @@ def _is_default(options: ort.SessionOptions | None) -> bool:
         cores = options.get_session_config_entry(_AFFINITIES)
     except RuntimeError:  # there is no such entry
         cores = ""
-    return not cores and options.intra_op_num_threads == 0
+    return not cores and given_threads(options) == 0

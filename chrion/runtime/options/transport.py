@@ -19,8 +19,8 @@ def options_to_data(options: ort.SessionOptions | None) -> Data | None:
     """Return the options that Python can read, as data for JSON."""
     if options is None:
         return None
-    values = {name: getattr(options, name) for name in readable_attributes(options)}
-    plain = {name: v if isinstance(v, bool | int | float | str) else int(v) for name, v in values.items()}
+    values = readable_attributes(options).items()
+    plain = {name: v if isinstance(v, bool | int | float | str) else int(v) for name, v in values}
     return {"attributes": plain, "entries": dict(readable_entries(options))}
 
 

@@ -17,6 +17,7 @@ from chrion.graph.model import Graph
 from chrion.graph.reading import read_model
 from chrion.runtime.execution.engine import PlainEngine
 from chrion.runtime.options.session_options import fingerprint, hidden_reason, session_reason
+from chrion.runtime.options.thread_limit import given_threads
 from chrion.runtime.options.transport import copy_options, options_from_data, options_to_data
 from chrion.runtime.selection.decisions import model_bytes
 from chrion.scheduler.plan import Plan
@@ -72,7 +73,7 @@ class SessionConfig:
     @property
     def lanes(self) -> int | None:
         """Maximum number of CPU lanes: ``cores``, or else the threads of the session options; None for all cores."""
-        threads = self.options.intra_op_num_threads if self.options and self.cores is None else 0
+        threads = given_threads(self.options) if self.options and self.cores is None else 0
         return min(threads, len(physical_cores())) if threads > 0 else self.cores
 
     def plain(self, reason: str) -> PlainEngine:

@@ -340,7 +340,9 @@ class EngineSelector:
 
     def _cut(self, graph: Graph, plan: Plan) -> CutEngine:
         reload = partial(load, self._config.source, graph.shapes, optimise=graph.optimised)
-        return CutEngine(plan.apply(graph), plan, self._config.options, self._provider_options, reload)
+        engine = CutEngine(plan.apply(graph), plan, self._config.options, self._provider_options, reload)
+        engine.selected_for = graph.digest
+        return engine
 
     def _compare(self, graph: Graph) -> Decision:
         """Time the plans with the best predictions against the plain sessions."""

@@ -51,7 +51,7 @@ _DESCENT_WORK = 25_000
 _REFINEMENT_WORK = 20_000
 #: In graphs of at most so many operators, local search also starts from the fastest solution for a smaller machine.
 _SMALL = 200
-#: Solutions that are collected before those that are of no use are dropped.
+#: Solutions that are collected before dominated ones are dropped.
 _MOST_COLLECTED = 16
 #: Initial solutions slower than this, relative to the fastest known solution, are not improved.
 _PROMISING = 1.05
@@ -93,7 +93,7 @@ class PortfolioSearch:
         for machine in sub_machines(costs, len(dag)):
             smaller = [known for other, known in found if contains(machine, other)]
             found.append((machine, self._solve(machine, smaller)))
-        self.solutions = found[-1][1]
+        self.solutions = dict(found[-1][1])  # wide solutions join these, not the known ones
         for machine, known in found:
             if machine.widths:
                 self._widen(machine, known, found)
@@ -114,9 +114,10 @@ class PortfolioSearch:
             inherited = [solution for solutions in smaller for solution in solutions[chunk]]
             fresh[chunk] = _useful(initial.make(_alphas(self._scale, len(dag))))
             known[chunk] = undominated([*inherited, *fresh[chunk]])
-        large = max(len(dag) for dag, _ in self._variants.values()) > LARGE
+        most = max(len(dag) for dag, _ in self._variants.values())
+        large = most > LARGE
         starts = _fastest(smaller, fresh)[: 1 if large else None]
-        if len(dag) <= _SMALL:
+        if most <= _SMALL:
             starts += _enlarged(machine, smaller, searches)
         for chunk, solution in starts:
             known[chunk].append(searches[chunk].improve(solution, budget=_FASTEST_WORK))

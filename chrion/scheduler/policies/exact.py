@@ -23,6 +23,8 @@ from chrion.scheduler.schedule import Schedule
 
 #: Larger graphs are refused: the solver would not terminate.
 _MOST_OPERATORS = 40
+#: With more cores, only lanes of one core each are considered: constraints grow with the square of the places.
+_MOST_CORES_WIDE = 8
 _TICKS = 100_000
 _LIMIT_S = 60.0
 
@@ -107,6 +109,8 @@ class _Model:
     """The constraint model of one graph on one set of lanes."""
 
     def __init__(self, dag: Dag, costs: Costs, cores: int) -> None:
+        if cores > _MOST_CORES_WIDE:
+            costs = costs.without_widths()
         self.dag, self.costs, self.cores = dag, costs, cores
         self.cp = _cp_model()
         self.model = self.cp.CpModel()

@@ -29,13 +29,15 @@ def _chain(dag: Dag, costs: Costs, solution: Solution) -> Iterator[Sequence[int]
     if not segments:
         return
     home = [0] * len(dag)
-    before: list[int | None] = []  # the segment before each one on its lane
+    before: list[int | None] = []  # the last segment to end before each one on its cores
     latest: dict[int, int] = {}
     for at, segment in enumerate(segments):
         for i in segment:
             home[i] = at
-        before.append(latest.get(lanes[segment[0]]))
-        latest[lanes[segment[0]]] = at
+        occupied = solution.schedule.occupied(segment[0])
+        earlier = {latest[lane] for lane in occupied if lane in latest}
+        before.append(max(earlier, key=lambda e: (finish[segments[e][-1]], e), default=None))
+        latest.update(dict.fromkeys(occupied, at))
     ends = [finish[segment[-1]] for segment in segments]
     outputs = (
         (finish[segments[home[i]][-1]] + costs.download.ms(dag.value_bytes[value]), home[i])

@@ -88,7 +88,8 @@ def _prefixes(
 ) -> Iterator[tuple[int, ...]]:
     """Yield the placements at which a policy that fills the memory in a fixed order stops: before a large weight."""
     sizes = [sum(dag.weight_total(i) for i in unit) for unit in order]
-    stops = [at for at, size in enumerate(sizes) if at and size * 100 >= sum(sizes)]
+    total = sum(sizes)
+    stops = [at for at, size in enumerate(sizes) if at and size * 100 >= total]
     for stop in stops[:: math.ceil(len(stops) / most) or 1]:
         placed = {i for unit in order[:stop] for i in unit if accelerator_ms[i] < math.inf}
         yield tuple(int(i not in placed) for i in range(len(dag)))

@@ -34,6 +34,8 @@ MARGIN = 0.97
 _STRETCH_WORK, _UNIT_WORK = 10_000, 20_000
 #: The shortest stretch, as a part of the schedule.
 _SHORTEST = 1 / 32
+#: The most threads of wide segments' sessions in one plan, beside those of its lanes.
+_MOST_THREADS = 256
 #: Solutions of step 1 that are combined.
 _COMBINED = 2
 
@@ -62,7 +64,9 @@ def widen(
     for other in [s for s in (best, *wide) if s is not found]:
         found = _combine(problem, found, other)
     found = _move_units(problem, facts, found)
-    return [found] if found.timeline.latency_ms <= limit_ms else []
+    fitting = [solution for solution in (found, *wide) if _fits(solution)]
+    fastest = min(fitting, key=_latency, default=best)
+    return [fastest] if fastest.timeline.latency_ms <= limit_ms else []
 
 
 def widen_offloaded(facts: GraphFacts, costs: Costs) -> list[Solution]:
@@ -75,7 +79,18 @@ def widen_offloaded(facts: GraphFacts, costs: Costs) -> list[Solution]:
     width = costs.widths[-1]
     machine = _machine_of_width(costs, width).limited_to(1, 1)
     problem = Problem(facts.dag, costs)
-    return [_spread_lanes(problem, solution, width) for solution in InitialSolutions(facts, machine).offloaded()]
+    offloaded = InitialSolutions(facts, machine).offloaded()
+    return [wide for solution in offloaded if _fits(wide := _spread_lanes(problem, solution, width))]
+
+
+def _shortened(widths: Sequence[int]) -> tuple[int, ...]:
+    """Return the widths of a schedule, which has none if all lanes have one core."""
+    return tuple(widths) if max(widths, default=1) > 1 else ()
+
+
+def _fits(solution: Solution) -> bool:
+    """Return whether a plan has few enough wide segments, each of which has a session with threads of its own."""
+    return sum(solution.schedule.width(segment[0]) - 1 for segment in solution.segments) <= _MOST_THREADS
 
 
 def _latency(solution: Solution) -> float:
@@ -134,7 +149,7 @@ def _spread_lanes(problem: Problem, solution: Solution, width: int) -> Solution:
             lane if device else (lane - 1) * width + 1 for lane, device in zip(schedule.lanes, on_device, strict=True)
         ),
         cores=schedule.cores * width,
-        widths=tuple(1 if device else width for device in on_device),
+        widths=_shortened([1 if device else width for device in on_device]),
     )
     return problem.evaluate(spread, solution.tiles, f"{solution.origin}, on lanes of {width} cores")
 
@@ -166,7 +181,7 @@ def _exchange(problem: Problem, base: Solution, other: Solution, start: int, sto
     widths = merged(*(s.schedule.widths or (1,) * n for s in (base, other)))
     cores = max(base.schedule.cores, other.schedule.cores)
     lanes = merged(base.schedule.lanes, other.schedule.lanes)
-    schedule = Schedule(order, lanes, cores, base.schedule.streams, (), widths)
+    schedule = Schedule(order, lanes, cores, base.schedule.streams, (), _shortened(widths))
     labels = merged(_segment_labels(base), [n + label for label in _segment_labels(other)])
     return problem.evaluate_below(base.timeline.latency_ms, schedule, labels, _joint_origin(base, other))
 
@@ -223,9 +238,9 @@ def _moved(problem: Problem, solution: Solution, unit: Sequence[int], lane: int,
     for i in unit:
         if not is_accelerator_lane(lanes[i]):
             lanes[i], widths[i] = lane, width
-    if tuple(lanes) == schedule.lanes and tuple(widths) == schedule.widths:
+    if tuple(lanes) == schedule.lanes and _shortened(widths) == schedule.widths:
         return None
-    moved = replace(schedule, lanes=tuple(lanes), widths=tuple(widths))
+    moved = replace(schedule, lanes=tuple(lanes), widths=_shortened(widths))
     limit = solution.timeline.latency_ms * (1 - 1e-6)
     found = problem.evaluate_below(limit if limit > 0 else math.inf, moved, solution.tiles, solution.origin)
     return found if found and found.timeline.latency_ms < solution.timeline.latency_ms else None

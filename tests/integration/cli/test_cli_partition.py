@@ -39,7 +39,7 @@ def test_the_paper_plan_beats_the_accelerator(cli: Chrion, lstm: Path) -> None:
     assert (code, err) == (0, "chrion: planning lstm ...\n")
     found = json.loads(out)
     assert out.count("\n") == 1
-    assert set(found) == {*KEYS, "plan"}
+    assert set(found) == {*KEYS, "plan", "machine", "estimated"}
     assert set(found["accelerator_only"]) == {"latency_ms", "memory_mb"}
     assert set(found["cpu_only"]) == {"latency_ms"}
     assert found["model"] == "lstm"
@@ -155,7 +155,7 @@ def test_plan_show_shows_what_a_plan_holds(cli: Chrion, lstm: Path) -> None:
     for text in ("lstm: 1154 operators", "GTX 1080 Ti", "policy", "gpu0", "cpu1", "by Equation 4", "meets the SLO"):
         assert text in out
     found = json.loads(cli("plan", "show", "lstm.plan.json", "--json")[1])
-    assert set(found) == {*KEYS, "shapes", "machine", "lanes"}
+    assert set(found) == {*KEYS, "shapes", "machine", "estimated", "lanes"}
     assert sum(lane["operators"] for lane in found["lanes"]) == 1154
     names = [name for lane in found["lanes"] for name in lane["operator_names"]]
     assert sorted(names) == sorted(plan.operators)
