@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,12 @@ class ChatTemplate:
             from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415 - an optional dependency
         except ImportError as error:
             raise OptionError("chats need the library jinja2", hint="pip install 'chrion[text]'") from error
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = _raise
+        # As in transformers, whose templates these are.
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.globals.update(raise_exception=_raise, strftime_now=_strftime_now)
         environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-        self._failure: type[Exception] = TemplateError
         self._tokens = dict(tokens)
         try:
             self._template = environment.from_string(source)
@@ -46,7 +49,7 @@ class ChatTemplate:
         """
         try:
             text: str = self._template.render(messages=messages, add_generation_prompt=True, tools=None, **self._tokens)
-        except (self._failure, TypeError, ValueError) as error:
+        except Exception as error:  # a template may raise what it likes
             raise OptionError(f"messages: the chat template refuses them: {error}") from error
         return text
 
@@ -62,13 +65,17 @@ def find_chat_template(model: Path) -> ChatTemplate | None:
     if settings.is_file():
         try:
             content = json.loads(settings.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise ModelError(f"{settings}: not JSON: {error}") from error
     content = content if isinstance(content, dict) else {}
     file = model.parent / "chat_template.jinja"
-    source = file.read_text(encoding="utf-8") if file.is_file() else content.get("chat_template")
+    try:
+        source = file.read_text(encoding="utf-8") if file.is_file() else content.get("chat_template")
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file}: not text: {error}") from error
     if isinstance(source, list):  # several by name
-        source = next((entry.get("template") for entry in source if entry.get("name") == "default"), None)
+        named = [entry for entry in source if isinstance(entry, dict) and entry.get("name") == "default"]
+        source = named[0].get("template") if named else None
     if not isinstance(source, str):
         return None
     given = {name: content.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
@@ -78,3 +85,7 @@ def find_chat_template(model: Path) -> ChatTemplate | None:
 
 def _raise(message: str) -> None:
     raise ValueError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().astimezone().strftime(form)

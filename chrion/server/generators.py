@@ -39,7 +39,7 @@ class ServedGenerator:
 def open_generators(repository: Path, budget: int) -> dict[str, ServedGenerator]:
     """Open the generators of a repository, of the highest version of each model.
 
-    A model that cannot generate is logged and left out.
+    A model that cannot generate is logged and left out. One whose chat template cannot be read serves completions.
 
     Args:
         repository: The folder.
@@ -56,18 +56,20 @@ def open_generators(repository: Path, budget: int) -> dict[str, ServedGenerator]
                 latest[entry.name] = entry
     found: dict[str, ServedGenerator] = {}
     for name, version in sorted(latest.items()):
-        settings = version.settings.generation
+        settings = version.settings.generation or GenerationSettings()
+        reserved = _needed_bytes(version, settings)
+        needed = sum(served.reserved_bytes for served in found.values()) + reserved
+        if needed > budget:
+            close_generators(list(found.values()))
+            raise OptionError(
+                f"the generators of {', '.join([*found, name])} need {needed / 1e6:.0f} MB "
+                f"of {budget / 1e6:.0f} MB for models",
+                hint="set a smaller kv_memory in [generation], or a larger --memory-budget",
+            )
         try:
-            found[name] = _open(name, version, settings or GenerationSettings())
+            found[name] = _open(name, version, settings, reserved)
         except ChrionError as error:
             log.warning("cannot generate", extra={"fields": {"model": name, "reason": str(error)}})
-    needed = sum(served.reserved_bytes for served in found.values())
-    if needed > budget:
-        close_generators(list(found.values()))
-        raise OptionError(
-            f"the generators of {', '.join(found)} need {needed / 1e6:.0f} MB of {budget / 1e6:.0f} MB for models",
-            hint="set a smaller kv_memory in [generation], or a larger --memory-budget",
-        )
     return found
 
 
@@ -85,17 +87,34 @@ def close_generators(served: Sequence[ServedGenerator]) -> None:
         one.generator.close()
 
 
-def _open(name: str, version: ServedVersion, settings: GenerationSettings) -> ServedGenerator:
+def _kv_bytes(settings: GenerationSettings) -> int:
+    return round(parse_size_mb(settings.kv_memory, "generation.kv_memory") * 1e6)
+
+
+def _needed_bytes(version: ServedVersion, settings: GenerationSettings) -> int:
+    """Return the bytes of host memory that a generator needs."""
+    folder = version.sources[0].model.parent
+    weights = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    return round(weights * _WEIGHT_COPIES) + _kv_bytes(settings)
+
+
+def _open(name: str, version: ServedVersion, settings: GenerationSettings, reserved: int) -> ServedGenerator:
     path = version.sources[0].model
-    kv_bytes = round(parse_size_mb(settings.kv_memory, "generation.kv_memory") * 1e6)
+    template = None
+    try:
+        template = find_chat_template(path)
+    except ChrionError as error:
+        log.warning("cannot chat", extra={"fields": {"model": name, "reason": str(error)}})
     generator = Generator(
-        path, max_batch=settings.max_batch, kv_bytes=kv_bytes, chunk=settings.chunk, threads=version.settings.cores
+        path,
+        max_batch=settings.max_batch,
+        kv_bytes=_kv_bytes(settings),
+        chunk=settings.chunk,
+        threads=version.settings.cores,
     )
     if generator.tokenizer is None:
         generator.close()
         raise OptionError(f"{path.parent}: no tokenizer.json, which text needs")
     if generator.refused:
         log.warning("requests run one by one", extra={"fields": {"model": name, "reason": generator.refused}})
-    weights = sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file())
-    template = find_chat_template(path)
-    return ServedGenerator(name, generator, template, round(weights * _WEIGHT_COPIES) + kv_bytes)
+    return ServedGenerator(name, generator, template, reserved)

@@ -296,6 +296,18 @@ def test_models_that_cannot_generate_are_left_out(tmp_path: Path, caplog: pytest
     assert "not a decoder with a cache" in reasons[1]
 
 
+def test_models_whose_chat_template_cannot_be_read_complete_texts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The template is reported, and completions are served."""
+    file = put_decoder(tmp_path, "llama")
+    (file.parent / "chat_template.jinja").write_text("{% for %}")
+    opened = open_generators(tmp_path, 1_000_000_000)
+    close_generators([*opened.values()])
+    assert opened["llama"].template is None
+    assert "chat template" in caplog.records[0].__dict__["fields"]["reason"]
+
+
 @pytest.mark.parametrize(
     ("toml", "reason"),
     [
