@@ -32,6 +32,24 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "tools": (None, []),
     "top_logprobs": (None, 0),
 }
+#: Fields that are implemented, and fields that do not change the text.
+_KNOWN = frozenset(
+    {
+        *(
+            "max_completion_tokens",
+            "max_tokens",
+            "messages",
+            "model",
+            "n",
+            "prompt",
+            "repetition_penalty",
+            "seed",
+            "stop",
+        ),
+        *("stream", "stream_options", "temperature", "top_k", "top_p"),
+        *("metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"),
+    }
+)
 #: The most texts that one request may ask for.
 MOST_CHOICES = 128
 _MOST_STOPS = 16
@@ -60,9 +78,12 @@ def read_settings(body: Mapping[str, Any]) -> Settings:
         RequestFailure: A field has a wrong type or is not implemented.
         OptionError: A number is out of range.
     """
-    for name, neutral in _NEUTRAL.items():
-        if name in body and body[name] not in neutral:
-            raise RequestFailure(Status.INVALID, f"{name}: not supported")
+    for name, value in body.items():
+        if name not in _KNOWN and not any(_same(value, neutral) for neutral in _NEUTRAL.get(name, (None,))):
+            raise RequestFailure(Status.INVALID, f"{name[:100]}: not supported")
+    stream = body.get("stream")
+    if not isinstance(stream, bool | None):
+        raise RequestFailure(Status.INVALID, f"stream: expected true or false, found {str(stream)[:100]!r}")
     count = _number(body, "n", int, 1)
     if not 1 <= count <= MOST_CHOICES:
         raise RequestFailure(Status.INVALID, f"n: expected 1 to {MOST_CHOICES}, found {count}")
@@ -89,7 +110,7 @@ def read_settings(body: Mapping[str, Any]) -> Settings:
         raise RequestFailure(Status.INVALID, "model: expected the name of a model")
     if limit is not None and limit < 1:
         raise RequestFailure(Status.INVALID, f"max_tokens: expected at least 1, found {limit}")
-    return Settings(model, limit, samplings, stops, body.get("stream") is True, usage)
+    return Settings(model, limit, samplings, stops, stream is True, usage)
 
 
 def read_prompts(body: Mapping[str, Any]) -> list[str | list[int]]:
@@ -206,7 +227,15 @@ def _number(body: Mapping[str, Any], name: str, kind: type[Any], default: Any) -
         return default
     if isinstance(value, bool) or not isinstance(value, (int, float)) or (kind is int and not isinstance(value, int)):
         raise RequestFailure(Status.INVALID, f"{name}: expected a number, found {value!r}")
-    return kind(value)
+    try:
+        return kind(value)
+    except OverflowError:
+        raise RequestFailure(Status.INVALID, f"{name}: the number is too large") from None
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """Return whether two values of JSON are equal; true is no number."""
+    return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
 
 
 def _tokens(value: Any) -> bool:

@@ -129,6 +129,14 @@ def test_chats(client: Any, plain: PlainDecoder) -> None:
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
 
 
+def test_fields_that_change_nothing_are_accepted(client: Any) -> None:
+    """Clients may send what they always send."""
+    given = {"model": "llama", "messages": [{"role": "user", "content": "w1"}], "max_tokens": 2, "user": "one"}
+    neutral = {"frequency_penalty": 0.0, "presence_penalty": 0, "logprobs": False, "logit_bias": {}, "tools": []}
+    answer = client.chat.completions.create(**given, **neutral, extra_body={"min_p": None})
+    assert answer.usage.completion_tokens == 2
+
+
 def test_stop_strings(client: Any, plain: PlainDecoder) -> None:
     """The text ends before the stop string."""
     tokens = plain.generate([2, 3, 4], 12)
@@ -192,6 +200,11 @@ def test_metrics_have_the_times_of_tokens(decoders: Server, client: Any) -> None
         ({"model": "llama", "prompt": "w1", "temperature": -1}, 400, "temperature: -1.0 is below 0"),
         ({"model": "llama", "prompt": "w1", "temperature": "hot"}, 400, "temperature: expected a number"),
         ({"model": "llama", "prompt": "w1", "logprobs": 3}, 400, "logprobs: not supported"),
+        ({"model": "llama", "prompt": "w1", "logprobs": 0}, 400, "logprobs: not supported"),
+        ({"model": "llama", "prompt": "w1", "min_p": 0.1}, 400, "min_p: not supported"),
+        ({"model": "llama", "prompt": "w1", "ignore_eos": True}, 400, "ignore_eos: not supported"),
+        ({"model": "llama", "prompt": "w1", "stream": "true"}, 400, "stream: expected true or false, found 'true'"),
+        ({"model": "llama", "prompt": "w1", "temperature": 10**400}, 400, "temperature: the number is too large"),
         ({"model": "llama", "prompt": "w1", "n": 0}, 400, "n: expected 1 to 128"),
         ({"model": "llama", "prompt": "w1", "max_tokens": 0}, 400, "max_tokens: expected at least 1"),
         ({"model": "llama", "prompt": "w1", "max_tokens": 30_000}, 400, "positions for 20000 tokens"),
