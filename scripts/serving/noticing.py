@@ -13,7 +13,7 @@ from serving.fleet import Fleet, Trial
 from serving.surroundings import Neighbour
 
 #: Times at which the neighbour becomes busy and idle again, and length of a trial, in seconds.
-_BUSY_S, _IDLE_S, _TRIAL_S = 1.0, 4.0, 7.0
+_BUSY_S, _IDLE_S, _TRIAL_S = 4.0, 7.0, 11.0
 #: Length of a window whose median latency is compared, interval between two windows, and windows in a row that must be
 #: fast enough.
 _WINDOW_S, _STEP_S, _IN_A_ROW = 0.2, 0.05, 3
@@ -84,4 +84,5 @@ def format_noticed(model: str, noticed: Sequence[Noticed]) -> tuple[str, ...]:
 HEAD = ("model", "trials", "busy: median, s", "longest, s", "idle again: median, s", "longest, s")
 TEXT = """Times from the moment the neighbour becomes busy until HybridSession's median latency over 0.2 s is within 5 %
 of the best plain session's beside that neighbour, and from the moment it is idle again until the latency is within 5 %
-of the one before. Only models that run a plan. A trial ends three seconds after each change."""
+of the one before. Only models that run a plan. The neighbour is idle for four seconds, busy for three, and idle for
+four again; longer times are not seen."""
