@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -71,15 +71,28 @@ class HttpClient:
         self._slots = asyncio.Semaphore(connections)
 
     async def request(
-        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        on_start: Callable[[], None] = lambda: None,
     ) -> Answer:
         """Send a request and return its answer.
+
+        Args:
+            method: The method.
+            path: The path.
+            body: The body.
+            headers: Headers besides those of every request.
+            on_start: Called when the request no longer waits for other ones.
 
         Raises:
             OSError: The server cannot be reached, or the connection ended before the answer.
         """
         message = self._message(method, path, body, headers or {})
         async with self._slots:
+            on_start()
             connection = self._take_idle()
             if connection is not None:
                 try:

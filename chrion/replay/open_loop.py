@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -27,7 +28,7 @@ from chrion.simulator.workload import Workload
 
 #: Statuses with which a server refuses a request that it could serve at another time.
 REFUSED = (429, 503, 504)
-#: Time without any answer after which the server is given up.
+#: Time for which connections fail, without any answer, after which the server is given up.
 _GONE_S = 10.0
 #: Requests that are sent without a pause if the client is behind.
 _BURST = 32
@@ -100,7 +101,8 @@ class OpenLoop:
         self._outcome = outcome
         self._timeout_s = timeout_s
         self._began_s = 0.0
-        self._answered_s = 0.0
+        #: Time of the first connection that failed after the last answer.
+        self._failed_s = math.inf
         self._gone = ""
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -111,10 +113,12 @@ class OpenLoop:
             ServerError: The server stopped to answer.
         """
         loop = asyncio.get_running_loop()
-        self._began_s = self._answered_s = loop.time() + _BEGIN_S
+        self._began_s = loop.time() + _BEGIN_S
         number = 0
         try:
-            for times, models, *_ in workload.chunks():
+            for times, models, details in workload.chunks():
+                if details:
+                    self._outcome.metrics.objectives.add(details)
                 for due_ms, model in zip(times.tolist(), models.tolist(), strict=True):
                     await self._wait_until(due_ms, number)
                     task = asyncio.create_task(self._send(number, model, due_ms))
@@ -145,28 +149,31 @@ class OpenLoop:
             await asyncio.sleep(0)
 
     def _check(self) -> None:
-        loop = asyncio.get_running_loop()
-        if self._gone and loop.time() - self._answered_s > _GONE_S:
+        if self._gone:
             answered = int(self._outcome.metrics.arrivals.sum())
             text = f"no answer for {_GONE_S:g} s: {self._gone} ({answered} requests had ended before)"
             raise ServerError(f"the connection to the server was lost: {text}")
 
     async def _send(self, number: int, model: int, due_ms: float) -> None:
         call, outcome = self._calls[model], self._outcome
-        outcome.lags[bin_index(np.array([max(0.0, self.now_ms() - due_ms)]))] += 1
-        start_ms = end_ms = _NAN
+        start_ms = end_ms = lag_ms = _NAN
         cold = False
+
+        def note_lag() -> None:
+            nonlocal lag_ms
+            lag_ms = self.now_ms() - due_ms
+
         try:
             async with asyncio.timeout(self._timeout_s):
-                answer = await self._client.request("POST", call.path, call.body, call.headers)
+                answer = await self._client.request("POST", call.path, call.body, call.headers, note_lag)
         except TimeoutError:
             outcome.failed[f"no answer within {self._timeout_s:g} s"] += 1
         except OSError as error:
             reason = error.strerror or str(error) or type(error).__name__
             outcome.failed[reason] += 1
-            self._gone = reason
+            self._note_failure(reason)
         else:
-            self._answered_s, self._gone = asyncio.get_running_loop().time(), ""
+            self._failed_s, self._gone = math.inf, ""
             if answer.status == 200:
                 end_ms = self.now_ms()
                 parts = dict(TIMING.findall(answer.headers.get("server-timing", "")))
@@ -175,8 +182,17 @@ class OpenLoop:
             else:
                 kind = outcome.refused if answer.status in REFUSED else outcome.failed
                 kind[f"{answer.status} {error_text(answer)}"] += 1
+        if math.isnan(lag_ms):  # given up before it was sent
+            note_lag()
+        outcome.lags[bin_index(np.array([max(0.0, lag_ms)]))] += 1
         outcome.metrics.record((number, model, 0, due_ms, start_ms, end_ms, cold, model))
         outcome.metrics.flush()
+
+    def _note_failure(self, reason: str) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._failed_s = min(self._failed_s, now_s)
+        if now_s - self._failed_s > _GONE_S:
+            self._gone = reason
 
 
 @contextlib.asynccontextmanager

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from chrion.errors import OptionError
 from chrion.manager.records import ACCELERATOR, HOST
 from chrion.replay.http_client import HttpClient
@@ -216,7 +218,28 @@ def _differences(scenario: Scenario, server: ServerFigures, device: str) -> list
         expected, given = getattr(scenario.policies, kind), server.policies.get(kind, "unknown")
         if expected != given:
             found.append(f"{kind.replace('_', ' ')}: scenario {expected}, server {given}")
-    return found
+    return [*found, *(f"the scenario has {part}" for part in _simulated_only(scenario))]
+
+
+def _simulated_only(scenario: Scenario) -> list[str]:
+    """Return the parts of a scenario that a server does not have or is not told."""
+    servers, models, details = scenario.servers, scenario.models, scenario.workload.details
+    parts = {
+        "servers with several GPUs, one memory is measured": any(spec.gpus > 1 for spec in servers),
+        "servers that fail, the server does not": any(spec.mtbf_h for spec in servers),
+        "autoscaling, the server has none": scenario.autoscaling is not None,
+        "a keep-alive time, the server has none": scenario.policies.keep_alive_s > 0,
+        "batches, which are not compared with the server's": any(model.spec.max_batch > 1 for model in models),
+    }
+    if details:
+        own_deadlines = not np.isnan(details.deadline_ms).all()
+        parts |= {
+            "durations of requests, the server has those of its models": not np.isnan(details.duration_ms).all(),
+            "priorities of requests, which are not sent": bool(details.priority.any()),
+            "deadlines of requests, the server admits by its models' objectives": own_deadlines
+            and scenario.policies.admission == "deadline",
+        }
+    return [part for part, present in parts.items() if present]
 
 
 def to_json(results: Mapping[str, Any], found: Replay) -> dict[str, Any]:

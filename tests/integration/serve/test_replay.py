@@ -315,6 +315,102 @@ def test_a_server_that_does_not_answer_for_its_metrics(tmp_path: Path, monkeypat
         assert failing_replay(url, tmp_path / "s.toml") == "--url: /v2/models/m-1: no answer within 0.2 s"
 
 
+class Slow(Answering):
+    """Answers after 50 ms."""
+
+    def infer(self) -> None:
+        time.sleep(0.05)
+        self.answer(200, b"{}")
+
+
+def traced(file: Path, rows: str, **sets: Any) -> Any:
+    """Return the scenario with a trace of these rows."""
+    from chrion.simulator.scenario import find_scenario  # noqa: PLC0415
+
+    file.write_text(SCENARIO, encoding="utf-8")
+    trace = file.with_suffix(".csv")
+    trace.write_text(rows, encoding="utf-8")
+    return find_scenario(str(file)).changed({"workload.kind": "csv", "path": str(trace), **sets}).build()
+
+
+def test_requests_are_judged_by_their_own_deadlines(tmp_path: Path) -> None:
+    """Requests with a deadline of 1 ms are late, others are in time; what is not sent is named."""
+    from chrion.replay import run  # noqa: PLC0415 - needs the extra
+
+    deadlines = ["1", "", "60000", "1", "", ""]
+    rows = "".join(f"0.0{i},m#1,{deadline},20,{i}\n" for i, deadline in enumerate(deadlines))
+    header = "time_s,model,deadline_ms,duration_ms,priority\n"
+    built = traced(tmp_path / "s.toml", header + rows, admission="deadline", **{"models.m.slo_ms": 60_000.0})
+    with answering(Slow) as url:
+        found = run.replay(run.limited(built, run.ReplayOptions(most=4)), run.ReplayOptions(url=url))
+    assert (found.measured.total.completed, found.measured.total.late) == (4, 2)
+    assert set(found.differences) >= {
+        "the scenario has durations of requests, the server has those of its models",
+        "the scenario has priorities of requests, which are not sent",
+        "the scenario has deadlines of requests, the server admits by its models' objectives",
+    }
+
+
+@pytest.mark.parametrize(
+    ("sets", "difference"),
+    [
+        ({"servers.gpus": 2}, "servers with several GPUs, one memory is measured"),
+        ({"servers.mtbf_h": 1e6}, "servers that fail, the server does not"),
+        ({"autoscaling.min_servers": 1}, "autoscaling, the server has none"),
+        ({"policies.keep_alive_s": 9.0}, "a keep-alive time, the server has none"),
+        ({"models.m.max_batch": 4}, "batches, which are not compared with the server's"),
+        ({}, ""),
+    ],
+)
+def test_what_a_server_does_not_have_is_named(tmp_path: Path, sets: dict[str, Any], difference: str) -> None:
+    """A part of the scenario that the measured server lacks is listed, and nothing else."""
+    from chrion.replay import run  # noqa: PLC0415 - needs the extra
+
+    built = traced(tmp_path / "s.toml", "time_s,model\n0.0,m#1\n", **sets)
+    with answering(Slow) as url:
+        found = run.replay(built, run.ReplayOptions(url=url))
+    listed = [text for text in found.differences if text.startswith("the scenario has")]
+    assert listed == ([f"the scenario has {difference}"] if difference else [])
+
+
+def test_waiting_for_a_connection_is_lag(tmp_path: Path) -> None:
+    """With one connection, the tenth of ten requests is sent after nine answers of 50 ms; two more are given up."""
+    from chrion.replay import run  # noqa: PLC0415 - needs the extra
+
+    built = traced(tmp_path / "s.toml", "time_s,model\n" + "0.0,m#1\n" * 10)
+    with answering(Slow) as url:
+        found = run.replay(built, run.ReplayOptions(url=url, connections=1))
+        hurried = run.replay(built, run.ReplayOptions(url=url, connections=1, timeout_s=0.2))
+    assert found.measured.total.completed == 10
+    assert found.lag_ms[1] > 400
+    assert found.lag_ms[0] > 150
+    assert sum(hurried.failed.values()) >= 6
+    assert hurried.lag_ms[1] > 150  # also of those that were never sent
+
+
+def test_one_lost_connection_after_a_pause_does_not_end_a_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time after which a server is given up counts from the first failure, not from the last answer."""
+    from chrion.replay import open_loop, run  # noqa: PLC0415 - needs the extra
+
+    monkeypatch.setattr(open_loop, "_GONE_S", 0.3)
+    numbers = iter(range(9))
+
+    class Handler(Answering):
+        def infer(self) -> None:
+            if next(numbers) in {1, 2}:  # the second request, and the client's second attempt
+                self.close_connection = True
+            else:
+                self.answer(200, b"{}")
+
+    built = traced(tmp_path / "s.toml", "time_s,model\n" + "".join(f"{at},m#1\n" for at in (0.0, 0.6, 0.7, 1.3)))
+    with answering(Handler) as url:
+        found = run.replay(built, run.ReplayOptions(url=url))
+    assert found.measured.total.completed == 3
+    assert found.failed == {"the server closed the connection": 1}
+
+
 def test_a_slow_server_is_not_flattered() -> None:
     """Every request is sent at its time although none is answered, and response times count from that time."""
     pytest.importorskip("h11")
