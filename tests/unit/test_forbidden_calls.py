@@ -44,6 +44,7 @@ ALLOWED = {
     "chrion.replay.http_client": {"asyncio", "ssl"},
     "chrion.replay.open_loop": {"asyncio"},
     "chrion.replay.run": {"asyncio", "ssl"},
+    "chrion.replay.target": {"asyncio"},
     "chrion.ray_cluster": {"socket"},  # checks whether the given Ray cluster is reachable
 }
 
