@@ -16,6 +16,7 @@ from chrion.simulator.overrides import parameter_grid
 from chrion.simulator.run import simulate
 from chrion.simulator.scenario import ScenarioSource, find_scenario
 from chrion.simulator.sweep import SweepPoint, run_sweep
+from ray_clusters import start_cluster
 
 POINTS = parameter_grid([("gpu_memory_gb", (8, 10, 12)), ("eviction", ("lru", "lfu"))])
 SETS = {"requests": 400}
@@ -37,10 +38,7 @@ def ray_address() -> Iterator[str]:
     pytest.importorskip("ray")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from ray.cluster_utils import Cluster  # noqa: PLC0415 # an optional dependency
-
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-        cluster.add_node(num_cpus=1)
+        cluster = start_cluster({"num_cpus": 1, "include_dashboard": False}, {"num_cpus": 1})
         cluster.wait_for_nodes()
         yield cluster.address
         cluster.shutdown()

@@ -18,6 +18,7 @@ import onnxruntime as ort
 import pytest
 
 from grafana_queries import check_queries
+from ray_clusters import start_cluster
 from server_process import ELEMENTS, Server, identity, product, put, serving, slow_model, wait_until
 
 CLIENT = Path(__file__).parents[2] / "triton_checks.py"
@@ -56,29 +57,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         warnings.simplefilter("ignore")
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("CHRION_CACHE", str(tmp_path_factory.mktemp("cache")))
-        running = start_cluster()
+        running = start_cluster(NODE, NODE, NODE)
         try:
             yield running
         finally:
             running.shutdown()
-
-
-def start_cluster() -> Any:
-    """Start a cluster of three nodes; try again if Ray, which waits for 30 s, gives up on a busy machine."""
-    from ray.cluster_utils import Cluster  # noqa: PLC0415 # an optional dependency
-
-    for last in (False, True):
-        running = Cluster(initialize_head=False)
-        try:
-            for _ in range(3):
-                running.add_node(**NODE)
-        except Exception:
-            running.shutdown()
-            if last:
-                raise
-        else:
-            return running
-    raise AssertionError
 
 
 @pytest.fixture(scope="module")
