@@ -118,7 +118,7 @@ def compute_model(rounds: int, weights_mb: float) -> onnx.ModelProto:
 
 
 def _branch_nodes(weights_mb: float) -> list[onnx.NodeProto]:
-    """Return the branch with the weights; it is taken for an input that is not a number, which nobody sends."""
+    """Return the nodes of the branch with the weights, which runs only if the input is NaN; a replay never sends that."""
     rows = round(weights_mb * 1e6 / _ROW_BYTES)
     if not rows:
         return [helper.make_node("Identity", ["mean"], ["y"])]
