@@ -118,7 +118,7 @@ def compute_model(rounds: int, weights_mb: float) -> onnx.ModelProto:
 
 
 def _branch_nodes(weights_mb: float) -> list[onnx.NodeProto]:
-    """Return the nodes of the branch with the weights, which runs only if the input is NaN; a replay never sends that."""
+    """Return the nodes of the branch with the weights, which runs only if the input is NaN; replays send no NaN."""
     rows = round(weights_mb * 1e6 / _ROW_BYTES)
     if not rows:
         return [helper.make_node("Identity", ["mean"], ["y"])]
