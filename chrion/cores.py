@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import math
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,6 +18,8 @@ import psutil
 from chrion.cgroups import cpu_quota
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
+#: The function ``sched_getcpu`` of the C library; None on systems without it.
+_getcpu = getattr(ctypes.CDLL(None), "sched_getcpu", None) if sys.platform == "linux" else None
 
 Result = TypeVar("Result")
 
@@ -74,6 +78,21 @@ def pin(core: int) -> bool:
     except (AttributeError, OSError):
         return False
     return True
+
+
+def current_cpu() -> int | None:
+    """Return the logical CPU on which the calling thread runs; None if the system does not tell."""
+    number = _getcpu() if _getcpu else -1
+    return number if number >= 0 else None
+
+
+def move_to(cpu: int) -> None:
+    """Move the calling thread to a logical CPU, without pinning it; do nothing if it may not be used."""
+    with contextlib.suppress(AttributeError, OSError):
+        before = os.sched_getaffinity(0)
+        if cpu in before:
+            os.sched_setaffinity(0, {cpu})
+            os.sched_setaffinity(0, before)
 
 
 def run_on_cores(cores: Sequence[int], work: Callable[[], Result]) -> list[Result]:

@@ -133,23 +133,19 @@ def measure_setting(
                             neighbour.resume()
                             trials = measure(opened, load, scenario.warm_up_s, schedule.next_end_s())
                             neighbour.suspend()
-                            findings.noticed += notice(case, opened[OWN], neighbour, trials)
+                            findings.noticed.append(notice(case, opened[OWN], neighbour, trials))
                     yield name, row_of(case.name, load.label, opened[OWN].selected, trials)
 
 
-def notice(
-    case: Case, fleet: Fleet, neighbour: Neighbour, trials: Mapping[str, Sequence[Trial]]
-) -> list[tuple[str, ...]]:
-    """Return the line of a model's times until it notices a neighbour; none if it runs plain."""
-    if fleet.selected != "plan":
-        return []
+def notice(case: Case, fleet: Fleet, neighbour: Neighbour, trials: Mapping[str, Sequence[Trial]]) -> tuple[str, ...]:
+    """Return the line of a model's times until it notices a neighbour."""
     medians = [
         float(np.median(np.concatenate([trial.latencies_ms for trial in own])))
         for name, own in trials.items()
         if name != OWN
     ]
     noticed: list[Noticed] = [time_noticing(fleet, neighbour, min(medians)) for _ in range(NOTICING)]
-    return [format_noticed(case.name, noticed)]
+    return format_noticed(case.name, noticed)
 
 
 def measure_all(chosen: Mapping[str, Scenario], only: str, minutes: float, findings: Findings) -> None:

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-import psutil
 
 from chrion.cores import run_on_cores
+from chrion.cpu_use import cpu_use
 from chrion.devices import CPU_PROVIDER
 from chrion.devices.probe import product_session
 from chrion.timing import time_calls
@@ -31,8 +31,6 @@ TOLERANCE = 1.1
 _PAUSE_S = 0.02
 #: The share of the cores' time above which the use by other processes is interference.
 _MAX_OTHERS = 0.15
-#: Kinds of CPU time that are not idle time; guests are counted as users.
-_USED = ("user", "nice", "system", "irq", "softirq", "steal")
 
 
 class InterferenceMonitor(Protocol):
@@ -111,26 +109,13 @@ class UsageMonitor(CoreMonitor):
 
     def __init__(self, cores: Sequence[int]) -> None:
         super().__init__(cores, patience_s=0.0)
-        self._before = _used_s(self.cores)
+        self._before = cpu_use(self.cores)
 
     def has_interference(self) -> bool:
         """Return whether other work is using the cores, or used them since the last check."""
-        (elapsed_s, all_s, own_s), before = _used_s(self.cores), self._before
-        others_s = (all_s - before[1]) - (own_s - before[2])
-        used = others_s > _MAX_OTHERS * len(self.cores) * (elapsed_s - before[0])
+        now, before = cpu_use(self.cores), self._before
+        others_s = (now.all_s - before.all_s) - (now.own_s - before.own_s)
+        used = others_s > _MAX_OTHERS * len(self.cores) * (now.now_s - before.now_s)
         slow = super().has_interference()
-        self._before = _used_s(self.cores)
+        self._before = cpu_use(self.cores)
         return used or slow
-
-
-def _used_s(cores: Sequence[int]) -> tuple[float, float, float]:
-    """Return the time in s, the CPU time that the cores were used for, and the CPU time of this process.
-
-    The second is 0 if the system does not count it.
-    """
-    try:
-        counted = psutil.cpu_times(percpu=True)
-        used_s = sum(getattr(counted[core], kind, 0.0) for core in cores for kind in _USED)
-    except (OSError, RuntimeError, IndexError, NotImplementedError):
-        used_s = 0.0
-    return time.perf_counter(), used_s, time.process_time()

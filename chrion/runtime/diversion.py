@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Callable
 
+from chrion.cores import current_cpu, move_to
 from chrion.runtime.crowding import Crowding, in_flight
 from chrion.runtime.execution.engine import Engine, PlainEngine
 from chrion.runtime.live_comparison import LiveComparison
@@ -32,6 +34,8 @@ class Diversion:
         self._reconsider = weakref.WeakMethod(reconsider)
         self.one_thread = OneThreadSession(lambda: (method := opener()) and method())
         self.crowding = Crowding(self.one_thread)
+        #: Thread and CPU of the last request before a trial of the plan.
+        self._place: tuple[int, int | None] | None = None
 
     def divert(self, engine: Engine, *, fits: bool = True) -> tuple[PlainEngine | None, LiveComparison | None]:
         """Decide whether the one-thread session serves a request.
@@ -48,6 +52,9 @@ class Diversion:
         comparison = engine.comparison
         if comparison is None or not fits:
             return None, None
+        if comparison.needless:
+            engine.comparison = None
+            return None, None
         return self.one_thread.get() if comparison.diverts else None, comparison
 
     def record(self, comparison: LiveComparison, start_s: float, *, diverted: bool) -> None:
@@ -60,7 +67,24 @@ class Diversion:
         """
         if len(in_flight) > 1:
             return
+        before = comparison.diverts
         comparison.record(start_s, time.perf_counter(), diverted=diverted)
+        if comparison.diverts is not before:
+            self._keep_cpu(comparison)
         if comparison.contradicted and (reconsider := self._reconsider()):
             comparison.start_anew()
             reconsider(comparison)
+
+    def _keep_cpu(self, comparison: LiveComparison) -> None:
+        """Let a trial of the plan end on the CPU on which the calling thread was before.
+
+        A plan runs the caller's lane on the lane's core. If other work uses that core, the system needs some
+        milliseconds to move the thread away again, in which requests on the one-thread session would be slow.
+        """
+        if not comparison.plain_serves:
+            self._place = None
+        elif not comparison.diverts:
+            self._place = threading.get_ident(), current_cpu()
+        elif self._place and self._place[0] == threading.get_ident() and self._place[1] is not None:
+            move_to(self._place[1])
+            self._place = None

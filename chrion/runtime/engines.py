@@ -491,7 +491,8 @@ class Engines:
         if decision.plan is None:
             if decision.winner != PLAIN:
                 return self._selector.open_plain(decision)
-            return self._selector.compare_live(self.plain(decision.evidence), decision)
+            plain = self.plain(decision.evidence)
+            return plain if named else self._selector.compare_live(plain, decision)  # it serves other shapes as well
         config = self._config
         graph = load(config.source, named, optimise=optimises(config.options))
         if config.options is not None:

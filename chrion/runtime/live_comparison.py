@@ -11,23 +11,32 @@ Bound of the cost, while the mean latencies of both engines stay as they are: th
 
 - the first :data:`_SLOW_WINDOWS` windows, until it is noticed,
 - trials, of :data:`_PLAN_TRIAL` or :data:`_PLAIN_TRIAL` requests. The number of requests between two trials doubles
-  from :data:`_FIRST_GAP` to :data:`_LAST_GAP`, so that in the long run one request in 200 is in a trial of the plan. A
-  trial is put off until its predecessor's extra time is at most :data:`_EXCESS` of the time since.
+  from :data:`_FIRST_GAP`, or from :data:`_FIRST_PLAN_GAP` for trials of the plan, to :data:`_LAST_GAP`, so that less
+  than one request in 100 is in a trial of the plan, and in the long run one in 200. A trial is put off until its
+  predecessor's extra time is at most :data:`_EXCESS` of the time since.
 - after a trial that noise has won, up to :data:`_PROBATION` windows.
 
 After a change of the means the bound applies anew. A change in favour of the plan is noticed after :data:`_LAST_GAP`
-requests at the latest, unless the plan takes far longer in trials.
+requests at the latest, unless the plan takes far longer in trials. If other processes use fewer cores than before, a
+trial of the plan begins earlier; the gaps between such trials double from :data:`_FIRST_GAP` while they are lost.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import NamedTuple
+
+from chrion.cpu_use import OtherWork
 
 #: A window ends after this many requests and seconds; or, with slow requests, after fewer requests and more seconds.
 _WINDOW, _WINDOW_S = 16, 0.1
 _SHORT_WINDOW, _LONG_WINDOW_S = 3, 0.3
-#: The plan is slow if a window's mean latency exceeds the expected one by at least this factor.
-_SLOW = 1.1
+#: The plan may be slow if a mean latency exceeds the expected one by the first factor, and is slow by the second one.
+#: In between, it is slow if it takes longer than the one-thread session once did: other work makes no session faster.
+_SLOW, _TOO_SLOW = 1.1, 1.5
+#: Requests that take less time are not worth the microsecond that recording takes, in ms.
+_WORTHWHILE_MS = 0.1
 #: Number of slow windows in a row after which the one-thread session is tried.
 _SLOW_WINDOWS = 2
 
@@ -48,12 +57,14 @@ class _Trial(NamedTuple):
 #: Trials of the plan are short, since they are the slowest requests of a session that the one-thread session serves.
 #: Trials of the one-thread session are longer: its thread first has to leave the core to which the plan has pinned it,
 #: and under a quota it waits for the CPU time that the plan has used.
-_PLAN_TRIAL = _Trial(warm_up=2, requests=8, least_s=0.0, clear_after=3, clearly=1.3)
+_PLAN_TRIAL = _Trial(warm_up=2, requests=8, least_s=0.0, clear_after=2, clearly=1.3)
 _PLAIN_TRIAL = _Trial(warm_up=4, requests=24, least_s=0.15, clear_after=12, clearly=4.0)
-#: Number of requests between two trials: at first, and at most.
-_FIRST_GAP, _LAST_GAP = 64, 2048
-#: Maximum share of the time that trials may take longer than the same requests on the other engine.
-_EXCESS = 0.02
+#: Number of requests between two trials: at first, at first for the plan while other processes use as many cores as
+#: when it was slow, and at most.
+_FIRST_GAP, _FIRST_PLAN_GAP, _LAST_GAP = 64, 256, 2048
+#: Maximum share of the time that trials may take longer than the same requests on the other engine: in general, and for
+#: trials of the plan because other processes use fewer cores.
+_EXCESS, _EXCESS_EASED = 0.02, 0.1
 #: The plan takes over again if its mean latency is at most this share of the one-thread session's.
 _RETURN = 0.95
 #: Number of windows after a change in which the engine is compared with the other one's last mean latency.
@@ -68,29 +79,36 @@ class LiveComparison:
     """Comparison of one plan with the one-thread session.
 
     Args:
-        latency_ms: The plan's latency when it was selected, in ms.
-        plain_ms: The latency of the best plain session then, in ms.
+        latency_ms: The plan's latency when it was selected, in ms; None if it was not timed. The latency of its first
+            window without other work is expected then.
+        plain_ms: The latency of the one-thread session then, or of the best plain session, in ms; None if not known.
+        other_work: Begins to measure the cores that other processes use.
 
     Attributes:
         diverts: Whether the next request goes to the one-thread session, if that is open.
         plain_serves: Whether the one-thread session serves, apart from trials of the plan, since the plan is slower.
         contradicted: Whether the plan has been slower for so long that the decision should be made again.
+        needless: Whether requests take so little time that they should not be recorded.
     """
 
-    def __init__(self, latency_ms: float, plain_ms: float) -> None:
+    def __init__(
+        self, latency_ms: float | None, plain_ms: float | None, other_work: Callable[[], OtherWork] = OtherWork
+    ) -> None:
         self.diverts = False
         self.plain_serves = False
         self.contradicted = False
-        #: The plan is slow if it exceeds the expected latency by this factor. Other work makes no session faster, so a
-        #: plan that takes no longer than the plain session once did is still the faster one.
-        self._expected_ms = min(latency_ms, plain_ms)
-        self._limit = max(_SLOW, plain_ms / self._expected_ms)
+        self.needless = latency_ms is not None and latency_ms < _WORTHWHILE_MS
+        #: Expected latency, infinite while it is not known; the plan is slow if it exceeds it by the factor.
+        self._expected_ms, self._limit = math.inf, _SLOW
+        if latency_ms is not None:
+            self._expected_ms = min(latency_ms, plain_ms or latency_ms)
+            self._limit = min(max(_SLOW, (plain_ms or 0.0) / self._expected_ms), _TOO_SLOW)
         #: Of the current window or trial: number of requests, their total latency, and start of the first one.
         self._count, self._total_ms, self._start_s = 0, 0.0, 0.0
         #: Number of requests of a trial that do not count yet.
         self._cold = 0
         #: Mean latency in the last window.
-        self._mean_ms = latency_ms
+        self._mean_ms = latency_ms or 0.0
         #: Mean latency of the other engine, and the number of windows for which it is still compared.
         self._other_ms, self._probation = 0.0, 0
         #: Numbers of slow windows and of other windows in a row.
@@ -101,6 +119,11 @@ class LiveComparison:
         self._excess_ms = 0.0
         #: Number of trials in a row that the plan has lost, and the time of the first.
         self._lost, self._lost_s = 0, 0.0
+        #: While the one-thread session serves: use of the cores by other processes since the last trial.
+        self._other_work = other_work
+        self._others: OtherWork | None = None
+        #: Whether it has eased, and the number of such trials in a row that the plan has lost.
+        self._eased, self._vain = False, 0
 
     def record(self, start_s: float, end_s: float, *, diverted: bool) -> None:
         """Record a request that was alone.
@@ -156,26 +179,43 @@ class LiveComparison:
                 self._change(self._other_ms)
                 return
         if self.plain_serves:
+            self._others = self._others or self._other_work()
+            self._eased = self._others.has_eased()
             self._try_other()
-        elif self._mean_ms > self._limit * self._expected_ms:
+            return
+        slow = self._is_slow()
+        if slow:
             self._calm, self._slow = 0, self._slow + 1
             if self._slow >= _SLOW_WINDOWS:
                 self._try_other()
-        else:
+        elif slow is not None:
             self._expected_ms = min(self._expected_ms, self._mean_ms)
             self._calm, self._slow = self._calm + 1, 0
             if self._calm >= _CALM:
                 self._gap, self._lost = 0, 0
 
+    def _is_slow(self) -> bool | None:
+        """Return whether the plan's last window was slow; None if that cannot be told yet."""
+        if self._expected_ms < math.inf:
+            return self._mean_ms > self._limit * self._expected_ms
+        self.needless = self._mean_ms < _WORTHWHILE_MS
+        self._others = self._others or self._other_work()
+        return self._others.is_busy()
+
     def _try_other(self) -> None:
         """Begin a trial of the other engine, unless the last one was too recent."""
-        if self._since >= self._gap and self._excess_ms <= _EXCESS * self._since_ms:
+        gap, excess = self._gap, _EXCESS
+        if self._eased:
+            gap, excess = min(_FIRST_GAP << self._vain, _LAST_GAP), _EXCESS_EASED
+        elif self.plain_serves:
+            gap = max(gap, _FIRST_PLAN_GAP)
+        if self._since >= gap and self._excess_ms <= excess * self._since_ms:
             self.diverts, self._cold, self._excess_ms = not self.plain_serves, self._trial.warm_up, 0.0
 
     def _end_trial(self, now_s: float) -> None:
         self._excess_ms += max(0.0, self._total_ms - self._count * self._mean_ms)
         self._since, self._since_ms = 0, 0.0
-        self._gap = min(max(_FIRST_GAP, 2 * self._gap), _LAST_GAP)
+        self._gap = min(max(_FIRST_PLAN_GAP if self.plain_serves else _FIRST_GAP, 2 * self._gap), _LAST_GAP)
         mean_ms = self._mean_and_restart()
         if self._is_faster(mean_ms):
             self._change(mean_ms)
@@ -184,6 +224,8 @@ class LiveComparison:
         self.diverts = self.plain_serves
         if self.plain_serves:
             self._lose(now_s)
+        elif self._expected_ms == math.inf:
+            self._expected_ms = self._mean_ms
         elif self._gap == _LAST_GAP:  # after many trials: both take longer than when they were timed
             self._expected_ms, self._slow = mean_ms / self._limit, 0
 
@@ -195,13 +237,16 @@ class LiveComparison:
         self._other_ms, self._mean_ms = self._mean_ms, other_ms
         self._probation = 0
         self.diverts = self.plain_serves = not self.plain_serves
-        self._slow = self._calm = 0
+        self._slow = self._calm = self._vain = 0
+        self._others, self._eased = None, False
 
     def _lose(self, now_s: float) -> None:
         """Count a trial that the plan has lost."""
         if not self._lost:
             self._lost_s = now_s
         self._lost += 1
+        self._vain += self._eased
+        self._others, self._eased = None, False
         self.contradicted |= self._lost >= _LOST and now_s - self._lost_s >= _LOST_S
 
     def _mean_and_restart(self) -> float:

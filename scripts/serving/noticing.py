@@ -84,5 +84,5 @@ def format_noticed(model: str, noticed: Sequence[Noticed]) -> tuple[str, ...]:
 HEAD = ("model", "trials", "busy: median, s", "longest, s", "idle again: median, s", "longest, s")
 TEXT = """Times from the moment the neighbour becomes busy until HybridSession's median latency over 0.2 s is within 5 %
 of the best plain session's beside that neighbour, and from the moment it is idle again until the latency is within 5 %
-of the one before. Only models that run a plan. The neighbour is idle for four seconds, busy for three, and idle for
+of the one before. The neighbour is idle for four seconds, busy for three, and idle for
 four again; longer times are not seen."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chrion.cores import physical_cores
+from chrion.cpu_use import CpuUse
 from chrion.profiler import interference as interference_module
 from chrion.profiler.interference import CoreMonitor, UsageMonitor
 
@@ -53,8 +54,9 @@ def test_the_use_of_cores_by_other_processes_is_interference(
     measurements: list[float], monkeypatch: pytest.MonkeyPatch, others_s: float, *, interference: bool
 ) -> None:
     """On two cores for one second, 0.1 s of other processes are tolerated and 0.4 s are not, whatever we use."""
-    used = [(0.0, 10.0, 5.0), (1.0, 11.5 + others_s, 6.5), (1.1, 12.0, 6.6), (2.0, 12.9, 7.5), (2.1, 13.0, 7.6)]
-    monkeypatch.setattr(interference_module, "_used_s", lambda _: used.pop(0))
+    times = [(0.0, 10.0, 5.0), (1.0, 11.5 + others_s, 6.5), (1.1, 12.0, 6.6), (2.0, 12.9, 7.5), (2.1, 13.0, 7.6)]
+    used = [CpuUse(*each) for each in times]
+    monkeypatch.setattr(interference_module, "cpu_use", lambda _: used.pop(0))
     monitor = UsageMonitor([0, 1])
     assert monitor.has_interference() is interference
     assert not monitor.has_interference()  # only time since the last check counts
@@ -69,7 +71,7 @@ def test_without_counted_times_only_arithmetic_is_measured(
     def refuse(**_: bool) -> None:
         raise NotImplementedError
 
-    monkeypatch.setattr(interference_module.psutil, "cpu_times", refuse)
+    monkeypatch.setattr("psutil.cpu_times", refuse)
     monitor = UsageMonitor([0])
     measurements += [1.5, 1.0]
     assert [monitor.has_interference() for _ in range(2)] == [True, False]

@@ -20,7 +20,7 @@ PACKAGES: Layers = (
     ("errors",),
     ("allocator", "cgroups", "files", "lane_numbers", "lazy_names", "native", "timing", "units", "waiting"),
     ("cores", "hardware", "ray_cluster"),
-    ("core_leases",),
+    ("core_leases", "cpu_use"),
     ("graph",),
     ("zoo",),
     ("devices",),

@@ -48,8 +48,6 @@ _KEPT_OPEN_BYTES = 256e6
 #: A plan of a model with free dimensions holds all weights a second time, since the plain session stays open for other
 #: shapes. It must have a clear gain: it is selected if it takes at most this share of a plain session's latency.
 _SHARE_BESIDE_PLAIN = 0.8
-#: Minimum latency of an engine that is compared with the one-thread session on live requests, in ms.
-_RECORDED_MS = 0.1
 #: Number of plans that are kept as candidates for further shapes of a model.
 _EARLIER_PLANS = 4
 #: Longest time to wait for another process that tunes, in seconds.
@@ -130,8 +128,9 @@ class EngineSelector:
             if isinstance(engine, CutEngine):
                 engine.footprint = decision.footprint
                 engine.reason = decision.evidence
-                if not engine.accelerated:
-                    engine.comparison = _comparison(decision, decision.plain_ms)
+                if decision.latency_ms and not engine.accelerated:
+                    plain_ms = _one_thread_ms(decision) or decision.plain_ms
+                    engine.comparison = LiveComparison(decision.latency_ms, plain_ms)
             return engine
         return self.open_plain(decision)
 
@@ -146,10 +145,9 @@ class EngineSelector:
         )
 
     def compare_live(self, engine: PlainEngine, decision: Decision) -> PlainEngine:
-        """Have a plain session of several threads compared with that of one thread, if both were timed."""
-        one_thread_ms = next((t.latency_ms for t in decision.timings if t.name == f"{_PLAIN_THREADS}1"), None)
+        """Have a plain session of several threads compared with that of one thread."""
         if not (engine.has_one_thread or engine.accelerated):
-            engine.comparison = _comparison(decision, one_thread_ms)
+            engine.comparison = LiveComparison(decision.latency_ms, _one_thread_ms(decision))
         return engine
 
     def graph_cache(self, digest: str, *, free: bool) -> DecisionCache:
@@ -481,15 +479,9 @@ class EngineSelector:
         return candidates
 
 
-def _comparison(decision: Decision, one_thread_ms: float | None) -> LiveComparison | None:
-    """Return a comparison of the selected engine with the one-thread session; None if they were not timed.
-
-    Recording a request takes a microsecond, so that very short ones are not recorded.
-    """
-    latency_ms = decision.latency_ms
-    if latency_ms is None or one_thread_ms is None or latency_ms < _RECORDED_MS:
-        return None
-    return LiveComparison(latency_ms, one_thread_ms)
+def _one_thread_ms(decision: Decision) -> float | None:
+    """Return the latency of the plain session of one thread in ms; None if it was not timed."""
+    return next((timed.latency_ms for timed in decision.timings if timed.name == f"{_PLAIN_THREADS}1"), None)
 
 
 def _software() -> tuple[str, bool]:

@@ -1,0 +1,82 @@
+"""CPU time that the system counts: of all processes, and of others than this one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import NamedTuple
+
+import psutil
+
+from chrion.cores import affinity
+
+#: Kinds of CPU time that are not idle time; guests are counted as users.
+_USED = ("user", "nice", "system", "irq", "softirq", "steal")
+#: The system counts in steps of a hundredth of a second, so shorter intervals tell little. In seconds.
+_LEAST_S = 0.25
+#: Difference in the number of used cores from which on other work has eased.
+_EASED = 0.3
+#: Other work matters from this number of cores on, or from this share of the CPUs if that is more.
+_BUSY, _BUSY_SHARE = 0.3, 0.1
+
+
+class CpuUse(NamedTuple):
+    """CPU time that was used until some time, in seconds."""
+
+    #: That time, of ``time.perf_counter()``.
+    now_s: float
+    #: CPU time of all processes on some CPUs; 0 if the system does not count it.
+    all_s: float
+    #: CPU time of this process.
+    own_s: float
+
+
+def cpu_use(cpus: Collection[int] | None) -> CpuUse:
+    """Return the CPU time that was used until now.
+
+    Args:
+        cpus: Logical CPUs; None for all.
+    """
+    try:
+        counted = psutil.cpu_times(percpu=True)
+        chosen = counted if cpus is None else [counted[cpu] for cpu in cpus]
+        all_s = sum(getattr(times, kind, 0.0) for times in chosen for kind in _USED)
+    except (OSError, RuntimeError, IndexError, NotImplementedError):
+        all_s = 0.0
+    return CpuUse(time.perf_counter(), all_s, time.process_time())
+
+
+class OtherWork:
+    """The use of cores by other processes since its creation, on the logical CPUs that the calling thread may use.
+
+    It is measured a few times a second, however often the methods are called.
+    """
+
+    def __init__(self) -> None:
+        self._cpus = affinity()
+        self._before = cpu_use(self._cpus)
+        #: Cores in use at the last measurement, and the most at any; None if there is none, or if nothing is counted.
+        self._cores: float | None = None
+        self._most = 0.0
+
+    def has_eased(self) -> bool:
+        """Return whether other processes use fewer cores than before."""
+        self._measure()
+        return self._cores is not None and self._cores <= self._most - _EASED
+
+    def is_busy(self) -> bool | None:
+        """Return whether other processes use cores; None if it is not known yet."""
+        self._measure()
+        if self._cores is None and self._before.all_s:
+            return None
+        return (self._cores or 0.0) >= max(_BUSY, _BUSY_SHARE * len(self._cpus or ()))
+
+    def _measure(self) -> None:
+        before = self._before
+        if time.perf_counter() - before.now_s < _LEAST_S:
+            return
+        self._before = now = cpu_use(self._cpus)
+        if before.all_s and now.all_s:
+            others_s = (now.all_s - before.all_s) - (now.own_s - before.own_s)
+            self._cores = others_s / (now.now_s - before.now_s)
+            self._most = max(self._most, self._cores)
