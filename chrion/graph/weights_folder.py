@@ -71,6 +71,7 @@ class WeightsFolder:
             _parent_folder.cache_clear()
             self.path = Path(mkdtemp(dir=_parent_folder(os.getpid())))
         self._root = self.path
+        self._locations: dict[Path, str] = {}
         weakref.finalize(self, _remove, self.path, os.getpid())
 
     @property
@@ -95,11 +96,15 @@ class WeightsFolder:
         except ValueError:  # on several drives
             return False
         self._sources = sources
+        self._locations.clear()
         return True
 
     def location(self, path: Path) -> str:
         """Return the location of a file in :attr:`root`, as an external weight states it."""
-        return path.resolve().relative_to(self._root.resolve()).as_posix()
+        found = self._locations.get(path)
+        if found is None:  # paths are resolved once: thousands of weights refer to the same file
+            found = self._locations[path] = path.resolve().relative_to(self._root.resolve()).as_posix()
+        return found
 
 
 @functools.cache
