@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 #: The default of ``spill``; see :func:`route_resident_first`.
@@ -111,17 +113,24 @@ def choose_victims(
     Returns:
         The models to evict, in order; None if evicting all permitted models is not enough.
     """
-    candidates = [(rank(r, now_ms), i, r) for i, r in enumerate(residents) if r.bytes and not (r.in_use or r.pinned)]
-    if candidates and (first := min(candidates)[2]).bytes >= needed:  # the most frequent case
+    candidates = [r for r in residents if not r.in_use and r.bytes and not r.pinned]
+    if not candidates:
+        return None
+    key = _FIGURES.get(rank) or partial(_ranked, rank, now_ms)
+    first = min(candidates, key=key)  # of equal ranks, the model that was loaded first
+    if first.bytes >= needed:  # the most frequent case
         return [first]
-    candidates.sort()
     victims: list[ResidentModel] = []
-    for _, _, victim in candidates:
+    for victim in sorted(candidates, key=key):
         victims.append(victim)
         needed -= victim.bytes
         if needed <= 0:
             return _without_unnecessary(victims, -needed)
     return None
+
+
+def _ranked(rank: Rank, now_ms: float, resident: ResidentModel) -> float:
+    return rank(resident, now_ms)
 
 
 def _without_unnecessary(victims: list[ResidentModel], spare: int) -> list[ResidentModel]:
@@ -155,9 +164,22 @@ def route_random(outstanding: Sequence[int], eligible: Sequence[int], homes: Seq
 def route_least_loaded(outstanding: Sequence[int], eligible: Sequence[int], homes: Sequence[int], draw: float) -> int:
     """Choose the server with the fewest outstanding requests; arguments as in :func:`route_random`."""
     del homes, draw
-    if len(eligible) == len(outstanding):  # all servers; this form is faster
-        return outstanding.index(min(outstanding))
-    return min(eligible, key=outstanding.__getitem__)
+    if len(eligible) == len(outstanding):  # all servers; these forms are faster
+        return outstanding.index(0) if 0 in outstanding else outstanding.index(min(outstanding))
+    return _least_loaded(outstanding, eligible)
+
+
+def _least_loaded(outstanding: Sequence[int], servers: Sequence[int]) -> int:
+    """Return the first of the servers with the fewest requests; the search ends at an idle one."""
+    best = servers[0]
+    fewest = outstanding[best]
+    for server in servers:
+        number = outstanding[server]
+        if number < fewest:
+            best, fewest = server, number
+        if not number:
+            break
+    return best
 
 
 def route_resident_first(
@@ -170,7 +192,7 @@ def route_resident_first(
     """
     if not homes:
         return route_least_loaded(outstanding, eligible, homes, draw)
-    home = homes[0] if len(homes) == 1 else min(homes, key=outstanding.__getitem__)
+    home = homes[0] if len(homes) == 1 else _least_loaded(outstanding, homes)
     if outstanding[home] < spill:  # the least loaded server has at least 0
         return home
     least_loaded = route_least_loaded(outstanding, eligible, homes, draw)
@@ -222,6 +244,11 @@ def rounding_ms(time_ms: Any) -> Any:
     return 1e-9 + 1e-12 * time_ms
 
 
+#: Ranks that do not depend on the time, as functions of the model alone, which are faster.
+_FIGURES: dict[Rank, Callable[[ResidentModel], float]] = {
+    rank_lru: attrgetter("idle_since_ms"),
+    rank_lfu: attrgetter("uses"),
+}
 EVICTION: dict[str, Rank] = {"lru": rank_lru, "lfu": rank_lfu, "cost": rank_cost, "belady": rank_belady}
 ROUTING: dict[str, Route] = {
     "random": route_random,

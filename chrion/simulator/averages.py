@@ -23,7 +23,15 @@ class BinnedAverage:
 
     def step(self, now: float, value: float) -> None:
         """Set the function's value from ``now`` on; times must not decrease."""
-        self._advance(now)
+        width = self.width_ms
+        index = int(self.now / width)
+        if now <= (index + 1) * width and now < width * self.bins:  # within a bin, as most steps are
+            area = self.value * (now - self.now)
+            self.area += area
+            self.areas[index] += area
+            self.now = now
+        else:
+            self._advance(now)
         self.value = value
         self.peak = max(self.peak, value)
 
@@ -46,10 +54,6 @@ class BinnedAverage:
             self.width_ms *= 2
         self.area += self.value * (now - self.now)
         index = int(self.now / self.width_ms)
-        if now <= (index + 1) * self.width_ms:
-            self.areas[index] += self.value * (now - self.now)
-            self.now = now
-            return
         while self.now < now:
             until = min(now, (index + 1) * self.width_ms)
             self.areas[index] += self.value * (until - self.now)

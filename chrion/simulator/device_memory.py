@@ -19,6 +19,8 @@ from chrion.simulator.averages import BinnedAverage
 from chrion.simulator.cluster_state import ClusterState
 from chrion.simulator.settings import ServerSpec
 
+_INFINITY = float("inf")
+
 
 class DeviceMemory:
     """The models in the memory of one GPU, those that wait for a load, and the load in progress.
@@ -53,8 +55,8 @@ class DeviceMemory:
         #: Time of a load by kind; servers with equal links share it.
         self.load_times = load_ms
         self._fixed_ms = spec.load_fixed_ms
-        #: Records of models that were evicted, with their uses.
-        self._former: dict[int, ResidentModel] = {}
+        #: Requests that this server has started for models that have left the memory.
+        self._former_uses: dict[int, int] = {}
         self._events, self._sequence = cluster.events, cluster.sequence
 
     def preload(self, model: int, *, now: float = 0.0, shrink: bool = False) -> bool:
@@ -98,7 +100,8 @@ class DeviceMemory:
         self.loaded_mb += load_mb
         self.loads += 1
         self.cluster.loads[kind % self._models] += 1
-        self._log(now, "load", kind)
+        if self.cluster.journal:
+            self.cluster.journal(now, "load", self.index, kind)
         heappush(self._events, (self.loading_until_ms, next(self._sequence), self._on_loaded, kind))
 
     def _make_room(self, now: float, model: int, *, evict: bool = True) -> int | None:
@@ -129,11 +132,17 @@ class DeviceMemory:
     def _evict(self, now: float, victims: Sequence[ResidentModel]) -> None:
         for victim in victims:
             model = victim.key
-            self._former[model] = self.residents.pop(model)
+            del self.residents[model]
+            self._note_departure(victim)
             self.cluster.homes[model].remove(self.index)
             self.free_bytes += victim.bytes
             self.evictions += 1
-            self._log(now, "evict", victim.level * self._models + model)
+            if self.cluster.journal:
+                self.cluster.journal(now, "evict", self.index, victim.level * self._models + model)
+
+    def _note_departure(self, resident: ResidentModel) -> None:
+        """Keep what outlasts the eviction of a model."""
+        self._former_uses[resident.key] = resident.uses
 
     def _shrink(self, now: float, resident: ResidentModel, level: int) -> None:
         kind = level * self._models + resident.key
@@ -173,12 +182,9 @@ class DeviceMemory:
     def _add_resident(self, now: float, kind: int) -> ResidentModel:
         level, model = divmod(kind, self._models)
         size, load_ms = self._table.bytes[kind], self.load_times[kind]
-        resident = self._former.pop(model, None)
-        if resident is None:
-            weight, pinned = self.policies.weights[model], self.policies.pinned[model]
-            resident = ResidentModel(model, size, load_ms, weight, pinned)
-        resident.level, resident.bytes, resident.load_ms = level, size, load_ms
-        resident.idle_since_ms = now
+        weight, pinned = self.policies.weights[model], self.policies.pinned[model]
+        uses = self._former_uses.pop(model, 0)
+        resident = ResidentModel(model, size, load_ms, weight, pinned, 0, uses, now, _INFINITY, level)
         self.residents[model] = resident
         return resident
 

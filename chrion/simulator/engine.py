@@ -37,6 +37,8 @@ from chrion.simulator.variants import Jitter, Variant
 Chunk = Requests | tuple[Floats, Indices]
 #: Events between two flushes of the metrics while the last requests end.
 DRAIN = 1 << 16
+#: Requests of a chunk that are Python objects at the same time.
+_PART = 1 << 12
 
 
 class NextUseOracle:
@@ -177,7 +179,11 @@ class Engine:
         for chunk in chunks:
             requests = Requests(*chunk)
             factors, draws = self.draw(requests)
-            self._replay(requests.times_ms.tolist(), requests.models.tolist(), factors, draws.tolist())
+            for first in range(0, len(factors), _PART):
+                part = slice(first, first + _PART)
+                arrivals = requests.times_ms[part].tolist(), requests.models[part].tolist()
+                self._replay(*arrivals, factors[part], draws[part].tolist())
+                self.metrics.pack()
             self.flush(keep)
             progress(self._number)
         if self.availability:

@@ -86,16 +86,17 @@ def _state(engine: Engine, scenario: Scenario) -> State:
     links = {id(server.load_times): server.load_times for server in servers}
     link_of = {key: i for i, key in enumerate(links)}
     m_policies = engine.config.policies
-    bounds = _offsets([len(releases) for releases in table.early])
+    slots, cores, _, releases, last = zip(*table.service, strict=True)
+    bounds = _offsets([len(own) for own in releases])
     models = _records(kernel.MODEL, m)
     models.memory, models.latency, models.load_mb = table.bytes, table.latency_ms, table.load_mb
-    models.slots, models.cores = np.array(table.needs).T
-    models.last_slots, models.last_cores = np.array(table.last).T
+    models.slots, models.cores = slots, cores
+    models.last_slots, models.last_cores = np.array(last).T
     models.weight, models.pinned = m_policies.weights, m_policies.pinned
     models.early_begin, models.early_end = bounds[:-1], bounds[1:]
     models.group = [group_of[id(eligible)] for eligible in engine.eligible]
     models.homes_n = [len(homes) for homes in engine.cluster.homes]
-    early = [release for releases in table.early for release in releases]
+    early = [(at_ms, *freed) for own in releases for at_ms, freed in own]
     state = State(
         policy=_ints(policy),
         models=models,

@@ -17,6 +17,7 @@ from chrion.simulator.cluster_state import ClusterState, Job
 from chrion.simulator.host import Host
 from chrion.simulator.ready_queue import Batch, Batching, ReadyQueue
 from chrion.simulator.server import Server
+from chrion.simulator.service import Resources
 
 _NAN = float("nan")
 
@@ -68,6 +69,8 @@ class GeneralServer(Server):
         self._fails = host.spec.mtbf_h > 0
         #: The highest priority of the requests that wait for a load, by model.
         self._urgency: dict[int, int] = {}
+        #: The last use of each model that has left the memory, in ms.
+        self._left: dict[int, float] = {}
         #: Called with the time when a request has ended or was dropped.
         self.on_left: Callable[[float], None] | None = None
 
@@ -121,29 +124,29 @@ class GeneralServer(Server):
 
     def head_needs(self) -> tuple[int, int]:
         """Return the slots and cores of the batch at the head of the queue."""
-        return self._table.needs[self._kind(self.ready.head[2].model)]
+        return self._service[self._kind(self.ready.head[2].model)][:2]
 
     def start_head(self, now: float) -> None:
         """Start the batch at the head of the queue; its slot and cores are free."""
         jobs = self.ready.pop().jobs
         model, factor = jobs[0][1], jobs[0][3]
-        resident, table = self.residents[model], self._table
+        resident = self.residents[model]
         kind = self._kind(model)
         if self._levels > 1:
             factor = factor[resident.level]
         if self._deadlines and not self._starts_in_time(now, jobs[0], kind, resident):
             return
-        slots, cores = table.needs[kind]
+        slots, cores, latency_ms, early, _ = self._service[kind]
         self.free_slots -= slots
         self.host.free_cores -= cores
         resident.uses += len(jobs)
         if len(jobs) > 1:
             factor *= 1 + self._options.batch_cost[resident.level][model] * (len(jobs) - 1)
         execution = Execution(kind, resident, jobs, now, slots, cores)
-        for at_ms, *freed in table.early[kind]:
-            release = (now + at_ms * factor, next(self._sequence), self._handle_release, (execution, *freed))
+        for at_ms, freed in early:
+            release = (now + at_ms * factor, next(self._sequence), self._handle_release, (execution, freed))
             heappush(self._events, release)
-        end = now + table.latency_ms[kind] * factor
+        end = now + latency_ms * factor
         heappush(self._events, (end, next(self._sequence), self._handle_end, execution))
         if not self._fails:
             self._record_all(execution, end)
@@ -153,9 +156,9 @@ class GeneralServer(Server):
         for number, model, arrival, _, cold in execution.jobs:
             self._record((number, model, self.index, arrival, execution.start_ms, end, cold, kind))
 
-    def _release(self, now: float, freed: tuple[Any, int, int]) -> None:
-        execution, slots, cores = freed
-        self._give_back(execution, slots, cores)
+    def _release(self, now: float, released: tuple[Any, Resources]) -> None:
+        execution, freed = released
+        self._give_back(execution, *freed)
         if self._deadlines:
             self._running[execution.jobs[0][0]].popleft()
         self.host.start_ready(now)
@@ -240,10 +243,14 @@ class GeneralServer(Server):
 
     def last_use_ms(self, model: int) -> float:
         """Return the time of the last use of a model on this GPU; infinity while it is used, -1 if it never was."""
-        record = self.residents.get(model) or self._former.get(model)
-        if record is None:
-            return -1.0
-        return math.inf if record.in_use or model == self._loading_model() else record.idle_since_ms
+        record = self.residents.get(model)
+        if model == self._loading_model() or (record and record.in_use):
+            return math.inf
+        return record.idle_since_ms if record else self._left.get(model, -1.0)
+
+    def _note_departure(self, resident: ResidentModel) -> None:
+        super()._note_departure(resident)
+        self._left[resident.key] = resident.idle_since_ms
 
     def _loading_model(self) -> int | None:
         return None if self.loading is None else self.loading % self._models
@@ -322,8 +329,7 @@ class GeneralServer(Server):
     def _clear_memory(self, now: float) -> None:
         awaited = set(self._waiters)
         for model, resident in self.residents.items():
-            resident.in_use = 0
-            self._former[model] = resident
+            self._note_departure(resident)
             if resident.bytes:
                 awaited.add(model)
         for model in awaited:

@@ -21,6 +21,9 @@ _ORIGIN_MS = 0.01
 _FIRST, _LAST = -926, 4400
 #: Bins of a histogram.
 BINS = _LAST - _FIRST
+#: Latencies that are kept before they are sorted into histograms, which costs less for many at a time.
+_BUFFERED = 1 << 17
+_NONE: Counts = np.zeros(0, np.int64)
 
 
 def bin_edges() -> Floats:
@@ -51,63 +54,78 @@ def _middle(index: int) -> float:
 
 
 class SparseHistograms:
-    """One histogram for each of many models, of which only the bins that are not empty take memory."""
+    """One histogram for each of many models, of which only the bins that are not empty take memory.
 
-    def __init__(self) -> None:
-        #: ``model * BINS + bin``, ascending, and the count of each. Both of shape [bins that are not empty].
-        self._keys: Counts = np.zeros(0, np.int64)
-        self._counts: Counts = np.zeros(0, np.int64)
+    Args:
+        keys: ``model * BINS + bin`` of the bins that are not empty at first, ascending. Shape [n].
+        counts: Their counts. Shape [n].
+    """
+
+    def __init__(self, keys: Counts = _NONE, counts: Counts = _NONE) -> None:
+        self._keys, self._counts = keys, counts
+        #: Keys that are not counted yet, and their number.
+        self._buffer: list[Counts] = []
+        self._buffered = 0
 
     def __len__(self) -> int:
         """Return the number of bins that are not empty."""
-        return len(self._keys)
+        return len(self._sorted()[0])
 
-    def add(self, models: Counts, bins: Counts, weights: Counts | None = None) -> None:
-        """Count latencies, given their models, their bins and optionally how often each occurs. Shapes: [n]."""
-        keys, inverse = np.unique(models * BINS + bins, return_inverse=True)
-        counts = np.bincount(inverse, weights, len(keys)).astype(np.int64)
-        at = np.asarray(np.searchsorted(self._keys, keys))
-        known = np.zeros(len(keys), bool)
-        inside = at < len(self._keys)
-        known[inside] = self._keys[at[inside]] == keys[inside]
-        self._counts[at[known]] += counts[known]
-        if not known.all():
-            self._keys = np.insert(self._keys, at[~known], keys[~known])
-            self._counts = np.insert(self._counts, at[~known], counts[~known])
+    def add(self, models: Counts, bins: Counts) -> None:
+        """Count latencies, given their models and their bins. Shapes: [n]."""
+        self._buffer.append(models * BINS + bins)
+        self._buffered += len(models)
+        if self._buffered >= _BUFFERED:
+            self._sorted()
 
     def total(self) -> Counts:
         """Return the histogram of all models. Shape [bins]."""
+        keys, counts = self._sorted()
         total = np.zeros(BINS, np.int64)
-        np.add.at(total, self._keys % BINS, self._counts)
+        np.add.at(total, keys % BINS, counts)
         return total
 
     def row(self, model: int) -> Counts:
         """Return the histogram of one model. Shape [bins]."""
-        own = self._slice(model)
+        keys, counts = self._sorted()
+        own = slice(*np.searchsorted(keys, [model * BINS, (model + 1) * BINS]))
         row = np.zeros(BINS, np.int64)
-        row[self._keys[own] - model * BINS] = self._counts[own]
+        row[keys[own] - model * BINS] = counts[own]
         return row
 
     def grouped(self, groups: Counts) -> SparseHistograms:
         """Return the histograms of groups of models, given the group of each model. Shape of ``groups``: [models]."""
-        merged = SparseHistograms()
-        models = self._keys // BINS
-        merged.add(groups[models], self._keys - models * BINS, self._counts)
-        return merged
+        keys, counts = self._sorted()
+        models = keys // BINS
+        merged, inverse = np.unique(groups[models] * BINS + keys % BINS, return_inverse=True)
+        return SparseHistograms(merged, np.bincount(inverse, counts, len(merged)).astype(np.int64))
 
-    def quantiles(self, model: int, shares: tuple[float, ...]) -> tuple[float, ...]:
-        """Return quantiles of one model's latencies in ms; see :func:`quantile`."""
-        own = self._slice(model)
-        if own.start == own.stop:
-            return (float("nan"),) * len(shares)
-        sums = np.cumsum(self._counts[own])
-        ranks = [max(1, np.ceil(share * sums[-1])) for share in shares]
-        bins = self._keys[own.start + np.searchsorted(sums, ranks)] - model * BINS
-        return tuple(_middle(int(index)) for index in bins)
+    def quantiles(self, models: int, shares: tuple[float, ...]) -> list[tuple[float, ...]]:
+        """Return quantiles of the latencies of the first models in ms; see :func:`quantile`."""
+        keys, counts = self._sorted()
+        sums = np.append(0, np.cumsum(counts))
+        before = sums[np.searchsorted(keys, np.arange(models + 1) * BINS)]
+        totals = np.diff(before)
+        ranks = before[:-1, np.newaxis] + np.maximum(1, np.ceil(np.multiply.outer(totals, shares)))
+        # The ranks of a model without latencies are those of the next one, and are not used.
+        bins = keys[np.minimum(np.searchsorted(sums[1:], ranks), len(keys) - 1)] % BINS if len(keys) else ranks
+        empty = (float("nan"),) * len(shares)
+        rows = zip(totals.tolist(), bins.tolist(), strict=True)
+        return [tuple(map(_middle, row)) if total else empty for total, row in rows]
 
-    def _slice(self, model: int) -> slice:
-        first, last = np.searchsorted(self._keys, [model * BINS, (model + 1) * BINS])
-        return slice(int(first), int(last))
+    def _sorted(self) -> tuple[Counts, Counts]:
+        """Count the buffered latencies; return the keys and their counts."""
+        if self._buffer:
+            keys, counts = np.unique(np.concatenate(self._buffer), return_counts=True)
+            self._buffer, self._buffered = [], 0
+            at = np.asarray(np.searchsorted(self._keys, keys))
+            known = np.zeros(len(keys), bool)
+            inside = at < len(self._keys)
+            known[inside] = self._keys[at[inside]] == keys[inside]
+            self._counts[at[known]] += counts[known]
+            self._keys = np.insert(self._keys, at[~known], keys[~known])
+            self._counts = np.insert(self._counts, at[~known], counts[~known])
+        return self._keys, self._counts
 
 
 class NamedHistograms(Mapping[str, Counts]):

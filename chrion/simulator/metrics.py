@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from struct import pack
 from typing import NamedTuple
 
 import numpy as np
@@ -74,12 +75,18 @@ class RequestMetrics:
         #: arrival of the request.
         self.series = BinnedCounts(3)
         self._rows = array("d")
+        self._recent: list[float] = []
         #: Adds the record of one request; see :data:`COLUMNS`.
-        self.record = self._rows.extend
+        self.record = self._recent.extend
 
     def record_rows(self, rows: Floats) -> None:
         """Add the records of requests, shape [n, 8], to those that :meth:`flush` counts."""
         self._rows.frombytes(rows.tobytes())
+
+    def pack(self) -> None:
+        """Move the records of single requests into an array, which takes less memory."""
+        self._rows.frombytes(pack(f"{len(self._recent)}d", *self._recent))
+        self._recent.clear()
 
     def flush(self, *, force: bool = False) -> tuple[Floats, Counts] | None:
         """Add the recorded requests to the metrics, if there are many or if ``force`` is true.
@@ -87,6 +94,7 @@ class RequestMetrics:
         Returns:
             The records that were added, shape [n, 8], and their outcomes, shape [n]; None if none were added.
         """
+        self.pack()
         if not self._rows or (len(self._rows) < _BATCH * COLUMNS and not force):
             return None
         rows = np.frombuffer(self._rows.tobytes()).reshape(-1, COLUMNS)

@@ -79,6 +79,8 @@ def apply_sets(content: Mapping[str, Any], sets: Mapping[str, Any]) -> dict[str,
     Raises:
         OptionError: No section has a key, several sections have it, or a path names no entry of the scenario.
     """
+    if not sets:
+        return dict(content)
     changed = copy.deepcopy(dict(content))
     for key, value in sets.items():
         path = _full_path(key)

@@ -15,13 +15,15 @@ import numpy as np
 
 from chrion import __version__
 from chrion.simulator.engine import Engine
-from chrion.simulator.histograms import Counts, NamedHistograms, SparseHistograms, bin_edges, quantile
+from chrion.simulator.histograms import Counts, NamedHistograms, bin_edges, quantile
 from chrion.simulator.metrics import RequestMetrics
 from chrion.simulator.scenario import Scenario
 
 SCHEMA = "chrion.simulation/1"
 #: A model misses its objective if a greater share of its requests violates it.
 _TOLERATED = 0.01
+#: The quantiles of a :class:`LatencySummary`.
+_SHARES = (0.5, 0.95, 0.99)
 SWEEP_SCHEMA = "chrion.simulation-sweep/1"
 
 
@@ -165,7 +167,10 @@ def from_metrics(  # noqa: PLR0913, PLR0917 - the parts of a result
     usage: Usage = Usage(),  # it cannot be changed
 ) -> PatternResult:
     """Return the results of requests that were simulated or measured, given the loads of each model."""
-    models = tuple(_model(scenario, metrics, loads[i], i) for i in range(len(scenario.models)))
+    latencies = zip(
+        *(found.quantiles(len(loads), _SHARES) for found in (metrics.responses, metrics.executions)), strict=True
+    )
+    models = tuple(_model(scenario, metrics, loads[i], i, *own) for i, own in enumerate(latencies))
     families = {model.family: i for i, model in enumerate({m.family: m for m in scenario.models}.values())}
     groups = np.array([families[model.family] for model in scenario.models])
     executions = metrics.executions if len(families) == len(groups) else metrics.executions.grouped(groups)
@@ -267,7 +272,15 @@ def _total(metrics: RequestMetrics, loads: int) -> RequestSummary:
     )
 
 
-def _model(scenario: Scenario, metrics: RequestMetrics, loads: int, i: int) -> RequestSummary:
+def _model(  # noqa: PLR0913, PLR0917 - the parts of a summary
+    scenario: Scenario,
+    metrics: RequestMetrics,
+    loads: int,
+    i: int,
+    responses: tuple[float, ...],
+    executions: tuple[float, ...],
+) -> RequestSummary:
+    """Return the summary of a model, given the quantiles of its latencies."""
     completed = int(metrics.arrivals[i] - metrics.dropped[i] - metrics.failed[i])
     return RequestSummary(
         name=scenario.models[i].name,
@@ -278,8 +291,8 @@ def _model(scenario: Scenario, metrics: RequestMetrics, loads: int, i: int) -> R
         late=int(metrics.late[i]),
         cold=int(metrics.cold[i]),
         loads=loads,
-        response=_model_latency(metrics.responses, i, _mean(metrics.response_ms[i], completed)),
-        execution=_model_latency(metrics.executions, i, _mean(metrics.execution_ms[i], completed)),
+        response=LatencySummary(_mean(metrics.response_ms[i], completed), *responses),
+        execution=LatencySummary(_mean(metrics.execution_ms[i], completed), *executions),
         mean_wait_ms=_mean(metrics.wait_ms[i], completed),
     )
 
@@ -332,11 +345,7 @@ def _series(metrics: RequestMetrics, duration_ms: float) -> Series:
 
 
 def _latency(counts: Counts, mean_ms: float) -> LatencySummary:
-    return LatencySummary(mean_ms, quantile(counts, 0.5), quantile(counts, 0.95), quantile(counts, 0.99))
-
-
-def _model_latency(histograms: SparseHistograms, model: int, mean_ms: float) -> LatencySummary:
-    return LatencySummary(mean_ms, *histograms.quantiles(model, (0.5, 0.95, 0.99)))
+    return LatencySummary(mean_ms, *(quantile(counts, share) for share in _SHARES))
 
 
 def _mean(total: float, number: int) -> float:

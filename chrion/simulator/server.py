@@ -24,6 +24,7 @@ from chrion.manager.policies import ResidentModel, WaitingModel, rounding_ms
 from chrion.manager.queue_estimate import QueuedRequest, Release, expected_start
 from chrion.simulator.cluster_state import ClusterState, Job
 from chrion.simulator.device_memory import DeviceMemory
+from chrion.simulator.service import Resources
 from chrion.simulator.settings import ServerSpec
 
 _NAN, _INFINITY = float("nan"), float("inf")
@@ -44,6 +45,7 @@ class Server(DeviceMemory):
         self.gpu_slots = self.free_slots = spec.gpu_slots
         self.cpu_cores = self.free_cores = spec.cpu_cores
         self._deadlines = cluster.policies.deadlines
+        self._service = cluster.table.service
         self._ready: deque[Job] = deque()
         #: Requests that wait for a load, by model.
         self._waiters: dict[int, list[Job]] = {}
@@ -72,9 +74,9 @@ class Server(DeviceMemory):
             self._request_load(now, model).append((number, model, now, factor, True))
         else:
             resident.in_use += 1
-            self._ready.append((number, model, now, factor, False))
-            if len(self._ready) == 1:
-                self._start_ready(now)
+            job = (number, model, now, factor, False)
+            if self._ready or not self._start(now, job, resident):
+                self._ready.append(job)
 
     def _slo_ms(self, number: int, model: int) -> float:
         """Return the time from the arrival of a request to its deadline."""
@@ -108,7 +110,7 @@ class Server(DeviceMemory):
         """Return the expected wait of a request that becomes ready now."""
         free, running = self._resources()
         ahead = map(self._queued, self._jobs_ahead(number))
-        return expected_start(now, free, running, ahead, self._table.needs[kind]) - now
+        return expected_start(now, free, running, ahead, self._service[kind][:2]) - now
 
     def _resources(self) -> tuple[tuple[int, int], list[Release]]:
         """Return the free slots and cores, and the expected releases of others."""
@@ -124,12 +126,13 @@ class Server(DeviceMemory):
         kind = self._kind(job[1])
         latest = job[2] + self._slo_ms(job[0], job[1]) - self._table.latency_ms[kind]
         releases = tuple(self._expected_releases(0.0, kind))
-        return QueuedRequest(*self._table.needs[kind], releases, latest + rounding_ms(latest))
+        return QueuedRequest(*self._service[kind][:2], releases, latest + rounding_ms(latest))
 
     def _expected_releases(self, start: float, kind: int) -> Iterator[Release]:
-        for at_ms, slots, cores in self._table.early[kind]:
-            yield Release(start + at_ms, slots, cores)
-        yield Release(start + self._table.latency_ms[kind], *self._table.last[kind])
+        _, _, latency_ms, early, last = self._service[kind]
+        for at_ms, freed in early:
+            yield Release(start + at_ms, *freed)
+        yield Release(start + latency_ms, *last)
 
     def _request_load(self, now: float, model: int) -> list[Job]:
         """Request a load, even for a dropped request: the next may be in time. Return the model's waiting requests."""
@@ -138,15 +141,18 @@ class Server(DeviceMemory):
             waiters = self._waiters[model] = []
             self.cluster.homes[model].append(self.index)
             self.cold[model] = WaitingModel(model, now)
-        if model in self.cold:
-            self.cold[model].demand_ms += self._table.latency_ms[model]
-            self._load_next(now)
+        waiting = self.cold.get(model)
+        if waiting:
+            waiting.demand_ms += self._table.latency_ms[model]
+            if self.loading is None:
+                self._load_next(now)
         return waiters
 
     def _on_loaded(self, now: float, kind: int) -> None:
         self.loading = None
         level, model = divmod(kind, self._models)
-        self._log(now, "loaded", kind)
+        if self.cluster.journal:
+            self.cluster.journal(now, "loaded", self.index, kind)
         resident = self.residents.get(model)
         if resident is not None:  # it has grown
             resident.level, resident.bytes, resident.load_ms = level, self._table.bytes[kind], self.load_times[kind]
@@ -163,28 +169,35 @@ class Server(DeviceMemory):
 
     def _start_ready(self, now: float) -> None:
         """Start ready requests while the slots and cores of the first one are free."""
-        ready, table, events, sequence = self._ready, self._table, self._events, self._sequence
+        ready, residents = self._ready, self.residents
         while ready:
-            number, model, arrival, factor, cold = job = ready[0]
-            resident = self.residents[model]
-            kind = model
-            if self._levels > 1:
-                kind += resident.level * self._models
-                factor = factor[resident.level]
-            slots, cores = table.needs[kind]
-            if slots > self.free_slots or cores > self.free_cores:
+            job = ready[0]
+            if not self._start(now, job, residents[job[1]]):
                 return
             ready.popleft()
-            if self._deadlines and not self._starts_in_time(now, job, kind, resident):
-                continue
-            self.free_slots -= slots
-            self.free_cores -= cores
-            resident.uses += 1
-            for at_ms, *freed in table.early[kind]:
-                heappush(events, (now + at_ms * factor, next(sequence), self._handle_release, (number, *freed)))
-            end = now + table.latency_ms[kind] * factor
-            heappush(events, (end, next(sequence), self._handle_end, (number, kind, resident)))
-            self._record((number, model, self.index, arrival, now, end, cold, kind))
+
+    def _start(self, now: float, job: Job, resident: ResidentModel) -> bool:
+        """Start the first of the ready requests, or drop it; return false if its slot or cores are not free."""
+        number, model, arrival, factor, cold = job
+        kind = model
+        if self._levels > 1:
+            kind += resident.level * self._models
+            factor = factor[resident.level]
+        slots, cores, latency_ms, early, last = self._service[kind]
+        if slots > self.free_slots or cores > self.free_cores:
+            return False
+        if self._deadlines and not self._starts_in_time(now, job, kind, resident):
+            return True
+        self.free_slots -= slots
+        self.free_cores -= cores
+        resident.uses += 1
+        events, sequence = self._events, self._sequence
+        for at_ms, freed in early:
+            heappush(events, (now + at_ms * factor, next(sequence), self._handle_release, (number, freed)))
+        end = now + latency_ms * factor
+        heappush(events, (end, next(sequence), self._handle_end, (number, resident, last)))
+        self._record((number, model, self.index, arrival, now, end, cold, kind))
+        return True
 
     def _starts_in_time(self, now: float, job: Job, kind: int, resident: ResidentModel) -> bool:
         """Drop a ready request that cannot end by its deadline; return whether it was kept."""
@@ -198,8 +211,8 @@ class Server(DeviceMemory):
             self._finish_use(now, resident)
         return admitted
 
-    def _release(self, now: float, freed: tuple[int, int, int]) -> None:
-        number, slots, cores = freed
+    def _release(self, now: float, released: tuple[int, Resources]) -> None:
+        number, (slots, cores) = released
         self.free_slots += slots
         self.free_cores += cores
         if self._deadlines:
@@ -207,9 +220,8 @@ class Server(DeviceMemory):
         if self._ready:
             self._start_ready(now)
 
-    def _end(self, now: float, ended: tuple[int, int, ResidentModel]) -> None:
-        number, kind, resident = ended
-        slots, cores = self._table.last[kind]
+    def _end(self, now: float, ended: tuple[int, ResidentModel, Resources]) -> None:
+        number, resident, (slots, cores) = ended
         self.free_slots += slots
         self.free_cores += cores
         self._outstanding[self.index] -= 1
@@ -218,7 +230,7 @@ class Server(DeviceMemory):
         resident.in_use -= 1
         if not resident.in_use:
             resident.idle_since_ms = now
-            if self.loading is None:
+            if self.loading is None and (self.cold or resident.level):
                 self._use_link(now, resident)
         if self._ready:
             self._start_ready(now)

@@ -15,8 +15,13 @@ from chrion.simulator.metrics import BusyShares
 from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Variant
 
-#: Slots and cores that are released at a time in ms since the start of a request.
-Freed = tuple[float, int, int]
+#: GPU slots and CPU cores.
+Resources = tuple[int, int]
+#: A time in ms since the start of a request, and what is released then.
+Freed = tuple[float, Resources]
+#: What a request takes: GPU slots and cores when it starts, its latency in ms, its releases before its end, and what is
+#: released at its end; see :func:`releases`. One tuple, because each look-up costs time in every request.
+Service = tuple[int, int, float, tuple[Freed, ...], Resources]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,11 +32,7 @@ class ServiceTable:
     variants: tuple[tuple[Variant, ...], ...]
     bytes: list[int]
     latency_ms: list[float]
-    #: GPU slots and cores that a request takes when it starts.
-    needs: list[tuple[int, int]]
-    #: Releases before the end of a request, and slots and cores that are released at its end; see :func:`releases`.
-    early: list[tuple[Freed, ...]]
-    last: list[tuple[int, int]]
+    service: list[Service]
     #: Data that a load transfers.
     load_mb: list[float]
     #: Bytes by level and model.
@@ -64,26 +65,22 @@ def service_table(variants: Sequence[Sequence[Variant]]) -> ServiceTable:
     """Return the table of variants given by level and model."""
     flat = [v for row in variants for v in row]
     # Copies of a model share their variants.
-    known = {id(v): releases(v) for v in {id(v): v for v in flat}.values()}
-    early, last = zip(*(known[id(v)] for v in flat), strict=True)
+    known = {id(v): (int(v.gpu_busy_ms > 0), v.cores, v.latency_ms, *releases(v)) for v in flat}
     return ServiceTable(
         variants=tuple(tuple(row) for row in variants),
         bytes=[v.memory_bytes for v in flat],
         latency_ms=[v.latency_ms for v in flat],
-        needs=[(int(v.gpu_busy_ms > 0), v.cores) for v in flat],
-        early=list(early),
-        last=list(last),
+        service=[known[id(v)] for v in flat],
         load_mb=[v.load_mb for v in flat],
         sizes=[[v.memory_bytes for v in row] for row in variants],
     )
 
 
-def releases(variant: Variant) -> tuple[tuple[Freed, ...], tuple[int, int]]:
+def releases(variant: Variant) -> tuple[tuple[Freed, ...], Resources]:
     """Return the times at which a request releases its GPU slot and its cores.
 
     Returns:
-        The releases before the end, as the time since the start in ms, GPU slots and cores; and the GPU slots and cores
-        that are released at the end.
+        The releases before the end, and what is released at the end.
     """
     end_ms = variant.latency_ms * (1 - 1e-9)
     freed: dict[float, list[int]] = {}
@@ -91,6 +88,6 @@ def releases(variant: Variant) -> tuple[tuple[Freed, ...], tuple[int, int]]:
         freed.setdefault(variant.gpu_busy_ms, [0, 0])[0] += 1
     for busy_ms in variant.core_busy_ms:
         freed.setdefault(busy_ms, [0, 0])[1] += 1
-    early = tuple((at_ms, slots, cores) for at_ms, (slots, cores) in sorted(freed.items()) if at_ms < end_ms)
+    early = tuple((at_ms, (slots, cores)) for at_ms, (slots, cores) in sorted(freed.items()) if at_ms < end_ms)
     late = [pair for at_ms, pair in freed.items() if at_ms >= end_ms]
     return early, (sum(slots for slots, _ in late), sum(cores for _, cores in late))
