@@ -131,7 +131,7 @@ def _check_combination(find: str | None, until: str | None, ray: str | None, oth
 
 
 def _find(source: ScenarioSource, name: str, condition: limits.Condition, *, as_json: bool) -> None:
-    limits.searched(name, source)  # refuses an unknown quantity before the work begins
+    limits.searched(name, source.build())  # refuses an unknown quantity before the work begins
     with step(f"searching the limit of {name} of {source.name}"):
         found = limits.find_limits(source, name, condition)
     if as_json:

@@ -16,7 +16,7 @@ from chrion.simulator.results import PatternResult
 from chrion.simulator.run import simulate
 from chrion.simulator.scenario import Scenario, ScenarioSource
 from chrion.simulator.scenario_models import MOST_MODELS
-from chrion.simulator.settings import SYNTHETIC
+from chrion.simulator.settings import SYNTHETIC, WorkloadSpec, read_section
 
 FIND_SCHEMA = "chrion.simulation-find/1"
 
@@ -103,17 +103,15 @@ def parse_until(text: str) -> Condition:
     return Condition(match[1], float(match[2]) / (100 if unit == "%" else 1))
 
 
-def searched(name: str, source: ScenarioSource) -> Searched:
+def searched(name: str, scenario: Scenario) -> Searched:
     """Return a quantity by its name: ``servers``, ``memory``, ``models`` or ``rate``.
 
     Raises:
         OptionError: There is no such quantity.
     """
-    synthetic = source.content.get("workload", {}).get("kind", "poisson") in SYNTHETIC
-    rate_key = "workload.rate_per_s" if synthetic else "workload.rate_scale"
-    default_rate = 5.0 if synthetic else 1.0
-    rate = float(source.content.get("workload", {}).get(rate_key.split(".")[1], default_rate))
-    rate = float(source.sets.get(rate_key, source.sets.get(rate_key.split(".")[1], rate)))
+    workload = read_section(WorkloadSpec, scenario.content.get("workload", {}), "workload")
+    rate_key = "rate_per_s" if workload.kind in SYNTHETIC else "rate_scale"
+    rate: float = getattr(workload, rate_key)
     known: dict[str, Searched] = {
         "servers": Searched(
             smallest=True,
@@ -140,8 +138,8 @@ def searched(name: str, source: ScenarioSource) -> Searched:
             smallest=False,
             numbers=range(-900, 901),
             begin=0,
-            sets=lambda n: {rate_key: rate * 1.01**n},
-            amount=lambda s: float(s.content["workload"][rate_key.split(".")[1]]),
+            sets=lambda n: {f"workload.{rate_key}": rate * 1.01**n},
+            amount=lambda s: float(s.content["workload"][rate_key]),
         ),
     }
     if name not in known:
@@ -161,7 +159,7 @@ def find_limits(source: ScenarioSource, name: str, condition: Condition) -> tupl
         InputError: The scenario is invalid.
     """
     scenario = source.build()
-    quantity = searched(name, source)
+    quantity = searched(name, scenario)
     return tuple(_limit(source, quantity, condition, p, scenario.reference) for p in scenario.patterns)
 
 

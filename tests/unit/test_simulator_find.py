@@ -96,6 +96,18 @@ def test_the_number_of_models_is_found_between_copies() -> None:
         source(total_models=-1).build()
 
 
+def test_the_rate_of_a_trace_is_its_scale(tmp_path: Path) -> None:
+    """A workload that a change made a trace is searched by its scale, which begins at the changed value."""
+    (tmp_path / "trace.csv").write_text("time_s,model\n" + "".join(f"{i}.0,baseline\n" for i in range(60)))
+    replayed = source(kind="csv", path=str(tmp_path / "trace.csv"), rate_scale=3.0)
+    (limit,) = find_limits(replayed, "rate", Condition("p99", 150.0))
+    assert limit.found is not None
+    steps = math.log(limit.found.amount / 3.0) / math.log(1.01)
+    assert steps == pytest.approx(round(steps), abs=1e-6)
+    with pytest.raises(ScenarioError, match="rate_per_s"):
+        find_limits(source(**{"workload.rate_per_s": "fast"}), "rate", Condition("p99", 150.0))
+
+
 def test_an_unknown_quantity_is_refused() -> None:
     """The message lists the quantities."""
     with pytest.raises(OptionError, match="expected one of servers, memory, models, rate"):
