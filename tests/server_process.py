@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,11 +159,16 @@ class Server:
         return [json.loads(line) for line in self.lines if line.startswith("{")]
 
 
+def server_command(repository: Path, *arguments: str, program: Sequence[str] = ("-m", "chrion")) -> list[str]:
+    """Return the command of a server on free ports; ``program`` is what Python runs."""
+    ports = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
+    return [sys.executable, *program, "serve", str(repository), *ports, *arguments]
+
+
 @contextlib.contextmanager
-def serving(repository: Path, *arguments: str) -> Iterator[Server]:
+def serving(repository: Path, *arguments: str, program: Sequence[str] = ("-m", "chrion")) -> Iterator[Server]:
     """Run a server, and check that it ends by itself with exit code 0 on SIGTERM."""
-    command = [sys.executable, "-m", "chrion", "serve", str(repository)]
-    command += ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", *arguments]
+    command = server_command(repository, *arguments, program=program)
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)  # noqa: S603
     lines: list[str] = []
     try:

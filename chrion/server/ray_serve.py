@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import ray
 from ray import serve
 from ray.exceptions import RayError
+from ray.serve import RunTarget
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatus
 
 from chrion.errors import OptionError
 from chrion.ray_cluster import connected
@@ -31,8 +34,21 @@ APPLICATION = "chrion"
 _REPORT_S = 1.0
 #: Replicas at most, if their number follows that of nodes or GPUs.
 _MOST_REPLICAS = 1000
-#: Requests of a replica from which another one is started, with a range of replicas.
-_TARGET_REQUESTS = 4.0
+#: With a range of replicas: the requests in flight for each of them, the time over which these are averaged, and the
+#: times after which too few and too many replicas are changed. Replicas that may be needed again are kept for long,
+#: because one that starts has to load its models.
+_FOLLOWING = {
+    "target_ongoing_requests": 4.0,
+    "look_back_period_s": 30.0,
+    "upscale_delay_s": 30.0,
+    "downscale_delay_s": 600.0,
+}
+#: Interval at which the state of replicas that start is asked for, in seconds.
+_STARTING_S = 0.2
+
+
+class _StoppedError(Exception):
+    """SIGTERM or SIGINT came before the replicas were ready."""
 
 
 def run(options: ServerOptions, cluster: ClusterOptions, announce: Callable[[str], None]) -> None:
@@ -56,14 +72,29 @@ async def _serve(options: ServerOptions, cluster: ClusterOptions, announce: Call
     view = shared_view.views[APPLICATION] = shared_view.SharedView(cluster.routing)
     target = ClusterTarget(view, options)
 
-    async def begin() -> str:
-        handle = await asyncio.to_thread(_deploy, options, cluster)
+    async def connect(handle: Any) -> str:
         try:
+            await _wait_until_running(cluster.address)
             await target.connect(handle)
             models = await target.index(documents.READY)
         except (RequestFailure, RayError, RayServeException) as error:
             raise OptionError(f"--ray {cluster.address}: the replicas do not answer: {error}") from error
         return f"{len(models)} models"
+
+    async def begin() -> str:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        # It cannot be interrupted: replicas that a thread deploys after their removal would stay.
+        handle = await asyncio.to_thread(_deploy, options, cluster)
+        connecting, stopping = asyncio.create_task(connect(handle)), asyncio.create_task(stop.wait())
+        await asyncio.wait((connecting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if stop.is_set():
+            connecting.cancel()
+            await asyncio.wait((connecting,))
+            raise _StoppedError
+        return connecting.result()
 
     async def end() -> None:
         await target.close(options.drain_s)
@@ -72,14 +103,32 @@ async def _serve(options: ServerOptions, cluster: ClusterOptions, announce: Call
         except (RayError, RayServeException, TimeoutError) as error:
             log.warning("the replicas cannot be removed", extra={"fields": {"reason": str(error)}})
 
-    await answer_until_stopped(options, target, begin, end, announce)
+    try:
+        await answer_until_stopped(options, target, begin, end, announce)
+    except _StoppedError:
+        log.info("stopped")
 
 
-def _deploy(options: ServerOptions, cluster: ClusterOptions) -> Any:
-    """Start the replicas, and return Serve's handle of them.
+async def _wait_until_running(address: str) -> None:
+    """Wait until the replicas run.
 
     Raises:
         OptionError: They do not start.
+    """
+    while True:
+        state = (await asyncio.to_thread(serve.status)).applications.get(APPLICATION)
+        if state and state.status == ApplicationStatus.RUNNING:
+            return
+        if state and state.status == ApplicationStatus.DEPLOY_FAILED:
+            raise OptionError(f"--ray {address}: the replicas do not start: {state.message}")
+        await asyncio.sleep(_STARTING_S)
+
+
+def _deploy(options: ServerOptions, cluster: ClusterOptions) -> Any:
+    """Deploy the replicas, which start then, and return Serve's handle of them.
+
+    Raises:
+        OptionError: Serve refuses to deploy them.
     """
     gpus = cluster.devices.accelerator != "none" and ray.cluster_resources().get("GPU", 0) > 0
     least, most = cluster.replicas
@@ -89,7 +138,7 @@ def _deploy(options: ServerOptions, cluster: ClusterOptions) -> Any:
         scaling["initial_replicas"] = max(1, ray_scaling.count_places(ray.nodes(), gpus=gpus))
         scaling |= {"policy": AutoscalingPolicy(policy_function=policy), "upscale_delay_s": 0, "downscale_delay_s": 0}
     else:
-        scaling["target_ongoing_requests"] = _TARGET_REQUESTS
+        scaling |= _FOLLOWING
     router = RequestRouterConfig(
         request_router_class=f"{ray_router.__name__}:ModelRouter",
         request_router_kwargs={"application": APPLICATION},
@@ -108,10 +157,10 @@ def _deploy(options: ServerOptions, cluster: ClusterOptions) -> Any:
         logging_config={"enable_access_log": False, "log_level": "WARNING"},
     )(ModelReplica)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)  # losses are logged by the target
+    application = deployment.bind(replace(options, token="", tls=None), cluster.devices)
     try:
         serve.start(proxy_location="Disabled")
-        return serve.run(
-            deployment.bind(replace(options, token="", tls=None), cluster.devices), name=APPLICATION, route_prefix=None
-        )
+        run_target = RunTarget(application, name=APPLICATION, route_prefix=None)
+        return serve.run_many([run_target], wait_for_applications_running=False)[0]
     except (RuntimeError, RayServeException) as error:
         raise OptionError(f"--ray {cluster.address}: the replicas do not start: {error}") from error

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +18,23 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from chrion.ray_cluster import connected
 from grafana_queries import check_queries
 from ray_clusters import start_cluster
-from server_process import ELEMENTS, Server, identity, product, put, serving, slow_model, wait_until
+from server_process import (
+    ELEMENTS,
+    Server,
+    identity,
+    product,
+    put,
+    server_command,
+    serving,
+    slow_model,
+    wait_until,
+)
 
 CLIENT = Path(__file__).parents[2] / "triton_checks.py"
+QUICKLY_SCALED = Path(__file__).parents[2] / "quickly_scaled_server.py"
 SIDE = 64
 MODELS = [f"p{number}" for number in range(6)]
 #: What each node of the cluster has.
@@ -46,6 +59,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         put(root, f"identity-{datatype}", identity(datatype))
     put(root, "product", product(seed=1))
     put(root, "product", product(seed=2), version=2)
+    put(root, "brief", slow_model(256, 100), toml=f"cores = {os.cpu_count()}")
     put(root, "slow", slow_model(512, 400), toml=f"cores = {os.cpu_count()}")  # a replica runs one at a time
     return root
 
@@ -145,3 +159,78 @@ def test_requests_in_flight_are_answered_at_the_end(replicas: Server) -> None:
         wait_until(lambda: sum(samples(replicas, "chrion_replica_requests").values()) == 6)
         replicas.process.send_signal(signal.SIGTERM)
         assert [future.result()[0] for future in futures] == [200] * 6
+
+
+@pytest.fixture
+def unused_cluster(cluster: Any, replicas: Server) -> Any:
+    """Return the cluster after the other server has removed its replicas."""
+    if replicas.process.poll() is None:
+        replicas.process.send_signal(signal.SIGTERM)
+    replicas.process.wait(60)
+    return cluster
+
+
+def replica_actors() -> list[str]:
+    """Return the replicas on the cluster that this process is connected to, also those that start."""
+    from ray.util import list_named_actors  # noqa: PLC0415
+
+    return [actor["name"] for actor in list_named_actors(all_namespaces=True) if "REPLICA" in actor["name"]]
+
+
+def kill(replica: str) -> None:
+    """End the process of a replica on the cluster that this process is connected to."""
+    import ray  # noqa: PLC0415
+
+    ray.kill(ray.get_actor(replica, namespace="serve"))
+
+
+def test_replicas_follow_the_load(unused_cluster: Any, models: Path) -> None:
+    """No request fails while 15 at a time start two replicas, one is killed and replaced, and 3 at a time end two."""
+    busy, open_ = threading.Event(), threading.Event()
+    busy.set()
+    open_.set()
+
+    def send(model: str, x: Any, while_: threading.Event) -> list[int]:
+        found = []
+        while while_.is_set():
+            found.append(server.infer(model, x)[0])
+        return found
+
+    arguments = ["--ray", unused_cluster.address, "--memory-budget", "40MB", "--replicas", "1..3"]
+    with (
+        connected(unused_cluster.address, "the test"),
+        serving(models, *arguments, program=[str(QUICKLY_SCALED)]) as server,
+        ThreadPoolExecutor(15) as pool,
+    ):
+        assert server.get("/v2/health")[1]["replicas"] == 1
+        try:
+            steady = [pool.submit(send, name, np.ones((2, SIDE), np.float32), open_) for name in MODELS[:3]]
+            crowd = [pool.submit(send, "brief", np.ones(1, np.float32), busy) for _ in range(12)]
+            wait_until(lambda: server.get("/v2/health")[1]["replicas"] == 3, 120)
+            wait_until(lambda: len([n for n in samples(server, "nv_inference_request_success").values() if n]) == 3, 60)
+            first = set(replica_actors())
+            kill(min(first))
+            wait_until(lambda: len(first & set(replica_actors())) == 2 and len(replica_actors()) == 3, 60)
+            wait_until(lambda: server.get("/v2/health")[1]["replicas"] == 3, 60)
+            busy.clear()
+            wait_until(lambda: server.get("/v2/health")[1]["replicas"] == 1, 120)
+        finally:
+            busy.clear()
+            open_.clear()
+        statuses = [status for future in (*steady, *crowd) for status in future.result()]
+        assert set(statuses) == {200}
+        assert server.metric("chrion_requests_repeated_total") > 0
+
+
+def test_a_stopped_start_leaves_no_replica(unused_cluster: Any, models: Path) -> None:
+    """On SIGTERM while replicas start, the server removes them and ends as it does later."""
+    with connected(unused_cluster.address, "the test"):
+        wait_until(lambda: not replica_actors(), 60)
+        command = server_command(models, "--ray", unused_cluster.address, "--replicas", "3")
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603
+            wait_until(replica_actors, 60)
+            process.send_signal(signal.SIGTERM)
+            _, text = process.communicate(timeout=60)
+        assert process.returncode == 0, text
+        assert "serving" not in text
+        assert replica_actors() == []
