@@ -84,7 +84,10 @@ def _fact_table(plan: Plan) -> FigureTable:
 
 
 def _lanes(plan: Plan) -> list[dict[str, Any]]:
-    """Return the operators, segments and predicted busy time of each lane."""
+    """Return the operators, segments and predicted busy time of each lane.
+
+    Operators on several cores at once count for the lane of each core; ``shared_operators`` is their number.
+    """
     schedule = plan.schedule
     segments = [
         (schedule.occupied(s[0]), end - start) for s, (start, end) in zip(plan.segments, plan.segment_ms, strict=True)
@@ -94,6 +97,7 @@ def _lanes(plan: Plan) -> list[dict[str, Any]]:
         {
             "lane": lane_name(lane),
             "operators": sum(lane in occupied for occupied in operators.values()),
+            "shared_operators": sum(lane in occupied for occupied in operators.values() if len(occupied) > 1),
             "segments": sum(lane in occupied for occupied, _ in segments),
             "busy_ms": sum(ms for occupied, ms in segments if lane in occupied),
             "operator_names": [plan.operators[i] for i, occupied in operators.items() if lane in occupied],
@@ -103,17 +107,12 @@ def _lanes(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _lane_table(plan: Plan) -> FigureTable:
-    columns: list[Column | str] = [
-        key("lane"),
-        "operators",
-        "segments",
-        "busy",
-        text("first operator"),
-        text("last operator"),
-    ]
-    table = FigureTable("Placement", columns)
+    shared = ["with other cores"] if plan.schedule.widths else []
+    columns: list[Column | str] = [key("lane"), "operators", *shared, "segments", "busy"]
+    table = FigureTable("Placement", [*columns, text("first operator"), text("last operator")])
     for lane in _lanes(plan):
         names = lane["operator_names"]
-        counts = (str(lane["operators"]), str(lane["segments"]), format_ms(lane["busy_ms"]))
+        counts = [str(lane["operators"]), *([str(lane["shared_operators"])] if shared else [])]
+        counts += [str(lane["segments"]), format_ms(lane["busy_ms"])]
         table.add_row(lane["lane"], *counts, names[0], names[-1])
     return table

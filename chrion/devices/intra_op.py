@@ -6,15 +6,19 @@ from collections.abc import Sequence
 
 import onnxruntime as ort
 
-#: How long the threads of a session that is called in a loop spin between two calls, in us.
+#: The longest time that a thread spins for the next part of an operator, in us. Waking it takes longer, so that even
+#: where spinning is in vain, it at most doubles the cost of waiting. It outlasts the gaps between the parts of an
+#: operator and between most operators: latencies are those of threads that spin during the whole run.
+SPIN_US = 20
+#: The same for a session that is called in a loop: its threads spin between two calls as well.
 _BETWEEN_CALLS_US = 200
 
 
 def set_threads(options: ort.SessionOptions, width: int, cores: Sequence[int] = (), *, in_a_loop: bool = False) -> None:
-    """Give a session ``width`` threads: its caller's, and others that do not spin after a run.
+    """Give a session ``width`` threads: its caller's, and others that spin for :data:`SPIN_US` at most, then sleep.
 
-    During a run the threads spin. Without that, each operator would wake them: on two cores, an LSTM of 256 cells then
-    takes as long as on one. After a run they stop at once, since other lanes may use their cores.
+    Without any spinning, each part of an operator would wake them: on two cores, an LSTM of 256 cells then takes longer
+    than on one. After a run they stop at once, since other lanes may use their cores.
 
     Args:
         options: Session options, which are changed.
@@ -29,9 +33,10 @@ def set_threads(options: ort.SessionOptions, width: int, cores: Sequence[int] = 
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         return
     options.add_session_config_entry("session.intra_op.allow_spinning", "1")
-    if in_a_loop:
-        options.add_session_config_entry("session.intra_op.spin_duration_us", str(_BETWEEN_CALLS_US))
-    else:
+    options.add_session_config_entry(
+        "session.intra_op.spin_duration_us", str(_BETWEEN_CALLS_US if in_a_loop else SPIN_US)
+    )
+    if not in_a_loop:
         options.add_session_config_entry("session.force_spinning_stop", "1")
     if len(cores) >= width - 1:
         # Counted from 1. The list leaves out the caller, which onnxruntime does not pin.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -306,6 +307,9 @@ class _PlanBuilder:
             remarks.append(f"recurrent operators are cut into chunks of {chosen.chunk} steps")
         if chosen.solution.origin not in {"", self.policy.name}:
             remarks.append(f"initial solution: {chosen.solution.origin}")
+        if widths := Counter(width for width in chosen.solution.schedule.widths if width > 1):
+            counts = ", ".join(f"{count} on {width}" for width, count in sorted(widths.items()))
+            remarks.append(f"operators on several cores at once: {counts}")
         if chosen.alpha and self.policy.find_solutions is not None and self.policy.weighs_memory:
             priced = "resident memory" if self.memory == "resident" else "the memory of Equation 4"
             remarks.append(f"alpha prices {priced}")

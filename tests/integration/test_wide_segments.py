@@ -6,17 +6,19 @@ import os
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 
 from chrion import HybridSession, Plan, load, partition, profile
 from chrion.cores import physical_cores
-from chrion.devices.intra_op import set_threads
+from chrion.devices.intra_op import SPIN_US, set_threads
 from chrion.graph import Graph
+from chrion.profiler import CopyCost, OperatorCost, Profile
 from chrion.runtime.execution.engine import CutEngine
 from chrion.scheduler import fixed_plan
 from chrion.zoo import build
-from helpers import FLOAT, INT64, assert_same_as_plain, make_model, node, value
+from helpers import FLOAT, INT64, MACHINE, assert_same_as_plain, make_model, node, value
 
 pytestmark = pytest.mark.skipif(len(physical_cores()) < 2, reason="needs two cores")
 LSTM = {"layers": 4, "batch": 2, "io": 64, "seq": 12, "chunk": 3}
@@ -114,12 +116,13 @@ def test_a_failing_wide_segment_names_its_operators(tmp_path: Path) -> None:
             assert session.run(None, {"x": x, "i": good})[0].tolist() == [0.0] * 4
 
 
-def test_threads_of_a_session_spin_during_runs_only() -> None:
-    """Session options for several threads end spinning with each run, and pin all threads but the caller's."""
+def test_threads_of_a_session_spin_briefly_and_during_runs_only() -> None:
+    """Session options limit spinning, end it with each run, and pin all threads but the caller's."""
     options = ort.SessionOptions()
     set_threads(options, 2, physical_cores()[1:2])
     assert options.intra_op_num_threads == 2
     assert options.get_session_config_entry("session.force_spinning_stop") == "1"
+    assert options.get_session_config_entry("session.intra_op.spin_duration_us") == str(SPIN_US)
     assert options.get_session_config_entry("session.intra_op_thread_affinities") == str(physical_cores()[1] + 1)
 
 
@@ -133,3 +136,37 @@ def test_wide_operators_are_measured() -> None:
     assert measured.wake_ms >= 0
     assert measured.costs(graph.dag).widths == (2,)
     assert partition(graph, measured).predicted.latency_ms > 0
+
+
+def products(count: int = 6, side: int = 64) -> onnx.ModelProto:
+    """Build a chain of matrix products, each with a weight of its own."""
+    rng = np.random.default_rng(0)
+    nodes = [node("MatMul", [f"v{i}", f"w{i}"], [f"v{i + 1}"], name=f"product{i}") for i in range(count)]
+    weights = {f"w{i}": (rng.standard_normal((side, side)) / 8).astype(np.float32) for i in range(count)}
+    ends = [value(name, FLOAT, [4, side]) for name in ("v0", f"v{count}")]
+    return make_model(nodes, ends[:1], ends[1:], weights)
+
+
+def test_a_hybrid_plan_has_wide_lanes_on_its_cpu_side() -> None:
+    """The weights of two products fit the accelerator; the other four run on both cores, and results are the same.
+
+    The CPU provider stands in for the accelerator. A product takes 4 ms on a core, 2 on two and 0.4 on the accelerator.
+    """
+    model = products()
+    graph = load(model)
+    cost = OperatorCost("MatMul", (4.0, 4.0), 0.4, wide_ms=(2.0,))
+    copy = CopyCost(0.01, 1e-9)
+    operators = dict.fromkeys(graph.dag.signatures, cost)
+    measured = Profile(MACHINE, 2, "CPUExecutionProvider", operators, copy, copy, handoff_ms=0.01, dispatch_ms=0.01)
+    room_mb = (2.5 * max(graph.dag.weight_bytes) + 2 * 4 * 64 * 4) / 1e6
+    plan = partition(graph, measured, gpu_budget=room_mb)
+    placed = sorted(zip(plan.schedule.lanes, plan.schedule.widths, strict=True))
+    assert placed == [(0, 1)] * 2 + [(1, 2)] * 4
+    assert "operators on several cores at once: 4 on 2" in plan.remarks
+    assert plan.predicted.latency_ms == pytest.approx(4 * 2.0 + 2 * 0.4, rel=0.02)
+    with HybridSession(graph, plan=plan, strict=True) as session:
+        assert isinstance(session._engine, CutEngine)
+        assert session.explain().count("(1 on several cores)") == 2
+        feed = {"v0": np.random.default_rng(1).standard_normal((4, 64)).astype(np.float32)}
+        for _ in range(10):
+            assert_same_as_plain(session, model, feed)
