@@ -148,8 +148,9 @@ class PortfolioSearch:
             smaller = {cores: solutions[chunk] for cores, solutions in fewer_cores.items()}
             wide = widen(self._facts[chunk], limited, known[chunk], smaller)
             largest = machine is found[-1][0]
-            offloaded = widen_offloaded(self._facts[chunk], limited) if largest and chunk is None else []
-            self.solutions[chunk] = [*self.solutions[chunk], *wide, *undominated(offloaded)]
+            narrow = self.solutions[chunk]
+            offloaded = widen_offloaded(self._facts[chunk], limited, narrow) if largest and chunk is None else []
+            self.solutions[chunk] = [*narrow, *wide, *undominated(offloaded)]
 
     def _spread(
         self,

@@ -6,9 +6,9 @@ steps, after the search among lanes of one core each:
 
 1. **Configurations.** For every width w, the k cores are taken as k / w lanes of w cores, over which the fastest
    solution for k / w cores is spread.
-2. **Stretches.** Two solutions are combined: one in a stretch of the schedule, the other before and after it. Stretches
-   of half the schedule are tried first, then ever shorter ones. So a plan may use 2 x 1 cores where there are branches,
-   and 1 x 2 where there are none.
+2. **Stretches.** These solutions are combined, each in the stretches of the schedule where it is fastest (see
+   :mod:`chrion.scheduler.search.stretches`). So a plan may use 2 x 1 cores where there are branches, and 1 x 2 where
+   there are none.
 3. **Units.** Groups and single operators are moved to other lanes and widths.
 
 A wide solution is kept if it is predicted to be faster by a margin, since it needs more threads and sessions.
@@ -23,21 +23,17 @@ from dataclasses import replace
 from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.solution import Problem, Solution
-from chrion.scheduler.schedule import Schedule
 from chrion.scheduler.search.critical_chain import critical_operators
 from chrion.scheduler.search.initial_solutions import LARGE, GraphFacts, InitialSolutions
+from chrion.scheduler.search.stretches import combine, without_ones
 
 #: A wide solution is kept if it takes at most this share of the latency of the best one without wide lanes. Nothing
 #: is tried if no schedule can be that fast.
 MARGIN = 0.97
-#: Operators evaluated in step 2 for each pair of solutions, and in step 3.
-_STRETCH_WORK, _UNIT_WORK = 10_000, 20_000
-#: The shortest stretch, as a part of the schedule.
-_SHORTEST = 1 / 32
+#: Operators evaluated in step 3.
+_UNIT_WORK = 20_000
 #: The most threads of wide segments' sessions in one plan, beside those of its lanes.
 _MOST_THREADS = 256
-#: Solutions of step 1 that are combined.
-_COMBINED = 2
 
 
 def widen(
@@ -59,33 +55,38 @@ def widen(
         return []
     problem = Problem(facts.dag, costs)
     best = _without_barriers(problem, best)
-    wide = sorted(_configurations(problem, smaller), key=_latency)[:_COMBINED]
-    found = min([best, *wide], key=_latency)
-    for other in [s for s in (best, *wide) if s is not found]:
-        found = _combine(problem, found, other)
-    found = _move_units(problem, facts, found)
+    wide = list(_configurations(problem, smaller))
+    found = _move_units(problem, facts, combine(problem, [best, *wide]))
     fitting = [solution for solution in (found, *wide) if _fits(solution)]
     fastest = min(fitting, key=_latency, default=best)
     return [fastest] if fastest.timeline.latency_ms <= limit_ms else []
 
 
-def widen_offloaded(facts: GraphFacts, costs: Costs) -> list[Solution]:
-    """Return placements of weight groups on the accelerator, with all other operators on one lane of most cores.
+def widen_offloaded(facts: GraphFacts, costs: Costs, known: Sequence[Solution]) -> list[Solution]:
+    """Return placements of weight groups on the accelerator, with all other operators on one lane of several cores.
 
-    They are the fastest solutions for some amounts of accelerator memory, if not of all.
+    They are the fastest solutions for some amounts of accelerator memory, if not of all. Those that are not faster than
+    a known solution with as little memory are left out. Every width is tried, so that the solutions for more cores
+    include those for fewer.
     """
-    if not costs.widths or costs.accelerator_ms is None or len(facts.dag) > LARGE:
+    if costs.accelerator_ms is None or len(facts.dag) > LARGE:
         return []
-    width = costs.widths[-1]
-    machine = _machine_of_width(costs, width).limited_to(1, 1)
     problem = Problem(facts.dag, costs)
-    offloaded = InitialSolutions(facts, machine).offloaded()
-    return [wide for solution in offloaded if _fits(wide := _spread_lanes(problem, solution, width))]
+    found = []
+    for width in costs.widths:
+        machine = _machine_of_width(costs, width).limited_to(1, 1)
+        for solution in InitialSolutions(facts, machine).offloaded():
+            wide = _spread_lanes(problem, solution, width)
+            if _fits(wide) and not any(_is_as_good(s, wide) for s in known):
+                found.append(wide)
+    return found
 
 
-def _shortened(widths: Sequence[int]) -> tuple[int, ...]:
-    """Return the widths of a schedule, which has none if all lanes have one core."""
-    return tuple(widths) if max(widths, default=1) > 1 else ()
+def _is_as_good(known: Solution, wide: Solution) -> bool:
+    """Return whether a known solution takes no more time than a wide one, and no more memory by any count."""
+    own, other = known.timeline, wide.timeline
+    as_small = own.resident_mb <= other.resident_mb and own.memory_mb <= other.memory_mb
+    return as_small and own.latency_ms <= other.latency_ms
 
 
 def _fits(solution: Solution) -> bool:
@@ -149,60 +150,9 @@ def _spread_lanes(problem: Problem, solution: Solution, width: int) -> Solution:
             lane if device else (lane - 1) * width + 1 for lane, device in zip(schedule.lanes, on_device, strict=True)
         ),
         cores=schedule.cores * width,
-        widths=_shortened([1 if device else width for device in on_device]),
+        widths=without_ones([1 if device else width for device in on_device]),
     )
     return problem.evaluate(spread, solution.tiles, f"{solution.origin}, on lanes of {width} cores")
-
-
-def _combine(problem: Problem, base: Solution, other: Solution) -> Solution:
-    """Return the base, or a faster solution that has stretches of the other one."""
-    end = problem.work + _STRETCH_WORK
-    length = len(problem.dag) // 2
-    while length >= max(1.0, _SHORTEST * len(problem.dag)):
-        for start in range(0, len(problem.dag), length):
-            if problem.work >= end:
-                return base
-            base = _exchange(problem, base, other, start, start + length) or base
-        length //= 2
-    return base
-
-
-def _exchange(problem: Problem, base: Solution, other: Solution, start: int, stop: int) -> Solution | None:
-    """Return the base with a stretch of operators placed as in the other solution, if that is faster."""
-    order = by_start(base)
-    inside = set(order[start:stop])
-    if len({s.schedule.streams for s in (base, other)}) > 1:
-        return None
-
-    def merged(own: Sequence[int], others: Sequence[int]) -> tuple[int, ...]:
-        return tuple(others[i] if i in inside else own[i] for i in range(len(own)))
-
-    n = len(order)
-    widths = merged(*(s.schedule.widths or (1,) * n for s in (base, other)))
-    cores = max(base.schedule.cores, other.schedule.cores)
-    lanes = merged(base.schedule.lanes, other.schedule.lanes)
-    schedule = Schedule(order, lanes, cores, base.schedule.streams, (), _shortened(widths))
-    labels = merged(_segment_labels(base), [n + label for label in _segment_labels(other)])
-    return problem.evaluate_below(base.timeline.latency_ms, schedule, labels, _joint_origin(base, other))
-
-
-def _joint_origin(base: Solution, other: Solution) -> str:
-    return base.origin if other.origin in base.origin else f"{base.origin}; in stretches {other.origin}"
-
-
-def by_start(solution: Solution) -> tuple[int, ...]:
-    """Return the operators in the order of their predicted starts, which is topological."""
-    position = {i: at for at, i in enumerate(solution.schedule.order)}
-    return tuple(sorted(position, key=lambda i: (solution.timeline.start_ms[i], position[i])))
-
-
-def _segment_labels(solution: Solution) -> list[int]:
-    """Return the index of each operator's segment."""
-    labels = [0] * len(solution.schedule.order)
-    for at, segment in enumerate(solution.segments):
-        for i in segment:
-            labels[i] = at
-    return labels
 
 
 def _move_units(problem: Problem, facts: GraphFacts, solution: Solution) -> Solution:
@@ -238,9 +188,9 @@ def _moved(problem: Problem, solution: Solution, unit: Sequence[int], lane: int,
     for i in unit:
         if not is_accelerator_lane(lanes[i]):
             lanes[i], widths[i] = lane, width
-    if tuple(lanes) == schedule.lanes and _shortened(widths) == schedule.widths:
+    if tuple(lanes) == schedule.lanes and without_ones(widths) == schedule.widths:
         return None
-    moved = replace(schedule, lanes=tuple(lanes), widths=_shortened(widths))
+    moved = replace(schedule, lanes=tuple(lanes), widths=without_ones(widths))
     limit = solution.timeline.latency_ms * (1 - 1e-6)
     found = problem.evaluate_below(limit if limit > 0 else math.inf, moved, solution.tiles, solution.origin)
     return found if found and found.timeline.latency_ms < solution.timeline.latency_ms else None
