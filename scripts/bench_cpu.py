@@ -1,11 +1,12 @@
 """Measure HybridSession and plain onnxruntime on the CPU cores of this machine, over a set of models.
 
-    python scripts/bench_cpu.py [--wide] [-o docs/cpu.md] [--only REGEX] [--patience SECONDS]
+    python scripts/bench_cpu.py [--wide] [-o docs/cpu.md] [--only REGEX] [--patience SECONDS] [--cache FOLDER]
 
 Takes half an hour on two cores, an hour if other processes use them. Prints a line for each model; ``-o`` replaces
 sections of pages at the end or when interrupted: ``measured`` with text and table, ``ratios`` with the table without
 the predictions for more cores. With ``--wide`` it measures models on which lanes of several cores may pay, and replaces
-the section ``wide``.
+the section ``wide``. With ``--only``, rows of models that are not measured stay in that section, so that a busy machine
+can be kept free for one model at a time.
 
 The candidates are HybridSession and plain sessions with one thread, with as many as there are cores, with onnxruntime's
 default, and with its parallel executor. Each runs alone, in alternating rounds, and medians are compared. HybridSession
@@ -22,6 +23,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,7 +33,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
-from page_markers import fill_sections, markdown_table
+from page_markers import fill_sections, markdown_table, table_rows
 from ratios import TimedTrial, ratio_to_best, undisturbed_trials
 
 import chrion
@@ -58,7 +60,7 @@ PRECISION = 0.03
 GAIN = 0.97
 #: A plain session is dropped if even its best trial is slower than the best plain session by this factor.
 DROP_FACTOR = 1.3
-MANY_CORES, WIDE_MANY_CORES = (4, 8, 16), (8, 16, 32)
+MANY_CORES = (4, 8, 16)
 
 
 @dataclass(frozen=True)
@@ -200,16 +202,16 @@ def parallel_factory(source: bytes, feed: Feed) -> SessionFactory:
     return make
 
 
-def predicted_ms(graph: Graph, profile: Profile, cores: int, *, wide: bool = True) -> float:
+def predicted_ms(graph: Graph, profile: Profile, cores: int) -> float:
     """Return the planner's prediction for more cores, assuming that they contend no more than those measured.
 
-    Times of operators on several cores follow Amdahl's law; without ``wide``, every lane has one core.
+    Times of operators on several cores follow Amdahl's law.
     """
     more = {
         s: replace(
             o,
             cpu_ms=(o.cpu_ms + (o.cpu_ms[-1],) * cores)[:cores],
-            wide_ms=times_at(o.cpu_ms[0], o.by_width, measured_widths(cores)) if o.wide_ms and wide else (),
+            wide_ms=times_at(o.cpu_ms[0], o.by_width, measured_widths(cores)) if o.wide_ms else (),
         )
         for s, o in profile.operators.items()
     }
@@ -307,27 +309,27 @@ class Measured:
         wide = sum(width > 1 for width in self.plan.schedule.widths)
         return f"plan, {wide / len(self.plan.operators):.0%} of operators on 2 cores" if wide else "plan"
 
-    def more_cores_cells(self, many_cores: Sequence[int]) -> list[str]:
+    def more_cores_cells(self) -> list[str]:
         """Return predictions for more cores over the best plain session's time; this takes longer than measuring."""
         if self.profile is None:
-            return [""] * len(many_cores)
+            return [""] * len(MANY_CORES)
         graph, best_ms = chrion.load(self.source), float(np.median(self.counted[best_plain(self.counted)]))
-        return [self._prediction(graph, cores, best_ms) for cores in many_cores]
-
-    def _prediction(self, graph: Graph, cores: int, best_ms: float) -> str:
-        """Return a prediction as a ratio, for models of wide lanes followed by the one without those."""
-        assert self.profile is not None  # noqa: S101 - checked by the caller
-        text = f"{predicted_ms(graph, self.profile, cores) / best_ms:.2f}"
-        if self.case not in WIDE_CASES:
-            return text
-        return f"{text} ({predicted_ms(graph, self.profile, cores, wide=False) / best_ms:.2f})"
+        return [f"{predicted_ms(graph, self.profile, cores) / best_ms:.2f}" for cores in MANY_CORES]
 
 
-def measure(case: Case, monitor: RecordingMonitor, patience_s: float) -> Measured:
-    """Measure a model and print its line."""
+def measure(case: Case, monitor: RecordingMonitor, patience_s: float, cache: Path | None = None) -> Measured:
+    """Measure a model and print its line.
+
+    Args:
+        case: The model.
+        monitor: Records the speed of the cores.
+        patience_s: Most seconds of trials.
+        cache: Folder of measurements and choices of earlier calls to reuse; by default none are reused.
+    """
     source = case.build().SerializeToString()
     feed = synthetic_inputs(chrion.load(source))
-    with TemporaryDirectory() as os.environ["CHRION_CACHE"]:  # earlier choices are not reused
+    folder = nullcontext(str(cache)) if cache else TemporaryDirectory()
+    with folder as os.environ["CHRION_CACHE"]:
         with HybridSession(source, tune="now") as session:
             plan = session.plan
         candidates = {
@@ -336,7 +338,7 @@ def measure(case: Case, monitor: RecordingMonitor, patience_s: float) -> Measure
             "ORT_PARALLEL": parallel_factory(source, feed),
         }
         taken, counted = time_until_precise(candidates, monitor, patience_s)
-        profile = chrion.profile(chrion.load(source)) if plan or case in WIDE_CASES else None
+        profile = chrion.profile(chrion.load(source)) if plan and case in CASES else None
     measured = Measured(case, source, taken, counted, plan, profile)
     print(" | ".join(measured.row()), flush=True)
     return measured
@@ -363,18 +365,18 @@ than the two measured.
 Prediction error of the models that run a plan: median {median:.0%}, 90th percentile {p90:.0%}."""
 
 
-def format_sections(found: Sequence[Measured], *, wide: bool = False) -> dict[str, str]:
-    """Return the contents of the pages' sections by name.
+WIDE_TEXT = """Written by `scripts/bench_cpu.py --wide` on {machine} (shared, noisy: only ratios mean anything),
+onnxruntime {version}. Columns are those of the table above.
 
-    Args:
-        found: The measured models.
-        wide: Whether they are those of the section ``wide``.
-    """
-    many_cores = WIDE_MANY_CORES if wide else MANY_CORES
-    more = [f"{cores} cores (predicted)" for cores in many_cores]
+{table}"""
+
+
+def format_sections(found: Sequence[Measured]) -> dict[str, str]:
+    """Return the contents of the sections ``measured`` and ``ratios`` by name."""
+    more = [f"{cores} cores (predicted)" for cores in MANY_CORES]
     rows = [measured.row() for measured in found]
     errors = [abs(float(row[-1].rstrip("%"))) / 100 for row in rows if row[-1]] or [0.0]
-    extended = [row + measured.more_cores_cells(many_cores) for row, measured in zip(rows, found, strict=True)]
+    extended = [row + measured.more_cores_cells() for row, measured in zip(rows, found, strict=True)]
     whole = TEXT.format(
         machine=this_machine(),
         version=ort.get_version_string(),
@@ -383,7 +385,15 @@ def format_sections(found: Sequence[Measured], *, wide: bool = False) -> dict[st
         median=float(np.median(errors)),
         p90=float(np.quantile(errors, 0.9)),
     )
-    return {WIDE: whole} if wide else {MEASURED: whole, RATIOS: markdown_table([HEAD, *rows])}
+    return {MEASURED: whole, RATIOS: markdown_table([HEAD, *rows])}
+
+
+def format_wide(page: str, found: Sequence[Measured]) -> dict[str, str]:
+    """Return the content of the section ``wide``, with the rows of a page for models that were not measured."""
+    rows = {row[0]: row for row in table_rows(page, WIDE) if len(row) == len(HEAD)}
+    rows |= {measured.case.name: measured.row() for measured in found}
+    table = markdown_table([HEAD, *(rows[case.name] for case in WIDE_CASES if case.name in rows)])
+    return {WIDE: WIDE_TEXT.format(machine=this_machine(), version=ort.get_version_string(), table=table)}
 
 
 def main() -> None:
@@ -393,6 +403,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a regular expression that names of models must match")
     parser.add_argument("--patience", type=float, default=120.0, help="most seconds of trials a model (default: 120)")
     parser.add_argument("--wide", action="store_true", help="measure models on which lanes of several cores may pay")
+    parser.add_argument("--cache", type=Path, help="folder of measurements and choices to reuse (default: none)")
     arguments = parser.parse_args()
     sections = [WIDE] if arguments.wide else [MEASURED, RATIOS]
     for path in arguments.output:  # refuses a page before a model is measured
@@ -409,14 +420,16 @@ def main() -> None:
     found: list[Measured] = []
     try:
         for case in cases:
-            found.append(measure(case, monitor, arguments.patience))  # noqa: PERF401 - kept when interrupted
+            measured = measure(case, monitor, arguments.patience, arguments.cache)
+            found.append(measured)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
     if not found:
         return
-    contents = format_sections(found, wide=arguments.wide)
+    contents = {} if arguments.wide else format_sections(found)
     for path in arguments.output:
-        write_atomically(path, fill_sections(path.read_text(encoding="utf-8"), contents))
+        page = path.read_text(encoding="utf-8")
+        write_atomically(path, fill_sections(page, contents or format_wide(page, found)))
 
 
 if __name__ == "__main__":

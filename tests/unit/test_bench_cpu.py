@@ -1,0 +1,68 @@
+"""Tests of the tables of ``scripts/bench_cpu.py`` and ``scripts/predict_wide_lanes.py``; nothing is measured."""
+
+from __future__ import annotations
+
+import pytest
+from bench_cpu import HEAD, HYBRID, WIDE, WIDE_CASES, Measured, format_wide
+from page_markers import fill_sections, markdown_table, table_rows
+from predict_wide_lanes import best_plain, describe_widths, predict
+
+from chrion import load
+from chrion.graph import Dag
+from chrion.hardware import hardware
+from chrion.profiler import Costs, OperatorMemory
+from chrion.scheduler import Schedule
+from chrion.zoo import build
+
+PAGE = f"before\n<!-- begin: {WIDE} -->\n\n<!-- end: {WIDE} -->\nafter\n"
+
+
+def measured(case: int, own_ms: float) -> Measured:
+    """Return trials of a model whose plain sessions take 2 and 3 ms."""
+    trials = {HYBRID: [own_ms] * 8, "plain, 1 thread": [3.0] * 8, "plain, 2 threads": [2.0] * 8}
+    return Measured(WIDE_CASES[case], b"", 9, trials, None, None)
+
+
+def test_rows_of_models_that_are_not_measured_stay() -> None:
+    """Models are measured in three calls, in any order; the table has each once, in the order of the models."""
+    page = PAGE
+    for case, own_ms in ((3, 1.5), (0, 2.0), (3, 1.0)):
+        page = fill_sections(page, format_wide(page, [measured(case, own_ms)]))
+    rows = table_rows(page, WIDE)
+    assert rows[0] == HEAD
+    assert [row[0] for row in rows[2:]] == [WIDE_CASES[0].name, WIDE_CASES[3].name]
+    assert [row[4] for row in rows[2:]] == ["1.00", "**0.50**"]
+    assert all(len(row) == len(HEAD) for row in rows)
+
+
+def test_cells_are_read_back() -> None:
+    """Empty cells at the end of a row are cells, and only rows of the section are read."""
+    rows = [["a", "b", "c"], ["1", "", ""]]
+    page = fill_sections(PAGE + "| x | y |\n", {WIDE: f"text\n\n{markdown_table(rows)}"})
+    assert [row for row in table_rows(page, WIDE) if "---" not in row] == rows
+    assert table_rows(page, "other") == []
+
+
+@pytest.mark.parametrize(("overhead_ms", "expected"), [(0.0, (3.0, 4)), (2.0, (6.0, 2))])
+def test_the_best_plain_session_has_the_best_number_of_threads(overhead_ms: float, expected: tuple[float, int]) -> None:
+    """Operators of 6 ms take 3 ms on two cores, and 1.5 ms and an overhead on four; no thread is woken."""
+    dag = Dag.from_edges(2, [])
+    wide = ((3.0, 3.0), (1.5 + overhead_ms, 1.5 + overhead_ms))
+    costs = Costs(None, ((6.0, 6.0),) * 4, (OperatorMemory(),) * 2, widths=(2, 4), wide_ms=wide, wake_ms=5.0)
+    assert best_plain(dag, costs) == expected
+
+
+def test_widths_are_described() -> None:
+    """The share of operators on lanes of each number of cores."""
+    schedule = Schedule((0, 1, 2, 3), (1, 1, 2, 1), 4, widths=(4, 1, 1, 2))
+    assert describe_widths(schedule) == "1: 50%, 2: 25%, 4: 25%"
+
+
+def test_a_prediction_has_plans_no_slower_than_lanes_of_one_core() -> None:
+    """A small model on eight cores: the best plan of all is at least as fast as the best on lanes of one core."""
+    graph = load(build("lstm", {"layers": 2, "batch": 1, "io": 32, "seq": 8, "chunk": 8}))
+    found = predict("LSTM", graph, hardware("epyc-32"), 8)
+    assert found.best.timeline.latency_ms <= found.narrow_ms
+    assert found.plain_ms > 0
+    assert found.threads in {1, 2, 4, 8}
+    assert found.row()[:2] == ["LSTM", "8"]
