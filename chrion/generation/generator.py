@@ -21,12 +21,13 @@ from chrion.errors import GenerationError, ModelError, OptionError
 from chrion.generation.cache import CacheManager, slots_of_bytes
 from chrion.generation.engine import PlainEngine, SelectiveEngine
 from chrion.generation.iteration import Engine, Outcome, Work
+from chrion.generation.merged import open_merged
 from chrion.generation.sampling import Sampler, Sampling
 from chrion.generation.scheduling import Batch, IterationScheduler, Share
 from chrion.generation.streams import Stream, Token
 from chrion.generation.text import TextBuilder, find_stop_tokens, find_tokenizer, load_tokenizer
 from chrion.graph import Graph, load
-from chrion.graph.decoder import decoder_signature
+from chrion.graph.decoder import BRANCH, decoder_signature
 from chrion.graph.selective import split_decoder
 
 log = logging.getLogger(__name__)
@@ -110,10 +111,10 @@ class Generator:
         tokenizer: str | Path | None = None,
     ) -> None:
         graph = model if isinstance(model, Graph) else load(model)
-        self.signature = decoder_signature(graph)
-        slots = slots_of_bytes(self.signature, kv_bytes) if kv_slots is None else kv_slots
+        slots = slots_of_bytes(decoder_signature(graph), kv_bytes) if kv_slots is None else kv_slots
         self._scheduler = IterationScheduler(max_batch, slots, n_workers=n_workers, policy=policy, chunk=chunk)
         self._engine = open_engine(graph, threads or len(allowed_cores()), providers)
+        self.signature = self._engine.signature
         self._caches = CacheManager(self.signature, slots, by_token=self._engine.by_token)
         path = graph.source if isinstance(graph.source, Path) else None
         tokenizer = tokenizer or (find_tokenizer(path) if path else None)
@@ -371,6 +372,8 @@ def open_engine(graph: Graph, threads: int, providers: Sequence[str] = ("CPUExec
         ModelError: The model is not a decoder with a cache.
     """
     signature = decoder_signature(graph)
+    if BRANCH in signature.inputs:
+        return open_merged(graph, signature, threads, providers)
     try:
         split = split_decoder(graph, signature)
     except ModelError as error:

@@ -62,10 +62,11 @@ def rename_weights(model: onnx.ModelProto, prefix: str) -> None:
         tensor.name = names.get(tensor.name, tensor.name)
     for value in (*model.graph.input, *model.graph.value_info):
         value.name = names.get(value.name, value.name)
-    _rename_reads(model.graph.node, names)
+    rename_reads(model.graph.node, names)
 
 
-def _rename_reads(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> None:
+def rename_reads(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> None:
+    """Rename the values that nodes and their bodies read, in place."""
     for node in nodes:
         for at, name in enumerate(node.input):
             if name in names:
@@ -73,7 +74,7 @@ def _rename_reads(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> 
         for body in bodies_of(node):
             own = defined_names(body)
             outer = {name: new for name, new in names.items() if name not in own}
-            _rename_reads(body.node, outer)
+            rename_reads(body.node, outer)
             for result in body.output:
                 result.name = outer.get(result.name, result.name)
 

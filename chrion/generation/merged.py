@@ -1,0 +1,48 @@
+"""Engines of merged decoders (:mod:`chrion.graph.merged_decoder`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from chrion.errors import ModelError
+from chrion.generation.engine import PlainEngine, SelectiveEngine
+from chrion.generation.iteration import Engine, Outcome, Work
+from chrion.graph.decoder import DecoderSignature, decoder_signature
+from chrion.graph.merged_decoder import cached_branch, check_prompts
+from chrion.graph.model import Graph
+from chrion.graph.selective import split_decoder
+
+
+class MergedEngine(PlainEngine):
+    """An engine of a merged decoder that is not split: a prompt by one branch, each token after it by the other."""
+
+    def run(self, batch: Sequence[Work]) -> list[Outcome]:
+        """Run one iteration of each request. A part of a prompt that follows another runs token by token."""
+        return [self._run_by_token(work) if work.past else self._run(work) for work in batch]
+
+    def _run_by_token(self, work: Work) -> Outcome:
+        outcome: Outcome = None
+        for at in range(len(work.ids)):
+            last = at + 1 == len(work.ids)
+            outcome = self._run(Work(work.cache, work.ids[at : at + 1], work.past + at, work.wanted and last))
+            if isinstance(outcome, Exception):
+                break
+        return outcome
+
+
+def open_merged(graph: Graph, signature: DecoderSignature, threads: int, providers: Sequence[str]) -> Engine:
+    """Return the selective engine of the branch with a cache if it computes prompts, too; else that of both branches.
+
+    Args:
+        graph: A merged decoder.
+        signature: Its inputs and outputs.
+        threads: The threads of a session.
+        providers: The execution providers, as in the engines.
+    """
+    try:
+        branch = cached_branch(graph)
+        own = decoder_signature(branch)
+        check_prompts(graph, signature, branch, own)
+        return SelectiveEngine(split_decoder(branch, own), threads, providers)
+    except ModelError as error:
+        return MergedEngine(graph, signature, threads, providers, error.message)

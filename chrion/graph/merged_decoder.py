@@ -1,0 +1,105 @@
+"""Merged decoders: one model with a branch for prompts, and one for tokens that follow others.
+
+optimum writes them as ``decoder_model_merged.onnx``: an ``If`` on the input ``use_cache_branch`` whose first branch
+reads past keys and values. Here that branch becomes a decoder of its own, without the ``If``. If it computes prompts as
+the model does, it is all that generation needs. That is not certain: some branches were traced with one token, and let
+each of several tokens attend to all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from chrion.errors import ModelError
+from chrion.graph.decoder import BRANCH, LOGITS, DecoderSignature, random_cache
+from chrion.graph.loader import reassemble
+from chrion.graph.model import Graph
+from chrion.graph.ort_sessions import analysis_options, first_line, open_session, weights_folder_option
+from chrion.graph.rewrite import defined_names, rename_reads, replace_nodes
+
+Array = np.ndarray[Any, Any]
+#: The tokens of the prompt that both branches compute, and how many of them a first part has.
+_TOKENS, _FIRST = 9, 4
+#: The greatest difference of logits relative to the largest one: rounding, far below another attention.
+_TOLERANCE = {np.dtype(np.float32): 1e-3, np.dtype(np.float16): 2e-2}
+
+
+def cached_branch(graph: Graph) -> Graph:
+    """Return the branch of a merged decoder that reads past keys and values, as a decoder of its own.
+
+    Raises:
+        ModelError: The model has another structure.
+    """
+    nodes = list(graph.model.graph.node)
+    chosen = [node for node in nodes if node.op_type == "If" and node.input[0] == BRANCH]
+    if len(chosen) != 1:
+        raise ModelError(f"{_refused(graph)}: expected one If on {BRANCH!r}, found {len(chosen)}")
+    body = onnx.GraphProto()
+    body.CopyFrom(next(attribute.g for attribute in chosen[0].attribute if attribute.name == "then_branch"))
+    results = dict(zip((value.name for value in body.output), chosen[0].output, strict=True))
+    own, others = defined_names(body), defined_names(graph.model.graph) - {*chosen[0].output}
+    renamed = {inner: outer for inner, outer in results.items() if inner != outer}
+    unclear = own & others or own & {*renamed.values()} or not {*results} <= own or len(results) < len(body.output)
+    if unclear or body.sparse_initializer:
+        raise ModelError(f"{_refused(graph)}: the names of {chosen[0].name!r} and of its branch conflict")
+    rename_reads(body.node, renamed)
+    for node in body.node:
+        node.output[:] = [renamed.get(name, name) for name in node.output]
+    at = nodes.index(chosen[0])
+    weights = {tensor.name: tensor for tensor in body.initializer}
+    model = replace_nodes(graph.model, [*nodes[:at], *body.node, *nodes[at + 1 :]], weights)
+    inputs = [value for value in model.graph.input if value.name != BRANCH]
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    return reassemble(graph, model)
+
+
+def check_prompts(graph: Graph, signature: DecoderSignature, branch: Graph, branch_signature: DecoderSignature) -> None:
+    """Check that a branch computes a prompt as its model does, at once and in two parts.
+
+    Args:
+        graph: The merged decoder.
+        signature: Its inputs and outputs.
+        branch: Its branch with past keys and values.
+        branch_signature: The inputs and outputs of the branch.
+
+    Raises:
+        ModelError: It does not, or onnxruntime refuses one of them.
+    """
+    whole, cached = _open(graph), _open(branch)
+    ids = np.random.default_rng(0).integers(0, signature.vocabulary, _TOKENS)
+    names = [LOGITS, *signature.present]
+    empty = random_cache(signature, 0)
+
+    def run(tokens: Array, past: Sequence[Array]) -> list[Array]:
+        caches = dict(zip(signature.past, past, strict=True))
+        found: list[Array] = cached.run(names, branch_signature.feed(tokens, past[0].shape[2]) | caches)
+        return found
+
+    expected = whole.run([LOGITS], signature.feed(ids, 0) | empty)[0]
+    try:
+        at_once = run(ids, [*empty.values()])[0]
+        first, *past = run(ids[:_FIRST], [*empty.values()])
+        in_parts = np.concatenate([first, run(ids[_FIRST:], past)[0]], axis=1)
+    except Exception as error:
+        message = f"{_refused(graph)}: its branch with a cache cannot run a prompt: {first_line(error)}"
+        raise ModelError(message) from error
+    limit = _TOLERANCE[signature.cache_type] * max(1.0, float(np.abs(expected).max()))
+    if any(np.abs(found - expected).max() > limit for found in (at_once, in_parts)):
+        raise ModelError(f"{_refused(graph)}: its branch with a cache computes prompts otherwise than the other branch")
+
+
+def _refused(graph: Graph) -> str:
+    return f"{graph.name}: no selective batching"
+
+
+def _open(graph: Graph) -> ort.InferenceSession:
+    options = analysis_options(ort.GraphOptimizationLevel.ORT_ENABLE_BASIC)
+    for key, value in weights_folder_option(graph.weights_folder).items():
+        options.add_session_config_entry(key, value)
+    return open_session(graph.model, options, graph.name)

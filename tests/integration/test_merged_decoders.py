@@ -1,0 +1,105 @@
+"""Merged decoders: a branch for prompts and one for the tokens after them, as optimum writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from sample import read_sample
+
+import chrion
+from chrion import Generator
+from chrion.errors import ModelError
+from chrion.generation.engine import SelectiveEngine
+from chrion.generation.merged import MergedEngine
+from chrion.graph.decoder import decoder_signature
+from chrion.graph.rewrite import rename_reads
+from decoder_support import PlainDecoder, small_decoder
+
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9], [10, 11]]
+
+
+def blind(graph: onnx.GraphProto) -> None:
+    """Let every token attend to all others, as a model traced with one token does."""
+    (visible,) = (node for node in graph.node if node.op_type == "LessOrEqual")
+    visible.op_type = "GreaterOrEqual"
+    visible.input[1] = "zero"
+
+
+def merge(model: onnx.ModelProto, *, traced: bool = False) -> onnx.ModelProto:
+    """Return a merged decoder.
+
+    Args:
+        model: A decoder, which becomes the branch with past keys and values.
+        traced: That branch is right for single tokens only.
+    """
+    cached, shared = model.graph, {tensor.name for tensor in model.graph.initializer}
+    first = onnx.GraphProto()  # the same without past keys and values
+    first.CopyFrom(cached)
+    for value in cached.input:
+        if "past" in value.name:
+            _, heads, _, width = (dimension.dim_value for dimension in value.type.tensor_type.shape.dim)
+            nothing = np.zeros((1, heads, 0, width), np.float32)
+            first.initializer.append(numpy_helper.from_array(nothing, f"first/{value.name}"))
+    names = {t.name.removeprefix("first/"): t.name for t in first.initializer if t.name.startswith("first/")}
+    names |= {name: f"first/{name}" for node in first.node for name in node.output if name}
+    rename_reads(first.node, names)
+    for node in first.node:
+        node.output[:] = [names.get(name, "") for name in node.output]
+    if traced:
+        blind(cached)
+    bodies = {}
+    for key, graph, prefix in (("then_branch", cached, ""), ("else_branch", first, "first/")):
+        kinds = [(prefix + o.name, o.type.tensor_type.elem_type) for o in cached.output]
+        outputs = [helper.make_tensor_value_info(name, kind, None) for name, kind in kinds]
+        own = [tensor for tensor in graph.initializer if tensor.name not in shared]
+        bodies[key] = helper.make_graph(graph.node, key, [], outputs, own)
+    chosen = helper.make_node("If", ["use_cache_branch"], [o.name for o in cached.output], "merged", **bodies)
+    flag = helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1])
+    graph = helper.make_graph([chosen], "merged", [*cached.input, flag], cached.output, cached.initializer)
+    return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+
+
+def generated(generator: Generator) -> list[list[int]]:
+    streams = [generator.submit(ids, 12) for ids in PROMPTS]
+    return [stream.result(60) for stream in streams]
+
+
+@pytest.mark.parametrize("name", ["gpt2-decoder", "llama-decoder", "llama-decoder-onnx"])
+def test_the_branch_with_a_cache_is_split(name: str) -> None:
+    """If it computes prompts, too, requests share its token-wise operators, and have plain onnxruntime's tokens."""
+    plain = PlainDecoder(small_decoder(name))
+    with Generator(merge(small_decoder(name)), threads=1, chunk=2) as generator:
+        assert generator.refused == ""
+        assert isinstance(generator._engine, SelectiveEngine)
+        assert generated(generator) == [plain.generate(ids, 12) for ids in PROMPTS]
+
+
+@pytest.mark.parametrize("chunk", [0, 2])
+@pytest.mark.parametrize("name", ["gpt2-decoder", "llama-decoder"])
+def test_a_branch_for_single_tokens_serves_one_request_after_another(name: str, chunk: int) -> None:
+    """Prompts then run by the other branch, and parts of them that follow others token by token."""
+    plain = PlainDecoder(small_decoder(name))
+    with Generator(merge(small_decoder(name), traced=True), threads=1, chunk=chunk) as generator:
+        assert isinstance(generator._engine, MergedEngine)
+        assert generator.refused.endswith("its branch with a cache computes prompts otherwise than the other branch")
+        assert generated(generator) == [plain.generate(ids, 12) for ids in PROMPTS]
+
+
+@pytest.mark.parametrize(
+    ("stem", "about"),
+    [
+        ("transformer_multimodal-t5-decoder-past", "which reads 'encoder_"),
+        ("transformer_multimodal-whisper-decoder-past", "which reads '"),
+        ("optimum_models-whisper-merged-decoder", "which reads 'encoder_hidden_states'"),
+    ],
+)
+def test_encoder_decoder_models_are_refused_in_one_line(stem: str, about: str, tmp_path: Path) -> None:
+    """The message says that the model is part of an encoder-decoder model."""
+    graph = chrion.load(read_sample(stem, tmp_path).model)
+    with pytest.raises(ModelError, match=f"part of an encoder-decoder model, {about}") as refused:
+        decoder_signature(graph)
+    assert "\n" not in str(refused.value)
