@@ -15,6 +15,7 @@ import onnxruntime as ort
 
 from chrion.errors import GenerationError
 from chrion.generation.attention import AttentionPart, Rows, sized
+from chrion.generation.device_session import open_for_threads
 from chrion.generation.iteration import Outcome, Work
 from chrion.graph.decoder import LOGITS, DecoderSignature
 from chrion.graph.model import Graph
@@ -156,4 +157,4 @@ def _open(
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     for key, value in configuration.items():
         options.add_session_config_entry(key, value)
-    return ort.InferenceSession(model, options, providers=list(providers))
+    return open_for_threads(model, options, providers)

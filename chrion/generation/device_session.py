@@ -1,0 +1,40 @@
+"""Sessions of a device for several threads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnxruntime as ort
+
+from chrion.devices import CPU_PROVIDER, Device
+
+
+class DeviceSession(ort.InferenceSession):  # type: ignore[misc]
+    """A session that runs while no other one uses the device, if the provider requires that.
+
+    Two batches in flight use the device from two threads. WebGPU's sessions share one command queue, which is not
+    thread-safe.
+
+    Args:
+        model: The model or its file.
+        options: The options of the session.
+        providers: Its execution providers.
+    """
+
+    def __init__(self, model: str | bytes, options: ort.SessionOptions, providers: Sequence[str]) -> None:
+        super().__init__(model, options, providers=list(providers))
+        self._device = Device(next((name for name in providers if name != CPU_PROVIDER), CPU_PROVIDER))
+
+    def run(self, names: Sequence[str] | None, feed: Mapping[str, Any], options: Any = None) -> list[Any]:
+        """Run the session."""
+        with self._device.exclusive():
+            found: list[Any] = super().run(names, feed, options)
+        return found
+
+
+def open_for_threads(model: str | bytes, options: ort.SessionOptions, providers: Sequence[str]) -> ort.InferenceSession:
+    """Return a session that several threads may run at a time."""
+    if all(name == CPU_PROVIDER for name in providers):
+        return ort.InferenceSession(model, options, providers=list(providers))
+    return DeviceSession(model, options, providers)
