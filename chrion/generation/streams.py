@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -156,15 +157,21 @@ class Stream:
                 if self.ready(index):
                     return self.at(index)
                 loop = asyncio.get_running_loop()
-                future = loop.create_future()
-                self._waiting.append((loop, future))
-            await future
+                waiter = loop, loop.create_future()
+                self._waiting.append(waiter)
+            try:
+                await waiter[1]
+            except asyncio.CancelledError:
+                with self._changed:
+                    if waiter in self._waiting:
+                        self._waiting.remove(waiter)
+                raise
 
     def _notify(self) -> None:
         self._changed.notify_all()
         waiting, self._waiting = self._waiting, []
         for loop, future in waiting:
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop is closed, maybe in this moment
                 loop.call_soon_threadsafe(_wake, future)
 
 
