@@ -31,8 +31,8 @@ def model_metadata(core: ServingCore, served: Served) -> dict[str, Any]:
         "name": version.name,
         "versions": sorted(versions, key=int),
         "platform": PLATFORM,
-        "inputs": [_tensor(spec) for spec in version.inputs],
-        "outputs": [_tensor(spec) for spec in version.outputs],
+        "inputs": [tensor(spec) for spec in version.inputs],
+        "outputs": [tensor(spec) for spec in version.outputs],
     }
 
 
@@ -40,19 +40,13 @@ def model_config(served: Served) -> dict[str, Any]:
     """Return the part of Triton's model configuration that clients read."""
     version = served.version
     batch = version.managed.max_batch if version.managed.max_batch > 1 else 0
-
-    def tensor(spec: TensorSpec) -> dict[str, Any]:
-        shape = list(spec.shape or ())
-        name = "STRING" if spec.datatype == "BYTES" else spec.datatype
-        return {"name": spec.name, "data_type": f"TYPE_{name}", "dims": shape[1:] if batch else shape}
-
     return {
         "name": version.name,
         "platform": PLATFORM,
         "backend": "onnxruntime",
         "max_batch_size": batch,
-        "input": [tensor(spec) for spec in version.inputs],
-        "output": [tensor(spec) for spec in version.outputs],
+        "input": [configured(spec, batched=batch > 0) for spec in version.inputs],
+        "output": [configured(spec, batched=batch > 0) for spec in version.outputs],
     }
 
 
@@ -148,8 +142,16 @@ def snapshot(core: ServingCore) -> dict[str, Any]:
     return {"devices": devices, "models": models, "pending": core.manager.pending, "draining": core.draining}
 
 
-def _tensor(spec: TensorSpec) -> dict[str, Any]:
+def tensor(spec: TensorSpec) -> dict[str, Any]:
+    """Return an input or output in a model's metadata."""
     return {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape or ())}
+
+
+def configured(spec: TensorSpec, *, batched: bool = False) -> dict[str, Any]:
+    """Return an input or output in a model's configuration, with the first dimension only if it is not batched."""
+    shape = list(spec.shape or ())
+    name = "STRING" if spec.datatype == "BYTES" else spec.datatype
+    return {"name": spec.name, "data_type": f"TYPE_{name}", "dims": shape[1:] if batched else shape}
 
 
 def _duration(duration: Duration) -> dict[str, int]:

@@ -30,6 +30,7 @@ class ServedGenerator:
     """A decoder that is served."""
 
     name: str
+    version: str
     generator: Generator
     template: ChatTemplate | None
     #: Bytes that it may need: weights, keys and values.
@@ -117,4 +118,4 @@ def _open(name: str, version: ServedVersion, settings: GenerationSettings, reser
         raise OptionError(f"{path.parent}: no tokenizer.json, which text needs")
     if generator.refused:
         log.warning("requests run one by one", extra={"fields": {"model": name, "reason": generator.refused}})
-    return ServedGenerator(name, generator, template, reserved)
+    return ServedGenerator(name, version.version, generator, template, reserved)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from chrion.server import tensors
-from chrion.server.core import Result
 from chrion.server.failures import invalid
 from chrion.server.grpc_messages import message
 from chrion.server.rest_codec import InferenceRequest, read_timeout_ms, refuse_tensor_parameters
-from chrion.server.tensors import Array
+from chrion.server.tensors import Array, TensorSpec
 
 _CONTENTS = {
     "BOOL": "bool_contents",
@@ -27,13 +29,26 @@ _CONTENTS = {
 }
 
 
+def parse_request(content: bytes) -> Any:
+    """Return the ``ModelInferRequest`` in a message.
+
+    Raises:
+        RequestFailure: The bytes are another message.
+    """
+    try:
+        return message("ModelInferRequest").FromString(content)
+    except DecodeError as error:
+        raise invalid("the request is not a ModelInferRequest") from error
+
+
 def read_request(given: Any) -> InferenceRequest:
     """Return the request of a ``ModelInferRequest``.
 
     Raises:
         RequestFailure: The message is not a valid request.
     """
-    request = InferenceRequest(id=given.id, timeout_ms=read_timeout_ms(_parameters(given.parameters)))
+    parameters = _parameters(given.parameters)
+    request = InferenceRequest(id=given.id, timeout_ms=read_timeout_ms(parameters), parameters=parameters)
     raw = given.raw_input_contents
     if raw and len(raw) != len(given.inputs):
         raise invalid(f"raw_input_contents: expected {len(given.inputs)} entries, found {len(raw)}")
@@ -48,11 +63,16 @@ def read_request(given: Any) -> InferenceRequest:
     return request
 
 
-def build_response(request: InferenceRequest, result: Result) -> Any:
-    """Return the ``ModelInferResponse`` of a result."""
-    version = result.served.version
-    response = message("ModelInferResponse")(model_name=version.name, model_version=version.version, id=request.id)
-    for spec, array in result.outputs:
+def build_response(request: InferenceRequest, model: tuple[str, str], found: Sequence[tuple[TensorSpec, Array]]) -> Any:
+    """Return the ``ModelInferResponse`` with some outputs.
+
+    Args:
+        request: The request.
+        model: The name and the version of the model.
+        found: The outputs.
+    """
+    response = message("ModelInferResponse")(model_name=model[0], model_version=model[1], id=request.id)
+    for spec, array in found:
         response.outputs.add(name=spec.name, datatype=spec.datatype, shape=array.shape)
         response.raw_output_contents.append(tensors.to_raw(spec.datatype, array))
     return response

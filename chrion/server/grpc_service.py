@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import hmac
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -16,18 +15,21 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
 from chrion.errors import OptionError
-from chrion.server import documents
+from chrion.server import documents, grpc_codec
 from chrion.server.core import SERVER_TIMING, Timing
 from chrion.server.failures import RequestFailure, Status, invalid
+from chrion.server.generation_service import GenerationService
 from chrion.server.grpc_messages import SERVICE, message, methods
+from chrion.server.grpc_stream import StreamedRequests
 from chrion.server.options import ServerOptions
+from chrion.server.protocol_decoder import ProtocolDecoder, find_decoder, has_cache
 from chrion.server.target import Answer, Target
 from chrion.server.tracing import RequestTracer
 
 log = logging.getLogger("chrion.server")
 
-#: Requests of one stream that are in progress at the same time.
-_STREAM_DEPTH = 16
+#: The parameter of responses that says whether it is the last of its request; Triton's name.
+_FINAL = "triton_final_response"
 _CHANNEL_OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.keepalive_time_ms", 60_000),  # finds peers that are gone
@@ -45,10 +47,18 @@ class GrpcService:
         target: The models.
         token: Bearer token that every request but those for health must have; empty for none.
         tracer: Receives the spans of requests outside streams; None for no traces.
+        generation: The decoders; None without them.
     """
 
-    def __init__(self, target: Target, token: str = "", tracer: RequestTracer | None = None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        token: str = "",
+        tracer: RequestTracer | None = None,
+        generation: GenerationService | None = None,
+    ) -> None:
         self._target = target
+        self._generation = generation
         self._token = token
         self._tracer = tracer
         self._open = {"ServerLive": self._server_live, "ServerReady": self._server_ready}
@@ -126,33 +136,18 @@ class GrpcService:
             account.give(size)
 
     async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
-        """Serve the requests of a stream at the same time, and answer them in their order."""
+        """Serve the requests of a stream."""
         try:
             self._authorise(context)
         except RequestFailure as failure:
             await _abort(context, failure)
-        tasks: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(_STREAM_DEPTH)
-
-        async def read() -> None:
-            async for content in requests:
-                await tasks.put(asyncio.create_task(self._run_in_stream(content)))
-            await tasks.put(None)
-
-        reader = asyncio.create_task(read())
-        task = None
-        try:
-            while (task := await tasks.get()) is not None:
-                yield await task
-        finally:
-            reader.cancel()
-            left = [task] if task else []
-            while not tasks.empty():
-                left += [t for t in [tasks.get_nowait()] if t]
-            for unfinished in left:
-                unfinished.cancel()
-            await asyncio.gather(reader, *left, return_exceptions=True)
+        stream = StreamedRequests(self._run_in_stream, self._texts)
+        async with contextlib.aclosing(stream.responses(requests)) as responses:
+            async for response in responses:
+                yield response
 
     async def _run_in_stream(self, content: bytes) -> Any:
+        """Return the only response to a request of a stream."""
         found = message("ModelStreamInferResponse")()
         try:
             answer = await self._run(content, float("inf"))
@@ -162,6 +157,36 @@ class GrpcService:
             with contextlib.suppress(DecodeError):
                 found.infer_response.id = message("ModelInferRequest").FromString(content).id
         return found
+
+    def _texts(self, content: bytes) -> AsyncGenerator[Any, None] | None:
+        """Return the responses to a request of a stream, if it may have several."""
+        if self._generation is None:
+            return None
+        with contextlib.suppress(DecodeError):
+            given = message("ModelInferRequest").FromString(content)
+            decoder = find_decoder(self._generation, given.model_name, given.model_version)
+            if decoder is not None and not has_cache(entry.name for entry in given.inputs):
+                return self._generate(decoder, given, 2 * len(content))
+        return None
+
+    async def _generate(self, decoder: ProtocolDecoder, given: Any, size: int) -> AsyncGenerator[Any, None]:
+        """Yield the responses of a decoder; a failure is the last of them."""
+        account, kind = self._target.account, message("ModelStreamInferResponse")
+        try:
+            account.take(size)
+            try:
+                request = grpc_codec.read_request(given)
+                async with contextlib.aclosing(decoder.stream(request)) as found:
+                    async for outputs, final in found:
+                        response = grpc_codec.build_response(request, decoder.model, outputs)
+                        response.parameters[_FINAL].bool_param = final
+                        yield kind(infer_response=response)
+            finally:
+                account.give(size)
+        except RequestFailure as failure:
+            response = kind(error_message=failure.message, infer_response={"id": given.id})
+            response.infer_response.parameters[_FINAL].bool_param = True
+            yield response
 
     def _authorise(self, context: Any) -> None:
         given = dict(context.invocation_metadata() or ()).get("authorization", "")
@@ -207,7 +232,12 @@ class GrpcService:
         return {}
 
 
-def bind_grpc(options: ServerOptions, target: Target, tracer: RequestTracer | None = None) -> tuple[Any, int]:
+def bind_grpc(
+    options: ServerOptions,
+    target: Target,
+    tracer: RequestTracer | None = None,
+    generation: GenerationService | None = None,
+) -> tuple[Any, int]:
     """Bind the service to its address.
 
     Returns:
@@ -224,7 +254,7 @@ def bind_grpc(options: ServerOptions, target: Target, tracer: RequestTracer | No
         ("grpc.max_concurrent_streams", options.max_connections),
     )
     server = grpc.aio.server(options=(*_CHANNEL_OPTIONS, *limits), maximum_concurrent_rpcs=options.max_connections)
-    server.add_generic_rpc_handlers((GrpcService(target, options.token, tracer).handlers(),))
+    server.add_generic_rpc_handlers((GrpcService(target, options.token, tracer, generation).handlers(),))
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         if options.tls:

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import resources
 from typing import Any
 
@@ -23,7 +23,10 @@ from starlette.routing import Route
 from chrion.files import parse_json
 from chrion.server import documents, rest_codec
 from chrion.server.core import SERVER_TIMING, Timing
+from chrion.server.disconnects import until_disconnect
 from chrion.server.failures import RequestFailure, Status
+from chrion.server.generate_routes import GenerateRoutes
+from chrion.server.generation_service import GenerationService
 from chrion.server.openai_bodies import failure_document
 from chrion.server.openai_service import OpenAiService
 from chrion.server.target import Answer, Target, not_ready
@@ -48,7 +51,7 @@ class RestService:
         target: The models.
         body_bytes: Limit of a body's size, also when decompressed.
         token: Bearer token that every request but those for health must have; empty for none.
-        generation: The OpenAI API; None without decoders.
+        generation: The decoders, which also have the OpenAI API; None without them.
         tracer: Receives the spans of requests; None for no traces.
     """
 
@@ -58,7 +61,7 @@ class RestService:
         *,
         body_bytes: int,
         token: str = "",
-        generation: OpenAiService | None = None,
+        generation: GenerationService | None = None,
         tracer: RequestTracer | None = None,
     ) -> None:
         self._target = target
@@ -91,7 +94,8 @@ class RestService:
                 _route(f"{base}/infer", self._infer, "POST"),
             ]
         if generation is not None:
-            routes += [_route(*route) for route in generation.routes(self._json)]
+            for api in (OpenAiService(generation), GenerateRoutes(generation)):
+                routes += [_route(*route) for route in api.routes(self._json)]
         self.app = Starlette(
             routes=[
                 Route(path, self._answering(handler, open_=is_open), methods=[method])
@@ -242,26 +246,11 @@ class RestService:
             body = await self._body(request, take)
             take(len(body))  # its arrays
             length = request.headers.get(rest_codec.HEADER_LENGTH)
-            answer = await self._until_disconnect(request, self._target.infer_rest(*_model_of(request), body, length))
+            answer = await until_disconnect(request, self._target.infer_rest(*_model_of(request), body, length))
         except BaseException:
             account.give(taken)
             raise
         return _AccountedResponse(answer, functools.partial(account.give, taken))
-
-    async def _until_disconnect(self, request: Request, answering: Coroutine[Any, Any, Answer]) -> Answer:
-        """Wait for an answer; cancel it if the client leaves."""
-        work = asyncio.create_task(answering)
-        left = asyncio.create_task(request.receive())
-        try:
-            await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                raise ClientDisconnect
-            return work.result()
-        finally:
-            for task in (work, left):
-                if not task.done():
-                    task.cancel()
-            await asyncio.gather(work, left, return_exceptions=True)
 
     async def _json(self, request: Request) -> dict[str, Any]:
         body = await self._body(request, lambda _: None, most=1 << 20)

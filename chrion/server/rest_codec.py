@@ -9,15 +9,14 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from chrion.files import parse_json
 from chrion.server import tensors
-from chrion.server.core import Result
 from chrion.server.failures import RequestFailure, Status, invalid
-from chrion.server.tensors import Array
+from chrion.server.tensors import Array, TensorSpec
 
 #: The header with the length of the JSON part of a body with binary data.
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -43,6 +42,7 @@ class InferenceRequest:
     #: Whether outputs that are not named are returned as binary data.
     binary: bool = False
     timeout_ms: float = math.inf
+    parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
 def decompress(body: bytes, encoding: str, most: int) -> bytes:
@@ -96,14 +96,21 @@ def parse_request(body: bytes, header_length: str | None) -> InferenceRequest:
     return request
 
 
-def build_response(request: InferenceRequest, result: Result) -> tuple[bytes, int | None]:
-    """Return the body of a response, and the length of its JSON part if binary data follows."""
-    version = result.served.version
-    document: dict[str, Any] = {"model_name": version.name, "model_version": version.version}
+def build_response(
+    request: InferenceRequest, model: tuple[str, str], found: Sequence[tuple[TensorSpec, Array]]
+) -> tuple[bytes, int | None]:
+    """Return the body of a response, and the length of its JSON part if binary data follows.
+
+    Args:
+        request: The request.
+        model: The name and the version of the model.
+        found: The outputs.
+    """
+    document: dict[str, Any] = {"model_name": model[0], "model_version": model[1]}
     if request.id:
         document["id"] = request.id
     outputs, parts = [], []
-    for spec, array in result.outputs:
+    for spec, array in found:
         entry: dict[str, Any] = {"name": spec.name, "datatype": spec.datatype, "shape": list(array.shape)}
         if request.outputs.get(spec.name, request.binary):
             parts.append(tensors.to_raw(spec.datatype, array))
@@ -143,6 +150,7 @@ def refuse_tensor_parameters(name: str, parameters: Mapping[str, Any]) -> None:
 
 
 def _read_parameters(request: InferenceRequest, parameters: Mapping[str, Any]) -> None:
+    request.parameters = parameters
     request.timeout_ms = read_timeout_ms(parameters)
     request.binary = _boolean(parameters.get("binary_data_output", False), "binary_data_output")
 

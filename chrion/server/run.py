@@ -20,9 +20,9 @@ from chrion.manager import ModelManager
 from chrion.manager.records import HOST
 from chrion.server.catalogue import Catalogue
 from chrion.server.core import ServingCore
+from chrion.server.generation_service import GenerationService
 from chrion.server.generators import open_generators
 from chrion.server.grpc_service import bind_grpc
-from chrion.server.openai_service import OpenAiService
 from chrion.server.options import ServerOptions
 from chrion.server.rest import RestService
 from chrion.server.target import LocalTarget, Target
@@ -95,8 +95,8 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
     manager = ModelManager(budgets, cores, slots=slots, policies=options.policies, max_waiting=options.max_waiting)
     core = ServingCore(manager, cores, slots=slots, provider=options.provider, request_bytes=options.request_bytes)
     catalogue = Catalogue(options.repository, core, options.control, accelerator=options.provider is not None)
-    target = LocalTarget(core, catalogue)
-    generation = OpenAiService(generators, options.max_waiting) if generators else None
+    generation = GenerationService(generators, options.max_waiting) if generators else None
+    target = LocalTarget(core, catalogue, generation)
     pollers: list[asyncio.Task[None]] = []
 
     async def begin() -> str:
@@ -121,7 +121,7 @@ async def answer_until_stopped(  # noqa: PLR0913, PLR0917 - what a server has
     begin: Callable[[], Awaitable[str]],
     end: Callable[[], Awaitable[None]],
     announce: Callable[[str], None],
-    generation: OpenAiService | None = None,
+    generation: GenerationService | None = None,
 ) -> None:
     """Answer requests of both protocols until SIGTERM or SIGINT.
 
@@ -146,7 +146,7 @@ async def answer_until_stopped(  # noqa: PLR0913, PLR0917 - what a server has
         )
         web = _web_server(options, rest.app)
         if options.grpc:
-            grpc_server, port = bind_grpc(options, target, tracer)
+            grpc_server, port = bind_grpc(options, target, tracer, generation)
             stack.push_async_callback(grpc_server.stop, 1.0)
             addresses.append(f"grpc://{_text((options.grpc[0], port))}")
         try:

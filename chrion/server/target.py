@@ -8,15 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from google.protobuf.message import DecodeError
-
 from chrion.server import documents, grpc_codec, rest_codec
 from chrion.server.catalogue import Catalogue
-from chrion.server.core import SERVER_TIMING, ByteAccount, Result, ServingCore
-from chrion.server.failures import RequestFailure, Status, invalid
-from chrion.server.grpc_messages import message
+from chrion.server.core import SERVER_TIMING, ByteAccount, Served, ServingCore
+from chrion.server.failures import RequestFailure, Status
+from chrion.server.generation_service import GenerationService
 from chrion.server.metrics import render_metrics
-from chrion.server.tensors import DTYPES
+from chrion.server.protocol_decoder import ProtocolDecoder, find_decoder, has_cache
+from chrion.server.tensors import DTYPES, Array, TensorSpec
 
 #: Bodies above this size are parsed in a thread, so that the event loop is not blocked.
 _LARGE_BODY = 1 << 16
@@ -86,14 +85,16 @@ class LocalTarget:
     Args:
         core: The server.
         catalogue: Its repository.
+        generation: The decoders that generate; None without them.
 
     Attributes:
         account: The memory of requests in flight.
     """
 
-    def __init__(self, core: ServingCore, catalogue: Catalogue) -> None:
+    def __init__(self, core: ServingCore, catalogue: Catalogue, generation: GenerationService | None = None) -> None:
         self._core = core
         self._catalogue = catalogue
+        self._generation = generation
         self.account = core.account
 
     @property
@@ -126,15 +127,19 @@ class LocalTarget:
 
     async def model_metadata(self, name: str, version: str) -> dict[str, Any]:
         """Return a model's metadata."""
-        return documents.model_metadata(self._core, self._core.find(name, version))
+        found = self._find(name, version)
+        return found.metadata() if isinstance(found, ProtocolDecoder) else documents.model_metadata(self._core, found)
 
     async def model_config(self, name: str, version: str) -> dict[str, Any]:
         """Return a model's configuration."""
-        return documents.model_config(self._core.find(name, version))
+        found = self._find(name, version)
+        return found.configuration() if isinstance(found, ProtocolDecoder) else documents.model_config(found)
 
     async def model_obstacle(self, name: str, version: str) -> str:
         """Return why requests for a model cannot be served; empty if they can."""
-        served = self._core.find(name, version)
+        served = self._find(name, version)
+        if isinstance(served, ProtocolDecoder):
+            return "the server is shutting down" if self._core.draining else ""
         if self._core.is_ready(served):
             return ""
         return served.failure or f"model {served.version.name!r} is not ready"
@@ -164,37 +169,57 @@ class LocalTarget:
 
     async def infer_rest(self, name: str, version: str, body: bytes, header_length: str | None) -> Answer:
         """Answer an inference request of the REST protocol."""
-        served = self._core.find(name, version)
+        found = self._find(name, version)
         parse = functools.partial(rest_codec.parse_request, body, header_length)
         parsed = await asyncio.to_thread(parse) if len(body) > _LARGE_BODY else parse()
-        result = await self._core.infer(served, parsed.feeds, tuple(parsed.outputs), parsed.timeout_ms)
-        build = functools.partial(rest_codec.build_response, parsed, result)
-        content, json_size = await asyncio.to_thread(build) if _size(result) > _LARGE_BODY else build()
-        headers = {"Content-Type": "application/json", SERVER_TIMING: result.timing.header()}
+        reply = await self._reply(found, parsed, parsed.timeout_ms)
+        build = functools.partial(rest_codec.build_response, parsed, reply.model, reply.outputs)
+        content, json_size = await asyncio.to_thread(build) if reply.size > _LARGE_BODY else build()
+        headers = {"Content-Type": "application/json", **reply.headers}
         if json_size is not None:
             headers |= {"Content-Type": "application/octet-stream", rest_codec.HEADER_LENGTH: str(json_size)}
         return Answer(content, headers)
 
     async def infer_grpc(self, content: bytes, remaining_ms: float) -> Answer:
         """Answer a ``ModelInferRequest``."""
-        try:
-            given = message("ModelInferRequest").FromString(content)
-        except DecodeError as error:
-            raise invalid("the request is not a ModelInferRequest") from error
-        served = self._core.find(given.model_name, given.model_version)
-        large = len(content) > _LARGE_BODY
+        given = grpc_codec.parse_request(content)
+        found = self._find(given.model_name, given.model_version)
         parse = functools.partial(grpc_codec.read_request, given)
-        request = await asyncio.to_thread(parse) if large else parse()
-        timeout_ms = min(request.timeout_ms, remaining_ms)
-        result = await self._core.infer(served, request.feeds, tuple(request.outputs), timeout_ms)
-        content = grpc_codec.build_response(request, result).SerializeToString()
-        return Answer(content, {SERVER_TIMING: result.timing.header()})
+        request = await asyncio.to_thread(parse) if len(content) > _LARGE_BODY else parse()
+        reply = await self._reply(found, request, min(request.timeout_ms, remaining_ms))
+        response = grpc_codec.build_response(request, reply.model, reply.outputs)
+        return Answer(response.SerializeToString(), reply.headers)
+
+    def _find(self, name: str, version: str) -> Served | ProtocolDecoder:
+        return find_decoder(self._generation, name, version) or self._core.find(name, version)
+
+    async def _reply(
+        self, found: Served | ProtocolDecoder, request: rest_codec.InferenceRequest, timeout_ms: float
+    ) -> _Reply:
+        if isinstance(found, ProtocolDecoder):
+            if not has_cache(request.feeds):
+                return _Reply(found.model, await found.infer(request), {})
+            found = self._core.find(*found.model)
+        result = await self._core.infer(found, request.feeds, tuple(request.outputs), timeout_ms)
+        return _Reply(
+            (found.version.name, found.version.version), result.outputs, {SERVER_TIMING: result.timing.header()}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """The outputs of a request, with the name and version of the model."""
+
+    model: tuple[str, str]
+    outputs: list[tuple[TensorSpec, Array]]
+    headers: Mapping[str, str]
+
+    @property
+    def size(self) -> int:
+        """The bytes of the outputs."""
+        return sum(array.size * DTYPES[spec.datatype].itemsize for spec, array in self.outputs)
 
 
 def not_ready(reason: str) -> RequestFailure:
     """Return the failure of a request for the readiness of a model that is not ready."""
     return RequestFailure(Status.UNAVAILABLE, reason)
-
-
-def _size(result: Result) -> int:
-    return sum(array.size * DTYPES[spec.datatype].itemsize for spec, array in result.outputs)

@@ -22,8 +22,11 @@ FORBIDDEN_PROGRAMS = {"system", "popen", "startfile", "execv", "spawnv", "posix_
 SERVER = (
     "catalogue",
     "core",
-    "grpc_service",
+    "disconnects",
+    "generation_service",
+    "grpc_stream",
     "openai_service",
+    "protocol_decoder",
     "ray_replica",
     "ray_serve",
     "ray_target",

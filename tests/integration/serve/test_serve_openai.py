@@ -279,10 +279,20 @@ def test_requests_that_a_stop_interrupts_fail(tmp_path: Path) -> None:
 
 
 def test_decoders_are_still_models_of_the_inference_protocol(decoders: Server) -> None:
-    """The same model answers tensors."""
-    status, document, _ = decoders.get("/v2/models/llama")
-    assert status == 200
-    assert "past_key_values.0.key" in {entry["name"] for entry in document["inputs"]}
+    """Requests with keys and values are answered with logits, as they are without the table [generation]."""
+    entries: list[dict[str, Any]] = [
+        {"name": name, "datatype": "INT64", "shape": [1, 2], "data": data}
+        for name, data in (("input_ids", [3, 4]), ("attention_mask", [1, 1]), ("position_ids", [0, 1]))
+    ]
+    entries += [
+        {"name": f"past_key_values.{layer}.{part}", "datatype": "FP32", "shape": [1, 1, 0, 16], "data": []}
+        for layer in range(2)
+        for part in ("key", "value")
+    ]
+    status, document, _ = decoders.get("/v2/models/llama/infer", {"inputs": entries, "outputs": [{"name": "logits"}]})
+    assert status == 200, document
+    expected = PlainDecoder(MODEL).scores([3, 4])
+    assert document["outputs"][0]["data"] == pytest.approx(expected.ravel().tolist(), abs=1e-4)
 
 
 def test_generators_that_do_not_fit_are_refused(tmp_path: Path) -> None:

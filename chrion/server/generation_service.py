@@ -1,0 +1,136 @@
+"""Requests for generation, whatever their API: admission, submission, and their tokens as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+
+from chrion.errors import ChrionError, InputError
+from chrion.generation import Generator, Sampling, Stream, Token
+from chrion.server.failures import RequestFailure, Status
+from chrion.server.generation_metrics import GenerationMetrics
+from chrion.server.generators import ServedGenerator, drain_generators
+
+Prompt = str | list[int]
+
+
+class GenerationService:
+    """The generators of a server.
+
+    Args:
+        served: The models by name.
+        max_waiting: The most requests that wait at the same time, of all models.
+    """
+
+    def __init__(self, served: Mapping[str, ServedGenerator], max_waiting: int) -> None:
+        #: The models by name.
+        self.served = served
+        self._max_waiting = max_waiting
+        self._draining = False
+        self._metrics = GenerationMetrics(served)
+
+    @property
+    def draining(self) -> bool:
+        """Whether new requests are refused."""
+        return self._draining
+
+    def metrics(self) -> bytes:
+        """Return metrics in Prometheus's text format."""
+        return self._metrics.render()
+
+    async def close(self, grace_s: float) -> None:
+        """Refuse new requests, wait for those in flight for a time at most, and close the generators."""
+        self._draining = True
+        await asyncio.to_thread(drain_generators, list(self.served.values()), grace_s)
+
+    def admit(self, count: int) -> None:
+        """Raise a failure unless a number of texts may be queued now."""
+        if self._draining:
+            raise RequestFailure(Status.UNAVAILABLE, "the server is shutting down", retry_s=1.0)
+        queued = sum(served.generator.statistics().waiting_requests for served in self.served.values())
+        if queued + count > self._max_waiting:
+            raise RequestFailure(Status.OVERLOADED, "too many requests wait", retry_s=1.0)
+
+    async def submit(
+        self,
+        generator: Generator,
+        prompts: Sequence[Prompt],
+        samplings: Sequence[Sampling],
+        stop: Sequence[str],
+        most: Callable[[int], int],
+    ) -> list[Stream]:
+        """Queue a text for each prompt and each sampling, or none of them.
+
+        Args:
+            generator: The model.
+            prompts: Texts or token ids.
+            samplings: How the tokens of each text of a prompt are chosen.
+            stop: Strings that end a text.
+            most: Returns the most new tokens after a prompt of a number of tokens.
+
+        Raises:
+            RequestFailure: The texts may not be queued now.
+            OptionError: A prompt or a number is out of range.
+        """
+        count = len(prompts) * len(samplings)
+        self.admit(count)
+        encoded = await asyncio.to_thread(lambda: [generator.encode(prompt) for prompt in prompts])
+        self.admit(count)  # others may have come; nothing is awaited from here to their submission
+        streams: list[Stream] = []
+        try:
+            for ids, sampling in itertools.product(encoded, samplings):
+                stream = generator.submit(ids, most(len(ids)), sampling=sampling, stop=stop)
+                streams.append(stream)
+        except BaseException as error:
+            cancel(streams)
+            if isinstance(error, RuntimeError) and not isinstance(error, ChrionError):
+                raise RequestFailure(Status.UNAVAILABLE, "the generator is closed") from error
+            raise
+        return streams
+
+    async def events(self, model: str, streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, Token | None], None]:
+        """Yield the tokens of several streams as they come, with the index of each; None ends a stream.
+
+        The queue has no limit, so that no stream waits for another or for the client. It holds no more than the
+        streams themselves.
+        """
+        queue: asyncio.Queue[tuple[int, Token | BaseException | None]] = asyncio.Queue()
+
+        async def forward(index: int, stream: Stream) -> None:
+            try:
+                async for token in self._metrics.timed(model, stream.events()):
+                    queue.put_nowait((index, token))
+                if stream.finish_reason == "cancelled":  # not by this service, which then reads no more
+                    raise RequestFailure(Status.UNAVAILABLE, "the server ended the request", retry_s=1.0)  # noqa: TRY301
+            except Exception as error:  # noqa: BLE001 - raised where the events are read
+                queue.put_nowait((index, error))
+            else:
+                queue.put_nowait((index, None))
+
+        tasks = [asyncio.create_task(forward(at, stream)) for at, stream in enumerate(streams)]
+        try:
+            running = len(tasks)
+            while running:
+                index, event = await queue.get()
+                if isinstance(event, BaseException):
+                    raise event
+                running -= event is None
+                yield index, event
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def cancel(streams: Sequence[Stream]) -> None:
+    """End the requests of streams."""
+    for stream in streams:
+        stream.cancel()
+
+
+def failure_of(error: ChrionError | RequestFailure) -> RequestFailure:
+    """Return the failure of a request whose generation raised."""
+    if isinstance(error, RequestFailure):
+        return error
+    return RequestFailure(Status.INVALID if isinstance(error, InputError) else Status.INTERNAL, str(error))

@@ -1,0 +1,170 @@
+"""Decoders in the Open Inference Protocol: a text is one response, or with ``stream`` one response for each token."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any
+
+from chrion.errors import ChrionError
+from chrion.generation import Stream
+from chrion.server import documents
+from chrion.server.failures import RequestFailure, Status, invalid
+from chrion.server.generation_service import GenerationService, failure_of
+from chrion.server.generation_tensors import INPUTS, OUTPUTS, Piece, TextRequest, piece_tensors, read_tensors
+from chrion.server.generators import ServedGenerator
+from chrion.server.rest_codec import InferenceRequest
+from chrion.server.tensors import Array, TensorSpec
+
+#: Outputs of a response, and the pieces of a text.
+Outputs = list[tuple[TensorSpec, Array]]
+Pieces = AsyncGenerator[Piece, None]
+
+
+class ProtocolDecoder:
+    """A decoder as a model of the protocol.
+
+    Args:
+        service: The decoders of the server.
+        served: The decoder.
+    """
+
+    def __init__(self, service: GenerationService, served: ServedGenerator) -> None:
+        self._service, self._served = service, served
+        #: Name and version.
+        self.model = served.name, served.version
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the model's metadata."""
+        return {
+            "name": self._served.name,
+            "versions": [self._served.version],
+            "platform": documents.PLATFORM,
+            "inputs": [documents.tensor(spec) for spec in INPUTS],
+            "outputs": [documents.tensor(spec) for spec in OUTPUTS],
+        }
+
+    def configuration(self) -> dict[str, Any]:
+        """Return the part of Triton's model configuration that clients read."""
+        return {
+            "name": self._served.name,
+            "platform": documents.PLATFORM,
+            "backend": "onnxruntime",
+            "max_batch_size": 0,
+            "model_transaction_policy": {"decoupled": True},
+            "input": [documents.configured(spec) | {"optional": True} for spec in INPUTS],
+            "output": [documents.configured(spec) for spec in OUTPUTS],
+        }
+
+    async def infer(self, request: InferenceRequest) -> Outputs:
+        """Return the outputs of a request with one response.
+
+        Raises:
+            RequestFailure: The request is wrong, cannot start in its time, or fails.
+        """
+        wanted = read_tensors(request)
+        if wanted.stream:
+            raise invalid("input 'stream': several responses need ModelStreamInfer, or generate_stream in REST")
+        return piece_tensors(await self.generate(wanted, request.timeout_ms), wanted.outputs)
+
+    async def stream(self, request: InferenceRequest) -> AsyncGenerator[tuple[Outputs, bool], None]:
+        """Yield the outputs of each response to a request, and whether it is the last.
+
+        Raises:
+            RequestFailure: The request is wrong, cannot start in its time, or fails.
+        """
+        wanted = read_tensors(request)
+        stream = await self.submit(wanted)
+        try:
+            async with contextlib.aclosing(self.pieces(wanted, stream, request.timeout_ms)) as pieces:
+                async for piece in pieces:
+                    yield piece_tensors(piece, wanted.outputs), piece.final
+        finally:
+            stream.cancel()
+
+    async def generate(self, wanted: TextRequest, timeout_ms: float = math.inf) -> Piece:
+        """Return a whole text.
+
+        Raises:
+            RequestFailure: The text cannot start in its time, or fails.
+        """
+        stream = await self.submit(wanted)
+        try:
+            return await self._joined(wanted, stream, timeout_ms)
+        finally:
+            stream.cancel()
+
+    async def submit(self, wanted: TextRequest) -> Stream:
+        """Queue a text.
+
+        Raises:
+            RequestFailure: It may not be queued now, or its prompt or a number is out of range.
+        """
+        generator = self._served.generator
+        try:
+            (stream,) = await self._service.submit(
+                generator, [wanted.prompt], [wanted.sampling], wanted.stop, lambda _: wanted.max_tokens
+            )
+        except ChrionError as error:
+            raise failure_of(error) from error
+        return stream
+
+    async def pieces(self, wanted: TextRequest, stream: Stream, timeout_ms: float = math.inf) -> Pieces:
+        """Yield the whole text or, if a stream is wanted, a piece for each token and one for the end.
+
+        The last piece of several has no token, since a text may end because of a token that is not part of it. It has
+        the text that was held back until then.
+
+        Raises:
+            RequestFailure: The text cannot start in its time, or fails.
+        """
+        if not wanted.stream:
+            yield await self._joined(wanted, stream, timeout_ms)
+            return
+        async with contextlib.aclosing(self._parts(wanted, stream, timeout_ms)) as parts:
+            async for part in parts:
+                yield part
+
+    async def _joined(self, wanted: TextRequest, stream: Stream, timeout_ms: float) -> Piece:
+        pieces = [piece async for piece in self._parts(wanted, stream, timeout_ms)]
+        ids = tuple(token for piece in pieces for token in piece.ids)
+        return Piece("".join(piece.text for piece in pieces), ids, pieces[-1].reason)
+
+    async def _parts(self, wanted: TextRequest, stream: Stream, timeout_ms: float) -> Pieces:
+        before = self._prompt_text(wanted) if wanted.echo else ""
+        limit = None if timeout_ms == math.inf else timeout_ms / 1000
+        try:
+            async with contextlib.aclosing(self._service.events(self._served.name, [stream])) as events:
+                _, token = await asyncio.wait_for(anext(events), limit)
+                while token is not None:
+                    before += token.text
+                    if token.id is not None:
+                        yield Piece(before, (token.id,))
+                        before = ""
+                    _, token = await anext(events)
+        except TimeoutError:
+            raise RequestFailure(Status.EXPIRED, "the text did not begin within the request's timeout") from None
+        except ChrionError as error:
+            raise failure_of(error) from error
+        yield Piece(before, (), stream.finish_reason)
+
+    def _prompt_text(self, wanted: TextRequest) -> str:
+        if isinstance(wanted.prompt, str):
+            return wanted.prompt
+        tokenizer: Any = self._served.generator.tokenizer  # every decoder that is served has one
+        return str(tokenizer.decode(wanted.prompt))
+
+
+def has_cache(inputs: Iterable[str]) -> bool:
+    """Return whether a request has keys and values: it is one for the model itself, which returns logits."""
+    return any(name.startswith("past_key_values.") for name in inputs)
+
+
+def find_decoder(service: GenerationService | None, name: str, version: str = "") -> ProtocolDecoder | None:
+    """Return the decoder that serves a version of a model, or None for another model."""
+    served = service.served.get(name) if service is not None else None
+    if service is None or served is None or version not in ("", served.version):
+        return None
+    return ProtocolDecoder(service, served)
