@@ -3,13 +3,12 @@
     python scripts/bench_hardware.py --page docs/hardware.md
 
 Measures the operators of models of the zoo, which takes some minutes unless they are in the cache; then times the plans
-made from estimates and from measurements in turn. Fills the section ``measured`` of a page, or prints it.
+made from estimates and from measurements in turn. Fills the sections of a page, or prints them.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import random
 import statistics
 import sys
@@ -22,10 +21,14 @@ from page_markers import fill_sections, markdown_table
 
 from chrion.benchmark.latency import hybrid_candidate, time_candidates
 from chrion.graph import Graph, load
-from chrion.hardware import hardware
-from chrion.profiler import OperatorCost, Profile, profile
-from chrion.profiler.corrections import correct_profile
-from chrion.profiler.hardware_profile import estimate_profile
+from chrion.graph.recurrent import chunk_choices, unroll
+from chrion.graph.work import NodeWork, node_work
+from chrion.hardware import Processor, hardware
+from chrion.profiler import Profile, profile
+from chrion.profiler.chunk_costs import measured_chunks
+from chrion.profiler.corrections import Factors, Sample, fit_factors
+from chrion.profiler.datasheet import processor_parts
+from chrion.profiler.hardware_profile import estimate_profile, require_processor
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.scheduler import partition
 from chrion.zoo import build
@@ -71,83 +74,104 @@ PLANNED: tuple[Model, ...] = (
 )
 #: Measured operators of each type from which corrections are fitted.
 FEW = 3
+#: Processors whose estimates are corrected to this machine: its own, and others.
+CORRECTED = ("epyc-9655-2", "epyc-16", "xeon-32", "laptop-8")
+#: Numbers of measured operators, drawn from all, from which those corrections are fitted.
+COUNTS = (10, 30, 100)
+#: Draws of the measured operators; errors are medians over all draws.
+DRAWS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """One operator: its type, and its estimated, corrected and measured time on one core."""
+class Measured:
+    """One operator: its type, the work of its nodes, and its measured time on one core."""
 
     op_type: str
-    estimated_ms: float
+    works: tuple[NodeWork, ...]
     measured_ms: float
-    #: None if the correction was fitted from this operator.
-    corrected_ms: float | None = None
 
-    @property
-    def error(self) -> float:
-        """The relative error of the estimate."""
-        return abs(self.estimated_ms / self.measured_ms - 1)
+    def sample(self, processor: Processor) -> Sample:
+        """Return the operator with its estimate for a processor."""
+        return Sample(self.op_type, tuple(processor_parts(work, processor) for work in self.works), self.measured_ms)
 
 
-def judge(models: Iterable[Model], machine: str) -> dict[str, Judged]:
-    """Return the distinct operators of some models by signature, estimated and measured."""
-    found: dict[str, Judged] = {}
+def measure(models: Iterable[Model]) -> dict[str, Measured]:
+    """Return the distinct operators of some models by signature, those of chunks that are measured included."""
+    found: dict[str, Measured] = {}
     for name, parameters in models:
         graph = load(build(name, parameters))
         start = time.perf_counter()
-        measured = profile(graph)
+        costs = profile(graph).operators
         took_s = time.perf_counter() - start
-        print(f"{graph.name}: {len(measured.operators)} operators measured in {took_s:.0f} s", file=sys.stderr)
-        estimated = estimate_profile(graph, hardware(machine), measured.cores)
-        for signature, cost in measured.operators.items():
-            if cost.cpu_ms[0] > 0 and signature in estimated.operators:
-                own_ms = estimated.operators[signature].cpu_ms[0]
-                found.setdefault(signature, Judged(cost.op_type, own_ms, cost.cpu_ms[0]))
+        print(f"{graph.name}: {len(costs)} operators in {took_s:.0f} s", file=sys.stderr)
+        for each in (graph, *(unroll(graph, chunk) for chunk in measured_chunks(chunk_choices(graph)))):
+            for i, signature in enumerate(each.dag.signatures):
+                if signature in costs and costs[signature].cpu_ms[0] > 0 and signature not in found:
+                    nodes = (each.model.graph.node[at] for at in each.nodes[i])
+                    works = tuple(node_work(node, each.values) for node in nodes)
+                    found[signature] = Measured(each.dag.op_types[i], works, costs[signature].cpu_ms[0])
     return found
 
 
-def correct(judged: Mapping[str, Judged], seed: int = 0) -> dict[str, Judged]:
-    """Return the operators with corrected times; a few of each type, drawn at random, are measured for the fit."""
-    pick = random.Random(seed)  # noqa: S311 - which operators are measured
-    few = set[str]()
-    for op_type in sorted({j.op_type for j in judged.values()}):
-        same = sorted(s for s, j in judged.items() if j.op_type == op_type)
-        few.update(pick.sample(same, min(FEW, len(same) // 2)))
-    estimated = _as_profile({s: j.estimated_ms for s, j in judged.items()}, judged)
-    measured = _as_profile({s: judged[s].measured_ms for s in few}, judged)
-    corrected = correct_profile(estimated, measured).operators
-    return {
-        s: dataclasses.replace(j, corrected_ms=None if s in few else corrected[s].cpu_ms[0]) for s, j in judged.items()
-    }
+def error(sample: Sample, factors: Factors | None = None) -> float:
+    """Return the relative error of an estimate, corrected by factors."""
+    return abs((factors or Factors()).time_ms(sample.op_type, sample.parts) / sample.measured_ms - 1)
 
 
-def _as_profile(times_ms: Mapping[str, float], judged: Mapping[str, Judged]) -> Profile:
-    empty = estimate_profile(load(build("lstm", {"layers": 1, "seq": 1})), hardware("epyc-16"), 1)
-    operators = {s: OperatorCost(judged[s].op_type, (ms,)) for s, ms in times_ms.items()}
-    return dataclasses.replace(empty, operators=operators, _estimators={})
+def error_table(samples: Sequence[Sample]) -> str:
+    """Return the errors by operator type, the most frequent type first.
 
-
-def error_table(judged: Mapping[str, Judged]) -> str:
-    """Return the errors by operator type, the most frequent type first."""
-    by_type: dict[str, list[Judged]] = {}
-    for each in judged.values():
+    Corrections are fitted from a few operators of each type, drawn at random, and judged by the others.
+    """
+    few = _few_of_each_type(samples)
+    factors = fit_factors(few)
+    by_type: dict[str, list[Sample]] = {}
+    for each in samples:
         by_type.setdefault(each.op_type, []).append(each)
     head = ("operator type", "operators", "median", "90th percentile", "estimated / measured, median")
-    corrected_head = ("median before correction", "after")
-    rows: list[Sequence[str]] = [(*head, *corrected_head)]
+    rows: list[Sequence[str]] = [(*head, "median before correction", "after")]
     ordered = sorted(by_type.items(), key=lambda item: (-len(item[1]), item[0]))
-    for op_type, own in [("all", list(judged.values())), *ordered]:
-        rows.append((op_type, *_error_cells(own)))
+    for op_type, own in [("all", list(samples)), *ordered]:
+        errors = [error(each) for each in own]
+        ratio = statistics.median(Factors().time_ms(each.op_type, each.parts) / each.measured_ms for each in own)
+        rest = [each for each in own if each not in few]
+        corrected = (_percent([error(each) for each in rest], 0.5), _percent([error(e, factors) for e in rest], 0.5))
+        cells = (str(len(own)), _percent(errors, 0.5), _percent(errors, 0.9), f"{ratio:.2f}", *corrected)
+        rows.append((op_type, *cells))
     return markdown_table(rows)
 
 
-def _error_cells(own: Sequence[Judged]) -> tuple[str, ...]:
-    ratio = statistics.median(j.estimated_ms / j.measured_ms for j in own)
-    rest = [j for j in own if j.corrected_ms is not None]
-    before = _percent([j.error for j in rest], 0.5)
-    after = _percent([abs((j.corrected_ms or 0.0) / j.measured_ms - 1) for j in rest], 0.5)
-    errors = [j.error for j in own]
-    return str(len(own)), _percent(errors, 0.5), _percent(errors, 0.9), f"{ratio:.2f}", before, after
+def _few_of_each_type(samples: Sequence[Sample], seed: int = 0) -> list[Sample]:
+    """Return at most :data:`FEW` operators of each type, and at most half of them."""
+    pick = random.Random(seed)  # noqa: S311 - which operators are measured
+    few: list[Sample] = []
+    for op_type in sorted({each.op_type for each in samples}):
+        same = [each for each in samples if each.op_type == op_type]
+        few += pick.sample(same, min(FEW, len(same) // 2))
+    return few
+
+
+def correction_table(operators: Sequence[Measured]) -> str:
+    """Return the errors of several processors' estimates, before and after corrections, over all other operators."""
+    rows: list[Sequence[str]] = [("estimated for", "error", "before", *(f"{count} measured" for count in COUNTS))]
+    for name in CORRECTED:
+        processor = require_processor(hardware(name))
+        samples = [each.sample(processor) for each in operators]
+        for label, share in (("median", 0.5), ("90th percentile", 0.9)):
+            after = [_corrected_error(samples, count, share) for count in COUNTS]
+            rows.append((f"`{name}`", label, _percent([error(each) for each in samples], share), *after))
+    return markdown_table(rows)
+
+
+def _corrected_error(samples: Sequence[Sample], count: int, share: float) -> str:
+    """Return a quantile of the errors over the operators that the corrections are not fitted from."""
+    errors: list[float] = []
+    for seed in range(DRAWS):
+        mixed = list(samples)
+        random.Random(seed).shuffle(mixed)  # noqa: S311 - which operators are measured
+        factors = fit_factors(mixed[:count])
+        errors += [error(each, factors) for each in mixed[count:]]
+    return _percent(errors, share)
 
 
 def _percent(errors: Sequence[float], share: float) -> str:
@@ -192,38 +216,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--machine", default="epyc-9655-2", help="this machine, as --hardware names it")
     parser.add_argument("--rounds", type=int, default=9, help="trials of each plan (default: %(default)s)")
+    parser.add_argument("--only", choices=("operators", "plans"), help="judge only the operators, or only the plans")
     parser.add_argument("--page", type=Path, help="page to fill")
     options = parser.parse_args()
-    judged = judge(CHOSEN, options.machine)
-    others = {s: j for s, j in judge(OTHERS, options.machine).items() if s not in judged}
-    plans = plan_table(PLANNED, options.machine, options.rounds)
-    content = _section(options.machine, error_table(correct(judged)), error_table(correct(others)), plans)
+    contents: dict[str, str] = {}
+    if options.only != "plans":
+        contents |= _operator_sections(options.machine)
+    if options.only != "operators":
+        contents["plans"] = plan_table(PLANNED, options.machine, options.rounds)
     if options.page:
         page = options.page.read_text(encoding="utf-8")
-        options.page.write_text(fill_sections(page, {"measured": content}), encoding="utf-8")
+        options.page.write_text(fill_sections(page, contents), encoding="utf-8")
     else:
-        print(content)
+        print(*contents.values(), sep="\n\n")
 
 
-def _section(machine: str, chosen: str, others: str, plans: str) -> str:
+def _operator_sections(machine: str) -> dict[str, str]:
+    chosen = measure(CHOSEN)
+    others = {signature: each for signature, each in measure(OTHERS).items() if signature not in chosen}
     part = hardware(machine)
-    return f"""
-Estimates for {part.title} (`{machine}`) beside measurements on such a machine: the relative error of the time of each
-distinct operator on one core. *Before* and *after* are for corrections fitted from at most {FEW} measured operators
-of each type, over all other operators of the type.
+    processor = require_processor(part)
+    errors = f"""Estimates for {part.title} (`{machine}`):
 
 Models with whose measurements the constants were chosen:
 
-{chosen}
+{error_table([each.sample(processor) for each in chosen.values()])}
 
 Other models, by the operators that the former do not have:
 
-{others}
-
-Plans of the default policy for two cores, made from measurements and from estimates, timed in turn:
-
-{plans}
-"""
+{error_table([each.sample(processor) for each in others.values()])}"""
+    return {"errors": errors, "corrections": correction_table([*chosen.values(), *others.values()])}
 
 
 if __name__ == "__main__":

@@ -53,6 +53,11 @@ class PolicyResult:
     #: Reason why there is no plan or no measurement; empty if there is one.
     reason: str = ""
 
+    @property
+    def fits(self) -> bool:
+        """True if there is a plan, and it stays within the budget if there is one."""
+        return self.plan is not None and self.plan.meets_budget
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyComparison:
@@ -82,6 +87,7 @@ def plan_policies(  # noqa: PLR0913 - optional arguments are keyword-only
     *,
     cores: int | None = None,
     streams: int | None = None,
+    gpu_budget: str | float | None = None,
     progress: Progress | None = None,
 ) -> PolicyComparison:
     """Plan a graph with each policy.
@@ -92,6 +98,7 @@ def plan_policies(  # noqa: PLR0913 - optional arguments are keyword-only
         policies: Names of schedulers.
         cores: Maximum number of the profile's CPU cores to use.
         streams: Maximum number of accelerator lanes to use, for policies that use several.
+        gpu_budget: Accelerator memory within which every policy plans; a plan may exceed it if none fits.
         progress: Called before each policy with the number of finished policies, their total, and the policy's name.
 
     Returns:
@@ -101,7 +108,7 @@ def plan_policies(  # noqa: PLR0913 - optional arguments are keyword-only
     for at, policy in enumerate(policies):
         if progress:
             progress(at, len(policies), policy)
-        results.append(_plan(graph, profile, policy, cores, streams))
+        results.append(_plan(graph, profile, policy, cores, streams, gpu_budget))
     return PolicyComparison(graph, profile, tuple(results))
 
 
@@ -143,10 +150,17 @@ def is_this_machine(profile: Profile) -> bool:
     return profile.machine.fingerprint == this_machine(profile.machine.accelerator).fingerprint
 
 
-def _plan(graph: Graph, profile: Profile, policy: str, cores: int | None, streams: int | None) -> PolicyResult:
+def _plan(  # noqa: PLR0913, PLR0917 - the options of partition
+    graph: Graph,
+    profile: Profile,
+    policy: str,
+    cores: int | None,
+    streams: int | None,
+    gpu_budget: str | float | None,
+) -> PolicyResult:
     before = time.perf_counter()
     try:
-        plan = partition(graph, profile, policy=policy, cores=cores, streams=streams)
+        plan = partition(graph, profile, policy=policy, cores=cores, streams=streams, gpu_budget=gpu_budget)
     except ChrionError as error:
         return PolicyResult(policy, None, (time.perf_counter() - before) * 1e3, reason=str(error))
     planning_ms = (time.perf_counter() - before) * 1e3

@@ -16,6 +16,7 @@ from chrion.cli.options import (
     CoresOption,
     CorrectionsOption,
     ForceOption,
+    GpuBudgetOption,
     HardwareOption,
     InputOption,
     JsonOption,
@@ -47,6 +48,7 @@ def compare(
     profile: ProfileOption = None,
     hardware: HardwareOption = None,
     corrections: CorrectionsOption = None,
+    gpu_budget: GpuBudgetOption = None,
     feed: InputOption = None,
     rounds: RoundsOption = 5,
     cores: CoresOption = None,
@@ -61,14 +63,16 @@ def compare(
 
     With a profile of another machine, plans are only predicted.
     """
-    chosen = _chosen_policies(policies, streams)
+    chosen = _chosen_policies(policies, gpu_budget, streams)
     machine = HardwareOptions(hardware, corrections)
     machine.check()
     targets = [outputs.check_picture_output("--plot", plot, force=force)] if plot else []
     graph, arrays = load_graph_and_feed(model, shape, feed)
     costs = load_or_measure_profile(graph, profile, cores, accelerator, policies=chosen, machine=machine)
     with step(f"planning {graph.name} with {len(chosen)} policies") as update:
-        found = plan_policies(graph, costs, chosen, cores=cores, streams=streams, progress=update)
+        found = plan_policies(
+            graph, costs, chosen, cores=cores, streams=streams, gpu_budget=gpu_budget, progress=update
+        )
     if is_this_machine(costs):
         with step(f"timing {len(chosen)} policies in {rounds} rounds", animated=False) as update:
             found = time_plans(found, arrays, rounds=rounds, progress=update)
@@ -83,11 +87,11 @@ def compare(
         show(comparison_table(found), comparison_verdict(found), *estimated, *(t.message for t in targets))
 
 
-def _chosen_policies(policies: str | None, streams: int | None) -> list[str]:
+def _chosen_policies(policies: str | None, gpu_budget: str | None, streams: int | None) -> list[str]:
     """Return the policies to compare; all options are checked before anything is measured."""
     names = policy_names() if policies is None else list(dict.fromkeys(name.strip() for name in policies.split(",")))
     if names == [""]:
         raise OptionError("--policies: no policy given", hint=f"some of {', '.join(policy_names())}")
     for name in names:
-        check_options(None, None, name, streams=streams)
+        check_options(None, None, name, gpu_budget, streams=streams)
     return names

@@ -17,7 +17,6 @@ from chrion.errors import OptionError
 from chrion.graph import Graph, load
 from chrion.hardware import hardware
 from chrion.profiler import Profile, profile
-from chrion.profiler.corrections import correct_profile
 from chrion.profiler.hardware_profile import estimate_profile, require_processor
 from chrion.profiler.interference import CoreMonitor
 from chrion.profiler.measure_graph import require_shapes
@@ -131,8 +130,8 @@ class HardwareOptions:
         """Return the estimated profile of a graph, corrected if measured operators are given."""
         self.check()
         assert self.hardware is not None  # noqa: S101 - checked above
-        estimated = estimate_profile(graph, hardware(self.hardware), cores, variants=variants)
-        return correct_profile(estimated, Profile.load(self.corrections)) if self.corrections else estimated
+        measured = Profile.load(self.corrections) if self.corrections else None
+        return estimate_profile(graph, hardware(self.hardware), cores, variants=variants, corrections=measured)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 import onnx
 
 from chrion.graph.model import ELEMENT_BYTES, TensorInfo
+from chrion.graph.pool_work import Pool, pool_work
 
 #: Names of element types as hardware descriptions write them; all others are computed as float32.
 _ELEMENTS = {
@@ -39,15 +41,25 @@ _GATES = {"LSTM": (4, 5), "GRU": (3, 3), "RNN": (1, 1)}
 _FACTORS = {"QLinearConv": (0, 3), "QLinearMatMul": (0, 3)}
 _CONVOLUTIONS = {"Conv", "FusedConv", "ConvInteger", "QLinearConv", "NhwcConv", "NhwcFusedConv"}
 _MATRIX_PRODUCTS = {"MatMul", "FusedMatMul", "MatMulInteger", "QLinearMatMul", "DynamicQuantizeMatMul"}
-_POOLS = {"MaxPool", "AveragePool", "LpPool", "QLinearAveragePool"}
-#: Operations for each element under a pooling window, without and with a stride; strided elements are loaded singly.
-_POOL_OPERATIONS = (3.5, 9.0)
+_POOLS = {"MaxPool", "AveragePool", "LpPool", "QLinearAveragePool", "GlobalAveragePool", "GlobalMaxPool"}
 #: Operators that read all elements of their input for fewer elements of output.
-_REDUCTIONS = {"GlobalAveragePool", "GlobalMaxPool", "ArgMax", "ArgMin", "TopK", "CumSum"}
+_REDUCTIONS = {"ArgMax", "ArgMin", "TopK", "CumSum"}
 #: Operators that copy parts of their first input, and therefore read as much as they write.
 _SELECTIONS = {"Gather", "GatherElements", "GatherND", "Slice", "Split", "Expand", "Tile", "Pad", "Resize"}
+#: Operators that copy their first input and then replace single elements or slices of it.
+_SCATTERS = {"ScatterElements", "ScatterND", "Scatter"}
 #: Operators that read nothing but shapes.
 _SHAPES = {"Shape", "Size", "ConstantOfShape", "Range", "Constant"}
+
+
+class Setup(Enum):
+    """What a CPU kernel prepares before its arithmetic."""
+
+    NONE = "none"
+    #: Loops over the dimensions that are reduced and those that are kept.
+    REDUCTION = "reduction"
+    #: Buffers, and the division of a recurrent operator among threads.
+    RECURRENT = "recurrent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +85,19 @@ class NodeWork:
     traffic: float = 0.0
     #: Bytes of all values that are touched.
     footprint: float = 0.0
-    #: Contiguous pieces that are copied one by one, and the elements of one piece.
+    #: Contiguous pieces, each of which is copied by a call or computed by a loop of its own.
     pieces: float = 0.0
-    piece_elements: float = 1.0
+    #: Elements that are copied one by one in one loop.
+    singles: float = 0.0
+    #: Steps of a CPU kernel that uses vectors of 16 bytes or single elements, in place of ``operations``.
+    short_vectors: float = 0.0
+    #: Calls of a function for one element each, by CPU kernels that evaluate functions so.
+    calls: float = 0.0
     #: Bytes of values that a CPU kernel brings into another layout before and after its arithmetic.
     relaid: float = 0.0
+    #: CPU kernels that run one after another, each with the overhead of a node.
+    kernels: int = 1
+    setup: Setup = Setup.NONE
     #: Steps that depend on each other; more than 1 for recurrent operators.
     steps: int = 1
     outputs: int = 1
@@ -150,22 +170,31 @@ def _total(values: Sequence[_Value]) -> float:
 
 
 def _recurrent(kind: str, inputs: Values, outputs: Values, attributes: Attributes) -> NodeWork:
-    """Return the work of a recurrent operator: X [steps, batch, in], W [directions, gates * hidden, in]."""
+    """Return the work of a recurrent operator: X [steps, batch, in], W [directions, gates * hidden, in].
+
+    onnxruntime's kernel of RNN is older than those of LSTM and GRU: it has no packed weights, so that every product
+    transposes its weights first, and calls the activation function for every element.
+    """
     gates, functions = _GATES[kind]
     x, w, r = inputs[:3]
     steps, batch = (x.shape[1], x.shape[0]) if attributes.get("layout") else (x.shape[0], x.shape[1])
     directions, rows, _ = w.shape
     hidden = rows // gates
     bytes_moved = _total(inputs) + _total(outputs)
+    state = directions * hidden * steps * batch
+    plain = kind == "RNN"
     return NodeWork(
         element=x.element,
         products=(
             Product(2.0 * w.elements * steps * batch, steps * batch),
             Product(2.0 * r.elements * steps * batch, batch),
         ),
-        operations=_OPERATIONS["Tanh"] * functions * directions * hidden * steps * batch,
+        operations=_OPERATIONS["Tanh"] * functions * state,
         traffic=bytes_moved + (steps - 1) * r.bytes,
         footprint=bytes_moved,
+        calls=state if plain else 0.0,
+        relaid=float(w.bytes + steps * r.bytes) if plain else 0.0,
+        setup=Setup.NONE if plain else Setup.RECURRENT,
         steps=steps,
         outputs=len(outputs),
     )
@@ -225,40 +254,65 @@ def _other(kind: str, inputs: Values, outputs: Values, attributes: Attributes) -
     result = outputs[0] if outputs else _Value.of(None)
     written = _total(outputs)
     touched = _total(inputs) + written
-    traffic, operations, pieces, piece = touched, float(result.elements), 0.0, 1.0
+    work = NodeWork(first.element, (), float(result.elements), touched, touched, outputs=len(outputs))
     if kind in _SHAPES:
-        traffic, operations = written, 0.0
-    elif kind in _SELECTIONS:
+        return replace(work, traffic=written, operations=0.0)
+    if kind in _SELECTIONS:
         # The positions that are read come in the inputs after the first one.
-        traffic = touched = 2 * written + _total(inputs[1:])
-        operations = 0.0
-        pieces, piece = _selected_pieces(kind, first, outputs, attributes)
-    elif kind in {"Concat", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Cast"}:
-        operations = 0.0
-        pieces, piece = _rearranged_pieces(kind, inputs, result, attributes)
-    elif kind in {"Sum", "Mean", "Max", "Min"}:  # one addition after another, each of which reads two and writes one
+        touched = 2 * written + _total(inputs[1:])
+        pieces, single = _selected_pieces(kind, first, outputs, attributes)
+        return replace(work, traffic=touched, footprint=touched, operations=0.0, **_copies(pieces, single))
+    if kind in _SCATTERS:
+        return replace(work, operations=0.0, pieces=float(inputs[1].elements) if len(inputs) > 1 else 0.0)
+    if kind in {"Concat", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Cast"}:
+        pieces, single = _rearranged_pieces(kind, inputs, result, attributes)
+        return replace(work, operations=0.0, **_copies(pieces, single))
+    if kind in {"Sum", "Mean", "Max", "Min"}:  # one addition after another, each of which reads two and writes one
         steps = max(1, len(inputs) - 1)
+        count = steps + (kind == "Mean")  # a mean is divided last
         traffic = (3.0 * steps + 2 * (kind == "Mean")) * result.bytes
-        operations = float(steps + (kind == "Mean")) * result.elements
-    elif kind in _POOLS:
-        window = math.prod(attributes.get("kernel_shape", ()))
-        operations = _POOL_OPERATIONS[max(attributes.get("strides", (1,))) > 1] * window * result.elements
-    elif kind in _REDUCTIONS or kind.startswith("Reduce"):
-        operations = float(first.elements)
-    else:
-        operations *= _OPERATIONS.get(kind, 1)
-    return NodeWork(first.element, (), operations, traffic, touched, pieces, piece, outputs=len(outputs))
+        return replace(work, traffic=traffic, operations=float(count) * result.elements, kernels=steps)
+    if kind in _POOLS and len(first.shape) > 2 and len(first.shape) == len(result.shape):
+        return _pool(kind, work, first, outputs, attributes)
+    if kind in _REDUCTIONS or kind.startswith("Reduce"):
+        return replace(work, operations=float(first.elements), setup=Setup.REDUCTION)
+    return replace(work, operations=work.operations * _OPERATIONS.get(kind, 1))
 
 
-def _selected_pieces(kind: str, first: _Value, outputs: Values, attributes: Attributes) -> tuple[float, float]:
-    """Return the number of contiguous pieces that a selection copies, and the elements of each."""
+def _pool(kind: str, work: NodeWork, first: _Value, outputs: Values, attributes: Attributes) -> NodeWork:
+    """Return the work of a pooling operator, given its traffic."""
+    spatial = first.shape[2:]
+    given = Pool(
+        input=first.shape,
+        output=outputs[0].shape,
+        window=spatial if kind.startswith("Global") else attributes.get("kernel_shape", spatial),
+        stride=attributes.get("strides") or (1,) * len(spatial),
+        average="Average" in kind,
+        float32=first.element == "float32",
+        outputs=len(outputs),
+    )
+    found = pool_work(given)
+    work = replace(work, operations=found.operations, short_vectors=found.short_vectors, pieces=found.pieces)
+    if not found.blocked:
+        return work
+    # Both layouts of each value are touched, and bringing one into the other is a kernel before and one after.
+    return replace(work, footprint=2 * work.footprint, relaid=work.traffic, kernels=3)
+
+
+def _copies(pieces: float, single: bool) -> dict[str, float]:
+    """Return the fields of pieces that are copied."""
+    return {"singles" if single else "pieces": pieces}
+
+
+def _selected_pieces(kind: str, first: _Value, outputs: Values, attributes: Attributes) -> tuple[float, bool]:
+    """Return the number of contiguous pieces that a selection copies, and whether they are elements in one loop."""
     elements = sum(value.elements for value in outputs)
     if not elements or not first.shape:
-        return 0.0, 1.0
+        return 0.0, False
     axis = attributes.get("axis", 0) % len(first.shape)
-    if kind == "Gather":
-        piece = float(math.prod(first.shape[axis + 1 :]))
-    elif kind == "Split":
+    if kind == "Gather":  # checks each position and copies each piece with a call, also if it is one element
+        return elements / max(1, math.prod(first.shape[axis + 1 :])), False
+    if kind == "Split":
         piece = elements / len(outputs) / math.prod(first.shape[:axis])
     elif kind in {"Slice", "Pad"} and len(first.shape) == len(outputs[0].shape):
         # Trailing dimensions that are kept whole make one piece with the last one that is cut.
@@ -269,13 +323,13 @@ def _selected_pieces(kind: str, first: _Value, outputs: Values, attributes: Attr
                 break
     else:
         piece = outputs[0].shape[-1] if outputs[0].shape else 1
-    return elements / max(1.0, piece), max(1.0, piece)
+    return elements / max(1.0, piece), piece <= 1
 
 
-def _rearranged_pieces(kind: str, inputs: Values, result: _Value, attributes: Attributes) -> tuple[float, float]:
-    """Return the number of contiguous pieces that a rearrangement copies, and the elements of each."""
+def _rearranged_pieces(kind: str, inputs: Values, result: _Value, attributes: Attributes) -> tuple[float, bool]:
+    """Return the number of contiguous pieces that are copied, and whether they are elements in one loop."""
     if not result.elements:
-        return 0.0, 1.0
+        return 0.0, False
     if kind == "Concat":
         outer = math.prod(result.shape[: attributes.get("axis", 0) % max(1, len(result.shape))])
         pieces = float(outer * len(inputs))
@@ -289,4 +343,4 @@ def _rearranged_pieces(kind: str, inputs: Values, result: _Value, attributes: At
         pieces = float(math.prod(inputs[0].shape[axis] for axis in order[: len(order) - same]))
     else:
         pieces = 1.0
-    return pieces, result.elements / max(1.0, pieces)
+    return pieces, pieces >= result.elements

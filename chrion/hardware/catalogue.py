@@ -160,7 +160,7 @@ def _find(text: str, name: str, folder: Path | None = None) -> Part:
         return read_part(_path(text, folder))
     parts = known_parts()
     if text not in parts:
-        near = difflib.get_close_matches(text, list(parts), 1)
+        near = difflib.get_close_matches(text.lower(), list(parts), 1)
         hint = f"did you mean {near[0]!r}?" if near else _known_hint()
         raise HardwareError(f"hardware {name!r}: unknown part {text!r}", hint=hint)
     return parts[text]

@@ -213,6 +213,8 @@ class _Reader:
         self._refuse_unknown(self._content, ("kind", *kind.texts, *tables), "")
         values: dict[str, Any] = {"name": self._path.stem}
         values |= {key: self._text(key) for key in kind.texts}
+        if "link" in values:
+            values["link"] = self._beside(values["link"])
         values |= self._read_figures("figures", kind.figures, kind.optional)
         values |= {key: self._read_figures(key, ("float32",), ELEMENT_TYPES) for key in kind.rates}
         if name == "link":
@@ -222,6 +224,11 @@ class _Reader:
             return Accelerator(**values, figures=self._figures)
         values["cores"] = self._whole(values["cores"], "figures.cores")
         return Processor(**values, caches=self._caches(), figures=self._figures)
+
+    def _beside(self, name: str) -> str:
+        """Return the path of a file in the folder of this one, if there is one of that name; else the name."""
+        path = self._path.parent / name
+        return str(path) if name.endswith(".toml") and path.is_file() else name
 
     def _caches(self) -> tuple[Cache, ...]:
         tables = self._table(self._content.get("caches", {}), "caches")

@@ -1,92 +1,100 @@
-"""Correction factors of estimated times, fitted from a few operators that were measured on the machine."""
+"""Correction of estimated times by a few operators that were measured on the machine.
+
+An operator's time is modelled as
+
+    time = factor of its type * sum over the bounds of (factor of the bound * estimated part),
+
+since a machine may have slower memory, arithmetic or calls than its datasheet says, each for all types of operators, and
+onnxruntime's kernels of one type may be better or worse than estimated. The factors are those of the greatest
+probability, in logarithms, if errors and factors are normally distributed around the estimate. Thus the few operators
+of a type change its factor little, but all operators together determine the factors of the bounds. This is a multilevel
+model with partial pooling: A. Gelman and J. Hill, *Data Analysis Using Regression and Multilevel/Hierarchical Models*,
+2007, chapter 12. Outliers have less weight: P. Huber, "Robust Estimation of a Location Parameter", Annals of
+Mathematical Statistics 35(1), 1964.
+"""
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from chrion.errors import ProfileError
-from chrion.profiler.profiles import OperatorCost, Profile
+import numpy as np
+import numpy.typing as npt
 
-#: The weight of the factor of all types in the factor of one type, in operators: a type with three measured operators
-#: lies half-way between both.
-_PRIOR = 3.0
+from chrion.profiler.estimate_parts import Bound, Parts, Scales
 
-Time = Callable[[OperatorCost], float | None]
+#: Standard deviations in logarithms: of operators of one type around their factors, and of the factors around 1.
+_NOISE, _OF_BOUND, _OF_TYPE = 0.25, 0.7, 0.25
+#: Errors in logarithms beyond which an operator has less weight.
+_OUTLIER = 0.4
+#: Steps of the Gauss-Newton method, which needs a handful; the largest change of a factor in one, in logarithms.
+_STEPS, _LARGEST_STEP = 30, 0.5
+_BOUNDS = tuple(Bound)
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """An operator that was estimated and measured on one device."""
+
+    op_type: str
+    #: The parts of its estimate, one for each node.
+    parts: tuple[Parts, ...]
+    measured_ms: float
 
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """Factors from estimated to measured times on one device."""
+    """Factors of estimated times on one device."""
 
-    #: By operator type.
-    by_type: Mapping[str, float]
-    #: For types of which no operator was measured.
-    other: float = 1.0
+    bounds: Scales = field(default_factory=dict)
+    #: By operator type; types of which no operator was measured have 1.
+    types: Mapping[str, float] = field(default_factory=dict)
 
-    def of(self, op_type: str) -> float:
-        """Return the factor of a type."""
-        return self.by_type.get(op_type, self.other)
+    def time_ms(self, op_type: str, parts: Sequence[Parts]) -> float:
+        """Return the corrected time of an operator from the parts of its estimate."""
+        return self.types.get(op_type, 1.0) * sum(part.time_ms(self.bounds) for part in parts)
 
 
-def fit_factors(estimated: Mapping[str, OperatorCost], measured: Mapping[str, OperatorCost], time: Time) -> Factors:
-    """Fit the factors of one device: medians of measured over estimated times, in logarithms.
+def fit_factors(samples: Sequence[Sample]) -> Factors:
+    """Return the most probable factors given some measured operators; all are 1 without any.
 
-    Args:
-        estimated: Estimated costs by signature.
-        measured: Measured costs by signature; only signatures that are in both are used.
-        time: The time of an operator on the device, or None.
+    Each step takes O(n (b + t)^2 + (b + t)^3) for n operators, b bounds and t types.
     """
-    logs: dict[str, list[float]] = {}
-    for signature in estimated.keys() & measured.keys():
-        before, after = time(estimated[signature]), time(measured[signature])
-        if before and after:
-            logs.setdefault(estimated[signature].op_type, []).append(math.log(after / before))
-    if not logs:
-        return Factors({})
-    other = statistics.median(statistics.median(own) for own in logs.values())
-    by_type = {
-        op_type: math.exp((len(own) * statistics.median(own) + _PRIOR * other) / (len(own) + _PRIOR))
-        for op_type, own in logs.items()
-    }
-    return Factors(by_type, math.exp(other))
+    samples = [s for s in samples if s.measured_ms > 0 and sum(part.time_ms() for part in s.parts) > 0]
+    if not samples:
+        return Factors()
+    types = sorted({s.op_type for s in samples})
+    prior = np.array([_OF_BOUND] * len(_BOUNDS) + [_OF_TYPE] * len(types)) ** -2.0
+    logs = np.zeros(len(prior))
+    for _ in range(_STEPS):
+        errors, slopes = _linearise(samples, types, logs)
+        weights = np.minimum(1.0, _OUTLIER / np.maximum(np.abs(errors), 1e-12)) / _NOISE**2
+        curvature = slopes.T @ (weights[:, None] * slopes) + np.diag(prior)
+        step = np.linalg.solve(curvature, slopes.T @ (weights * errors) + prior * logs)
+        logs = logs - np.clip(step, -_LARGEST_STEP, _LARGEST_STEP)
+    return _factors(logs, types)
 
 
-def correct_profile(estimated: Profile, measured: Profile) -> Profile:
-    """Return an estimated profile with its times multiplied by factors that are fitted from measured operators.
+def _linearise(samples: Sequence[Sample], types: Sequence[str], logs: Floats) -> tuple[Floats, Floats]:
+    """Return the errors of corrected times in logarithms, and their derivatives by the logarithms of the factors."""
+    factors = _factors(logs, types)
+    errors = np.zeros(len(samples))
+    slopes = np.zeros((len(samples), len(logs)))
+    for at, sample in enumerate(samples):
+        shares = np.zeros(len(_BOUNDS))
+        for part in sample.parts:
+            shares += list(part.by_bound(factors.bounds).values())
+        total = float(shares.sum())
+        errors[at] = math.log(factors.types[sample.op_type] * total / sample.measured_ms)
+        slopes[at, : len(_BOUNDS)] = shares / total
+        slopes[at, len(_BOUNDS) + types.index(sample.op_type)] = 1.0
+    return errors, slopes
 
-    Args:
-        estimated: The profile of a machine that is known from datasheets.
-        measured: A profile of some of the same operators, measured on that machine.
 
-    Raises:
-        ProfileError: The profiles have no operator in common.
-    """
-    common = estimated.operators.keys() & measured.operators.keys()
-    if not common:
-        raise ProfileError(
-            f"the profile of {measured.machine} has none of the model's operators",
-            hint="measure the model, or a smaller one with layers of the same sizes, on that machine",
-        )
-    cpu = fit_factors(estimated.operators, measured.operators, lambda cost: cost.cpu_ms[0])
-    accelerator = fit_factors(estimated.operators, measured.operators, lambda cost: cost.accelerator_ms)
-
-    def corrected(cost: OperatorCost) -> OperatorCost:
-        factor = cpu.of(cost.op_type)
-        ms = cost.accelerator_ms
-        return replace(
-            cost,
-            cpu_ms=tuple(factor * each for each in cost.cpu_ms),
-            wide_ms=tuple(factor * each for each in cost.wide_ms),
-            accelerator_ms=None if ms is None else accelerator.of(cost.op_type) * ms,
-        )
-
-    hardware = f"{estimated.machine.hardware}, corrected by {len(common)} measured operators"
-    return replace(
-        estimated,
-        operators={signature: corrected(cost) for signature, cost in estimated.operators.items()},
-        machine=replace(estimated.machine, hardware=hardware),
-        _estimators={},
-    )
+def _factors(logs: Floats, types: Sequence[str]) -> Factors:
+    values = [float(each) for each in np.exp(logs)]
+    count = len(_BOUNDS)
+    return Factors(dict(zip(_BOUNDS, values[:count], strict=True)), dict(zip(types, values[count:], strict=True)))

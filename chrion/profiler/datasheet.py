@@ -12,10 +12,12 @@ launch overhead is added, so that their times are lower bounds for large operato
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from chrion.graph.work import NodeWork, Product
+from chrion.graph.work import NodeWork, Product, Setup
 from chrion.hardware.parts import Accelerator, Processor, rate_of
+from chrion.profiler.estimate_parts import Bound, Parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +37,18 @@ class Kernels:
     memory_efficiency: float = 0.8
     #: The most bytes that element-wise arithmetic loads and stores in a cycle: its kernels use vectors of 16 bytes.
     stream_bytes_per_cycle: float = 24.0
-    #: Overhead of a node, of each output after the first, and of a recurrent operator.
+    #: A step on a vector of 16 bytes, and the call of a function such as tanh of the C library for one element.
+    short_vector_cycles: float = 1.0
+    call_cycles: float = 45.0
+    #: Overhead of a kernel, of each output after the first, and of what some kernels prepare.
     node_cycles: float = 700.0
     output_cycles: float = 1000.0
-    recurrent_cycles: float = 8000.0
-    #: Time of a contiguous piece in addition to its bytes; pieces of one element take one cycle.
+    setup_cycles: Mapping[Setup, float] = field(
+        default_factory=lambda: {Setup.NONE: 0.0, Setup.REDUCTION: 500.0, Setup.RECURRENT: 8000.0}
+    )
+    #: Time of a contiguous piece in addition to its bytes, and of an element that is copied in a loop.
     piece_cycles: float = 14.0
+    single_cycles: float = 1.0
     #: Time to divide one step of an operator among threads and to join them.
     fork_cycles: float = 13000.0
     #: Time to wake a thread that waits without spinning.
@@ -58,8 +66,8 @@ KERNELS = Kernels()
 RECURRENT_LAUNCHES = 12
 
 
-def processor_ms(work: NodeWork, processor: Processor, busy: int = 1, width: int = 1) -> float:
-    """Return the estimated time of a node in ms.
+def processor_parts(work: NodeWork, processor: Processor, busy: int = 1, width: int = 1) -> Parts:
+    """Return the estimated time of a node on CPU cores.
 
     Args:
         work: The node's work.
@@ -70,19 +78,36 @@ def processor_ms(work: NodeWork, processor: Processor, busy: int = 1, width: int
     """
     used = max(busy, width)
     clock = processor.clock(used) * 1e6  # cycles per ms
-    per_cycle = rate_of(processor.flops_per_cycle, work.element)
-    cycles = sum(_product_cycles(product, per_cycle) for product in work.products)
-    cycles += work.operations / (rate_of(processor.flops_per_cycle, vector_type(work)) * KERNELS.vector_efficiency)
-    bytes_per_ms = cached_bytes_per_ms(processor, work.footprint / width, used)
-    if work.operations:
+    level, bytes_per_ms = _level(processor, work.footprint / width, used)
+    if work.operations and not work.relaid:  # kernels of the blocked layout load whole vectors
         bytes_per_ms = min(bytes_per_ms, KERNELS.stream_bytes_per_cycle * clock)
-    time_ms = max(cycles / clock, work.traffic / bytes_per_ms) + work.relaid * 2 / bytes_per_ms
-    overhead = KERNELS.node_cycles + KERNELS.output_cycles * (work.outputs - 1)
-    overhead += KERNELS.recurrent_cycles * (len(work.products) > 1)
-    overhead += work.pieces / width * (KERNELS.piece_cycles if work.piece_elements > 1 else 1.0)
+    overhead = KERNELS.node_cycles * work.kernels + KERNELS.output_cycles * (work.outputs - 1)
+    overhead += KERNELS.setup_cycles[work.setup]
+    overhead += (work.pieces * KERNELS.piece_cycles + work.singles * KERNELS.single_cycles) / width
     if width > 1:
         overhead += KERNELS.fork_cycles * work.steps
-    return time_ms / width + overhead / clock
+    return Parts(
+        arithmetic_ms=_arithmetic_cycles(work, processor) / clock / width,
+        traffic_ms=work.traffic / bytes_per_ms / width,
+        copy_ms=work.relaid * 2 / bytes_per_ms / width,
+        overhead_ms=overhead / clock,
+        level=level,
+    )
+
+
+def processor_ms(work: NodeWork, processor: Processor, busy: int = 1, width: int = 1) -> float:
+    """Return the sum of :func:`processor_parts` in ms."""
+    return processor_parts(work, processor, busy, width).time_ms()
+
+
+def _arithmetic_cycles(work: NodeWork, processor: Processor) -> float:
+    per_cycle = rate_of(processor.flops_per_cycle, work.element)
+    cycles = sum(_product_cycles(product, per_cycle) for product in work.products)
+    if work.short_vectors or work.calls:
+        return cycles + work.short_vectors * KERNELS.short_vector_cycles + work.calls * KERNELS.call_cycles
+    return cycles + work.operations / (
+        rate_of(processor.flops_per_cycle, vector_type(work)) * KERNELS.vector_efficiency
+    )
 
 
 def vector_type(work: NodeWork) -> str:
@@ -95,11 +120,17 @@ def cached_bytes_per_ms(processor: Processor, footprint: float, busy: int = 1) -
 
     It is that of the smallest cache that holds them, or of main memory; busy cores share both.
     """
+    return _level(processor, footprint, busy)[1]
+
+
+def _level(processor: Processor, footprint: float, busy: int) -> tuple[Bound, float]:
+    """Return whether a core's own caches hold so many bytes, and the bandwidth in bytes per ms."""
     for cache in processor.caches:
         if footprint <= cache.bytes / min(busy, cache.cores):
-            return cache.bytes_per_cycle * processor.clock(busy) * 1e6 * KERNELS.cache_efficiency
+            bound = Bound.CACHE if cache.cores == 1 else Bound.MEMORY
+            return bound, cache.bytes_per_cycle * processor.clock(busy) * 1e6 * KERNELS.cache_efficiency
     shared = processor.bandwidth_gb_per_s * KERNELS.memory_efficiency / busy
-    return min(processor.core_bandwidth_gb_per_s, shared) * 1e6
+    return Bound.MEMORY, min(processor.core_bandwidth_gb_per_s, shared) * 1e6
 
 
 def _product_cycles(product: Product, per_cycle: float) -> float:
@@ -107,8 +138,8 @@ def _product_cycles(product: Product, per_cycle: float) -> float:
     return product.flops / (per_cycle * (efficiency if product.rows else KERNELS.vector_efficiency))
 
 
-def accelerator_ms(work: NodeWork, accelerator: Accelerator) -> float:
-    """Return the estimated time of a node on an accelerator in ms: launch overhead and roofline.
+def accelerator_parts(work: NodeWork, accelerator: Accelerator) -> Parts:
+    """Return the estimated time of a node on an accelerator: launch overhead and roofline.
 
     The steps of a recurrent operator depend on each other, so that each of them is a launch of its own, in addition to
     :data:`RECURRENT_LAUNCHES`.
@@ -117,6 +148,15 @@ def accelerator_ms(work: NodeWork, accelerator: Accelerator) -> float:
     vector = rate_of(accelerator.vector_tflops, vector_type(work))
     computing = sum(product.flops / (matrix if product.rows else vector) for product in work.products)
     computing += work.operations / vector
-    moving = work.traffic / accelerator.bandwidth_gb_per_s
     launches = work.steps + RECURRENT_LAUNCHES * (len(work.products) > 1)
-    return launches * accelerator.launch_us / 1e3 + max(computing / 1e9, moving / 1e6)
+    return Parts(
+        arithmetic_ms=computing / 1e9,
+        traffic_ms=work.traffic / accelerator.bandwidth_gb_per_s / 1e6,
+        overhead_ms=launches * accelerator.launch_us / 1e3,
+        level=Bound.MEMORY,
+    )
+
+
+def accelerator_ms(work: NodeWork, accelerator: Accelerator) -> float:
+    """Return the sum of :func:`accelerator_parts` in ms."""
+    return accelerator_parts(work, accelerator).time_ms()

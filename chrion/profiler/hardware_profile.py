@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from chrion.errors import HardwareError
+from chrion.errors import HardwareError, ProfileError
 from chrion.graph.model import Graph
 from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.graph.work import NodeWork, node_work
 from chrion.hardware import Accelerator, Hardware, Processor
+from chrion.profiler.corrections import Factors, Sample, fit_factors
 from chrion.profiler.costs import FREE, CopyCost
-from chrion.profiler.datasheet import KERNELS, accelerator_ms, cached_bytes_per_ms, processor_ms
+from chrion.profiler.datasheet import KERNELS, accelerator_parts, cached_bytes_per_ms, processor_parts
+from chrion.profiler.estimate_parts import Parts
 from chrion.profiler.machine import Machine
 from chrion.profiler.profiles import OperatorCost, Profile
 from chrion.profiler.roofline import operator_bytes
@@ -21,7 +24,12 @@ _ON_CPU = {"Shape", "Size", "StringNormalizer", "TfIdfVectorizer", "Unique", "Mu
 
 
 def estimate_profile(
-    graph: Graph, machine: Hardware, cores: int | None = None, *, variants: Sequence[Graph] = ()
+    graph: Graph,
+    machine: Hardware,
+    cores: int | None = None,
+    *,
+    variants: Sequence[Graph] = (),
+    corrections: Profile | None = None,
 ) -> Profile:
     """Return the profile of a graph's operators on a machine, estimated by :mod:`chrion.profiler.datasheet`.
 
@@ -33,20 +41,27 @@ def estimate_profile(
         cores: The number of CPU cores to use; all of them if None.
         variants: Further graphs whose operators are estimated, such as the graph with merged operators. Recurrent
             operators are always estimated in all chunks that a plan may cut them into.
+        corrections: A profile of some of the operators, measured on the machine. They have their measured times, and
+            the estimates of all others are corrected by :mod:`chrion.profiler.corrections`.
 
     Raises:
         HardwareError: The machine has no processor, or fewer cores than ``cores``.
+        ProfileError: The profile of ``corrections`` has none of the operators, or is an estimate itself.
     """
     processor, accelerator = require_processor(machine), machine.accelerator
     count = processor.cores if cores is None else cores
     if not 1 <= count <= processor.cores:
         raise HardwareError(f"cores: {count} requested, but {processor.name} has 1 to {processor.cores}")
-    estimator = _OperatorEstimator(processor, accelerator, count)
-    operators: dict[str, OperatorCost] = {}
+    first: dict[str, _Operator] = {}
     for other in (graph, *(unroll(graph, chunk) for chunk in chunk_choices(graph)), *variants):
         for i, signature in enumerate(other.dag.signatures):
-            if signature not in operators:
-                operators[signature] = estimator.cost(other, i)
+            if signature not in first:
+                first[signature] = _Operator.of(other, i)
+    estimator = _Estimator(processor, accelerator, count)
+    name = machine.name
+    if corrections is not None:
+        common = estimator.correct(first, corrections)
+        name = f"{name}, corrected by {common} measured operator{'s' * (common != 1)}"
     copy = CopyCost(machine.link.latency_us / 1e3, 1e-6 / machine.link.copy_gb_per_s) if machine.link else FREE
     cycle_ms = 1e-6 / processor.clock_ghz
     native = accelerator is None
@@ -58,11 +73,11 @@ def estimate_profile(
             system="unknown",
             onnxruntime="unknown",
             accelerator=accelerator.title if accelerator else None,
-            hardware=machine.name,
+            hardware=name,
         ),
         cores=count,
         accelerator=accelerator.provider if accelerator else None,
-        operators=operators,
+        operators={signature: estimator.cost(signature, operator) for signature, operator in first.items()},
         upload=copy,
         download=copy,
         handoff_ms=cycle_ms * (KERNELS.native_handoff_cycles if native else KERNELS.thread_handoff_cycles),
@@ -88,43 +103,102 @@ def require_processor(machine: Hardware) -> Processor:
     return machine.processor
 
 
-class _OperatorEstimator:
+@dataclass(frozen=True, slots=True)
+class _Operator:
+    """An operator of a graph."""
+
+    op_type: str
+    #: The work of each of its nodes.
+    works: tuple[NodeWork, ...]
+    on_accelerator: bool
+    flops: float
+    bytes: int
+
+    @classmethod
+    def of(cls, graph: Graph, i: int) -> _Operator:
+        """Return operator ``i`` of a graph."""
+        nodes = (graph.model.graph.node[at] for at in graph.nodes[i])
+        return cls(
+            op_type=graph.dag.op_types[i],
+            works=tuple(node_work(node, graph.values) for node in nodes),
+            on_accelerator=runs_on_accelerator(graph, i),
+            flops=graph.dag.flops[i],
+            bytes=operator_bytes(graph.dag, i),
+        )
+
+
+class _Estimator:
     """An estimator of operators on one machine with a number of busy cores."""
 
     def __init__(self, processor: Processor, accelerator: Accelerator | None, cores: int) -> None:
         self._processor, self._accelerator, self._cores = processor, accelerator, cores
+        self._on_cpu, self._on_accelerator = Factors(), Factors()
+        #: Measured operators, by signature.
+        self._measured: Mapping[str, OperatorCost] = {}
 
-    def cost(self, graph: Graph, i: int) -> OperatorCost:
-        """Return the estimated costs of operator ``i``."""
-        works = list(_works(graph, i))
-        processor, accelerator = self._processor, self._accelerator
-        cpu_ms = tuple(self._sum(works, busy=busy) for busy in range(1, self._cores + 1))
-        on_accelerator = accelerator is not None and runs_on_accelerator(graph, i)
+    def correct(self, operators: Mapping[str, _Operator], profile: Profile) -> int:
+        """Correct all later estimates by a measured profile; return the number of its operators that are used.
+
+        Raises:
+            ProfileError: The profile has none of the operators, or is an estimate itself.
+        """
+        if profile.machine.hardware is not None:
+            raise ProfileError(
+                f"corrections: the profile of {profile.machine.hardware} is estimated, not measured",
+                hint="run chrion profile without --hardware on that machine",
+            )
+        common = sorted(operators.keys() & profile.operators.keys())
+        if not common:
+            raise ProfileError(
+                f"the profile of {profile.machine} has none of the model's operators",
+                hint="measure the model, or a smaller one with layers of the same sizes, on that machine",
+            )
+        self._measured = {signature: profile.operators[signature] for signature in common}
+        pairs = [(operators[signature], cost) for signature, cost in self._measured.items()]
+        self._on_cpu = fit_factors([Sample(o.op_type, self._cpu_parts(o), cost.cpu_ms[0]) for o, cost in pairs])
+        self._on_accelerator = fit_factors(
+            [Sample(o.op_type, self._accelerator_parts(o), cost.accelerator_ms or 0.0) for o, cost in pairs]
+        )
+        return len(common)
+
+    def cost(self, signature: str, operator: _Operator) -> OperatorCost:
+        """Return the estimated costs of an operator."""
+        measured = self._measured.get(signature)
+        alone_ms = self._cpu_ms(operator)
+        scale = measured.cpu_ms[0] / alone_ms if measured and alone_ms else 1.0
         wide_ms: tuple[float, ...] = ()
-        if cpu_ms[0] >= LEAST_WIDE_MS:
-            wide_ms = tuple(self._sum(works, width=width) for width in measured_widths(self._cores))
-        launches = KERNELS.node_cycles * len(works) / processor.clock_ghz / 1e6
+        if scale * alone_ms >= LEAST_WIDE_MS:
+            wide_ms = tuple(scale * self._cpu_ms(operator, width=width) for width in measured_widths(self._cores))
         return OperatorCost(
-            op_type=graph.dag.op_types[i],
-            cpu_ms=cpu_ms,
-            accelerator_ms=(
-                launches + sum(accelerator_ms(work, accelerator) for work in works)
-                if accelerator is not None and on_accelerator
-                else None
-            ),
-            flops=graph.dag.flops[i],
-            bytes=operator_bytes(graph.dag, i),
+            op_type=operator.op_type,
+            cpu_ms=tuple(scale * self._cpu_ms(operator, busy=busy) for busy in range(1, self._cores + 1)),
+            accelerator_ms=self._accelerator_ms(operator, measured),
+            flops=operator.flops,
+            bytes=operator.bytes,
             wide_ms=wide_ms,
         )
 
-    def _sum(self, works: Iterable[NodeWork], *, busy: int = 1, width: int = 1) -> float:
-        return sum(processor_ms(work, self._processor, busy, width) for work in works)
+    def _cpu_parts(self, operator: _Operator, busy: int = 1, width: int = 1) -> tuple[Parts, ...]:
+        return tuple(processor_parts(work, self._processor, busy, width) for work in operator.works)
 
+    def _cpu_ms(self, operator: _Operator, *, busy: int = 1, width: int = 1) -> float:
+        return self._on_cpu.time_ms(operator.op_type, self._cpu_parts(operator, busy, width))
 
-def _works(graph: Graph, i: int) -> Iterator[NodeWork]:
-    """Yield the work of each node of an operator."""
-    for node in graph.nodes[i]:
-        yield node_work(graph.model.graph.node[node], graph.values)
+    def _accelerator_parts(self, operator: _Operator) -> tuple[Parts, ...]:
+        """Return the parts of the time on the accelerator; none if it cannot run the operator."""
+        accelerator = self._accelerator
+        if accelerator is None or not operator.on_accelerator:
+            return ()
+        calls = KERNELS.node_cycles * len(operator.works) / self._processor.clock_ghz / 1e6
+        return (*(accelerator_parts(work, accelerator) for work in operator.works), Parts(overhead_ms=calls))
+
+    def _accelerator_ms(self, operator: _Operator, measured: OperatorCost | None) -> float | None:
+        parts = self._accelerator_parts(operator)
+        if not parts:
+            return None
+        if measured is not None and measured.accelerator_ms:
+            return measured.accelerator_ms
+        return self._on_accelerator.time_ms(operator.op_type, parts)
 
 
 def runs_on_accelerator(graph: Graph, i: int) -> bool:

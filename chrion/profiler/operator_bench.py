@@ -30,8 +30,9 @@ from chrion.devices import CPU_PROVIDER, Device
 from chrion.devices.intra_op import set_threads
 from chrion.devices.single_provider import open_on_one_provider
 from chrion.graph.extract import Extractor, SubModel
-from chrion.graph.model import TensorInfo
+from chrion.graph.model import Graph, TensorInfo
 from chrion.graph.ort_sessions import first_line
+from chrion.graph.work import node_work
 from chrion.profiler.node_memory import scratch_bytes
 from chrion.profiler.synthetic_inputs import synthetic_array
 from chrion.profiler.widths import LEAST_WIDE_MS
@@ -90,8 +91,9 @@ class OperatorBench:
         self.once_ms = once_ms = statistics.median(single.time(_FIRST_CALLS, 0.0))
         dag = extractor.graph.dag
         room = _RESULT_BYTES / max(1, dag.output_bytes[operator])
-        # Each copy has its own packed weights, and together they should fit the cache.
-        warm = (private_cache_bytes(physical_cores()[0]) or math.inf) / 2 / max(1, dag.weight_total(operator))
+        # Each copy has its own packed weights, and together they should fit the cache. An embedding reads a few rows.
+        touched = min(dag.weight_total(operator), _touched_bytes(extractor.graph, operator))
+        warm = (private_cache_bytes(physical_cores()[0]) or math.inf) / 2 / max(1.0, touched)
         self.copies = int(max(1, min(_CALL_S * 1e3 / max(once_ms, 1e-4), room, warm, _MOST_COPIES)))
         self._single = self._copies = single
         sub = extractor.extract([operator], self.copies) if self.copies > 1 else None
@@ -238,3 +240,8 @@ def _sample(windows: Sequence[Sequence[float]]) -> Sample:
         statistics.quantiles(window, n=4, method="inclusive")[0] if len(window) > 1 else window[0] for window in windows
     )
     return Sample(least, (high - low) / median if median else 0.0)
+
+
+def _touched_bytes(graph: Graph, i: int) -> float:
+    """Return the bytes that an operator reads and writes, without the rows of tables that it does not select."""
+    return sum(node_work(graph.model.graph.node[at], graph.values).footprint for at in graph.nodes[i])

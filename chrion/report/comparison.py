@@ -27,7 +27,7 @@ def comparison_table(comparison: PolicyComparison) -> FigureTable:
     title = f"{comparison.graph.name}: {len(comparison.graph.dag)} operators on {comparison.profile.machine}"
     table = FigureTable(title, [key("policy"), *_FIGURES, text("remark")])
     for result in comparison.results:
-        table.add_row(result.policy, *_figures(result, best), result.reason)
+        table.add_row(result.policy, *_figures(result, best), _remark(result))
     for timing in comparison.plain:
         remark = "best plain" if timing is best else ""
         table.add_row(timing.name, "", *_measured(timing, best), *[""] * 5, remark)
@@ -35,9 +35,12 @@ def comparison_table(comparison: PolicyComparison) -> FigureTable:
 
 
 def comparison_verdict(comparison: PolicyComparison) -> str:
-    """Return one line that names the fastest policy and compares it with the fastest plain session."""
-    measured = {e.policy: e.timing.median_ms for e in comparison.results if e.timing}
-    predicted = {e.policy: e.plan.predicted.latency_ms for e in comparison.results if e.plan}
+    """Return one line that names the fastest policy and compares it with the fastest plain session.
+
+    Policies whose plans exceed a budget are left out.
+    """
+    measured = {e.policy: e.timing.median_ms for e in comparison.results if e.timing and e.fits}
+    predicted = {e.policy: e.plan.predicted.latency_ms for e in comparison.results if e.plan and e.fits}
     best = comparison.best_plain
     if measured and best:
         policy, ms = min(measured.items(), key=lambda item: item[1])
@@ -47,7 +50,7 @@ def comparison_verdict(comparison: PolicyComparison) -> str:
     if predicted:
         policy, ms = min(predicted.items(), key=lambda item: item[1])
         return f"fastest policy as predicted: {policy}, {format_ms(ms)}"
-    return "no policy found a plan"
+    return "no plan fits the GPU budget" if any(e.plan for e in comparison.results) else "no policy found a plan"
 
 
 def comparison_json(comparison: PolicyComparison) -> dict[str, Any]:
@@ -108,6 +111,13 @@ def _figures(entry: PolicyResult, best: Timing | None) -> list[str]:
     return [format_ms(found.latency_ms), *_measured(entry.timing, best), *memory, *counts]
 
 
+def _remark(entry: PolicyResult) -> str:
+    if entry.plan is None or entry.fits:
+        return entry.reason
+    limit = f"exceeds the GPU budget of {format_mb(entry.plan.budget_mb or 0.0)}"
+    return f"{limit}; {entry.reason}" if entry.reason else limit
+
+
 def _measured(timing: Timing | None, best: Timing | None) -> list[str]:
     if timing is None:
         return ["", ""]
@@ -129,5 +139,6 @@ def _entry_json(entry: PolicyResult) -> dict[str, Any]:
         "segments": len(plan.segments) if plan else None,
         "synchronisations": entry.synchronisations if plan else None,
         "planning_ms": entry.planning_ms,
+        "meets_budget": entry.fits if plan else None,
         "reason": entry.reason or None,
     }

@@ -8,13 +8,13 @@ The annotated model is the original one, with
 - model metadata: the whole plan as JSON, from which :meth:`chrion.scheduler.plan.Plan.load` reads it back.
 
 A plan is for the operators of the optimised model. A node that the optimisation has merged into others has the
-placement of the node that its results go to.
+placement of the node that its results go to, and the nodes of a control-flow body that of the node with the body.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,15 @@ from chrion.files import write_atomically
 from chrion.graph.external import tensors_of
 from chrion.graph.model import Graph
 from chrion.graph.reading import read_model, serialise
+from chrion.graph.rewrite import bodies_of
 from chrion.lane_numbers import display_order, lane_name
 from chrion.scheduler.plan import PLAN_KEY, Plan
 
 #: The name of the device configuration.
 CONFIGURATION = "chrion"
 LANE_KEY, SEGMENT_KEY = "chrion-lane", "chrion-segment"
+#: A lane, and a segment of the plan.
+Place = tuple[int, int]
 #: The versions of ONNX's format with node metadata, with device configurations, and without weights among the inputs.
 _METADATA, _CONFIGURATIONS, _SEPARATE_WEIGHTS = 10, 11, 4
 #: True if the ONNX library has device configurations.
@@ -71,25 +74,34 @@ def annotate(model: onnx.ModelProto, graph: Graph, plan: Plan) -> None:
     _raise_version(model)
     _set(model.metadata_props, PLAN_KEY, json.dumps(plan.to_json()))
     found = _node_places(model, places)
-    for node, (lane, segment) in zip(model.graph.node, found, strict=True):
+    placed = list(_with_bodies(zip(model.graph.node, found, strict=True)))
+    for node, (lane, segment) in placed:
         _set(node.metadata_props, LANE_KEY, lane_name(lane))
         _set(node.metadata_props, SEGMENT_KEY, str(segment))
     if _CONFIGURED:
-        _configure(model, display_order(plan.schedule.lanes), [lane for lane, _ in found])
+        _configure(model, display_order(plan.schedule.lanes), [(node, lane) for node, (lane, _) in placed])
 
 
-def _configure(model: onnx.ModelProto, lanes: Sequence[int], of_nodes: Sequence[int]) -> None:
-    """Add the device configuration, in place; ``of_nodes`` has the lane of each node."""
+def _configure(model: onnx.ModelProto, lanes: Sequence[int], placed: Sequence[tuple[onnx.NodeProto, int]]) -> None:
+    """Add the device configuration, in place; ``placed`` has each node with its lane."""
     _remove(model.configuration, "name", CONFIGURATION)
     model.configuration.add(name=CONFIGURATION, num_devices=len(lanes), device=[lane_name(lane) for lane in lanes])
-    for node, lane in zip(model.graph.node, of_nodes, strict=True):
+    for node, lane in placed:
         _remove(node.device_configurations, "configuration_id", CONFIGURATION)
         own = node.device_configurations.add(configuration_id=CONFIGURATION)
         for name in filter(None, node.output):
             own.sharding_spec.add(tensor_name=name, device=[lanes.index(lane)])
 
 
-def _placed_values(graph: Graph, plan: Plan) -> dict[str, tuple[int, int]]:
+def _with_bodies(placed: Iterable[tuple[onnx.NodeProto, Place]]) -> Iterator[tuple[onnx.NodeProto, Place]]:
+    """Yield each node with its place, and the nodes of its bodies with the same place."""
+    for node, place in placed:
+        yield node, place
+        for body in bodies_of(node):
+            yield from _with_bodies((inner, place) for inner in body.node)
+
+
+def _placed_values(graph: Graph, plan: Plan) -> dict[str, Place]:
     """Return the lane and the segment that compute each value of the plan's graph, by name."""
     segment_of = {i: at for at, segment in enumerate(plan.segments) for i in segment}
     return {
@@ -101,13 +113,13 @@ def _placed_values(graph: Graph, plan: Plan) -> dict[str, tuple[int, int]]:
     }
 
 
-def _node_places(model: onnx.ModelProto, places: Mapping[str, tuple[int, int]]) -> list[tuple[int, int]]:
+def _node_places(model: onnx.ModelProto, places: Mapping[str, Place]) -> list[Place]:
     """Return the lane and the segment of each node of the original model."""
     nodes = model.graph.node
-    found: list[tuple[int, int] | None] = [
+    found: list[Place | None] = [
         next((places[name] for name in node.output if name in places), None) for node in nodes
     ]
-    reader: dict[str, tuple[int, int]] = {}
+    reader: dict[str, Place] = {}
     for at in reversed(range(len(nodes))):  # nodes are in topological order
         place = found[at] or next((reader[name] for name in nodes[at].output if name in reader), None)
         found[at] = place

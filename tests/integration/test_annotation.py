@@ -101,6 +101,50 @@ def test_merged_nodes_have_the_placement_of_their_reader() -> None:
     assert metadata(model.graph.node[0])[LANE_KEY] == metadata(model.graph.node[1])[LANE_KEY] == "cpu1"
 
 
+def test_the_bodies_of_control_flow_have_the_placement_of_their_node(tmp_path: Path) -> None:
+    """Nodes in both branches of an If are annotated like the If; the model is valid, and the plan is read back."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
+    flag = helper.make_tensor_value_info("flag", TensorProto.BOOL, [])
+    result = helper.make_tensor_value_info("b", TensorProto.FLOAT, [2])
+    arms = {
+        f"{name}_branch": helper.make_graph([helper.make_node(op, ["r"], ["b"])], name, [], [result])
+        for name, op in (("then", "Neg"), ("else", "Abs"))
+    }
+    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("If", ["flag"], ["y"], name="if", **arms)]
+    graph = helper.make_graph(nodes, "g", [x, flag], [y])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx"
+    )
+    plan, found = annotated(tmp_path / "m.onnx", tmp_path / "a.onnx")
+    onnx.checker.check_model(found, full_check=True)
+    own = metadata(found.graph.node[1])
+    for attribute in found.graph.node[1].attribute:
+        (inner,) = attribute.g.node
+        assert metadata(inner) == own
+        assert inner.device_configurations[0].sharding_spec[0].tensor_name == "b"
+    assert Plan.load(tmp_path / "a.onnx") == plan
+    feed = {"x": np.array([-1, 2], np.float32), "flag": np.array(True)}
+    assert_equal(run_plain(str(tmp_path / "a.onnx"), feed), run_plain(str(tmp_path / "m.onnx"), feed))
+
+
+def test_a_model_that_another_tool_has_changed_is_refused_with_the_difference(tmp_path: Path) -> None:
+    """The plan of a model with other names or operators does not fit; the message names the first difference."""
+    onnx.save(branches(size=2), tmp_path / "m.onnx")
+    plan, found = annotated(tmp_path / "m.onnx", tmp_path / "a.onnx")
+    for at, node in enumerate(found.graph.node):
+        node.name = f"renamed{at}"
+    onnx.save(found, tmp_path / "renamed.onnx")
+    read = Plan.load(tmp_path / "renamed.onnx")
+    assert read == plan
+    with pytest.raises(PlanError, match=r"the plan's operator '.*' is 'renamed\d+' in the model"):
+        read.apply(chrion.load(tmp_path / "renamed.onnx"))
+    found.graph.node.add(op_type="Neg", input=[found.graph.output[0].name], output=["more"])
+    found.graph.output.add().CopyFrom(helper.make_tensor_value_info("more", TensorProto.FLOAT, None))
+    onnx.save(found, tmp_path / "longer.onnx")
+    with pytest.raises(PlanError, match=r"the plan has \d+ operators, the model \d+"):
+        Plan.load(tmp_path / "longer.onnx").apply(chrion.load(tmp_path / "longer.onnx"))
+
+
 def test_annotating_again_replaces_the_annotation(tmp_path: Path) -> None:
     """A model has the annotations of the last plan only."""
     onnx.save(branches(size=2), tmp_path / "m.onnx")

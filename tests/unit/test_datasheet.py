@@ -6,13 +6,23 @@ from dataclasses import replace
 
 import pytest
 
-from chrion.graph.work import NodeWork, Product
+from chrion.graph.work import NodeWork, Product, Setup
 from chrion.hardware import Accelerator, Cache, Processor, known_parts
 from chrion.profiler import datasheet
-from chrion.profiler.datasheet import Kernels, accelerator_ms, cached_bytes_per_ms, processor_ms
+from chrion.profiler.datasheet import Kernels, accelerator_ms, cached_bytes_per_ms, processor_ms, processor_parts
+from chrion.profiler.estimate_parts import Bound
 
 #: Kernels that reach all peaks, without overheads: what remains is the roofline model.
-IDEAL = Kernels(1.0, 0.0, 1.0, 1.0, 1.0, 1e9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+IDEAL = Kernels(
+    product_efficiency=1.0,
+    half_rows=0.0,
+    vector_efficiency=1.0,
+    cache_efficiency=1.0,
+    memory_efficiency=1.0,
+    stream_bytes_per_cycle=1e9,
+    node_cycles=0.0,
+    fork_cycles=0.0,
+)
 #: 10 operations a cycle at 1 to 2 GHz: 20 GFLOPS; 16 bytes a cycle from 1 MB, 4 bytes a cycle from 8 MB.
 CPU = Processor(
     name="cpu",
@@ -116,10 +126,15 @@ def test_overheads_are_added() -> None:
     assert processor_ms(NodeWork(), CPU) == pytest.approx(cycles.node_cycles / 2e6)
     three = processor_ms(NodeWork(outputs=3), CPU)
     assert three == pytest.approx((cycles.node_cycles + 2 * cycles.output_cycles) / 2e6)
-    pieces = processor_ms(NodeWork(pieces=10, piece_elements=4), CPU)
+    pieces = processor_ms(NodeWork(pieces=10), CPU)
     assert pieces == pytest.approx((cycles.node_cycles + 10 * cycles.piece_cycles) / 2e6)
-    single = processor_ms(NodeWork(pieces=10), CPU)
+    single = processor_ms(NodeWork(singles=10), CPU)
     assert single == pytest.approx((cycles.node_cycles + 10) / 2e6)
+    chain = processor_ms(NodeWork(kernels=9), CPU)
+    assert chain == pytest.approx(9 * cycles.node_cycles / 2e6)
+    for setup in Setup:
+        prepared = processor_ms(NodeWork(setup=setup), CPU)
+        assert prepared == pytest.approx((cycles.node_cycles + cycles.setup_cycles[setup]) / 2e6)
     wide = processor_ms(NodeWork(steps=3), replace(CPU, all_core_ghz=2), width=2)
     assert wide == pytest.approx((cycles.node_cycles + 3 * cycles.fork_cycles) / 2e6)
 
@@ -139,3 +154,34 @@ def test_published_ridge_points() -> None:
     assert isinstance(part, Accelerator)
     assert part.vector_tflops["float32"] / part.bandwidth_gb_per_s * 1e3 == pytest.approx(12.5, rel=0.01)
     assert part.matrix_tflops["float16"] / part.bandwidth_gb_per_s * 1e3 == pytest.approx(200.6, rel=0.01)
+
+
+@pytest.mark.usefixtures("ideal")
+def test_kernels_without_long_vectors_take_their_steps_in_place_of_operations() -> None:
+    """A million steps of a cycle, or calls of 45 cycles, at 2 GHz; the operations would take 0.05 ms."""
+    assert processor_ms(NodeWork(operations=1e6), CPU) == pytest.approx(0.05)
+    assert processor_ms(NodeWork(operations=1e6, short_vectors=1e6), CPU) == pytest.approx(0.5)
+    calls = datasheet.KERNELS.call_cycles
+    assert processor_ms(NodeWork(operations=1e6, calls=1e6), CPU) == pytest.approx(calls * 0.5)
+
+
+@pytest.mark.usefixtures("ideal")
+def test_the_parts_of_a_time_name_what_bounds_it() -> None:
+    """At 5 GB/s, a product of 10 operations a byte is bound by arithmetic, one of 1 by memory; small ones by a cache."""
+    times = processor_parts(product(1e9, 1e8), CPU).by_bound()
+    assert times[Bound.ARITHMETIC] == pytest.approx(50)
+    assert sum(times.values()) == times[Bound.ARITHMETIC]
+    times = processor_parts(product(1e8, 1e8), CPU).by_bound()
+    assert times[Bound.MEMORY] == pytest.approx(20)
+    assert times[Bound.ARITHMETIC] == 0
+    relaid = NodeWork(products=(Product(1, 1e9),), traffic=1e6, footprint=1e6, relaid=1e6)
+    assert processor_parts(relaid, CPU).by_bound()[Bound.CACHE] == pytest.approx(3e6 / 32e6)
+
+
+@pytest.mark.usefixtures("ideal")
+def test_a_factor_may_change_what_bounds_a_time() -> None:
+    """With memory three times as slow, an operator that took 50 ms of arithmetic and 20 of traffic takes 60 ms."""
+    parts = processor_parts(product(1e9, 1e8), CPU)
+    assert parts.time_ms({Bound.MEMORY: 2}) == pytest.approx(50)
+    assert parts.time_ms({Bound.MEMORY: 3}) == pytest.approx(60)
+    assert parts.time_ms({Bound.ARITHMETIC: 2, Bound.MEMORY: 3}) == pytest.approx(100)

@@ -139,6 +139,7 @@ def test_files_of_users_are_parts(tmp_path: Path) -> None:
     [
         ("l5", "hardware 'l5': unknown part 'l5'"),
         ("epyc16", "did you mean 'epyc-16'"),
+        ("EPYC-16", "did you mean 'epyc-16'"),
         ("l4+", "unknown part ''"),
         ("", "unknown part ''"),
         ("l4+t4", "l4 and t4 are both of kind accelerator"),
@@ -210,3 +211,13 @@ def test_the_link_of_a_part_must_be_a_link(tmp_path: Path) -> None:
     path = written(tmp_path, ACCELERATOR.replace('"pcie-4"', '"t4"'))
     with pytest.raises(HardwareError, match="link = 't4': it is of kind accelerator"):
         hardware(path)
+
+
+def test_a_link_in_a_file_is_looked_for_beside_the_part(tmp_path: Path) -> None:
+    """A part in another folder names its link by the file's name alone."""
+    written(tmp_path, LINK, "link.toml")
+    path = written(tmp_path, ACCELERATOR.replace('"pcie-4"', '"link.toml"'))
+    assert hardware(path).pcie_gb_per_s == 5
+    missing = written(tmp_path, ACCELERATOR.replace('"pcie-4"', '"no.toml"'))
+    with pytest.raises(HardwareError, match=r"no\.toml: cannot be read: No such file"):
+        hardware(missing)

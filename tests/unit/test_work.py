@@ -9,7 +9,7 @@ import pytest
 from onnx import helper
 
 from chrion.graph.model import TensorInfo
-from chrion.graph.work import NodeWork, Product, node_flops, node_work
+from chrion.graph.work import NodeWork, Product, Setup, node_flops, node_work
 
 F = "tensor(float)"
 
@@ -112,7 +112,9 @@ def test_selections_do_not_read_whole_tables() -> None:
     """A Gather of 5 rows of 64 numbers reads and writes 5 rows, whatever the size of the table."""
     found = work("Gather", [[1_000_000, 64], ("tensor(int64)", [5])], [[5, 64]])
     assert (found.operations, found.traffic, found.footprint) == (0, 2 * 1280 + 40, 2 * 1280 + 40)
-    assert (found.pieces, found.piece_elements) == (5, 64)
+    assert (found.pieces, found.singles) == (5, 0)
+    axis = work("Gather", [[2, 1000], ("tensor(int64)", [5])], [[2, 5]], axis=1)
+    assert (axis.pieces, axis.singles) == (10, 0)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,8 @@ def test_contiguous_pieces_by_hand(
     """The runs of memory that keep their order, counted on paper."""
     found = work(op_type, inputs, outputs, **attributes)
     assert found.operations == 0
-    assert found.pieces == pieces
+    assert found.pieces + found.singles == pieces
+    assert bool(found.singles) == (pieces == sum(math.prod(shape) for shape in outputs))
 
 
 def test_unknown_shapes_and_operators_count_as_little() -> None:
@@ -153,3 +156,53 @@ def test_flops_count_products_or_elements() -> None:
     values = {n: TensorInfo(n, F, s) for n, s in {"x": (8, 4), "w": (4, 4), "y": (8, 4)}.items()}
     assert node_flops(helper.make_node("MatMul", ["x", "w"], ["y"]), values) == 256
     assert node_flops(helper.make_node("Tanh", ["x"], ["y"]), values) == 32
+
+
+def test_a_pool_of_whole_blocks_of_channels_is_brought_into_their_layout_and_back() -> None:
+    """32 channels of 8 x 8 to 4 x 4 by windows of 3 x 3: a load and a comparison for each element of a window."""
+    found = work("MaxPool", [[2, 32, 8, 8]], [[2, 32, 4, 4]], kernel_shape=[3, 3], strides=[2, 2])
+    touched = 4 * 2 * 32 * (64 + 16)
+    assert (found.operations, found.short_vectors) == (2 * 2 * 32 * 16 * 9, 0)
+    assert (found.traffic, found.relaid, found.footprint, found.kernels) == (touched, touched, 2 * touched, 3)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "shape", "result", "attributes", "rows", "steps"),
+    [
+        # 10 elements are 2 vectors and 2 single ones, in 3 rows; 5 outputs are 3 vectors of 2, of 3 columns each.
+        ("MaxPool", [1, 8, 10, 10], [1, 8, 5, 5], {"kernel_shape": [3, 3], "strides": [2, 2]}, 40, 3 * 4 + 3 * 3),
+        ("MaxPool", [1, 8, 12, 12], [1, 8, 11, 11], {"kernel_shape": [2, 2]}, 88, 2 * 3 + 2 * 3),
+        # Three divisions of five steps each.
+        ("AveragePool", [1, 8, 12, 12], [1, 8, 11, 11], {"kernel_shape": [2, 2]}, 88, 2 * 3 + 2 * 3 + 15),
+        # 49 elements are 12 vectors and one single, one after another, two cycles each.
+        ("GlobalAveragePool", [1, 24, 7, 7], [1, 24, 1, 1], {}, 24, 2 * 13),
+        # A stride of 3 has no kernel by rows: 9 elements, two cycles each.
+        ("MaxPool", [1, 8, 9, 9], [1, 8, 3, 3], {"kernel_shape": [3, 3], "strides": [3, 3]}, 72, 2 * 9),
+    ],
+)
+def test_other_pools_take_steps_of_short_vectors(
+    op_type: str, shape: list[int], result: list[int], attributes: dict[str, Any], rows: int, steps: int
+) -> None:
+    """The vectors of one row of the output, or of one output, counted on paper."""
+    found = work(op_type, [shape], [result], **attributes)
+    assert (found.pieces, found.short_vectors) == (rows, rows * steps)
+    assert (found.relaid, found.kernels) == (0, 1)
+
+
+def test_an_rnn_transposes_its_weights_and_calls_its_activation() -> None:
+    """In each of 10 steps all of R, and W once; 80 x 32 calls of tanh. The kernels of LSTM and GRU do neither."""
+    shapes = [[10, 8, 64], [1, 32, 64], [1, 32, 32]]
+    found = work("RNN", shapes, [[10, 1, 8, 32]], hidden_size=32)
+    assert found.calls == 80 * 32
+    assert found.relaid == 4 * (32 * 64 + 10 * 32 * 32)
+    assert found.setup is Setup.NONE
+    lstm = work("LSTM", [shapes[0], [1, 128, 64], [1, 128, 32]], [[10, 1, 8, 32]], hidden_size=32)
+    assert (lstm.calls, lstm.relaid, lstm.setup) == (0, 0, Setup.RECURRENT)
+
+
+def test_operators_that_run_as_several_kernels_or_copy_single_elements() -> None:
+    """A sum of 10 values is 9 additions; a scatter walks its 6 updates; a reduction prepares its loops."""
+    assert work("Sum", [[4]] * 10, [[4]]).kernels == 9
+    indices = ("tensor(int64)", [2, 3])
+    assert work("ScatterElements", [[2, 6], indices, [2, 3]], [[2, 6]], axis=1).pieces == 6
+    assert work("ReduceSum", [[4, 100]], [[4, 1]]).setup is Setup.REDUCTION

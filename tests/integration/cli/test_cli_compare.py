@@ -111,3 +111,20 @@ def test_operators_that_ios_may_merge_are_measured(cli: Chrion, monkeypatch: pyt
 def test_bad_options_are_refused(cli: Chrion, option: str, argument: str, about: str) -> None:
     """Invalid options are refused before anything is measured."""
     assert_refused(cli("compare", "m.onnx", option, argument), about)
+
+
+def test_policies_are_compared_within_a_budget(cli: Chrion) -> None:
+    """Each policy plans within the budget; what cannot is marked and does not win."""
+    options = ("--profile", PAPER, "--policies", "chrion,first-fit,layers,accelerator,cpu")
+    code, out, _ = cli("compare", "m.onnx", *options, "--gpu-budget", "1MB", "--json")
+    assert code == 0
+    rows = {row["policy"]: row for row in json.loads(out)["policies"]}
+    assert {name for name, row in rows.items() if not row["meets_budget"]} == {"accelerator"}
+    assert rows["accelerator"]["resident_mb"] > 1
+    assert all(row["resident_mb"] <= 1 for name, row in rows.items() if name != "accelerator")
+    _, out, _ = cli("compare", "m.onnx", *options, "--gpu-budget", "1MB")
+    (line,) = (line for line in out.splitlines() if line.startswith("accelerator"))
+    assert "exceeds the GPU budget of 1.0 MB" in line
+    assert "fastest policy as predicted: accelerator" not in out
+    assert "no plan fits" in cli("compare", "m.onnx", *options[:2], "--policies", "accelerator", "--gpu-budget", "0MB")[1]
+    assert_refused(cli("compare", "m.onnx", "--gpu-budget", "1XB"), "--gpu-budget")
