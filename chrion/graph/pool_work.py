@@ -4,7 +4,7 @@ There are three kinds of kernel (MLAS, ``pooling.cpp`` and ``snchwc.cpp``, and o
 
 - *blocked*: if the channels of an image are a multiple of 16, its values are brought into blocks of 16 channels, pooled
   with whole vectors, and brought back;
-- *rows*: otherwise, if the last stride is 1 or 2, each row of the output is computed with vectors of 16 bytes: first the
+- *rows*: otherwise, if the last stride is 1 or 2, a row of the output is computed with vectors of 16 bytes: first the
   rows of the window are reduced to one row, then its columns;
 - *single*: all other outputs are computed one after another, element by element.
 """
@@ -23,10 +23,10 @@ _SHORT = 4
 _LARGEST_STRIDE = 2
 #: The rank of an image: batch, channels, height, width.
 _IMAGE_RANK = 4
-#: Steps of a chain in which each addition or comparison waits for the one before: they take two cycles or more.
+#: Cycles of an element that is reduced alone, since each addition or comparison waits for the one before.
 _CHAINED = 2.0
 #: Steps of a division of a vector, which only averages have.
-_DIVISION = 5.0
+_DIVISION = 2.0
 #: Operations for each element under a window in the blocked kernel: one to load it and one to compare or add it.
 _BLOCKED_OPERATIONS = 2.0
 
@@ -66,9 +66,9 @@ def pool_work(pool: Pool) -> PoolWork:
     image = len(pool.input) == _IMAGE_RANK and pool.float32
     if image and pool.input[1] % _BLOCK == 0 and pool.outputs == 1:
         return PoolWork(operations, blocked=True)
-    if elements == math.prod(pool.input[:2]):  # one output for each channel: a single chain over all elements
-        chain = reduced // _SHORT + reduced % _SHORT
-        return PoolWork(operations, _CHAINED * elements * chain, elements)
+    if pool.float32 and elements == math.prod(pool.input[:2]):  # one output for each channel
+        steps = reduced // _SHORT + reduced % _SHORT
+        return PoolWork(operations, elements * steps, elements)
     if pool.float32 and len(pool.input) >= _IMAGE_RANK and pool.stride[-1] <= _LARGEST_STRIDE:
         rows = math.prod(pool.output[:-1])
         return PoolWork(operations, rows * _row_steps(pool, reduced / max(1, pool.window[-1])), rows)

@@ -13,6 +13,7 @@ from typing import Any
 
 import onnx
 
+from chrion.graph.convolution_work import Convolution, expansion_steps, is_blocked
 from chrion.graph.model import ELEMENT_BYTES, TensorInfo
 from chrion.graph.pool_work import Pool, pool_work
 
@@ -48,6 +49,8 @@ _REDUCTIONS = {"ArgMax", "ArgMin", "TopK", "CumSum"}
 _SELECTIONS = {"Gather", "GatherElements", "GatherND", "Slice", "Split", "Expand", "Tile", "Pad", "Resize"}
 #: Operators that copy their first input and then replace single elements or slices of it.
 _SCATTERS = {"ScatterElements", "ScatterND", "Scatter"}
+#: Operators that copy all of their inputs, perhaps in another order.
+_COPIES = {"Concat", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Cast"}
 #: Operators that read nothing but shapes.
 _SHAPES = {"Shape", "Size", "ConstantOfShape", "Range", "Constant"}
 
@@ -56,8 +59,8 @@ class Setup(Enum):
     """What a CPU kernel prepares before its arithmetic."""
 
     NONE = "none"
-    #: Loops over the dimensions that are reduced and those that are kept.
-    REDUCTION = "reduction"
+    #: Loops over dimensions, such as those that a reduction keeps.
+    LOOPS = "loops"
     #: Buffers, and the division of a recurrent operator among threads.
     RECURRENT = "recurrent"
 
@@ -98,6 +101,8 @@ class NodeWork:
     #: CPU kernels that run one after another, each with the overhead of a node.
     kernels: int = 1
     setup: Setup = Setup.NONE
+    #: Values that a kernel joins into one.
+    joined: int = 0
     #: Steps that depend on each other; more than 1 for recurrent operators.
     steps: int = 1
     outputs: int = 1
@@ -205,12 +210,16 @@ def _product(kind: str, inputs: Values, outputs: Values, attributes: Attributes)
     first, second = (inputs[at] for at in _FACTORS.get(kind, (0, 1)))
     elements = outputs[0].elements if outputs else 0
     bytes_moved = _total(inputs) + _total(outputs)
-    relaid = 0.0
+    relaid = short_vectors = 0.0
     if kind in _CONVOLUTIONS:
         depthwise = attributes.get("group", 1) > 1 and math.prod(second.shape[1:2]) == 1
         rows: float = 0.0 if depthwise else elements / max(1, math.prod(second.shape[:1]))
         flops = 2.0 * elements * math.prod(second.shape[1:])
-        relaid = first.bytes + _total(outputs)
+        found = _convolution(first, second, outputs, attributes)
+        if found is None or is_blocked(found):
+            relaid = first.bytes + _total(outputs)
+        else:
+            short_vectors = expansion_steps(found)
     elif kind == "ConvTranspose":
         rows = math.prod(first.shape[:1] + first.shape[2:])
         flops = 2.0 * first.elements * math.prod(second.shape[1:])
@@ -233,8 +242,18 @@ def _product(kind: str, inputs: Values, outputs: Values, attributes: Attributes)
         traffic=bytes_moved,
         footprint=bytes_moved,
         relaid=relaid,
+        short_vectors=short_vectors,
         outputs=len(outputs),
     )
+
+
+def _convolution(first: _Value, filters: _Value, outputs: Values, attributes: Attributes) -> Convolution | None:
+    """Return a convolution; None if its shapes are unknown, or if it is not of float32."""
+    known = first.element == "float32" and outputs and len(first.shape) == len(filters.shape) == len(outputs[0].shape)
+    if not known or len(first.shape) <= 2:
+        return None
+    stride = attributes.get("strides") or (1,)
+    return Convolution(first.shape, filters.shape, outputs[0].shape, attributes.get("group", 1), stride)
 
 
 def _einsum_sizes(equation: bytes | str, inputs: Values) -> dict[str, int]:
@@ -252,21 +271,10 @@ def _other(kind: str, inputs: Values, outputs: Values, attributes: Attributes) -
     """Return the work of an operator without products."""
     first = inputs[0] if inputs else _Value.of(None)
     result = outputs[0] if outputs else _Value.of(None)
-    written = _total(outputs)
-    touched = _total(inputs) + written
+    touched = _total(inputs) + _total(outputs)
     work = NodeWork(first.element, (), float(result.elements), touched, touched, outputs=len(outputs))
-    if kind in _SHAPES:
-        return replace(work, traffic=written, operations=0.0)
-    if kind in _SELECTIONS:
-        # The positions that are read come in the inputs after the first one.
-        touched = 2 * written + _total(inputs[1:])
-        pieces, single = _selected_pieces(kind, first, outputs, attributes)
-        return replace(work, traffic=touched, footprint=touched, operations=0.0, **_copies(pieces, single))
-    if kind in _SCATTERS:
-        return replace(work, operations=0.0, pieces=float(inputs[1].elements) if len(inputs) > 1 else 0.0)
-    if kind in {"Concat", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Cast"}:
-        pieces, single = _rearranged_pieces(kind, inputs, result, attributes)
-        return replace(work, operations=0.0, **_copies(pieces, single))
+    if kind in _SHAPES | _SELECTIONS | _SCATTERS | _COPIES:
+        return _moved(kind, replace(work, operations=0.0), inputs, outputs, attributes)
     if kind in {"Sum", "Mean", "Max", "Min"}:  # one addition after another, each of which reads two and writes one
         steps = max(1, len(inputs) - 1)
         count = steps + (kind == "Mean")  # a mean is divided last
@@ -275,8 +283,27 @@ def _other(kind: str, inputs: Values, outputs: Values, attributes: Attributes) -
     if kind in _POOLS and len(first.shape) > 2 and len(first.shape) == len(result.shape):
         return _pool(kind, work, first, outputs, attributes)
     if kind in _REDUCTIONS or kind.startswith("Reduce"):
-        return replace(work, operations=float(first.elements), setup=Setup.REDUCTION)
-    return replace(work, operations=work.operations * _OPERATIONS.get(kind, 1))
+        setup = Setup.LOOPS if kind.startswith("Reduce") else Setup.NONE
+        return replace(work, operations=float(first.elements), setup=setup)
+    rows = result.elements / max(1, math.prod(result.shape[-1:])) if kind in {"Softmax", "LogSoftmax"} else 0.0
+    return replace(work, operations=work.operations * _OPERATIONS.get(kind, 1), pieces=rows)
+
+
+def _moved(kind: str, work: NodeWork, inputs: Values, outputs: Values, attributes: Attributes) -> NodeWork:
+    """Return the work of an operator that moves values and computes none, given its traffic."""
+    if kind in _SHAPES:
+        return replace(work, traffic=_total(outputs))
+    if kind in _SCATTERS:
+        return replace(work, pieces=float(sum(value.elements for value in inputs[1:2])), setup=Setup.LOOPS)
+    if kind in _SELECTIONS:
+        # The positions that are read come in the inputs after the first one.
+        touched = 2 * _total(outputs) + _total(inputs[1:])
+        pieces, single = _selected_pieces(kind, inputs, outputs, attributes)
+        work = replace(work, traffic=touched, footprint=touched)
+    else:
+        pieces, single = _rearranged_pieces(kind, inputs, outputs, attributes)
+        work = replace(work, joined=len(inputs) - 1 if kind == "Concat" else 0)
+    return replace(work, singles=pieces) if single else replace(work, pieces=pieces)
 
 
 def _pool(kind: str, work: NodeWork, first: _Value, outputs: Values, attributes: Attributes) -> NodeWork:
@@ -295,17 +322,13 @@ def _pool(kind: str, work: NodeWork, first: _Value, outputs: Values, attributes:
     work = replace(work, operations=found.operations, short_vectors=found.short_vectors, pieces=found.pieces)
     if not found.blocked:
         return work
-    # Both layouts of each value are touched, and bringing one into the other is a kernel before and one after.
-    return replace(work, footprint=2 * work.footprint, relaid=work.traffic, kernels=3)
+    # Bringing one layout into the other is a kernel before and one after.
+    return replace(work, relaid=work.traffic, kernels=3)
 
 
-def _copies(pieces: float, single: bool) -> dict[str, float]:
-    """Return the fields of pieces that are copied."""
-    return {"singles" if single else "pieces": pieces}
-
-
-def _selected_pieces(kind: str, first: _Value, outputs: Values, attributes: Attributes) -> tuple[float, bool]:
+def _selected_pieces(kind: str, inputs: Values, outputs: Values, attributes: Attributes) -> tuple[float, bool]:
     """Return the number of contiguous pieces that a selection copies, and whether they are elements in one loop."""
+    first = inputs[0] if inputs else _Value.of(None)
     elements = sum(value.elements for value in outputs)
     if not elements or not first.shape:
         return 0.0, False
@@ -326,8 +349,9 @@ def _selected_pieces(kind: str, first: _Value, outputs: Values, attributes: Attr
     return elements / max(1.0, piece), piece <= 1
 
 
-def _rearranged_pieces(kind: str, inputs: Values, result: _Value, attributes: Attributes) -> tuple[float, bool]:
+def _rearranged_pieces(kind: str, inputs: Values, outputs: Values, attributes: Attributes) -> tuple[float, bool]:
     """Return the number of contiguous pieces that are copied, and whether they are elements in one loop."""
+    result = outputs[0] if outputs else _Value.of(None)
     if not result.elements:
         return 0.0, False
     if kind == "Concat":

@@ -4,7 +4,7 @@ An operator's time is modelled as
 
     time = factor of its type * sum over the bounds of (factor of the bound * estimated part),
 
-since a machine may have slower memory, arithmetic or calls than its datasheet says, each for all types of operators, and
+since a machine may have slower memory, arithmetic or calls than its datasheet says, for all types of operators, and
 onnxruntime's kernels of one type may be better or worse than estimated. The factors are those of the greatest
 probability, in logarithms, if errors and factors are normally distributed around the estimate. Thus the few operators
 of a type change its factor little, but all operators together determine the factors of the bounds. This is a multilevel
@@ -25,7 +25,7 @@ import numpy.typing as npt
 from chrion.profiler.estimate_parts import Bound, Parts, Scales
 
 #: Standard deviations in logarithms: of operators of one type around their factors, and of the factors around 1.
-_NOISE, _OF_BOUND, _OF_TYPE = 0.25, 0.7, 0.25
+_NOISE, _OF_BOUND, _OF_TYPE = 0.4, 0.7, 0.15
 #: Errors in logarithms beyond which an operator has less weight.
 _OUTLIER = 0.4
 #: Steps of the Gauss-Newton method, which needs a handful; the largest change of a factor in one, in logarithms.

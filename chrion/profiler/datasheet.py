@@ -39,15 +39,16 @@ class Kernels:
     stream_bytes_per_cycle: float = 24.0
     #: A step on a vector of 16 bytes, and the call of a function such as tanh of the C library for one element.
     short_vector_cycles: float = 1.0
-    call_cycles: float = 45.0
-    #: Overhead of a kernel, of each output after the first, and of what some kernels prepare.
+    call_cycles: float = 25.0
+    #: Overhead of a kernel, of each value that it joins, of each output after the first, and of what some prepare.
     node_cycles: float = 700.0
+    joined_cycles: float = 230.0
     output_cycles: float = 1000.0
     setup_cycles: Mapping[Setup, float] = field(
-        default_factory=lambda: {Setup.NONE: 0.0, Setup.REDUCTION: 500.0, Setup.RECURRENT: 8000.0}
+        default_factory=lambda: {Setup.NONE: 0.0, Setup.LOOPS: 500.0, Setup.RECURRENT: 8000.0}
     )
     #: Time of a contiguous piece in addition to its bytes, and of an element that is copied in a loop.
-    piece_cycles: float = 14.0
+    piece_cycles: float = 11.0
     single_cycles: float = 1.0
     #: Time to divide one step of an operator among threads and to join them.
     fork_cycles: float = 13000.0
@@ -82,14 +83,15 @@ def processor_parts(work: NodeWork, processor: Processor, busy: int = 1, width: 
     if work.operations and not work.relaid:  # kernels of the blocked layout load whole vectors
         bytes_per_ms = min(bytes_per_ms, KERNELS.stream_bytes_per_cycle * clock)
     overhead = KERNELS.node_cycles * work.kernels + KERNELS.output_cycles * (work.outputs - 1)
-    overhead += KERNELS.setup_cycles[work.setup]
+    overhead += KERNELS.setup_cycles[work.setup] + KERNELS.joined_cycles * work.joined
     overhead += (work.pieces * KERNELS.piece_cycles + work.singles * KERNELS.single_cycles) / width
     if width > 1:
         overhead += KERNELS.fork_cycles * work.steps
     return Parts(
         arithmetic_ms=_arithmetic_cycles(work, processor) / clock / width,
         traffic_ms=work.traffic / bytes_per_ms / width,
-        copy_ms=work.relaid * 2 / bytes_per_ms / width,
+        # Caches read and write at the same time; main memory does not.
+        copy_ms=work.relaid * (2 if level is Bound.MEMORY else 1) / bytes_per_ms / width,
         overhead_ms=overhead / clock,
         level=level,
     )
@@ -124,10 +126,10 @@ def cached_bytes_per_ms(processor: Processor, footprint: float, busy: int = 1) -
 
 
 def _level(processor: Processor, footprint: float, busy: int) -> tuple[Bound, float]:
-    """Return whether a core's own caches hold so many bytes, and the bandwidth in bytes per ms."""
+    """Return which memory holds so many bytes, and its bandwidth in bytes per ms."""
     for cache in processor.caches:
         if footprint <= cache.bytes / min(busy, cache.cores):
-            bound = Bound.CACHE if cache.cores == 1 else Bound.MEMORY
+            bound = Bound.CACHE if cache.cores == 1 else Bound.SHARED_CACHE
             return bound, cache.bytes_per_cycle * processor.clock(busy) * 1e6 * KERNELS.cache_efficiency
     shared = processor.bandwidth_gb_per_s * KERNELS.memory_efficiency / busy
     return Bound.MEMORY, min(processor.core_bandwidth_gb_per_s, shared) * 1e6

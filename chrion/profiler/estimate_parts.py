@@ -13,7 +13,9 @@ class Bound(Enum):
     ARITHMETIC = "arithmetic"
     #: Traffic of values that fit the caches of one core.
     CACHE = "cache"
-    #: All other traffic: of shared caches, and of main memory.
+    #: Traffic of values that fit a cache of several cores.
+    SHARED_CACHE = "shared cache"
+    #: All other traffic.
     MEMORY = "memory"
     #: Launches, calls and loops, whatever the amount of arithmetic and traffic.
     OVERHEAD = "overhead"

@@ -116,9 +116,7 @@ def _placed_values(graph: Graph, plan: Plan) -> dict[str, Place]:
 def _node_places(model: onnx.ModelProto, places: Mapping[str, Place]) -> list[Place]:
     """Return the lane and the segment of each node of the original model."""
     nodes = model.graph.node
-    found: list[Place | None] = [
-        next((places[name] for name in node.output if name in places), None) for node in nodes
-    ]
+    found: list[Place | None] = [next((places[name] for name in node.output if name in places), None) for node in nodes]
     reader: dict[str, Place] = {}
     for at in reversed(range(len(nodes))):  # nodes are in topological order
         place = found[at] or next((reader[name] for name in nodes[at].output if name in reader), None)

@@ -112,9 +112,7 @@ def test_the_bodies_of_control_flow_have_the_placement_of_their_node(tmp_path: P
     }
     nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("If", ["flag"], ["y"], name="if", **arms)]
     graph = helper.make_graph(nodes, "g", [x, flag], [y])
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx"
-    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
     plan, found = annotated(tmp_path / "m.onnx", tmp_path / "a.onnx")
     onnx.checker.check_model(found, full_check=True)
     own = metadata(found.graph.node[1])
@@ -123,7 +121,7 @@ def test_the_bodies_of_control_flow_have_the_placement_of_their_node(tmp_path: P
         assert metadata(inner) == own
         assert inner.device_configurations[0].sharding_spec[0].tensor_name == "b"
     assert Plan.load(tmp_path / "a.onnx") == plan
-    feed = {"x": np.array([-1, 2], np.float32), "flag": np.array(True)}
+    feed = {"x": np.array([-1, 2], np.float32), "flag": np.array(1, bool)}
     assert_equal(run_plain(str(tmp_path / "a.onnx"), feed), run_plain(str(tmp_path / "m.onnx"), feed))
 
 

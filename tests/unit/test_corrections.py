@@ -39,14 +39,14 @@ def median_error(samples: list[Sample], factors: Factors) -> float:
 
 def test_the_factors_of_the_bounds_are_found() -> None:
     """Memory is twice as slow, calls half as fast, arithmetic 1.5 times: forty operators show it within a tenth."""
-    truth = {Bound.ARITHMETIC: 1.5, Bound.CACHE: 1.0, Bound.MEMORY: 2.0, Bound.OVERHEAD: 2.0}
+    truth = dict.fromkeys(Bound, 1.0) | {Bound.ARITHMETIC: 1.5, Bound.MEMORY: 2.0, Bound.OVERHEAD: 2.0}
     found = fit_factors(operators(40, truth, {})).bounds
     assert found == {bound: pytest.approx(factor, rel=0.1) for bound, factor in truth.items()}
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_few_operators_correct_the_others(seed: int) -> None:
-    """Of 300 operators with errors of 20 %, twelve are measured: the error of the others falls from over 60 % to 30 %."""
+    """Of 300 operators with errors of 20 %, twelve are measured: the error of the others falls from 55 % to 30 %."""
     truth = {Bound.ARITHMETIC: 2.5, Bound.CACHE: 2.0, Bound.MEMORY: 3.0, Bound.OVERHEAD: 2.0}
     samples = operators(300, truth, {}, 0.2, seed)
     few, rest = samples[:12], samples[12:]
@@ -64,13 +64,14 @@ def test_estimates_without_a_bias_stay_as_they_are(seed: int) -> None:
 
 
 def test_a_type_has_a_factor_of_its_own() -> None:
-    """One type at three times the estimate changes the others by less than a fifth; others' types are unchanged."""
+    """One type at three times the estimate moves part of the way, and the others by less than a fifth."""
     samples = operators(60, {}, {"Gather": 3.0})
     found = fit_factors(samples)
-    assert found.types["Gather"] > 2 * found.types["Conv"]
+    assert found.types["Gather"] > 1.5 * found.types["Conv"]
     rest = operators(100, {}, {"Gather": 3.0}, seed=1)
     assert median_error([s for s in rest if s.op_type != "Gather"], found) < 0.2
-    assert median_error([s for s in rest if s.op_type == "Gather"], found) < 0.35
+    gathers = [s for s in rest if s.op_type == "Gather"]
+    assert median_error(gathers, found) < median_error(gathers, Factors()) - 0.1
 
 
 def test_one_outlier_changes_little() -> None:
@@ -82,11 +83,16 @@ def test_one_outlier_changes_little() -> None:
 
 
 def test_one_operator_corrects_with_caution() -> None:
-    """A single operator at four times the estimate, bound by arithmetic, says little about memory."""
+    """A single operator at four times the estimate, bound by arithmetic, says nothing about memory.
+
+    The mean of two normal distributions in logarithms, weighted by precision: that of the factors, with variances
+    0.7^2 and 0.15^2, and that of the measurement, 0.4^2.
+    """
     parts = Parts(arithmetic_ms=1.0)
     factors = fit_factors([Sample("Conv", (parts,), 4.0)])
-    assert 3 < factors.time_ms("Conv", (parts,)) < 4
-    assert 2 < factors.time_ms("Add", (parts,)) < 4
+    expected = 4 ** ((0.7**2 + 0.15**2) / (0.7**2 + 0.15**2 + 0.4**2))
+    assert factors.time_ms("Conv", (parts,)) == pytest.approx(expected)
+    assert factors.time_ms("Add", (parts,)) < expected
     assert factors.time_ms("Add", (Parts(traffic_ms=1.0),)) == pytest.approx(1.0)
 
 

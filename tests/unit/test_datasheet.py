@@ -167,7 +167,7 @@ def test_kernels_without_long_vectors_take_their_steps_in_place_of_operations() 
 
 @pytest.mark.usefixtures("ideal")
 def test_the_parts_of_a_time_name_what_bounds_it() -> None:
-    """At 5 GB/s, a product of 10 operations a byte is bound by arithmetic, one of 1 by memory; small ones by a cache."""
+    """At 5 GB/s, 10 operations a byte are bound by arithmetic, one by memory; small values by a cache."""
     times = processor_parts(product(1e9, 1e8), CPU).by_bound()
     assert times[Bound.ARITHMETIC] == pytest.approx(50)
     assert sum(times.values()) == times[Bound.ARITHMETIC]
@@ -175,7 +175,11 @@ def test_the_parts_of_a_time_name_what_bounds_it() -> None:
     assert times[Bound.MEMORY] == pytest.approx(20)
     assert times[Bound.ARITHMETIC] == 0
     relaid = NodeWork(products=(Product(1, 1e9),), traffic=1e6, footprint=1e6, relaid=1e6)
-    assert processor_parts(relaid, CPU).by_bound()[Bound.CACHE] == pytest.approx(3e6 / 32e6)
+    assert processor_parts(relaid, CPU).by_bound()[Bound.CACHE] == pytest.approx(2e6 / 32e6)
+    shared = replace(relaid, footprint=8e6)
+    assert processor_parts(shared, CPU).by_bound()[Bound.SHARED_CACHE] == pytest.approx(2e6 / 8e6)
+    large = replace(relaid, footprint=9e6)
+    assert processor_parts(large, CPU).by_bound()[Bound.MEMORY] == pytest.approx(3e6 / 5e6)
 
 
 @pytest.mark.usefixtures("ideal")

@@ -141,7 +141,7 @@ def test_corrections_find_the_factors_of_a_machine() -> None:
     few = {signature: truth[signature] for signature in graph.dag.signatures if signature != one}
     corrected = estimate_profile(graph, L4, 2, corrections=measured(estimated, few))
     for signature, each in corrected.operators.items():
-        # The product is the only operator of its type, and the only one that is bound by arithmetic.
+        # The product is the only operator of its type, and the only one that is bound by arithmetic on the cores.
         near = 0.01 if signature in few else 0.55
         assert each.cpu_ms == pytest.approx(truth[signature].cpu_ms, rel=near)
         if each.accelerator_ms is not None:

@@ -126,5 +126,7 @@ def test_policies_are_compared_within_a_budget(cli: Chrion) -> None:
     (line,) = (line for line in out.splitlines() if line.startswith("accelerator"))
     assert "exceeds the GPU budget of 1.0 MB" in line
     assert "fastest policy as predicted: accelerator" not in out
-    assert "no plan fits" in cli("compare", "m.onnx", *options[:2], "--policies", "accelerator", "--gpu-budget", "0MB")[1]
+    assert (
+        "no plan fits" in cli("compare", "m.onnx", *options[:2], "--policies", "accelerator", "--gpu-budget", "0MB")[1]
+    )
     assert_refused(cli("compare", "m.onnx", "--gpu-budget", "1XB"), "--gpu-budget")
