@@ -61,16 +61,13 @@ OTHERS: tuple[Model, ...] = (
 )
 #: Models whose plans are timed.
 PLANNED: tuple[Model, ...] = (
-    ("lstm-baseline", {}),
-    ("lstm-io-128", {}),
     ("lstm", {"io": 256, "layers": 4, "seq": 32}),
     ("gru", {"io": 256, "layers": 4, "seq": 32}),
-    ("lstm", {"io": 128, "layers": 6, "seq": 32, "bidirectional": True}),
-    ("googlenet", {}),
-    ("inception-v3", {}),
     ("squeezenet", {}),
+    ("lstm-baseline", {}),
+    ("googlenet", {}),
+    ("lstm-io-128", {}),
     ("randwire-small", {}),
-    ("deepfm", {}),
 )
 #: Measured operators of each type from which corrections are fitted.
 FEW = 3
