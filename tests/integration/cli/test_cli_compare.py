@@ -129,4 +129,4 @@ def test_policies_are_compared_within_a_budget(cli: Chrion) -> None:
     assert (
         "no plan fits" in cli("compare", "m.onnx", *options[:2], "--policies", "accelerator", "--gpu-budget", "0MB")[1]
     )
-    assert_refused(cli("compare", "m.onnx", "--gpu-budget", "1XB"), "--gpu-budget")
+    assert_refused(cli("compare", "m.onnx", "--gpu-budget", "1XB"), "gpu budget")
