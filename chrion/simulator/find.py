@@ -165,15 +165,20 @@ def find_limits(source: ScenarioSource, name: str, condition: Condition) -> tupl
 
 def _limit(source: ScenarioSource, quantity: Searched, condition: Condition, pattern: str, reference: str) -> Limit:
     probes: dict[int, Probe | None] = {}
+    #: The least number with which no request waits, so that more servers or memory cannot help.
+    enough = quantity.numbers[-1]
 
     def probe(number: int) -> Probe | None:
+        nonlocal enough
         if number not in probes:
             sets: Mapping[str, Any] = {**quantity.sets(number), "patterns": [pattern], "slo.of": reference}
-            probes[number] = _probe(source.changed(sets), quantity, condition)
+            probes[number], waited = _probe(source.changed(sets), quantity, condition)
+            if quantity.smallest and not waited:
+                enough = min(enough, number)
         return probes[number]
 
     def meets(number: int) -> bool:
-        found = probe(number)
+        found = probe(min(number, enough))
         return found is not None and found.figure <= condition.limit
 
     # The condition holds on one side: from `edge` on for the smallest value, before `edge` for the largest.
@@ -183,20 +188,22 @@ def _limit(source: ScenarioSource, quantity: Searched, condition: Condition, pat
     return Limit(
         pattern,
         probe(last) if last in numbers and meets(last) else None,
-        probe(beyond) if beyond in numbers else None,
+        probe(min(beyond, enough)) if beyond in numbers else None,
     )
 
 
-def _probe(source: ScenarioSource, quantity: Searched, condition: Condition) -> Probe | None:
-    """Return the simulated value; None if the models do not fit."""
+def _probe(source: ScenarioSource, quantity: Searched, condition: Condition) -> tuple[Probe | None, bool]:
+    """Return the simulated value, or None if the models do not fit, and whether a request waited or did not run."""
     try:
         scenario = source.build()
     except ScenarioError:
-        return None
+        return None, True
     (result,) = simulate(scenario)
+    waited = result.total.completed < result.total.arrivals or result.total.loads > 0 or result.total.mean_wait_ms > 0
     figure = condition.figure(result)
     cost = sum(spec.cost_per_hour for spec in scenario.servers)
-    return Probe(quantity.amount(scenario), figure if figure == figure else float("inf"), cost)  # noqa: PLR0124 # NaN: all were dropped
+    probe = Probe(quantity.amount(scenario), figure if figure == figure else float("inf"), cost)  # noqa: PLR0124 # NaN: all were dropped
+    return probe, waited
 
 
 def first_true(holds: Callable[[int], bool], begin: int, low: int, high: int) -> int:

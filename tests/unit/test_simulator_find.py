@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from chrion.errors import OptionError, ScenarioError
+from chrion.simulator import find
 from chrion.simulator.export import export_requests
 from chrion.simulator.find import Condition, find_limits, first_true, parse_until
 from chrion.simulator.replications import interval, intervals, seeds, t_quantile
@@ -106,6 +107,20 @@ def test_the_rate_of_a_trace_is_its_scale(tmp_path: Path) -> None:
     assert steps == pytest.approx(round(steps), abs=1e-6)
     with pytest.raises(ScenarioError, match="rate_per_s"):
         find_limits(source(**{"workload.rate_per_s": "fast"}), "rate", Condition("p99", 150.0))
+
+
+@pytest.mark.parametrize("name", ["servers", "memory"])
+def test_a_search_that_cannot_succeed_ends_when_no_request_waits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Execution alone takes longer than the limit: what is beyond the last value is the first one without waits."""
+    amounts: list[float] = []
+    original = find._probe
+    monkeypatch.setattr(find, "_probe", lambda *words: amounts.append(1) or original(*words))
+    (limit,) = find_limits(source(rate_per_s=1.0, preload=True), name, Condition("p50", 10.0))
+    assert limit.found is None
+    assert limit.beyond is not None
+    assert limit.beyond.amount < 40
+    assert limit.beyond.figure > 10.0
+    assert len(amounts) < 16
 
 
 def test_an_unknown_quantity_is_refused() -> None:
