@@ -105,6 +105,16 @@ _PASTS = [
     }
     for batch, new, past in ((2, 3, 6), (1, 1, 9), (3, 4, 0))
 ]
+_BRANCHES = [
+    {
+        "batch_size": batch,
+        "sequence_length": new,
+        "past_sequence_length": past,
+        "attention_mask_sequence_length": past * cached + new,
+        "use_cache_branch": cached,
+    }
+    for batch, new, past, cached in ((2, 1, 6, 1), (1, 5, 1, 0), (3, 1, 2, 1))
+]
 _MERGED = [
     {
         "batch_size": batch,
@@ -126,12 +136,14 @@ def _bert() -> hf.PreTrainedModel:
 
 
 @exported("gpt2-past", "text-generation-with-past", "model.onnx", _PASTS, opset=14)
+@exported("gpt2-merged", "text-generation-with-past", "decoder_model_merged.onnx", _BRANCHES, opset=14, legacy=True)
 def _gpt2() -> hf.PreTrainedModel:
     config = hf.GPT2Config(vocab_size=100, n_embd=32, n_layer=2, n_head=4, n_positions=64)
     return hf.GPT2LMHeadModel(config)
 
 
 @exported("llama-past", "text-generation-with-past", "model.onnx", _PASTS)
+@exported("llama-merged", "text-generation-with-past", "decoder_model_merged.onnx", _BRANCHES, opset=14, legacy=True)
 def _llama() -> hf.PreTrainedModel:
     return hf.LlamaForCausalLM(hf.LlamaConfig(**_SMALL, num_key_value_heads=2))
 

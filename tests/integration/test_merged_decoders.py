@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from sample import read_sample
@@ -87,6 +89,38 @@ def test_a_branch_for_single_tokens_serves_one_request_after_another(name: str, 
         assert isinstance(generator._engine, MergedEngine)
         assert generator.refused.endswith("its branch with a cache computes prompts otherwise than the other branch")
         assert generated(generator) == [plain.generate(ids, 12) for ids in PROMPTS]
+
+
+def by_the_first_branch(model: Path, ids: list[int], count: int) -> list[int]:
+    """Return what plain onnxruntime generates with the branch for prompts: the whole text again for every token."""
+    session = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+    inputs = {argument.name: argument.shape for argument in session.get_inputs()}
+    text = list(ids)
+    for _ in range(count):
+        known = {
+            "input_ids": np.array([text]),
+            "attention_mask": np.ones((1, len(text)), np.int64),
+            "position_ids": np.arange(len(text))[None],
+            "use_cache_branch": np.array([False]),
+        }
+        caches = {name: shape for name, shape in inputs.items() if "past" in name}
+        unused = {name: np.zeros((1, shape[1], 1, shape[3]), np.float32) for name, shape in caches.items()}
+        feed = {name: value for name, value in known.items() if name in inputs} | unused
+        text.append(int(np.argmax(session.run(["logits"], feed)[0][0, -1])))
+    return text[len(ids) :]
+
+
+@pytest.mark.parametrize(
+    ("stem", "engine"),
+    [("optimum_models-llama-merged", SelectiveEngine), ("optimum_models-gpt2-merged", MergedEngine)],
+)
+@pytest.mark.parametrize("chunk", [0, 2])
+def test_merged_decoders_of_optimum(stem: str, engine: type[Any], chunk: int, tmp_path: Path) -> None:
+    """Of two exports, the branch of Llama computes prompts, and that of GPT-2 was traced with single tokens."""
+    model = read_sample(stem, tmp_path).model
+    with Generator(model, threads=1, chunk=chunk) as generator:
+        assert type(generator._engine) is engine
+        assert generated(generator) == [by_the_first_branch(model, ids, 12) for ids in PROMPTS]
 
 
 @pytest.mark.parametrize(
