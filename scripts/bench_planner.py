@@ -40,6 +40,8 @@ class Case:
     operators: int
     cores: int
     accelerator: bool = True
+    #: True if operators were measured on several cores.
+    widths: bool = False
 
     def problem(self) -> tuple[Dag, Costs]:
         """Return the graph and its costs."""
@@ -49,6 +51,10 @@ class Case:
             dag = load(build("lstm-baseline")).dag
             costs = uniform_costs(dag, accelerator_ms=0.05, cpu_ms=[0.3 * (1 + 0.1 * j) for j in range(self.cores)])
             costs = replace(costs, upload=CopyCost(0.01, 1e-7), download=CopyCost(0.01, 1e-7), handoff_ms=0.002)
+        if self.widths:
+            widths = tuple(2**power for power in range(1, self.cores.bit_length()))
+            wide_ms = tuple(tuple(ms / width**0.7 for ms in costs.cpu_ms[0]) for width in widths)
+            costs = replace(costs, widths=widths, wide_ms=wide_ms, wake_ms=0.005)
         return dag, costs if self.accelerator else costs.without_accelerator()
 
 
@@ -66,6 +72,8 @@ DEFAULT = (
     Case("layered", 20_100, 16),
     Case("layered", 100_000, 16),
     Case("layered, cores only", 100_000, 2, accelerator=False),
+    Case("layered, widths", 1_000, 16, widths=True),
+    Case("layered, widths", 10_000, 16, widths=True),
 )
 
 
@@ -133,7 +141,7 @@ def print_table(title: str, cases: tuple[Case, ...], measure: Callable[[Case], t
             seconds, peak_mb, predicted = pool.submit(measure, case).result()
         n = case.operators
         growth = ""
-        if before and n > before[0] and case.accelerator:
+        if before and n > before[0] and case.accelerator and not case.widths:
             growth = f"{seconds / before[1] / (n * math.log(n) / (before[0] * math.log(before[0]))):.2f}"
         print(f"{case.name:<20} {n or '':>9} {case.cores:>5} {seconds:>7.2f} {peak_mb:>6.0f} {growth:>7}  {predicted}")
         before = (n, seconds) if n else None

@@ -1,10 +1,11 @@
 """List schedulers that Chrion does not have, as textbooks print them: references for how good its plans are.
 
-They share nothing with Chrion's list scheduling but its costs, and recompute everything at every step.
+They share nothing with Chrion's list scheduling but its costs.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Iterable, Sequence
 
@@ -22,6 +23,9 @@ class Board:
         self.dag, self.costs = dag, costs
         self.lanes = [*range(0 if costs.accelerator_ms is not None else 1, costs.cores + 1)]
         self.placed: dict[int, Slot] = {}
+        #: Start and end of each lane's operators, by start.
+        self.busy: dict[int, list[tuple[float, float]]] = {lane: [] for lane in self.lanes}
+        self.pairs = [(a, b) for a in self.lanes for b in self.lanes if a != b]
 
     def ms(self, i: int, lane: int) -> float:
         """Return the time of an operator on a lane."""
@@ -36,6 +40,16 @@ class Board:
         size = self.dag.edge_bytes[i][self.dag.predecessors[i].index(m)]
         return 0.0 if source == target else self.costs.transfer_ms(source, target, size)
 
+    def place(self, i: int, slot: Slot) -> None:
+        """Place an operator."""
+        self.placed[i] = slot
+        bisect.insort(self.busy[slot[2]], (slot[1], slot[0]))
+
+    def remove(self, i: int) -> None:
+        """Remove an operator."""
+        end, start, lane = self.placed.pop(i)
+        self.busy[lane].remove((start, end))
+
     def slot(self, i: int, lane: int, *, insertion: bool = True) -> Slot:
         """Return the first slot of an operator on a lane, as far as its predecessors are placed."""
         before = [(m, self.placed[m]) for m in self.dag.predecessors[i] if m in self.placed]
@@ -43,12 +57,12 @@ class Board:
         length = self.ms(i, lane)
         if all(slot[2] != lane for _, slot in before):
             length += self.costs.dispatch_ms
-        busy = sorted((start, end) for end, start, other in self.placed.values() if other == lane)
+        busy = self.busy[lane]
         if not insertion:
-            start = max([ready, *(end for _, end in busy)])
+            start = max(ready, busy[-1][1] if busy else 0.0)
             return start + length, start, lane
         start = ready
-        for begin, end in busy:
+        for begin, end in busy[max(0, bisect.bisect(busy, (ready, math.inf)) - 1) :]:
             if begin >= start + length:
                 break
             start = max(start, end)
@@ -63,8 +77,7 @@ class Board:
 
 def ranks(board: Board, *, transfers: bool) -> list[float]:
     """Return the longest path from the start of each operator in mean times, with or without mean transfers."""
-    dag, lanes = board.dag, board.lanes
-    pairs = [(a, b) for a in lanes for b in lanes if a != b]
+    dag, pairs = board.dag, board.pairs
     found = [0.0] * len(dag)
     for i in reversed(dag.topological_order):
         usable = board.supporting(i)
@@ -88,12 +101,13 @@ def lookahead_heft(dag: Dag, costs: Costs) -> Schedule:
     for i in by_rank(dag, ranks(board, transfers=True)):
         best: tuple[float, Slot] | None = None
         for lane in board.supporting(i):
-            slot = board.placed[i] = board.slot(i, lane)
+            slot = board.slot(i, lane)
+            board.place(i, slot)
             ends = [min(board.slot(s, other)[0] for other in board.supporting(s)) for s in dag.successors[i]]
             best = min([(max([slot[0], *ends]), slot), *([best] if best else [])])
-            del board.placed[i]
+            board.remove(i)
         assert best is not None
-        board.placed[i] = best[1]
+        board.place(i, best[1])
     return board.schedule()
 
 
@@ -101,5 +115,5 @@ def critical_path_list(dag: Dag, costs: Costs) -> Schedule:
     """Return list scheduling by the longest remaining path without transfers, without insertion."""
     board = Board(dag, costs)
     for i in by_rank(dag, ranks(board, transfers=False)):
-        board.placed[i] = min(board.slot(i, lane, insertion=False) for lane in board.supporting(i))
+        board.place(i, min(board.slot(i, lane, insertion=False) for lane in board.supporting(i)))
     return board.schedule()

@@ -71,10 +71,11 @@ class Dag:
         if len(sizes) != len(pairs):
             raise ModelError(f"graph: {len(pairs)} edges but {len(sizes)} edge sizes")
         incoming: list[dict[int, int]] = [{} for _ in range(n)]
+        index = list(range(n))  # one object for each number
         for (before, after), size in zip(pairs, sizes, strict=True):
             if not (0 <= before < n and 0 <= after < n) or before == after:
                 raise ModelError(f"graph: edge {before} -> {after}: expected two different operators of 0 to {n - 1}")
-            incoming[after][before] = incoming[after].get(before, 0) + size
+            incoming[after][index[before]] = incoming[after].get(before, 0) + size
         return cls.from_predecessors(incoming)
 
     @classmethod
@@ -92,14 +93,16 @@ class Dag:
         for sizes in incoming:
             for before, size in sizes.items():
                 sent[before] = max(sent[before], size)
+        names = tuple(str(i) for i in range(n))
+        alone = [(i,) for i in range(n)]
         dag = cls(
-            names=tuple(str(i) for i in range(n)),
+            names=names,
             op_types=("Operator",) * n,
-            signatures=tuple(str(i) for i in range(n)),
+            signatures=names,
             predecessors=tuple(tuple(sizes) for sizes in incoming),
             successors=invert([tuple(sizes) for sizes in incoming]),
             edge_bytes=tuple(tuple(sizes.values()) for sizes in incoming),
-            edge_values=tuple(tuple((before,) for before in sizes) for sizes in incoming),
+            edge_values=tuple(tuple(alone[before] for before in sizes) for sizes in incoming),
             value_bytes=tuple(sent),
             input_bytes=received,
             output_bytes=tuple(sent),
@@ -186,11 +189,6 @@ class Dag:
                 for value in values:
                     readers[m].setdefault(value, []).append(i)
         return tuple(tuple((value, tuple(by)) for value, by in sorted(own.items())) for own in readers)
-
-    @cached_property
-    def exits(self) -> tuple[int, ...]:
-        """The operators without successors."""
-        return tuple(i for i, after in enumerate(self.successors) if not after)
 
     def weight_total(self, i: int) -> int:
         """Return the bytes of all weights that operator ``i`` reads."""

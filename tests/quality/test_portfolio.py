@@ -64,7 +64,8 @@ def test_no_policy_is_predicted_faster_on_a_network_of_the_zoo(name: str, *, acc
     for policy in CHEAP:
         if accelerator or policy != "accelerator":
             assert own <= latency_ms(graph, profile, policy) + 1e-9, policy
-    assert own <= latency_ms(graph, profile, cores=2) + 1e-9
+    for cores in range(1, CORES):
+        assert own <= latency_ms(graph, profile, cores=cores) + 1e-9, cores
     if accelerator:
         assert own <= latency_ms(graph, profile, streams=1) + 1e-9
         assert own <= latency_ms(graph, roofline_profile(graph, CORES, accelerator=False)) + 1e-9
@@ -80,6 +81,27 @@ def assert_alpha_and_budget_are_monotone(planner: Planner) -> None:
         assert [p.latency_ms for p in plans] == sorted(p.latency_ms for p in plans)
         assert [p.resident_mb for p in plans] == sorted((p.resident_mb for p in plans), reverse=True)
         assert whole.latency_ms <= plans[0].latency_ms
+
+
+@pytest.mark.parametrize("name", ["squeezenet", "deepfm", "bert", "moe", "gpt2-decoder", "lstm", "gru"])
+def test_no_alpha_is_served_better_by_the_papers_policy(name: str) -> None:
+    """If alpha prices the paper's memory, ``chrion-paper`` has no less L + alpha * M (Equation 5) at any alpha.
+
+    The alphas are powers of the fourth root of two, from where memory hardly counts to where latency hardly does. A
+    larger one gives neither less latency nor more memory.
+    """
+    graph = load_network(name)
+    profile = roofline_profile(graph, CORES, accelerator=True)
+    whole = Planner(graph, profile, "accelerator").plan(Limits()).predicted
+    alphas = [0.0, *(whole.latency_ms / whole.memory_mb * 2.0 ** (power / 4) for power in range(-32, 33))]
+    planner = Planner(graph, profile, memory="paper", alphas=alphas)
+    paper = Planner(graph, profile, "chrion-paper")
+    plans = [planner.plan(Limits(), alpha).predicted for alpha in alphas]
+    for alpha, own in zip(alphas, plans, strict=True):
+        other = paper.plan(Limits(), alpha).predicted
+        assert own.latency_ms + alpha * own.memory_mb <= other.latency_ms + alpha * other.memory_mb + 1e-9, alpha
+    assert [p.latency_ms for p in plans] == sorted(p.latency_ms for p in plans)
+    assert [p.memory_mb for p in plans] == sorted((p.memory_mb for p in plans), reverse=True)
 
 
 @pytest.mark.parametrize("weights", [False, True], ids=["no weights", "weights"])

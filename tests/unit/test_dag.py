@@ -20,7 +20,6 @@ def test_predecessors_keep_the_order_of_their_edges() -> None:
     assert dag.predecessors == ((), (0,), (), (2, 0, 1))
     assert dag.edge_bytes == ((), (8,), (), (5, 6, 7))
     assert dag.successors == ((1, 3), (3,), (3,), ())
-    assert dag.exits == (3,)
     assert (dag.input_bytes[3], dag.output_bytes[0]) == (18, 8)
 
 

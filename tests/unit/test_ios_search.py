@@ -17,8 +17,9 @@ from chrion.graph import Dag
 from chrion.profiler import Costs, OperatorMemory, uniform_costs
 from chrion.scheduler.policies import ios_search
 from chrion.scheduler.policies.endings import GROUPS
-from chrion.scheduler.policies.ios_search import count_search_space, search_stages, split_into_blocks
+from chrion.scheduler.policies.ios_search import search_stages, split_into_blocks
 from chrion.scheduler.policies.stages import DeviceLanes, Stage, greedy_stages
+from schedule_counts import count_search_space
 from strategies import costs_for, dags
 
 Groups = tuple[tuple[int, ...], ...]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from architectures import googlenet
 from chrion.graph import Dag
 from chrion.scheduler.policies.nimble import nimble_streams
-from chrion.scheduler.policies.streams import count_synchronisations
+from schedule_counts import count_synchronisations
 from strategies import dags
 
 Edge = tuple[int, int]

@@ -8,7 +8,8 @@ from dataclasses import replace
 from chrion.graph import Dag
 from chrion.profiler import uniform_costs
 from chrion.scheduler import POLICIES
-from chrion.scheduler.policies.streams import count_synchronisations, schedule_streams
+from chrion.scheduler.policies.streams import schedule_streams
+from schedule_counts import count_synchronisations
 
 
 def test_each_stream_has_a_lane_if_there_are_enough() -> None:

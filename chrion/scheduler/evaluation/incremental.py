@@ -45,8 +45,6 @@ class GraphTables:
 
     def __init__(self, dag: Dag, costs: Costs) -> None:
         self.dag, self.costs = dag, costs
-        #: Of each operator: its predecessors, each with the last of the values read from it, and all of them.
-        self.edges = [[(m, max(values), values) for m, values in row] for row in dag.received]
         self.upload_ms = [costs.upload.ms(size) for size in dag.value_bytes]
         self.download_ms = [costs.download.ms(size) for size in dag.value_bytes]
         outputs = set(dag.request_outputs)
@@ -203,7 +201,7 @@ class Trace:
                         tails[i] = max(tails[i], tables.download_ms[value])
             tails[i] = max(tails[i], following.get(lane, 0.0))
             rest = following[lane] = duration[i] + tails[i]
-            for m, _, values in tables.edges[i]:
+            for m, values in tables.dag.received[i]:
                 other = lanes[m]
                 if other == lane:
                     continue
@@ -316,7 +314,7 @@ class _Run:
     def _add_without_delay(self, i: int) -> bool:
         lanes, segments = self.lanes, self.state.open
         lane = lanes[i]
-        foreign = {m: last for m, last, _ in self.tables.edges[i] if lanes[m] != lane}
+        foreign = {m: max(values) for m, values in self.tables.dag.received[i] if lanes[m] != lane}
         own = segments.get(lane)
         below = True
         if own is not None and (not foreign or _awaits(own.awaited, foreign)):
@@ -371,12 +369,12 @@ class _Run:
 
     def _start_ms(self, members: Sequence[int], lane: int) -> float:
         """Return when a segment's lane is available and its inputs have arrived, in ms."""
-        lanes, edges, visible, arrived = self.lanes, self.tables.edges, self.visible, self.arrived
+        lanes, received, visible, arrived = self.lanes, self.tables.dag.received, self.visible, self.arrived
         handoff = self.tables.costs.handoff_ms
         on_device = lane <= 0
         time = self.state.available[lane]
         for i in members:
-            for m, _, values in edges[i]:
+            for m, values in received[i]:
                 other = lanes[m]
                 if other == lane:
                     continue

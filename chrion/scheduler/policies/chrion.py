@@ -25,16 +25,17 @@ from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.solution import Problem, Solution, VariantSolution
 from chrion.scheduler.policies.chrion_paper import chrion_paper
-from chrion.scheduler.policies.policy import PlanningTask
-from chrion.scheduler.search.initial_solutions import LARGE, GraphFacts, InitialSolutions, preference
+from chrion.scheduler.policies.policy import PlanningTask, ScheduleFunction
+from chrion.scheduler.policies.single_device import accelerator_only
+from chrion.scheduler.search.initial_solutions import HUGE, LARGE, GraphFacts, InitialSolutions, preference
 from chrion.scheduler.search.local_search import LocalSearch
-from chrion.scheduler.search.machines import contains, sub_machines
+from chrion.scheduler.search.machines import contains, needed_machines, sub_machines
 from chrion.scheduler.search.pareto import descend, paper_figures, pareto_points, resident_figures, sample_evenly
 from chrion.scheduler.search.wide_lanes import widen, widen_offloaded
 
 #: Prices of memory, as powers of two times the price at which latency and memory have the same weight: for graphs of at
 #: most so many operators.
-_POWERS = ((200, range(-8, 13)), (2_000, range(-6, 13, 6)), (20_000, (-2, 2)), (math.inf, range(1)))
+_POWERS = ((200, range(-8, 13)), (2_000, range(-6, 13, 6)), (HUGE, (-2, 2)), (math.inf, range(1)))
 #: The fastest initial solutions that are improved, and the variants in which they are.
 _IMPROVED = 3
 _VARIANTS_IMPROVED = 3
@@ -52,7 +53,9 @@ _REFINEMENT_WORK = 20_000
 #: In graphs of at most so many operators, local search also starts from the fastest solution for a smaller machine.
 _SMALL = 200
 #: Solutions that are collected before dominated ones are dropped.
-_MOST_COLLECTED = 16
+_MOST_COLLECTED = 4
+#: Points of the frontier that are kept for huge graphs: the fastest, the smallest, and some between them.
+_POINTS_IF_HUGE = 4
 #: Initial solutions slower than this, relative to the fastest known solution, are not improved.
 _PROMISING = 1.05
 
@@ -90,9 +93,13 @@ class PortfolioSearch:
         dag, costs = variants[None]
         self._scale = balanced_alpha(costs)
         found: list[tuple[Costs, dict[int | None, list[Solution]]]] = []
-        for machine in sub_machines(costs, len(dag)):
+        machines = list(sub_machines(costs, len(dag)))
+        for at, machine in enumerate(machines):
             smaller = [known for other, known in found if contains(machine, other)]
             found.append((machine, self._solve(machine, smaller)))
+            if len(dag) > LARGE:  # solutions of large graphs take much memory, and none of them are widened
+                needed = needed_machines([other for other, _ in found], machines[at + 1 :])
+                found = [row for row in found if row is found[-1] or any(row[0] is other for other in needed)]
         self.solutions = dict(found[-1][1])  # wide solutions join these, not the known ones
         for machine, known in found:
             if machine.widths:
@@ -232,7 +239,11 @@ def _useful(solutions: Iterable[Solution]) -> list[Solution]:
 def undominated(solutions: Iterable[Solution]) -> list[Solution]:
     """Return the solutions that none dominates in resident memory and latency, or in the paper's memory and latency."""
     rows = list(solutions)
-    kept = {id(s): s for figures in (resident_figures, paper_figures) for s in pareto_points(rows, figures)}
+    huge = bool(rows) and len(rows[0].schedule.order) > HUGE
+    kept = {}
+    for figures in (resident_figures, paper_figures):
+        points = pareto_points(rows, figures)
+        kept.update({id(s): s for s in (sample_evenly(points, _POINTS_IF_HUGE) if huge else points)})
     return list(kept.values())
 
 
@@ -262,8 +273,12 @@ def search_variants(task: PlanningTask) -> list[VariantSolution]:
         for solution in solutions
     ]
     problem = Problem(graph.dag, costs[None])
-    for alpha in task.alphas:
-        solution = problem.evaluate(chrion_paper(graph.dag, costs[None], alpha), origin="greedy")
+    published: list[tuple[float, ScheduleFunction]] = [(alpha, chrion_paper) for alpha in task.alphas]
+    if costs[None].accelerator_ms is not None:  # printed beside each plan; that on the cores is an initial solution
+        published.append((0.0, accelerator_only))
+    for alpha, policy in published:
+        origin = "greedy" if policy is chrion_paper else "accelerator alone"
+        solution = problem.evaluate(policy(graph.dag, costs[None], alpha), origin=origin)
         found.append(VariantSolution(alpha, solution, None, graph))
     return found
 

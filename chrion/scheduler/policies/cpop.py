@@ -18,7 +18,22 @@ from chrion.scheduler.schedule import Schedule
 def cpop(dag: Dag, costs: Costs, _alpha: float) -> Schedule:
     """Return CPOP's schedule on all lanes."""
     lanes = Lanes(dag, costs)
-    priority = [up + down for up, down in zip(upward_ranks(lanes), downward_ranks(lanes), strict=True)]
+    return place_critical_path(lanes, path_lengths(lanes))
+
+
+def path_lengths(lanes: Lanes) -> list[float]:
+    """Return the length of the longest path through each operator, in mean times."""
+    return [up + down for up, down in zip(upward_ranks(lanes), downward_ranks(lanes), strict=True)]
+
+
+def place_critical_path(lanes: Lanes, priority: Sequence[float]) -> Schedule:
+    """Return the schedule with the critical path on one lane, and all other operators where they finish first.
+
+    Args:
+        lanes: The lanes to use.
+        priority: The length of the longest path through each operator.
+    """
+    dag = lanes.dag
     path = critical_path(dag, priority)
     path_lane = min(lanes.numbers, key=lambda lane: sum(lanes.ms[lane][i] for i in path))
     on_path = frozenset(path)

@@ -10,13 +10,14 @@ lanes for each operator.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from chrion.graph.dag import Dag
 from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
 from chrion.scheduler.policies.core_counts import usable_counts
+from chrion.scheduler.policies.edge_times import EdgeTimes, edge_times
 from chrion.scheduler.schedule import Schedule
 
 
@@ -50,7 +51,7 @@ def select_devices(dag: Dag, costs: Costs, order: Sequence[int], alpha: float) -
     Raises:
         ScheduleError: There is neither an accelerator that runs every operator nor a CPU core.
     """
-    return DeviceSelector(dag, costs).select(costs, order, alpha)
+    return DeviceSelector(dag, costs, edge_times(dag, costs)).select(costs, order, alpha)
 
 
 class DeviceSelector:
@@ -59,77 +60,73 @@ class DeviceSelector:
     Args:
         dag: The graph.
         costs: W, M, C and b of the machine.
+        edges: The transfer times of the graph's edges.
+        counts: Returns the numbers of cores k' to try on a machine.
         remember: Make each selection once: a smaller machine has the same selections for its numbers of cores.
     """
 
-    def __init__(self, dag: Dag, costs: Costs, *, remember: bool = False) -> None:
-        self._dag, self._table = dag, _EdgeTable(dag, costs)
+    def __init__(
+        self,
+        dag: Dag,
+        costs: Costs,
+        edges: EdgeTimes,
+        *,
+        counts: Callable[[Costs, int], Sequence[int]] = usable_counts,
+        remember: bool = False,
+    ) -> None:
+        self._dag, self._edges, self._counts = dag, edges, counts
+        self._own_mb = [row.own_mb for row in costs.memory]
+        self._outputs_mb = [row.outputs_mb for row in costs.memory]
         self._known: dict[tuple[Sequence[int], bool, int, float], Selection] | None = {} if remember else None
 
     def select(self, costs: Costs, order: Sequence[int], alpha: float) -> Selection:
         """Return Algorithm 2's result for the costs on the machine or a smaller one; see :func:`select_devices`."""
-        selections = (self._select(costs, order, alpha, cores) for cores in usable_counts(costs))
+        selections = (self._select(costs, order, alpha, cores) for cores in self._counts(costs, len(self._dag)))
         return min(selections, key=lambda s: s.cost(alpha))
 
     def _select(self, costs: Costs, order: Sequence[int], alpha: float, cores: int) -> Selection:
         if self._known is None:
-            return _select(self._dag, costs, self._table, order, alpha, cores)
+            return self._select_anew(costs, order, alpha, cores)
         key = tuple(order), costs.accelerator_ms is not None, cores, alpha
         if key not in self._known:
-            self._known[key] = _select(self._dag, costs, self._table, order, alpha, cores)
+            self._known[key] = self._select_anew(costs, order, alpha, cores)
         return self._known[key]
 
-
-class _EdgeTable:
-    """The predecessors of every operator, with the times in ms to copy their results in each direction."""
-
-    def __init__(self, dag: Dag, costs: Costs) -> None:
-        self.rows = [
-            [
-                (m, costs.upload.ms(size), costs.download.ms(size), costs.memory[m].outputs_mb)
-                for m, size in zip(before, sizes, strict=True)
-            ]
-            for before, sizes in zip(dag.predecessors, dag.edge_bytes, strict=True)
-        ]
-        self.own_mb = [row.own_mb for row in costs.memory]
-
-
-def _select(  # noqa: PLR0913, PLR0917 - the inputs of Algorithm 2 and its k'
-    dag: Dag, costs: Costs, table: _EdgeTable, order: Sequence[int], alpha: float, cores: int
-) -> Selection:
-    """Return the selection for one k' of Algorithm 2 (lines 4 to 17)."""
-    accelerator_ms = costs.lane_ms(0, cores)
-    cpu_ms = costs.lane_ms(cores, cores)
-    lanes = [0] * len(dag)
-    finish = [0.0] * len(dag)
-    available = [0.0] * cores  # of CPU lanes 1..cores
-    accelerator_available = 0.0
-    memory = 0.0
-    for i in order:
-        # Equation 2: when the inputs have arrived, on the accelerator and on the CPU.
-        ready_device = ready_host = 0.0
-        needed = table.own_mb[i]
-        for m, upload, download, outputs_mb in table.rows[i]:
-            done = finish[m]
-            if not is_accelerator_lane(lanes[m]):
-                ready_host = max(ready_host, done)
-                ready_device = max(ready_device, done + upload)
-                needed += outputs_mb
+    def _select_anew(self, costs: Costs, order: Sequence[int], alpha: float, cores: int) -> Selection:
+        """Return the selection for one k' of Algorithm 2 (lines 4 to 17)."""
+        before, edges, outputs_mb = self._dag.predecessors, self._edges, self._outputs_mb
+        accelerator_ms = costs.lane_ms(0, cores)
+        cpu_ms = costs.lane_ms(cores, cores)
+        lanes = [0] * len(before)
+        finish = [0.0] * len(before)
+        available = [0.0] * cores  # of CPU lanes 1..cores
+        accelerator_available = 0.0
+        memory = 0.0
+        for i in order:
+            # Equation 2: when the inputs have arrived, on the accelerator and on the CPU.
+            ready_device = ready_host = 0.0
+            needed = self._own_mb[i]
+            for m, (_, upload, download) in zip(before[i], edges[i], strict=True):
+                done = finish[m]
+                if not is_accelerator_lane(lanes[m]):
+                    ready_host = max(ready_host, done)
+                    ready_device = max(ready_device, done + upload)
+                    needed += outputs_mb[m]
+                else:
+                    ready_host = max(ready_host, done + download)
+                    ready_device = max(ready_device, done)
+            # Equation 3 and the costs of line 12; ties go to the lane with the least index.
+            eft = max(accelerator_available, ready_device) + accelerator_ms[i]
+            lane = _earliest(available, ready_host) if cores else 0
+            if not cores or eft + alpha * needed <= max(available[lane], ready_host) + cpu_ms[i]:
+                lanes[i] = 0
+                finish[i] = accelerator_available = eft
+                memory += needed
             else:
-                ready_host = max(ready_host, done + download)
-                ready_device = max(ready_device, done)
-        # Equation 3 and the costs of line 12; ties go to the lane with the least index.
-        eft = max(accelerator_available, ready_device) + accelerator_ms[i]
-        lane = _earliest(available, ready_host) if cores else 0
-        if not cores or eft + alpha * needed <= max(available[lane], ready_host) + cpu_ms[i]:
-            lanes[i] = 0
-            finish[i] = accelerator_available = eft
-            memory += needed
-        else:
-            lanes[i] = lane + 1
-            finish[i] = available[lane] = max(available[lane], ready_host) + cpu_ms[i]
-    schedule = Schedule(tuple(order), tuple(lanes), cores)
-    return Selection(schedule, max(finish, default=0.0), memory)
+                lanes[i] = lane + 1
+                finish[i] = available[lane] = max(available[lane], ready_host) + cpu_ms[i]
+        schedule = Schedule(tuple(order), tuple(lanes), cores)
+        return Selection(schedule, max(finish, default=0.0), memory)
 
 
 def _earliest(available: Sequence[float], ready: float) -> int:

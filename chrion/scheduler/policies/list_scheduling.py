@@ -20,6 +20,7 @@ from typing import NamedTuple
 from chrion.graph.dag import Dag
 from chrion.lane_numbers import all_lanes
 from chrion.profiler.costs import Costs
+from chrion.scheduler.policies.edge_times import EdgeTimes, edge_times
 from chrion.scheduler.schedule import Schedule
 
 
@@ -37,24 +38,17 @@ class Lanes:
     Args:
         dag: The graph.
         costs: The machine's costs of its operators. All of its lanes are used.
+        edges: The transfer times of the graph's edges on the machine, or on a larger one; calculated if missing.
     """
 
-    def __init__(self, dag: Dag, costs: Costs) -> None:
+    def __init__(self, dag: Dag, costs: Costs, edges: EdgeTimes | None = None) -> None:
         self.dag, self.costs, self.cores = dag, costs, costs.cores
         self.streams = costs.streams if costs.accelerator_ms is not None else 0
         #: The lane numbers; the lowest first.
         self.numbers = sorted(all_lanes(self.cores, self.streams))
         #: W: time of every operator on each lane, by lane.
         self.ms = {lane: costs.lane_ms(lane, self.cores) for lane in self.numbers}
-        #: Of each operator: its predecessors, each with the time in ms from its end until another lane of the same
-        #: device, the accelerator and the host have its result.
-        self.received = [
-            [
-                (m, costs.transfer_ms(1, 2, size), costs.transfer_ms(1, 0, size), costs.transfer_ms(0, 1, size))
-                for m, size in zip(before, sizes, strict=True)
-            ]
-            for before, sizes in zip(dag.predecessors, dag.edge_bytes, strict=True)
-        ]
+        self.edges = edge_times(dag, costs) if edges is None else edges
 
     def mean_ms(self) -> list[float]:
         """Return the mean time of each operator over the lanes, without those that do not support it."""
@@ -70,10 +64,11 @@ class Lanes:
         pairs = lanes * (lanes - 1)
         apart = self.cores * self.streams
         same = pairs - 2 * apart
-        return [
-            [(same * within + apart * (up + down)) / pairs if pairs else 0.0 for _, within, up, down in edges]
-            for edges in self.received
-        ]
+        means = {
+            (within, up, down): (same * within + apart * (up + down)) / pairs if pairs else 0.0
+            for within, up, down in {times for row in self.edges for times in row}
+        }
+        return [[means[times] for times in row] for row in self.edges]
 
 
 class ListScheduler:
@@ -93,6 +88,9 @@ class ListScheduler:
     def slots(self, i: int, choices: Iterable[int] | None = None) -> list[TimeSlot]:
         """Return the earliest slot of operator ``i`` on each lane that supports it; its predecessors must be placed.
 
+        Lanes of one device with equal times, and without a predecessor, are alike. Once one of them is idle when the
+        inputs have arrived, the following ones are left out: they are no better.
+
         Args:
             i: The operator.
             choices: The lanes; all if missing.
@@ -103,7 +101,7 @@ class ListScheduler:
         own: dict[int, float] = {}  # the latest end of the predecessors on each lane
         to_host = to_device = 0.0
         host, device = _Arrivals(), _Arrivals()
-        for m, within, up, down in self.lanes.received[i]:
+        for m, (within, up, down) in zip(self.lanes.dag.predecessors[i], self.lanes.edges[i], strict=True):
             lane, _, end = self._slots[m]
             if end > own.get(lane, -1.0):
                 own[lane] = end
@@ -115,13 +113,19 @@ class ListScheduler:
                 to_host = max(to_host, end + down)
         dispatch = self.lanes.costs.dispatch_ms
         found = []
+        idle: list[Sequence[float] | None] = [None, None]  # times of such a lane, on the accelerator and the host
         for lane in self.lanes.numbers if choices is None else choices:
-            length = self.lanes.ms[lane][i]
-            other, foreign = (host, to_host) if lane > 0 else (device, to_device)
+            on_host, alike, times = lane > 0, lane not in own, self.lanes.ms[lane]
+            if alike and idle[on_host] is times:
+                continue
+            length = times[i]
+            other, foreign = (host, to_host) if on_host else (device, to_device)
             ready = max(own.get(lane, 0.0), foreign, other.second if lane == other.lane else other.first)
-            if lane not in own:
+            if alike:
                 length += dispatch
             start = self._first_gap(lane, ready, length)
+            if alike and start == ready:
+                idle[on_host] = times
             found.append(TimeSlot(lane, start, start + length))
         return [slot for slot in found if slot.end < math.inf] or found
 
@@ -143,9 +147,7 @@ class ListScheduler:
 
     def schedule(self) -> Schedule:
         """Return the schedule, ordered by start times, once every operator has been placed."""
-        dag = self.lanes.dag
-        position = {v: at for at, v in enumerate(dag.topological_order)}
-        order = sorted(range(len(dag)), key=lambda v: (self._slots[v].start, position[v]))
+        order = sorted(self.lanes.dag.topological_order, key=lambda v: self._slots[v].start)
         placement = tuple(slot.lane for slot in self._slots)
         return Schedule(tuple(order), placement, self.lanes.cores, max(1, self.lanes.streams))
 
@@ -207,5 +209,4 @@ def downward_ranks(lanes: Lanes) -> list[float]:
 
 def by_rank(dag: Dag, rank: Sequence[float]) -> list[int]:
     """Return the operators by decreasing upward rank; of equal ones, predecessors first."""
-    position = {v: at for at, v in enumerate(dag.topological_order)}
-    return sorted(range(len(dag)), key=lambda v: (-rank[v], position[v]))
+    return sorted(dag.topological_order, key=lambda v: -rank[v])

@@ -46,8 +46,9 @@ class OrderList:
         return key
 
     def remove(self, key: OrderKey) -> None:
-        """Remove a key."""
+        """Remove a key, which must not be used to insert items any more."""
         key.previous.following, key.following.previous = key.following, key.previous
+        del key.previous, key.following  # without cycles, a key is freed with its last reference
 
 
 def _spread(key: OrderKey) -> None:

@@ -19,12 +19,16 @@ from chrion.scheduler.schedule import Schedule
 
 def peft(dag: Dag, costs: Costs, _alpha: float) -> Schedule:
     """Return PEFT's schedule on all lanes."""
-    lanes = Lanes(dag, costs)
+    return place_by_optimistic_costs(Lanes(dag, costs))
+
+
+def place_by_optimistic_costs(lanes: Lanes) -> Schedule:
+    """Return the schedule that places operators by finish time plus optimistic cost, on the lanes to use."""
     on_host, on_device = optimistic_costs(lanes)
     pairs = zip(on_host, on_device, strict=True)
     rank = [(lanes.cores * host + lanes.streams * device) / len(lanes.numbers) for host, device in pairs]
     scheduler = ListScheduler(lanes)
-    for i in priority_order(dag, rank):
+    for i in priority_order(lanes.dag, rank):
         scheduler.place(
             i,
             min(

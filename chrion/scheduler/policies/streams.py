@@ -36,11 +36,3 @@ def schedule_streams(dag: Dag, costs: Costs, streams: Sequence[int], order: Sequ
         lane = lane_of[streams[i]]
         finish[i] = available[lane] = max(available[lane], ready) + device.alone_ms(i)
     return make_schedule(order, device.with_exceptions([lane_of[stream] for stream in streams]))
-
-
-def count_synchronisations(dag: Dag, streams: Sequence[int]) -> int:
-    """Return how often a stream waits for another: the edges of the transitive reduction between two streams.
-
-    An edge outside the reduction needs no wait of its own, because a longer path joins the same operators.
-    """
-    return sum(streams[i] != streams[after] for i, successors in enumerate(dag.reduced) for after in successors)

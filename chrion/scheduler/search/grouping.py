@@ -12,6 +12,7 @@ import heapq
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
@@ -26,15 +27,26 @@ _SMALL = 4.0
 class Groups:
     """A partition of a graph's operators, groups numbered in topological order."""
 
+    #: The graph of operators.
+    operators: Dag
     #: Group of each operator.
     of: tuple[int, ...]
     #: Operators of each group, in topological order.
     members: tuple[tuple[int, ...], ...]
-    #: The groups as a graph.
-    dag: Dag
     #: The step of each operator: the number of operators before it that read the same weight. An operator without a
     #: large weight has the step of its latest predecessor.
     step: tuple[int, ...]
+
+    @cached_property
+    def dag(self) -> Dag:
+        """The groups as a graph."""
+        incoming: list[dict[int, int]] = [{} for _ in self.members]
+        for i, before in enumerate(self.operators.predecessors):
+            own = incoming[self.of[i]]
+            for m, size in zip(before, self.operators.edge_bytes[i], strict=True):
+                if self.of[m] != self.of[i]:
+                    own[self.of[m]] = own.get(self.of[m], 0) + size
+        return Dag.from_predecessors(incoming)
 
     @property
     def units(self) -> tuple[tuple[int, ...], ...]:
@@ -168,12 +180,7 @@ def _numbered(dag: Dag, labels: Sequence[int], step: Sequence[int]) -> Groups:
     members: list[list[int]] = [[] for _ in range(max(of, default=-1) + 1)]
     for i in dag.topological_order:
         members[of[i]].append(i)
-    incoming: list[dict[int, int]] = [{} for _ in members]
-    for i in range(len(dag)):
-        for m, size in zip(dag.predecessors[i], dag.edge_bytes[i], strict=True):
-            if of[m] != of[i]:
-                incoming[of[i]][of[m]] = incoming[of[i]].get(of[m], 0) + size
-    return Groups(of, tuple(tuple(m) for m in members), Dag.from_predecessors(incoming), tuple(step))
+    return Groups(dag, of, tuple(tuple(m) for m in members), tuple(step))
 
 
 def _numbers(dag: Dag, labels: Sequence[int]) -> tuple[int, ...]:

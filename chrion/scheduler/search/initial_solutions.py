@@ -29,14 +29,16 @@ from chrion.graph.dag import Dag
 from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.solution import Problem, Solution
-from chrion.scheduler.policies.cpop import cpop
+from chrion.scheduler.policies.core_counts import sampled_counts, usable_counts
+from chrion.scheduler.policies.cpop import path_lengths, place_critical_path
 from chrion.scheduler.policies.device_selection import DeviceSelector
+from chrion.scheduler.policies.edge_times import edge_times
 from chrion.scheduler.policies.heft import place_by_finish
-from chrion.scheduler.policies.list_scheduling import Lanes, by_rank, downward_ranks, upward_ranks
+from chrion.scheduler.policies.list_scheduling import Lanes, by_rank, upward_ranks
 from chrion.scheduler.policies.nimble import nimble_streams
 from chrion.scheduler.policies.opara import opara
 from chrion.scheduler.policies.orders import bfs_order, dfs_order, hybrid_order, priority_order
-from chrion.scheduler.policies.peft import peft
+from chrion.scheduler.policies.peft import place_by_optimistic_costs
 from chrion.scheduler.policies.stages import DeviceLanes, greedy_stages, schedule_stages
 from chrion.scheduler.policies.streams import schedule_streams
 from chrion.scheduler.policies.wavefront import round_robin
@@ -47,6 +49,9 @@ from chrion.scheduler.search.weight_groups import offload_lanes
 
 #: Graphs of more operators have fewer initial solutions, and only one of each machine is improved.
 LARGE = 2_000
+#: For graphs of more operators, the paper's device selection is made for a sample of the numbers of cores only, and few
+#: points of the frontier of latency and memory are kept: a solution of 100 000 operators takes 15 MB.
+HUGE = 20_000
 #: The most placements of weight groups, and the most operators in all of them; on one core, and by HEFT.
 _OFFLOADED, _OFFLOADED_BY_HEFT = (48, 50_000), (24, 10_000)
 
@@ -61,18 +66,28 @@ class GraphFacts:
 
     def __init__(self, dag: Dag, costs: Costs) -> None:
         self.dag = dag
-        self._selector = DeviceSelector(dag, costs, remember=len(dag) <= LARGE)
+        self.edges = edge_times(dag, costs)
+        counts = usable_counts if len(dag) <= HUGE else sampled_counts
+        self._selector = DeviceSelector(dag, costs, self.edges, counts=counts, remember=len(dag) <= LARGE)
         self.groups: Groups = group_operators(dag, costs)
         #: Operators that stay in one segment wherever they are placed; None if the schedule determines the segments.
         #: The steps of a layer are alike, so segments of one step each share one session and its packed weights.
         self.units = self.groups.units if self.groups.steps > 1 else None
         self._tilings: dict[int, tuple[list[int], list[int]]] = {}
+        self._offloaded: dict[tuple[Sequence[float], int, int], list[tuple[int, ...]]] = {}
 
     def tiling(self, steps: int) -> tuple[list[int], list[int]]:
         """Return the order and the labels of tiles of so many steps; see :func:`tile_order`."""
         if steps not in self._tilings:
             self._tilings[steps] = tile_order(self.dag, self.groups, steps)
         return self._tilings[steps]
+
+    def offload_lanes(self, costs: Costs, most: int, operators: int) -> list[tuple[int, ...]]:
+        """Return placements of weight groups; see :func:`offload_lanes`. They do not depend on the number of cores."""
+        key = costs.cpu_ms[0], most, operators
+        if key not in self._offloaded:
+            self._offloaded[key] = list(dict.fromkeys(offload_lanes(self.dag, costs, most, operators)))
+        return self._offloaded[key]
 
     def select_devices(self, costs: Costs, order: tuple[int, ...], alpha: float) -> Schedule:
         """Return the paper's device selection for the costs on the whole machine or a smaller one."""
@@ -161,25 +176,24 @@ class InitialSolutions:
         dag, costs = problem.dag, problem.costs
         single = costs.cores == 1
         order = () if single else by_rank(dag, upward_ranks(self._lanes))
-        limits = _OFFLOADED if single else _OFFLOADED_BY_HEFT
-        for lanes in dict.fromkeys(offload_lanes(dag, costs, *limits)):
+        for lanes in self.facts.offload_lanes(costs, *(_OFFLOADED if single else _OFFLOADED_BY_HEFT)):
             if single:
                 yield problem.evaluate(Schedule(self._order, lanes, 1), origin="weight groups")
                 continue
             pairs = zip(costs.accelerator_ms or (), lanes, strict=True)
             placed = replace(costs, accelerator_ms=tuple(math.inf if lane else ms for ms, lane in pairs))
-            yield problem.evaluate(place_by_finish(Lanes(dag, placed), order), origin="weight groups")
+            yield problem.evaluate(place_by_finish(Lanes(dag, placed, self.facts.edges), order), origin="weight groups")
 
     def _of_other_policies(self) -> Iterator[Solution]:
         """Yield the schedules of published policies that do not weigh memory."""
         problem = self.problem
         dag, costs = problem.dag, problem.costs
         lanes = self._lanes
-        yield problem.evaluate(peft(dag, costs, 0.0), origin="peft")
+        yield problem.evaluate(place_by_optimistic_costs(lanes), origin="peft")
         if self._streams <= 1:
-            yield problem.evaluate(cpop(dag, costs, 0.0), origin="cpop")
-            path = [up + down for up, down in zip(upward_ranks(lanes), downward_ranks(lanes), strict=True)]
-            yield problem.evaluate(place_by_finish(lanes, priority_order(dag, path)), origin="critical path")
+            lengths = path_lengths(lanes)
+            yield problem.evaluate(place_critical_path(lanes, lengths), origin="cpop")
+            yield problem.evaluate(place_by_finish(lanes, priority_order(dag, lengths)), origin="critical path")
         # Streams and stages are made for the lanes of one device; a core runs what the accelerator does not support.
         if self._streams == 1 or (self._streams and costs.cores > 1):
             return
@@ -200,7 +214,7 @@ class InitialSolutions:
 
     @cached_property
     def _lanes(self) -> Lanes:
-        return Lanes(self.problem.dag, self.problem.costs)
+        return Lanes(self.problem.dag, self.problem.costs, self.facts.edges)
 
     def _grouped(self) -> Iterator[Solution]:
         """Yield the initial solutions that place groups as wholes."""

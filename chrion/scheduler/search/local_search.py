@@ -19,7 +19,9 @@ from functools import cached_property
 from chrion.lane_numbers import all_lanes, is_accelerator_lane
 from chrion.scheduler.evaluation.incremental import GraphTables, Trace, has_traces
 from chrion.scheduler.evaluation.solution import Problem, Solution
+from chrion.scheduler.policies.list_scheduling import Lanes
 from chrion.scheduler.schedule import Schedule
+from chrion.scheduler.search.beam import beam_search
 from chrion.scheduler.search.critical_chain import critical_operators
 
 #: Operators evaluated by one pass of a search.
@@ -61,7 +63,7 @@ class LocalSearch:
     def neighbourhoods(self) -> list[tuple[tuple[int, ...], ...]]:
         """Operators that move together, for each pass: groups, then units, then single operators."""
         n = len(self.problem.dag)
-        found = [self._groups]
+        found = [self._groups] if len(self._groups) < n else []  # else a group is an operator
         if self._units:
             found.append(self._units)
         if not self._units or n <= _TINY:
@@ -86,7 +88,8 @@ class LocalSearch:
         problem = Problem(self.problem.dag, self.problem.costs, cap_mb)
         solution = replace(solution, cap_mb=cap_mb)
         lanes = solution.schedule.cores + (solution.schedule.streams if problem.costs.accelerator_ms else 0)
-        if solution.schedule.stages or lanes < 2:
+        # The trace of the solution alone takes as much work as the graph has operators.
+        if solution.schedule.stages or lanes < 2 or budget <= len(problem.dag):
             return solution
         for units in self.neighbourhoods:
             solution = move_units(problem, self._tables, solution, units, budget=budget)
@@ -94,10 +97,19 @@ class LocalSearch:
         return solution if self._units else merge_segments(problem, solution, budget=budget)
 
     def leave_local_optimum(self, solution: Solution) -> Solution:
-        """Improve a solution of a tiny graph by iterated local search; see :func:`iterate`."""
-        if len(self.problem.dag) > _PERTURBED or solution.schedule.streams > 1 or solution.schedule.stages:
+        """Improve a solution of a tiny graph by beam search, and then by iterated local search; see :func:`iterate`."""
+        n, costs = len(self.problem.dag), self.problem.costs
+        streams = costs.streams if costs.accelerator_ms is not None else 0
+        if n > _PERTURBED or streams > 1 or costs.cores + streams < 2:
             return solution
-        return iterate(self.problem, self._tables, solution, budget=_PERTURBED_WORK * len(self.problem.dag))
+        single = [(i,) for i in range(n)]
+        for schedule in beam_search(Lanes(self.problem.dag, costs), solution.timeline.latency_ms):
+            start = self.problem.evaluate(schedule, origin="beam search")
+            found = move_units(self.problem, self._tables, start, single, budget=_PERTURBED_WORK * n)
+            solution = min(solution, found, key=lambda s: (s.timeline.latency_ms, len(s.segments)))
+        if solution.schedule.stages:
+            return solution
+        return iterate(self.problem, self._tables, solution, budget=_PERTURBED_WORK * n)
 
 
 def move_units(

@@ -8,7 +8,7 @@ without, with several streams than with one, or with more cores than with fewer.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from chrion.profiler.costs import Costs
 from chrion.scheduler.policies.core_counts import sampled_counts
@@ -34,6 +34,19 @@ def sub_machines(costs: Costs, n: int) -> Iterator[Costs]:
         for cores in sampled:
             if cores or (used and math.inf not in (costs.accelerator_ms or ())):
                 yield costs.limited_to(cores, used)
+
+
+def needed_machines(solved: Sequence[Costs], later: Sequence[Costs]) -> list[Costs]:
+    """Return the solved machines whose solutions later ones need, because no larger solved machine passes them on."""
+    return [
+        machine
+        for machine in solved
+        if any(
+            contains(larger, machine)
+            and not any(o is not machine and contains(larger, o) and contains(o, machine) for o in solved)
+            for larger in later
+        )
+    ]
 
 
 def contains(large: Costs, small: Costs) -> bool:
