@@ -160,6 +160,22 @@ def test_a_call_whose_deadline_passes_frees_its_slots(decoders: Server) -> None:
     wait_until(lambda: slots(decoders) == 0)
 
 
+def test_many_streamed_texts_leave_no_memory(decoders: Server) -> None:
+    """The memory of the server after 1500 texts is that after 500, within a few MB."""
+
+    def serve(count: int) -> None:
+        with grpc.insecure_channel(f"127.0.0.1:{decoders.grpc}") as channel:
+            for _ in range(count // 50):
+                texts = iter([request([1 + at, 2], 4) for at in range(50)])
+                assert len([*channel.stream_stream(STREAM)(texts, timeout=60)]) == 250
+
+    serve(500)
+    before = decoders.rss_mb()
+    serve(1000)
+    assert decoders.rss_mb() - before < 8
+    assert slots(decoders) == 0
+
+
 def events(content: bytes) -> list[dict[str, Any]]:
     """Return the documents of server-sent events."""
     return [json.loads(part.removeprefix("data: ")) for part in content.decode().split("\n\n") if part]
