@@ -11,14 +11,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import onnx
 
 from chrion.cores import allowed_cores
 from chrion.errors import GenerationError, ModelError, OptionError
-from chrion.generation.cache import CacheManager, slots_of_bytes
+from chrion.generation.cache import CacheManager, RequestCache, slots_of_bytes
 from chrion.generation.engine import PlainEngine, SelectiveEngine
 from chrion.generation.iteration import Engine, Outcome, Work
 from chrion.generation.merged import open_merged
@@ -51,12 +51,12 @@ class _Request:
     reason: str = ""
     error: Exception | None = None
 
-    def inputs(self, share: Share) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Return the tokens of an iteration."""
-        known = (
-            self.prompt[self.past : self.past + share.tokens] if self.past < len(self.prompt) else self.generated[-1:]
-        )
-        return np.array(known, np.int64)
+    def work(self, share: Share, cache: RequestCache) -> Work:
+        """Return the share of the request in an iteration; one that has ended repeats its last token."""
+        past = self.past if share.active else max(self.past - 1, 0)
+        after = past - len(self.prompt)
+        known = self.prompt[past : past + share.tokens] if after < 0 else self.generated[after : after + 1]
+        return Work(cache, np.array(known, np.int64), past, share.last or not share.active)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,8 @@ class Generator:
         kv_bytes: The bytes of keys and values, one GiB by default.
         n_workers: The most batches in flight. Two are useful with an accelerator: one batch is there while the
             attention of the other one runs on the CPU.
-        policy: ``iteration``, or ``request`` for batches that are fixed until all of their requests have ended.
+        policy: ``iteration``, or ``request`` for fixed batches as those of FasterTransformer, the baseline of Orca
+            (:mod:`chrion.generation.scheduling`).
         chunk: The most tokens of a prompt that one iteration processes; 0 for all.
         threads: The threads of the token-wise parts; one per available core by default.
         providers: The execution providers of the token-wise parts. Attention runs on the CPU.
@@ -321,8 +322,8 @@ class Generator:
         """Run one iteration; an error of the whole batch is the error of each of its requests."""
         try:
             works = [
-                Work(self._caches.get(r.number, r.capacity), r.inputs(share), r.past, share.last)
-                for share, r in zip(batch, requests, strict=True)
+                request.work(share, self._caches.get(request.number, request.capacity))
+                for share, request in zip(batch, requests, strict=True)
             ]
             return self._engine.run(works)
         except Exception as error:  # noqa: BLE001 - the loop must go on for other requests

@@ -27,19 +27,26 @@ iterations. It holds because batches return in the order in which they were sele
 
 Two differences: a request that needs more than ``n_slots`` is refused when it arrives, because the loop above would
 wait for it for ever; and an empty batch is not scheduled.
+
+The baseline is request-level scheduling as the paper describes it of FasterTransformer:
+
+- A batch is fixed until all of its requests have ended, and its results are returned together (section 3, C1).
+- Requests that have ended keep their rows: each iteration computes one token for them, too (section 3, C1).
+- The first iteration processes as many tokens of every prompt as the shortest one has (section 6.2). The rest of longer
+  prompts follows one token at a time, beside the tokens that the other requests generate.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
 
 from chrion.errors import OptionError
 
-#: Iteration: Orca's. Request: a batch is fixed until all of its requests have ended, as FasterTransformer's is.
+#: Iteration: Orca's. Request: FasterTransformer's, the baseline.
 POLICIES = ("iteration", "request")
 
 
@@ -76,6 +83,8 @@ class Share:
     tokens: int
     #: True if a token follows from this iteration, false for a prompt of which more is unread.
     last: bool
+    #: False for a request that has ended and keeps its row in a fixed batch.
+    active: bool = True
 
 
 Batch = tuple[Share, ...]
@@ -149,7 +158,8 @@ class IterationScheduler:
         if len(self.in_flight) == self.n_workers:
             return ()
         chosen = self._by_iteration() if self.policy == "iteration" else self._by_request()
-        batch = tuple(self._share(request) for request in chosen)
+        most = self._most_tokens(chosen)
+        batch = tuple(self._share(request, most) for request in chosen)
         for request in chosen:
             request.phase = Phase.RUNNING
         if batch:
@@ -197,7 +207,7 @@ class IterationScheduler:
         for group in self._groups:
             members = [self.pool[number] for number in group]
             if all(request.phase is not Phase.RUNNING for request in members):
-                return [request for request in members if not request.ended]
+                return members
         if len(self._groups) == self.n_workers:
             return []
         chosen = []
@@ -221,10 +231,20 @@ class IterationScheduler:
         self.reserved += request.max_tokens
         return True
 
-    def _share(self, request: PooledRequest) -> Share:
+    def _most_tokens(self, chosen: Sequence[PooledRequest]) -> int | None:
+        """Return the most tokens of a prompt in a batch, or None for all."""
+        if self.policy == "iteration" or not chosen:
+            return self.chunk or None
+        shortest = max(min(request.unread for request in chosen), 1)
+        return min(shortest, self.chunk) if self.chunk else shortest
+
+    @staticmethod
+    def _share(request: PooledRequest, most: int | None) -> Share:
+        if request.ended:
+            return Share(request.number, 1, last=False, active=False)
         if request.unread == 0:
             return Share(request.number, 1, last=True)
-        tokens = min(request.unread, self.chunk) if self.chunk else request.unread
+        tokens = request.unread if most is None else min(request.unread, most)
         return Share(request.number, tokens, last=tokens == request.unread)
 
     def _leave(self) -> list[int]:

@@ -194,6 +194,8 @@ class _Run:
         ended = []
         for share in batch:
             number = share.number
+            if not share.active:  # it has ended
+                continue
             self._past[number] += share.tokens
             if share.last:
                 if not self._made[number]:

@@ -119,6 +119,20 @@ def test_callbacks_follow_the_end(generator: Generator, caplog: pytest.LogCaptur
     assert "a callback of a stream failed" in caplog.text
 
 
+def test_fixed_batches_end_together_and_keep_their_rows(plain: PlainDecoder) -> None:
+    """With the policy "request", a request that needs one iteration ends with the one that needs five."""
+    with Generator(MODEL, threads=1, policy="request") as generator:
+        seen: list[int] = []
+        with generator._lock:  # both of them in one batch
+            short, long = generator.submit([1, 2, 3], 1), generator.submit([4, 5, 6], 5)
+        short.add_done_callback(lambda _: seen.append(generator.statistics().iterations))
+        assert short.result(60) == plain.generate([1, 2, 3], 1)
+        assert long.result(60) == plain.generate([4, 5, 6], 5)
+        found = generator.statistics()
+    assert seen == [5]
+    assert (found.iterations, found.iteration_requests) == (5, 10)
+
+
 def test_streams_in_an_event_loop(generator: Generator, plain: PlainDecoder) -> None:
     """Async iteration gives the same tokens, for several requests at a time."""
 

@@ -52,13 +52,42 @@ def test_requests_join_and_leave_between_iterations() -> None:
 
 
 def test_request_scheduling_keeps_a_batch_until_all_of_it_have_ended() -> None:
-    """The same requests by batches that are fixed: request 0 leaves with request 1, and request 2 runs alone."""
+    """The same requests by fixed batches: request 0 keeps its row until request 1 has ended; request 2 runs alone."""
     scheduler = IterationScheduler(2, 100, policy="request")
     for number, count in enumerate((1, 3, 2)):
         scheduler.submit(number, 4, count)
     batches, order = drain(scheduler, {0: 1, 1: 3, 2: 2})
-    assert batches == [(0, 1), (1,), (1,), (2,), (2,)]
+    assert batches == [(0, 1), (0, 1), (0, 1), (2,), (2,)]
     assert order == [0, 1, 2]
+
+
+def test_request_scheduling_reads_prompts_as_far_as_the_shortest_one() -> None:
+    """Prompts of 2 and 4 tokens: 2 of each first, then one by one beside tokens that the other request generates."""
+    scheduler = IterationScheduler(2, 100, policy="request")
+    scheduler.submit(0, 2, 2)
+    scheduler.submit(1, 4, 1)
+    found = []
+    for ended in ((), (0,), (1,)):
+        found.append(scheduler.select())
+        left = scheduler.complete(ended)
+    assert found == [
+        (Share(0, 2, last=True), Share(1, 2, last=False)),
+        (Share(0, 1, last=True), Share(1, 1, last=False)),
+        (Share(0, 1, last=False, active=False), Share(1, 1, last=True)),
+    ]
+    assert left == [0, 1]
+
+
+def test_request_scheduling_in_chunks() -> None:
+    """The common 3 tokens of prompts of 3 and 4 in chunks of 2; then one by one."""
+    scheduler = IterationScheduler(2, 100, policy="request", chunk=2)
+    scheduler.submit(0, 3, 9)
+    scheduler.submit(1, 4, 9)
+    found = []
+    for _ in range(4):
+        found.append(tuple(share.tokens for share in scheduler.select()))
+        scheduler.complete(())
+    assert found == [(2, 2), (1, 1), (1, 1), (1, 1)]
 
 
 def test_slots_bound_a_batch() -> None:
@@ -173,6 +202,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         ended = set()
         for share in self.scheduler.in_flight[0]:
             number = share.number
+            assert share.active or self.scheduler.policy == "request"
+            if not share.active:
+                assert self.scheduler.pool[number].ended
+                assert share == Share(number, 1, last=False, active=False)
+                continue
             if self.read[number] < self.prompts[number]:
                 self.read[number] += share.tokens
                 assert share.last == (self.read[number] == self.prompts[number])

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chrion.errors import ChrionError
+from chrion.simulator import iterations
 from chrion.simulator.decoder_scenario import DecoderScenario, IterationCosts, build_decoder_scenario
-from chrion.simulator.iterations import DecoderResult, draw_requests, fit_costs, simulate_decoder
+from chrion.simulator.iterations import DecoderResult, DecoderWorkload, draw_requests, fit_costs, simulate_decoder
 from chrion.simulator.scenario import ScenarioSource
 
 
@@ -78,6 +79,17 @@ def test_a_prompt_in_chunks() -> None:
         )
     )
     assert (result.iterations, result.first_token_ms[0]) == (3, pytest.approx(30.0))
+
+
+def test_fixed_batches_are_fastertransformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of 2 and 4 tokens with 2 and 1 new ones take iterations of 4, 2 and 2 tokens, and end together."""
+    workload = DecoderWorkload(np.array([0.0, 1.0, 1.0]), np.array([10, 2, 4]), np.array([1, 2, 1]))
+    monkeypatch.setattr(iterations, "draw_requests", lambda _: workload)
+    costs = {"fixed_ms": 1.0, "token_ms": 10.0, "request_ms": 0.0, "pair_ms": 0.0}
+    (result,) = simulate_decoder(scenario(decoder={"costs": costs}, policies=["request"], requests={"requests": 3}))
+    assert result.first_ms == pytest.approx([101.0, 101 + 41, 101 + 41 + 21 + 21])
+    assert result.ends_ms == pytest.approx([101.0, 184.0, 184.0])
+    assert result.iterations == 4
 
 
 def test_throughput_at_saturation() -> None:
