@@ -4,15 +4,18 @@
 one request after another. The K/V rectangles and single caches are made outside the timed region, which favours the two
 baselines. All are timed in turn in every round.
 
-``load``: the end-to-end experiment of Orca (section 5.2), scaled: requests arrive at random (Poisson), with prompts of
+``load``: the end-to-end experiment of Orca (section 6.2), scaled: requests arrive at random (Poisson), with prompts of
 U(32, 512) and outputs of U(1, 128) tokens divided by ``--scale``. The median latency per generated token and the
-throughput are printed for batches that change in every iteration, and for batches that are fixed until all of their
-requests have ended. Both run on the same engine.
+throughput are printed for iteration-level and for request-level scheduling, on the same engine, in turn at every rate.
+``--points`` adds them to a file.
+
+``report``: from such a file, the throughputs at equal latencies, in the section ``generate-load`` of pages, and a plot.
 
 ::
 
     python scripts/bench_generate.py engine --models "104 MB" --batches 1 8 32
-    python scripts/bench_generate.py load --scale 1 --batches 16 --rates 10 18 24
+    python scripts/bench_generate.py load --batches 1 8 32 --rates 10 18 24 --points loads.jsonl
+    python scripts/bench_generate.py report --points loads.jsonl -o docs/generation.md --plot docs/img/generation.png
 """
 
 from __future__ import annotations
@@ -24,19 +27,24 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
+from decoding.orca_experiment import LoadPoint, append_point, plot, read_points, table_rows
+from page_markers import fill_sections, markdown_table
 
 import chrion
 from chrion import Generator, zoo
+from chrion.files import write_atomically
 from chrion.generation import Stream
-from chrion.generation.cache import RequestCache
+from chrion.generation.cache import CacheManager
 from chrion.generation.generator import open_engine
 from chrion.generation.iteration import Engine, Outcome, Work
 from chrion.graph.decoder import DecoderSignature
+from chrion.profiler import this_machine
 
 Array = np.ndarray[Any, Any]
 #: Models by name: parameters of the builder ``llama-decoder``.
@@ -44,6 +52,8 @@ MODELS: dict[str, dict[str, int]] = {
     "15 MB": {},
     "104 MB": {"layers": 8, "hidden": 512, "heads": 8, "kv_heads": 2, "inner": 1376, "vocabulary": 4096},
 }
+#: The share of the offered rate below which a policy is saturated, and is not measured at higher rates.
+SATURATED = 0.6
 #: The share of requests in their first iteration, by workload.
 WORKLOADS = {"increments": 0.0, "mixed": 0.25}
 
@@ -66,8 +76,10 @@ def draw_shapes(pick: np.random.Generator, batch: int, share: float) -> list[Sha
 def selective_run(engine: Engine, shapes: Sequence[Shape]) -> Callable[[], object]:
     """Return an iteration by selective batching, which can be repeated."""
     batch = []
-    for shape in shapes:
-        cache = RequestCache(engine.signature, shape.past + shape.new, by_token=engine.by_token)
+    slots = sum(shape.past + shape.new for shape in shapes)
+    manager = CacheManager(engine.signature, slots, by_token=engine.by_token)
+    for at, shape in enumerate(shapes):
+        cache = manager.get(at, shape.past + shape.new)
         for array in cache.arrays:
             array[...] = 0.1
         batch.append(Work(cache, np.ones(shape.new, np.int64), shape.past))
@@ -202,20 +214,41 @@ def note_end(ended: dict[int, float], at: int, stream: Stream) -> None:
 def measure_load(arguments: argparse.Namespace) -> None:
     """Print latency and throughput of both policies, rate by rate in turn."""
     print_header(["policy", "max batch", "offered requests/s", "served requests/s", "median ms per generated token"])
-    for label in arguments.models:
+    for label, batch in itertools.product(arguments.models, arguments.batches):
         graph = chrion.load(zoo.build("llama-decoder", MODELS[label]))
-        for rate, batch, policy in itertools.product(arguments.rates, arguments.batches, ("iteration", "request")):
+        policies = ["iteration", "request"]
+        for rate, policy in itertools.product(sorted(arguments.rates), tuple(policies)):
+            if policy not in policies:
+                continue
             with Generator(graph, max_batch=batch, policy=policy, threads=arguments.threads) as generator:
                 generator.submit([1, 2], 3).result()
                 found = run_load(generator, rate, arguments.requests, arguments.scale)
             row = f"{found.requests_per_s:.1f} | {found.median_ms_per_token:.1f}"
             print(f"| {policy} | {batch} | {rate:g} | {row} |", flush=True)
+            if arguments.points:
+                own = (found.requests_per_s, found.median_ms_per_token)
+                append_point(arguments.points, LoadPoint(label, policy, batch, rate, *own))
+            if found.requests_per_s < SATURATED * rate:
+                policies.remove(policy)
+
+
+def report_load(arguments: argparse.Namespace) -> None:
+    """Print the throughputs at equal latencies, and fill in pages and a plot."""
+    points = read_points(arguments.points)
+    table = markdown_table(table_rows(points))
+    print(table)
+    about = f"Written by `scripts/bench_generate.py` on {this_machine()}, onnxruntime {ort.get_version_string()}"
+    for path in arguments.output:
+        filled = fill_sections(path.read_text(encoding="utf-8"), {"generate-load": f"{about}.\n\n{table}"})
+        write_atomically(path, filled)
+    if arguments.plot:
+        plot(points, arguments.plot)
 
 
 def main() -> None:
-    """Run one of the two measurements."""
+    """Run a measurement or write a report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("measurement", choices=("engine", "load"))
+    parser.add_argument("measurement", choices=("engine", "load", "report"))
     parser.add_argument("--models", nargs="+", choices=[*MODELS], default=["15 MB"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--threads", type=int, default=2)
@@ -223,8 +256,14 @@ def main() -> None:
     parser.add_argument("--rates", nargs="+", type=float, default=[5, 10, 20, 40], help="requests per second")
     parser.add_argument("--requests", type=int, default=100, help="requests of a run")
     parser.add_argument("--scale", type=int, default=4, help="divides the lengths of prompts and outputs")
+    parser.add_argument("--points", type=Path, help="file to which the results of loads are added, or to report")
+    parser.add_argument("-o", "--output", type=Path, nargs="*", default=[], help="pages whose section to fill in")
+    parser.add_argument("--plot", type=Path, help="picture of a report")
     arguments = parser.parse_args()
-    {"engine": measure_engine, "load": measure_load}[arguments.measurement](arguments)
+    if arguments.measurement == "report" and arguments.points is None:
+        parser.error("report: --points names no file")
+    measurements = {"engine": measure_engine, "load": measure_load, "report": report_load}
+    measurements[arguments.measurement](arguments)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,18 @@
-"""The manager of keys and values: one buffer for each request, reserved for all tokens that the request may have.
+"""The manager of keys and values: rows of a pool for each request, reserved for all tokens that the request may have.
 
 A slot is the memory of the keys and values of one token in all layers (Orca, section 3.3). A request reserves as many
-slots as it may have tokens, so that it never waits for memory once it has begun. Its buffer is one mapping of memory of
-exactly that size, which goes back to the system with the request: no space is lost between requests, and the only
-loss is the rest of the last page. Pages that no token has reached take no memory.
+slots as it may have tokens, so that it never waits for memory once it has begun. The pool is one mapping of memory with
+a row for each slot and cache. A request has consecutive rows, so that its own keys and values are contiguous. Pages
+that no token has reached take no memory, and whole pages of a request go back to the system when it ends.
+
+If the free rows of the pool are not consecutive, a request has a mapping of its own.
 """
 
 from __future__ import annotations
 
 import mmap
 import threading
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,57 @@ from chrion.graph.decoder import DecoderSignature
 Array = np.ndarray[Any, Any]
 
 
+class CachePool:
+    """Memory for the caches of many requests. Not thread-safe.
+
+    Args:
+        signature: The decoder's inputs and outputs.
+        rows: The tokens that it has space for.
+
+    Raises:
+        OSError: The system does not offer as much memory.
+        OverflowError: As much memory cannot be addressed.
+    """
+
+    def __init__(self, signature: DecoderSignature, rows: int) -> None:
+        sizes = [heads * width * signature.cache_type.itemsize for heads, width in signature.cache_shapes]
+        #: Bytes of a row, and the first byte of each cache, which begins a page.
+        self._sizes, self._offsets = sizes, [0]
+        for size in sizes:
+            self._offsets.append(self._offsets[-1] + _pages(rows * size) * mmap.PAGESIZE)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # pages of a shared mapping would not be given back
+        self._memory = mmap.mmap(-1, max(self._offsets[-1], 1), flags=flags)
+        #: The caches in the order of the signature, [rows, heads, width].
+        self.arrays: list[Array] = [
+            np.frombuffer(self._memory, signature.cache_type, rows * heads * width, offset).reshape(rows, heads, width)
+            for (heads, width), offset in zip(signature.cache_shapes, self._offsets[:-1], strict=True)
+        ]
+        self._free = [(0, rows)]  # first row and number of rows, in this order; neighbours are joined
+
+    def take(self, count: int) -> int | None:
+        """Return the first of consecutive free rows, the lowest ones, or None if there are none."""
+        for at, (start, length) in enumerate(self._free):
+            if length >= count:
+                self._free[at : at + 1] = [(start + count, length - count)] if length > count else []
+                return start
+        return None
+
+    def give(self, start: int, count: int) -> None:
+        """Take rows back, and return their whole pages to the system."""
+        joined: list[tuple[int, int]] = []
+        for first, length in sorted([*self._free, (start, count)]):
+            if joined and sum(joined[-1]) == first:
+                joined[-1] = (joined[-1][0], joined[-1][1] + length)
+            else:
+                joined.append((first, length))
+        self._free = joined
+        for size, offset in zip(self._sizes, self._offsets, strict=False):
+            first, last = _pages(offset + start * size), (offset + (start + count) * size) // mmap.PAGESIZE
+            if last > first:
+                with suppress(OSError):  # it only costs memory
+                    self._memory.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE)
+
+
 class RequestCache:
     """The keys and values of one request.
 
@@ -28,12 +82,21 @@ class RequestCache:
         capacity: The most tokens of the request.
         by_token: Arrange a cache as [tokens, heads, width], in which tokens can be appended and the filled part is
             contiguous; otherwise as [heads, tokens, width].
+        pool: Where to take the memory, if caches are arranged by token; by default it is a mapping of its own.
     """
 
-    def __init__(self, signature: DecoderSignature, capacity: int, *, by_token: bool) -> None:
+    def __init__(
+        self, signature: DecoderSignature, capacity: int, *, by_token: bool, pool: CachePool | None = None
+    ) -> None:
         self.capacity = capacity
+        start = pool.take(capacity) if pool is not None and by_token else None
+        #: The pool, or None for a mapping of its own, and the first row there.
+        self.pool, self.start = (None, 0) if start is None else (pool, start)
         #: The caches in the order of the signature: keys and values, layer by layer.
         self.arrays: list[Array] = []
+        if self.pool is not None:
+            self.arrays = [array[self.start : self.start + capacity] for array in self.pool.arrays]
+            return
         item = signature.cache_type.itemsize
         memory = mmap.mmap(-1, max(signature.slot_bytes * capacity, 1))
         offset = 0
@@ -42,6 +105,11 @@ class RequestCache:
             flat = np.frombuffer(memory, signature.cache_type, count, offset)
             self.arrays.append(flat.reshape((capacity, heads, width) if by_token else (heads, capacity, width)))
             offset += count * item
+
+    def release(self) -> None:
+        """Give rows back to the pool; the cache must not be used any more."""
+        if self.pool is not None:
+            self.pool.give(self.start, self.capacity)
 
 
 class CacheManager:
@@ -56,6 +124,10 @@ class CacheManager:
     def __init__(self, signature: DecoderSignature, n_slots: int, *, by_token: bool) -> None:
         self._signature, self._by_token = signature, by_token
         self.n_slots = n_slots
+        self._pool: CachePool | None = None
+        if by_token:
+            with suppress(OSError, OverflowError):  # too much memory: requests then have mappings of their own
+                self._pool = CachePool(signature, n_slots)
         self._caches: dict[int, RequestCache] = {}
         self._reserved = 0
         self._lock = threading.Lock()
@@ -76,7 +148,8 @@ class CacheManager:
                 if self._reserved + capacity > self.n_slots:
                     left = self.n_slots - self._reserved
                     raise OptionError(f"request {request}: needs {capacity} slots, {left} of {self.n_slots} are left")
-                self._caches[request] = RequestCache(self._signature, capacity, by_token=self._by_token)
+                own = RequestCache(self._signature, capacity, by_token=self._by_token, pool=self._pool)
+                self._caches[request] = own
                 self._reserved += capacity
             return self._caches[request]
 
@@ -84,7 +157,9 @@ class CacheManager:
         """Release the cache of a request, if it has one."""
         with self._lock:
             cache = self._caches.pop(request, None)
-            self._reserved -= cache.capacity if cache is not None else 0
+            if cache is not None:
+                self._reserved -= cache.capacity
+                cache.release()
 
 
 def slots_of_bytes(signature: DecoderSignature, budget: int) -> int:
@@ -97,3 +172,8 @@ def slots_of_bytes(signature: DecoderSignature, budget: int) -> int:
     if slots < 1:
         raise OptionError(f"kv_bytes: {budget} bytes hold no token, which needs {signature.slot_bytes} bytes")
     return slots
+
+
+def _pages(size: int) -> int:
+    """Return the pages that a number of bytes needs."""
+    return -(-size // mmap.PAGESIZE)

@@ -1,13 +1,15 @@
 """Engines: one iteration of a decoder for a batch of requests.
 
 The selective engine runs a split decoder (:mod:`chrion.graph.selective`): the token-wise parts once on the tokens of
-all requests, the attention parts once for each request. The plain engine serves a model that cannot be split, one
-request after another.
+all requests, the attention parts once for each request. On the CPU, requests of one token each may run in one call
+instead (:mod:`chrion.generation.increments`). The plain engine serves a model that cannot be split, one request after
+another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,14 +18,50 @@ import onnxruntime as ort
 from chrion.errors import GenerationError
 from chrion.generation.attention import AttentionPart, Rows, sized
 from chrion.generation.device_session import open_for_threads
+from chrion.generation.increments import IncrementSession, open_increments
 from chrion.generation.iteration import Outcome, Work
 from chrion.graph.decoder import LOGITS, DecoderSignature
 from chrion.graph.model import Graph
-from chrion.graph.ort_sessions import first_line
+from chrion.graph.ort_sessions import first_line, weights_folder_option
 from chrion.graph.selective import SplitDecoder
 from chrion.graph.selective_parts import Part
 
 Array = np.ndarray[Any, Any]
+#: The fewest requests of one token that run in a call of their own beside others. That reads all weights once more.
+_FEWEST_BESIDE_OTHERS = 12
+#: Session options of increments. Between two operators a thread waits for the next one for a short time, in which its
+#: core does nothing else, because a thread that sleeps takes longer to wake up than a small operator to run.
+_SPINNING = {
+    "session.intra_op.allow_spinning": "1",
+    "session.intra_op.spin_duration_us": "50",
+    "session.force_spinning_stop": "1",
+}
+
+
+class _OpenPart:
+    """A part with its session.
+
+    Args:
+        part: The part.
+        session: Its session.
+        attention: What runs it for every request, or None if it is token-wise.
+    """
+
+    def __init__(self, part: Part, session: ort.InferenceSession, attention: AttentionPart | None) -> None:
+        self.part, self.attention = part, attention
+        self._session = session
+        self._results = [result.name for result in session.get_outputs()]
+        self._arguments = list(zip(session.get_inputs(), part.inputs, strict=True))
+        self._names = [argument.name for argument in session.get_inputs()]
+
+    def run(self, tokens: Mapping[str, Array], count: int) -> list[Array]:
+        """Run a token-wise part on a number of tokens."""
+        values = [
+            sized(self.part.sizes[name], argument, count, 0) if name in self.part.sizes else tokens[name]
+            for argument, name in self._arguments
+        ]
+        found: list[Array] = self._session.run(self._results, dict(zip(self._names, values, strict=True)))
+        return found
 
 
 class SelectiveEngine:
@@ -38,19 +76,25 @@ class SelectiveEngine:
     def __init__(self, split: SplitDecoder, threads: int, providers: Sequence[str]) -> None:
         self.signature, self.refused = split.signature, ""
         self.by_token = bool(split.appended)
-        self._split = split
+        self._axes = split.axes
+        self._graph = split.graph  # its weights file is removed with it
         opened: dict[tuple[bytes, bool], ort.InferenceSession] = {}
-        self._parts: list[tuple[Part, ort.InferenceSession, AttentionPart | None]] = []
+        self._parts: list[_OpenPart] = []
         for part in split.parts:
             key = (part.model, part.by_request)
             if key not in opened:
                 own = ["CPUExecutionProvider"] if part.by_request else list(providers)
                 opened[key] = _open(part.model, part.options, 1 if part.by_request else threads, own)
-            attention = AttentionPart(split, part, opened[key]) if part.by_request else None
-            self._parts.append((part, opened[key], attention))
+            light = replace(part, model=b"")  # the session has the weights
+            attention = AttentionPart(split, light, opened[key]) if part.by_request else None
+            self._parts.append(_OpenPart(light, opened[key], attention))
         reads = [{*part.inputs} for part in split.parts]
         #: For each part, the values that later parts read.
         self._later = [set(split.appended.values()).union(*reads[at + 1 :]) for at in range(len(reads))]
+        self._increments: IncrementSession | None = None
+        if split.whole is not None and list(providers) == ["CPUExecutionProvider"]:
+            options = _options({**weights_folder_option(split.graph.weights_folder), **_SPINNING}, threads)
+            self._increments = open_increments(split.whole, split.signature, options, self._run_parts)
 
     def run(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run one iteration.
@@ -66,35 +110,49 @@ class SelectiveEngine:
             return [outcome for work in batch for outcome in self.run([work])]
 
     def _run(self, batch: Sequence[Work]) -> list[Outcome]:
+        """Run requests of one token in one call, unless there are few of them beside others, which run by parts."""
+        single = [at for at, work in enumerate(batch) if len(work.ids) == 1]
+        others = [at for at, work in enumerate(batch) if len(work.ids) > 1]
+        increments = [batch[at] for at in single]
+        fewest = _FEWEST_BESIDE_OTHERS if others else 1
+        if self._increments is None or len(single) < fewest or not self._increments.serves(increments):
+            return self._run_parts(batch)
+        outcomes: list[Outcome] = [None] * len(batch)
+        for positions, found in (
+            (single, self._increments.run(increments)),
+            (others, self._run_parts([batch[at] for at in others]) if others else []),
+        ):
+            for at, outcome in zip(positions, found, strict=True):
+                outcomes[at] = outcome
+        return outcomes
+
+    def _run_parts(self, batch: Sequence[Work]) -> list[Outcome]:
         counts = [len(work.ids) for work in batch]
         starts = [0, *(int(n) for n in np.cumsum(counts))]
         feeds = [self.signature.feed(work.ids, work.past) for work in batch]
         tokens: dict[str, Array] = {
-            name: np.concatenate([feed[name] for feed in feeds], axis=1)
-            for name in self._split.axes
-            if name in feeds[0]
+            name: np.concatenate([feed[name] for feed in feeds], axis=1) for name in self._axes if name in feeds[0]
         }
         own: list[dict[str, Array]] = [dict(feed) for feed in feeds]
-        rows = Rows(tokens, self._split.axes, starts)
-        for at, (part, session, attention) in enumerate(self._parts[:-1]):
-            if attention is not None:
-                attention.run(batch, rows, own)
+        rows = Rows(tokens, self._axes, starts)
+        for at, opened in enumerate(self._parts[:-1]):
+            if opened.attention is not None:
+                opened.attention.run(batch, rows, own)
             else:
-                values = session.run(None, _feed(session, part, tokens, starts[-1]))
-                tokens.update(zip(part.outputs, values, strict=True))
+                tokens.update(zip(opened.part.outputs, opened.run(tokens, starts[-1]), strict=True))
             for name in tokens.keys() - self._later[at]:
                 del tokens[name]
         return self._finish(batch, tokens, starts)
 
     def _finish(self, batch: Sequence[Work], tokens: Mapping[str, Array], starts: Sequence[int]) -> list[Outcome]:
         """Run the last part on the last token of every request whose scores are wanted."""
-        part, session, _ = self._parts[-1]
+        final = self._parts[-1]
         wanted = [at for at, work in enumerate(batch) if work.wanted]
         if not wanted:
             return [None] * len(batch)
         last = [starts[at + 1] - 1 for at in wanted]
-        chosen = {name: np.take(tokens[name], last, self._split.axes[name]) for name in part.inputs if name in tokens}
-        logits = session.run(None, _feed(session, part, chosen, len(last)))[0]
+        chosen = {name: np.take(tokens[name], last, self._axes[name]) for name in final.part.inputs if name in tokens}
+        logits = final.run(chosen, len(last))[0]
         scores = np.asarray(logits, np.float32).reshape(len(last), -1)
         outcomes: list[Outcome] = [None] * len(batch)
         for row, at in enumerate(wanted):
@@ -140,21 +198,16 @@ class PlainEngine:
         return np.asarray(logits[0, -1], np.float32) if work.wanted else None
 
 
-def _feed(session: ort.InferenceSession, part: Part, tokens: Mapping[str, Array], count: int) -> dict[str, Array]:
-    """Return the inputs of a token-wise part."""
-    return {
-        argument.name: sized(part.sizes[name], argument, count, 0) if name in part.sizes else tokens[name]
-        for argument, name in zip(session.get_inputs(), part.inputs, strict=True)
-    }
-
-
 def _open(
     model: str | bytes, configuration: Mapping[str, str], threads: int, providers: Sequence[str]
 ) -> ort.InferenceSession:
+    return open_for_threads(model, _options(configuration, threads), providers)
+
+
+def _options(configuration: Mapping[str, str], threads: int) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    for key, value in configuration.items():
+    for key, value in {"session.intra_op.allow_spinning": "0", **configuration}.items():
         options.add_session_config_entry(key, value)
-    return open_for_threads(model, options, providers)
+    return options

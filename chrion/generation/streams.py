@@ -41,7 +41,9 @@ class Stream:
         self.error: Exception | None = None
         self._cancel = cancel
         self._tokens: list[Token] = []
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        self._ended = threading.Condition(lock)  # result() does not wake up for every token
         self._callbacks: list[Callable[[Stream], None]] = []
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
@@ -59,8 +61,8 @@ class Stream:
             TimeoutError: The request still runs.
             Exception: The request failed.
         """
-        with self._changed:
-            if not self._changed.wait_for(lambda: self.finish_reason, timeout):
+        with self._ended:
+            if not self._ended.wait_for(lambda: self.finish_reason, timeout):
                 raise TimeoutError(f"the request still runs after {timeout} s")
             if self.error is not None:
                 raise self.error
@@ -126,6 +128,7 @@ class Stream:
             self.finish_reason, self.error = reason, error
             callbacks, self._callbacks = self._callbacks, []
             self._notify()
+            self._ended.notify_all()
         for callback in callbacks:
             try:
                 callback(self)

@@ -19,7 +19,7 @@ mixes tokens.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ import onnx
 
 from chrion.errors import ModelError
 from chrion.graph.assemble import node_reads
-from chrion.graph.cache_append import append_caches
+from chrion.graph.cache_append import AppendedDecoder, append_caches
 from chrion.graph.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature, Observation, Size, observe
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import weights_folder_option
@@ -62,6 +62,8 @@ class SplitDecoder:
     #: By cache input of the attention parts: the value with the new tokens to append before. Empty if the attention
     #: parts have past and present keys and values.
     appended: Mapping[str, str]
+    #: The decoder whose caches are inputs, if ``appended`` is not empty.
+    whole: AppendedDecoder | None = None
 
 
 def split_decoder(graph: Graph, signature: DecoderSignature) -> SplitDecoder:
@@ -85,7 +87,7 @@ def split_decoder(graph: Graph, signature: DecoderSignature) -> SplitDecoder:
         caches = dict(appended.sources)
         kinds = _classified(_Flow(graph.name, appended.model, [*caches], [LOGITS, *caches.values()], appended.seen))
         if all(name in kinds.axes for name in caches.values()):
-            return _parts(graph, signature, kinds, caches)
+            return replace(_parts(graph, signature, kinds, caches), whole=appended)
     model_flow = _Flow(graph.name, graph.model, signature.past, [LOGITS, *signature.present], seen)
     return _parts(graph, signature, _classified(model_flow), {})
 

@@ -14,7 +14,7 @@ from sample import read_sample
 
 import chrion
 from chrion.errors import GenerationError, ModelError
-from chrion.generation.cache import RequestCache
+from chrion.generation.cache import CachePool, RequestCache
 from chrion.generation.engine import PlainEngine, SelectiveEngine
 from chrion.generation.generator import open_engine
 from chrion.generation.iteration import Engine, Work
@@ -36,11 +36,11 @@ Array = np.ndarray[Any, Any]
 
 
 class Conversation:
-    """A request with all tokens that it has had so far, and its cache."""
+    """A request with all tokens that it has had so far, and its cache, in a pool or with memory of its own."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, pool: CachePool | None = None) -> None:
         self.engine = engine
-        self.cache = RequestCache(engine.signature, LENGTH, by_token=engine.by_token)
+        self.cache = RequestCache(engine.signature, LENGTH, by_token=engine.by_token, pool=pool)
         self.ids: list[int] = []
 
     def work(self, ids: list[int]) -> Work:
@@ -52,17 +52,19 @@ class Conversation:
 def check_random_mixes(engine: Engine, plain: PlainDecoder, seed: int, iterations: int, vocabulary: int) -> int:
     """Run random batches of initiations, increments and chunks; return how many requests were compared."""
     pick = np.random.default_rng(seed)
-    pool = [Conversation(engine) for _ in range(6)]
+    memory = CachePool(engine.signature, 6 * LENGTH)
+    pool = [Conversation(engine, memory) for _ in range(6)]
     compared = 0
     for _ in range(iterations):
         for at in pick.permutation(6)[:2]:
             if len(pool[at].ids) > LENGTH - 10:
-                pool[at] = Conversation(engine)
+                pool[at].cache.release()
+                pool[at] = Conversation(engine, memory)
         chosen = [pool[at] for at in pick.permutation(6)[: pick.integers(1, 7)]]
         batch = []
         for request in chosen:
             most = LENGTH - len(request.ids)
-            count = 1 if request.ids and pick.random() < 0.7 else int(pick.integers(1, 9))
+            count = 1 if request.ids and pick.random() < 0.9 else int(pick.integers(1, 9))
             batch.append(request.work([int(t) for t in pick.integers(0, vocabulary, min(count, most))] or [0]))
         for request, outcome in zip(chosen, engine.run(batch), strict=True):
             assert isinstance(outcome, np.ndarray), outcome

@@ -1,0 +1,156 @@
+"""Iterations of one token for each request, in one call of a session of the whole model.
+
+The calls of a split decoder, one for each layer and one for each layer and request, take longer than a small model's
+arithmetic. Requests that have one new token each need no split: with their caches in a pool
+(:mod:`chrion.graph.pooled_cache`) they are a rectangle. Its pads are cheap if the requests have similar lengths.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import onnxruntime as ort
+
+from chrion.errors import ModelError
+from chrion.generation.cache import CachePool, RequestCache
+from chrion.generation.iteration import Outcome, Work
+from chrion.graph.cache_append import AppendedDecoder
+from chrion.graph.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature
+from chrion.graph.ort_sessions import first_line, open_session
+from chrion.graph.pooled_cache import PooledDecoder, pool_caches
+
+Array = np.ndarray[Any, Any]
+log = logging.getLogger(__name__)
+
+#: The most pads of a request, on average. Beyond, the calls for each request take less time.
+_MOST_PADS = 128
+#: Tokens in the caches of requests whose scores are compared before the session is used.
+_EXAMPLES = (5, 0, 9)
+#: The greatest difference of scores, relative to the largest one: rounding, which differences of meaning far exceed.
+_ROUNDING = {"float16": 2e-2, "float32": 1e-3}
+
+
+class IncrementSession:
+    """A session of a pooled decoder. Several threads may run batches at a time.
+
+    Args:
+        pooled: The decoder.
+        signature: Its inputs and outputs before its caches were moved.
+        options: Session options.
+
+    Raises:
+        ModelError: onnxruntime refuses the model.
+    """
+
+    def __init__(self, pooled: PooledDecoder, signature: DecoderSignature, options: ort.SessionOptions) -> None:
+        self._session = open_session(pooled.model, options, "the decoder with a pool")
+        self._pooled, self._signature = pooled, signature
+        logits = next(output for output in self._session.get_outputs() if output.name == LOGITS)
+        self._logits_type = np.dtype(np.float16 if logits.type == "tensor(float16)" else np.float32)
+        #: Bindings of pools that no thread uses.
+        self._free: WeakKeyDictionary[CachePool, deque[ort.IOBinding]] = WeakKeyDictionary()
+
+    @staticmethod
+    def serves(batch: Sequence[Work]) -> bool:
+        """Return whether a batch is made of single tokens after similar numbers of others, in one pool."""
+        pool = batch[0].cache.pool
+        if pool is None or any(len(work.ids) != 1 or work.cache.pool is not pool for work in batch):
+            return False
+        pasts = [work.past for work in batch]
+        return max(pasts) * len(pasts) - sum(pasts) <= _MOST_PADS * len(pasts)
+
+    def run(self, batch: Sequence[Work]) -> list[Outcome]:
+        """Run one iteration of a batch that it serves."""
+        pool = batch[0].cache.pool
+        if pool is None:
+            raise ValueError("the caches are in no pool")
+        bindings = self._free.setdefault(pool, deque())
+        try:
+            binding = bindings.pop()
+        except IndexError:
+            binding = self._bind(pool)
+        past = np.array([work.past for work in batch], np.int64)[:, None]
+        starts = np.array([work.cache.start for work in batch], np.int64)[:, None]
+        columns = np.arange(int(past.max()) + 1, dtype=np.int64)[None]
+        ids = np.concatenate([work.ids for work in batch])[:, None]
+        own = {IDS: ids, POSITIONS: past, MASK: (columns <= past).astype(np.int64)}
+        feed = {name: own[name] for name in self._signature.inputs}
+        rows = (starts + np.minimum(columns, past))[:, None]
+        for heads, (read, write) in self._pooled.indices.items():
+            head = np.arange(heads)[:, None]
+            feed |= {read: rows * heads + head, write: (starts + past)[:, None] * heads + head}
+        for name, (heads, width) in self._pooled.past_shapes.items():
+            feed[name] = np.array([len(batch), heads, columns.size - 1, width], np.int64)
+        for name, value in feed.items():
+            binding.bind_input(name, "cpu", 0, value.dtype, value.shape, value.ctypes.data)
+        scores = np.empty((len(batch), 1, self._signature.vocabulary), self._logits_type)
+        binding.bind_output(LOGITS, "cpu", 0, scores.dtype, scores.shape, scores.ctypes.data)
+        self._session.run_with_iobinding(binding)
+        bindings.append(binding)
+        found = np.asarray(scores[:, 0], np.float32)
+        return [found[at] if work.wanted else None for at, work in enumerate(batch)]
+
+    def _bind(self, pool: CachePool) -> ort.IOBinding:
+        """Return a binding of a pool as input and output."""
+        binding = self._session.io_binding()
+        for name, written, array in zip(self._pooled.pools, self._pooled.written, pool.arrays, strict=True):
+            flat = (array.shape[0] * array.shape[1], array.shape[2])
+            binding.bind_input(name, "cpu", 0, array.dtype, flat, array.ctypes.data)
+            binding.bind_output(written, "cpu", 0, array.dtype, flat, array.ctypes.data)
+        return binding
+
+
+def open_increments(
+    appended: AppendedDecoder,
+    signature: DecoderSignature,
+    options: ort.SessionOptions,
+    run: Callable[[Sequence[Work]], list[Outcome]],
+) -> IncrementSession | None:
+    """Return the session of a decoder for iterations of one token a request, or None if it gives other results.
+
+    Args:
+        appended: The decoder with caches that are inputs.
+        signature: Its inputs and outputs.
+        options: Session options.
+        run: Iterations by the parts of the decoder, for comparison.
+    """
+    pooled = pool_caches(appended, signature)
+    if pooled is None:
+        return None
+    try:
+        session = IncrementSession(pooled, signature, options)
+        found, expected = (_examples(signature, each) for each in (session.run, run))
+    except ModelError as error:
+        log.info("increments run by parts: %s", error)
+        return None
+    except Exception as error:  # noqa: BLE001 - onnxruntime raises many types
+        log.info("increments run by parts: %s", first_line(error))
+        return None
+    for own, other in zip(found, expected, strict=True):
+        if not np.abs(own - other).max() <= _ROUNDING[signature.cache_type.name] * max(1.0, float(np.abs(other).max())):
+            log.info("increments run by parts: as a rectangle, requests have other scores")
+            return None
+    return session
+
+
+def _examples(signature: DecoderSignature, run: Callable[[Sequence[Work]], list[Outcome]]) -> list[Array]:
+    """Return the scores of requests of different lengths in one batch, and the keys and values that they get."""
+    pool = CachePool(signature, sum(_EXAMPLES) + len(_EXAMPLES))
+    random = np.random.default_rng(0)
+    for array in pool.arrays:
+        array[...] = random.standard_normal(array.shape)
+    caches = [RequestCache(signature, past + 1, by_token=True, pool=pool) for past in _EXAMPLES]
+    batch = [
+        Work(cache, np.array([at % signature.vocabulary]), past)
+        for at, (cache, past) in enumerate(zip(caches, _EXAMPLES, strict=True))
+    ]
+    outcomes = run(batch)
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome
+    return [*(np.asarray(outcome) for outcome in outcomes), *(array.astype(np.float32) for array in pool.arrays)]

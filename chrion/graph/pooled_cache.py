@@ -1,0 +1,130 @@
+"""Decoders whose keys and values are rows of a pool, for iterations of one token for each request.
+
+If every request of a batch has one new token, only the lengths of their caches differ. Such a batch is a rectangle as
+soon as the caches are padded, and one run of the whole model serves it. The rewritten decoder does that by itself:
+
+1. ``ScatterND`` writes the new keys and values of all requests to their rows of the pool. The pool is an input and an
+   output in the same memory, so that nothing is copied.
+2. ``Gather`` reads the rows of each request from that output, and so after they are written. Shorter requests repeat
+   their last row, which ``attention_mask`` hides.
+
+A row of the pool has the heads of a token one after the other. The decoder sees each head of a token as a row of its
+own, so that ``Gather`` gives [batch, heads, total, width], the layout that it computes with: nothing is transposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from chrion.graph.cache_append import AppendedDecoder
+from chrion.graph.decoder import LOGITS, MASK, DecoderSignature
+from chrion.graph.rewrite import STANDARD, replace_nodes
+
+_POOL = "pool/"
+
+
+@dataclass(frozen=True)
+class PooledDecoder:
+    """A decoder of batches of one token a request."""
+
+    model: onnx.ModelProto
+    #: The inputs and the outputs of the pool [rows * heads, width], in the order of the signature's caches.
+    pools: tuple[str, ...]
+    written: tuple[str, ...]
+    #: By number of heads: the inputs with the rows that are read [batch, heads, total] and written [batch, heads, 1].
+    indices: Mapping[int, tuple[str, str]]
+    #: Inputs with the shape that past keys and values would have, by name: heads and width.
+    past_shapes: Mapping[str, tuple[int, int]]
+
+
+def pool_caches(appended: AppendedDecoder, signature: DecoderSignature) -> PooledDecoder | None:
+    """Return a decoder that keeps its caches in a pool, or None if it cannot hide pads or reads its past otherwise.
+
+    The caller has to check on examples that the decoder treats the requests of a batch independently.
+    """
+    if MASK not in signature.inputs:
+        return None
+    shapes: dict[str, tuple[int, int]] = {}
+    added: dict[str, onnx.TensorProto] = {}
+    nodes: list[onnx.NodeProto] = []
+    sizes = dict(zip(signature.past, signature.cache_shapes, strict=True))
+    pasts = dict(zip(appended.sources, signature.past, strict=True))
+    for node in appended.model.graph.node:
+        past = next((pasts[name] for name in node.input if name in pasts), None)
+        read = [name for name in node.input if name in sizes]
+        if past is not None:  # the transposition of a cache that is an input
+            new = appended.sources[node.input[0]]
+            nodes += _through_pool(past, sizes[past], new, node.output[0], added)
+        elif not read:
+            nodes.append(node)
+        elif node.op_type == "Shape" and node.domain in STANDARD:
+            nodes += _shape_of_past(node, sizes[read[0]], shapes)
+        else:
+            return None
+    model = replace_nodes(appended.model, nodes, added)
+    pools, written = (tuple(f"{_POOL}{kind}/{name}" for name in signature.past) for kind in ("before", "after"))
+    indices = {heads: _indices(heads) for heads, _ in signature.cache_shapes}
+    pooled = PooledDecoder(model, pools, written, indices, shapes)
+    _declare(pooled, signature)
+    return pooled
+
+
+def _indices(heads: int) -> tuple[str, str]:
+    return f"{_POOL}read/{heads}", f"{_POOL}write/{heads}"
+
+
+def _through_pool(
+    past: str, size: tuple[int, int], source: str, present: str, added: dict[str, onnx.TensorProto]
+) -> list[onnx.NodeProto]:
+    """Return the nodes that write new keys or values, of one token a request, and read those of all tokens."""
+    shape = numpy_helper.from_array(np.array([-1, *size]), f"{_POOL}shape/{size[0]}x{size[1]}")
+    added[shape.name] = shape
+    new, before, after = (f"{_POOL}{kind}/{past}" for kind in ("new", "before", "after"))
+    read, write = _indices(size[0])
+    return [
+        helper.make_node("Reshape", [source, shape.name], [new], name=new),
+        helper.make_node("ScatterND", [before, write, new], [after], name=after),
+        helper.make_node("Gather", [after, read], [present], name=f"{_POOL}{present}", axis=0),
+    ]
+
+
+def _shape_of_past(
+    node: onnx.NodeProto, size: tuple[int, int], shapes: dict[str, tuple[int, int]]
+) -> list[onnx.NodeProto]:
+    """Return nodes in place of ``Shape``, for an input that does not exist any more."""
+    name = f"{_POOL}past-shape/{size[0]}x{size[1]}"
+    shapes[name] = size
+    like = f"{name}/{node.output[0]}"
+    value = numpy_helper.from_array(np.zeros(1, np.int8))
+    shape = onnx.NodeProto()
+    shape.CopyFrom(node)
+    shape.input[0] = like
+    return [helper.make_node("ConstantOfShape", [name], [like], name=like, value=value), shape]
+
+
+def _declare(pooled: PooledDecoder, signature: DecoderSignature) -> None:
+    """Declare the inputs and outputs of a pooled decoder."""
+    graph = pooled.model.graph
+    inputs = [_declared(name, TensorProto.INT64, ["batch", None]) for name in signature.inputs]
+    for heads, (read, write) in pooled.indices.items():
+        inputs.append(_declared(read, TensorProto.INT64, ["batch", heads, None]))
+        inputs.append(_declared(write, TensorProto.INT64, ["batch", heads, 1]))
+    inputs += [_declared(name, TensorProto.INT64, [4]) for name in pooled.past_shapes]
+    element = helper.np_dtype_to_tensor_dtype(signature.cache_type)
+    widths = [width for _, width in signature.cache_shapes]
+    inputs += [_declared(name, element, [None, width]) for name, width in zip(pooled.pools, widths, strict=True)]
+    logits = next(value.type.tensor_type.elem_type for value in graph.output if value.name == LOGITS)
+    outputs = [_declared(LOGITS, logits, ["batch", 1, signature.vocabulary])]
+    outputs += [_declared(name, element, [None, width]) for name, width in zip(pooled.written, widths, strict=True)]
+    del graph.input[:], graph.output[:], graph.value_info[:]
+    graph.input.extend(inputs)
+    graph.output.extend(outputs)
+
+
+def _declared(name: str, element: int, shape: Sequence[int | str | None]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, element, shape)

@@ -1,0 +1,135 @@
+"""Results of Orca's end-to-end experiment: latency against throughput, and throughputs at equal latencies.
+
+Yu et al., *Orca* (OSDI 2022), section 6.2 and Figure 10: the median latency of a request divided by its generated
+tokens, against the throughput, for several greatest batches.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from chrion.report.figures import new_figure, save_figure
+from chrion.report.simulation_plots import line_style
+
+#: Latencies at which throughputs are compared, relative to that of iteration-level scheduling at the lowest rate.
+FACTORS = (2.0, 4.0)
+HEAD = ("weights", "latency per token", "iteration-level", "max batch", "request-level", "max batch", "ratio")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPoint:
+    """What the clients of one run have seen."""
+
+    #: The name of the model.
+    model: str
+    policy: str
+    max_batch: int
+    offered_per_s: float
+    requests_per_s: float
+    #: The median over requests of the latency per generated token.
+    ms_per_token: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A throughput that is read off a curve at a latency."""
+
+    requests_per_s: float
+    max_batch: int
+    #: True if the curve ends below the latency, so that the throughput is a lower bound.
+    bound: bool
+
+
+def append_point(path: Path, point: LoadPoint) -> None:
+    """Add a point to a file of JSON lines."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(point)) + "\n")
+
+
+def read_points(path: Path) -> list[LoadPoint]:
+    """Return the points of a file; of repeated runs, those with the median latency."""
+    runs: dict[tuple[str, str, int, float], list[LoadPoint]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        point = LoadPoint(**json.loads(line))
+        runs.setdefault((point.model, point.policy, point.max_batch, point.offered_per_s), []).append(point)
+    return [sorted(found, key=lambda point: point.ms_per_token)[(len(found) - 1) // 2] for found in runs.values()]
+
+
+def throughput_at(curve: Sequence[LoadPoint], ms_per_token: float) -> Reading | None:
+    """Return the throughput of a curve at a latency, or None if all of its latencies are greater.
+
+    Args:
+        curve: Points of one model, policy and greatest batch.
+        ms_per_token: The latency. Between two points the throughput is interpolated linearly.
+    """
+    ordered = sorted(curve, key=lambda point: point.offered_per_s)
+    within = [at for at, point in enumerate(ordered) if point.ms_per_token <= ms_per_token]
+    if not within:
+        return None
+    low = ordered[within[-1]]
+    if within[-1] == len(ordered) - 1:
+        return Reading(low.requests_per_s, low.max_batch, bound=True)
+    high = ordered[within[-1] + 1]
+    share = (ms_per_token - low.ms_per_token) / (high.ms_per_token - low.ms_per_token)
+    return Reading(low.requests_per_s + share * (high.requests_per_s - low.requests_per_s), low.max_batch, bound=False)
+
+
+def best_at(points: Iterable[LoadPoint], policy: str, ms_per_token: float) -> Reading | None:
+    """Return the highest throughput of a policy at a latency, over greatest batches."""
+    own = [point for point in points if point.policy == policy]
+    readings = [
+        throughput_at([point for point in own if point.max_batch == batch], ms_per_token)
+        for batch in sorted({point.max_batch for point in own})
+    ]
+    return max((r for r in readings if r is not None), key=lambda r: r.requests_per_s, default=None)
+
+
+def table_rows(points: Sequence[LoadPoint]) -> list[tuple[str, ...]]:
+    """Return the throughputs of both policies at equal latencies, model by model."""
+    rows: list[tuple[str, ...]] = [HEAD]
+    for model in dict.fromkeys(point.model for point in points):
+        own = [point for point in points if point.model == model]
+        lowest = min(point.offered_per_s for point in own)
+        alone = min(p.ms_per_token for p in own if p.policy == "iteration" and p.offered_per_s == lowest)
+        for factor in FACTORS:
+            found = [best_at(own, policy, factor * alone) for policy in ("iteration", "request")]
+            cells = [cell for reading in found for cell in _cells(reading)]
+            ours, theirs = found
+            ratio = f"{ours.requests_per_s / theirs.requests_per_s:.2f}" if ours and theirs else "-"
+            rows.append((model, f"{factor * alone:.1f} ms", *cells, ratio))
+    return rows
+
+
+def _cells(reading: Reading | None) -> tuple[str, str]:
+    if reading is None:
+        return "none", "-"
+    return f"{'at least ' if reading.bound else ''}{reading.requests_per_s:.1f} /s", str(reading.max_batch)
+
+
+def plot(points: Sequence[LoadPoint], path: Path) -> None:
+    """Draw latency against throughput, a panel for each model."""
+    models = list(dict.fromkeys(point.model for point in points))
+    figure = new_figure(4.2 * len(models), 3.4)
+    panels = figure.subplots(1, len(models), squeeze=False)[0]
+    for axes, model in zip(panels, models, strict=True):
+        own = [point for point in points if point.model == model]
+        for at, policy in enumerate(("iteration", "request")):
+            for line, batch in enumerate(sorted({point.max_batch for point in own})):
+                curve = sorted(
+                    (p for p in own if p.policy == policy and p.max_batch == batch), key=lambda p: p.offered_per_s
+                )
+                axes.plot(
+                    [point.requests_per_s for point in curve],
+                    [point.ms_per_token for point in curve],
+                    **line_style(at, line),
+                    label=f"{policy}-level, max batch {batch}",
+                )
+        axes.set_title(model, fontsize=9)
+        axes.set_yscale("log")
+        axes.set_xlabel("throughput, requests/s")
+        axes.set_ylabel("median latency per token, ms")
+        axes.legend(fontsize=7, frameon=False)
+    save_figure(figure, path)

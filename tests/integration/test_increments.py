@@ -1,0 +1,153 @@
+"""Iterations of one token for each request in one call: equal to the parts, or not used."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import chrion
+from chrion.errors import GenerationError
+from chrion.generation.cache import CacheManager
+from chrion.generation.engine import _FEWEST_BESIDE_OTHERS, SelectiveEngine
+from chrion.generation.generator import open_engine
+from chrion.generation.iteration import Work
+from chrion.graph.cache_append import append_caches
+from chrion.graph.decoder import decoder_signature, observe
+from chrion.graph.pooled_cache import pool_caches
+from decoder_support import PlainDecoder, small_decoder
+
+APPENDED = ["gpt2-decoder", "gpt2-decoder-onnx", "llama-decoder", "llama-decoder-onnx"]
+Array = np.ndarray[Any, Any]
+
+
+def engine_of(model: onnx.ModelProto) -> SelectiveEngine:
+    """Return an engine with a thread."""
+    engine = open_engine(chrion.load(model), threads=1)
+    assert isinstance(engine, SelectiveEngine)
+    return engine
+
+
+def batch_of(engine: SelectiveEngine, texts: list[list[int]], capacity: int = 40) -> list[Work]:
+    """Return requests whose caches have all tokens but the last one, which is new."""
+    manager = CacheManager(engine.signature, capacity * len(texts), by_token=True)
+    caches = [manager.get(at, capacity) for at in range(len(texts))]
+    for cache, text in zip(caches, texts, strict=True):
+        if len(text) > 1:
+            engine.run([Work(cache, np.array(text[:-1]), 0, wanted=False)])
+    return [Work(cache, np.array(text[-1:]), len(text) - 1) for cache, text in zip(caches, texts, strict=True)]
+
+
+@pytest.mark.parametrize("name", APPENDED)
+def test_increments_of_different_lengths_equal_plain_onnxruntime(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of 1 to 33 tokens get the scores of plain onnxruntime, and write what the next iteration reads."""
+    model = small_decoder(name)
+    engine, plain = engine_of(model), PlainDecoder(model)
+    assert engine._increments is not None
+    pick = np.random.default_rng(3)
+    texts = [[int(t) for t in pick.integers(0, 61, length)] for length in (1, 33, 2, 17, 18)]
+    batch = batch_of(engine, texts)
+    monkeypatch.setattr(engine, "_run_parts", lambda _: pytest.fail("the parts are not needed"))
+    for _ in range(3):
+        outcomes = engine.run(batch)
+        following = []
+        for text, work, outcome in zip(texts, batch, outcomes, strict=True):
+            expected = plain.scores(text)[-1]
+            assert isinstance(outcome, np.ndarray), outcome
+            np.testing.assert_allclose(outcome, expected, atol=2e-5 * max(1, np.abs(expected).max()), rtol=0)
+            text.append(int(np.argmax(expected)))
+            following.append(Work(work.cache, np.array(text[-1:]), len(text) - 1))
+        batch = following
+
+
+@pytest.mark.parametrize("count", [_FEWEST_BESIDE_OTHERS - 1, _FEWEST_BESIDE_OTHERS])
+def test_increments_beside_prompts(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many single tokens run in a call of their own, and the prompts among them by parts; all have their own scores."""
+    model = small_decoder("llama-decoder")
+    engine, plain = engine_of(model), PlainDecoder(model)
+    pick = np.random.default_rng(4)
+    texts = [[int(t) for t in pick.integers(0, 61, pick.integers(2, 30))] for _ in range(count)]
+    batch = batch_of(engine, texts)
+    manager = CacheManager(engine.signature, 100, by_token=True)
+    for at, prompt in enumerate(([7, 8, 9], [1, 2])):
+        texts.insert(3 * at, prompt)
+        batch.insert(3 * at, Work(manager.get(at, 40), np.array(prompt), 0))
+    by_parts: list[int] = []
+    run_parts = engine._run_parts
+    monkeypatch.setattr(engine, "_run_parts", lambda works: by_parts.append(len(works)) or run_parts(works))
+    for text, outcome in zip(texts, engine.run(batch), strict=True):
+        assert isinstance(outcome, np.ndarray), outcome
+        np.testing.assert_allclose(outcome, plain.scores(text)[-1], atol=2e-5)
+    assert by_parts == [2 if count == _FEWEST_BESIDE_OTHERS else count + 2]
+
+
+def test_scores_that_are_not_wanted_and_tokens_that_do_not_exist() -> None:
+    """One request wants no scores, one has a token outside the vocabulary; the third is not affected."""
+    model = small_decoder("llama-decoder")
+    engine = engine_of(model)
+    batch = batch_of(engine, [[1, 2], [3, 61], [4, 5, 6]])
+    first, wrong, last = engine.run([dataclasses.replace(batch[0], wanted=False), *batch[1:]])
+    assert first is None
+    assert isinstance(wrong, GenerationError)
+    assert isinstance(last, np.ndarray)
+    np.testing.assert_allclose(last, PlainDecoder(model).scores([4, 5, 6])[-1], atol=2e-5)
+
+
+def test_prompts_long_pads_and_other_memory_run_by_parts() -> None:
+    """The call serves single tokens of one pool, unless most of what it reads are pads."""
+    engine = engine_of(small_decoder("llama-decoder", context=1024))
+    assert engine._increments is not None
+    manager = CacheManager(engine.signature, 3000, by_token=True)
+    short, long, own = (manager.get(at, capacity) for at, capacity in enumerate((10, 1000, 1000)))
+    one = np.array([1])
+    serves = engine._increments.serves
+    assert serves([Work(short, one, 5), Work(long, one, 200)])
+    assert not serves([Work(short, one, 5), Work(long, one, 900)])
+    assert not serves([Work(short, np.array([1, 2]), 5)])
+    assert not serves([Work(short, one, 5), Work(batch_of(engine, [[1]])[0].cache, one, 5)])
+    own.pool = None
+    assert not serves([Work(own, one, 5)])
+
+
+def test_a_model_whose_requests_affect_each_other_in_a_rectangle_runs_by_parts() -> None:
+    """A mean over the batch is that of one request in the parts, and of all of them in one call."""
+    model = small_decoder("llama-decoder")
+    producer = next(node for node in model.graph.node if "logits" in node.output)
+    producer.output[0] = "own"
+    model.graph.node.append(helper.make_node("ReduceMean", ["own"], ["mean"], axes=[0], keepdims=1))
+    model.graph.node.append(helper.make_node("Add", ["own", "mean"], ["logits"]))
+    engine = engine_of(model)
+    assert engine._increments is None
+    texts = [[1, 2, 3], [4, 5]]
+    for text, outcome in zip(texts, engine.run(batch_of(engine, texts)), strict=True):
+        assert isinstance(outcome, np.ndarray)
+        np.testing.assert_allclose(outcome, PlainDecoder(model).scores(text)[-1], atol=2e-5)
+
+
+def test_a_model_with_caches_in_other_places_has_no_pool() -> None:
+    """GroupQueryAttention writes to its own buffers; its increments run by parts."""
+    engine = engine_of(small_decoder("llama-decoder-grouped"))
+    assert engine._increments is None
+    assert not engine.by_token
+
+
+def test_past_keys_may_give_their_shape_and_nothing_else() -> None:
+    """``Shape`` of past keys has a substitute; any other use of them is refused, as is a model without a mask."""
+    model = small_decoder("llama-decoder")
+    model.graph.node.insert(0, helper.make_node("Shape", ["past_key_values.1.key"], ["sizes"]))
+    model.graph.node.insert(1, helper.make_node("Gather", ["sizes", "two"], ["past-length"]))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([2]), "two"))
+    graph = chrion.load(model)
+    signature = decoder_signature(graph)
+    appended = append_caches(graph.model, signature, observe(graph, signature))
+    assert appended is not None
+    pooled = pool_caches(appended, signature)
+    assert pooled is not None
+    assert list(pooled.past_shapes.values()) == [(1, 16)]
+    assert pool_caches(appended, dataclasses.replace(signature, inputs=("input_ids", "position_ids"))) is None
+    appended.model.graph.node.insert(0, helper.make_node("Neg", ["past_key_values.1.key"], ["other"]))
+    assert pool_caches(appended, signature) is None

@@ -1,0 +1,56 @@
+"""Throughputs at equal latencies, read off curves whose readings are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from decoding.orca_experiment import LoadPoint, append_point, best_at, plot, read_points, table_rows, throughput_at
+
+
+def curve(policy: str, batch: int, *pairs: tuple[float, float]) -> list[LoadPoint]:
+    """Return points of throughput and latency, offered at the rates 1, 2, ..."""
+    return [
+        LoadPoint("small", policy, batch, float(at), throughput, latency)
+        for at, (throughput, latency) in enumerate(pairs, 1)
+    ]
+
+
+OURS = curve("iteration", 8, (10.0, 1.0), (20.0, 1.5), (30.0, 3.5))
+THEIRS = [*curve("request", 1, (8.0, 1.5), (9.0, 9.0)), *curve("request", 8, (10.0, 3.0), (11.0, 30.0))]
+
+
+@pytest.mark.parametrize(("latency", "expected"), [(1.5, 20.0), (2.5, 25.0), (3.5, 30.0), (4.0, 30.0)])
+def test_throughput_is_interpolated(latency: float, expected: float) -> None:
+    """Halfway between two latencies the throughput is halfway, too; after the last point it is a lower bound."""
+    found = throughput_at(OURS, latency)
+    assert found is not None
+    assert found.requests_per_s == pytest.approx(expected)
+    assert found.bound == (latency >= 3.5)
+
+
+def test_a_latency_below_all_points_has_no_throughput() -> None:
+    """Nothing is extrapolated."""
+    assert throughput_at(OURS, 0.9) is None
+
+
+def test_the_best_batch_counts() -> None:
+    """At 3 ms, the request-level curve of one request gives 8.2, and that of eight gives 10."""
+    found = best_at(THEIRS, "request", 3.0)
+    assert found is not None
+    assert (found.requests_per_s, found.max_batch) == (10.0, 8)
+
+
+def test_a_table_from_a_file(tmp_path: Path) -> None:
+    """Of three runs of a point the one with the median latency counts; the first row is at twice 1 ms."""
+    path = tmp_path / "points.jsonl"
+    outliers = [LoadPoint("small", "iteration", 8, 1.0, 99.0, latency) for latency in (0.1, 50.0)]
+    for point in [outliers[0], *OURS, *THEIRS, outliers[1]]:
+        append_point(path, point)
+    points = read_points(path)
+    assert len(points) == len(OURS) + len(THEIRS)
+    rows = table_rows(points)
+    assert rows[1] == ("small", "2.0 ms", "22.5 /s", "8", "8.1 /s", "1", f"{22.5 / (8 + 0.5 / 7.5):.2f}")
+    assert rows[2] == ("small", "4.0 ms", "at least 30.0 /s", "8", "10.0 /s", "8", "2.99")
+    plot(points, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 1000
