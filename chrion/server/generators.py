@@ -21,7 +21,7 @@ from chrion.units import parse_size_mb
 log = logging.getLogger("chrion.server")
 
 #: Host memory of a decoder: its weights, and packed copies of them.
-_WEIGHT_COPIES = 2.2
+_WEIGHT_COPIES = 3.0
 _POLL_S = 0.01
 
 
