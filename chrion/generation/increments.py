@@ -2,7 +2,7 @@
 
 The calls of a split decoder, one for each layer and one for each layer and request, take longer than a small model's
 arithmetic. Requests that have one new token each need no split: with their caches in a pool
-(:mod:`chrion.graph.pooled_cache`) they are a rectangle. Its pads are cheap if the requests have similar lengths.
+(:mod:`chrion.graph.pooled_cache`) they are a rectangle. Only attention computes its pads, so that they are cheap.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from chrion.graph.pooled_cache import PooledDecoder, pool_caches
 Array = np.ndarray[Any, Any]
 log = logging.getLogger(__name__)
 
-#: The most pads of a request, on average. Beyond, the calls for each request take less time.
-_MOST_PADS = 128
+#: The most pads of a request, on average: they are copied in every iteration. Beyond, calls by request take less time.
+_MOST_PADS = 1024
 #: Tokens in the caches of requests whose scores are compared before the session is used.
 _EXAMPLES = (5, 0, 9)
 #: The greatest difference of scores, relative to the largest one: rounding, which differences of meaning far exceed.

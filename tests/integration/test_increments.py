@@ -101,12 +101,12 @@ def test_prompts_long_pads_and_other_memory_run_by_parts() -> None:
     """The call serves single tokens of one pool, unless most of what it reads are pads."""
     engine = engine_of(small_decoder("llama-decoder", context=1024))
     assert engine._increments is not None
-    manager = CacheManager(engine.signature, 3000, by_token=True)
-    short, long, own = (manager.get(at, capacity) for at, capacity in enumerate((10, 1000, 1000)))
+    manager = CacheManager(engine.signature, 6000, by_token=True)
+    short, long, own = (manager.get(at, capacity) for at, capacity in enumerate((10, 3000, 10)))
     one = np.array([1])
     serves = engine._increments.serves
-    assert serves([Work(short, one, 5), Work(long, one, 200)])
-    assert not serves([Work(short, one, 5), Work(long, one, 900)])
+    assert serves([Work(short, one, 5), Work(long, one, 2000)])
+    assert not serves([Work(short, one, 5), Work(long, one, 2500)])
     assert not serves([Work(short, np.array([1, 2]), 5)])
     assert not serves([Work(short, one, 5), Work(batch_of(engine, [[1]])[0].cache, one, 5)])
     own.pool = None
