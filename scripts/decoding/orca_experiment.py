@@ -16,7 +16,7 @@ from chrion.report.simulation_plots import line_style
 
 #: Latencies at which throughputs are compared, relative to that of iteration-level scheduling at the lowest rate.
 FACTORS = (2.0, 4.0)
-HEAD = ("weights", "latency per token", "iteration-level", "max batch", "request-level", "max batch", "ratio")
+HEAD = ("weights", "latency per token", "max batch", "iteration-level, requests/s", "request-level", "ratio")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,6 @@ class Reading:
     """A throughput that is read off a curve at a latency."""
 
     requests_per_s: float
-    max_batch: int
     #: True if the curve ends below the latency, so that the throughput is a lower bound.
     bound: bool
 
@@ -71,42 +70,44 @@ def throughput_at(curve: Sequence[LoadPoint], ms_per_token: float) -> Reading | 
         return None
     low = ordered[within[-1]]
     if within[-1] == len(ordered) - 1:
-        return Reading(low.requests_per_s, low.max_batch, bound=True)
+        return Reading(low.requests_per_s, bound=True)
     high = ordered[within[-1] + 1]
     share = (ms_per_token - low.ms_per_token) / (high.ms_per_token - low.ms_per_token)
-    return Reading(low.requests_per_s + share * (high.requests_per_s - low.requests_per_s), low.max_batch, bound=False)
-
-
-def best_at(points: Iterable[LoadPoint], policy: str, ms_per_token: float) -> Reading | None:
-    """Return the highest throughput of a policy at a latency, over greatest batches."""
-    own = [point for point in points if point.policy == policy]
-    readings = [
-        throughput_at([point for point in own if point.max_batch == batch], ms_per_token)
-        for batch in sorted({point.max_batch for point in own})
-    ]
-    return max((r for r in readings if r is not None), key=lambda r: r.requests_per_s, default=None)
+    return Reading(low.requests_per_s + share * (high.requests_per_s - low.requests_per_s), bound=False)
 
 
 def table_rows(points: Sequence[LoadPoint]) -> list[tuple[str, ...]]:
-    """Return the throughputs of both policies at equal latencies, model by model."""
+    """Return the throughputs of both policies at equal latencies: by model and greatest batch, and the best."""
     rows: list[tuple[str, ...]] = [HEAD]
     for model in dict.fromkeys(point.model for point in points):
         own = [point for point in points if point.model == model]
         lowest = min(point.offered_per_s for point in own)
         alone = min(p.ms_per_token for p in own if p.policy == "iteration" and p.offered_per_s == lowest)
         for factor in FACTORS:
-            found = [best_at(own, policy, factor * alone) for policy in ("iteration", "request")]
-            cells = [cell for reading in found for cell in _cells(reading)]
-            ours, theirs = found
-            ratio = f"{ours.requests_per_s / theirs.requests_per_s:.2f}" if ours and theirs else "-"
-            rows.append((model, f"{factor * alone:.1f} ms", *cells, ratio))
+            found: list[tuple[Reading | None, Reading | None]] = []
+            for batch in sorted({point.max_batch for point in own}):
+                ours, theirs = (
+                    throughput_at([p for p in own if p.policy == q and p.max_batch == batch], factor * alone)
+                    for q in ("iteration", "request")
+                )
+                found.append((ours, theirs))
+                rows.append((model, f"{factor * alone:.1f} ms", str(batch), *_cells(ours, theirs)))
+            best = [_best(readings) for readings in zip(*found, strict=True)]
+            rows.append((model, f"{factor * alone:.1f} ms", "best", *_cells(*best)))
     return rows
 
 
-def _cells(reading: Reading | None) -> tuple[str, str]:
-    if reading is None:
-        return "none", "-"
-    return f"{'at least ' if reading.bound else ''}{reading.requests_per_s:.1f} /s", str(reading.max_batch)
+def _best(readings: Iterable[Reading | None]) -> Reading | None:
+    return max((r for r in readings if r is not None), key=lambda r: r.requests_per_s, default=None)
+
+
+def _cells(ours: Reading | None, theirs: Reading | None) -> tuple[str, str, str]:
+    texts = [
+        "none" if reading is None else f"{'at least ' if reading.bound else ''}{reading.requests_per_s:.1f}"
+        for reading in (ours, theirs)
+    ]
+    ratio = f"{ours.requests_per_s / theirs.requests_per_s:.2f}" if ours and theirs else "-"
+    return texts[0], texts[1], ratio
 
 
 def plot(points: Sequence[LoadPoint], path: Path) -> None:
