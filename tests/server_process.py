@@ -166,9 +166,18 @@ def server_command(repository: Path, *arguments: str, program: Sequence[str] = (
 
 
 @contextlib.contextmanager
-def serving(repository: Path, *arguments: str, program: Sequence[str] = ("-m", "chrion")) -> Iterator[Server]:
-    """Run a server, and check that it ends by itself with exit code 0 on SIGTERM."""
-    command = server_command(repository, *arguments, program=program)
+def serving(
+    repository: Path, *arguments: str, program: Sequence[str] = ("-m", "chrion"), within: Sequence[str] = ()
+) -> Iterator[Server]:
+    """Run a server, and check that it ends by itself with exit code 0 on SIGTERM.
+
+    Args:
+        repository: Its repository.
+        arguments: Its options.
+        program: What Python runs.
+        within: A command that becomes the server's.
+    """
+    command = [*within, *server_command(repository, *arguments, program=program)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)  # noqa: S603
     lines: list[str] = []
     try:

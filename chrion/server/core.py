@@ -27,8 +27,9 @@ from chrion.graph.ort_sessions import first_line
 from chrion.manager import Action, Load, ModelManager, Reason, Refuse, Request, Run, Unload
 from chrion.manager.residency import Place
 from chrion.server import batching
-from chrion.server.failures import RequestFailure, Status, invalid, refusal
+from chrion.server.failures import ModelRemoved, RequestFailure, Status, invalid, refusal
 from chrion.server.repository import Key, ServedVersion, file_states
+from chrion.server.request_memory import ByteAccount
 from chrion.server.sessions import Session, is_out_of_memory
 from chrion.server.statistics import ModelStatistics
 from chrion.server.tensors import Array, TensorSpec, check_input
@@ -100,32 +101,6 @@ class _Pending:
     options: ort.RunOptions | None = None
     #: End of the load that the request waited for.
     loaded_ms: float | None = None
-
-
-class ByteAccount:
-    """Memory of the requests in flight, with a limit.
-
-    Attributes:
-        used: Bytes in use.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.used = 0
-
-    def take(self, size: int) -> None:
-        """Take bytes.
-
-        Raises:
-            RequestFailure: The limit is exceeded; nothing is taken.
-        """
-        if self.used + size > self.limit:
-            raise RequestFailure(Status.OVERLOADED, "the requests in flight use too much memory", retry_s=1.0)
-        self.used += size
-
-    def give(self, size: int) -> None:
-        """Give bytes back."""
-        self.used -= size
 
 
 class ServingCore:
@@ -267,7 +242,10 @@ class ServingCore:
         try:
             chosen = _check(served.version, feeds, outputs)
             found, timing = await self._queue(served, feeds, chosen, timeout_ms, arrival)
-        except RequestFailure:
+        except RequestFailure as failure:
+            replacement = self.models.get(served.version.key)
+            if isinstance(failure, ModelRemoved) and replacement is not None and replacement is not served:
+                return await self.infer(replacement, feeds, outputs, timeout_ms - (_now_ms() - arrival))
             served.statistics.fail.add(_now_ms() - arrival)
             raise
         return Result(served, list(zip(chosen, found, strict=True)), timing)

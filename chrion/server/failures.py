@@ -13,6 +13,7 @@ class Status(Enum):
     INVALID = (400, "INVALID_ARGUMENT")
     UNAUTHENTICATED = (401, "UNAUTHENTICATED")
     NOT_FOUND = (404, "NOT_FOUND")
+    NOT_ALLOWED = (405, "UNIMPLEMENTED")
     TIMED_OUT = (408, "DEADLINE_EXCEEDED")
     TOO_LARGE = (413, "RESOURCE_EXHAUSTED")
     CANCELLED = (499, "CANCELLED")
@@ -49,6 +50,10 @@ class RequestFailure(Exception):  # noqa: N818 - a failure of one request, not o
         self.retry_s = retry_s
 
 
+class ModelRemoved(RequestFailure):
+    """A request whose model was removed, or replaced, before the request could start."""
+
+
 def invalid(message: str) -> RequestFailure:
     """Return the failure of a request that contradicts the protocol or the model."""
     return RequestFailure(Status.INVALID, message)
@@ -67,4 +72,5 @@ _REASONS = {
 def refusal(model: str, reason: Reason, retry_ms: float, detail: str = "") -> RequestFailure:
     """Return the failure of a request that the manager refused."""
     text = f"model {model!r}: {reason.value}" + (f": {detail}" if detail else "")
-    return RequestFailure(_REASONS[reason], text, retry_s=retry_ms / 1000 if retry_ms > 0 else None)
+    kind = ModelRemoved if reason is Reason.REMOVED else RequestFailure
+    return kind(_REASONS[reason], text, retry_s=retry_ms / 1000 if retry_ms > 0 else None)

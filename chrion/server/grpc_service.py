@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import hmac
@@ -23,6 +24,7 @@ from chrion.server.grpc_messages import SERVICE, message, methods
 from chrion.server.grpc_stream import StreamedRequests
 from chrion.server.options import ServerOptions
 from chrion.server.protocol_decoder import ProtocolDecoder, find_decoder, has_cache
+from chrion.server.request_memory import RequestMemory
 from chrion.server.target import Answer, Target
 from chrion.server.tracing import RequestTracer
 
@@ -30,10 +32,13 @@ log = logging.getLogger("chrion.server")
 
 #: The parameter of responses that says whether it is the last of its request; Triton's name.
 _FINAL = "triton_final_response"
+#: Time after which a stream ends whose client reads no answers, in seconds, and the least speed of a client that does.
+_READ_S, _READ_BYTES_PER_S = 60.0, 100_000
 _CHANNEL_OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.keepalive_time_ms", 60_000),  # finds peers that are gone
     ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.server_handshake_timeout_ms", 20_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
 
@@ -104,8 +109,10 @@ class GrpcService:
         began_ns = time.time_ns()
         try:
             self._authorise(context)
+            memory = RequestMemory(self._target.account)
+            context.add_done_callback(lambda _: memory.release())  # after the answer has been sent
             remaining = context.time_remaining()
-            answer = await self._run(content, remaining * 1000 if remaining is not None else float("inf"))
+            answer = await self._run(content, remaining * 1000 if remaining is not None else float("inf"), memory)
         except RequestFailure as failure:
             self._trace(context, content, began_ns, failure=failure.message)
             return await _abort(context, failure)
@@ -126,31 +133,52 @@ class GrpcService:
         timing = Timing.of_header(answer.headers.get(SERVER_TIMING, "")) if answer else None
         self._tracer.add(carrier, about, began_ns, timing, failure)
 
-    async def _run(self, content: bytes, remaining_ms: float) -> Answer:
+    async def _run(self, content: bytes, remaining_ms: float, memory: RequestMemory) -> Answer:
         """Serve an inference request, given as bytes."""
-        account, size = self._target.account, 2 * len(content)
-        account.take(size)
-        try:
-            return await self._target.infer_grpc(content, remaining_ms)
-        finally:
-            account.give(size)
+        memory.take(2 * len(content))  # with its arrays
+        answer = await self._target.infer_grpc(content, remaining_ms)
+        memory.take(len(answer.content))
+        return answer
 
-    async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
-        """Serve the requests of a stream."""
+    async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        """Serve the requests of a stream; it ends if its client does not read a response in time."""
         try:
             self._authorise(context)
         except RequestFailure as failure:
             await _abort(context, failure)
-        stream = StreamedRequests(self._run_in_stream, self._texts)
-        async with contextlib.aclosing(stream.responses(requests)) as responses:
-            async for response in responses:
-                yield response
+        held: dict[int, RequestMemory] = {}
 
-    async def _run_in_stream(self, content: bytes) -> Any:
+        async def answer(content: bytes) -> Any:
+            memory = RequestMemory(self._target.account)
+            try:
+                response = await self._run_in_stream(content, memory)
+            except BaseException:
+                memory.release()
+                raise
+            held[id(response)] = memory  # until it has been sent
+            return response
+
+        silent = False
+        try:
+            async with contextlib.aclosing(StreamedRequests(answer, self._texts).responses(requests)) as responses:
+                async for response in responses:
+                    async with asyncio.timeout(_READ_S + response.ByteSize() / _READ_BYTES_PER_S):
+                        await context.write(response)
+                    if memory := held.pop(id(response), None):
+                        memory.release()
+        except TimeoutError:
+            silent = True
+        finally:
+            for memory in held.values():
+                memory.release()
+        if silent:  # the status waits until the client reads or leaves
+            await _abort(context, RequestFailure(Status.TIMED_OUT, "the client does not read the answers"))
+
+    async def _run_in_stream(self, content: bytes, memory: RequestMemory) -> Any:
         """Return the only response to a request of a stream."""
         found = message("ModelStreamInferResponse")()
         try:
-            answer = await self._run(content, float("inf"))
+            answer = await self._run(content, float("inf"), memory)
             found.infer_response.MergeFromString(answer.content)
         except RequestFailure as failure:
             found.error_message = failure.message
@@ -252,6 +280,7 @@ def bind_grpc(
         ("grpc.max_receive_message_length", options.body_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_concurrent_streams", options.max_connections),
+        ("grpc.max_allowed_incoming_connections", options.max_connections),
     )
     server = grpc.aio.server(options=(*_CHANNEL_OPTIONS, *limits), maximum_concurrent_rpcs=options.max_connections)
     server.add_generic_rpc_handlers((GrpcService(target, options.token, tracer, generation).handlers(),))

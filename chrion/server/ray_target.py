@@ -19,11 +19,11 @@ from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
 
 from chrion.server import merging
-from chrion.server.core import ByteAccount
 from chrion.server.failures import RequestFailure, Status, invalid
 from chrion.server.grpc_messages import message
 from chrion.server.options import ServerOptions
 from chrion.server.ray_replica import Call, Reply
+from chrion.server.request_memory import ByteAccount
 from chrion.server.shared_view import SharedView
 from chrion.server.target import Answer
 

@@ -29,7 +29,8 @@ from chrion.server.generate_routes import GenerateRoutes
 from chrion.server.generation_service import GenerationService
 from chrion.server.openai_bodies import failure_document
 from chrion.server.openai_service import OpenAiService
-from chrion.server.target import Answer, Target, not_ready
+from chrion.server.request_memory import RequestMemory
+from chrion.server.target import Target, not_ready
 from chrion.server.tracing import RequestTracer
 
 log = logging.getLogger("chrion.server")
@@ -38,6 +39,8 @@ log = logging.getLogger("chrion.server")
 _BODY_SILENCE_S = 20.0
 #: Time for which a body that is too large is read, in all and without data, in seconds.
 _DISCARD_S, _DISCARD_SILENCE_S = 10.0, 1.0
+#: Bytes that a connection buffers before it waits for its client.
+_CONNECTION_BUFFER = 1 << 16
 #: Interval of the events of the web page, and number of pages at the same time.
 _EVENT_S, _MOST_PAGES = 1.0, 16
 
@@ -95,13 +98,14 @@ class RestService:
             ]
         if generation is not None:
             for api in (OpenAiService(generation), GenerateRoutes(generation)):
-                routes += [_route(*route) for route in api.routes(self._json)]
+                found = api.routes(self._accounted_json)
+                routes += [_route(path, self._accounting(handler), method) for path, handler, method in found]
         self.app = Starlette(
             routes=[
                 Route(path, self._answering(handler, open_=is_open), methods=[method])
                 for path, handler, method, is_open in routes
             ],
-            exception_handlers={404: _not_found, 405: _not_found},
+            exception_handlers={404: self._unrouted, 405: self._unrouted},
         )
 
     def _answering(self, handler: Handler, *, open_: bool) -> Handler:
@@ -131,6 +135,30 @@ class RestService:
             return response
 
         return answer
+
+    def _accounting(self, handler: Handler) -> Handler:
+        """Return a handler whose requests take memory until their answers have been read."""
+
+        async def answer(request: Request) -> Response:
+            request.state.memory = memory = RequestMemory(self._target.account)
+            try:
+                return _AccountedResponse(await handler(request), memory)
+            except BaseException:
+                memory.release()
+                raise
+
+        return answer
+
+    async def _unrouted(self, request: Request, error: Any) -> Response:
+        """Answer a request whose path or method does not exist."""
+        status, what = (Status.NOT_FOUND, "found") if error.status_code == 404 else (Status.NOT_ALLOWED, "allowed")
+
+        async def refuse(request: Request) -> Response:
+            raise RequestFailure(status, f"{request.method} {request.url.path[:200]}: not {what}")
+
+        response = await self._answering(refuse, open_=True)(request)
+        response.headers.update(error.headers or {})
+        return response
 
     def _authorise(self, request: Request) -> None:
         expected = f"Bearer {self._token}".encode()
@@ -234,26 +262,24 @@ class RestService:
 
     async def _run(self, request: Request) -> Response:
         """Serve an inference request."""
-        taken = 0
-        account = self._target.account
-
-        def take(size: int) -> None:
-            nonlocal taken
-            account.take(size)
-            taken += size
-
+        memory = RequestMemory(self._target.account)
         try:
-            body = await self._body(request, take)
-            take(len(body))  # its arrays
+            body = await self._body(request, memory.take)
+            memory.take(len(body))  # its arrays
             length = request.headers.get(rest_codec.HEADER_LENGTH)
             answer = await until_disconnect(request, self._target.infer_rest(*_model_of(request), body, length))
+            memory.take(len(answer.content))
         except BaseException:
-            account.give(taken)
+            memory.release()
             raise
-        return _AccountedResponse(answer, functools.partial(account.give, taken))
+        return _AccountedResponse(Response(answer.content, headers=dict(answer.headers)), memory)
 
-    async def _json(self, request: Request) -> dict[str, Any]:
-        body = await self._body(request, lambda _: None, most=1 << 20)
+    async def _accounted_json(self, request: Request) -> dict[str, Any]:
+        return await self._json(request, request.state.memory.take)
+
+    async def _json(self, request: Request, take: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
+        body = await self._body(request, take, most=1 << 20)
+        take(len(body))  # what is parsed of it
         try:
             content = parse_json(body) if body.strip() else {}
         except ValueError as error:
@@ -299,19 +325,31 @@ class RestService:
 
 
 class _AccountedResponse:
-    """A response whose memory is accounted for until the client has read it."""
+    """A response whose request gives its memory back when the client has read it, or has left.
 
-    def __init__(self, answer: Answer, sent: Callable[[], None]) -> None:
-        self._response = Response(answer.content, headers=dict(answer.headers))
-        self._sent = sent
-        self.headers = self._response.headers
-        self.status_code = 200
+    Args:
+        response: The response.
+        memory: The memory of the request.
+    """
+
+    def __init__(self, response: Response, memory: RequestMemory) -> None:
+        self._response = response
+        self._memory = memory
+        self.headers = response.headers
+        self.status_code = response.status_code
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def send_and_wait(message: Any) -> None:
+            last = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if last and len(message.get("body", b"")) > _CONNECTION_BUFFER:
+                await send({**message, "more_body": True})
+                message = {"type": "http.response.body"}  # uvicorn sends it when the client has read what is before it
+            await send(message)
+
         try:
-            await self._response(scope, receive, send)
+            await self._response(scope, receive, send_and_wait)
         finally:
-            self._sent()
+            self._memory.release()
 
 
 async def _discard(stream: AsyncIterator[bytes]) -> None:
@@ -341,14 +379,9 @@ def _failure(request: Request, failure: RequestFailure) -> Response:
     if failure.status is Status.UNAUTHENTICATED:
         headers["WWW-Authenticate"] = "Bearer"
     status = failure.status.http
-    own = request.url.path.startswith("/v1/")
+    own = f"{request.url.path}/".startswith("/v1/")
     document = failure_document(failure.message, status) if own else {"error": failure.message}
     return JSONResponse(document, status_code=status, headers=headers)
-
-
-async def _not_found(request: Request, error: Any) -> Response:
-    text = f"{request.method} {request.url.path[:200]}: " + ("not found" if error.status_code == 404 else "not allowed")
-    return JSONResponse({"error": text}, status_code=error.status_code)
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -19,7 +20,12 @@ from chrion.server.repository import VariantSource
 from chrion.server.tensors import Array, TensorSpec
 
 _BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
-_MEMORY_TEXTS = ("failed to allocate", "out of memory", "bad_alloc", "bad allocation", "cannot allocate")
+#: Errors of the system, and texts of onnxruntime, if memory is full, or the disk on which weights of a plan are put.
+_FULL = {errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
+_FULL_TEXTS = (
+    *("failed to allocate", "out of memory", "bad_alloc", "bad allocation", "cannot allocate"),
+    *("failed to write external initializers", "protobuf serialization failed"),
+)
 
 
 class Session:
@@ -89,8 +95,10 @@ class Session:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error of onnxruntime means that memory is full."""
-    return isinstance(error, MemoryError) or any(text in str(error).lower() for text in _MEMORY_TEXTS)
+    """Return whether an error means that memory is full, or the disk that the weights of a plan are written to."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _FULL):
+        return True
+    return any(text in str(error).lower() for text in _FULL_TEXTS)
 
 
 @contextlib.contextmanager

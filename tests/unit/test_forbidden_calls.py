@@ -24,6 +24,7 @@ SERVER = (
     "core",
     "disconnects",
     "generation_service",
+    "grpc_service",
     "grpc_stream",
     "openai_service",
     "protocol_decoder",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -250,6 +251,36 @@ def test_limits_of_requests_and_tokens(tmp_path: Path) -> None:
         chat = {"model": "llama", "messages": [{"role": "user", "content": "w2"}]}
         usage = server.get("/v1/chat/completions", chat)[1]["usage"]
         assert usage["total_tokens"] - 1 == share > 10  # the last token is not in the cache
+
+
+def test_unknown_paths_have_errors_of_the_api(client: Any, decoders: Server) -> None:
+    """A part of the API that is not offered is an error that its client understands."""
+    with pytest.raises(openai.NotFoundError, match="POST /v1/embeddings: not found") as missing:
+        client.embeddings.create(model="llama", input="w1")
+    assert missing.value.type == "invalid_request_error"
+    status, document, headers = decoders.get("/v1/completions")
+    assert (status, document["error"]["message"]) == (405, "GET /v1/completions: not allowed")
+    assert headers["allow"] == "POST"
+
+
+def test_the_memory_of_requests_is_limited(tmp_path: Path) -> None:
+    """Requests that generate count with those of tensors, until their answers have been read."""
+    put_decoder(tmp_path, "llama")
+    given = {"model": "llama", "prompt": [1], "max_tokens": 19_000, "stream": True}
+    with serving(tmp_path, "--request-memory", "100KB") as server:
+        status, document, headers = server.get("/v1/completions", {"model": "llama", "prompt": "w1 " * 20_000})
+        assert (status, document["error"]["message"]) == (429, "the requests in flight use too much memory")
+        assert headers["retry-after"] == "1"
+        assert server.metric("chrion_request_bytes") == 0
+        assert server.get("/v1/completions", {"model": "llama", "prompt": "w1", "max_tokens": 2})[0] == 200
+        size = len(json.dumps(given))
+        request = urllib.request.Request(f"{server.url}/v1/completions", json.dumps(given).encode())  # noqa: S310 - http
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+            assert answer.readline().startswith(b"data: ")
+            assert server.metric("chrion_request_bytes") == 2 * size
+        wait_until(lambda: server.metric("chrion_request_bytes") == 0)
+        assert server.get("/v1/completions", {"model": "llama", "prompt": 7})[0] == 400
+        assert server.metric("chrion_request_bytes") == 0
 
 
 def test_unauthorised_requests_have_errors_of_the_api(tmp_path: Path) -> None:

@@ -1,0 +1,50 @@
+"""Frames of HTTP/2 for gRPC calls that no client library sends: messages that are announced and never arrive."""
+
+from __future__ import annotations
+
+import socket
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_DATA, _HEADERS, _SETTINGS = 0, 1, 4
+_END_HEADERS = 4
+
+
+def start_call(connection: socket.socket, path: str) -> None:
+    """Begin an HTTP/2 connection, and a gRPC call as its first stream."""
+    fields = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": path,
+        ":authority": "a",
+        "content-type": "application/grpc",
+        "te": "trailers",
+    }
+    block = b"".join(b"\x00" + _text(name) + _text(value) for name, value in fields.items())
+    connection.sendall(PREFACE + _frame(_SETTINGS, 0, 0, b"") + _frame(_HEADERS, _END_HEADERS, 1, block))
+
+
+def send_part(connection: socket.socket, declared: int, content: bytes) -> None:
+    """Send the beginning of a message of a declared length."""
+    connection.sendall(_frame(_DATA, 0, 1, b"\x00" + declared.to_bytes(4, "big") + content))
+
+
+def grpc_status(connection: socket.socket) -> int:
+    """Return the status that the server sends; -1 if the connection ends without one."""
+    found = b""
+    while True:
+        at = found.find(b"grpc-status")
+        if at >= 0 and len(found) >= at + 13:
+            return int(found[at + 12 : at + 12 + found[at + 11]])
+        part = connection.recv(65536)
+        if not part:
+            return -1
+        found += part
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+def _text(value: str) -> bytes:
+    """Return a string literal of HPACK, shorter than 127 bytes."""
+    return bytes([len(value)]) + value.encode()

@@ -1,0 +1,117 @@
+"""Streams of gRPC in this process: what they hold, and when they end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+grpc = pytest.importorskip("grpc", reason="grpc: pip install 'chrion[serve]'")
+METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
+ANSWER, COUNT = 1_000_000, 100
+
+
+class LargeAnswers:
+    """A target whose answers have a megabyte.
+
+    Attributes:
+        asked: Number of requests so far.
+    """
+
+    def __init__(self) -> None:
+        from chrion.server.grpc_messages import message  # noqa: PLC0415 - needs the extra
+        from chrion.server.request_memory import ByteAccount  # noqa: PLC0415 - needs the extra
+
+        self.account = ByteAccount(1 << 30)
+        self.asked = 0
+        self._content = message("ModelInferResponse")(raw_output_contents=[bytes(ANSWER)]).SerializeToString()
+
+    async def infer_grpc(self, content: bytes, remaining_ms: float) -> Any:
+        from chrion.server.target import Answer  # noqa: PLC0415 - needs the extra
+
+        del content, remaining_ms
+        self.asked += 1
+        return Answer(self._content)
+
+
+async def empty_requests() -> AsyncIterator[bytes]:
+    for _ in range(COUNT):
+        yield b""
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - conditions of a server
+            await asyncio.sleep(0.01)
+
+
+def run(folder: Path, use: Any) -> None:
+    """Serve large answers, and run a function of the target and a call that has begun."""
+    from chrion.server import grpc_service  # noqa: PLC0415 - needs the extra
+    from chrion.server.options import ServerOptions  # noqa: PLC0415 - needs the extra
+
+    async def serve() -> None:
+        target: Any = LargeAnswers()
+        server, port = grpc_service.bind_grpc(ServerOptions(folder, grpc=("127.0.0.1", 0)), target)
+        await server.start()
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                await use(target, channel.stream_stream(METHOD)(empty_requests(), timeout=60))
+        finally:
+            await server.stop(0)
+
+    asyncio.run(serve())
+
+
+def test_a_stream_that_is_not_read_for_long_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gives the memory of all its requests back, and the client is told."""
+    from chrion.server import grpc_service  # noqa: PLC0415 - needs the extra
+
+    monkeypatch.setattr(grpc_service, "_READ_S", 0.2)
+    monkeypatch.setattr(grpc_service, "_READ_BYTES_PER_S", 1e12)
+
+    async def use(target: LargeAnswers, call: Any) -> None:
+        await until(lambda: target.account.used > 10 * ANSWER)
+        await until(lambda: target.account.used == 0)
+        asked = target.asked
+        assert asked < 60
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            async for _ in call:
+                pass
+        assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "does not read" in ended.value.details()
+        assert target.asked == asked
+        await until(lambda: target.account.used == 0)
+
+    run(tmp_path, use)
+
+
+def test_a_stream_that_is_read_slowly_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer has its own time, so that a slow client gets all of them."""
+    from chrion.server import grpc_service  # noqa: PLC0415 - needs the extra
+
+    monkeypatch.setattr(grpc_service, "_READ_S", 5.0)
+
+    async def use(target: LargeAnswers, call: Any) -> None:
+        for _ in range(COUNT - 10):
+            await asyncio.sleep(0.01)
+            assert len(await call.read()) > ANSWER
+        assert target.account.used <= 34 * ANSWER
+        call.cancel()
+        await until(lambda: target.account.used == 0)
+
+    run(tmp_path, use)
+
+
+def test_a_client_that_leaves_its_stream_takes_its_requests_along(tmp_path: Path) -> None:
+    """The memory of requests whose answers wait is given back, whether the answer that is being sent fails or not."""
+
+    async def use(target: LargeAnswers, call: Any) -> None:
+        await until(lambda: target.account.used > 10 * ANSWER)
+        call.cancel()
+        await until(lambda: target.account.used == 0)
+
+    run(tmp_path, use)
