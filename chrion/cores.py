@@ -7,7 +7,6 @@ import ctypes
 import functools
 import math
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from chrion.cgroups import cpu_quota
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 #: The function ``sched_getcpu`` of the C library; None on systems without it.
-_getcpu = getattr(ctypes.CDLL(None), "sched_getcpu", None) if sys.platform == "linux" else None
+_getcpu = getattr(ctypes.pythonapi, "sched_getcpu", None)
 
 Result = TypeVar("Result")
 
