@@ -50,24 +50,31 @@ class OtherWork:
     """The use of cores by other processes since its creation, on the logical CPUs that the calling thread may use.
 
     It is measured a few times a second, however often the methods are called.
+
+    Attributes:
+        counted: Whether the system counts CPU time.
     """
 
     def __init__(self) -> None:
         self._cpus = affinity()
         self._before = cpu_use(self._cpus)
-        #: Cores in use at the last measurement, and the most at any; None if there is none, or if nothing is counted.
+        self.counted = self._before.all_s > 0
+        #: Cores in use at the first and at the last measurement; None if there is none, or if nothing is counted.
+        self._first: float | None = None
         self._cores: float | None = None
-        self._most = 0.0
 
     def has_eased(self) -> bool:
-        """Return whether other processes use fewer cores than before."""
+        """Return whether other processes use fewer cores than right after the creation.
+
+        Work that came and went in between does not count.
+        """
         self._measure()
-        return self._cores is not None and self._cores <= self._most - _EASED
+        return self._first is not None and self._cores is not None and self._cores <= self._first - _EASED
 
     def is_busy(self) -> bool | None:
         """Return whether other processes use cores; None if it is not known yet."""
         self._measure()
-        if self._cores is None and self._before.all_s:
+        if self._cores is None and self.counted:
             return None
         return (self._cores or 0.0) >= max(_BUSY, _BUSY_SHARE * len(self._cpus or ()))
 
@@ -76,7 +83,8 @@ class OtherWork:
         if time.perf_counter() - before.now_s < _LEAST_S:
             return
         self._before = now = cpu_use(self._cpus)
-        if before.all_s and now.all_s:
+        if self.counted and now.all_s:
             others_s = (now.all_s - before.all_s) - (now.own_s - before.own_s)
             self._cores = others_s / (now.now_s - before.now_s)
-            self._most = max(self._most, self._cores)
+            if self._first is None:
+                self._first = self._cores

@@ -11,9 +11,9 @@ Bound of the cost, while the mean latencies of both engines stay as they are: th
 
 - the first :data:`_SLOW_WINDOWS` windows, until it is noticed,
 - trials, of :data:`_PLAN_TRIAL` or :data:`_PLAIN_TRIAL` requests. The number of requests between two trials doubles
-  from :data:`_FIRST_GAP`, or from :data:`_FIRST_PLAN_GAP` for trials of the plan, to :data:`_LAST_GAP`, so that less
-  than one request in 100 is in a trial of the plan, and in the long run one in 200. A trial is put off until its
-  predecessor's extra time is at most :data:`_EXCESS` of the time since.
+  from :data:`_FIRST_GAP`, or from :data:`_FIRST_PLAN_GAP` for trials of the plan, to :data:`_LAST_GAP`. It is that from
+  the beginning where the system counts the CPU time of other processes. So less than one request in 100 is in a trial
+  of the plan. A trial is put off until its predecessor's extra time is at most :data:`_EXCESS` of the time since.
 - after a trial that noise has won, up to :data:`_PROBATION` windows.
 
 After a change of the means the bound applies anew. A change in favour of the plan is noticed after :data:`_LAST_GAP`
@@ -54,16 +54,16 @@ class _Trial(NamedTuple):
     clearly: float
 
 
-#: Trials of the plan are short, since they are the slowest requests of a session that the one-thread session serves.
+#: Trials of the plan are short, since they are the slowest requests of a session that the one-thread session serves. It
+#: has to win for longer: beside other work, some requests in a row are fast, until that has its next time slice.
 #: Trials of the one-thread session are longer: its thread first has to leave the core to which the plan has pinned it,
 #: and under a quota it waits for the CPU time that the plan has used.
-_PLAN_TRIAL = _Trial(warm_up=2, requests=8, least_s=0.0, clear_after=2, clearly=1.3)
+_PLAN_TRIAL = _Trial(warm_up=2, requests=8, least_s=0.03, clear_after=2, clearly=1.3)
 _PLAIN_TRIAL = _Trial(warm_up=4, requests=24, least_s=0.15, clear_after=12, clearly=4.0)
-#: Number of requests between two trials: at first, at first for the plan while other processes use as many cores as
-#: when it was slow, and at most.
+#: Number of requests between two trials: at first, at first for the plan unless other work has eased, and at most.
 _FIRST_GAP, _FIRST_PLAN_GAP, _LAST_GAP = 64, 256, 2048
 #: Maximum share of the time that trials may take longer than the same requests on the other engine: in general, and for
-#: trials of the plan because other processes use fewer cores.
+#: trials of the plan because other processes use fewer cores than after the last one.
 _EXCESS, _EXCESS_EASED = 0.02, 0.1
 #: The plan takes over again if its mean latency is at most this share of the one-thread session's.
 _RETURN = 0.95
@@ -163,11 +163,11 @@ class LiveComparison:
         return enough or (self._count >= _SHORT_WINDOW and took_s >= _LONG_WINDOW_S)
 
     def _trial_is_over(self, took_s: float) -> bool:
-        trial = self._trial
-        clear = self._total_ms > trial.clearly * self._count * self._mean_ms
-        return (self._count >= trial.requests and took_s >= trial.least_s) or (
-            self._count >= trial.clear_after and clear
-        )
+        trial, mean_ms = self._trial, self._total_ms / self._count
+        if self._count >= trial.clear_after and mean_ms > trial.clearly * self._mean_ms:
+            return True
+        lost = self.plain_serves and not self._is_faster(mean_ms)
+        return self._count >= trial.requests and (lost or took_s >= trial.least_s)
 
     def _end_window(self) -> None:
         self._since += self._count
@@ -202,20 +202,26 @@ class LiveComparison:
         self._others = self._others or self._other_work()
         return self._others.is_busy()
 
+    @property
+    def _first_plan_gap(self) -> int:
+        """Least number of requests between two trials of the plan, unless other work has eased."""
+        return _LAST_GAP if self._others and self._others.counted else _FIRST_PLAN_GAP
+
     def _try_other(self) -> None:
         """Begin a trial of the other engine, unless the last one was too recent."""
         gap, excess = self._gap, _EXCESS
         if self._eased:
             gap, excess = min(_FIRST_GAP << self._vain, _LAST_GAP), _EXCESS_EASED
         elif self.plain_serves:
-            gap = max(gap, _FIRST_PLAN_GAP)
+            gap = max(gap, self._first_plan_gap)
         if self._since >= gap and self._excess_ms <= excess * self._since_ms:
             self.diverts, self._cold, self._excess_ms = not self.plain_serves, self._trial.warm_up, 0.0
 
     def _end_trial(self, now_s: float) -> None:
         self._excess_ms += max(0.0, self._total_ms - self._count * self._mean_ms)
         self._since, self._since_ms = 0, 0.0
-        self._gap = min(max(_FIRST_PLAN_GAP if self.plain_serves else _FIRST_GAP, 2 * self._gap), _LAST_GAP)
+        waited = max(self._gap, self._first_plan_gap) if self.plain_serves else self._gap
+        self._gap = min(max(_FIRST_GAP, 2 * waited), _LAST_GAP)
         mean_ms = self._mean_and_restart()
         if self._is_faster(mean_ms):
             self._change(mean_ms)

@@ -39,6 +39,12 @@ def test_work_that_ends_has_eased(monkeypatch: pytest.MonkeyPatch, own: float) -
     assert [work.has_eased() for _ in range(4)] == [False, False, True, False]
 
 
+def test_work_that_comes_and_goes_has_not_eased(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process is busy all the time, another for a while."""
+    work = counted(monkeypatch, [1.0, 2.0, 1.0, 2.0, 1.0])
+    assert not any(work.has_eased() for _ in range(5))
+
+
 def test_small_changes_are_not_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system counts in steps, and every machine has some other work."""
     work = counted(monkeypatch, [0.2, 0.0, 0.1])
