@@ -104,6 +104,21 @@ def test_a_provider_that_does_not_start(
     assert "libcudart" in caplog.text
 
 
+def test_a_plan_of_one_segment_needs_its_accelerator(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A plan with the whole model on an accelerator that is missing is refused like any other plan for it."""
+    monkeypatch.setattr(providers, "failure_reason", lambda _: "no driver")
+    plan = fixed_plan(graph, [0] * 4, accelerator="CUDAExecutionProvider")
+    assert len(plan.segments) == 1
+    with pytest.raises(ProviderError, match="CUDAExecutionProvider does not work on this machine: no driver"):
+        HybridSession(graph, plan=plan, strict=True)
+    with caplog.at_level(logging.WARNING), HybridSession(graph, plan=plan) as session:
+        assert "no driver" in session.explain()
+        assert_same_as_plain(session, branches(), {"x": X})
+    assert "no driver" in caplog.text
+
+
 AT_RUN = [RuntimeException("CUDA failure 2: out of memory"), Fail("device lost"), RuntimeError("device lost")]
 
 

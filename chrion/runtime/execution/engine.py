@@ -88,7 +88,8 @@ class CutEngine:
         reload: Callable[[], Graph] | None = None,
     ) -> None:
         require_tensors(graph)
-        if len(plan.segments) < 2:
+        self._accelerator = accelerator = _open_accelerator(plan, provider_options)
+        if len(plan.segments) < 2:  # a plain session serves it on the accelerator, which therefore has to work
             raise CannotCutError("the plan runs the whole model as one segment")
         self.plan = plan
         self._reload = reload
@@ -107,7 +108,6 @@ class CutEngine:
         #: Number of requests; counted without a lock, since a lost count does not matter.
         self.requests = 0
         self._options = options
-        self._accelerator = accelerator = _open_accelerator(plan, provider_options)
         transfers = find_transfers(Extractor(graph), plan.schedule.lanes, accelerator.device if accelerator else None)
         self.program = build_program(graph.dag, plan.schedule, plan.segments, transfers)
         _require_cores(plan)

@@ -12,7 +12,8 @@ import pytest
 
 from chrion import Plan, Profile
 from chrion.cli import bench as bench_module
-from command_line import Chrion, assert_refused
+from chrion.devices import providers
+from command_line import PAPER, Chrion, assert_refused
 from helpers import branches
 
 
@@ -74,6 +75,18 @@ def test_a_given_plan_or_policy_is_run_as_it_is(cli: Chrion, model: Path) -> Non
     found = json.loads(cli("bench", str(model), "--plan", "m.plan.json", "--rounds", "1", "--json")[1])
     assert found["runs_plan"] is True
     assert found["predicted_ms"] == Plan.load("m.plan.json").predicted.latency_ms
+
+
+def test_a_plan_whose_accelerator_is_missing_is_refused(
+    cli: Chrion, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line names the accelerator, also if the plan has the whole model on it, and is read from the model."""
+    monkeypatch.setattr(providers, "failure_reason", lambda _: "no driver")
+    options = ("--profile", PAPER, "--policy", "accelerator", "--annotate", "a.onnx")
+    assert cli("partition", str(model), *options)[0] == 0
+    about = "CUDAExecutionProvider does not work on this machine: no driver"
+    for command in ("run", "bench"):
+        assert_refused(cli(command, "a.onnx", "--plan", "a.onnx"), about)
 
 
 def test_bench_prints_one_object(cli: Chrion, model: Path) -> None:
