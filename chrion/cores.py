@@ -87,11 +87,9 @@ def current_cpu() -> int | None:
 
 def move_to(cpu: int) -> None:
     """Move the calling thread to a logical CPU, without pinning it; do nothing if it may not be used."""
-    with contextlib.suppress(AttributeError, OSError):
-        before = os.sched_getaffinity(0)
-        if cpu in before:
-            os.sched_setaffinity(0, {cpu})
-            os.sched_setaffinity(0, before)
+    if cpu in (affinity() or ()):
+        with pinned(cpu):
+            pass
 
 
 def run_on_cores(cores: Sequence[int], work: Callable[[], Result]) -> list[Result]:
