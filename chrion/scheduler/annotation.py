@@ -22,6 +22,7 @@ import onnx
 
 from chrion.errors import OptionError
 from chrion.files import write_atomically
+from chrion.graph.assemble import node_reads
 from chrion.graph.external import tensors_of
 from chrion.graph.model import Graph
 from chrion.graph.reading import read_model, serialise
@@ -115,14 +116,14 @@ def _placed_values(graph: Graph, plan: Plan) -> dict[str, Place]:
 
 def _node_places(model: onnx.ModelProto, places: Mapping[str, Place]) -> list[Place]:
     """Return the lane and the segment of each node of the original model."""
-    nodes = model.graph.node
+    nodes, reads = model.graph.node, node_reads(model)
     found: list[Place | None] = [next((places[name] for name in node.output if name in places), None) for node in nodes]
     reader: dict[str, Place] = {}
     for at in reversed(range(len(nodes))):  # nodes are in topological order
         place = found[at] or next((reader[name] for name in nodes[at].output if name in reader), None)
         found[at] = place
         if place is not None:
-            reader.update(dict.fromkeys(filter(None, nodes[at].input), place))
+            reader.update(dict.fromkeys(reads[at], place))
     default = next(iter(places.values()), (1, 0))  # of nodes that nothing reads
     return [place or default for place in found]
 

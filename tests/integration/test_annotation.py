@@ -125,6 +125,25 @@ def test_the_bodies_of_control_flow_have_the_placement_of_their_node(tmp_path: P
     assert_equal(run_plain(str(tmp_path / "a.onnx"), feed), run_plain(str(tmp_path / "m.onnx"), feed))
 
 
+def test_a_constant_that_only_bodies_read_has_the_placement_of_their_node() -> None:
+    """The optimisation makes the constant a weight; the If whose branches capture it is on the second core."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
+    flag = helper.make_tensor_value_info("flag", TensorProto.BOOL, [])
+    result = helper.make_tensor_value_info("b", TensorProto.FLOAT, [2])
+    arms = {
+        f"{name}_branch": helper.make_graph([helper.make_node(op, ["r", "c"], ["b"])], name, [], [result])
+        for name, op in (("then", "Add"), ("else", "Mul"))
+    }
+    constant = helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.ones(2, np.float32)))
+    nodes = [helper.make_node("Relu", ["x"], ["r"]), constant, helper.make_node("If", ["flag"], ["y"], **arms)]
+    graph = helper.make_graph(nodes, "g", [x, flag], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    loaded = chrion.load(model)
+    assert loaded.dag.op_types == ("Relu", "If")
+    annotate(model, loaded, fixed_plan(loaded, [1, 2]))
+    assert [metadata(node)[LANE_KEY] for node in model.graph.node] == ["cpu1", "cpu2", "cpu2"]
+
+
 def test_a_model_that_another_tool_has_changed_is_refused_with_the_difference(tmp_path: Path) -> None:
     """The plan of a model with other names or operators does not fit; the message names the first difference."""
     onnx.save(branches(size=2), tmp_path / "m.onnx")
