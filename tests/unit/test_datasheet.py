@@ -158,7 +158,7 @@ def test_published_ridge_points() -> None:
 
 @pytest.mark.usefixtures("ideal")
 def test_kernels_without_long_vectors_take_their_steps_in_place_of_operations() -> None:
-    """A million steps of a cycle, or calls of 45 cycles, at 2 GHz; the operations would take 0.05 ms."""
+    """A million steps of a cycle, or calls, at 2 GHz; the operations would take 0.05 ms."""
     assert processor_ms(NodeWork(operations=1e6), CPU) == pytest.approx(0.05)
     assert processor_ms(NodeWork(operations=1e6, short_vectors=1e6), CPU) == pytest.approx(0.5)
     calls = datasheet.KERNELS.call_cycles
