@@ -8,7 +8,6 @@ import html
 import json
 import os
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -20,6 +19,7 @@ import numpy as np
 import pytest
 
 import chrion.report
+from browser import CHROMIUM
 from chrion import Plan, Profile, load
 from chrion.graph import Graph
 from chrion.profiler import OperatorCost
@@ -31,8 +31,7 @@ from helpers import FLOAT, MACHINE, alternating_lanes, branches, make_model, nod
 
 FOLDER = Path(chrion.report.__file__).parent / "page"
 SCRIPT = "".join((FOLDER / name).read_text(encoding="utf-8") for name in ("functions.js", "timeline.js"))
-BROWSER = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), "")
-in_browser = pytest.mark.skipif(not BROWSER, reason="no chromium is installed")
+in_browser = pytest.mark.skipif(not CHROMIUM, reason="no chromium is installed")
 HOSTILE = "</script><script>document.title='run'</script><img src=x onerror=\"document.title='run'\">@@DATA@@\u2028'\\"
 
 
@@ -239,7 +238,7 @@ def browse(folder: Path, page: str) -> str:
     (folder / "page.html").write_text(page, encoding="utf-8")
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=15000", "--window-size=1200,900"]
     flags += ["--disable-extensions", "--no-first-run", f"--user-data-dir={folder / 'profile'}", "--dump-dom"]
-    command = [BROWSER, *flags, (folder / "page.html").as_uri()]
+    command = [CHROMIUM, *flags, (folder / "page.html").as_uri()]
     environment = {**os.environ, "HOME": str(folder)}
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=environment)  # noqa: S603 - chromium
     return done.stdout

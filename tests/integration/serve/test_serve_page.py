@@ -1,0 +1,91 @@
+"""The server's page in a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from browser import CHROMIUM, Page, browse
+from server_process import Server, product, put, serving
+
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium is installed")
+X = np.ones((2, 4), np.float32)
+
+
+def row(model: str) -> str:
+    """Return an expression for the cells of a model's row, by the titles of the columns; null without such a row."""
+    return f"""(() => {{
+        const titles = [...document.querySelectorAll("th")].map((cell) => cell.textContent.trim());
+        const cells = (row) => [...row.cells].map((cell) => cell.textContent);
+        const rows = [...document.querySelectorAll("#models tr")].map(cells);
+        const found = rows.find((cells) => cells[0] === "{model}");
+        return found ? Object.fromEntries(found.map((text, i) => [titles[i], text])) : null;
+    }})()"""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Return a server of two models, one of which is loaded, with model control."""
+    root = tmp_path_factory.mktemp("models")
+    put(root, "first", product(seed=1), toml='slo = "0.001ms"\n')
+    put(root, "second", product(seed=2))
+    with serving(root, "--model-control", "explicit", "--load-model", "*") as running:
+        yield running
+
+
+@pytest.fixture
+def page(models: Server, tmp_path: Path) -> Iterator[Page]:
+    """Return the server's page in a browser."""
+    with browse(models.url, tmp_path) as opened:
+        yield opened
+
+
+def test_the_page_follows_the_requests(models: Server, page: Page) -> None:
+    """Requests, violations of the SLO and the place of a model appear without reloading the page."""
+    page.wait_for(row("first / 1"))
+    before = int(page.value(row("first / 1"))["requests"])
+    for _ in range(3):
+        assert models.infer("first", X)[0] == 200
+    page.wait_for(f'{row("first / 1")}.requests === "{before + 3}"')
+    shown = page.value(row("first / 1"))
+    assert shown["place"] == "resident"
+    assert shown["SLO ms"] == "0.001"
+    assert int(shown["violations"]) == before + 3
+    assert float(shown["mean ms"]) > 0
+    assert float(shown["MB"]) > 0
+
+
+def test_the_page_shows_the_memory_over_time(page: Page) -> None:
+    """Each event adds a point to the line, below the budget."""
+    points = 'document.querySelector("#devices .line")?.getAttribute("points").split(" ").length'
+    first = page.wait_for(points)
+    assert page.wait_for(f"{points} > {first}")
+    assert page.value('document.querySelectorAll("#devices .budget").length') == 1
+    assert "host memory" in page.value('document.querySelector("#devices h2").textContent')
+
+
+def test_the_page_shows_unloaded_models(models: Server, page: Page) -> None:
+    """A model that is unloaded leaves the table or is shown as absent, and comes back when it is loaded."""
+    loaded = f"{row('second / 1')}?.place"
+    models.infer("second", X)
+    page.wait_for(f'{loaded} === "resident"')
+    assert models.get("/v2/repository/models/second/unload", {})[0] == 200
+    page.wait_for(f'{loaded} !== "resident"')
+    assert models.get("/v2/repository/models/second/load", {})[0] == 200
+    models.infer("second", X)
+    page.wait_for(f'{loaded} === "resident"')
+
+
+def test_the_page_says_that_the_server_has_gone(tmp_path: Path) -> None:
+    """A page that stays open does not show old figures as if they were current."""
+    root = tmp_path / "models"
+    put(root, "only", product())
+    (tmp_path / "profile").mkdir()
+    with serving(root) as running, browse(running.url, tmp_path / "profile") as page:
+        page.wait_for(row("only / 1"))
+        running.process.terminate()
+        running.process.wait(30)
+        page.wait_for('document.getElementById("state").textContent === "not connected"')
