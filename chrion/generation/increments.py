@@ -3,13 +3,17 @@
 The calls of a split decoder, one for each layer and one for each layer and request, take longer than a small model's
 arithmetic. Requests that have one new token each need no split: with their caches in a pool
 (:mod:`chrion.graph.pooled_cache`) they are a rectangle. Only attention computes its pads, so that they are cheap.
+
+In a rectangle the model sees one length of the past, that of the longest request. A mask that lets a token see only the
+last ones, or positions that follow from that length, would be wrong for the others. So a trial compares a short request
+beside a long one with the parts, and longer requests are never in one call with shorter ones.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,12 +29,15 @@ from chrion.graph.ort_sessions import first_line, open_session
 from chrion.graph.pooled_cache import PooledDecoder, pool_caches
 
 Array = np.ndarray[Any, Any]
+Run = Callable[[Sequence[Work]], list[Outcome]]
 log = logging.getLogger(__name__)
 
 #: The most pads of a request, on average: they are copied in every iteration. Beyond, calls by request take less time.
 _MOST_PADS = 1024
-#: Tokens in the caches of requests whose scores are compared before the session is used.
-_EXAMPLES = (5, 0, 9)
+#: Tokens in the caches of the requests of a trial, beside which there is a longer one.
+_SHORT = (5, 0)
+#: The shortest and the longest past of that one, and the most bytes of its keys and values.
+_LEAST, _LONGEST, _TRIAL_BYTES = 9, 2047, 1 << 28
 #: The greatest difference of scores, relative to the largest one: rounding, which differences of meaning far exceed.
 _ROUNDING = {"float16": 2e-2, "float32": 1e-3}
 
@@ -52,16 +59,19 @@ class IncrementSession:
         self._pooled, self._signature = pooled, signature
         logits = next(output for output in self._session.get_outputs() if output.name == LOGITS)
         self._logits_type = np.dtype(np.float16 if logits.type == "tensor(float16)" else np.float32)
+        #: The longest past with which requests of other lengths may be in a batch.
+        self.longest = _LEAST
         #: Bindings of pools that no thread uses.
         self._free: WeakKeyDictionary[CachePool, deque[ort.IOBinding]] = WeakKeyDictionary()
 
-    @staticmethod
-    def serves(batch: Sequence[Work]) -> bool:
+    def serves(self, batch: Sequence[Work]) -> bool:
         """Return whether a batch is made of single tokens after similar numbers of others, in one pool."""
         pool = batch[0].cache.pool
         if pool is None or any(len(work.ids) != 1 or work.cache.pool is not pool for work in batch):
             return False
         pasts = [work.past for work in batch]
+        if max(pasts) > self.longest and min(pasts) < max(pasts):
+            return False
         return max(pasts) * len(pasts) - sum(pasts) <= _MOST_PADS * len(pasts)
 
     def run(self, batch: Sequence[Work]) -> list[Outcome]:
@@ -109,7 +119,7 @@ def open_increments(
     appended: AppendedDecoder,
     signature: DecoderSignature,
     options: ort.SessionOptions,
-    run: Callable[[Sequence[Work]], list[Outcome]],
+    run: Run,
 ) -> IncrementSession | None:
     """Return the session of a decoder for iterations of one token a request, or None if it gives other results.
 
@@ -124,33 +134,54 @@ def open_increments(
         return None
     try:
         session = IncrementSession(pooled, signature, options)
-        found, expected = (_examples(signature, each) for each in (session.run, run))
     except ModelError as error:
         log.info("increments run by parts: %s", error)
         return None
-    except Exception as error:  # noqa: BLE001 - onnxruntime raises many types
-        log.info("increments run by parts: %s", first_line(error))
+    if different := _difference(signature, session.run, run, _LEAST):
+        log.info("increments run by parts: %s", different)
         return None
-    for own, other in zip(found, expected, strict=True):
-        if not np.abs(own - other).max() <= _ROUNDING[signature.cache_type.name] * max(1.0, float(np.abs(other).max())):
-            log.info("increments run by parts: as a rectangle, requests have other scores")
-            return None
+    for length in _lengths(signature):
+        if not _difference(signature, session.run, run, length):
+            session.longest = length
+            break
     return session
 
 
-def _examples(signature: DecoderSignature, run: Callable[[Sequence[Work]], list[Outcome]]) -> list[Array]:
+def _lengths(signature: DecoderSignature) -> Iterator[int]:
+    """Yield pasts of the long request of a trial: the longest one that is possible, then half of it, and so on."""
+    length = min(_LONGEST, _TRIAL_BYTES // signature.slot_bytes, (signature.context or _LONGEST + 1) - 1)
+    while length > _LEAST:
+        yield length
+        length //= 2
+
+
+def _difference(signature: DecoderSignature, own: Run, other: Run, length: int) -> str:
+    """Return why two ways to run a batch with a long past differ, or nothing if they differ by rounding only."""
+    try:
+        found, expected = (_examples(signature, run, length) for run in (own, other))
+    except Exception as error:  # noqa: BLE001 - onnxruntime raises many types
+        return first_line(error)
+    for value, wanted in zip(found, expected, strict=True):
+        limit = _ROUNDING[signature.cache_type.name] * float(np.abs(wanted).max())
+        if not np.abs(value - wanted).max() <= limit:  # NaN is a difference
+            return "as a rectangle, requests have other scores"
+    return ""
+
+
+def _examples(signature: DecoderSignature, run: Run, length: int) -> list[Array]:
     """Return the scores of requests of different lengths in one batch, and the keys and values that they get."""
-    pool = CachePool(signature, sum(_EXAMPLES) + len(_EXAMPLES))
+    pasts = (*_SHORT, length)
+    pool = CachePool(signature, sum(pasts) + len(pasts))
     random = np.random.default_rng(0)
     for array in pool.arrays:
-        array[...] = random.standard_normal(array.shape)
-    caches = [RequestCache(signature, past + 1, by_token=True, pool=pool) for past in _EXAMPLES]
+        array[...] = random.random(array.shape, np.float32) * 4 - 2
+    caches = [RequestCache(signature, past + 1, by_token=True, pool=pool) for past in pasts]
     batch = [
         Work(cache, np.array([at % signature.vocabulary]), past)
-        for at, (cache, past) in enumerate(zip(caches, _EXAMPLES, strict=True))
+        for at, (cache, past) in enumerate(zip(caches, pasts, strict=True))
     ]
     outcomes = run(batch)
     for outcome in outcomes:
         if isinstance(outcome, Exception):
             raise outcome
-    return [*(np.asarray(outcome) for outcome in outcomes), *(array.astype(np.float32) for array in pool.arrays)]
+    return [np.asarray(value, np.float32) for value in (*outcomes, *pool.arrays)]

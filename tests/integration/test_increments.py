@@ -99,7 +99,7 @@ def test_scores_that_are_not_wanted_and_tokens_that_do_not_exist() -> None:
 
 def test_prompts_long_pads_and_other_memory_run_by_parts() -> None:
     """The call serves single tokens of one pool, unless most of what it reads are pads."""
-    engine = engine_of(small_decoder("llama-decoder", context=1024))
+    engine = engine_of(small_decoder("llama-decoder", context=4096))
     assert engine._increments is not None
     manager = CacheManager(engine.signature, 6000, by_token=True)
     short, long, own = (manager.get(at, capacity) for at, capacity in enumerate((10, 3000, 10)))
@@ -113,11 +113,14 @@ def test_prompts_long_pads_and_other_memory_run_by_parts() -> None:
     assert not serves([Work(own, one, 5)])
 
 
-def test_a_model_whose_requests_affect_each_other_in_a_rectangle_runs_by_parts() -> None:
-    """A mean over the batch is that of one request in the parts, and of all of them in one call."""
+@pytest.mark.parametrize("scale", [1.0, 1e-5])
+def test_a_model_whose_requests_affect_each_other_in_a_rectangle_runs_by_parts(scale: float) -> None:
+    """A mean over the batch is that of one request in the parts, and of all of them in one call; small scores count."""
     model = small_decoder("llama-decoder")
     producer = next(node for node in model.graph.node if "logits" in node.output)
-    producer.output[0] = "own"
+    producer.output[0] = "large"
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32([scale]), "logits-scale"))
+    model.graph.node.append(helper.make_node("Mul", ["large", "logits-scale"], ["own"]))
     model.graph.node.append(helper.make_node("ReduceMean", ["own"], ["mean"], axes=[0], keepdims=1))
     model.graph.node.append(helper.make_node("Add", ["own", "mean"], ["logits"]))
     engine = engine_of(model)
@@ -125,7 +128,31 @@ def test_a_model_whose_requests_affect_each_other_in_a_rectangle_runs_by_parts()
     texts = [[1, 2, 3], [4, 5]]
     for text, outcome in zip(texts, engine.run(batch_of(engine, texts)), strict=True):
         assert isinstance(outcome, np.ndarray)
-        np.testing.assert_allclose(outcome, PlainDecoder(model).scores(text)[-1], atol=2e-5)
+        np.testing.assert_allclose(outcome, PlainDecoder(model).scores(text)[-1], atol=2e-5 * scale, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gpt2-decoder", "llama-decoder"])
+def test_tokens_that_see_only_the_last_ones(name: str) -> None:
+    """A window that follows from the length of the past would hide short requests beside one longer than it."""
+    model = small_decoder(name)
+    at, causal = next((at, node) for at, node in enumerate(model.graph.node) if node.op_type == "LessOrEqual")
+    columns, rows = causal.input
+    visible, causal.output[0] = causal.output[0], "causal"
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(20), "window"))
+    model.graph.node.insert(at + 1, helper.make_node("Sub", [rows, "window"], ["first"]))
+    model.graph.node.insert(at + 2, helper.make_node("Greater", [columns, "first"], ["near"]))
+    model.graph.node.insert(at + 3, helper.make_node("And", ["causal", "near"], [visible]))
+    engine, plain = engine_of(model), PlainDecoder(model)
+    assert engine._increments is not None
+    assert engine._increments.longest == 15  # of 63, 31 and 15 tokens
+    pick = np.random.default_rng(5)
+    for lengths in ((3, 34, 18), (3, 16, 9), (34,)):
+        texts = [[int(t) for t in pick.integers(0, 61, length)] for length in lengths]
+        batch = batch_of(engine, texts)
+        assert engine._increments.serves(batch) == (lengths != (3, 34, 18))
+        for text, outcome in zip(texts, engine.run(batch), strict=True):
+            assert isinstance(outcome, np.ndarray), outcome
+            np.testing.assert_allclose(outcome, plain.scores(text)[-1], atol=2e-5)
 
 
 def test_a_model_with_caches_in_other_places_has_no_pool() -> None:
