@@ -81,7 +81,11 @@ def check_prompts(graph: Graph, signature: DecoderSignature, branch: Graph, bran
         found: list[Array] = cached.run(names, branch_signature.feed(tokens, past[0].shape[2]) | caches)
         return found
 
-    expected = whole.run([LOGITS], signature.feed(ids, 0) | empty)[0]
+    try:
+        expected = whole.run([LOGITS], signature.feed(ids, 0) | empty)[0]
+    except Exception as error:
+        message = f"{_refused(graph)}: it cannot run a prompt of {_TOKENS} tokens: {first_line(error)}"
+        raise ModelError(message) from error
     try:
         at_once = run(ids, [*empty.values()])[0]
         first, *past = run(ids[:_FIRST], [*empty.values()])
@@ -89,8 +93,8 @@ def check_prompts(graph: Graph, signature: DecoderSignature, branch: Graph, bran
     except Exception as error:
         message = f"{_refused(graph)}: its branch with a cache cannot run a prompt: {first_line(error)}"
         raise ModelError(message) from error
-    limit = _TOLERANCE[signature.cache_type] * max(1.0, float(np.abs(expected).max()))
-    if any(np.abs(found - expected).max() > limit for found in (at_once, in_parts)):
+    limit = _TOLERANCE[signature.cache_type] * float(np.abs(expected).max())
+    if not all(np.abs(found - expected).max() <= limit for found in (at_once, in_parts)):  # NaN is a difference
         raise ModelError(f"{_refused(graph)}: its branch with a cache computes prompts otherwise than the other branch")
 
 

@@ -91,6 +91,38 @@ def test_a_branch_for_single_tokens_serves_one_request_after_another(name: str, 
         assert generated(generator) == [plain.generate(ids, 12) for ids in PROMPTS]
 
 
+@pytest.mark.parametrize("chunk", [0, 2])
+def test_a_branch_without_scores_of_prompts_is_not_used_for_them(chunk: int) -> None:
+    """The branch with past keys and values gives numbers for single tokens only, and NaN for several."""
+    merged = merge(small_decoder("llama-decoder"))
+    (node,) = merged.graph.node
+    cached = next(attribute.g for attribute in node.attribute if attribute.name == "then_branch")
+    next(other for other in cached.node if "logits" in other.output).output[0] = "own"
+    for kind, inputs, output, options in (
+        ("Shape", ["input_ids"], "tokens", {"start": 1, "end": 2}),
+        ("Cast", ["tokens"], "count", {"to": TensorProto.FLOAT}),
+        ("Sub", ["two", "count"], "single", {}),
+        ("Log", ["single"], "zero-or-nan", {}),
+        ("Add", ["own", "zero-or-nan"], "logits", {}),
+    ):
+        cached.node.append(helper.make_node(kind, inputs, [output], **options))
+    cached.initializer.append(numpy_helper.from_array(np.float32([2]), "two"))
+    plain = PlainDecoder(small_decoder("llama-decoder"))
+    with Generator(merged, threads=1, chunk=chunk) as generator:
+        assert isinstance(generator._engine, MergedEngine)
+        assert generator.refused.endswith("its branch with a cache computes prompts otherwise than the other branch")
+        assert generated(generator) == [plain.generate(ids, 12) for ids in PROMPTS]
+
+
+def test_a_merged_decoder_with_few_positions() -> None:
+    """A model that cannot run the prompt of the comparison generates by both branches."""
+    plain = PlainDecoder(small_decoder("gpt2-decoder", context=8))
+    with Generator(merge(small_decoder("gpt2-decoder", context=8)), threads=1) as generator:
+        assert isinstance(generator._engine, MergedEngine)
+        assert "it cannot run a prompt of 9 tokens" in generator.refused
+        assert generator.submit([1, 2, 3], 5).result(60) == plain.generate([1, 2, 3], 5)
+
+
 def by_the_first_branch(model: Path, ids: list[int], count: int) -> list[int]:
     """Return what plain onnxruntime generates with the branch for prompts: the whole text again for every token."""
     session = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"])
