@@ -106,8 +106,10 @@ def _cells(ours: Reading | None, theirs: Reading | None) -> tuple[str, str, str]
         "none" if reading is None else f"{'at least ' if reading.bound else ''}{reading.requests_per_s:.1f}"
         for reading in (ours, theirs)
     ]
-    ratio = f"{ours.requests_per_s / theirs.requests_per_s:.2f}" if ours and theirs else "-"
-    return texts[0], texts[1], ratio
+    if ours is None or theirs is None or (ours.bound and theirs.bound):
+        return texts[0], texts[1], "-"
+    limit = "at least " if ours.bound else "at most " if theirs.bound else ""
+    return texts[0], texts[1], f"{limit}{ours.requests_per_s / theirs.requests_per_s:.2f}"
 
 
 def plot(points: Sequence[LoadPoint], path: Path) -> None:

@@ -29,6 +29,19 @@ def test_throughput_is_interpolated(latency: float, expected: float) -> None:
     assert found.bound == (latency >= 3.5)
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs", "ratio"),
+    [((30.0, 1.0), (10.0, 9.0), "at least 3.00"), ((30.0, 9.0), (10.0, 1.0), "at most 1.25")],
+)
+def test_ratios_of_lower_bounds(ours: tuple[float, float], theirs: tuple[float, float], ratio: str) -> None:
+    """A ratio with a lower bound is a bound itself; of two of them nothing follows."""
+    first = (10.0, 1.0)
+    points = [*curve("iteration", 8, first, ours), *curve("request", 8, first, theirs)]
+    assert table_rows(points)[1][-1] == ratio
+    both = [*curve("iteration", 8, first, (30.0, 1.0)), *curve("request", 8, first, (10.0, 1.0))]
+    assert table_rows(both)[1][-1] == "-"
+
+
 def test_a_latency_below_all_points_has_no_throughput() -> None:
     """Nothing is extrapolated."""
     assert throughput_at(OURS, 0.9) is None
@@ -48,8 +61,8 @@ def test_a_table_from_a_file(tmp_path: Path) -> None:
         ("small", "2.0 ms", "8", "22.5", "none", "-"),
         ("small", "2.0 ms", "best", "22.5", "8.1", f"{22.5 / (8 + 0.5 / 7.5):.2f}"),
         ("small", "4.0 ms", "1", "none", "8.3", "-"),
-        ("small", "4.0 ms", "8", "at least 30.0", "10.0", f"{30 / request_8_at_4:.2f}"),
-        ("small", "4.0 ms", "best", "at least 30.0", "10.0", f"{30 / request_8_at_4:.2f}"),
+        ("small", "4.0 ms", "8", "at least 30.0", "10.0", f"at least {30 / request_8_at_4:.2f}"),
+        ("small", "4.0 ms", "best", "at least 30.0", "10.0", f"at least {30 / request_8_at_4:.2f}"),
     ]
     plot(points, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 1000
