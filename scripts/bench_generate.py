@@ -2,7 +2,8 @@
 
 ``engine``: the time of one iteration of mixed batches, by selective batching, by padding the batch to a rectangle, and
 one request after another. The K/V rectangles and single caches are made outside the timed region, which favours the two
-baselines. All are timed in turn in every round.
+baselines. Their session waits actively between operators as that of increments does. All are timed in turn in every
+round.
 
 ``load``: the end-to-end experiment of Orca (section 6.2), scaled: requests arrive at random (Poisson), with prompts of
 U(32, 512) and outputs of U(1, 128) tokens divided by ``--scale``. The median latency per generated token and the
@@ -41,6 +42,7 @@ from chrion import Generator, zoo
 from chrion.files import write_atomically
 from chrion.generation import Stream
 from chrion.generation.cache import CacheManager
+from chrion.generation.engine import SPINNING
 from chrion.generation.generator import open_engine
 from chrion.generation.iteration import Engine, Outcome, Work
 from chrion.graph.decoder import DecoderSignature
@@ -121,10 +123,11 @@ def single_runs(session: Any, signature: DecoderSignature, shapes: Sequence[Shap
 
 
 def plain_session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
-    """Return a session of the whole model, configured as those of the parts are."""
+    """Return a session of the whole model, configured as that of increments."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    for key, value in SPINNING.items():
+        options.add_session_config_entry(key, value)
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 

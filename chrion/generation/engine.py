@@ -31,7 +31,7 @@ Array = np.ndarray[Any, Any]
 _FEWEST_BESIDE_OTHERS = 12
 #: Session options of increments. Between two operators a thread waits for the next one for a short time, in which its
 #: core does nothing else, because a thread that sleeps takes longer to wake up than a small operator to run.
-_SPINNING = {
+SPINNING = {
     "session.intra_op.allow_spinning": "1",
     "session.intra_op.spin_duration_us": "50",
     "session.force_spinning_stop": "1",
@@ -93,7 +93,7 @@ class SelectiveEngine:
         self._later = [set(split.appended.values()).union(*reads[at + 1 :]) for at in range(len(reads))]
         self._increments: IncrementSession | None = None
         if split.whole is not None and list(providers) == ["CPUExecutionProvider"]:
-            options = _options({**weights_folder_option(split.graph.weights_folder), **_SPINNING}, threads)
+            options = _options({**weights_folder_option(split.graph.weights_folder), **SPINNING}, threads)
             self._increments = open_increments(split.whole, split.signature, options, self._run_parts)
 
     def run(self, batch: Sequence[Work]) -> list[Outcome]:
