@@ -149,7 +149,6 @@ def test_a_text_that_cannot_start_in_time_fails(decoders: Server) -> None:
 def test_a_call_whose_deadline_passes_frees_its_slots(decoders: Server) -> None:
     """A deadline of gRPC ends the text."""
     call = message("ModelInferRequest")
-    call = message("ModelInferRequest")
     call.MergeFromString(request([1], 15_000))
     call.parameters["stream"].bool_param = False
     with grpc.insecure_channel(f"127.0.0.1:{decoders.grpc}") as channel:
