@@ -15,7 +15,7 @@ from chrion.errors import OptionError, ScenarioError
 from chrion.simulator.results import PatternResult
 from chrion.simulator.run import simulate
 from chrion.simulator.scenario import Scenario, ScenarioSource
-from chrion.simulator.scenario_models import MOST_MODELS
+from chrion.simulator.scenario_models import MOST_MODELS, PLANNED, SHRINK
 from chrion.simulator.settings import SYNTHETIC, WorkloadSpec, read_section
 
 FIND_SCHEMA = "chrion.simulation-find/1"
@@ -167,13 +167,14 @@ def _limit(source: ScenarioSource, quantity: Searched, condition: Condition, pat
     probes: dict[int, Probe | None] = {}
     #: The least number with which no request waits, so that more servers or memory cannot help.
     enough = quantity.numbers[-1]
+    ends_early = quantity.smallest and pattern not in (PLANNED, SHRINK)  # with more memory these use faster variants
 
     def probe(number: int) -> Probe | None:
         nonlocal enough
         if number not in probes:
             sets: Mapping[str, Any] = {**quantity.sets(number), "patterns": [pattern], "slo.of": reference}
             probes[number], waited = _probe(source.changed(sets), quantity, condition)
-            if quantity.smallest and not waited:
+            if ends_early and not waited:
                 enough = min(enough, number)
         return probes[number]
 

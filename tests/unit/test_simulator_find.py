@@ -123,6 +123,23 @@ def test_a_search_that_cannot_succeed_ends_when_no_request_waits(name: str, monk
     assert len(amounts) < 16
 
 
+def test_memory_for_faster_variants_is_searched_although_no_request_waits() -> None:
+    """With little memory the planner chooses slow variants, all of which fit; the limit is that of the fast ones."""
+    alone: dict[str, object] = {"rate_per_s": 0.001, "requests": 90, "preload": True, "patterns": ["planned"]}
+    alone |= {"slo.of": "gpu", "variants.latency-optimal.jitter_cv": 0.0, "variants.memory-optimal.jitter_cv": 0.0}
+    means = {}
+    for memory in (10.5, 100.0):
+        (result,) = simulate(source(**alone, gpu_memory_gb=memory).build())
+        assert (result.total.loads, result.total.mean_wait_ms) == (0, 0.0)
+        means[memory] = result.total.response.mean_ms
+    assert means[100.0] < means[10.5]
+    (limit,) = find_limits(source(**alone), "memory", Condition("mean", means[100.0] * (1 + 1e-9)))
+    assert limit.found is not None
+    assert limit.beyond is not None
+    assert limit.found.amount == pytest.approx(limit.beyond.amount + 0.1)
+    assert limit.beyond.amount > 10.5
+
+
 def test_an_unknown_quantity_is_refused() -> None:
     """The message lists the quantities."""
     with pytest.raises(OptionError, match="expected one of servers, memory, models, rate"):
