@@ -82,14 +82,19 @@ def parse_json(content: bytes) -> Any:
     """Return the data of a JSON document.
 
     Raises:
-        ValueError: The content is not JSON, or is nested too deeply.
+        ValueError: The content is not JSON, is nested too deeply, or has texts that no UTF-8 can represent.
     """
     try:
-        return json.loads(content)
+        found = json.loads(content)
+        if any(mark in content for mark in (b"\\u", b"\xed", b"\0")):  # the ways to write half a surrogate pair
+            json.dumps(found, ensure_ascii=False).encode()
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     except UnicodeDecodeError as error:
         raise ValueError("not text in UTF-8") from error
+    except UnicodeEncodeError as error:
+        raise ValueError("a text has half a surrogate pair") from error
+    return found
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from chrion.errors import OptionError, PlanError
-from chrion.files import bundled_folder, cache_folder, read_json, write_atomically
+from chrion.files import bundled_folder, cache_folder, parse_json, read_json, write_atomically
 
 
 def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:
@@ -67,6 +67,18 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"\x08\x83\xff")
     with pytest.raises(PlanError, match=r"f\.onnx: not JSON: not text in UTF-8$"):
         read_json(path, "a/1", PlanError)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [rb'"\ud800"', rb'{"\uDFFF": 1}', rb'["\ude00\ud83d"]', b'"\xed\xa0\x80"', rb'"\udfff"'.decode().encode("utf-16")],
+)
+def test_half_a_surrogate_pair_is_refused(content: bytes) -> None:
+    """Such a text could be neither encoded nor shown; a whole pair is a character."""
+    with pytest.raises(ValueError, match="half a surrogate pair"):
+        parse_json(content)
+    assert parse_json(rb'"\ud83d\ude00 \u00e9"') == "\U0001f600 \u00e9"
+    assert parse_json('"\ud558\ub098"'.encode()) == "\ud558\ub098"
 
 
 def test_the_environment_sets_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
