@@ -37,7 +37,7 @@ class StreamedRequests:
 
     async def responses(self, requests: AsyncIterator[bytes]) -> AsyncGenerator[Any, None]:
         """Yield the responses; all requests end with the iteration."""
-        reader = asyncio.create_task(self._read(requests))
+        reader = asyncio.create_task(self._guarded(functools.partial(self._read, requests)))
         try:
             while (response := await self._responses.get()) is not None:
                 if isinstance(response, Exception):
@@ -64,19 +64,19 @@ class StreamedRequests:
         await self._responses.put(None)
 
     def _start(self, work: Callable[[], Awaitable[None]], room: asyncio.Semaphore) -> asyncio.Task[None]:
-        """Start the work for a request; its place becomes free at the end. An error ends the stream."""
-
-        async def guarded() -> None:
-            try:
-                await work()
-            except Exception as error:  # noqa: BLE001 - raised where the responses are read
-                await self._responses.put(error)
-
-        task = asyncio.create_task(guarded())
+        """Start the work for a request; its place becomes free at the end."""
+        task = asyncio.create_task(self._guarded(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda _: room.release())
         return task
+
+    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do some work; an error ends the stream."""
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001 - raised where the responses are read
+            await self._responses.put(error)
 
     async def _put_answer(self, content: bytes, before: asyncio.Task[None] | None) -> None:
         """Put the response to a request into the queue, after that of the request before it."""

@@ -70,7 +70,7 @@ def test_a_stream_that_is_not_read_for_long_ends(tmp_path: Path, monkeypatch: py
     """It gives the memory of all its requests back, and the client is told."""
     from chrion.server import grpc_service  # noqa: PLC0415 - needs the extra
 
-    monkeypatch.setattr(grpc_service, "_READ_S", 0.2)
+    monkeypatch.setattr(grpc_service, "_READ_S", 1.0)
     monkeypatch.setattr(grpc_service, "_READ_BYTES_PER_S", 1e12)
 
     async def use(target: LargeAnswers, call: Any) -> None:
@@ -115,3 +115,24 @@ def test_a_client_that_leaves_its_stream_takes_its_requests_along(tmp_path: Path
         await until(lambda: target.account.used == 0)
 
     run(tmp_path, use)
+
+
+def test_an_error_while_requests_are_read_ends_the_stream() -> None:
+    """Its client does not wait for ever."""
+    from chrion.server.grpc_stream import StreamedRequests  # noqa: PLC0415 - needs the extra
+
+    async def requests() -> AsyncIterator[bytes]:
+        yield b"first"
+        await asyncio.sleep(0)
+        raise RuntimeError("unreadable")
+
+    async def answer(content: bytes) -> bytes:
+        return content
+
+    async def read() -> None:
+        async with asyncio.timeout(10):
+            async for response in StreamedRequests(answer, lambda _: None).responses(requests()):
+                assert response == b"first"
+
+    with pytest.raises(RuntimeError, match="unreadable"):
+        asyncio.run(read())
