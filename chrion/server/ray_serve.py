@@ -132,10 +132,14 @@ def _deploy(options: ServerOptions, cluster: ClusterOptions) -> Any:
     """
     gpus = cluster.devices.accelerator != "none" and ray.cluster_resources().get("GPU", 0) > 0
     least, most = cluster.replicas
+    places = ray_scaling.count_places(ray.nodes(), gpus=gpus)
+    if places < max(1, least):
+        kind = "GPUs" if gpus else "nodes"
+        log.warning("too few %s: waiting for more", kind, extra={"fields": {"replicas": max(1, least), kind: places}})
     policy = f"{ray_scaling.__name__}:{'one_per_gpu' if gpus else 'one_per_node'}"
     scaling: dict[str, Any] = {"min_replicas": least or 1, "max_replicas": most or _MOST_REPLICAS}
     if not most:
-        scaling["initial_replicas"] = max(1, ray_scaling.count_places(ray.nodes(), gpus=gpus))
+        scaling["initial_replicas"] = max(1, places)
         scaling |= {"policy": AutoscalingPolicy(policy_function=policy), "upscale_delay_s": 0, "downscale_delay_s": 0}
     else:
         scaling |= _FOLLOWING

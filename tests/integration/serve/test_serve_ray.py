@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -223,14 +224,19 @@ def test_replicas_follow_the_load(unused_cluster: Any, models: Path) -> None:
 
 
 def test_a_stopped_start_leaves_no_replica(unused_cluster: Any, models: Path) -> None:
-    """On SIGTERM while replicas start, the server removes them and ends as it does later."""
+    """On SIGTERM while replicas start, the server removes them and ends as it does later.
+
+    The cluster has three nodes, so that the fourth replica waits for another one, which the log says.
+    """
     with connected(unused_cluster.address, "the test"):
         wait_until(lambda: not replica_actors(), 60)
-        command = server_command(models, "--ray", unused_cluster.address, "--replicas", "3")
+        command = server_command(models, "--ray", unused_cluster.address, "--replicas", "4")
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603
             wait_until(replica_actors, 60)
             process.send_signal(signal.SIGTERM)
             _, text = process.communicate(timeout=60)
         assert process.returncode == 0, text
         assert "serving" not in text
+        (line,) = [line for line in text.splitlines() if "too few nodes: waiting for more" in line]
+        assert (json.loads(line)["replicas"], json.loads(line)["nodes"]) == (4, 3)
         assert replica_actors() == []
