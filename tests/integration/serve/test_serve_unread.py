@@ -60,6 +60,7 @@ def test_the_memory_of_a_rest_answer_is_taken_until_it_is_read(server: Server) -
             client.connect(("127.0.0.1", server.http))
             client.sendall(head.encode() + header + tensor(3))
         wait_until(lambda: server.metric("nv_inference_request_success", model="identity-FP32") == before + 4)
+        wait_until(lambda: server.metric("chrion_request_bytes") >= 4 * 3 * SIZE)
         time.sleep(0.5)
         assert server.metric("chrion_request_bytes") >= 4 * 3 * SIZE
         found = b"".join(iter(lambda: clients[0].recv(1 << 20), b""))
