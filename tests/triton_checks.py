@@ -87,23 +87,22 @@ def check_grpc() -> None:
 
 
 def check_asyncio() -> None:
-    """Send requests of both protocols at the same time."""
+    """Send every datatype by both protocols, all requests at the same time."""
 
     async def run() -> None:
-        array = samples()["FP32"]
         async with (
             triton_http_aio.InferenceServerClient(HTTP) as http,
             triton_grpc_aio.InferenceServerClient(GRPC) as grpc,
         ):
             assert await http.is_server_ready()
             assert await grpc.is_server_ready()
-            calls = []
-            for _ in range(20):
-                inputs, outputs = tensors(triton_http, "x", "FP32", array, binary=True)
-                calls.append(http.infer("identity-FP32", inputs, outputs=outputs))
-                inputs, outputs = tensors(triton_grpc, "x", "FP32", array, binary=True)
-                calls.append(grpc.infer("identity-FP32", inputs, outputs=outputs))
-            for result in await asyncio.gather(*calls):
+            calls, sent = [], []
+            for datatype, array in [*samples().items()] * 3:
+                for client, module in ((http, triton_http), (grpc, triton_grpc)):
+                    inputs, outputs = tensors(module, "x", datatype, array, binary=True)
+                    calls.append(client.infer(f"identity-{datatype}", inputs, outputs=outputs))
+                    sent.append(array)
+            for result, array in zip(await asyncio.gather(*calls), sent, strict=True):
                 same(result.as_numpy("y"), array)
 
     asyncio.run(run())

@@ -18,6 +18,7 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -205,6 +206,34 @@ def test_polling_adds_replaces_and_removes(tmp_path: Path) -> None:
         (tmp_path / "b").rmdir()
         wait_until(lambda: server.infer("b", ROWS)[0] == 404)
         assert server.get("/v2/repository/models/a/unload", b"")[0] == 503  # control is not explicit
+
+
+def test_a_version_that_is_removed_is_no_longer_served(tmp_path: Path) -> None:
+    """While requests run: those without a version go to the highest one that is left, and none of them fails."""
+    files = [put(tmp_path, "a", product(seed=seed), version=seed) for seed in (1, 2)]
+    with serving(tmp_path, "--model-control", "poll", "--poll", "100ms") as server:
+        by_version = [server.infer(f"a/versions/{version}", ROWS)[1]["outputs"][0]["data"] for version in (1, 2)]
+        assert server.infer("a", ROWS)[1]["outputs"][0]["data"] == by_version[1]
+        stop = threading.Event()
+        with ThreadPoolExecutor(2) as clients:
+            running = [clients.submit(infer_until, server, stop) for _ in range(2)]
+            files[1].unlink()
+            files[1].parent.rmdir()
+            wait_until(lambda: server.infer("a/versions/2", ROWS)[0] == 404)
+            wait_until(lambda: server.infer("a", ROWS)[1]["outputs"][0]["data"] == by_version[0])
+            stop.set()
+            for answers in running:
+                assert all(status == 200 and data in by_version for status, data in answers.result())
+        assert server.infer("a/versions/1", ROWS)[1]["outputs"][0]["data"] == by_version[0]
+
+
+def infer_until(server: Server, stop: threading.Event) -> list[tuple[int, Any]]:
+    """Send requests for the model a until an event; return their statuses and outputs."""
+    answers = []
+    while not stop.is_set():
+        status, body, _ = server.infer("a", ROWS)
+        answers.append((status, body["outputs"][0]["data"] if status == 200 else body))
+    return answers
 
 
 def test_a_file_replaced_after_the_start_is_not_loaded(tmp_path: Path) -> None:
