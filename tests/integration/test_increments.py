@@ -97,6 +97,32 @@ def test_scores_that_are_not_wanted_and_tokens_that_do_not_exist() -> None:
     np.testing.assert_allclose(last, PlainDecoder(model).scores([4, 5, 6])[-1], atol=2e-5)
 
 
+def test_a_call_that_fails_after_it_has_written_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request is run again by itself over what the call has written, and so are those of the next iteration."""
+    model = small_decoder("llama-decoder")
+    engine, plain = engine_of(model), PlainDecoder(model)
+    assert engine._increments is not None
+    run, failed = engine._increments.run, []
+
+    def fail(batch: list[Work]) -> list[Any]:
+        outcomes = run(batch)
+        if len(batch) > 1:
+            failed.append(len(batch))
+            raise RuntimeError("the device is gone")
+        return outcomes
+
+    monkeypatch.setattr(engine._increments, "run", fail)
+    texts = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
+    batch = batch_of(engine, texts)
+    for at in range(3):
+        for text, outcome in zip(texts, engine.run(batch), strict=True):
+            assert isinstance(outcome, np.ndarray), outcome
+            np.testing.assert_allclose(outcome, plain.scores(text)[-1], atol=2e-5)
+            text.append(11 + at)
+        batch = [Work(w.cache, np.array(text[-1:]), len(text) - 1) for w, text in zip(batch, texts, strict=True)]
+    assert failed == [3, 3, 3]
+
+
 def test_prompts_long_pads_and_other_memory_run_by_parts() -> None:
     """The call serves single tokens of one pool, unless most of what it reads are pads."""
     engine = engine_of(small_decoder("llama-decoder", context=4096))
