@@ -78,6 +78,8 @@ def element_count(name: str, datatype: str, shape: Sequence[Any]) -> int:
         raise invalid(f"tensor {name!r}: unknown datatype {datatype!r}: expected one of {', '.join(DTYPES)}")
     if len(shape) > _MOST_DIMENSIONS or not all(type(d) is int and 0 <= d < 2**63 for d in shape):
         raise invalid(f"tensor {name!r}: shape: expected at most {_MOST_DIMENSIONS} whole numbers of at least 0")
+    if 0 in shape and math.prod(d for d in shape if d) * DTYPES[datatype].itemsize >= 2**63:  # numpy refuses it
+        raise invalid(f"tensor {name!r}: shape: {list(shape)} is too large, although it has no elements")
     return math.prod(shape)
 
 

@@ -93,3 +93,15 @@ def test_the_example_of_the_binary_extension() -> None:
     assert request.feeds["input0"][1].tolist() == [[1, 2], [3, 4]]
     assert request.feeds["input1"][1].tolist() == [True, False, True]
     assert request.outputs == {"output0": True}
+
+
+@pytest.mark.parametrize("datatype", ["UINT8", "FP32", "BYTES"])
+def test_huge_shapes_without_elements_are_refused(datatype: str) -> None:
+    """Numpy has no array of such a shape, although it would be empty; the largest one it has is accepted."""
+    most = (2**63 - 1) // DTYPES[datatype].itemsize
+    assert tensors.from_raw("x", datatype, [0, most], b"").shape == (0, most)
+    for shape in ([0, most + 1], [2**62, 2**62, 0]):
+        for build in (tensors.from_raw, tensors.from_json, tensors.from_contents):
+            data: Any = b"" if build is tensors.from_raw else []
+            with pytest.raises(RequestFailure, match=r"shape: .* although it has no elements|at least 0"):
+                build("x", datatype, shape, data)
