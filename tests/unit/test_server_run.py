@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,6 +76,9 @@ def test_replicas_that_do_not_answer_are_removed(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(ray_serve, "_deploy", lambda *_: LostReplicas())
     monkeypatch.setattr(ray_serve.serve, "delete", delete)
+    running = SimpleNamespace(status=ray_serve.ApplicationStatus.RUNNING)
+    status = SimpleNamespace(applications={ray_serve.APPLICATION: running})
+    monkeypatch.setattr(ray_serve.serve, "status", lambda: status)
     options = ServerOptions(tmp_path, http=("127.0.0.1", 0), grpc=None, drain_s=0.0)
     cluster = ClusterOptions("auto", devices=DeviceOptions())
     with pytest.raises(OptionError, match="--ray auto: the replicas do not answer: health"):
