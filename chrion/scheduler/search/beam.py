@@ -26,8 +26,9 @@ from chrion.lane_numbers import is_accelerator_lane
 from chrion.scheduler.policies.list_scheduling import Lanes
 from chrion.scheduler.schedule import Schedule
 
-#: Partial schedules of each length that are kept, and schedules that are returned.
-_WIDTH, _RETURNED = 400, 4
+#: Partial schedules of each length that are kept: the most, and with many lanes, each of which multiplies the work, in
+#: proportion to their inverse; schedules that are returned.
+_WIDTH, _WIDTH_OF_LANES, _RETURNED = 400, 1600, 4
 #: With more CPU lanes, an operator is tried on those of its predecessors and those that are available first.
 _FEW_LANES = 3
 
@@ -88,6 +89,7 @@ class _Beam:
         #: The operators, those first that gain most from the accelerator for their time on it.
         self._by_gain = sorted(range(n), key=lambda i: -self._host_ms[i] / max(self._device_ms[i], 1e-9))
         self._tails = self._tails_ms()
+        self._width = min(_WIDTH, _WIDTH_OF_LANES // len(lanes.numbers))
 
     def run(self) -> list[Schedule]:
         """Return the schedules."""
@@ -199,7 +201,7 @@ class _Beam:
             if not any(all(a <= b for a, b in zip(other, times, strict=True)) for other in others):
                 others.append(times)
                 kept.append(partial)
-                if len(kept) == _WIDTH:
+                if len(kept) == self._width:
                     break
         return kept
 
