@@ -16,10 +16,13 @@ from chrion import HybridSession
 from chrion.profiler import measure_graph
 from chrion.runtime import crowding
 from chrion.runtime.execution import native_executor as native
+from chrion.runtime.execution.device_frame import DeviceFrame
+from chrion.runtime.execution.engine import CutEngine
 from chrion.runtime.selection import guard
 from chrion.scheduler import planner
 from chrion.scheduler.evaluation.validation import check_solution
 from helpers import FakeInterferenceMonitor, lane_threads
+from mirror_device import MirrorDevice
 
 # CI runs the same examples each time, so that only a change can make a test fail; other runs draw new ones.
 settings.register_profile("ci", derandomize=True, deadline=None)
@@ -57,6 +60,27 @@ def _valid_plans() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planner._PlanBuilder, "build", checked)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _predicted_frames() -> Iterator[None]:
+    """Check that every frame on a second device holds exactly what its plan predicts."""
+    open_engine, make_frame = CutEngine.__init__, DeviceFrame.__init__
+
+    def checked_engine(self: CutEngine, graph: Any, plan: Any, *rest: Any, **options: Any) -> None:
+        open_engine(self, graph, plan, *rest, **options)
+        device = self._accelerator.device if self._accelerator else None
+        if isinstance(device, MirrorDevice) or (device is not None and device.name != "cpu"):
+            assert self.frame_buffers.bytes == round(plan.predicted.frame_mb * 1e6)
+
+    def checked_frame(self: DeviceFrame, graph: Any, segments: Any, device: Any, planned: Any) -> None:
+        make_frame(self, graph, segments, device, planned)
+        assert self.device_bytes == planned.bytes
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CutEngine, "__init__", checked_engine)
+        patch.setattr(DeviceFrame, "__init__", checked_frame)
         yield
 
 

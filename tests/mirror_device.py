@@ -38,6 +38,9 @@ class MirrorDevice(Device):
         del kind
         return self
 
+    def release(self) -> None:
+        """Do nothing: no buffer is kept between copies."""
+
     def copy(self, source: ort.OrtValue, target: ort.OrtValue) -> None:
         """Copy to host memory."""
         target.update_inplace(source.numpy())

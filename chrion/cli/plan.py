@@ -67,6 +67,8 @@ def _fact_table(plan: Plan) -> FigureTable:
     predicted = plan.predicted
     origin = "estimated" if plan.machine.hardware else "predicted"
     memory = f"{format_mb(predicted.memory_mb)} by Equation 4, {format_mb(predicted.resident_mb)} resident"
+    if predicted.frame_mb:
+        memory += f" ({format_mb(predicted.frame_mb)} of it for each request in flight)"
     facts = {
         "shapes": shapes or "as in the model",
         "machine": str(plan.machine),

@@ -40,6 +40,8 @@ Allocator = Callable[[TensorInfo], ort.OrtValue]
 
 #: Locks of the devices whose sessions only one thread at a time may use.
 _LOCKS = {"webgpu": threading.RLock()}
+#: The names of memory that has addresses; other providers give handles.
+_HAVE_ADDRESSES = {"cuda", "cpu"}
 _FLOAT = "tensor(float)"
 
 
@@ -130,6 +132,36 @@ class Device:
             return False
         return seen == [1.0, 2.0]
 
+    @cached_property
+    def has_views(self) -> bool:
+        """True if :meth:`view` works: the memory has addresses, and parts of a buffer can be copied on their own."""
+        return self.name in _HAVE_ADDRESSES and self.supports(_FLOAT) and self._try_views()
+
+    @cached_property
+    def _binder(self) -> ort.InferenceSession:
+        return smallest_session(CPU_PROVIDER)
+
+    @staticmethod
+    def block(size: int) -> TensorInfo:
+        """Return the type of a buffer of a size in bytes, a multiple of 4, for :meth:`view`."""
+        return TensorInfo("block", _FLOAT, (size // 4,))
+
+    def view(self, block: ort.OrtValue, offset: int, info: TensorInfo) -> ort.OrtValue:
+        """Return a tensor in a part of a buffer on the device.
+
+        onnxruntime makes tensors of memory that it does not own where they are bound, so one is bound, and returned
+        without a run. It does not keep the memory alive.
+
+        Args:
+            block: The buffer, which has to outlive the tensor.
+            offset: The tensor's position in bytes.
+            info: Its type and shape.
+        """
+        binding = self._binder.io_binding()
+        address = block.data_ptr() + offset
+        binding.bind_output("y", self.name, self.index, element_code(info.type), fixed_shape(info), address)
+        return binding.get_outputs()[0]
+
     def to_device(self, info: TensorInfo, array: np.ndarray[Any, Any]) -> ort.OrtValue:
         """Copy an array to the device.
 
@@ -166,6 +198,23 @@ class Device:
             binding.bind_cpu_input("x", np.zeros(1, np.float32))
             binding.bind_output("y")
             session.run_with_iobinding(binding)
+
+    def _try_views(self) -> bool:
+        """Return whether two views of one buffer keep different values."""
+        info, step = TensorInfo("x", _FLOAT, (1,)), 256
+        found = []
+        try:
+            block = self.allocate(self.block(2 * step))
+            views = [self.view(block, offset, info) for offset in (0, step)]
+            for number, view in enumerate(views):
+                self.upload(ort.OrtValue.ortvalue_from_numpy(np.array([1.0 + number], np.float32)), view)
+            for view in views:
+                host = allocate(info)
+                self.downloader(_FLOAT).copy(view, host)
+                found.append(float(host.numpy()[0]))
+        except Exception as error:  # noqa: BLE001 - whole buffers work as well
+            log.info("%s: no views of buffers: %s", self.provider, error)
+        return found == [1.0, 2.0]
 
     def _find_allocator(self, kind: str) -> Allocator | None:
         for allocator in (self._from_onnxruntime, self._from_session, self._from_cast):

@@ -168,6 +168,8 @@ def _dag(
     value_index = {name: at for at, name in enumerate(producer)}
     incoming = _received_values(inputs, producer)
     constants = {t.name: t for t in model.graph.initializer}
+    request_inputs = [values[info.name] for info in model.graph.input if values[info.name].bytes]
+    kept = {*itertools.chain(*reads), *(o.name for o in model.graph.output)}
     signatures = [[_signature(nodes[node], reads[node], values, constants) for node in group] for group in operators]
     return Dag(
         names=tuple(nodes[group[0]].name for group in operators),
@@ -189,16 +191,31 @@ def _dag(
         weight_bytes=tuple(weight_size(t) for t in model.graph.initializer),
         flops=tuple(sum(node_flops(nodes[node], values) for node in group) for group in operators),
         request_inputs=tuple(
-            (size, tuple(i for i, names in enumerate(inputs) if info.name in names))
-            for info in model.graph.input
-            if (size := values[info.name].bytes)
+            (info.bytes or 0, tuple(i for i, names in enumerate(inputs) if info.name in names))
+            for info in request_inputs
         ),
         request_outputs=tuple(
             (producer[o.name], value_index[o.name])
             for o in model.graph.output
             if o.name in producer and values[o.name].bytes
         ),
+        unread_results=tuple(
+            (producer[name], value_index[name])
+            for name in final_states(model)
+            if name not in kept and values[name].bytes
+        ),
+        value_kinds=tuple(str(values[name]) for name in producer),
+        input_kinds=tuple(map(str, request_inputs)),
     )
+
+
+def final_states(model: onnx.ModelProto) -> list[str]:
+    """Return the final states of recurrent nodes, which segments return even if nothing reads them.
+
+    The chunks of a layer are equal sub-models only if the last one returns its state as well.
+    """
+    recurrent = (node for node in model.graph.node if node.op_type in {"LSTM", "GRU", "RNN"})
+    return [name for node in recurrent for name in list(node.output)[1:] if name]
 
 
 def _received_values(inputs: Sequence[Iterable[str]], producer: Mapping[str, int]) -> list[dict[int, list[str]]]:

@@ -49,6 +49,13 @@ class Dag:
     #: One entry per non-empty output of a request: the operator that computes it, and its value as an index into
     #: ``value_bytes``. Outputs that are inputs or weights have no entry.
     request_outputs: tuple[tuple[int, int], ...] = ()
+    #: One entry per result that no operator reads and no request gets, but that segments return, such as the final
+    #: state of a recurrent operator: the operator, and its value as an index into ``value_bytes``.
+    unread_results: tuple[tuple[int, int], ...] = ()
+    #: Element type and shape of each value (``float[1x64]``), parallel to ``value_bytes``, and of each request input;
+    #: empty if they are unknown.
+    value_kinds: tuple[str, ...] = ()
+    input_kinds: tuple[str, ...] = ()
     #: The probability that a request uses the operator; empty if all operators are always used.
     usage: tuple[float, ...] = ()
 
@@ -177,18 +184,26 @@ class Dag:
 
     @cached_property
     def output_values(self) -> tuple[tuple[tuple[int, tuple[int, ...]], ...], ...]:
-        """For each operator, those of its values that other operators read or the request returns.
+        """For each operator, those of its values that other operators read or that segments return in any case.
 
         Each entry is a pair: an index into ``value_bytes``, and the operators that read the value in ascending order.
         """
         readers: list[dict[int, list[int]]] = [{} for _ in range(len(self))]
-        for i, value in self.request_outputs:
+        for i, value in (*self.request_outputs, *self.unread_results):
             readers[i][value] = []
         for i, before in enumerate(self.predecessors):
             for m, values in zip(before, self.edge_values[i], strict=True):
                 for value in values:
                     readers[m].setdefault(value, []).append(i)
         return tuple(tuple((value, tuple(by)) for value, by in sorted(own.items())) for own in readers)
+
+    def value_kind(self, value: int) -> str:
+        """Return the type and shape of a value; if they are unknown, a text that is equal for values of equal size."""
+        return self.value_kinds[value] if self.value_kinds else str(self.value_bytes[value])
+
+    def input_kind(self, at: int) -> str:
+        """Return the type and shape of an input of the request, by its index; see :meth:`value_kind`."""
+        return self.input_kinds[at] if self.input_kinds else str(self.request_inputs[at][0])
 
     def weight_total(self, i: int) -> int:
         """Return the bytes of all weights that operator ``i`` reads."""

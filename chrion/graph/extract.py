@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import helper
 
-from chrion.graph.assemble import node_reads
+from chrion.graph.assemble import final_states, node_reads
 from chrion.graph.model import Graph, element_code
 from chrion.graph.ort_sessions import weights_folder_option
 
@@ -44,7 +44,8 @@ class Extractor:
         self.graph = graph
         self._reads = node_reads(graph.model)
         self._weights = {t.name: t for t in graph.model.graph.initializer}
-        self._states, self._final = _recurrent_states(graph.model, set(self._weights))
+        self._states = _initial_states(graph.model) & self._weights.keys()
+        self._final = set(final_states(graph.model))
         #: The nodes that read a value, by its name.
         self.readers: dict[str, set[int]] = {}
         for i, names in enumerate(self._reads):
@@ -126,15 +127,10 @@ class Extractor:
         return "\n".join([*lines, *(origin[name] for name in outputs)])
 
 
-def _recurrent_states(model: onnx.ModelProto, weights: set[str]) -> tuple[set[str], set[str]]:
-    """Return the constant initial states of recurrent nodes, and all of their final states."""
-    initial: set[str] = set()
-    final: set[str] = set()
-    for node in model.graph.node:
-        if node.op_type in {"LSTM", "GRU", "RNN"}:
-            initial.update(name for name in list(node.input)[5:7] if name in weights)
-            final.update(name for name in list(node.output)[1:] if name)
-    return initial, final
+def _initial_states(model: onnx.ModelProto) -> set[str]:
+    """Return the names of the initial states of recurrent nodes."""
+    recurrent = (node for node in model.graph.node if node.op_type in {"LSTM", "GRU", "RNN"})
+    return {name for node in recurrent for name in list(node.input)[5:7]}
 
 
 def _copied(name: str, copy: int) -> str:

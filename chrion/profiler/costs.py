@@ -29,6 +29,27 @@ STREAMS = 4
 
 
 @dataclass(frozen=True, slots=True)
+class BufferSupport:
+    """What onnxruntime's buffers in an accelerator's memory can hold and do."""
+
+    #: Types of elements that they hold; None if they hold all. Values of other types stay in the host's memory.
+    held_types: frozenset[str] | None = None
+    #: Whether a part of a buffer can be bound. It cannot if the provider gives handles in place of addresses.
+    views: bool = True
+
+    @classmethod
+    def of(cls, provider: str | None) -> BufferSupport:
+        """Return what is known of an execution provider."""
+        return _BUFFERS.get(provider or "", cls())
+
+
+_BUFFERS = {
+    "WebGpuExecutionProvider": BufferSupport(frozenset({"float", "float16", "int32", "uint32", "bool"}), views=False),
+    "DmlExecutionProvider": BufferSupport(views=False),
+}
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorMemory:
     """The memory of one operator on the accelerator: a row of M."""
 
@@ -71,6 +92,8 @@ class Costs:
     streams: int = STREAMS
     #: Memory that the accelerator takes as soon as any model runs on it (context, libraries).
     base_memory_mb: float = 0.0
+    #: What buffers on the accelerator can hold and do.
+    buffers: BufferSupport = BufferSupport()
     #: Widths of 2 or more that CPU lanes may have, ascending; and for each of them the ms of every operator on so many
     #: cores while no other core is busy.
     widths: tuple[int, ...] = ()

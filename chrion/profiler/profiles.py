@@ -12,7 +12,7 @@ from typing import Any
 from chrion.errors import ProfileError
 from chrion.files import read_json, write_atomically
 from chrion.graph.dag import Dag
-from chrion.profiler.costs import FREE, STREAMS, CopyCost, Costs, OperatorMemory
+from chrion.profiler.costs import FREE, STREAMS, BufferSupport, CopyCost, Costs, OperatorMemory
 from chrion.profiler.estimate import Estimator, Work
 from chrion.profiler.machine import Machine, machine_from_json, machine_to_json
 from chrion.profiler.roofline import Roofline, operator_bytes
@@ -141,6 +141,7 @@ class Profile:
             dispatch_ms=self.dispatch_ms,
             wake_ms=self.wake_ms,
             base_memory_mb=self.base_memory_mb,
+            buffers=BufferSupport.of(self.accelerator),
             cache_bytes=self.cache_bytes,
             reload_ms_per_byte=self.reload_ms_per_byte,
             streams=STREAMS if streams is None else streams,

@@ -20,8 +20,8 @@ _FIGURES = ("predicted", "measured", "ratio", "memory", "resident", "lanes", "wa
 def comparison_table(comparison: PolicyComparison) -> FigureTable:
     """Return a table with one row for each policy and each plain session; ratios are to the fastest plain session.
 
-    ``memory`` is the accelerator memory of Equation 4 and ``resident`` what an arena must hold; ``waits`` counts
-    how often one lane waits for another in a request.
+    ``memory`` is the accelerator memory of Equation 4 and ``resident`` what one request in flight holds; ``waits``
+    counts how often one lane waits for another in a request.
     """
     best = comparison.best_plain
     title = f"{comparison.graph.name}: {len(comparison.graph.dag)} operators on {comparison.profile.machine}"

@@ -19,8 +19,8 @@ _LEVEL = (0.97, 1.03)
 def plan_table(plan: Plan) -> FigureTable:
     """Return a table of a plan's predictions beside those of the accelerator alone and of the CPU cores alone.
 
-    ``memory`` is that of Equation 4; ``resident`` is what an arena must hold. Without an accelerator, the table
-    compares with the CPU cores alone and has no columns of accelerator memory.
+    ``memory`` is that of Equation 4; ``resident`` is what one request in flight holds. Without an accelerator, the
+    table compares with the CPU cores alone and has no columns of accelerator memory.
     """
     title = f"{plan.model}: {len(plan.operators)} operators, predicted for {plan.machine}"
     if plan.accelerator_only is None and plan.accelerator is None:

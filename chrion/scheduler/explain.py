@@ -166,7 +166,8 @@ def _explain_operator(planned: Graph, profile: Profile, plan: Plan, i: int) -> l
     for other, width in _alternative_lanes(costs, schedule):
         if (other, width) == (lane, schedule.width(i)) or not all(problem.allowed(m, other) for m in members):
             continue
-        moved = problem.evaluate(_moved(schedule, members, other, width), labels).timeline
+        solution = problem.evaluate(_moved(schedule, members, other, width), labels)
+        moved = solution.with_frame(dag, costs).timeline
         change = moved.latency_ms - plan.predicted.latency_ms
         sign = "+" if change >= 0 else "-"
         lines.append(

@@ -1,7 +1,7 @@
 """Plans with a given or random placement, for tests of the runtime.
 
-They need no costs, and their predictions are placeholders. Tests use them to check that any plan runs and has the same
-results as plain onnxruntime.
+They need no costs. Of their predictions, only that of the memory of frames is more than a placeholder. Tests use them
+to check that any plan runs and has the same results as plain onnxruntime.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from random import Random
 from chrion.graph.dag import Dag
 from chrion.graph.model import Graph
 from chrion.graph.segments import cut
+from chrion.profiler.costs import BufferSupport
 from chrion.profiler.machine import this_machine
+from chrion.scheduler.evaluation.frame_buffers import plan_frame
 from chrion.scheduler.plan import Plan, Prediction
 from chrion.scheduler.schedule import Schedule
 
@@ -46,9 +48,11 @@ def fixed_plan(  # noqa: PLR0913 - the parts of a plan that can be given
     if segments is None:
         segments = cut(graph.dag, order, lanes, stages=stages, widths=widths)
     parts = tuple(tuple(s) for s in segments)
-    placeholder = Prediction(float(len(parts)), 0.0, 0.0)
     ends = [lane + width - 1 for lane, width in zip(lanes, widths or [1] * len(lanes), strict=True)]
     cores, streams = max([1, *ends]), 1 - min([0, *lanes])
+    schedule = Schedule(order, tuple(lanes), cores, streams, tuple(stages), tuple(widths))
+    frame = plan_frame(graph.dag, schedule, parts, BufferSupport.of(accelerator))
+    placeholder = Prediction(float(len(parts)), 0.0, frame.bytes / 1e6, frame.bytes / 1e6)
     return Plan(
         model=graph.name,
         digest=graph.digest,
@@ -61,7 +65,7 @@ def fixed_plan(  # noqa: PLR0913 - the parts of a plan that can be given
         accelerator=accelerator,
         machine=this_machine(),
         estimated=0,
-        schedule=Schedule(order, tuple(lanes), cores, streams, tuple(stages), tuple(widths)),
+        schedule=schedule,
         operators=graph.dag.names,
         segments=parts,
         segment_ms=tuple((float(at), float(at + 1)) for at in range(len(parts))),
@@ -69,7 +73,7 @@ def fixed_plan(  # noqa: PLR0913 - the parts of a plan that can be given
         busy_ms=(1.0,) * (cores + streams),
         lower_bound_ms=0.0,
         accelerator_only=None,
-        cpu_only=placeholder,
+        cpu_only=Prediction(float(len(parts)), 0.0, 0.0),
     )
 
 

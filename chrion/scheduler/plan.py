@@ -32,8 +32,10 @@ class Prediction:
     latency_ms: float
     #: Paper memory (Equation 4): every tensor of every operator on the accelerator, summed.
     memory_mb: float
-    #: Resident memory: weights once, activations by lifetime.
+    #: Resident memory with one request in flight.
     resident_mb: float
+    #: The part of it that every further request in flight adds: the buffers of a frame.
+    frame_mb: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -301,7 +303,8 @@ def _check_stages(stages: Sequence[int], segments: Sequence[Sequence[int]]) -> N
 
 
 def _prediction(content: Mapping[str, Any]) -> Prediction:
-    return Prediction(*(_non_negative(content[name]) for name in ("latency_ms", "memory_mb", "resident_mb")))
+    required = {name: _non_negative(content[name]) for name in ("latency_ms", "memory_mb", "resident_mb")}
+    return Prediction(**required, frame_mb=_non_negative(content.get("frame_mb", 0.0)))
 
 
 def _non_negative(value: float) -> float:

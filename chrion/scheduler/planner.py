@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from chrion.errors import OptionError
 from chrion.graph.dag import Dag
@@ -56,8 +57,8 @@ def partition(  # noqa: PLR0913 - the options of the command of the same name
         meter: Measures stages for policy ``ios``, for example :class:`chrion.benchmark.stage_timer.StageTimer`; if
             missing, their latencies are predicted from the profile.
         gpu_budget: Accelerator memory that must not be exceeded: ``600MB``, ``0.6GB``, or a number of megabytes. It
-            limits resident memory (what an arena must hold, and so what a device runs out of), not the sum of
-            Equation 4, and takes precedence over the SLO.
+            limits resident memory with one request in flight (what a device runs out of), not the sum of Equation 4,
+            and takes precedence over the SLO.
         memory: The memory that ``alpha`` prices in the default policy: ``resident`` or ``paper``, the sum of
             Equation 4. Other policies price memory as published.
 
@@ -181,6 +182,8 @@ class Planner:
             return profile.costs(dag, cores, streams)
 
         self._costs_of = costs_of
+        #: The costs of a variant of the graph.
+        self._variant_costs = cache(lambda variant: costs_of(variant.dag))
         costs = costs_of(graph.dag)
         self._gpu = _predict(graph, costs, accelerator_only) if costs.accelerator_ms is not None else None
         self._cpu = _predict(graph, costs, cpu_only) if costs.cores else None
@@ -200,7 +203,8 @@ class Planner:
         else:
             budget_mb = limits.budget_mb if self._policy.fills_memory else None
             if not self._pool or budget_mb != self._pool_budget_mb:
-                self._pool, self._pool_budget_mb = find_solutions(self._task(alpha, budget_mb)), budget_mb
+                found = find_solutions(self._task(alpha, budget_mb))
+                self._pool, self._pool_budget_mb = [self._with_frame(v) for v in found], budget_mb
             found = self._select(limits, alpha)
         builder = _PlanBuilder(self._graph, self._profile, self._costs_of, self._policy, limits, alpha, self._memory)
         return [builder.build(variant, self._gpu, self._cpu) for variant in found]
@@ -227,10 +231,10 @@ class Planner:
         if not self._gpu:
             return solve(alpha or 0.0)
         scale = self._gpu.latency_ms / self._gpu.memory_mb if self._gpu.memory_mb else 1.0
-        chosen = choose(solve, limits.slo_ms, alpha, scale)
+        chosen = self._with_frame(choose(solve, limits.slo_ms, alpha, scale))
         if limits.budget_mb is None or chosen.fits(limits.budget_mb) or not self._policy.weighs_memory:
             return chosen
-        found = [raise_to_fit(solve, chosen, limits.budget_mb, scale)]
+        found = [raise_to_fit(lambda alpha: self._with_frame(solve(alpha)), chosen, limits.budget_mb, scale)]
         if costs.cores:
             # An operator without memory of its own stays on the accelerator at any alpha, and with it the base memory.
             found.append(self._solver(costs.without_accelerator())(found[0].alpha))
@@ -241,14 +245,22 @@ class Planner:
         solve = self._policy.make_solver(self._graph.dag, costs)
         return lambda alpha: VariantSolution(alpha, solve(alpha), None, self._graph)
 
+    def _with_frame(self, variant: VariantSolution) -> VariantSolution:
+        """Return a solution with exact resident memory, by which the planner selects."""
+        if not self._gpu:
+            return variant
+        exact = variant.solution.with_frame(variant.graph.dag, self._variant_costs(variant.graph))
+        return replace(variant, solution=exact)
+
 
 def _predict(graph: Graph, costs: Costs, policy: ScheduleFunction) -> Prediction:
     """Return the prediction of a policy's fastest schedule."""
-    return _prediction(Problem(graph.dag, costs).evaluate(policy(graph.dag, costs, 0.0)).timeline)
+    solution = Problem(graph.dag, costs).evaluate(policy(graph.dag, costs, 0.0))
+    return _prediction(solution.with_frame(graph.dag, costs).timeline)
 
 
 def _prediction(timeline: Timeline) -> Prediction:
-    return Prediction(timeline.latency_ms, timeline.memory_mb, timeline.resident_mb)
+    return Prediction(timeline.latency_ms, timeline.memory_mb, timeline.resident_mb, timeline.frame_mb)
 
 
 @dataclass(frozen=True)

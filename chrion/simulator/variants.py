@@ -22,7 +22,7 @@ from chrion.simulator.settings import LARGEST
 DISTRIBUTIONS = ("constant", "lognormal", "exponential")
 #: Parts of a plan file that can be served: the plan, or the whole model on the accelerator.
 PLAN_PARTS = ("plan", "accelerator_only")
-#: Figures that can count as memory: all tensors summed (Equation 4), or what an arena must hold.
+#: Figures that can count as memory: all tensors summed (Equation 4), or what one request in flight holds.
 PLAN_MEMORY = ("summed", "resident")
 _MOST_CORES = 10_000
 

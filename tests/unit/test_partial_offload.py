@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.graph import Dag
+from chrion.graph.segments import cut
 from chrion.profiler.costs import Costs, uniform_costs
-from chrion.scheduler.evaluation.memory import resident_mb
+from chrion.scheduler.evaluation.memory import device_memory
 from chrion.scheduler.policies.partial_offload import fill, first_fit, last_layers, layer_units
 from chrion.scheduler.schedule import Schedule, validate
 from strategies import costs_for, dags
@@ -75,18 +76,22 @@ def test_as_many_operators_as_fit_are_placed(data: st.DataObject) -> None:
     """The schedule is valid and within the budget, and one more operator would exceed it."""
     dag = data.draw(dags())
     costs: Costs = data.draw(costs_for(dag, accelerator=True).filter(lambda c: c.cores > 0))
-    budget = data.draw(st.floats(0, 2 * resident_mb(dag, costs, dag.topological_order, (0,) * len(dag)) + 1))
+
+    def needed_mb(schedule: Schedule) -> float:
+        segments = cut(dag, schedule.order, schedule.lanes)
+        return device_memory(dag, costs, schedule, segments).resident_mb
+
+    budget = data.draw(st.floats(0, 2 * needed_mb(Schedule(dag.topological_order, (0,) * len(dag), 0)) + 1))
     units = [[i] for i in range(len(dag))]
     schedule = fill(dag, costs, units, budget)
     validate(dag, costs, schedule)
-    assert resident_mb(dag, costs, schedule.order, schedule.lanes) <= budget
-    # Counting up one by one, as onnxruntime does, stops at the same operator.
-    for count in range(len(dag) + 1):
-        row = tuple(int(i >= count or costs.accelerator_ms[i] == math.inf) for i in range(len(dag)))  # type: ignore[index]
-        if resident_mb(dag, costs, schedule.order, row) > budget:
-            break
-        expected = row
-    assert schedule.lanes == expected
+    assert needed_mb(schedule) <= budget
+    possible = [ms < math.inf for ms in costs.accelerator_ms or ()]
+    placed = next((i for i, lane in enumerate(schedule.lanes) if lane and possible[i]), len(dag))
+    assert schedule.lanes == tuple(int(i >= placed or not possible[i]) for i in range(len(dag)))
+    if placed < len(dag):
+        more = tuple(int(i > placed or not possible[i]) for i in range(len(dag)))
+        assert needed_mb(Schedule(schedule.order, more, max(more))) > budget
 
 
 def test_without_an_accelerator_everything_runs_on_a_core() -> None:

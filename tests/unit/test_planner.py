@@ -12,11 +12,13 @@ import chrion
 from chrion import Graph, Profile, load, partition
 from chrion.errors import OptionError
 from chrion.graph.recurrent import chunk_choices, unroll
+from chrion.profiler import CopyCost
 from chrion.profiler.profiles import OperatorCost
 from chrion.scheduler import DEFAULT_POLICY
-from chrion.scheduler.planner import check_options
+from chrion.scheduler.planner import Planner, check_options
+from chrion.scheduler.search.alpha import Limits
 from chrion.zoo import build
-from helpers import MACHINE, branches
+from helpers import FLOAT, MACHINE, branches, make_model, node, value
 from policy_packages import policy_installer
 from random_profiles import coarse_random_profile
 
@@ -71,6 +73,30 @@ def test_limits_that_no_plan_keeps_are_remarks(graph: Graph, profile: Profile) -
     assert not plan.meets_budget
     assert plan.remarks[-1].startswith("no plan of this policy fits the GPU budget of ")
     assert "the smallest exceeds it by" in plan.remarks[-1]
+
+
+def test_values_that_wait_for_their_copies_count_in_the_budget() -> None:
+    """Six results that only the CPU reads have a buffer each, as its input has; an arena would hold one at a time."""
+    kinds = ["Sin", "Cos", "Tanh", "Exp", "Erf", "Sigmoid"]
+    size, n = 64 * 64 * 4, len(kinds)
+    nodes = [node(kind, ["x"], [f"a{i}"], name=kind) for i, kind in enumerate(kinds)]
+    nodes += [node("Neg", [f"a{i}"], [f"y{i}"], name=f"neg{i}") for i in range(n)]
+    outputs = [value(f"y{i}", FLOAT, [64, 64]) for i in range(n)]
+    graph = load(make_model(nodes, [value("x", FLOAT, [64, 64])], outputs))
+    costs = {
+        signature: OperatorCost(op_type, (1.0, 1.0), None if op_type == "Neg" else 0.01)
+        for signature, op_type in zip(graph.dag.signatures, graph.dag.op_types, strict=True)
+    }
+    profile = Profile(MACHINE, 2, "CPUExecutionProvider", costs, CopyCost(0.0, 0.0), CopyCost(0.0, 0.0))
+    free = partition(graph, profile)
+    assert free.on_accelerator == n
+    assert free.predicted.frame_mb == free.predicted.resident_mb == (n + 1) * size / 1e6
+    planner = Planner(graph, profile)
+    for buffers in range(n + 2):
+        plan = planner.plan(Limits(None, buffers * size / 1e6))
+        assert plan.meets_budget
+        assert plan.on_accelerator < max(1, buffers)
+    assert plan.on_accelerator == n
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """Device frames: buffers and bindings of one request that uses an accelerator.
 
 Values that segments pass to each other live in buffers that are allocated and bound once for each frame, in the memory
-of the segments that use them: a value that is transferred has a buffer in the host's memory and one on the device. The
-inputs and outputs of a request are bound anew for each request and released after it, as in
+of the segments that use them: a value that is transferred has a buffer in the host's memory and one on the device. On
+the device, values share buffers as planned (:mod:`chrion.scheduler.evaluation.frame_buffers`). The inputs and outputs
+of a request are bound anew for each request and released after it, as in
 :mod:`chrion.runtime.execution.host_frame`.
 """
 
@@ -17,10 +18,11 @@ import onnxruntime as ort
 from chrion.devices import Device
 from chrion.devices.device import Downloader
 from chrion.devices.host import allocate, on_host, to_host, zeros
-from chrion.graph.model import Graph
+from chrion.graph.model import Graph, TensorInfo
 from chrion.runtime.execution.host_frame import PLACEHOLDER, Array, BoundOutput, bound_outputs
 from chrion.runtime.execution.segments import Segment, locate_error
-from chrion.runtime.execution.transfers import is_held
+from chrion.runtime.execution.transfers import is_held, name_places
+from chrion.scheduler.evaluation.frame_buffers import FrameBuffers
 
 
 class BufferKey(NamedTuple):
@@ -37,15 +39,22 @@ class DeviceFrame:
         graph: The graph.
         segments: Its segments, in the plan's order.
         device: The accelerator.
+        planned: The buffers of a frame on it.
 
     Attributes:
         bindings: One IOBinding for each segment, in the plan's order.
         cuda_graphs: Number of each segment's CUDA graph; None for a segment without one.
+        bytes: Size of the buffers that the frame keeps.
+        device_bytes: Size of those on the device that hold no constant.
     """
 
-    def __init__(self, graph: Graph, segments: Sequence[Segment], device: Device) -> None:
+    def __init__(self, graph: Graph, segments: Sequence[Segment], device: Device, planned: FrameBuffers) -> None:
         self._graph = graph
         self._device = device
+        #: The planned place of each value on the device, and the buffers that are allocated.
+        self._planned = name_places(graph, planned)
+        self._sizes = planned.sizes
+        self._shared: dict[int, ort.OrtValue] = {}
         self.bindings = [segment.session.io_binding() for segment in segments]
         self.cuda_graphs: list[int | None] = [None] * len(segments)
         #: Buffers that the frame keeps between requests.
@@ -60,7 +69,7 @@ class DeviceFrame:
         #: Segments that read inputs or outputs of the request: (binding, name in its session).
         self._readers: dict[BufferKey, list[tuple[Any, str]]] = {}
         self._outputs: dict[BufferKey, BoundOutput] = {}
-        #: Unused results whose size is unknown: each run allocates them.
+        #: Unused results that have no buffer, for example since their size is unknown: each run allocates them.
         self._unused: list[BoundOutput] = []
         #: All values that segments read.
         self._read: set[BufferKey] = set()
@@ -78,7 +87,7 @@ class DeviceFrame:
                 except Exception as error:
                     raise locate_error(error, segment) from error
         #: Outputs that runs allocate.
-        self._allocated = [o for o in (*self._outputs.values(), *self._unused) if not o.sized]
+        self._allocated = [*(o for o in self._outputs.values() if not o.sized), *self._unused]
         #: Deferred inputs that each request supplies: (binding, name in its session).
         self._supplied = [
             (binding, inner)
@@ -86,8 +95,12 @@ class DeviceFrame:
             for inner, key in deferred
             if key not in self._buffers
         ]
-        #: Size of the buffers that the frame keeps.
-        self.bytes = sum(value.tensor_size_in_bytes() for value in self._buffers.values())
+        self.device_bytes = sum(value.tensor_size_in_bytes() for value in self._shared.values())
+        self.bytes = self.device_bytes + sum(
+            value.tensor_size_in_bytes()
+            for key, value in self._buffers.items()
+            if not key.on_device or key.name not in self._planned
+        )
 
     def begin(
         self,
@@ -212,14 +225,18 @@ class DeviceFrame:
     def _bind_outputs(self, index: int, segment: Segment) -> None:
         for name, output in bound_outputs(self._graph, segment, self.bindings[index]):
             key = self._key(name, segment)
-            self._used[index].append(key)
-            if name in self._requested:
+            if key.on_device and name not in self._planned:  # nothing reads it, and a session must have an output
+                key = BufferKey(name, on_device=False)
+                output.release()
+                self._unused.append(output)
+            elif name in self._requested:
                 self._outputs[key] = output
                 self._keep(key)
             elif output.sized:
                 output.binding.bind_ortvalue_output(output.inner, self._keep(key))
             else:
                 self._unused.append(output)
+            self._used[index].append(key)
 
     def _key(self, name: str, segment: Segment) -> BufferKey:
         return BufferKey(name, segment.on_device and is_held(self._graph, name, self._device))
@@ -233,10 +250,19 @@ class DeviceFrame:
     def _allocate(self, key: BufferKey) -> ort.OrtValue:
         info, constant = self._graph.values[key.name], self._graph.constant(key.name)
         if key.on_device:
-            return self._device.allocate(info) if constant is None else self._device.to_device(info, constant)
+            return self._allocate_on_device(info) if constant is None else self._device.to_device(info, constant)
         if constant is not None:
             return ort.OrtValue.ortvalue_from_numpy(constant)
         return self._device.host_buffer(info) if is_held(self._graph, key.name, self._device) else allocate(info)
+
+    def _allocate_on_device(self, info: TensorInfo) -> ort.OrtValue:
+        """Return the planned buffer of a value or its part of it, which values before or after it may share."""
+        buffer, offset = self._planned[info.name]
+        if buffer not in self._shared:
+            whole = self._device.block(self._sizes[buffer]) if self._device.has_views else info
+            self._shared[buffer] = self._device.allocate(whole)
+        shared = self._shared[buffer]
+        return self._device.view(shared, offset, info) if self._device.has_views else shared
 
     def _find(self, key: BufferKey) -> ort.OrtValue | None:
         return self._current.get(key) or self._buffers.get(key)

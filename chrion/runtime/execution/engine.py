@@ -27,6 +27,7 @@ from chrion.graph.model import ELEMENT_BYTES, Graph, SelectedTensors, TensorInfo
 from chrion.graph.ort_sessions import first_line
 from chrion.lane_numbers import display_order, is_accelerator_lane, is_copy_lane, lane_name
 from chrion.native import NativeError
+from chrion.profiler.costs import BufferSupport
 from chrion.runtime.execution.accelerator import Accelerator
 from chrion.runtime.execution.executor import CLOSED, Event
 from chrion.runtime.execution.host_frame import Array
@@ -35,10 +36,11 @@ from chrion.runtime.execution.native_executor import NOT_COMPILED, NativeExecuto
 from chrion.runtime.execution.program import build_program
 from chrion.runtime.execution.python_executor import PythonExecutor
 from chrion.runtime.execution.segments import Segment, SegmentFactory
-from chrion.runtime.execution.transfers import find_transfers
+from chrion.runtime.execution.transfers import find_buffer_support, find_transfers
 from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.options.thread_limit import limited_threads
 from chrion.runtime.requests import FastPathMatcher, output_names, prepare_request
+from chrion.scheduler.evaluation.frame_buffers import plan_frame
 from chrion.scheduler.plan import Plan
 from chrion.units import format_mb, format_ms
 
@@ -108,7 +110,11 @@ class CutEngine:
         #: Number of requests; counted without a lock, since a lost count does not matter.
         self.requests = 0
         self._options = options
-        transfers = find_transfers(Extractor(graph), plan.schedule.lanes, accelerator.device if accelerator else None)
+        device = accelerator.device if accelerator else None
+        transfers = find_transfers(Extractor(graph), plan.schedule.lanes, device)
+        support = find_buffer_support(graph, device) if device else BufferSupport()
+        #: Accelerator memory that each request in flight needs for the values between segments.
+        self.frame_buffers = plan_frame(graph.dag, plan.schedule, plan.segments, support)
         self.program = build_program(graph.dag, plan.schedule, plan.segments, transfers)
         _require_cores(plan)
         #: Reentrant, since a signal handler may close the engine while its thread holds it.
@@ -232,6 +238,10 @@ class CutEngine:
             f"policy {plan.policy}, {counts}, {lane_kind}",
             f"predicted {format_ms(plan.predicted.latency_ms)}, accelerator {format_mb(plan.predicted.memory_mb)}",
         ]
+        if self.accelerated:
+            lines.append(
+                f"each request in flight holds {format_mb(self.frame_buffers.bytes / 1e6)} of it between segments"
+            )
         if self.loaded_mb is not None:
             lines.append(f"GPU memory taken by loading: {format_mb(self.loaded_mb)}")
         schedule = plan.schedule
@@ -286,7 +296,9 @@ class CutEngine:
         segments, session_count = self._open_segments(lease, native=False)
         if self._native is None:
             self.segments, self.session_count = segments, session_count
-        return PythonExecutor(self.graph, self.program, segments, self._accelerator, further=further, lease=lease)
+        return PythonExecutor(
+            self.graph, self.program, segments, self._accelerator, self.frame_buffers, further=further, lease=lease
+        )
 
     def _lease(self, *, further: bool) -> CoreLease | None:
         """Lease cores before the sessions are opened if threads of sessions are pinned to them."""

@@ -29,6 +29,7 @@ from chrion.runtime.execution.lane_groups import Cores, LaneGroup, LaneGroups
 from chrion.runtime.execution.lane_threads import LaneThreads
 from chrion.runtime.execution.program import Copy, Program, Run, Signal, Wait
 from chrion.runtime.execution.segments import Segment, locate_error
+from chrion.scheduler.evaluation.frame_buffers import NO_BUFFERS, FrameBuffers
 from chrion.waiting import Counter
 
 #: The count of a lane that has finished its part, successfully or not.
@@ -85,6 +86,7 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
         program: Its program.
         segments: The segments that ``Run`` instructions refer to.
         accelerator: Runs the segments on the accelerator; None if the program has none.
+        buffers: The buffers of a frame on the accelerator.
         further: Whether most requests run on other lanes, so that the cores are leased as further ones.
         lease: The cores that threads of the segments' sessions are pinned to; None if there are no such threads.
     """
@@ -95,6 +97,7 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
         program: Program,
         segments: Sequence[Segment],
         accelerator: Accelerator | None = None,
+        buffers: FrameBuffers = NO_BUFFERS,
         *,
         further: bool = False,
         lease: CoreLease | None = None,
@@ -104,6 +107,7 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
         self._program = program
         self._segments = segments
         self._accelerator = accelerator
+        self._buffers = buffers
         self._first = first = next(iter(program.lanes))
 
         def open_lanes(cores: Cores) -> LaneThreads:
@@ -158,7 +162,7 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
         if self._accelerator is None:
             return HostFrame(self._graph, self._segments)
         try:
-            frame = DeviceFrame(self._graph, self._segments, self._accelerator.device)
+            frame = DeviceFrame(self._graph, self._segments, self._accelerator.device, self._buffers)
             if self._accelerator.captures_graphs:
                 self._capture(frame, self._accelerator)
         except Exception as error:

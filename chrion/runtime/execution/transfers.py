@@ -8,7 +8,10 @@ from chrion.devices import Device
 from chrion.graph.extract import Extractor
 from chrion.graph.model import Graph
 from chrion.lane_numbers import is_accelerator_lane
+from chrion.profiler.costs import BufferSupport
 from chrion.runtime.execution.program import Transfer
+from chrion.scheduler.evaluation.frame_buffers import FrameBuffers
+from chrion.scheduler.evaluation.packing import Place
 
 
 def find_transfers(extractor: Extractor, lanes: Sequence[int], device: Device | None) -> tuple[Transfer, ...]:
@@ -43,6 +46,21 @@ def find_transfers(extractor: Extractor, lanes: Sequence[int], device: Device | 
         if remote or (name in results and not upload):
             transfers.append(Transfer(name, producer, remote, upload))
     return tuple(transfers)
+
+
+def name_places(graph: Graph, buffers: FrameBuffers) -> dict[str, Place]:
+    """Return the place of each value that frames keep on the accelerator, by the value's name."""
+    names = list(dict.fromkeys(name for node in graph.model.graph.node for name in node.output if name))
+    inputs = [info.name for info in graph.inputs if info.bytes]
+    named = {inputs[at]: place for at, place in buffers.of_input.items()}
+    return named | {names[value]: place for value, place in buffers.of_value.items()}
+
+
+def find_buffer_support(graph: Graph, device: Device) -> BufferSupport:
+    """Return what the accelerator's buffers can do, and which of the types of a graph's values they hold."""
+    types = {info.type for info in graph.values.values() if info.bytes}
+    held = (kind.removeprefix("tensor(").removesuffix(")") for kind in types if device.supports(kind))
+    return BufferSupport(frozenset(held), device.has_views)
 
 
 def is_held(graph: Graph, name: str, device: Device) -> bool:

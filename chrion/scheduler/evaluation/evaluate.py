@@ -10,7 +10,7 @@ from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.contention import RunTimes, barrier_ms, deadlock, simulate_contention
 from chrion.scheduler.evaluation.core_clock import CoreClock
-from chrion.scheduler.evaluation.memory import paper_mb, resident_mb
+from chrion.scheduler.evaluation.memory import estimated_mb, paper_mb
 from chrion.scheduler.evaluation.transfers import Transfers
 from chrion.scheduler.evaluation.weight_cache import durations_ms
 from chrion.scheduler.schedule import Schedule, validate
@@ -27,10 +27,13 @@ class Timeline:
     latency_ms: float
     #: M, Equation 4, with the accelerator's base memory if any operator runs on it.
     memory_mb: float
-    #: Resident memory: weights once, activations by lifetime; see :mod:`chrion.scheduler.evaluation.memory`.
+    #: Resident memory: an estimate while solutions are searched, exact in a plan; see
+    #: :mod:`chrion.scheduler.evaluation.memory`.
     resident_mb: float
     #: Busy time of each lane, by lane number.
     busy_ms: tuple[float, ...]
+    #: The part of exact resident memory that every further request in flight adds; 0 with an estimate.
+    frame_mb: float = 0.0
 
     def cost(self, alpha: float) -> float:
         """Return L + alpha * M, Equation 5; ``alpha`` in ms per MB."""
@@ -88,7 +91,7 @@ def complete(dag: Dag, costs: Costs, schedule: Schedule, times: RunTimes) -> Tim
         finish_ms=tuple(times.finish),
         latency_ms=times.latency_ms,
         memory_mb=paper_mb(dag, costs, schedule.lanes),
-        resident_mb=resident_mb(dag, costs, schedule.order, schedule.lanes),
+        resident_mb=estimated_mb(dag, costs, schedule.order, schedule.lanes),
         busy_ms=tuple(times.busy),
     )
 

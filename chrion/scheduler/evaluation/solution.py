@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from chrion.graph.dag import Dag
@@ -13,6 +13,7 @@ from chrion.graph.segments import cut
 from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.evaluate import Timeline, complete, run_times
+from chrion.scheduler.evaluation.memory import device_memory
 from chrion.scheduler.schedule import Schedule
 
 #: The definitions of accelerator memory; see :mod:`chrion.scheduler.evaluation.memory`.
@@ -41,6 +42,11 @@ class Solution:
         if self.timeline.resident_mb > self.cap_mb:
             return math.inf
         return self.timeline.latency_ms + alpha * self.timeline.resident_mb
+
+    def with_frame(self, dag: Dag, costs: Costs) -> Solution:
+        """Return the solution with exact resident memory in place of the search's estimate."""
+        resident_mb, frame_mb = device_memory(dag, costs, self.schedule, self.segments)
+        return replace(self, timeline=replace(self.timeline, resident_mb=resident_mb, frame_mb=frame_mb))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from chrion.graph.dag import Dag
+from chrion.graph.segments import cut
 from chrion.profiler.costs import Costs
-from chrion.scheduler.evaluation.memory import resident_mb
+from chrion.scheduler.evaluation.memory import device_memory
 from chrion.scheduler.evaluation.solution import Problem, VariantSolution
 from chrion.scheduler.policies.orders import hybrid_order
 from chrion.scheduler.policies.policy import PlanningTask
@@ -77,7 +78,8 @@ def layer_units(dag: Dag) -> list[list[int]]:
 def fill(dag: Dag, costs: Costs, units: Sequence[Sequence[int]], budget_mb: float) -> Schedule:
     """Return the schedule with as many of the first units on the accelerator as fit into a budget.
 
-    Memory grows with every unit, so a binary search finds their number in O(n log n).
+    Memory nearly always grows with every unit, so a binary search finds their number in O(n log n). If a unit frees
+    more, as it takes in the readers of large values, the number found fits as well, and one more unit would not.
 
     Args:
         dag: The graph.
@@ -87,11 +89,16 @@ def fill(dag: Dag, costs: Costs, units: Sequence[Sequence[int]], budget_mb: floa
     """
     order = hybrid_order(dag, costs)
     counts = range(len(units) + 1 if costs.accelerator_ms is not None else 1)
-    fitting = bisect_right(
-        counts, budget_mb, key=lambda count: resident_mb(dag, costs, order, _lanes(dag, costs, units[:count]))
-    )
-    lanes = _lanes(dag, costs, units[: max(0, fitting - 1)])
-    return Schedule(order, lanes, max(lanes, default=0))
+
+    def schedule(count: int) -> Schedule:
+        lanes = _lanes(dag, costs, units[:count])
+        return Schedule(order, lanes, max(lanes, default=0))
+
+    def needed_mb(count: int) -> float:
+        found = schedule(count)
+        return device_memory(dag, costs, found, cut(dag, order, found.lanes)).resident_mb
+
+    return schedule(max(0, bisect_right(counts, budget_mb, key=needed_mb) - 1))
 
 
 def one_by_one(dag: Dag) -> list[list[int]]:
