@@ -26,7 +26,7 @@ from chrion.runtime.execution.device_frame import DeviceFrame
 from chrion.scheduler import fixed_plan
 from chrion.scheduler.evaluation.packing import ALIGNMENT
 from chrion.zoo import RecurrentSpec, build_recurrent
-from helpers import FLOAT, assert_equal, make_model, node, run_plain, value
+from helpers import FLOAT, INT64, assert_equal, make_model, node, run_plain, value
 from mirror_device import MirrorDevice
 from random_operators import random_model
 
@@ -190,6 +190,23 @@ def test_values_that_the_caller_supplies_on_the_device(held: Held) -> None:
             session.run_with_iobinding(binding)
             np.testing.assert_array_equal(target.numpy(), expected)
     assert set(held.bytes) == {2 * 8 * 8 * 4}
+
+
+@pytest.mark.usefixtures("held")
+def test_a_captured_segment_reads_no_values_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture copies nothing, so indices that share memory with numbers of another segment must be zeros."""
+    monkeypatch.setattr(accelerator, "wants_graphs", lambda *_: True)
+    nodes = [
+        node("Add", ["x", "ones"], ["a"], name="add"),
+        node("Cast", ["a"], ["i"], to=INT64, name="cast"),
+        node("Gather", ["table", "i"], ["y"], name="gather"),
+    ]
+    weights = {"ones": np.ones((32, 4), np.float32), "table": np.arange(32, dtype=np.float32).reshape(16, 2)}
+    model = make_model(nodes, [value("x", FLOAT, [4])], [value("y", FLOAT, [32, 4, 2])], weights)
+    graph = load(model)
+    x = {"x": np.arange(4, dtype=np.float32)}
+    with HybridSession(graph, plan=fixed_plan(graph, [0, 1, 0], accelerator=CPU), strict=True) as session:
+        assert_equal(session.run(None, x), run_plain(model, x))
 
 
 class HandleDevice(MirrorDevice):

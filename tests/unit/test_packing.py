@@ -54,6 +54,17 @@ def test_values_that_may_be_alive_together_do_not_overlap(data: st.DataObject) -
     assert [sizes[place.buffer] for place in places] == [value.size for value in values]
 
 
+def test_a_gap_before_a_value_of_another_lane_is_used() -> None:
+    """The second lane has to leave room for a value that has ended for the first, whose next value takes its place."""
+    first = [DeviceValue("a", size, [steps, 0], 0) for steps, size in enumerate((256, 512, 256, 256))]
+    for value in (first[0], first[2]):
+        value.ends[1] = 9  # read by the second lane later
+    other = DeviceValue("a", 256, [0, 0], 1)
+    sizes, places = pack([*first[:3], other, first[3]])
+    assert [place.offset for place in places] == [0, 256, 256, 768, 512]
+    assert sizes == (1024,)
+
+
 @given(st.data())
 def test_few_whole_buffers_are_used(data: st.DataObject) -> None:
     """There are at most two more buffers than an optimal cover by chains has."""

@@ -144,11 +144,14 @@ class DeviceFrame:
         """Return whether a segment uses only the frame's own device buffers in this request, as its CUDA graph does."""
         return all(key.on_device and key not in self._current for key in self._used[segment])
 
-    def fill_with_zeros(self) -> None:
-        """Fill the device buffers with zeros, except those of constants."""
-        for key, value in self._buffers.items():
+    def fill_with_zeros(self, segment: int) -> None:
+        """Fill a segment's device buffers with zeros, except those of constants.
+
+        Its inputs may share memory with the results of another segment, which could be indices out of range.
+        """
+        for key in self._used[segment]:
             if key.on_device and self._graph.constant(key.name) is None:
-                self._device.upload(zeros(self._graph.values[key.name]), value)
+                self._device.upload(zeros(self._graph.values[key.name]), self._buffers[key])
 
     def copy(self, name: str, *, upload: bool) -> None:
         """Copy a value from host to device (``upload``) or from device to host.

@@ -315,9 +315,9 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
         lanes = {i.segment: lane for lane, steps in self._program.lanes.items() for i in steps if isinstance(i, Run)}
         with self._gate.exclusive():
             frame.begin({info.name: zeros(info) for info in self._graph.inputs}, {})
-            frame.fill_with_zeros()
             for index, segment in enumerate(self._segments):
                 if segment.cuda_graph:
                     frame.cuda_graphs[index] = accelerator.new_cuda_graph()
                     if frame.replayable(index):
+                        frame.fill_with_zeros(index)
                         self._run_on_device(accelerator, frame, Run(index), lanes[index])

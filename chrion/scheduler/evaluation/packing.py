@@ -99,6 +99,8 @@ class _Spans:
     def add(self, offset: int, end: int, at: int) -> None:
         """Add the part of value ``at``."""
         insort(self._spans, (offset, end, at))
+        if offset > self._top:  # there is a gap before a value that another lane has placed
+            self._no_gap = math.inf
         self._top = max(self._top, end)
 
     def remove(self, offset: int, end: int, at: int) -> None:
