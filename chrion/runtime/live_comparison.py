@@ -58,7 +58,7 @@ class _Trial(NamedTuple):
 #: has to win for longer: beside other work, some requests in a row are fast, until that has its next time slice.
 #: Trials of the one-thread session are longer: its thread first has to leave the core to which the plan has pinned it,
 #: and under a quota it waits for the CPU time that the plan has used.
-_PLAN_TRIAL = _Trial(warm_up=2, requests=8, least_s=0.03, clear_after=2, clearly=1.3)
+_PLAN_TRIAL = _Trial(warm_up=2, requests=8, least_s=0.1, clear_after=2, clearly=1.3)
 _PLAIN_TRIAL = _Trial(warm_up=4, requests=24, least_s=0.15, clear_after=12, clearly=4.0)
 #: Number of requests between two trials: at first, at first for the plan unless other work has eased, and at most.
 _FIRST_GAP, _FIRST_PLAN_GAP, _LAST_GAP = 64, 256, 2048
