@@ -102,6 +102,8 @@ async def _serve(options: ServerOptions, cluster: ClusterOptions, announce: Call
             await asyncio.to_thread(serve.delete, APPLICATION)
         except (RayError, RayServeException, TimeoutError) as error:
             log.warning("the replicas cannot be removed", extra={"fields": {"reason": str(error)}})
+        # Serve reports metrics in a thread of its own, which fails with a traceback when the connection is closed.
+        logging.getLogger("ray.serve").setLevel(logging.CRITICAL + 1)
 
     try:
         await answer_until_stopped(options, target, begin, end, announce)

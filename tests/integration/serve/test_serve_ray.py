@@ -142,7 +142,7 @@ def test_a_killed_node_loses_no_request(replicas: Server, models: Path, cluster:
     xs = [np.array([1.0 + number], np.float32) for number in range(12)]
     with ThreadPoolExecutor(len(xs)) as pool:
         futures = [pool.submit(replicas.infer, "slow", x) for x in xs]
-        wait_until(lambda: min(samples(replicas, "nv_inference_pending_request_count").values()) > 0)
+        wait_until(lambda: min(samples(replicas, "nv_inference_pending_request_count").values()) > 0, 60)
         cluster.remove_node(cluster.list_all_nodes()[-1], allow_graceful=False)
         for x, future in zip(xs, futures, strict=True):
             status, answer, _ = future.result()
@@ -185,6 +185,7 @@ def kill(replica: str) -> None:
     ray.kill(ray.get_actor(replica, namespace="serve"))
 
 
+@pytest.mark.timeout(600)
 def test_replicas_follow_the_load(unused_cluster: Any, models: Path) -> None:
     """No request fails while 15 at a time start two replicas, one is killed and replaced, and 3 at a time end two."""
     busy, open_ = threading.Event(), threading.Event()
@@ -207,7 +208,7 @@ def test_replicas_follow_the_load(unused_cluster: Any, models: Path) -> None:
         try:
             steady = [pool.submit(send, name, np.ones((2, SIDE), np.float32), open_) for name in MODELS[:3]]
             crowd = [pool.submit(send, "brief", np.ones(1, np.float32), busy) for _ in range(12)]
-            wait_until(lambda: server.get("/v2/health")[1]["replicas"] == 3, 120)
+            wait_until(lambda: server.get("/v2/health")[1]["replicas"] == 3, 240)
             wait_until(lambda: len([n for n in samples(server, "nv_inference_request_success").values() if n]) == 3, 60)
             first = set(replica_actors())
             kill(min(first))
