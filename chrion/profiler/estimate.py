@@ -45,7 +45,7 @@ def fit(known: Sequence[Work]) -> npt.NDArray[np.float64]:
     best = np.zeros(3)
     if not known:
         return best
-    columns = np.array([[1.0, w.flops, w.bytes] for w in known])
+    columns = np.array([[1.0, w.flops, w.bytes] for w in known], np.float64)
     times = np.maximum([w.time_ms for w in known], 1e-9)
     least = np.inf
     for size in (1, 2, 3):

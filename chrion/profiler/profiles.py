@@ -19,6 +19,8 @@ from chrion.profiler.roofline import Roofline, operator_bytes
 from chrion.profiler.widths import describe_fit, fit_errors, measured_widths, planned_widths, times_at
 
 SCHEMA = "chrion.profile/1"
+#: The largest time, size or number of operations in a file; with larger ones sums and fits overflow.
+_LARGEST = 1e18
 _FIGURES = ("handoff_ms", "dispatch_ms", "wake_ms", "base_memory_mb", "cache_bytes", "reload_ms_per_byte")
 _COPIES = ("upload", "download", "pageable_upload", "pageable_download")
 
@@ -232,8 +234,8 @@ def operator_cost_from_json(content: Mapping[str, Any]) -> OperatorCost:
 
 
 def _require_figures(what: str, *figures: float) -> None:
-    if not all(math.isfinite(figure) and figure >= 0 for figure in figures):
-        raise ValueError(f"the figures of {what} must be finite and not negative, found {list(figures)}")
+    if not all(0 <= figure <= _LARGEST for figure in figures):
+        raise ValueError(f"the figures of {what} must be between 0 and {_LARGEST:g}, found {list(figures)}")
 
 
 def _from_json(content: Mapping[str, Any]) -> Profile:

@@ -187,11 +187,13 @@ def test_a_damaged_value_is_refused(tmp_path: Path, key: str, value: Any) -> Non
         ("accelerator_ms", -1),
         ("accelerator_ms", "x"),
         ("ephemeral_bytes", -5),
+        ("flops", 2**64),
+        ("flops", 1e308),
         ("surplus", 1),
     ],
 )
 def test_a_damaged_operator_is_refused(tmp_path: Path, key: str, value: Any) -> None:
-    """The times of operators must be finite and not negative, one per number of cores."""
+    """The figures of operators must be finite and not negative, and times given for each number of cores."""
     content = json.loads(PROFILE.to_json())
     content["operators"]["0"][key] = value
     assert_refused(tmp_path, json.dumps(content))
