@@ -20,7 +20,7 @@ from chrion.profiler.widths import describe_fit, fit_errors, measured_widths, pl
 
 SCHEMA = "chrion.profile/1"
 #: The largest time, size or number of operations in a file; with larger ones sums and fits overflow.
-_LARGEST = 1e18
+_LARGEST = 2.0**63
 _FIGURES = ("handoff_ms", "dispatch_ms", "wake_ms", "base_memory_mb", "cache_bytes", "reload_ms_per_byte")
 _COPIES = ("upload", "download", "pageable_upload", "pageable_download")
 
