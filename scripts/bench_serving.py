@@ -31,7 +31,7 @@ from page_markers import fill_sections, markdown_table
 from serving import noticing, starting
 from serving.fleet import Fleet, Setting, Trial, fleets
 from serving.models import MODELS
-from serving.noticing import Noticed, format_noticed, time_noticing
+from serving.noticing import Noticed, format_noticed, time_noticing, usual_ms
 from serving.report import HEAD, LIMIT, Row, far_behind, row_of
 from serving.scenarios import Requests, Scenario, scenarios
 from serving.surroundings import Neighbour
@@ -48,7 +48,7 @@ STATE_S = 1.0
 #: Rounds after which plain sessions that are slower than others by a factor are no longer measured.
 DROP_AFTER, DROP_FACTOR = 2, 1.3
 #: Trials with a neighbour that becomes busy.
-NOTICING = 3
+NOTICING = 5
 #: The scenario that measures the creation of sessions.
 START = "start"
 #: Share of the given time that may pass in addition, on a busy machine.
@@ -139,12 +139,9 @@ def measure_setting(
 
 def notice(case: Case, fleet: Fleet, neighbour: Neighbour, trials: Mapping[str, Sequence[Trial]]) -> tuple[str, ...]:
     """Return the line of a model's times until it notices a neighbour."""
-    medians = [
-        float(np.median(np.concatenate([trial.latencies_ms for trial in own])))
-        for name, own in trials.items()
-        if name != OWN
-    ]
-    noticed: list[Noticed] = [time_noticing(fleet, neighbour, min(medians)) for _ in range(NOTICING)]
+    plain = [own for name, own in trials.items() if name != OWN]
+    fastest = min(plain, key=lambda own: float(np.median([trial.ms_per_request for trial in own])))
+    noticed: list[Noticed] = [time_noticing(fleet, neighbour, usual_ms(fastest)) for _ in range(NOTICING)]
     return format_noticed(case.name, noticed)
 
 

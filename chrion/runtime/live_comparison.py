@@ -11,14 +11,15 @@ Bound of the cost, while the mean latencies of both engines stay as they are: th
 
 - the first :data:`_SLOW_WINDOWS` windows, until it is noticed,
 - trials, of :data:`_PLAN_TRIAL` or :data:`_PLAIN_TRIAL` requests. The number of requests between two trials doubles
-  from :data:`_FIRST_GAP`, or from :data:`_FIRST_PLAN_GAP` for trials of the plan, to :data:`_LAST_GAP`. It is that from
-  the beginning where the system counts the CPU time of other processes. So less than one request in 100 is in a trial
-  of the plan. A trial is put off until its predecessor's extra time is at most :data:`_EXCESS` of the time since.
+  from the first to the last of :data:`_PLAIN_GAPS`, or of :data:`_PLAN_GAPS` for trials of the plan. While other
+  processes are known to use cores, it is one of :data:`_BUSY_GAPS`: the plan is likely slow for as long as they do,
+  and their end is noticed. So less than one request in 100 is in a trial of the plan, and one in 500 beside such
+  processes. A trial is put off until its predecessor's extra time is at most :data:`_EXCESS` of the time since.
 - after a trial that noise has won, up to :data:`_PROBATION` windows.
 
-After a change of the means the bound applies anew. A change in favour of the plan is noticed after :data:`_LAST_GAP`
-requests at the latest, unless the plan takes far longer in trials. If other processes use fewer cores than before, a
-trial of the plan begins earlier; the gaps between such trials double from :data:`_FIRST_GAP` while they are lost.
+After a change of the means the bound applies anew. A change in favour of the plan is noticed after the last gap at the
+latest, unless the plan takes far longer in trials. If other processes use fewer cores than before, a trial of the plan
+begins earlier; the gaps between such trials double from the first of :data:`_PLAIN_GAPS` while they are lost.
 """
 
 from __future__ import annotations
@@ -60,8 +61,9 @@ class _Trial(NamedTuple):
 #: and under a quota it waits for the CPU time that the plan has used.
 _PLAN_TRIAL = _Trial(warm_up=2, requests=8, least_s=0.1, clear_after=2, clearly=1.3)
 _PLAIN_TRIAL = _Trial(warm_up=4, requests=24, least_s=0.15, clear_after=12, clearly=4.0)
-#: Number of requests between two trials: at first, at first for the plan unless other work has eased, and at most.
-_FIRST_GAP, _FIRST_PLAN_GAP, _LAST_GAP = 64, 256, 2048
+#: Number of requests between two trials, at first and at most: of the one-thread session, of the plan, and of the plan
+#: while other processes use cores.
+_PLAIN_GAPS, _PLAN_GAPS, _BUSY_GAPS = (64, 2048), (256, 2048), (2048, 16384)
 #: Maximum share of the time that trials may take longer than the same requests on the other engine: in general, and for
 #: trials of the plan because other processes use fewer cores than after the last one.
 _EXCESS, _EXCESS_EASED = 0.02, 0.1
@@ -203,25 +205,32 @@ class LiveComparison:
         return self._others.is_busy()
 
     @property
-    def _first_plan_gap(self) -> int:
-        """Least number of requests between two trials of the plan, unless other work has eased."""
-        return _LAST_GAP if self._others and self._others.counted else _FIRST_PLAN_GAP
+    def _gaps(self) -> tuple[int, int]:
+        """Least and greatest number of requests between two trials, unless other work has eased."""
+        if not self.plain_serves:
+            return _PLAIN_GAPS
+        busy = self._others and self._others.counted and self._others.is_busy() is not False
+        return _BUSY_GAPS if busy else _PLAN_GAPS
+
+    @property
+    def _next_gap(self) -> int:
+        """Number of requests before the next trial: none before the first one of the one-thread session."""
+        least, most = self._gaps
+        return min(max(self._gap, least if self.plain_serves else 0), most)
 
     def _try_other(self) -> None:
         """Begin a trial of the other engine, unless the last one was too recent."""
-        gap, excess = self._gap, _EXCESS
+        gap, excess = self._next_gap, _EXCESS
         if self._eased:
-            gap, excess = min(_FIRST_GAP << self._vain, _LAST_GAP), _EXCESS_EASED
-        elif self.plain_serves:
-            gap = max(gap, self._first_plan_gap)
+            gap, excess = min(_PLAIN_GAPS[0] << self._vain, _PLAIN_GAPS[1]), _EXCESS_EASED
         if self._since >= gap and self._excess_ms <= excess * self._since_ms:
             self.diverts, self._cold, self._excess_ms = not self.plain_serves, self._trial.warm_up, 0.0
 
     def _end_trial(self, now_s: float) -> None:
         self._excess_ms += max(0.0, self._total_ms - self._count * self._mean_ms)
         self._since, self._since_ms = 0, 0.0
-        waited = max(self._gap, self._first_plan_gap) if self.plain_serves else self._gap
-        self._gap = min(max(_FIRST_GAP, 2 * waited), _LAST_GAP)
+        least, most = self._gaps
+        self._gap = min(max(2 * self._next_gap, least), most)
         mean_ms = self._mean_and_restart()
         if self._is_faster(mean_ms):
             self._change(mean_ms)
@@ -232,7 +241,7 @@ class LiveComparison:
             self._lose(now_s)
         elif self._expected_ms == math.inf:
             self._expected_ms = self._mean_ms
-        elif self._gap == _LAST_GAP:  # after many trials: both take longer than when they were timed
+        elif self._gap == most:  # after many trials: both take longer than when they were timed
             self._expected_ms, self._slow = mean_ms / self._limit, 0
 
     def _is_faster(self, other_ms: float) -> bool:

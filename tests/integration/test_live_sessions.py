@@ -47,8 +47,8 @@ class Plans:
 def plans(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Plans:
     """Let plans be selected, and delay their requests by a time that the test sets."""
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path))  # other tests decide on the same models
-    for gap in ("_FIRST_GAP", "_FIRST_PLAN_GAP", "_LAST_GAP"):  # on a busy machine, trials may be lost
-        monkeypatch.setattr(live_comparison, gap, 16)
+    for gaps in ("_PLAIN_GAPS", "_PLAN_GAPS", "_BUSY_GAPS"):  # on a busy machine, trials may be lost
+        monkeypatch.setattr(live_comparison, gaps, (16, 16))
     plans = Plans()
 
     def delayed(method: Any, delay: str = "delay_s") -> Any:
@@ -204,8 +204,8 @@ def test_a_contradicted_decision_is_made_again(plans: Plans, monkeypatch: pytest
     monkeypatch.setattr(tuning, "TuningProcess", no_process)
     monkeypatch.setattr(decisions, "_FIRST_RETRY_S", 0.1)
     monkeypatch.setattr(live_comparison, "_LOST_S", 0.0)
-    for gap in ("_FIRST_GAP", "_FIRST_PLAN_GAP", "_LAST_GAP"):
-        monkeypatch.setattr(live_comparison, gap, 1)
+    for gaps in ("_PLAIN_GAPS", "_PLAN_GAPS", "_BUSY_GAPS"):
+        monkeypatch.setattr(live_comparison, gaps, (1, 1))
     monkeypatch.setattr(live_comparison, "_EXCESS", 100.0)
     with HybridSession(free_branches() if free else branches(), tune="background") as session:
         session.run(None, dict(X))

@@ -14,7 +14,7 @@ from bench_serving import Schedule
 from ratios import quantile_ratio_to_best
 from serving import surroundings
 from serving.fleet import Trial
-from serving.noticing import Noticed, _time_until, format_noticed
+from serving.noticing import Noticed, _time_until, format_noticed, usual_ms
 from serving.report import far_behind, row_of
 from serving.starting import start_row
 from serving.surroundings import Quota
@@ -75,13 +75,21 @@ def test_plain_sessions_that_are_slower_in_every_respect_are_dropped() -> None:
 
 
 def test_the_time_until_a_change_is_noticed() -> None:
-    """Latencies of 5 ms from 1.0 s to 1.6 s are noticed after 0.5 to 0.6 s; those that stay slow, never."""
+    """Latencies of 5 ms from 1.0 s to 1.6 s are noticed after 0.55 to 0.65 s; those that stay slow, never."""
     starts_s = np.arange(0.0, 4.0, 0.01)
     latencies_ms = np.where((starts_s >= 1.0) & (starts_s < 1.6), 5.0, 1.0)
     found = Trial(starts_s, latencies_ms, 1.0, 1.0)
-    assert 0.45 <= _time_until(found, 1.0, 3.0, 1.0) <= 0.65
+    assert 0.55 <= _time_until(found, 1.0, 3.0, 1.0) <= 0.65
     assert _time_until(found, 2.0, 3.0, 1.0) == 0.0
     assert _time_until(found, 1.0, 3.0, 0.9) == math.inf
+
+
+def test_a_few_slow_windows_are_usual() -> None:
+    """One window in forty of 5 ms does not raise the usual mean latency; four do."""
+    starts_s = np.arange(0.0, 10.2, 0.01)
+    for slow, expected_ms in ((0.25, 1.0), (1.0, 5.0)):
+        trials = [Trial(starts_s, np.where(starts_s < slow, 5.0, 1.0), 1.0, 1.0)]
+        assert usual_ms(trials) == pytest.approx(expected_ms)
 
 
 def test_what_is_not_noticed_is_said() -> None:

@@ -254,7 +254,7 @@ def test_requests_that_began_before_a_change_are_not_recorded() -> None:
 
 def test_the_plan_is_tried_soon_after_other_work_has_eased() -> None:
     """Otherwise up to 2048 requests pass before the next trial; then a window, or ten times the last trial's loss."""
-    others = OtherProcesses(counted=True)
+    others = OtherProcesses(counted=True, busy=True)
 
     def plan(number: int) -> float:
         others.eased = number >= 10_000
@@ -291,11 +291,24 @@ def test_a_few_fast_requests_do_not_bring_the_plan_back() -> None:
 @pytest.mark.parametrize("plan_ms", [1.7, 3.0, 30.0])
 def test_few_requests_are_in_a_trial_of_the_plan(plan_ms: float, *, counted: bool) -> None:
     """The 99th percentile of the latency is that of the one-thread session, after the disturbance was noticed."""
-    others = OtherProcesses(counted=counted)
-    served = simulate(compare(1.0, 1.5, others), always(plan_ms), always(1.5), 10_000)
-    assert served.diverted[1000:].count(False) < 0.01 * 9000
+    others = OtherProcesses(counted=counted, busy=counted)
+    served = simulate(compare(1.0, 1.5, others), always(plan_ms), always(1.5), 50_000)
+    assert served.diverted[1000:].count(False) < (0.002 if counted else 0.01) * 49_000
     if counted:
         assert served.diverted[200:2000].count(False) == 0
+
+
+def test_trials_are_rare_only_while_other_processes_use_cores() -> None:
+    """Once they use none, a trial is at most 2048 requests away, although nothing has eased since the last one."""
+    others = OtherProcesses(counted=True, busy=True)
+
+    def plan(number: int) -> float:
+        others.busy = number < 60_000
+        return 3.0 if number < 60_500 else 1.0
+
+    served = simulate(compare(1.0, 1.5, others), plan, always(1.5), 65_000)
+    assert all(served.diverted[59_000:60_000])
+    assert served.diverted[60_500:].index(False) <= 2048 + 100
 
 
 def test_the_latency_of_an_engine_that_was_not_timed_is_learned() -> None:
