@@ -198,7 +198,10 @@ def serving(
         reader.join(10)
         assert not any("Traceback" in line for line in lines), "".join(lines)
     finally:
-        if process.poll() is None:
+        if process.poll() is None:  # a test has failed; replicas on Ray are removed only if the server ends by itself
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(30)
             process.kill()
             process.wait()
         if process.stderr:
