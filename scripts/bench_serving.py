@@ -41,8 +41,8 @@ from chrion.cores import physical_cores
 from chrion.files import write_atomically
 from chrion.profiler import this_machine
 
-#: Length of a trial in seconds, and least and greatest number of rounds.
-TRIAL_S, LEAST, MOST = 0.5, 5, 16
+#: Least and greatest number of rounds.
+LEAST, MOST = 5, 40
 #: Length of the load of a HybridSession before the first round, in seconds.
 STATE_S = 1.0
 #: Rounds after which plain sessions that are slower than others by a factor are no longer measured.
@@ -96,7 +96,7 @@ class Findings:
     impossible: dict[str, str] = field(default_factory=dict)
 
 
-def measure(opened: Mapping[str, Fleet], load: Requests, warm_up_s: float, end_s: float) -> dict[str, list[Trial]]:
+def measure(opened: Mapping[str, Fleet], load: Requests, scenario: Scenario, end_s: float) -> dict[str, list[Trial]]:
     """Run trials of all candidates in alternating rounds.
 
     HybridSession has a load that does not count before: it may open a session for it.
@@ -108,7 +108,10 @@ def measure(opened: Mapping[str, Fleet], load: Requests, warm_up_s: float, end_s
         if turn >= LEAST and time.monotonic() > end_s:
             break
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            trials[name].append(opened[name].trial(load.clients, TRIAL_S, pause_s=load.pause_s, warm_up_s=warm_up_s))
+            trial = opened[name].trial(
+                load.clients, scenario.trial_s, pause_s=load.pause_s, warm_up_s=scenario.warm_up_s
+            )
+            trials[name].append(trial)
         if turn + 1 == DROP_AFTER:
             slow = far_behind(trials, DROP_FACTOR)
             names = [name for name in names if name not in slow]
@@ -127,11 +130,11 @@ def measure_setting(
             for name, scenario in chosen.items():
                 for load in scenario.loads:
                     if not scenario.neighbour:
-                        trials = measure(opened, load, scenario.warm_up_s, schedule.next_end_s())
+                        trials = measure(opened, load, scenario, schedule.next_end_s())
                     else:
                         with Neighbour(physical_cores()[0]) as neighbour:
                             neighbour.resume()
-                            trials = measure(opened, load, scenario.warm_up_s, schedule.next_end_s())
+                            trials = measure(opened, load, scenario, schedule.next_end_s())
                             neighbour.suspend()
                             findings.noticed.append(notice(case, opened[OWN], neighbour, trials))
                     yield name, row_of(case.name, load.label, opened[OWN].selected, trials)

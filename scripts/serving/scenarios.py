@@ -39,6 +39,7 @@ class Scenario:
         models: Models that are measured.
         neighbour: Whether a busy process is pinned to the first core.
         warm_up_s: Time before a trial in which requests do not count; a session may need it to notice its neighbour.
+        trial_s: Length of a trial.
     """
 
     title: str
@@ -48,6 +49,7 @@ class Scenario:
     models: Sequence[Case] = field(default_factory=lambda: [case for case in MODELS if case.name in BRIEF])
     neighbour: bool = False
     warm_up_s: float = 0.25
+    trial_s: float = 0.5
 
 
 def scenarios(clients: Sequence[int]) -> dict[str, Scenario]:
@@ -73,6 +75,7 @@ def scenarios(clients: Sequence[int]) -> dict[str, Scenario]:
             "Another process computes on the first core all the time. Requests of the first 1.2 s are not counted.",
             neighbour=True,
             warm_up_s=1.2,
+            trial_s=1.5,
         ),
         "sessions": Scenario(
             "Two sessions in one process",
