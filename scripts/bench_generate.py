@@ -5,24 +5,27 @@ one request after another. The K/V rectangles and single caches are made outside
 baselines. Their session waits actively between operators as that of increments does. All are timed in turn in every
 round.
 
-``load``: the end-to-end experiment of Orca (section 6.2), scaled: requests arrive at random (Poisson), with prompts of
-U(32, 512) and outputs of U(1, 128) tokens divided by ``--scale``. The median latency per generated token and the
-throughput are printed for iteration-level and for request-level scheduling, on the same engine, in turn at every rate.
-``--points`` adds them to a file.
+``load``: the end-to-end experiment of Orca (section 6.2), scaled: requests that arrive at random (Poisson), with
+prompts of U(32, 512) and outputs of U(1, 128) tokens divided by ``--scale``. The median latency per generated token and
+the throughput are printed for iteration-level and for request-level scheduling, on the same engine, in turn at every
+rate. ``--points`` adds them to a file, so that one point after the other can be measured. ``--costs`` adds the fitted
+costs of iterations to another file, measured before the loads.
 
-``report``: from such a file, the throughputs at equal latencies, in the section ``generate-load`` of pages, and a plot.
+``report``: from such files, throughputs at equal latencies beside simulated ones, what iteration-level scheduling can
+gain, and an estimate for a GPU, in the sections ``generate-load``, ``generate-gain`` and ``generate-gpu`` of pages, and
+a plot.
 
 ::
 
     python scripts/bench_generate.py engine --models "104 MB" --batches 1 8 32
-    python scripts/bench_generate.py load --batches 1 8 32 --rates 10 18 24 --points loads.jsonl
-    python scripts/bench_generate.py report --points loads.jsonl -o docs/generation.md --plot docs/img/generation.png
+    python scripts/bench_generate.py load --batches 1 8 32 --rates 10 18 24 --points loads.jsonl --costs costs.jsonl
+    python scripts/bench_generate.py report --points loads.jsonl --costs costs.jsonl -o docs/generation.md
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
+import contextlib
 import itertools
 import statistics
 import time
@@ -34,26 +37,27 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
+from decoding.costs import MeasuredCosts, append_costs, measure_costs, read_costs
+from decoding.gpu_estimate import TITLE, estimated_points, saturated_on_gpu
+from decoding.load import SIZES, load_scenario, run_load
 from decoding.orca_experiment import LoadPoint, append_point, plot, read_points, table_rows
+from decoding.scheduling_gain import gain_rows, saturated, simulate_points
 from page_markers import fill_sections, markdown_table
 
 import chrion
-from chrion import Generator, zoo
+from chrion import Generator
 from chrion.files import write_atomically
-from chrion.generation import Stream
 from chrion.generation.cache import CacheManager
 from chrion.generation.engine import SPINNING
 from chrion.generation.generator import open_engine
 from chrion.generation.iteration import Engine, Outcome, Work
+from chrion.generation.scheduling import POLICIES
 from chrion.graph.decoder import DecoderSignature
 from chrion.profiler import this_machine
+from chrion.simulator.iterations import draw_requests
+from chrion.zoo.cached_decoder import build_llama_decoder
 
 Array = np.ndarray[Any, Any]
-#: Models by name: parameters of the builder ``llama-decoder``.
-MODELS: dict[str, dict[str, int]] = {
-    "15 MB": {},
-    "104 MB": {"layers": 8, "hidden": 512, "heads": 8, "kv_heads": 2, "inner": 1376, "vocabulary": 4096},
-}
 #: The share of the offered rate below which a policy is saturated, and is not measured at higher rates.
 SATURATED = 0.6
 #: The share of requests in their first iteration, by workload.
@@ -137,7 +141,7 @@ def measure_engine(arguments: argparse.Namespace) -> None:
     columns += ["rectangle / selective", "one by one / selective"]
     print_header(columns)
     for label in arguments.models:
-        model = zoo.build("llama-decoder", MODELS[label])
+        model = build_llama_decoder(SIZES[label])
         engine, session = open_engine(chrion.load(model), arguments.threads), plain_session(model, arguments.threads)
         for workload, batch in itertools.product(WORKLOADS, arguments.batches):
             shapes = draw_shapes(np.random.default_rng(batch), batch, WORKLOADS[workload])
@@ -171,79 +175,59 @@ def time_in_turn(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str
     return times
 
 
-@dataclass(frozen=True)
-class LoadResult:
-    """What the clients of one run have seen."""
-
-    requests_per_s: float
-    median_ms_per_token: float
-
-
-def run_load(generator: Generator, rate: float, count: int, scale: int) -> LoadResult:
-    """Submit requests at random times, and wait for all.
-
-    Args:
-        generator: The generator.
-        rate: Requests per second.
-        count: Requests.
-        scale: Divides the lengths of prompts and outputs.
-    """
-    pick = np.random.default_rng(0)
-    arrivals = np.cumsum(pick.exponential(1 / rate, count))
-    prompts = pick.integers(32, 513, count) // scale
-    outputs = np.maximum(pick.integers(1, 129, count) // scale, 1)
-    ended: dict[int, float] = {}
-    streams = []
-    began = time.perf_counter()
-    for at in range(count):
-        time.sleep(max(0.0, began + arrivals[at] - time.perf_counter()))
-        stream = generator.submit([1] * int(prompts[at]), int(outputs[at]), stop_tokens=())
-        stream.add_done_callback(functools.partial(note_end, ended, at))
-        streams.append(stream)
-    for stream in streams:
-        stream.result()
-    while len(ended) < count:  # callbacks follow the end of a stream
-        time.sleep(0.001)
-    latencies = [(ended[at] - began - arrivals[at]) * 1e3 / outputs[at] for at in range(count)]
-    return LoadResult(count / (max(ended.values()) - began), statistics.median(latencies))
-
-
-def note_end(ended: dict[int, float], at: int, stream: Stream) -> None:
-    """Note the time at which a stream has ended."""
-    del stream
-    ended[at] = time.perf_counter()
-
-
 def measure_load(arguments: argparse.Namespace) -> None:
-    """Print latency and throughput of both policies, rate by rate in turn."""
+    """Print latency and throughput of both policies, rate by rate in turn, and the costs of iterations."""
     print_header(["policy", "max batch", "offered requests/s", "served requests/s", "median ms per generated token"])
-    for label, batch in itertools.product(arguments.models, arguments.batches):
-        graph = chrion.load(zoo.build("llama-decoder", MODELS[label]))
-        policies = ["iteration", "request"]
-        for rate, policy in itertools.product(sorted(arguments.rates), tuple(policies)):
-            if policy not in policies:
+    for label in arguments.models:
+        graph = chrion.load(build_llama_decoder(SIZES[label]))
+        if arguments.costs:
+            with Generator(graph, threads=arguments.threads) as generator:
+                found = MeasuredCosts(label, arguments.scale, *measure_costs(generator, arguments.scale))
+            append_costs(arguments.costs, found)
+        for batch in arguments.batches:
+            measure_batch(arguments, graph, label, batch)
+
+
+def measure_batch(arguments: argparse.Namespace, graph: chrion.Graph, label: str, batch: int) -> None:
+    """Measure both policies with one greatest batch at rates that rise until a policy is saturated."""
+    with contextlib.ExitStack() as stack:
+        generators = {
+            policy: stack.enter_context(Generator(graph, max_batch=batch, policy=policy, threads=arguments.threads))
+            for policy in arguments.policies
+        }
+        for generator in generators.values():
+            generator.submit([1, 2], 3).result()
+        for rate, policy in itertools.product(sorted(arguments.rates), arguments.policies):
+            if policy not in generators:
                 continue
-            with Generator(graph, max_batch=batch, policy=policy, threads=arguments.threads) as generator:
-                generator.submit([1, 2], 3).result()
-                found = run_load(generator, rate, arguments.requests, arguments.scale)
+            workload = draw_requests(load_scenario(arguments.scale, rate, arguments.requests))
+            found = run_load(generators[policy], workload)
             row = f"{found.requests_per_s:.1f} | {found.median_ms_per_token:.1f}"
             print(f"| {policy} | {batch} | {rate:g} | {row} |", flush=True)
             if arguments.points:
-                own = (found.requests_per_s, found.median_ms_per_token)
-                append_point(arguments.points, LoadPoint(label, policy, batch, rate, *own))
+                run = (label, arguments.scale, policy, batch, rate, arguments.requests)
+                append_point(arguments.points, LoadPoint(*run, found.requests_per_s, found.median_ms_per_token))
             if found.requests_per_s < SATURATED * rate:
-                policies.remove(policy)
+                del generators[policy]
 
 
 def report_load(arguments: argparse.Namespace) -> None:
-    """Print the throughputs at equal latencies, and fill in pages and a plot."""
+    """Print the throughputs at equal latencies and what can be gained, and fill in pages and a plot."""
     points = read_points(arguments.points)
-    table = markdown_table(table_rows(points))
-    print(table)
+    costs = read_costs(arguments.costs) if arguments.costs else {}
+    load = markdown_table(table_rows(points, simulate_points(points, costs)))
     about = f"Written by `scripts/bench_generate.py` on {this_machine()}, onnxruntime {ort.get_version_string()}"
+    machines = {f"{model}, measured costs": saturated(scale, found) for (model, scale), found in costs.items()}
+    gain = markdown_table(gain_rows(1, {**machines, TITLE: saturated_on_gpu()}))
+    gpu = markdown_table([row[2:-1] for row in table_rows(estimated_points())])
+    sections = {
+        "generate-load": f"{about}.\n\n{load}",
+        "generate-gain": f"Computed by `scripts/bench_generate.py`.\n\n{gain}",
+        "generate-gpu": f"Simulated by `scripts/bench_generate.py`, {TITLE}; nothing is measured.\n\n{gpu}",
+    }
+    print("\n\n".join(sections.values()))
     for path in arguments.output:
-        filled = fill_sections(path.read_text(encoding="utf-8"), {"generate-load": f"{about}.\n\n{table}"})
-        write_atomically(path, filled)
+        write_atomically(path, fill_sections(path.read_text(encoding="utf-8"), sections))
     if arguments.plot:
         plot(points, arguments.plot)
 
@@ -252,14 +236,16 @@ def main() -> None:
     """Run a measurement or write a report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("measurement", choices=("engine", "load", "report"))
-    parser.add_argument("--models", nargs="+", choices=[*MODELS], default=["15 MB"])
+    parser.add_argument("--models", nargs="+", choices=[*SIZES], default=["15 MB"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=30, help="rounds of the engine")
     parser.add_argument("--rates", nargs="+", type=float, default=[5, 10, 20, 40], help="requests per second")
     parser.add_argument("--requests", type=int, default=100, help="requests of a run")
     parser.add_argument("--scale", type=int, default=4, help="divides the lengths of prompts and outputs")
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
     parser.add_argument("--points", type=Path, help="file to which the results of loads are added, or to report")
+    parser.add_argument("--costs", type=Path, help="file to which the costs of iterations are added, or to report")
     parser.add_argument("-o", "--output", type=Path, nargs="*", default=[], help="pages whose section to fill in")
     parser.add_argument("--plot", type=Path, help="picture of a report")
     arguments = parser.parse_args()

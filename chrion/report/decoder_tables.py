@@ -31,6 +31,8 @@ def decoder_table(scenario: DecoderScenario, summaries: Sequence[DecoderSummary]
     title = f"{scenario.name}: {scenario.requests.requests} requests, {scenario.slots} slots for keys and values"
     if refused := summaries[0].refused:  # the same with every policy
         title += f", {refused} refused because they need more"
+    if scenario.estimated_hardware:
+        title += f"; {', '.join(scenario.estimated_hardware)}: estimated from datasheets"
     table = FigureTable(title, [key("policy"), *_FIGURES])
     for summary in summaries:
         table.add_row(summary.policy, *_figures(summary))

@@ -100,6 +100,7 @@ def to_json(scenario: DecoderScenario, summaries: Sequence[DecoderSummary]) -> d
         "schema": SCHEMA,
         "chrion": __version__,
         "scenario": scenario.name,
+        "estimated_hardware": list(scenario.estimated_hardware),
         "content": dict(scenario.content),
         "policies": [plain(summary) for summary in summaries],
     }

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from chrion.errors import OptionError, ScenarioError
 from chrion.generation.scheduling import POLICIES
+from chrion.simulator.decoder_table import COSTS, DecoderSpec, complete_decoder
 from chrion.simulator.scenario import ScenarioSource
 from chrion.simulator.settings import above_zero, at_least, read_section, refuse_unknown
 
@@ -21,7 +22,7 @@ DECODER = "decoder"
 
 @dataclass(frozen=True, slots=True)
 class IterationCosts:
-    """``[decoder.costs]``: the time of an iteration as a sum of terms, in ms."""
+    """``[decoder.costs]`` and ``[decoder.prompt_costs]``: the time of an iteration as a sum of terms, in ms."""
 
     #: For each iteration.
     fixed_ms: float = at_least(5.0)
@@ -50,18 +51,6 @@ class IterationCosts:
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderSpec:
-    """``[decoder]``: what the cache needs and has."""
-
-    #: Memory of the keys and values of one token in all layers.
-    slot_bytes: int = at_least(131_072, 1)
-    #: Memory for keys and values.
-    cache_gb: float = above_zero(2.0)
-    #: Tokens whose keys and values are kept, in place of ``cache_gb``; 0 uses that.
-    slots: int = at_least(0)
-
-
-@dataclass(frozen=True, slots=True)
 class BatchingSpec:
     """``[batching]``: the arguments of the scheduler."""
 
@@ -85,6 +74,7 @@ class GenerationSpec:
 
 
 _SECTIONS: Mapping[str, type] = {"decoder": DecoderSpec, "batching": BatchingSpec, "requests": GenerationSpec}
+_PROMPT_COSTS = "decoder.prompt_costs"
 _TOP_KEYS = ("name", "description", "seed", "policies")
 
 
@@ -97,16 +87,33 @@ class DecoderScenario:
     #: Names of policies of batching, all of which get the same requests.
     policies: tuple[str, ...]
     decoder: DecoderSpec
+    #: Of iterations in which each request has one new token, and of the others.
     costs: IterationCosts
+    prompt_costs: IterationCosts
     batching: BatchingSpec
     requests: GenerationSpec
     #: The content of the scenario file with all changes.
     content: Mapping[str, Any] = field(repr=False)
 
     @property
+    def estimated_hardware(self) -> tuple[str, ...]:
+        """The hardware whose figures are from a datasheet."""
+        return (self.decoder.hardware,) if self.decoder.hardware else ()
+
+    @property
     def slots(self) -> int:
         """Tokens whose keys and values have room."""
         return self.decoder.slots or max(1, int(self.decoder.cache_gb * 1e9) // self.decoder.slot_bytes)
+
+    def iteration_ms(self, tokens: Sequence[int], past: Sequence[int]) -> float:
+        """Return the time of an iteration.
+
+        Args:
+            tokens: New tokens of each request.
+            past: Tokens of each request in the cache.
+        """
+        costs = self.prompt_costs if max(tokens) > 1 else self.costs
+        return costs.iteration_ms(tokens, past)
 
 
 def is_decoder_scenario(source: ScenarioSource) -> bool:
@@ -131,9 +138,11 @@ def build_decoder_scenario(source: ScenarioSource) -> DecoderScenario:
     if len(set(policies)) < len(policies):
         raise ScenarioError(f"policies = {policies!r}: a policy occurs twice")
     decoder = dict(_table(content, "decoder"))
-    costs = read_section(IterationCosts, decoder.pop("costs", {}), "decoder.costs")
-    if not any((costs.fixed_ms, costs.token_ms, costs.request_ms, costs.pair_ms)):
-        raise ScenarioError("decoder.costs: expected a term above 0")
+    if decoder.get("hardware"):
+        decoder = complete_decoder(decoder, source.folder)
+    tables = {name: decoder.pop(name, {}) for name in COSTS}
+    costs = _read_costs(tables["costs"], "decoder.costs")
+    prompt_costs = _read_costs({**asdict(costs), **_table(tables, "prompt_costs")}, _PROMPT_COSTS)
     requests = read_section(GenerationSpec, _table(content, "requests"), "requests")
     for name in ("prompt", "new"):
         least, most = (getattr(requests, f"{name}_{end}") for end in ("least", "most"))
@@ -145,10 +154,18 @@ def build_decoder_scenario(source: ScenarioSource) -> DecoderScenario:
         policies=tuple(policies),
         decoder=read_section(DecoderSpec, decoder, "decoder"),
         costs=costs,
+        prompt_costs=prompt_costs,
         batching=read_section(BatchingSpec, _table(content, "batching"), "batching"),
         requests=requests,
         content=content,
     )
+
+
+def _read_costs(table: Any, where: str) -> IterationCosts:
+    costs = read_section(IterationCosts, table, where)
+    if not any((costs.fixed_ms, costs.token_ms, costs.request_ms, costs.pair_ms)):
+        raise ScenarioError(f"{where}: expected a term above 0")
+    return costs
 
 
 def _table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -159,7 +176,10 @@ def _table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _changed(content: Mapping[str, Any], sets: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content with some values changed, by path (``batching.max_batch``) or by the last part of it."""
+    """Return the content with some values changed, by path (``batching.max_batch``) or by the last part of it.
+
+    The terms of ``[decoder.prompt_costs]`` have the names of those of ``[decoder.costs]``, and are changed by path.
+    """
     changed = copy.deepcopy(dict(content))
     for key, value in sets.items():
         if key in _TOP_KEYS:
@@ -176,9 +196,10 @@ def _changed(content: Mapping[str, Any], sets: Mapping[str, Any]) -> dict[str, A
 
 
 def _full_path(key: str) -> list[str]:
-    sections = {**_SECTIONS, "decoder.costs": IterationCosts}
+    sections = {**_SECTIONS, "decoder.costs": IterationCosts, _PROMPT_COSTS: IterationCosts}
     paths = [f"{name}.{entry.name}" for name, kind in sections.items() for entry in fields(kind)]
-    found = [path for path in paths if path == key or path.rsplit(".", 1)[-1] == key]
+    by_last = [path for path in paths if path.rsplit(".", 1)[-1] == key and not path.startswith(_PROMPT_COSTS)]
+    found = [key] if key in paths else by_last
     if len(found) != 1:
         raise OptionError(f"unknown key {key!r}", hint=f"known: {', '.join(paths)}")
     return found[0].split(".")

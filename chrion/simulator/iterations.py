@@ -23,6 +23,8 @@ Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 #: Requests after which progress is reported.
 _STEP = 256
+#: Rounds of a fit, the longest iteration relative to its fitted time, and the shortest fitted time relative to it.
+_FIT_ROUNDS, _LONGEST_DELAY, _LEAST_SHARE = 8, 3.0, 0.05
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,7 +131,7 @@ class _Run:
     """One policy: the scheduler, the requests, and the batches in flight."""
 
     def __init__(self, scenario: DecoderScenario, policy: str, workload: DecoderWorkload) -> None:
-        self._costs = scenario.costs
+        self._iteration_ms = scenario.iteration_ms
         self._policy, self._workload = policy, workload
         batching = scenario.batching
         self._scheduler = IterationScheduler(
@@ -214,7 +216,7 @@ class _Run:
             self._batched += len(batch)
             tokens = [share.tokens for share in batch]
             past = [int(self._past[share.number]) for share in batch]
-            self._returns.append((self._pass_on(self._costs.iteration_ms(tokens, past)), batch))
+            self._returns.append((self._pass_on(self._iteration_ms(tokens, past)), batch))
         self._most_reserved = max(self._most_reserved, self._scheduler.reserved)
 
     def _pass_on(self, iteration_ms: float) -> float:
@@ -231,20 +233,34 @@ class _Run:
 
 
 def fit_costs(batches: Sequence[tuple[Sequence[int], Sequence[int]]], times_ms: Sequence[float]) -> IterationCosts:
-    """Return the costs that fit measured iterations best, by least squares of relative errors, none below zero.
+    """Return the costs that fit measured iterations best, none of them below zero.
+
+    Residuals are divided by the fitted times, in rounds. Divided by the measured times, as relative errors are, they
+    would weigh delayed iterations less than fast ones, and the sum of many iterations would be fitted too low. This is
+    the fit of a gamma distribution with an identity link (McCullagh and Nelder, *Generalized linear models*, 1989,
+    chapter 8). A delay counts up to three times the fitted time, because one stall of a machine would move all terms.
 
     Args:
         batches: For each iteration, the new tokens of its requests, and their tokens in the cache.
         times_ms: Durations of the iterations.
     """
     rows = np.array([IterationCosts.features(*batch) for batch in batches], np.float64)
-    weighted = rows / np.asarray(times_ms)[:, None]
+    times = np.asarray(times_ms, np.float64)
+    fitted = times
+    for _ in range(_FIT_ROUNDS):
+        terms = _non_negative(rows / fitted[:, None], np.minimum(times / fitted, _LONGEST_DELAY))
+        fitted = np.maximum(rows @ terms, _LEAST_SHARE * times)
+    return IterationCosts(*map(float, terms))
+
+
+def _non_negative(rows: Floats, values: Floats) -> Floats:
+    """Return terms of least squares; those below zero are left out, the lowest first."""
     kept = list(range(rows.shape[1]))
-    while True:  # terms below zero are left out, the lowest first
-        found = np.linalg.lstsq(weighted[:, kept], np.ones(len(weighted)), rcond=None)[0]
+    while True:
+        found = np.linalg.lstsq(rows[:, kept], values, rcond=None)[0]
         if not kept or found.min() >= 0.0:
             break
         del kept[int(found.argmin())]
     terms = np.zeros(rows.shape[1])
     terms[kept] = found
-    return IterationCosts(*map(float, terms))
+    return terms

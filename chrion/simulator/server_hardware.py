@@ -28,7 +28,8 @@ def complete_server(table: Any, folder: Path) -> Any:
     """
     if not isinstance(table, Mapping) or not table.get("hardware"):
         return table
-    machine, reference = _find(table, "hardware", "", folder), _find(table, "times_on", TIMES_ON, folder)
+    machine = find_machine(table, "hardware", "", folder, "servers")
+    reference = find_machine(table, "times_on", TIMES_ON, folder, "servers")
     try:
         speed = machine.gpu_speed(reference)
     except HardwareError as error:
@@ -40,15 +41,19 @@ def complete_server(table: Any, folder: Path) -> Any:
     return {**figures, **table}
 
 
-def _find(table: Mapping[str, Any], key: str, default: str, folder: Path) -> Hardware:
-    """Return the machine that a key of a server names."""
+def find_machine(table: Mapping[str, Any], key: str, default: str, folder: Path, section: str) -> Hardware:
+    """Return the machine that a key of a section names.
+
+    Raises:
+        ScenarioError: A part is unknown or damaged.
+    """
     name = table.get(key) or default
     if not isinstance(name, str):
-        raise ScenarioError(f"servers.{key} = {name!r}: expected text")
+        raise ScenarioError(f"{section}.{key} = {name!r}: expected text")
     try:
         return find_hardware(name, folder)
     except HardwareError as error:
-        raise ScenarioError(f"servers.{key}: {error.message}", hint=error.hint) from error
+        raise ScenarioError(f"{section}.{key}: {error.message}", hint=error.hint) from error
 
 
 def _count(gpus: Any) -> int:

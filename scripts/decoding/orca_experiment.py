@@ -11,26 +11,39 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from chrion.generation.scheduling import POLICIES
 from chrion.report.figures import new_figure, save_figure
 from chrion.report.simulation_plots import line_style
+from decoding.load import scaled_lengths
 
 #: Latencies at which throughputs are compared, relative to that of iteration-level scheduling at the lowest rate.
 FACTORS = (2.0, 4.0)
-HEAD = ("weights", "latency per token", "max batch", "iteration-level, requests/s", "request-level", "ratio")
+HEAD = (
+    *("weights", "prompt, new tokens", "latency per token", "max batch"),
+    *("iteration-level, requests/s", "request-level", "ratio", "simulated ratio"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPoint:
     """What the clients of one run have seen."""
 
-    #: The name of the model.
+    #: The name of the model, and the number by which Orca's lengths are divided.
     model: str
+    scale: int
     policy: str
     max_batch: int
     offered_per_s: float
+    #: Requests of the run.
+    requests: int
     requests_per_s: float
     #: The median over requests of the latency per generated token.
     ms_per_token: float
+
+    @property
+    def workload(self) -> tuple[str, int]:
+        """The model and the lengths."""
+        return self.model, self.scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +63,10 @@ def append_point(path: Path, point: LoadPoint) -> None:
 
 def read_points(path: Path) -> list[LoadPoint]:
     """Return the points of a file; of repeated runs, those with the median latency."""
-    runs: dict[tuple[str, str, int, float], list[LoadPoint]] = {}
+    runs: dict[tuple[str, int, str, int, float], list[LoadPoint]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         point = LoadPoint(**json.loads(line))
-        runs.setdefault((point.model, point.policy, point.max_batch, point.offered_per_s), []).append(point)
+        runs.setdefault((*point.workload, point.policy, point.max_batch, point.offered_per_s), []).append(point)
     return [sorted(found, key=lambda point: point.ms_per_token)[(len(found) - 1) // 2] for found in runs.values()]
 
 
@@ -76,25 +89,49 @@ def throughput_at(curve: Sequence[LoadPoint], ms_per_token: float) -> Reading | 
     return Reading(low.requests_per_s + share * (high.requests_per_s - low.requests_per_s), bound=False)
 
 
-def table_rows(points: Sequence[LoadPoint]) -> list[tuple[str, ...]]:
-    """Return the throughputs of both policies at equal latencies: by model and greatest batch, and the best."""
+def table_rows(points: Sequence[LoadPoint], simulated: Sequence[LoadPoint] = ()) -> list[tuple[str, ...]]:
+    """Return the throughputs of both policies at equal latencies: by workload and greatest batch, and the best.
+
+    Args:
+        points: Measured points.
+        simulated: Simulated ones, whose ratios at the same latencies stand beside the measured ones.
+    """
     rows: list[tuple[str, ...]] = [HEAD]
-    for model in dict.fromkeys(point.model for point in points):
-        own = [point for point in points if point.model == model]
-        lowest = min(point.offered_per_s for point in own)
-        alone = min(p.ms_per_token for p in own if p.policy == "iteration" and p.offered_per_s == lowest)
+    for workload in dict.fromkeys(point.workload for point in points):
+        own, others = ([point for point in some if point.workload == workload] for some in (points, simulated))
         for factor in FACTORS:
-            found: list[tuple[Reading | None, Reading | None]] = []
-            for batch in sorted({point.max_batch for point in own}):
-                ours, theirs = (
-                    throughput_at([p for p in own if p.policy == q and p.max_batch == batch], factor * alone)
-                    for q in ("iteration", "request")
-                )
-                found.append((ours, theirs))
-                rows.append((model, f"{factor * alone:.1f} ms", str(batch), *_cells(ours, theirs)))
-            best = [_best(readings) for readings in zip(*found, strict=True)]
-            rows.append((model, f"{factor * alone:.1f} ms", "best", *_cells(*best)))
+            latency = factor * latency_alone(own)
+            head = (workload[0], format_lengths(workload[1]), f"{latency:.1f} ms")
+            expected = readings(others, latency)
+            for batch, found in readings(own, latency).items():
+                ratio = _cells(*expected[batch])[-1] if batch in expected else "-"
+                rows.append((*head, batch, *_cells(*found), ratio))
     return rows
+
+
+def latency_alone(points: Sequence[LoadPoint]) -> float:
+    """Return the latency of iteration-level scheduling at the lowest rate."""
+    lowest = min(point.offered_per_s for point in points)
+    return min(p.ms_per_token for p in points if p.policy == "iteration" and p.offered_per_s == lowest)
+
+
+def readings(points: Sequence[LoadPoint], ms_per_token: float) -> dict[str, tuple[Reading | None, Reading | None]]:
+    """Return the throughputs of both policies at a latency, by greatest batch and for the best one."""
+    found: dict[str, tuple[Reading | None, Reading | None]] = {}
+    for batch in sorted({point.max_batch for point in points}):
+        curves = ([p for p in points if (p.policy, p.max_batch) == (policy, batch)] for policy in POLICIES)
+        ours, theirs = (throughput_at(curve, ms_per_token) for curve in curves)
+        found[str(batch)] = (ours, theirs)
+    if found:
+        ours, theirs = (_best(several) for several in zip(*found.values(), strict=True))
+        found["best"] = (ours, theirs)
+    return found
+
+
+def format_lengths(scale: int) -> str:
+    """Return the ranges of prompts and outputs."""
+    lengths = scaled_lengths(scale)
+    return ", ".join(f"{lengths[f'{name}_least']} to {lengths[f'{name}_most']}" for name in ("prompt", "new"))
 
 
 def _best(readings: Iterable[Reading | None]) -> Reading | None:
@@ -113,13 +150,13 @@ def _cells(ours: Reading | None, theirs: Reading | None) -> tuple[str, str, str]
 
 
 def plot(points: Sequence[LoadPoint], path: Path) -> None:
-    """Draw latency against throughput, a panel for each model."""
-    models = list(dict.fromkeys(point.model for point in points))
-    figure = new_figure(4.2 * len(models), 3.4)
-    panels = figure.subplots(1, len(models), squeeze=False)[0]
-    for axes, model in zip(panels, models, strict=True):
-        own = [point for point in points if point.model == model]
-        for at, policy in enumerate(("iteration", "request")):
+    """Draw latency against throughput, a panel for each workload."""
+    workloads = list(dict.fromkeys(point.workload for point in points))
+    figure = new_figure(4.2 * len(workloads), 3.4)
+    panels = figure.subplots(1, len(workloads), squeeze=False)[0]
+    for axes, workload in zip(panels, workloads, strict=True):
+        own = [point for point in points if point.workload == workload]
+        for at, policy in enumerate(POLICIES):
             for line, batch in enumerate(sorted({point.max_batch for point in own})):
                 curve = sorted(
                     (p for p in own if p.policy == policy and p.max_batch == batch), key=lambda p: p.offered_per_s
@@ -130,7 +167,7 @@ def plot(points: Sequence[LoadPoint], path: Path) -> None:
                     **line_style(at, line),
                     label=f"{policy}-level, max batch {batch}",
                 )
-        axes.set_title(model, fontsize=9)
+        axes.set_title(f"{workload[0]}, {format_lengths(workload[1])} tokens", fontsize=9)
         axes.set_yscale("log")
         axes.set_xlabel("throughput, requests/s")
         axes.set_ylabel("median latency per token, ms")

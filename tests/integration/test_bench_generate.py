@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import bench_generate
 import numpy as np
 import pytest
-from bench_generate import draw_shapes, plain_session, rectangle_run, run_load, selective_run
+from bench_generate import draw_shapes, plain_session, rectangle_run, selective_run
+from decoding.costs import MeasuredCosts, append_costs, measure_costs, read_costs
+from decoding.load import load_scenario, run_load
 
 import chrion
 from chrion import Generator
 from chrion.generation.generator import open_engine
+from chrion.simulator.decoder_scenario import IterationCosts
+from chrion.simulator.iterations import draw_requests
 from decoder_support import small_decoder
 
 
@@ -30,7 +36,21 @@ def test_a_rectangle_computes_what_selective_batching_does(share: float) -> None
 def test_a_run_under_load_counts_all_requests() -> None:
     """Ten requests at a thousand per second end, at a positive latency per token."""
     with Generator(small_decoder("gpt2-decoder", context=256), threads=1) as generator:
-        result = run_load(generator, 1000.0, 10, 8)
+        result = run_load(generator, draw_requests(load_scenario(8, 1000.0, 10)))
         assert generator.statistics().finished_requests == 10
     assert result.requests_per_s > 0
     assert result.median_ms_per_token > 0
+
+
+def test_costs_of_a_generator(tmp_path: Path) -> None:
+    """Both kinds of iterations get costs, and the generator is as before; a file gives the mean of two measurements."""
+    with Generator(small_decoder("llama-decoder", context=256), threads=1) as generator:
+        costs, prompt_costs = measure_costs(generator, 8, batches=(1, 3))
+        assert generator.submit([1, 2], 3).result()
+        assert generator.statistics().finished_requests == 25
+    assert costs.iteration_ms([1], [20]) > 0
+    assert prompt_costs.iteration_ms([30], [0]) > 0
+    path = tmp_path / "costs.jsonl"
+    for factor in (1.0, 3.0):
+        append_costs(path, MeasuredCosts("small", 8, IterationCosts(factor, 0, 0, 0), prompt_costs))
+    assert read_costs(path) == {("small", 8): (IterationCosts(2.0, 0, 0, 0), prompt_costs)}

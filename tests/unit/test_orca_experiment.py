@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from decoding.orca_experiment import LoadPoint, append_point, plot, read_points,
 def curve(policy: str, batch: int, *pairs: tuple[float, float]) -> list[LoadPoint]:
     """Return points of throughput and latency, offered at the rates 1, 2, ..."""
     return [
-        LoadPoint("small", policy, batch, float(at), throughput, latency)
+        LoadPoint("small", 1, policy, batch, float(at), 60, throughput, latency)
         for at, (throughput, latency) in enumerate(pairs, 1)
     ]
 
@@ -37,9 +38,9 @@ def test_ratios_of_lower_bounds(ours: tuple[float, float], theirs: tuple[float, 
     """A ratio with a lower bound is a bound itself; of two of them nothing follows."""
     first = (10.0, 1.0)
     points = [*curve("iteration", 8, first, ours), *curve("request", 8, first, theirs)]
-    assert table_rows(points)[1][-1] == ratio
+    assert table_rows(points)[1][-2] == ratio
     both = [*curve("iteration", 8, first, (30.0, 1.0)), *curve("request", 8, first, (10.0, 1.0))]
-    assert table_rows(both)[1][-1] == "-"
+    assert table_rows(both)[1][-2] == "-"
 
 
 def test_a_latency_below_all_points_has_no_throughput() -> None:
@@ -50,19 +51,23 @@ def test_a_latency_below_all_points_has_no_throughput() -> None:
 def test_a_table_from_a_file(tmp_path: Path) -> None:
     """Of three runs of a point the one with the median latency counts; the first row is at twice 1 ms."""
     path = tmp_path / "points.jsonl"
-    outliers = [LoadPoint("small", "iteration", 8, 1.0, 99.0, latency) for latency in (0.1, 50.0)]
+    outliers = [LoadPoint("small", 1, "iteration", 8, 1.0, 60, 99.0, latency) for latency in (0.1, 50.0)]
     for point in [outliers[0], *OURS, *THEIRS, outliers[1]]:
         append_point(path, point)
     points = read_points(path)
     assert len(points) == len(OURS) + len(THEIRS)
     request_8_at_4 = 10 + 1 / 27
-    assert table_rows(points)[1:] == [
-        ("small", "2.0 ms", "1", "none", "8.1", "-"),
-        ("small", "2.0 ms", "8", "22.5", "none", "-"),
-        ("small", "2.0 ms", "best", "22.5", "8.1", f"{22.5 / (8 + 0.5 / 7.5):.2f}"),
-        ("small", "4.0 ms", "1", "none", "8.3", "-"),
-        ("small", "4.0 ms", "8", "at least 30.0", "10.0", f"at least {30 / request_8_at_4:.2f}"),
-        ("small", "4.0 ms", "best", "at least 30.0", "10.0", f"at least {30 / request_8_at_4:.2f}"),
+    ends = [
+        ("2.0 ms", "1", "none", "8.1", "-"),
+        ("2.0 ms", "8", "22.5", "none", "-"),
+        ("2.0 ms", "best", "22.5", "8.1", f"{22.5 / (8 + 0.5 / 7.5):.2f}"),
+        ("4.0 ms", "1", "none", "8.3", "-"),
+        ("4.0 ms", "8", "at least 30.0", "10.0", f"at least {30 / request_8_at_4:.2f}"),
+        ("4.0 ms", "best", "at least 30.0", "10.0", f"at least {30 / request_8_at_4:.2f}"),
     ]
+    lengths = ("small", "32 to 512, 1 to 128")
+    assert table_rows(points)[1:] == [(*lengths, *end, "-") for end in ends]
+    simulated = [replace(point, requests_per_s=point.requests_per_s / 2) for point in points]
+    assert [row[-1] for row in table_rows(points, simulated)[1:]] == [end[-1] for end in ends]
     plot(points, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 1000

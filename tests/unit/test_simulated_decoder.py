@@ -68,6 +68,17 @@ def test_one_request_alone() -> None:
     assert (result.iterations, result.mean_batch, result.most_reserved) == (3, 1.0, 7)
 
 
+def test_iterations_with_prompts_have_costs_of_their_own() -> None:
+    """Terms that they do not have are those of the other iterations; an iteration of single tokens has no prompt."""
+    costs = {"fixed_ms": 2.0, "token_ms": 1.0, "request_ms": 0.5, "pair_ms": 0.0}
+    checked = scenario(decoder={"costs": costs, "prompt_costs": {"fixed_ms": 7.0, "token_ms": 0.25}})
+    assert checked.iteration_ms([1, 1], [0, 9]) == pytest.approx(2 + 2 + 1)
+    assert checked.iteration_ms([4, 1], [0, 9]) == pytest.approx(7 + 5 * 0.25 + 1)
+    source = ScenarioSource("test", checked.content, Path())
+    changed = build_decoder_scenario(source.changed({"fixed_ms": 3.0, "decoder.prompt_costs.token_ms": 0.5}))
+    assert (changed.costs.fixed_ms, changed.prompt_costs.fixed_ms, changed.prompt_costs.token_ms) == (3.0, 7.0, 0.5)
+
+
 def test_a_prompt_in_chunks() -> None:
     """A prompt of 5 tokens in chunks of 2 takes three iterations, the last of which gives the first token."""
     (result,) = simulate_decoder(
@@ -180,7 +191,7 @@ def literal_orca(checked: DecoderScenario) -> tuple[list[float], list[float]]:  
 
     def engine(batch: list[dict[str, Any]]) -> Generator[simpy.Event, Any, None]:
         tokens = [1 if r["past"] else r["prompt"] for r in batch]
-        span = checked.costs.iteration_ms(tokens, [r["past"] for r in batch])
+        span = checked.iteration_ms(tokens, [r["past"] for r in batch])
         for worker in workers:
             with worker.request() as turn:
                 yield turn
@@ -229,7 +240,11 @@ def test_iteration_level_scheduling_is_orcas(batching: dict[str, int], slots: in
     checked = scenario(
         seed=seed,
         policies=["iteration"],
-        decoder={"slots": slots, "costs": {"fixed_ms": 3.0, "token_ms": 0.7, "request_ms": 0.2, "pair_ms": 0.01}},
+        decoder={
+            "slots": slots,
+            "costs": {"fixed_ms": 3.0, "token_ms": 0.7, "request_ms": 0.2, "pair_ms": 0.01},
+            "prompt_costs": {"fixed_ms": 5.0},
+        },
         batching=batching,
         requests={"requests": 60, "rate_per_s": rate, "prompt_most": 40, "new_most": 20},
     )
@@ -249,6 +264,26 @@ def test_costs_are_fitted_to_measured_iterations() -> None:
         assert getattr(found, name) == pytest.approx(getattr(costs, name))
     falling = fit_costs(batches, [1000.0 / len(batch[0]) for batch in batches])
     assert min(falling.fixed_ms, falling.token_ms, falling.request_ms, falling.pair_ms) >= 0.0
+
+
+def test_fitted_costs_predict_the_sum_of_delayed_iterations() -> None:
+    """If every fourth iteration takes twice as long, the fitted ones take 1.25 times as long, as they do on average."""
+    rng = np.random.default_rng(0)
+    batches = [([1] * size, rng.integers(0, 500, size).tolist()) for size in rng.integers(1, 33, 4000)]
+    costs = IterationCosts(1.0, 0.0, 0.1, 0.0)
+    times_ms = [costs.iteration_ms(*batch) * (1 + (at % 4 == 0)) for at, batch in enumerate(batches)]
+    found = fit_costs(batches, times_ms)
+    assert sum(found.iteration_ms(*batch) for batch in batches) == pytest.approx(sum(times_ms), rel=0.01)
+    assert found.iteration_ms([1] * 8, [200] * 8) == pytest.approx(1.25 * 1.8, rel=0.03)
+
+
+def test_one_stall_does_not_move_fitted_costs() -> None:
+    """One iteration of 200 takes a hundred times as long; the fit of the others moves by a few per cent."""
+    batches = [([1] * size, [100] * size) for size in range(1, 21)] * 10
+    costs = IterationCosts(1.0, 0.0, 0.1, 0.0)
+    times_ms = [costs.iteration_ms(*batch) for batch in batches]
+    times_ms[7] *= 100
+    assert fit_costs(batches, times_ms).iteration_ms([1] * 8, [100] * 8) == pytest.approx(1.8, rel=0.05)
 
 
 def test_the_same_requests_for_all_policies() -> None:
@@ -277,6 +312,8 @@ def test_progress_ends_with_all_requests() -> None:
         ({"batching": {"max_batch": 0}}, "batching.max_batch = 0: expected a number of at least 1"),
         ({"decoder": {"costs": {"fixed_ms": "3"}}}, "decoder.costs.fixed_ms = '3': expected a number"),
         ({"decoder": only_fixed(0.0)}, "decoder.costs: expected a term above 0"),
+        ({"decoder": {"prompt_costs": {"fixed": 1}}}, "decoder.prompt_costs: unknown key 'fixed'"),
+        ({"decoder": {"prompt_costs": 1}}, "prompt_costs: expected a table, found 1"),
         ({"policies": ["fifo"]}, "policies = ['fifo']: expected a list of iteration, request"),
         ({"policies": ["request", "request"]}, "policies = ['request', 'request']: a policy occurs twice"),
         ({"seed": -1}, "seed = -1: expected a whole number of at least 0"),

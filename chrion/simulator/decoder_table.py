@@ -1,0 +1,85 @@
+"""The table ``[decoder]`` of a scenario; with ``hardware = "l4"`` in it, costs come from a datasheet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chrion.errors import ScenarioError
+from chrion.hardware.parts import rate_of
+from chrion.simulator.server_hardware import find_machine
+from chrion.simulator.settings import above_zero, at_least, one_of, read_section
+
+#: The tables in it.
+COSTS = ("costs", "prompt_costs")
+#: Bytes of an element.
+ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """``[decoder]``: what the cache needs and has."""
+
+    #: Memory of the keys and values of one token in all layers.
+    slot_bytes: int = at_least(131_072, 1)
+    #: Memory for keys and values.
+    cache_gb: float = above_zero(2.0)
+    #: Tokens whose keys and values are kept, in place of ``cache_gb``; 0 uses that.
+    slots: int = at_least(0)
+    #: An accelerator whose datasheet provides costs and memory that are not given; see :mod:`chrion.hardware`.
+    hardware: str = ""
+    #: The weights that it reads in an iteration, their type, and its kernels. Without ``hardware`` they have no effect.
+    weights_gb: float = above_zero(1.0)
+    element_type: str = one_of("float16", tuple(ELEMENT_BYTES))
+    kernels: int = at_least(400)
+
+
+def complete_decoder(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a ``[decoder]`` table with costs and memory of its hardware; keys of the table itself take precedence.
+
+    The figures are estimates: an iteration reads all weights once and starts the kernels of the model, each new token
+    takes two operations for each weight, and each token that a new one attends to is read once. These times are added,
+    although a GPU overlaps traffic and arithmetic. The attention of prompts is left out: its keys and values are read
+    once for many tokens.
+
+    Args:
+        table: The table, in which ``hardware`` names an accelerator that has the weights, keys and values.
+        folder: The folder that paths of files refer to.
+
+    Raises:
+        ScenarioError: A value is invalid, a part is unknown or damaged, there is no accelerator, or it has no room for
+            keys and values.
+    """
+    spec = read_section(DecoderSpec, {key: value for key, value in table.items() if key not in COSTS}, "decoder")
+    accelerator = find_machine(table, "hardware", "", folder, "decoder").accelerator
+    if accelerator is None:
+        raise ScenarioError(f"decoder.hardware: {table['hardware']!r} has no accelerator")
+    room_gb = accelerator.memory_gb - accelerator.base_memory_mb / 1e3 - spec.weights_gb
+    if room_gb <= 0 and not {"cache_gb", "slots"} & set(table):
+        raise ScenarioError(
+            f"decoder.weights_gb = {spec.weights_gb:g}: {accelerator.title} has no room for keys and values",
+            hint=f"it has {accelerator.memory_gb:g} GB",
+        )
+    per_ms = accelerator.bandwidth_gb_per_s * 1e6
+    weights = spec.weights_gb * 1e9 / ELEMENT_BYTES[spec.element_type]
+    costs = {
+        "fixed_ms": spec.weights_gb * 1e9 / per_ms + spec.kernels * accelerator.launch_us / 1e3,
+        "token_ms": 2 * weights / (rate_of(accelerator.matrix_tflops, spec.element_type) * 1e9),
+        "request_ms": 0.0,
+        "pair_ms": spec.slot_bytes / per_ms,
+    }
+    return {
+        **({"cache_gb": room_gb} if room_gb > 0 else {}),
+        **table,
+        "costs": {**costs, **_costs(table, "costs")},
+        "prompt_costs": {"pair_ms": 0.0, **_costs(table, "prompt_costs")},
+    }
+
+
+def _costs(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    given = table.get(name, {})
+    if not isinstance(given, Mapping):
+        raise ScenarioError(f"decoder.{name}: expected a table, found {given!r}")
+    return given

@@ -1,0 +1,112 @@
+"""Costs of iterations, fitted to those of a Generator, and a file of them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chrion.generation import Generator
+from chrion.generation.iteration import Outcome, Work
+from chrion.simulator.decoder_scenario import IterationCosts
+from chrion.simulator.iterations import draw_requests, fit_costs
+from decoding.load import load_scenario
+
+#: Greatest batches whose iterations are measured.
+BATCHES = (1, 2, 4, 8, 16, 32)
+Costs = tuple[IterationCosts, IterationCosts]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCosts:
+    """Costs of a decoder's iterations without and with prompts, for lengths that are divided by ``scale``."""
+
+    model: str
+    scale: int
+    costs: IterationCosts
+    prompt_costs: IterationCosts
+
+
+class Recorder:
+    """An engine that notes its iterations; it replaces that of a generator.
+
+    Attributes:
+        starts_s: Times at which iterations began.
+        batches: New tokens, and tokens in the cache, of their requests.
+    """
+
+    def __init__(self, generator: Generator) -> None:
+        self.engine = generator._engine  # noqa: SLF001 - what is measured
+        self.starts_s: list[float] = []
+        self.batches: list[tuple[list[int], list[int]]] = []
+        generator._engine = self  # noqa: SLF001
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def run(self, batch: Sequence[Work]) -> list[Outcome]:
+        """Run an iteration."""
+        self.starts_s.append(time.perf_counter())
+        self.batches.append(([len(work.ids) for work in batch], [work.past for work in batch]))
+        return self.engine.run(batch)
+
+
+def measure_costs(generator: Generator, scale: int, batches: Sequence[int] = BATCHES) -> Costs:
+    """Return the costs of iterations in a generator that always has requests, with several greatest batches.
+
+    An iteration takes from its beginning to that of the next one, so that the choice of tokens counts, too.
+
+    Args:
+        generator: A generator without requests.
+        scale: Divides Orca's lengths.
+        batches: The greatest batches, instead of that of the generator.
+    """
+    rows: list[tuple[tuple[list[int], list[int]], float]] = []
+    scheduler = generator._scheduler  # noqa: SLF001 - another greatest batch, without another engine
+    usual = scheduler.max_batch
+    for size in batches:
+        workload = draw_requests(load_scenario(scale, 1.0, max(12, 3 * size)))
+        scheduler.max_batch = size
+        recorder = Recorder(generator)
+        pairs = zip(workload.prompts.tolist(), workload.new.tolist(), strict=True)
+        streams = [generator.submit([1] * prompt, new, stop_tokens=()) for prompt, new in pairs]
+        for stream in streams:
+            stream.result()
+        generator._engine = recorder.engine  # noqa: SLF001
+        spans_ms = np.diff(recorder.starts_s) * 1e3
+        # The first iteration began while requests were being submitted, and one comes after no span.
+        rows += zip(recorder.batches[1:-1], spans_ms[1:].tolist(), strict=True)
+    scheduler.max_batch = usual
+    single = [row for row in rows if max(row[0][0]) == 1]
+    others = [row for row in rows if max(row[0][0]) > 1]
+    return _fit(single), _fit(others)
+
+
+def _fit(rows: Sequence[tuple[tuple[list[int], list[int]], float]]) -> IterationCosts:
+    return fit_costs([batch for batch, _ in rows], [span_ms for _, span_ms in rows])
+
+
+def append_costs(path: Path, found: MeasuredCosts) -> None:
+    """Add costs to a file of JSON lines."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(found)) + "\n")
+
+
+def read_costs(path: Path) -> dict[tuple[str, int], Costs]:
+    """Return the costs of a file by model and scale; of several measurements, the mean of each term."""
+    found: dict[tuple[str, int], list[Costs]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        costs = (IterationCosts(**row["costs"]), IterationCosts(**row["prompt_costs"]))
+        found.setdefault((row["model"], row["scale"]), []).append(costs)
+    return {key: (_mean([c[0] for c in several]), _mean([c[1] for c in several])) for key, several in found.items()}
+
+
+def _mean(several: Sequence[IterationCosts]) -> IterationCosts:
+    terms = {term.name: float(np.mean([getattr(c, term.name) for c in several])) for term in fields(IterationCosts)}
+    return IterationCosts(**terms)

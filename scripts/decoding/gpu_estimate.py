@@ -1,0 +1,56 @@
+"""Orca's experiment on a GPU, estimated: the simulation with the figures of a datasheet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from decoder_budget import DECODERS, GB, ITEM
+
+from chrion.generation.scheduling import POLICIES
+from chrion.simulator.decoder_results import summarise
+from chrion.simulator.decoder_scenario import DecoderScenario, build_decoder_scenario
+from chrion.simulator.iterations import simulate_decoder
+from chrion.simulator.scenario import ScenarioSource
+from decoding.load import scaled_lengths
+from decoding.orca_experiment import LoadPoint
+from decoding.scheduling_gain import BATCHES
+
+HARDWARE = "l4"
+_DECODER = next(decoder for decoder in DECODERS if decoder.name == "Llama 3.2 1B")
+TITLE = f"{_DECODER.name} on an NVIDIA L4, estimated from its datasheet"
+_COMPARED = (1, 8, 32)
+_REQUESTS = 300
+#: The highest rate, in requests per second, and the ratio of two rates.
+_HIGHEST, _STEP, _RATES = 64.0, 2**0.5, 16
+
+
+def gpu_scenario(rate_per_s: float, requests: int, max_batch: int) -> DecoderScenario:
+    """Return a load with Orca's lengths."""
+    content = {
+        "decoder": {
+            "hardware": HARDWARE,
+            "weights_gb": _DECODER.weights * ITEM / GB,
+            "slot_bytes": _DECODER.slot_bytes,
+        },
+        "batching": {"max_batch": max_batch},
+        "requests": {"rate_per_s": rate_per_s, "requests": requests, **scaled_lengths(1)},
+    }
+    return build_decoder_scenario(ScenarioSource("gpu", content, Path()))
+
+
+def saturated_on_gpu() -> list[DecoderScenario]:
+    """Return scenarios with more requests than can be served, by greatest batch."""
+    return [gpu_scenario(1e6, max(200, 40 * size), size) for size in BATCHES]
+
+
+def estimated_points() -> list[LoadPoint]:
+    """Return the points of both policies at many rates."""
+    found = []
+    for batch in _COMPARED:
+        for rate in _HIGHEST / _STEP ** np.arange(_RATES):
+            for result in simulate_decoder(gpu_scenario(float(rate), _REQUESTS, batch)):
+                own = summarise(result)
+                run = (_DECODER.name, 1, result.policy, batch, float(rate), _REQUESTS)
+                found.append(LoadPoint(*run, own.requests_per_s, own.normalised_p50_ms))
+    return sorted(found, key=lambda point: (POLICIES.index(point.policy), point.max_batch, point.offered_per_s))

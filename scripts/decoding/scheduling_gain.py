@@ -1,0 +1,126 @@
+"""What iteration-level scheduling can gain over request-level scheduling, computed for Orca's workload.
+
+A fixed batch of B requests with prompts P and outputs N runs for max(P - min P + N) iterations: the first processes
+min P tokens of each prompt, and each of the others one token of each request, whether it has ended or not. With
+iteration-level scheduling a request takes N iterations, and no row is idle. So with enough requests the gain is
+
+- E[max(P - min P + N)] / E[N] if an iteration takes the same time for any tokens;
+- E[max(P + N - 1)] / E[P + N - 1] if it takes a time in proportion to its tokens.
+
+Between both limits, with costs of iterations, it is simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from chrion.generation.scheduling import POLICIES
+from chrion.simulator.decoder_results import summarise
+from chrion.simulator.decoder_scenario import DecoderScenario
+from chrion.simulator.iterations import simulate_decoder
+from decoding.costs import Costs
+from decoding.load import load_scenario, scaled_lengths
+from decoding.orca_experiment import LoadPoint
+
+#: Greatest batches, those of the paper.
+BATCHES = (1, 2, 4, 8, 16, 32)
+#: Batches that are drawn for an expected value.
+_DRAWS = 20_000
+#: Requests of a simulation at saturation, for each request of a batch.
+_REQUESTS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedBatch:
+    """Expected values of a batch of random requests."""
+
+    #: Iterations of one request, and of a fixed batch.
+    own_iterations: float
+    iterations: float
+    #: Tokens that one request needs, and that a fixed batch processes for each of its requests.
+    own_tokens: float
+    tokens: float
+
+
+def expected_batch(size: int, scale: int) -> ExpectedBatch:
+    """Return the expected values of a batch, from many draws.
+
+    Args:
+        size: Its requests.
+        scale: Divides Orca's lengths.
+    """
+    lengths, rng = scaled_lengths(scale), np.random.default_rng(0)
+    prompts, new = (
+        rng.integers(lengths[f"{name}_least"], lengths[f"{name}_most"], (_DRAWS, size), endpoint=True)
+        for name in ("prompt", "new")
+    )
+    shortest = prompts.min(axis=1)
+    iterations = (prompts - shortest[:, None] + new).max(axis=1)
+    return ExpectedBatch(
+        own_iterations=float(new.mean()),
+        iterations=float(iterations.mean()),
+        own_tokens=float((prompts + new - 1).mean()),
+        tokens=float((shortest + iterations - 1).mean()),
+    )
+
+
+def gain_rows(scale: int, machines: Mapping[str, Sequence[DecoderScenario]]) -> list[tuple[str, ...]]:
+    """Return the gain by greatest batch, and that of the best batch over the best batch.
+
+    Args:
+        scale: Divides Orca's lengths.
+        machines: By title, scenarios with more requests than can be served, one for each of :data:`BATCHES`.
+    """
+    expected = [expected_batch(size, scale) for size in BATCHES]
+    rates = {
+        "equal time": (
+            [size / batch.own_iterations for size, batch in zip(BATCHES, expected, strict=True)],
+            [size / batch.iterations for size, batch in zip(BATCHES, expected, strict=True)],
+        ),
+        "time by tokens": ([1 / batch.own_tokens for batch in expected], [1 / batch.tokens for batch in expected]),
+    }
+    for title, scenarios in machines.items():
+        found = [{r.policy: r.requests_per_s for r in simulate_decoder(scenario)} for scenario in scenarios]
+        rates[title] = ([one["iteration"] for one in found], [one["request"] for one in found])
+    rows: list[tuple[str, ...]] = [("max batch", "iterations of a fixed batch", *rates)]
+    for at, size in enumerate(BATCHES):
+        gains = [f"{ours[at] / theirs[at]:.1f}" for ours, theirs in rates.values()]
+        rows.append((str(size), f"{expected[at].iterations:.0f}", *gains))
+    rows.append(("best", "", *(f"{max(ours) / max(theirs):.1f}" for ours, theirs in rates.values())))
+    return rows
+
+
+def saturated(scale: int, costs: Costs) -> list[DecoderScenario]:
+    """Return scenarios with more requests than can be served, one for each of :data:`BATCHES`."""
+    return [load_scenario(scale, 1e6, max(200, _REQUESTS * size), size, costs) for size in BATCHES]
+
+
+def simulate_points(points: Sequence[LoadPoint], costs: Mapping[tuple[str, int], Costs]) -> list[LoadPoint]:
+    """Return what the simulation predicts in place of measured points; those without costs are left out."""
+    found = []
+    for point in points:
+        if point.workload not in costs:
+            continue
+        scenario = load_scenario(
+            point.scale, point.offered_per_s, point.requests, point.max_batch, costs[point.workload]
+        )
+        found.append(simulate_point(scenario, point.policy, point.model, point.scale))
+    return found
+
+
+def simulate_point(scenario: DecoderScenario, policy: str, model: str, scale: int) -> LoadPoint:
+    """Return the point that a scenario gives with a policy."""
+    summary = summarise(simulate_decoder(scenario)[POLICIES.index(policy)])
+    return LoadPoint(
+        model,
+        scale,
+        policy,
+        scenario.batching.max_batch,
+        scenario.requests.rate_per_s,
+        scenario.requests.requests,
+        summary.requests_per_s,
+        summary.normalised_p50_ms,
+    )

@@ -1,0 +1,74 @@
+"""Simulated decoders whose costs come from a datasheet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chrion.errors import ScenarioError
+from chrion.report.decoder_tables import decoder_table
+from chrion.simulator.decoder_results import summarise, to_json
+from chrion.simulator.decoder_scenario import DecoderScenario, build_decoder_scenario
+from chrion.simulator.iterations import simulate_decoder
+from chrion.simulator.scenario import ScenarioSource
+
+
+def scenario(**decoder: Any) -> DecoderScenario:
+    """Return a scenario of a few requests."""
+    content = {"decoder": decoder, "requests": {"requests": 5}}
+    return build_decoder_scenario(ScenarioSource("test", content, Path()))
+
+
+def test_costs_follow_from_the_datasheet() -> None:
+    """An L4: 300 GB/s, 121 TFLOPS in half precision, 3.8 us a kernel, 24 GB."""
+    found = scenario(hardware="l4+epyc-16", weights_gb=3.0, kernels=100, slot_bytes=30_000)
+    assert found.costs.fixed_ms == pytest.approx(10.0 + 0.38)
+    assert found.costs.token_ms == pytest.approx(2 * 1.5e9 / 121e12 * 1e3)
+    assert found.costs.pair_ms == pytest.approx(30_000 / 300e9 * 1e3)
+    assert found.costs.request_ms == 0.0
+    assert found.prompt_costs.pair_ms == 0.0
+    assert found.prompt_costs.fixed_ms == found.costs.fixed_ms
+    assert found.decoder.cache_gb == pytest.approx(24 - 0.3 - 3.0)
+    wide = scenario(hardware="l4", weights_gb=3.0, element_type="float32")
+    assert wide.costs.token_ms == pytest.approx(2 * 0.75e9 / 60e12 * 1e3)
+
+
+def test_given_values_take_precedence() -> None:
+    """A term, a memory, and a term of iterations with prompts are those of the file; the source is not changed."""
+    found = scenario(
+        hardware="l4", cache_gb=1.5, costs={"fixed_ms": 7.0}, prompt_costs={"pair_ms": 0.25, "fixed_ms": 9.0}
+    )
+    assert (found.costs.fixed_ms, found.decoder.cache_gb) == (7.0, 1.5)
+    assert (found.prompt_costs.pair_ms, found.prompt_costs.fixed_ms) == (0.25, 9.0)
+    assert found.prompt_costs.token_ms == found.costs.token_ms
+    assert "token_ms" not in found.content["decoder"]["costs"]
+
+
+def test_results_are_marked() -> None:
+    """The table and the JSON name the hardware."""
+    found = scenario(hardware="l4")
+    summaries = [summarise(result) for result in simulate_decoder(found)]
+    assert "l4: estimated from datasheets" in str(decoder_table(found, summaries).title)
+    assert to_json(found, summaries)["estimated_hardware"] == ["l4"]
+    assert to_json(scenario(), summaries)["estimated_hardware"] == []
+
+
+@pytest.mark.parametrize(
+    ("decoder", "message"),
+    [
+        ({"hardware": "l44"}, "decoder.hardware: hardware 'l44': unknown part 'l44'"),
+        ({"hardware": 4}, "decoder.hardware = 4: expected text"),
+        ({"hardware": "epyc-16"}, "decoder.hardware: 'epyc-16' has no accelerator"),
+        ({"hardware": "l4", "weights_gb": 30.0}, "decoder.weights_gb = 30: NVIDIA L4 has no room"),
+        ({"hardware": "l4", "element_type": "int4"}, "decoder.element_type = 'int4': expected one of"),
+        ({"hardware": "l4", "costs": 1}, "decoder.costs: expected a table, found 1"),
+        ({"hardware": "l4", "weight_gb": 1}, "decoder: unknown key 'weight_gb'"),
+    ],
+)
+def test_errors_name_the_key(decoder: dict[str, Any], message: str) -> None:
+    """Parts that are unknown or too small, and wrong values, are refused in one line."""
+    with pytest.raises(ScenarioError) as found:
+        scenario(**decoder)
+    assert str(found.value).startswith(message)
