@@ -21,6 +21,8 @@ from chrion.graph.work import node_flops
 
 #: The values of integer constants of at most this many elements (shapes, axes, indices) are part of a signature.
 _SHOWN_ELEMENTS = 64
+#: Fields of nodes that annotate them; the older releases of the ONNX library lack the second.
+_ANNOTATIONS = {"metadata_props", "device_configurations"}.intersection(onnx.NodeProto.DESCRIPTOR.fields_by_name)
 #: Bits per element of the types whose elements are packed without padding to whole bytes.
 _PACKED_BITS = {"UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "UINT2": 2, "INT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
 
@@ -285,8 +287,24 @@ def _attribute(attribute: onnx.AttributeProto) -> str:
     if attribute.type in {onnx.AttributeProto.STRINGS, onnx.AttributeProto.GRAPHS, onnx.AttributeProto.TENSORS} or not (
         0 < len(text) <= 200
     ):
-        return "#" + hashlib.sha256(attribute.SerializeToString(deterministic=True)).hexdigest()[:16]
+        content = _without_annotations(attribute).SerializeToString(deterministic=True)
+        return "#" + hashlib.sha256(content).hexdigest()[:16]
     return text.replace(" ", "")
+
+
+def _without_annotations(attribute: onnx.AttributeProto) -> onnx.AttributeProto:
+    """Return an attribute without the annotations of nodes in bodies, which do not change what they compute."""
+    if attribute.type not in {onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS}:
+        return attribute
+    copy = onnx.AttributeProto()
+    copy.CopyFrom(attribute)
+    bodies = [copy.g] if copy.HasField("g") else [*copy.graphs]
+    while bodies:
+        for node in bodies.pop().node:
+            for field in _ANNOTATIONS:
+                node.ClearField(field)
+            bodies += bodies_of(node)
+    return copy
 
 
 def _joined_signature(parts: Sequence[str]) -> str:

@@ -102,7 +102,7 @@ def test_merged_nodes_have_the_placement_of_their_reader() -> None:
 
 
 def test_the_bodies_of_control_flow_have_the_placement_of_their_node(tmp_path: Path) -> None:
-    """Nodes in both branches of an If are annotated like the If; the model is valid, and the plan is read back."""
+    """Nodes in both branches of an If are annotated like the If; the model is valid, and the plan fits it."""
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
     flag = helper.make_tensor_value_info("flag", TensorProto.BOOL, [])
     result = helper.make_tensor_value_info("b", TensorProto.FLOAT, [2])
@@ -121,6 +121,7 @@ def test_the_bodies_of_control_flow_have_the_placement_of_their_node(tmp_path: P
         assert metadata(inner) == own
         assert inner.device_configurations[0].sharding_spec[0].tensor_name == "b"
     assert Plan.load(tmp_path / "a.onnx") == plan
+    assert plan.apply(chrion.load(tmp_path / "a.onnx")).dag.op_types == ("Relu", "If")
     feed = {"x": np.array([-1, 2], np.float32), "flag": np.array(1, bool)}
     assert_equal(run_plain(str(tmp_path / "a.onnx"), feed), run_plain(str(tmp_path / "m.onnx"), feed))
 
