@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench_cpu import WIDE_CASES
-from page_markers import fill_sections, markdown_table
+from page_markers import fill_sections, markdown_table, table_rows
 
 import chrion
 from chrion.files import write_atomically
@@ -97,13 +97,17 @@ def predict(name: str, graph: Graph, machine: Hardware, cores: int) -> Estimate:
     return Estimate(name, cores, plain_ms, threads, narrow_ms, best)
 
 
-def format_section(machine: Hardware, found: Sequence[Estimate]) -> str:
-    """Return the content of the pages' section."""
-    return TEXT.format(title=machine.title, table=markdown_table([HEAD, *(estimate.row() for estimate in found)]))
+def format_section(page: str, machine: Hardware, found: Sequence[Estimate]) -> str:
+    """Return the content of the section, with the rows of a page for other models on the same processor."""
+    known = table_rows(page, SECTION) if f"the datasheet of {machine.title}, of which" in page else []
+    rows = {(row[0], row[1]): row for row in known if len(row) == len(HEAD)}
+    rows |= {(estimate.model, str(estimate.cores)): estimate.row() for estimate in found}
+    keys = [(case.name, str(cores)) for case in WIDE_CASES for cores in CORES]
+    return TEXT.format(title=machine.title, table=markdown_table([HEAD, *(rows[key] for key in keys if key in rows)]))
 
 
 def main() -> None:
-    """Predict all models, print the line of each, and write the pages."""
+    """Predict all models, print their lines, and write the pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, nargs="*", default=[], help="pages whose section to replace")
     parser.add_argument("--only", default="", help="a regular expression that names of models must match")
@@ -112,18 +116,19 @@ def main() -> None:
     machine = hardware(arguments.hardware)
     for path in arguments.output:  # refuses a page before a model is planned
         fill_sections(path.read_text(encoding="utf-8"), {SECTION: ""})
+    cases = [case for case in WIDE_CASES if re.search(arguments.only, case.name)]
+    if not cases:
+        parser.error(f"--only: no model matches {arguments.only!r}")
     print(" | ".join(HEAD))
-    found: list[Estimate] = []
-    for case in (case for case in WIDE_CASES if re.search(arguments.only, case.name)):
+    for case in cases:
         graph = chrion.load(case.build())
+        found: list[Estimate] = []
         for cores in CORES:
             found.append(predict(case.name, graph, machine, cores))
             print(" | ".join(found[-1].row()), flush=True)
-    if not found:
-        parser.error(f"--only: no model matches {arguments.only!r}")
-    for path in arguments.output:
-        text = fill_sections(path.read_text(encoding="utf-8"), {SECTION: format_section(machine, found)})
-        write_atomically(path, text)
+        for path in arguments.output:
+            page = path.read_text(encoding="utf-8")
+            write_atomically(path, fill_sections(page, {SECTION: format_section(page, machine, found)}))
 
 
 if __name__ == "__main__":

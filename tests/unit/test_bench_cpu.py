@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 from bench_cpu import HEAD, HYBRID, WIDE, WIDE_CASES, Measured, format_wide
 from page_markers import fill_sections, markdown_table, table_rows
-from predict_wide_lanes import best_plain, describe_widths, predict
+from predict_wide_lanes import SECTION, Estimate, best_plain, describe_widths, format_section, predict
 
 from chrion import load
 from chrion.graph import Dag
 from chrion.hardware import hardware
 from chrion.profiler import Costs, OperatorMemory
 from chrion.scheduler import Schedule
+from chrion.scheduler.evaluation.solution import Problem
 from chrion.zoo import build
 
 PAGE = f"before\n<!-- begin: {WIDE} -->\n\n<!-- end: {WIDE} -->\nafter\n"
@@ -66,3 +67,22 @@ def test_a_prediction_has_plans_no_slower_than_lanes_of_one_core() -> None:
     assert found.plain_ms > 0
     assert found.threads in {1, 2, 4, 8}
     assert found.row()[:2] == ["LSTM", "8"]
+
+
+def estimate(case: int, cores: int, plain_ms: float) -> Estimate:
+    """Return a prediction for a model whose best plan is one operator of 3 ms."""
+    dag = Dag.from_edges(1, [])
+    problem = Problem(dag, Costs(None, ((3.0,),), (OperatorMemory(),)))
+    return Estimate(WIDE_CASES[case].name, cores, plain_ms, 1, 3.0, problem.evaluate(Schedule((0,), (1,), 1)))
+
+
+def test_predicted_rows_stay_unless_they_are_for_another_processor() -> None:
+    """Models are predicted in any order; the table has each model and number of cores once, for one processor."""
+    page = f"<!-- begin: {SECTION} -->\n\n<!-- end: {SECTION} -->\n"
+    for found in ([estimate(3, 16, 6.0), estimate(3, 8, 6.0)], [estimate(0, 8, 6.0)], [estimate(3, 8, 4.0)]):
+        page = fill_sections(page, {SECTION: format_section(page, hardware("epyc-32"), found)})
+    cells = [(row[0], row[1], row[6]) for row in table_rows(page, SECTION)[2:]]
+    first, other = WIDE_CASES[0].name, WIDE_CASES[3].name
+    assert cells == [(first, "8", "0.50"), (other, "8", "0.75"), (other, "16", "0.50")]
+    page = fill_sections(page, {SECTION: format_section(page, hardware("epyc-16"), [estimate(1, 8, 6.0)])})
+    assert [row[0] for row in table_rows(page, SECTION)[2:]] == [WIDE_CASES[1].name]
