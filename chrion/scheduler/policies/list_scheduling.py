@@ -1,8 +1,9 @@
-"""List scheduling with insertion, which HEFT, CPOP and PEFT share (Topcuoglu, Hariri, Wu, 2002, section 4).
+"""List scheduling, which HEFT, CPOP, PEFT and streams share (Topcuoglu, Hariri, Wu, 2002, section 4).
 
 Operators are placed one after another, each after its predecessors, in the first idle gap of a lane that is long
-enough. The earliest start (EST) includes this machine's overheads: a handoff between lanes of one device, a copy
-between devices, and a dispatch for every operator without a predecessor on its own lane.
+enough; those of streams without insertion, at the end of a lane. The earliest start (EST) includes this machine's
+overheads: a handoff between lanes of one device, a copy between devices, and a dispatch for every operator without a
+predecessor on its own lane.
 
 Naively, the slots of an operator on all lanes take O(predecessors * lanes). But a result reaches all other lanes of a
 device at the same time. So one pass over the predecessors suffices, which keeps for each device the two latest arrivals
@@ -76,10 +77,11 @@ class ListScheduler:
 
     Args:
         lanes: The lanes to use.
+        insertion: Use idle gaps between operators; otherwise each one follows those that its lane has already.
     """
 
-    def __init__(self, lanes: Lanes) -> None:
-        self.lanes = lanes
+    def __init__(self, lanes: Lanes, *, insertion: bool = True) -> None:
+        self.lanes, self._insertion = lanes, insertion
         self._slots = [TimeSlot(0, 0.0, 0.0)] * len(lanes.dag)
         #: Starts and ends of each lane's busy intervals. Intervals that touch are one.
         self._starts: dict[int, list[float]] = {lane: [] for lane in lanes.numbers}
@@ -152,10 +154,12 @@ class ListScheduler:
         return Schedule(tuple(order), placement, self.lanes.cores, max(1, self.lanes.streams))
 
     def _first_gap(self, lane: int, ready: float, length: float) -> float:
-        """Return the first time from ``ready`` on at which a lane is idle for ``length``."""
+        """Return the first time from ``ready`` on at which a lane has room for an operator of ``length``."""
         starts, ends = self._starts[lane], self._ends[lane]
         if not ends or ready >= ends[-1]:
             return ready
+        if not self._insertion:
+            return ends[-1]
         at = bisect.bisect_right(starts, ready)
         start = max(ready, ends[at - 1]) if at else ready
         for following in range(at, len(starts)):
