@@ -54,6 +54,23 @@ def test_values_that_may_be_alive_together_do_not_overlap(data: st.DataObject) -
     assert [sizes[place.buffer] for place in places] == [value.size for value in values]
 
 
+@given(st.data())
+def test_values_lie_in_the_smallest_gap(data: st.DataObject) -> None:
+    """Each value has the offset that a walk over all values that it does not follow finds."""
+    values = draw_values(data)
+    placed: list[tuple[int, int, DeviceValue]] = []
+    for value in values:
+        size = -(-value.size // ALIGNMENT) * ALIGNMENT
+        end, gaps = 0, []
+        for offset, until, other in sorted(placed, key=lambda row: row[:2]):
+            if not other.precedes(value):
+                gaps.append((offset - end, end))
+                end = max(end, until)
+        offset = min([gap for gap in gaps if gap[0] >= size], default=(0, end))[1]
+        placed.append((offset, offset + size, value))
+    assert [place.offset for place in pack(values)[1]] == [offset for offset, *_ in placed]
+
+
 def test_a_gap_before_a_value_of_another_lane_is_used() -> None:
     """The second lane has to leave room for a value that has ended for the first, whose next value takes its place."""
     first = [DeviceValue("a", size, [steps, 0], 0) for steps, size in enumerate((256, 512, 256, 256))]

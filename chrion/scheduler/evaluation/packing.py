@@ -9,8 +9,7 @@ follow. A lane's steps know ever more, so for each lane that writes, an earlier 
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -76,58 +75,68 @@ def pack(values: Sequence[DeviceValue]) -> tuple[tuple[int, ...], list[Place]]:
     for at, value in enumerate(values):
         own = spans[value.writer]
         for other in lanes[value.writer].release(value.known):
-            own.remove(places[other].offset, ends[other], other)
+            own.remove(places[other].offset, ends[other])
         size = -(-value.size // ALIGNMENT) * ALIGNMENT
         offset = own.find(size)
         places.append(Place(0, offset))
         ends.append(offset + size)
         for writer, lane in lanes.items():
             lane.add(at)
-            spans[writer].add(offset, offset + size, at)
+            spans[writer].add(offset, offset + size)
     return ((max(ends),) if values else ()), places
 
 
 class _Spans:
-    """The parts of a buffer that values occupy, as one lane sees them."""
+    """The parts of a buffer that values occupy, as one lane sees them, and the gaps between them.
+
+    The buffer is divided into pieces, each occupied by one number of values throughout: several if they follow each
+    other, and only the lane's next step does not follow all of them. A change affects the pieces that it overlaps, as a
+    rule few of them, and gaps are found by size, so that no call passes over all values.
+    """
 
     def __init__(self) -> None:
-        self._spans: list[tuple[int, int, int]] = []  # (offset, end, value), sorted
-        self._top = 0
-        #: The least size for which there is known to be no gap.
-        self._no_gap: float = math.inf
+        #: Where each piece begins, ascending, and its number of values; neighbours have different numbers. The last
+        #: piece has no values and no end.
+        self._begins, self._counts = [0], [0]
+        #: The pieces without values that lie before others: (size, offset), sorted.
+        self._gaps: list[tuple[int, int]] = []
 
-    def add(self, offset: int, end: int, at: int) -> None:
-        """Add the part of value ``at``."""
-        insort(self._spans, (offset, end, at))
-        if offset > self._top:  # there is a gap before a value that another lane has placed
-            self._no_gap = math.inf
-        self._top = max(self._top, end)
+    def add(self, offset: int, end: int) -> None:
+        """Add a value."""
+        self._change(offset, end, 1)
 
-    def remove(self, offset: int, end: int, at: int) -> None:
-        """Remove the part of value ``at``."""
-        del self._spans[bisect_left(self._spans, (offset, end, at))]
-        self._no_gap = math.inf
-        if end == self._top:
-            self._top = max((span[1] for span in self._spans), default=0)
+    def remove(self, offset: int, end: int) -> None:
+        """Remove a value."""
+        self._change(offset, end, -1)
 
     def find(self, size: int) -> int:
-        """Return the offset of the smallest gap of a size, or the end of the last part."""
-        if size >= self._no_gap:
-            return self._top
-        end = best = smallest = 0
-        for offset, until, _ in self._spans:
-            if offset > end:
-                gap = offset - end
-                if gap == size:
-                    return end
-                if gap > size and (not smallest or gap < smallest):
-                    best, smallest = end, gap
-            if until > end:  # noqa: PLR1730 - most time is spent here, and a call of max takes twice as long
-                end = until
-        if smallest:
-            return best
-        self._no_gap = size
-        return end
+        """Return the offset of the smallest gap of a size, the first of equal ones, or the end of the last value."""
+        at = bisect_left(self._gaps, (size, 0))
+        return self._gaps[at][1] if at < len(self._gaps) else self._begins[-1]
+
+    def _change(self, offset: int, end: int, change: int) -> None:
+        """Change the number of values from ``offset`` to ``end``."""
+        begins, counts = self._begins, self._counts
+        first = max(bisect_left(begins, offset) - 1, 0)  # the last piece that begins before the offset
+        last = bisect_right(begins, end) - 1  # the last piece that begins before or at the end
+        for gap in self._gaps_between(first, last):
+            del self._gaps[bisect_left(self._gaps, gap)]
+        at, pieces = first, [(-1, -1)]
+        for begin in sorted({offset, end, *begins[first : last + 1]}):
+            at += at < last and begins[at + 1] <= begin
+            count = counts[at] + (change if offset <= begin < end else 0)
+            if count != pieces[-1][1]:
+                pieces.append((begin, count))
+        begins[first : last + 1] = [begin for begin, _ in pieces[1:]]
+        counts[first : last + 1] = [count for _, count in pieces[1:]]
+        for gap in self._gaps_between(first, first + len(pieces) - 2):
+            insort(self._gaps, gap)
+
+    def _gaps_between(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Return the gaps among the pieces from ``first`` to ``last``."""
+        begins, counts = self._begins, self._counts
+        end = min(last + 1, len(begins) - 1)
+        return [(begins[at + 1] - begins[at], begins[at]) for at in range(first, end) if not counts[at]]
 
 
 def share_buffers(values: Sequence[DeviceValue]) -> tuple[tuple[int, ...], list[Place]]:
