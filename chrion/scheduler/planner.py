@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 from chrion.errors import OptionError
 from chrion.graph.dag import Dag
@@ -21,11 +20,9 @@ from chrion.scheduler.policies.policy import PlanningTask, Policy, ScheduleFunct
 from chrion.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, find_policy
 from chrion.scheduler.policies.single_device import accelerator_only, cpu_only
 from chrion.scheduler.policies.stages import StageMeter
-from chrion.scheduler.search.alpha import Limits, best_within, choose, implied_alpha, raise_to_fit
+from chrion.scheduler.search.alpha import Limits, best_within, choose, raise_to_fit
+from chrion.scheduler.search.solution_pool import SolutionPool
 from chrion.units import format_mb, format_ms, parse_duration_ms, parse_size_mb
-
-#: The most plans of :func:`alternatives`.
-_ALTERNATIVES = 3
 
 
 def partition(  # noqa: PLR0913 - the options of the command of the same name
@@ -177,17 +174,13 @@ class Planner:
     ) -> None:
         self._graph, self._profile, self._policy = graph, profile, find_policy(policy)
         self._meter, self._memory, self._alphas = meter, memory, alphas
-
-        def costs_of(dag: Dag) -> Costs:
-            return profile.costs(dag, cores, streams)
-
-        self._costs_of = costs_of
-        #: The costs of a variant of the graph.
-        self._variant_costs = cache(lambda variant: costs_of(variant.dag))
-        costs = costs_of(graph.dag)
+        self._cores, self._streams = cores, streams
+        #: The operators of the graph and of its variants with their costs, by identity.
+        self._costs: dict[int, tuple[Dag, Costs]] = {}
+        costs = self._costs_of(graph.dag)
         self._gpu = _predict(graph, costs, accelerator_only) if costs.accelerator_ms is not None else None
         self._cpu = _predict(graph, costs, cpu_only) if costs.cores else None
-        self._pool: list[VariantSolution] = []
+        self._pool: SolutionPool | None = None
         #: The budget that the solutions were found for, if they depend on it.
         self._pool_budget_mb: float | None = None
 
@@ -202,27 +195,27 @@ class Planner:
             found = [self._search_alpha(limits, alpha)]
         else:
             budget_mb = limits.budget_mb if self._policy.fills_memory else None
-            if not self._pool or budget_mb != self._pool_budget_mb:
-                found = find_solutions(self._task(alpha, budget_mb))
-                self._pool, self._pool_budget_mb = [self._with_frame(v) for v in found], budget_mb
-            found = self._select(limits, alpha)
+            if self._pool is None or budget_mb != self._pool_budget_mb:
+                solutions = find_solutions(self._task(alpha, budget_mb))
+                self._pool = SolutionPool(solutions, self._memory, self._with_least_memory, self._with_frame)
+                self._pool_budget_mb = budget_mb
+            found = self._pool.select(limits, alpha)
+            price = alpha if alpha is not None else self._pool.implied_alpha(found[0])
+            found = [replace(variant, alpha=price) for variant in found]
         builder = _PlanBuilder(self._graph, self._profile, self._costs_of, self._policy, limits, alpha, self._memory)
         return [builder.build(variant, self._gpu, self._cpu) for variant in found]
+
+    def _costs_of(self, dag: Dag) -> Costs:
+        """Return the costs of the operators of the graph or of one of its variants."""
+        if id(dag) not in self._costs:
+            self._costs[id(dag)] = dag, self._profile.costs(dag, self._cores, self._streams)
+        return self._costs[id(dag)][1]
 
     def _task(self, alpha: float | None, budget_mb: float | None) -> PlanningTask:
         """Return the task of a policy of solutions, of which the first plan has a price of memory."""
         prices = (*self._alphas, *([alpha] if alpha else [])) if self._memory == "paper" and self._gpu else ()
         budget = math.inf if budget_mb is None else budget_mb
         return PlanningTask(self._graph, self._costs_of, prices, self._meter, budget)
-
-    def _select(self, limits: Limits, alpha: float | None) -> list[VariantSolution]:
-        """Return the best solutions of each variant, with wide lanes and without, the best first."""
-        ranked = best_within(self._pool, limits, alpha, self._memory)
-        best = {(v.chunk, v.wide): v for v in reversed(ranked)}
-        kept = [v for v in ranked if best[v.chunk, v.wide] is v]
-        acceptable = [v for v in kept if v.fits(limits.budget_mb) and v.meets(limits.slo_ms)]
-        price = alpha if alpha is not None else implied_alpha(ranked[0], self._pool, self._memory)
-        return [replace(v, alpha=price) for v in acceptable[:_ALTERNATIVES] or ranked[:1]]
 
     def _search_alpha(self, limits: Limits, alpha: float | None) -> VariantSolution:
         """Return the solution of a policy of schedules."""
@@ -245,11 +238,14 @@ class Planner:
         solve = self._policy.make_solver(self._graph.dag, costs)
         return lambda alpha: VariantSolution(alpha, solve(alpha), None, self._graph)
 
+    def _with_least_memory(self, variant: VariantSolution) -> VariantSolution:
+        """Return a solution with a lower bound on its resident memory."""
+        bounded = variant.solution.with_least_memory(variant.graph.dag, self._costs_of(variant.graph.dag))
+        return replace(variant, solution=bounded)
+
     def _with_frame(self, variant: VariantSolution) -> VariantSolution:
         """Return a solution with exact resident memory, by which the planner selects."""
-        if not self._gpu:
-            return variant
-        exact = variant.solution.with_frame(variant.graph.dag, self._variant_costs(variant.graph))
+        exact = variant.solution.with_frame(variant.graph.dag, self._costs_of(variant.graph.dag))
         return replace(variant, solution=exact)
 
 

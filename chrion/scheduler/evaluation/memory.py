@@ -14,7 +14,7 @@ Resident memory is what a request in flight holds:
 
 Searches compare thousands of schedules by :func:`estimated_mb`, because the exact figure takes several times as long as
 the rest of an evaluation. The planner selects among the solutions that they find by :func:`device_memory`, which is
-exact.
+exact, and computes it only for those that :func:`least_mb` does not rule out.
 """
 
 from __future__ import annotations
@@ -76,6 +76,15 @@ def estimated_mb(dag: Dag, costs: Costs, order: Sequence[int], lanes: Sequence[i
     return peak + sum(dag.weight_bytes[w] for w in weights) / 1e6 + costs.base_memory_mb
 
 
+def least_mb(dag: Dag, costs: Costs, lanes: Sequence[int]) -> float:
+    """Return a lower bound on resident memory in MB: the weights, and the accelerator's base memory."""
+    on_device = [i for i, lane in enumerate(lanes) if is_accelerator_lane(lane)]
+    if not on_device:
+        return 0.0
+    weights = {w for i in on_device for w in dag.weights[i]}
+    return costs.base_memory_mb + sum(dag.weight_bytes[w] for w in weights) / 1e6
+
+
 class DeviceMemory(NamedTuple):
     """Resident memory of a schedule with one request in flight."""
 
@@ -94,8 +103,7 @@ def device_memory(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence
         schedule: The schedule.
         segments: Its segments, in topological order.
     """
-    on_device = [i for i, lane in enumerate(schedule.lanes) if is_accelerator_lane(lane)]
-    if not on_device:
+    if not any(map(is_accelerator_lane, schedule.lanes)):
         return DeviceMemory(0.0, 0.0)
     frame = plan_frame(dag, schedule, segments, costs.buffers)
     arenas: dict[int, float] = {}
@@ -103,10 +111,8 @@ def device_memory(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence
         lane = schedule.lanes[segment[0]]
         if is_accelerator_lane(lane):
             arenas[lane] = max(arenas.get(lane, 0.0), _arena_mb(dag, costs, segment, frame))
-    weights = {w for i in on_device for w in dag.weights[i]}
     frame_mb = frame.bytes / 1e6
-    weights_mb = sum(dag.weight_bytes[w] for w in weights) / 1e6
-    return DeviceMemory(costs.base_memory_mb + weights_mb + sum(arenas.values()) + frame_mb, frame_mb)
+    return DeviceMemory(least_mb(dag, costs, schedule.lanes) + sum(arenas.values()) + frame_mb, frame_mb)
 
 
 def _arena_mb(dag: Dag, costs: Costs, segment: Sequence[int], frame: FrameBuffers) -> float:

@@ -13,7 +13,7 @@ from chrion.graph.segments import cut
 from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.evaluate import Timeline, complete, run_times
-from chrion.scheduler.evaluation.memory import device_memory
+from chrion.scheduler.evaluation.memory import device_memory, least_mb
 from chrion.scheduler.schedule import Schedule
 
 #: The definitions of accelerator memory; see :mod:`chrion.scheduler.evaluation.memory`.
@@ -42,6 +42,12 @@ class Solution:
         if self.timeline.resident_mb > self.cap_mb:
             return math.inf
         return self.timeline.latency_ms + alpha * self.timeline.resident_mb
+
+    def with_least_memory(self, dag: Dag, costs: Costs) -> Solution:
+        """Return the solution with a lower bound on resident memory in place of the search's estimate."""
+        return replace(
+            self, timeline=replace(self.timeline, resident_mb=least_mb(dag, costs, self.schedule.lanes), frame_mb=0.0)
+        )
 
     def with_frame(self, dag: Dag, costs: Costs) -> Solution:
         """Return the solution with exact resident memory in place of the search's estimate."""

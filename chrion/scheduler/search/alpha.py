@@ -121,14 +121,6 @@ def best_within(
     return sorted(meeting, key=lambda v: (cost(v), memory_mb(v), segments(v)))
 
 
-def implied_alpha(chosen: VariantSolution, pool: Sequence[VariantSolution], memory: Memory = "resident") -> float:
-    """Return the least price of memory at which a solution costs no more than each faster one, in ms per MB."""
-    latency_ms, mb = chosen.solution.timeline.latency_ms, chosen.memory_mb(memory)
-    faster = [v for v in pool if v.solution.timeline.latency_ms < latency_ms and v.memory_mb(memory) > mb]
-    prices = [(latency_ms - v.solution.timeline.latency_ms) / (v.memory_mb(memory) - mb) for v in faster]
-    return max(prices, default=0.0)
-
-
 def _descend(solve: Callable[[float], VariantSolution], slo_ms: float, grid: Sequence[float]) -> VariantSolution:
     """Return the solution of the largest alpha that meets the SLO, from a grid of decreasing alphas."""
     fastest = None
