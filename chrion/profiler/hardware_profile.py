@@ -52,11 +52,7 @@ def estimate_profile(
     count = processor.cores if cores is None else cores
     if not 1 <= count <= processor.cores:
         raise HardwareError(f"cores: {count} requested, but {processor.name} has 1 to {processor.cores}")
-    first: dict[str, _Operator] = {}
-    for other in (graph, *(unroll(graph, chunk) for chunk in chunk_choices(graph)), *variants):
-        for i, signature in enumerate(other.dag.signatures):
-            if signature not in first:
-                first[signature] = _Operator.of(other, i)
+    first = _representatives([graph, *(unroll(graph, chunk) for chunk in chunk_choices(graph)), *variants])
     estimator = _Estimator(processor, accelerator, count)
     name = machine.name
     if corrections is not None:
@@ -66,15 +62,7 @@ def estimate_profile(
     cycle_ms = 1e-6 / processor.clock_ghz
     native = accelerator is None
     return Profile(
-        machine=Machine(
-            cpu=processor.title,
-            cores=processor.cores,
-            memory_mb=processor.memory_gb * 1e3,
-            system="unknown",
-            onnxruntime="unknown",
-            accelerator=accelerator.title if accelerator else None,
-            hardware=name,
-        ),
+        machine=_described(processor, accelerator, name),
         cores=count,
         accelerator=accelerator.provider if accelerator else None,
         operators={signature: estimator.cost(signature, operator) for signature, operator in first.items()},
@@ -103,6 +91,19 @@ def require_processor(machine: Hardware) -> Processor:
     return machine.processor
 
 
+def _described(processor: Processor, accelerator: Accelerator | None, name: str) -> Machine:
+    """Return the description of a machine of these parts."""
+    return Machine(
+        cpu=processor.title,
+        cores=processor.cores,
+        memory_mb=processor.memory_gb * 1e3,
+        system="unknown",
+        onnxruntime="unknown",
+        accelerator=accelerator.title if accelerator else None,
+        hardware=name,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Operator:
     """An operator of a graph."""
@@ -125,6 +126,16 @@ class _Operator:
             flops=graph.dag.flops[i],
             bytes=operator_bytes(graph.dag, i),
         )
+
+
+def _representatives(graphs: Sequence[Graph]) -> dict[str, _Operator]:
+    """Return the first operator of every signature."""
+    first: dict[str, _Operator] = {}
+    for graph in graphs:
+        for i, signature in enumerate(graph.dag.signatures):
+            if signature not in first:
+                first[signature] = _Operator.of(graph, i)
+    return first
 
 
 class _Estimator:

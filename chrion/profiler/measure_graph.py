@@ -87,10 +87,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
     choices = chunk_choices(graph)
     first = _representatives([graph, *(unroll(graph, chunk) for chunk in measured_chunks(choices)), *variants])
     known = {} if fresh else {s: cost for s in first if (cost := cache.get(s)) is not None}
-    for signature, cost, undisturbed in _measure(_unknown(first, known), lanes, device, progress):
-        known[signature] = cost
-        if undisturbed:
-            cache.put(signature, cost)
+    known |= _measure_into(cache, _unknown(first, known), lanes, device, progress)
     if not known and len(graph.dag):
         raise ModelError(f"model {graph.name}: none of its operators could be measured")
     known |= interpolate((unroll(graph, chunk).dag for chunk in choices), known)
@@ -157,6 +154,22 @@ def _representatives(graphs: Sequence[Graph]) -> dict[str, Operator]:
 
 def _unknown(first: Mapping[str, Operator], known: Mapping[str, OperatorCost]) -> list[Operator]:
     return [operator for signature, operator in first.items() if signature not in known]
+
+
+def _measure_into(
+    cache: Cache,
+    operators: Sequence[Operator],
+    lanes: tuple[int, ...],
+    device: Device | None,
+    progress: Progress | None,
+) -> dict[str, OperatorCost]:
+    """Return the costs of operators by signature; the cache keeps those that no other process disturbed."""
+    found = {}
+    for signature, cost, undisturbed in _measure(operators, lanes, device, progress):
+        found[signature] = cost
+        if undisturbed:
+            cache.put(signature, cost)
+    return found
 
 
 def _measure(

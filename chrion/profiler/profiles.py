@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,35 +108,16 @@ class Profile:
             raise ProfileError("the profile has no operators", hint="measure a profile with: chrion profile MODEL")
         rows = {s: self._row(dag, i) for i, s in enumerate(dag.signatures)}
         table = [rows[s] for s in dag.signatures]
-        usage = dag.usage or (1.0,) * len(dag)
         planned = planned_widths(wanted) if any(row.wide_ms for row in rows.values()) else ()
         widths = tuple(sorted({*planned, *widths} - {1}))
         wide = {s: times_at(row.cpu_ms[0], row.by_width, widths) for s, row in rows.items()} if widths else {}
-        accelerator: tuple[float, ...] | None = None
-        shares: tuple[float, ...] = ()
-        if self.accelerator is not None:
-            accelerator = tuple(math.inf if row.accelerator_ms is None else row.accelerator_ms for row in table)
-            shares = Roofline.of(dag, accelerator).shares
-            accelerator = tuple(ms * used for ms, used in zip(accelerator, usage, strict=True))
+        accelerator, shares = self._on_accelerator(dag, table)
         return Costs(
             accelerator_ms=accelerator,
-            cpu_ms=tuple(
-                tuple(row.cpu_ms[j] * used for row, used in zip(table, usage, strict=True)) for j in range(wanted)
-            ),
-            memory=tuple(
-                OperatorMemory(
-                    inputs_mb=dag.input_bytes[i] / 1e6,
-                    outputs_mb=dag.output_bytes[i] / 1e6,
-                    ephemeral_mb=row.ephemeral_bytes / 1e6,
-                    weights_mb=dag.weight_total(i) / 1e6,
-                )
-                for i, row in enumerate(table)
-            ),
+            cpu_ms=tuple(_expected(dag, (row.cpu_ms[j] for row in table)) for j in range(wanted)),
+            memory=_memory(dag, table),
             widths=widths,
-            wide_ms=tuple(
-                tuple(wide[s][at] * used for s, used in zip(dag.signatures, usage, strict=True))
-                for at in range(len(widths))
-            ),
+            wide_ms=tuple(_expected(dag, (wide[s][at] for s in dag.signatures)) for at in range(len(widths))),
             upload=self.upload,
             download=self.download,
             handoff_ms=self.handoff_ms,
@@ -149,6 +130,15 @@ class Profile:
             streams=STREAMS if streams is None else streams,
             accelerator_share=shares,
         )
+
+    def _on_accelerator(
+        self, dag: Dag, table: Sequence[OperatorCost]
+    ) -> tuple[tuple[float, ...] | None, tuple[float, ...]]:
+        """Return the operators' expected times on the accelerator, and the share of it that each occupies."""
+        if self.accelerator is None:
+            return None, ()
+        times = tuple(math.inf if row.accelerator_ms is None else row.accelerator_ms for row in table)
+        return _expected(dag, times), Roofline.of(dag, times).shares
 
     def describe_width_fit(self) -> str:
         """Return the error of Amdahl's law for operators on several cores; empty if fewer than two widths exist."""
@@ -215,6 +205,24 @@ class Profile:
             return _from_json(content)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ProfileError(f"{path}: damaged profile: {type(error).__name__}: {error}") from error
+
+
+def _expected(dag: Dag, times: Iterable[float]) -> tuple[float, ...]:
+    """Return the expected times of operators, given those of operators that a request uses."""
+    return tuple(ms * used for ms, used in zip(times, dag.usage, strict=True)) if dag.usage else tuple(times)
+
+
+def _memory(dag: Dag, table: Sequence[OperatorCost]) -> tuple[OperatorMemory, ...]:
+    """Return the memory of operators on the accelerator."""
+    return tuple(
+        OperatorMemory(
+            inputs_mb=dag.input_bytes[i] / 1e6,
+            outputs_mb=dag.output_bytes[i] / 1e6,
+            ephemeral_mb=row.ephemeral_bytes / 1e6,
+            weights_mb=dag.weight_total(i) / 1e6,
+        )
+        for i, row in enumerate(table)
+    )
 
 
 def operator_cost_from_json(content: Mapping[str, Any]) -> OperatorCost:
