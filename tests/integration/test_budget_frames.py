@@ -6,16 +6,16 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, reject, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from chrion import HybridSession, Plan, load, partition
+from chrion import HybridSession, Plan, partition
 from chrion.runtime.execution import accelerator
 from chrion.runtime.execution.device_frame import DeviceFrame
 from chrion.runtime.execution.engine import CutEngine
-from helpers import assert_equal, run_plain
+from helpers import assert_equal
 from mirror_device import MirrorDevice
-from random_operators import random_model
+from random_cases import random_case
 from random_profiles import coarse_random_profile
 
 pytestmark = pytest.mark.timeout(300, method="thread")
@@ -52,14 +52,8 @@ def test_a_plan_within_a_budget_holds_what_it_predicts(
 ) -> None:
     """The exact resident memory is within the budget, and its frame is what the runtime allocates for a request."""
     pick = Random(seed)
-    draft = random_model(pick, size)
-    model, feed = draft.model(), draft.feed()
-    try:
-        expected = run_plain(model, feed)
-    except Exception:  # noqa: BLE001 - the generator does not know all of onnxruntime's rules
-        reject()
-    graph = load(model, {name: array.shape for name, array in feed.items()})
-    assume(len(graph.dag) >= 2)
+    case = random_case(pick, size, least_operators=2) or reject()
+    graph = case.graph
     profile = coarse_random_profile(graph, pick)
     free = partition(graph, profile, policy=policy, alpha=alpha)
     budget_mb = share * free.predicted.resident_mb
@@ -69,5 +63,5 @@ def test_a_plan_within_a_budget_holds_what_it_predicts(
     dag = plan.apply(graph).dag
     weights_mb = sum(dag.weight_bytes[w] for w in {w for i in on_device for w in dag.weights[i]}) / 1e6
     assert weights_mb + plan.predicted.frame_mb - 1e-9 <= plan.predicted.resident_mb <= budget_mb
-    held = run_on_mirror(model, plan, feed, expected)
+    held = run_on_mirror(case.model, plan, case.feed, case.expected)
     assert held == [round(plan.predicted.frame_mb * 1e6)] * len(held)

@@ -28,7 +28,7 @@ from chrion.scheduler.evaluation.packing import ALIGNMENT
 from chrion.zoo import RecurrentSpec, build_recurrent
 from helpers import FLOAT, INT64, assert_equal, make_model, node, run_plain, value
 from mirror_device import MirrorDevice
-from random_operators import random_model
+from random_cases import random_case
 
 pytestmark = [pytest.mark.timeout(120, method="thread"), pytest.mark.usefixtures("uncrowded")]
 CPU = "CPUExecutionProvider"
@@ -149,21 +149,13 @@ def test_random_models_on_two_streams(held: Held, seed: int, monkeypatch: pytest
     and operators whose results nothing reads.
     """
     pick = Random(seed)
-    draft = random_model(pick, 4 + seed % 12)
-    model, feed = draft.model(), draft.feed()
-    try:
-        expected = run_plain(model, feed)
-    except Exception:  # noqa: BLE001 - the generator does not know all of onnxruntime's rules
-        pytest.skip("onnxruntime refuses this model")
-    graph = load(model, {name: array.shape for name, array in feed.items()})
-    if len(graph.dag) < 2:
-        pytest.skip("one operator")
-    plan = draw_plan(graph, pick)
+    case = random_case(pick, 4 + seed % 12, least_operators=2) or pytest.skip("refused by onnxruntime, or one operator")
+    plan = draw_plan(case.graph, pick)
     monkeypatch.setattr(MirrorDevice, "upload", delay(MirrorDevice.upload, pick))
     monkeypatch.setattr(MirrorDevice, "copy", delay(MirrorDevice.copy, pick))
-    with HybridSession(graph, plan=plan, strict=True) as session:
+    with HybridSession(case.graph, plan=plan, strict=True) as session:
         for _ in range(3):
-            assert_equal(session.run(None, feed), expected)
+            assert_equal(session.run(None, case.feed), case.expected)
     assert set(held.bytes) <= {round(plan.predicted.frame_mb * 1e6)}
 
 
@@ -253,15 +245,7 @@ def test_whole_buffers_have_one_type_and_shape() -> None:
 def test_random_models_in_whole_buffers(seed: int) -> None:
     """Without addresses, random placements give the outputs of plain onnxruntime, too."""
     pick = Random(seed)
-    draft = random_model(pick, 4 + seed % 12)
-    model, feed = draft.model(), draft.feed()
-    try:
-        expected = run_plain(model, feed)
-    except Exception:  # noqa: BLE001 - the generator does not know all of onnxruntime's rules
-        pytest.skip("onnxruntime refuses this model")
-    graph = load(model, {name: array.shape for name, array in feed.items()})
-    if len(graph.dag) < 2:
-        pytest.skip("one operator")
-    with HybridSession(graph, plan=draw_plan(graph, pick), strict=True) as session:
+    case = random_case(pick, 4 + seed % 12, least_operators=2) or pytest.skip("refused by onnxruntime, or one operator")
+    with HybridSession(case.graph, plan=draw_plan(case.graph, pick), strict=True) as session:
         for _ in range(2):
-            assert_equal(session.run(None, feed), expected)
+            assert_equal(session.run(None, case.feed), case.expected)

@@ -15,7 +15,7 @@ from chrion.benchmark.accuracy import largest_difference
 from chrion.devices import Device
 from chrion.zoo.recurrent import RecurrentSpec, build_recurrent
 from helpers import FLOAT, assert_same_as_plain, branches, make_model, node, run_plain, value
-from random_operators import random_model
+from random_cases import random_case
 
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
 
@@ -86,17 +86,12 @@ def test_random_graphs_on_both_devices(device: Device, seed: int) -> None:
 
     WebGPU's kernels approximate some functions, such as the error function, to three or four digits.
     """
-    draft = random_model(Random(seed), 4 + seed % 12)
-    model, feed = draft.model(), draft.feed()
-    try:
-        expected = run_plain(model, feed)
-    except Exception:  # noqa: BLE001 - the generator does not know all of onnxruntime's rules
-        pytest.skip("onnxruntime refuses this model")
-    graph = load(model, {name: array.shape for name, array in feed.items()})
+    case = random_case(Random(seed), 4 + seed % 12) or pytest.skip("onnxruntime refuses this model")
+    graph = case.graph
     plan = draw_mixed_plan(graph, find_supported_operators(graph, device), seed, streams=1 + seed % 2)
     with HybridSession(graph, plan=plan, strict=True) as session:
         for _ in range(2):
-            for ours, theirs in zip(session.run(None, feed), expected, strict=True):
+            for ours, theirs in zip(session.run(None, case.feed), case.expected, strict=True):
                 assert type(ours) is type(theirs)
                 if isinstance(theirs, np.ndarray):
                     assert ours.dtype == theirs.dtype
