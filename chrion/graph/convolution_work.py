@@ -13,12 +13,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: The channels of a block; fewer input channels are read as they are.
-_BLOCK = 16
+#: The channels of a block in onnxruntime's NCHWc layout. A convolution reads fewer input channels as they are.
+CHANNEL_BLOCK = 16
+#: The rank of an image: batch, channels, height, width.
+IMAGE_RANK = 4
 #: Steps for each element of the matrix: without a stride, a load and a store of a vector of 4 elements; with one, a
 #: load and a store of each element, which overlap. Reading a vector of 4 elements for the product is included.
 _ROWS, _SINGLES = 0.5, 1.25
-_IMAGE_RANK = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +37,13 @@ class Convolution:
 def is_blocked(convolution: Convolution) -> bool:
     """Return whether a convolution is computed in blocks of channels."""
     filters, inner = convolution.filters[:2]
-    if len(convolution.input) != _IMAGE_RANK:
+    if len(convolution.input) != IMAGE_RANK:
         return False
     if convolution.groups == 1:
-        return inner < _BLOCK or inner % _BLOCK == 0
+        return inner < CHANNEL_BLOCK or inner % CHANNEL_BLOCK == 0
     depthwise = inner == 1 and filters == convolution.groups
-    return filters % _BLOCK == 0 and (
-        depthwise or (inner % _BLOCK == 0 and filters // convolution.groups % _BLOCK == 0)
+    return filters % CHANNEL_BLOCK == 0 and (
+        depthwise or (inner % CHANNEL_BLOCK == 0 and filters // convolution.groups % CHANNEL_BLOCK == 0)
     )
 
 

@@ -15,14 +15,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: The channels of a block.
-_BLOCK = 16
+from chrion.graph.convolution_work import CHANNEL_BLOCK, IMAGE_RANK
+
 #: The elements of a vector of 16 bytes.
 _SHORT = 4
 #: The largest last stride of the kernel by rows.
 _LARGEST_STRIDE = 2
-#: The rank of an image: batch, channels, height, width.
-_IMAGE_RANK = 4
 #: Cycles of an element that is reduced alone, since each addition or comparison waits for the one before.
 _CHAINED = 2.0
 #: Steps of a division of a vector, which only averages have.
@@ -63,13 +61,13 @@ def pool_work(pool: Pool) -> PoolWork:
     """Return the work of a pooling operator."""
     elements, reduced = math.prod(pool.output), math.prod(pool.window)
     operations = _BLOCKED_OPERATIONS * elements * reduced
-    image = len(pool.input) == _IMAGE_RANK and pool.float32
-    if image and pool.input[1] % _BLOCK == 0 and pool.outputs == 1:
+    image = len(pool.input) == IMAGE_RANK and pool.float32
+    if image and pool.input[1] % CHANNEL_BLOCK == 0 and pool.outputs == 1:
         return PoolWork(operations, blocked=True)
     if pool.float32 and elements == math.prod(pool.input[:2]):  # one output for each channel
         steps = reduced // _SHORT + reduced % _SHORT
         return PoolWork(operations, elements * steps, elements)
-    if pool.float32 and len(pool.input) >= _IMAGE_RANK and pool.stride[-1] <= _LARGEST_STRIDE:
+    if pool.float32 and len(pool.input) >= IMAGE_RANK and pool.stride[-1] <= _LARGEST_STRIDE:
         rows = math.prod(pool.output[:-1])
         return PoolWork(operations, rows * _row_steps(pool, reduced / max(1, pool.window[-1])), rows)
     return PoolWork(operations, _CHAINED * elements * reduced, elements)
