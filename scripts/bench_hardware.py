@@ -20,6 +20,7 @@ from pathlib import Path
 from page_markers import fill_sections, markdown_table
 
 from chrion.benchmark.latency import hybrid_candidate, time_candidates
+from chrion.files import write_atomically
 from chrion.graph import Graph, load
 from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.graph.work import NodeWork, node_work
@@ -223,7 +224,7 @@ def main() -> None:
         contents["plans"] = plan_table(PLANNED, options.machine, options.rounds)
     if options.page:
         page = options.page.read_text(encoding="utf-8")
-        options.page.write_text(fill_sections(page, contents), encoding="utf-8")
+        write_atomically(options.page, fill_sections(page, contents))
     else:
         print(*contents.values(), sep="\n\n")
 

@@ -22,6 +22,7 @@ import onnx
 from page_markers import replace_section
 
 import chrion
+from chrion.files import write_atomically
 from chrion.graph import Graph
 from chrion.hardware import hardware
 from chrion.profiler.hardware_profile import estimate_profile
@@ -121,7 +122,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 rows += table(case, load(case, Path(folder)), given.hardware, given.cores)
     if given.write:
-        PAGE.write_text(replace_section(PAGE.read_text(encoding="utf-8"), "memory", "\n".join(rows)), encoding="utf-8")
+        write_atomically(PAGE, replace_section(PAGE.read_text(encoding="utf-8"), "memory", "\n".join(rows)))
     else:
         print("\n".join(rows))
 
