@@ -40,16 +40,10 @@ _NAN = float("nan")
 
 @dataclass(frozen=True, slots=True)
 class LimitedWorkload:
-    """The first requests of a workload."""
+    """The first requests of a workload, as many as are given."""
 
     whole: Workload
-    most: int
-    until_ms: float
-
-    @property
-    def requests(self) -> int:
-        """The number of requests, without regard to the limit of time."""
-        return min(self.whole.requests, self.most)
+    requests: int
 
     @property
     def details(self) -> Details | None:
@@ -58,14 +52,28 @@ class LimitedWorkload:
 
     def chunks(self) -> Iterator[Requests]:
         """Yield chunks of requests; see :class:`chrion.simulator.workload.Workload`."""
-        left = self.most
+        left = self.requests
         for times, models, details in self.whole.chunks():
-            count = min(left, int(np.searchsorted(times, self.until_ms)))
+            count = min(left, len(times))
             left -= count
             if count:
                 yield Requests(times[:count], models[:count], details.rows(np.arange(count)) if details else None)
-            if count < len(times) or not left:
+            if not left:
                 return
+
+
+def count_requests(workload: Workload, most: float = math.inf, until_ms: float = math.inf) -> int:
+    """Return the number of requests before a time, at most ``most``.
+
+    The requests are drawn to count them: the number of a scaled trace's requests is only an expected value.
+    """
+    count = 0
+    for times, _, _ in workload.chunks():
+        before = int(np.searchsorted(times, until_ms))
+        count += before
+        if before < len(times) or count >= most:
+            break
+    return int(min(count, most))
 
 
 @dataclass(slots=True)

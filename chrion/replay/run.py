@@ -15,7 +15,15 @@ import numpy as np
 from chrion.errors import OptionError
 from chrion.manager.records import ACCELERATOR, HOST
 from chrion.replay.http_client import HttpClient
-from chrion.replay.open_loop import REFUSED, LimitedWorkload, OpenLoop, Outcome, error_text, repeated
+from chrion.replay.open_loop import (
+    REFUSED,
+    LimitedWorkload,
+    OpenLoop,
+    Outcome,
+    count_requests,
+    error_text,
+    repeated,
+)
 from chrion.replay.target import Call, ServerFigures, calls_of, read_figures, served_name
 from chrion.simulator.metrics import RequestMetrics
 from chrion.simulator.results import PatternResult, ServerResult, from_metrics
@@ -59,9 +67,17 @@ class Replay:
 
 
 def limited(scenario: Scenario, options: ReplayOptions) -> Scenario:
-    """Return a scenario with the requests that are replayed."""
-    most = scenario.workload.requests if options.most is None else options.most
-    return replace(scenario, workload=LimitedWorkload(scenario.workload, most, options.until_ms))
+    """Return a scenario with the requests that are replayed.
+
+    Raises:
+        OptionError: There is none.
+    """
+    most = math.inf if options.most is None else options.most
+    count = count_requests(scenario.workload, most, options.until_ms)
+    if not count:
+        hint = "give a longer --duration, or a larger workload.rate_scale"
+        raise OptionError(f"replay: {scenario.name} has no request to send", hint=hint)
+    return replace(scenario, workload=LimitedWorkload(scenario.workload, count))
 
 
 def check(scenario: Scenario, options: ReplayOptions) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import signal
 import socket
 import subprocess
@@ -109,6 +110,8 @@ def test_tables_and_limits(scenario: Path) -> None:
         assert "differs: eviction: scenario lru, server lfu" in done.stdout
         done = chrion("replay", str(scenario), "--url", server.url, "--duration", "200ms", "--json")
         assert json.loads(done.stdout)["patterns"][-1]["arrivals"] == 3  # at 50, 100 and 150 ms
+        assert "simulating small, 6 requests" in done.stderr  # 3 with each of two patterns
+        assert f"sending 3 requests to {server.url}" in done.stderr
 
 
 def test_refused_and_failed_requests_are_violations(tmp_path: Path) -> None:
@@ -331,6 +334,30 @@ def traced(file: Path, rows: str, **sets: Any) -> Any:
     trace = file.with_suffix(".csv")
     trace.write_text(rows, encoding="utf-8")
     return find_scenario(str(file)).changed({"workload.kind": "csv", "path": str(trace), **sets}).build()
+
+
+@pytest.mark.parametrize("most", [None, 7])
+@pytest.mark.parametrize("until_ms", [math.inf, 4.5])
+def test_the_number_of_requests_is_that_of_those_sent(tmp_path: Path, most: int | None, until_ms: float) -> None:
+    """A scaled trace has about so many requests; a replay counts those before its limits."""
+    from chrion.replay import run  # noqa: PLC0415 - needs the extra
+
+    rows = "time_s,model\n" + "".join(f"0.00{i},m#1\n" for i in range(10))
+    built = traced(tmp_path / "s.toml", rows, **{"workload.rate_scale": 1.6})
+    whole = np.concatenate([chunk.times_ms for chunk in built.workload.chunks()])
+    limited = run.limited(built, run.ReplayOptions(most=most, until_ms=until_ms)).workload
+    sent = np.concatenate([chunk.times_ms for chunk in limited.chunks()])
+    assert limited.requests == len(sent)
+    assert np.array_equal(sent, whole[whole < until_ms][:most])
+
+
+def test_a_replay_of_no_request_is_refused(tmp_path: Path) -> None:
+    """If no request arrives in the time, the error says so before a server is asked."""
+    file = tmp_path / "s.toml"
+    file.write_text(SCENARIO, encoding="utf-8")
+    done = chrion("replay", str(file), "--url", "http://127.0.0.1:1", "--duration", "10ms")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "replay: small has no request to send (give a longer --duration" in " ".join(done.stderr.split())
 
 
 def test_requests_are_judged_by_their_own_deadlines(tmp_path: Path) -> None:
