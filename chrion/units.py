@@ -142,6 +142,11 @@ def format_shape(shape: tuple[int | str | None, ...]) -> str:
     return "x".join("?" if d is None else str(d) for d in shape) or "scalar"
 
 
+def format_count(count: int, noun: str) -> str:
+    """Format a number of things: ``1 model``, ``2 models``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def _quantity(text: str | float, per_unit: Mapping[str, int]) -> float:
     """Return a number times its unit, or NaN if the text is not a number with one of the units."""
     match = _QUANTITY.fullmatch(str(text))

@@ -40,7 +40,7 @@ ELEMENTS = {
     "BYTES": TensorProto.STRING,
 }
 _SERVING = re.compile(
-    r"^chrion: serving (\d+) models at https?://127\.0\.0\.1:(\d+)(?: and grpc://127\.0\.0\.1:(\d+))?"
+    r"^chrion: serving (\d+) models? at https?://127\.0\.0\.1:(\d+)(?: and grpc://127\.0\.0\.1:(\d+))?"
 )
 
 

@@ -31,6 +31,7 @@ from chrion.errors import OptionError
 from chrion.report import comparison_json, comparison_table, comparison_verdict, estimated_lines, plot_comparison
 from chrion.scheduler import policy_names
 from chrion.scheduler.planner import check_options
+from chrion.units import format_count
 
 
 def compare(
@@ -74,7 +75,7 @@ def compare(
             graph, costs, chosen, cores=cores, streams=streams, gpu_budget=gpu_budget, progress=update
         )
     if is_this_machine(costs):
-        with step(f"timing {len(chosen)} policies in {rounds} rounds", animated=False) as update:
+        with step(f"timing {len(chosen)} policies in {format_count(rounds, 'round')}", animated=False) as update:
             found = time_plans(found, arrays, rounds=rounds, progress=update)
     else:
         note(f"not measured: the profile is of another machine ({costs.machine})")

@@ -18,7 +18,7 @@ from chrion.errors import OptionError
 from chrion.report import simulation_tables
 from chrion.simulator import overrides, results, run
 from chrion.simulator.scenario import Scenario, find_scenario
-from chrion.units import parse_duration_ms
+from chrion.units import format_count, parse_duration_ms
 
 
 def replay(
@@ -69,9 +69,9 @@ def replay(
     chosen = replays.limited(built, options)
     replays.check(chosen, options)
     number = chosen.workload.requests
-    with step(f"simulating {built.name}, {number * len(built.patterns)} requests"):
+    with step(f"simulating {built.name}, {format_count(number * len(built.patterns), 'request')}"):
         predicted = run.simulate(chosen)
-    with step(f"sending {number} requests to {url}") as update:
+    with step(f"sending {format_count(number, 'request')} to {url}") as update:
         found = replays.replay(chosen, options, lambda done: update(done, number, ""))
     everything = (*predicted, found.measured)
     if as_json:
@@ -89,7 +89,7 @@ def _of_pattern(scenario: Scenario, pattern: str) -> Scenario:
 def _write_models(scenario: Scenario, folder: Path, pattern: str) -> None:
     from chrion.replay import stand_ins  # noqa: PLC0415 - needs the extra
 
-    with step(f"writing {len(scenario.models)} models to {folder}"):
+    with step(f"writing {format_count(len(scenario.models), 'model')} to {folder}"):
         stand_ins.write_stand_ins(scenario, folder, pattern)
     spec, policies = scenario.servers[0], scenario.policies
     names = f"{policies.eviction},{policies.load_order},{policies.admission}"

@@ -26,6 +26,7 @@ from chrion.simulator.bundled_scenarios import scenario_descriptions
 from chrion.simulator.decoder_scenario import is_decoder_scenario
 from chrion.simulator.export import HEADER, export_requests
 from chrion.simulator.scenario import ScenarioSource, find_scenario
+from chrion.units import format_count
 
 #: The beginning of files that --export wrote before.
 EXPORT = ",".join(HEADER).encode()
@@ -160,7 +161,7 @@ def _simulate_once(source: ScenarioSource, plot: Path | None, export: Path | Non
     requests = scenario.workload.requests * len(scenario.patterns)
     with ExitStack() as stack:
         keep = stack.enter_context(export_requests(export, scenario)) if export else None
-        update = stack.enter_context(step(f"simulating {source.name}, {requests} requests"))
+        update = stack.enter_context(step(f"simulating {source.name}, {format_count(requests, 'request')}"))
         found = run.simulate(scenario, _counting(update, requests), keep)
     if plot:
         simulation_plots.plot_results(found, plot)

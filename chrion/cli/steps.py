@@ -26,7 +26,7 @@ from chrion.scheduler import DEFAULT_POLICY, Plan, partition
 from chrion.scheduler.planner import check_options
 from chrion.scheduler.policies.ios_merging import merged_variants
 from chrion.scheduler.policies.registry import find_policy
-from chrion.units import format_mb, format_ms, parse_duration_ms, parse_shape
+from chrion.units import format_count, format_mb, format_ms, parse_duration_ms, parse_shape
 
 #: Exit code if no plan meets the SLO or fits the GPU budget.
 OUT_OF_REACH = 3
@@ -217,8 +217,8 @@ def open_session(graph: Graph, arguments: dict[str, Any]) -> HybridSession:
 def time_sessions(candidates: Mapping[str, SessionFactory], rounds: int) -> list[Timing]:
     """Time sessions side by side; say on stderr if other processes used the cores meanwhile."""
     monitor = CoreMonitor(physical_cores(), patience_s=rounds * len(candidates) * TRIAL_S)
-    unit = "round" if rounds == 1 else "rounds"
-    with step(f"timing {len(candidates)} sessions in {rounds} {unit}", animated=False) as update:
+    text = f"timing {format_count(len(candidates), 'session')} in {format_count(rounds, 'round')}"
+    with step(text, animated=False) as update:
         timings = time_candidates(candidates, rounds=rounds, progress=update, monitor=monitor)
     if monitor.patience_s <= 0:
         note("warning: other processes used the cores during the measurement; repeat it when they are idle")

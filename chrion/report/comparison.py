@@ -12,7 +12,7 @@ from chrion.report.categories import COLOURS, OTHER_COLOUR
 from chrion.report.figure_table import FigureTable, key, text
 from chrion.report.figures import new_figure, plain_text, save_figure
 from chrion.report.tables import compare_latency
-from chrion.units import format_mb, format_ms
+from chrion.units import format_count, format_mb, format_ms
 
 _FIGURES = ("predicted", "measured", "ratio", "memory", "resident", "lanes", "waits", "planning")
 
@@ -24,7 +24,8 @@ def comparison_table(comparison: PolicyComparison) -> FigureTable:
     counts how often one lane waits for another in a request.
     """
     best = comparison.best_plain
-    title = f"{comparison.graph.name}: {len(comparison.graph.dag)} operators on {comparison.profile.machine}"
+    operators = format_count(len(comparison.graph.dag), "operator")
+    title = f"{comparison.graph.name}: {operators} on {comparison.profile.machine}"
     table = FigureTable(title, [key("policy"), *_FIGURES, text("remark")])
     for result in comparison.results:
         table.add_row(result.policy, *_figures(result, best), _remark(result))

@@ -11,6 +11,7 @@ from chrion.report.figure_table import Column, FigureTable, key
 from chrion.simulator.results import PatternResult, RequestSummary
 from chrion.simulator.scenario import Scenario
 from chrion.simulator.sweep import SweepPoint
+from chrion.units import format_count
 
 #: Models and servers that are listed; the JSON output has all of them.
 _LISTED = 12
@@ -39,8 +40,8 @@ def sweep_table(points: Sequence[SweepPoint]) -> FigureTable:
 
 
 def _pattern_table(scenario: Scenario, results: Sequence[PatternResult]) -> FigureTable:
-    servers = "1 server" if len(scenario.servers) == 1 else f"{len(scenario.servers)} servers"
-    models = "1 model" if len(scenario.models) == 1 else f"{len(scenario.models)} models"
+    servers = format_count(len(scenario.servers), "server")
+    models = format_count(len(scenario.models), "model")
     title = f"{scenario.name}: {models} on {servers}; latencies are response times, from arrival to end"
     if scenario.estimated_hardware:
         title += f"; {', '.join(scenario.estimated_hardware)}: estimated from datasheets"

@@ -10,7 +10,7 @@ from chrion.lane_numbers import lane_name
 from chrion.profiler.machine import Machine
 from chrion.report.figure_table import Column, FigureTable, key, text
 from chrion.scheduler.plan import Plan, Prediction
-from chrion.units import format_mb, format_ms
+from chrion.units import format_count, format_mb, format_ms
 
 #: Range of latency ratios that count as equal: measurements of one session differ by as much.
 _LEVEL = (0.97, 1.03)
@@ -22,7 +22,7 @@ def plan_table(plan: Plan) -> FigureTable:
     ``memory`` is that of Equation 4; ``resident`` is what one request in flight holds. Without an accelerator, the
     table compares with the CPU cores alone and has no columns of accelerator memory.
     """
-    title = f"{plan.model}: {len(plan.operators)} operators, predicted for {plan.machine}"
+    title = f"{plan.model}: {format_count(len(plan.operators), 'operator')}, predicted for {plan.machine}"
     if plan.accelerator_only is None and plan.accelerator is None:
         return _cpu_plan_table(title, plan)
     figures = ("latency", "against accelerator", "memory", "against accelerator", "resident")

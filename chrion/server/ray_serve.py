@@ -25,6 +25,7 @@ from chrion.server.options import ClusterOptions, ServerOptions
 from chrion.server.ray_replica import ModelReplica
 from chrion.server.ray_target import ClusterTarget
 from chrion.server.run import answer_until_stopped
+from chrion.units import format_count
 
 log = logging.getLogger("chrion.server")
 
@@ -79,7 +80,7 @@ async def _serve(options: ServerOptions, cluster: ClusterOptions, announce: Call
             models = await target.index(documents.READY)
         except (RequestFailure, RayError, RayServeException) as error:
             raise OptionError(f"--ray {cluster.address}: the replicas do not answer: {error}") from error
-        return f"{len(models)} models"
+        return format_count(len(models), "model")
 
     async def begin() -> str:
         stop = asyncio.Event()

@@ -27,6 +27,7 @@ from chrion.server.options import ServerOptions
 from chrion.server.rest import RestService
 from chrion.server.target import LocalTarget, Target
 from chrion.server.tracing import RequestTracer
+from chrion.units import format_count
 
 try:
     import resource
@@ -104,7 +105,7 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
         await catalogue.start(options.load)
         if options.control == "poll":
             pollers.append(asyncio.create_task(catalogue.poll_forever(options.poll_s)))
-        return f"{len(core.models)} models"
+        return format_count(len(core.models), "model")
 
     async def end() -> None:
         for poller in pollers:

@@ -9,6 +9,7 @@ from chrion.simulator.eligibility import Eligibility
 from chrion.simulator.scenario_models import ServedModel
 from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Variant
+from chrion.units import format_count
 
 
 def check_fit(models: Sequence[ServedModel], servers: Sequence[ServerSpec], levels: Sequence[str]) -> None:
@@ -51,5 +52,5 @@ def _needs(variants: Sequence[Variant]) -> str:
     cores = max(variant.cores for variant in variants)
     needs = [f"{variants[-1].memory_mb:g} MB"]
     needs += ["a GPU slot"] if any(variant.gpu_busy_ms for variant in variants) else []
-    needs += ["1 core" if cores == 1 else f"{cores} cores"] if cores else []
+    needs += [format_count(cores, "core")] if cores else []
     return ", ".join(needs)

@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.errors import OptionError
-from chrion.units import format_mb, format_ms, format_shape, parse_duration_ms, parse_range, parse_shape, parse_size_mb
+from chrion.units import (
+    format_count,
+    format_mb,
+    format_ms,
+    format_shape,
+    parse_duration_ms,
+    parse_range,
+    parse_shape,
+    parse_size_mb,
+)
 
 
 @pytest.mark.parametrize(
@@ -193,3 +202,8 @@ def test_sizes_are_formatted_with_their_unit() -> None:
 def test_shapes_are_formatted_as_they_are_parsed() -> None:
     """An unknown dimension is formatted as a question mark, and a shape without dimensions as a scalar."""
     assert [format_shape(s) for s in ((1, 3), ("n", None), ())] == ["1x3", "nx?", "scalar"]
+
+
+def test_counts_are_formatted_with_their_noun() -> None:
+    """The noun is in the singular for one thing only."""
+    assert [format_count(n, "model") for n in (0, 1, 2)] == ["0 models", "1 model", "2 models"]
