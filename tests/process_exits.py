@@ -13,6 +13,7 @@ import numpy as np
 
 from chrion import HybridSession, load
 from chrion.runtime import process_hooks
+from chrion.runtime.crowding import in_flight
 from chrion.scheduler import fixed_plan
 from helpers import FLOAT, make_model, node, value
 
@@ -51,12 +52,11 @@ def start_calls() -> HybridSession:
         except RuntimeError as error:
             write_line(error)
 
-    start = time.perf_counter()
     session.run(None, feed)
-    run_s = time.perf_counter() - start
     for _ in range(2):
         threading.Thread(target=call, daemon=True).start()
-    time.sleep(1.5 * run_s)
+    while not in_flight:
+        time.sleep(0.001)
     return session
 
 

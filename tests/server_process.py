@@ -149,6 +149,10 @@ class Server:
         assert found, f"no {name} with {labels}"
         return total
 
+    def computes(self) -> bool:
+        """Return whether requests for inference are in flight and none of them waits."""
+        return self.metric("chrion_request_bytes") > 0 and self.metric("nv_inference_pending_request_count") == 0
+
     def rss_mb(self) -> float:
         """Return the memory of the server's process."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text(encoding="ascii").split()[1])

@@ -189,7 +189,7 @@ def _callers(session: HybridSession) -> Iterator[None]:
                 return
 
     with _running(call, stop, 2):
-        time.sleep(0.1)
+        wait_for(lambda: session._engines.diversion.one_thread.is_open)
         yield
 
 

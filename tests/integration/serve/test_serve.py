@@ -148,7 +148,7 @@ def test_a_timeout_ends_the_wait_of_a_request(tmp_path: Path) -> None:
     with serving(tmp_path) as server, ThreadPoolExecutor(1) as pool:
         assert server.infer("slow", [1.0])[0] == 200
         first = pool.submit(server.infer, "slow", [1.0])
-        time.sleep(0.3)
+        wait_until(server.computes)
         began = time.monotonic()
         status, body, _ = server.infer("slow", [1.0], parameters={"timeout": 100_000})
         waited = time.monotonic() - began
@@ -169,7 +169,7 @@ def test_a_client_that_leaves_ends_its_request(tmp_path: Path) -> None:
             head = f"POST /v2/models/slow/infer HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
             client.sendall(head.encode() + body)
             wait_until(lambda: server.metric("chrion_model_loads_total", model="slow") == 1)
-            time.sleep(0.3)
+            wait_until(server.computes)
         assert server.infer("quick", ROWS)[0] == 200
         assert server.metric("chrion_request_cancelled_total", model="slow") == 1
 
@@ -180,7 +180,7 @@ def test_sigterm_serves_what_is_in_flight(tmp_path: Path) -> None:
     with serving(tmp_path) as server, ThreadPoolExecutor(1) as pool:
         assert server.infer("slow", [1.0])[0] == 200
         running = pool.submit(server.infer, "slow", [1.0])
-        time.sleep(0.3)
+        wait_until(server.computes)
         assert not running.done()
         server.process.send_signal(signal.SIGTERM)
         assert running.result()[0] == 200

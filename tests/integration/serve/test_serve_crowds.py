@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,8 +93,9 @@ def test_idle_connections_at_the_limit_do_not_refuse_the_others(tmp_path: Path) 
     """With as many connections as are allowed, each of them is served."""
     put(tmp_path, "m", product())
     with serving(tmp_path, "--max-connections", "4") as server:
+        fds = files(server)
         open_ = connect(server.http, 4)
-        time.sleep(0.5)
+        wait_until(lambda: files(server) >= fds + 4)
         for connection in open_:
             connection.sendall(_REQUEST)
             assert answer(connection).startswith(b"HTTP/1.1 200 OK")

@@ -7,7 +7,6 @@ import importlib.util
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -157,7 +156,7 @@ def test_a_call_that_is_cancelled_or_late_ends_its_request(tmp_path: Path) -> No
         call = channel.unary_unary(PREFIX + "ModelInfer")
         running = call.future(request)
         wait_until(lambda: server.metric("chrion_model_loads_total", model="slow") == 1)
-        time.sleep(0.3)
+        wait_until(server.computes)
         running.cancel()
         assert infer(channel, valid(contents={"fp32_contents": [1, 2, 3, 4]})).outputs
         with pytest.raises(grpc.RpcError) as late:
