@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -31,8 +32,9 @@ from chrion.cli.options import (
 from chrion.cli.plan import plan_summary
 from chrion.cli.steps import OUT_OF_REACH, HardwareOptions, load_graph, load_or_measure_profile
 from chrion.errors import OptionError
+from chrion.profiler import Profile
 from chrion.report import estimated_lines, plan_table, verdict
-from chrion.scheduler import DEFAULT_POLICY
+from chrion.scheduler import DEFAULT_POLICY, Plan
 from chrion.scheduler import partition as make_plan
 from chrion.scheduler.annotation import write_annotated
 from chrion.scheduler.explain import explain_placement
@@ -85,11 +87,8 @@ def partition(
     annotated = [outputs.check_output("--annotate", annotate, force=force)] if annotate else []
     graph = load_graph(model, shape)
     measured = load_or_measure_profile(graph, profile, cores, accelerator, policies=[policy], machine=machine)
-    if meter and not is_this_machine(measured):
-        raise OptionError(
-            f"--measure-stages: the profile is of another machine ({measured.machine})",
-            hint="leave out --profile or --hardware",
-        )
+    if meter:
+        _require_this_machine(measured)
     with step(f"planning {graph.name}"):
         plan = make_plan(
             graph,
@@ -111,8 +110,25 @@ def partition(
         explanation = {"explanation": reasons} if explain else {}
         show_json({**plan_summary(plan), "plan": str(path), **explanation})
     else:
-        estimated = estimated_lines(plan.estimated, len(plan.operators), plan.machine)
-        written = [file.message for file in (target, *annotated)]
-        show(plan_table(plan), verdict(plan), *plan.remarks, *estimated, *reasons, *written)
+        _show_tables(plan, reasons, [target, *annotated])
     if not (plan.meets_slo and plan.meets_budget):
         raise typer.Exit(OUT_OF_REACH)
+
+
+def _require_this_machine(profile: Profile) -> None:
+    """Raise an error if a profile is of another machine, on which stages cannot be measured.
+
+    Raises:
+        OptionError: It is.
+    """
+    if not is_this_machine(profile):
+        raise OptionError(
+            f"--measure-stages: the profile is of another machine ({profile.machine})",
+            hint="leave out --profile or --hardware",
+        )
+
+
+def _show_tables(plan: Plan, reasons: Sequence[str], written: Sequence[outputs.Output]) -> None:
+    estimated = estimated_lines(plan.estimated, len(plan.operators), plan.machine)
+    messages = [file.message for file in written]
+    show(plan_table(plan), verdict(plan), *plan.remarks, *estimated, *reasons, *messages)

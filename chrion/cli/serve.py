@@ -18,7 +18,7 @@ from chrion.manager import ManagerPolicies
 from chrion.units import parse_duration_ms, parse_size_mb
 
 if TYPE_CHECKING:
-    from chrion.server.options import ServerOptions  # needs the extra
+    from chrion.server.options import ClusterOptions, DeviceOptions, ServerOptions  # needs the extra
 
 _LIBRARIES = ("starlette", "uvicorn", "grpc", "h11", "prometheus_client")
 
@@ -75,13 +75,10 @@ def serve(
 ) -> None:
     """Serve the models of a repository by the Open Inference Protocol, within a memory budget."""
     require_libraries("serve")
-    from chrion.server import logs, options, run  # noqa: PLC0415 - needs the extra
+    from chrion.server import options  # noqa: PLC0415 - needs the extra
 
-    policies, scenario_bytes = ManagerPolicies(), 0
-    if scenario:
-        policies, scenario_bytes = options.scenario_policies(scenario)
-    if (tls_certificate is None) != (tls_key is None):
-        raise OptionError("--tls-certificate and --tls-key: expected both or none")
+    policies, scenario_bytes = options.scenario_policies(scenario) if scenario else (ManagerPolicies(), 0)
+    tls = _tls_files(tls_certificate, tls_key)
     if replicas != "nodes" and not ray:
         raise OptionError("--replicas: only with --ray")
     names, routing = options.parse_routing(policy_names, scenario) if ray else (policy_names, None)
@@ -105,21 +102,15 @@ def serve(
         max_connections=max_connections,
         drain_s=parse_duration_ms(drain, "--drain") / 1000,
         token=read_token(token_file) if token_file else "",
-        tls=(tls_certificate, tls_key) if tls_certificate and tls_key else None,
+        tls=tls,
         otlp=_collector(otlp),
     )
-    if restart:
-        logs.set_up_logs()
-        _supervise(checked)
+    cluster = None
     if ray and routing:
         cluster = options.ClusterOptions(ray, devices, routing, options.parse_replicas(replicas))
-        run_ray = _ray_runner()
-        logs.set_up_logs()
-        run_ray(checked, cluster, note)
-        return
-    checked = devices.applied_to(checked)
-    logs.set_up_logs()
-    run.run(checked, note)
+    if restart:
+        _supervise(checked)
+    _run(checked, devices, cluster)
 
 
 def require_libraries(command: str) -> None:
@@ -131,6 +122,20 @@ def require_libraries(command: str) -> None:
     missing = [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]
     if missing:
         raise OptionError(f"{command}: {missing[0]} is not installed", hint="pip install 'chrion[serve]'")
+
+
+def _run(checked: ServerOptions, devices: DeviceOptions, cluster: ClusterOptions | None) -> None:
+    """Serve from this process, or from replicas on a cluster."""
+    from chrion.server import logs, run  # noqa: PLC0415 - needs the extra
+
+    if cluster:
+        run_ray = _ray_runner()
+        logs.set_up_logs()
+        run_ray(checked, cluster, note)
+    else:
+        checked = devices.applied_to(checked)
+        logs.set_up_logs()
+        run.run(checked, note)
 
 
 def _ray_runner() -> Callable[..., None]:
@@ -149,11 +154,20 @@ def _ray_runner() -> Callable[..., None]:
 
 
 def _supervise(options: ServerOptions) -> NoReturn:
-    from chrion.server import supervisor  # noqa: PLC0415 - needs the extra
+    from chrion.server import logs, supervisor  # noqa: PLC0415 - needs the extra
 
+    logs.set_up_logs()
     if 0 in (options.http[1], options.grpc[1] if options.grpc else None):
         raise OptionError("--restart: expected ports other than 0, so that they stay the same")
     raise SystemExit(supervisor.Supervisor(supervisor.server_command(sys.argv[1:], "--restart")).run())
+
+
+def _tls_files(certificate: Path | None, key: Path | None) -> tuple[Path, Path] | None:
+    if certificate and key:
+        return certificate, key
+    if certificate or key:
+        raise OptionError("--tls-certificate and --tls-key: expected both or none")
+    return None
 
 
 def _collector(url: str) -> str:

@@ -80,19 +80,16 @@ def simulate(
     target = outputs.check_picture_output("--plot", plot, force=force) if plot else None
     exported = outputs.check_output("--export", export, EXPORT, force=force) if export else None
     source = find_scenario(scenario).changed(dict(map(overrides.parse_set, set_ or [])))
+    processes = workers or os.cpu_count() or 1
     if is_decoder_scenario(source):
         others = {"--find": find, "--replications": replications, "--export": export, "--ray": ray}
         simulate_decoders(source, sweep_ or [], plot, others, as_json=as_json)
     elif find and until:
         _find(source, find, limits.parse_until(until), as_json=as_json)
     elif replications is not None:
-        _replicate(source, replications, workers=workers or os.cpu_count() or 1, as_json=as_json)
+        _replicate(source, replications, workers=processes, as_json=as_json)
     elif sweep_:
-        swept = [overrides.parse_sweep(text) for text in sweep_]
-        if plot:
-            simulation_plots.check_axis(*swept[0])
-        points = overrides.parameter_grid(swept)
-        _sweep(source, points, plot, workers=workers or os.cpu_count() or 1, ray=ray, as_json=as_json)
+        _sweep(source, sweep_, plot, workers=processes, ray=ray, as_json=as_json)
     else:
         _simulate_once(source, plot, export, as_json=as_json)
     for output in (target, exported):
@@ -172,14 +169,12 @@ def _simulate_once(source: ScenarioSource, plot: Path | None, export: Path | Non
 
 
 def _sweep(
-    source: ScenarioSource,
-    points: list[dict[str, Any]],
-    plot: Path | None,
-    *,
-    workers: int,
-    ray: str | None,
-    as_json: bool,
+    source: ScenarioSource, texts: list[str], plot: Path | None, *, workers: int, ray: str | None, as_json: bool
 ) -> None:
+    swept = [overrides.parse_sweep(text) for text in texts]
+    if plot:
+        simulation_plots.check_axis(*swept[0])
+    points = overrides.parameter_grid(swept)
     with step(f"simulating {len(points)} variants of {source.name}") as update:
         progress = _counting(update, len(points))
         found = sweep.run_sweep(source, points, workers=workers, ray_address=ray, progress=progress)
