@@ -190,6 +190,7 @@ def test_polling_adds_replaces_and_removes(tmp_path: Path) -> None:
     """Models follow the repository while the server runs; a bad file is reported until it is mended."""
     put(tmp_path, "a", product(seed=1))
     with serving(tmp_path, "--model-control", "poll", "--poll", "100ms") as server:
+        assert any(line.startswith("chrion: serving 1 model at http://") for line in server.lines)
         first = server.infer("a", ROWS)[1]["outputs"][0]["data"]
         put(tmp_path, "b", product(seed=2))
         wait_until(lambda: server.infer("b", ROWS)[0] == 200)
