@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,12 +28,17 @@ from chrion.generation.scheduling import Batch, IterationScheduler, Share
 from chrion.generation.streams import Stream, Token
 from chrion.generation.text import TextBuilder, find_stop_tokens, find_tokenizer, load_tokenizer
 from chrion.graph import Graph, load
+from chrion.graph.context_length import find_context
 from chrion.graph.decoder import BRANCH, decoder_signature
 from chrion.graph.selective import split_decoder
+from chrion.runtime import process_hooks
 
 log = logging.getLogger(__name__)
 
 _KV_BYTES = 1 << 30
+_FORKED = (
+    "the generator was opened before the process was forked, and nothing generates in the child: open one in the child"
+)
 
 
 @dataclass(slots=True)
@@ -119,6 +125,9 @@ class Generator:
         self._caches = CacheManager(self.signature, slots, by_token=self._engine.by_token)
         path = graph.source if isinstance(graph.source, Path) else None
         tokenizer = tokenizer or (find_tokenizer(path) if path else None)
+        stated = [self.signature.context, find_context(path) if path else 0]
+        #: The most tokens that the model has positions for; 0 if neither the model nor its configuration states it.
+        self.context = min((length for length in stated if length), default=0)
         #: The tokenizer of the model, or None.
         self.tokenizer = load_tokenizer(tokenizer) if tokenizer else None
         #: The tokens that end every text, from the model's configuration.
@@ -130,6 +139,8 @@ class Generator:
         self._closed = False
         self._pool = ThreadPoolExecutor(n_workers, "chrion-generation") if n_workers > 1 else None
         self._thread = threading.Thread(target=self._loop, name="chrion-generator", daemon=True)
+        self._forked = False
+        process_hooks.register(self, Generator._after_fork, Generator._at_exit)
         self._thread.start()
 
     @property
@@ -160,8 +171,10 @@ class Generator:
 
         Raises:
             OptionError: The prompt is empty or has unknown tokens, or the request does not fit in the slots.
-            RuntimeError: The generator is closed.
+            RuntimeError: The generator is closed, or its process was forked.
         """
+        if self._forked:
+            raise RuntimeError(_FORKED)
         ids = self.encode(prompt)
         self._check_context(len(ids), max_new_tokens)
         stops = [stop] if isinstance(stop, str) else list(stop)
@@ -195,11 +208,7 @@ class Generator:
 
     def close(self) -> None:
         """Cancel all requests and end the generator."""
-        with self._lock:
-            self._closed = True
-            for number in [*self._requests]:
-                self._end(number)
-            self._lock.notify_all()
+        self._cancel_all()
         if threading.current_thread() is not self._thread:
             self._thread.join()
         if self._pool is not None:
@@ -215,7 +224,7 @@ class Generator:
 
     def most_new_tokens(self, prompt: int) -> int:
         """Return the most tokens that can follow a prompt of a number of tokens; at least one."""
-        limits = [limit for limit in (self.signature.context, self._scheduler.n_slots) if limit]
+        limits = [limit for limit in (self.context, self._scheduler.n_slots) if limit]
         return max(min(limits) - prompt + 1, 1)
 
     def default_new_tokens(self, prompt: int) -> int:
@@ -235,11 +244,15 @@ class Generator:
             special: Add the special tokens of the tokenizer to a text, such as one for its beginning.
 
         Raises:
-            OptionError: The prompt is empty, has unknown tokens, or is text without a tokenizer.
+            OptionError: The prompt is empty, has unknown tokens, is text without a tokenizer, or is no Unicode.
         """
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise OptionError("prompt: text needs a tokenizer", hint="give token ids, or a tokenizer")
+            try:
+                prompt.encode()
+            except UnicodeEncodeError as error:  # bytes that are no text, on a command line for example
+                raise OptionError(f"prompt: expected text that UTF-8 can represent: {error.reason}") from error
             ids = list(self.tokenizer.encode(prompt, add_special_tokens=special).ids)
         else:
             ids = [int(token) for token in prompt]
@@ -251,12 +264,33 @@ class Generator:
         return ids
 
     def _check_context(self, prompt: int, new: int) -> None:
-        context = self.signature.context
+        context = self.context
         if context and prompt + new - 1 > context:  # the last token that is generated is never an input
             raise OptionError(
                 f"the model has positions for {context} tokens, the request needs {prompt + new - 1}",
                 hint=f"shorten the prompt of {prompt} tokens, or generate at most {max(context - prompt + 1, 0)}",
             )
+
+    def _cancel_all(self) -> None:
+        """End all requests, and refuse further ones."""
+        with self._lock:
+            self._closed = True
+            for number in [*self._requests]:
+                self._end(number)
+            self._lock.notify_all()
+
+    def _after_fork(self) -> None:
+        """Fail the requests in a forked child, where no thread serves them, and the locks may be held forever."""
+        self._lock, self._pool = threading.Condition(), None
+        self._closed = self._forked = True
+        for request in self._requests.values():
+            request.stream.after_fork(GenerationError(_FORKED))
+        self._requests = {}
+
+    def _at_exit(self, until: float) -> None:
+        """End an iteration before the interpreter ends, which would abort the process inside onnxruntime."""
+        self._cancel_all()
+        self._thread.join(max(until - time.monotonic(), 0))
 
     def _cancel(self, number: int) -> None:
         with self._lock:
@@ -312,11 +346,16 @@ class Generator:
                 self._return(done, future.result())
 
     def _start(self, batch: Batch, requests: Sequence[_Request]) -> Future[list[Outcome]]:
-        if self._pool is not None:
-            return self._pool.submit(self._run, batch, requests)
         future: Future[list[Outcome]] = Future()
-        future.set_result(self._run(batch, requests))
-        return future
+        if self._pool is None:
+            future.set_result(self._run(batch, requests))
+            return future
+        try:
+            return self._pool.submit(self._run, batch, requests)
+        except RuntimeError:  # the interpreter exits
+            self._cancel_all()
+            future.set_result([None] * len(batch))
+            return future
 
     def _run(self, batch: Batch, requests: Sequence[_Request]) -> list[Outcome]:
         """Run one iteration; an error of the whole batch is the error of each of its requests."""
@@ -344,7 +383,7 @@ class Generator:
     def _advance(self, share: Share, request: _Request, outcome: Outcome) -> None:
         request.past += share.tokens
         if isinstance(outcome, Exception):
-            request.reason, request.error = "error", outcome
+            request.reason, request.error = "error", outcome if self.context else _of_unknown_context(outcome, request)
         elif outcome is not None:
             try:
                 self._append(request, request.sampler.choose(outcome))
@@ -364,6 +403,15 @@ class Generator:
             request.reason = "stop"
         elif len(request.generated) == request.max_new_tokens:
             request.reason = "length"
+
+
+def _of_unknown_context(error: Exception, request: _Request) -> Exception:
+    """Return an error of a model whose context length is unknown, which may have been exceeded."""
+    message = error.message if isinstance(error, GenerationError) else str(error)
+    return GenerationError(
+        f"{message}, after {request.past} tokens",
+        hint="the model does not state its context length; config.json beside it may, as max_position_embeddings",
+    )
 
 
 def open_engine(graph: Graph, threads: int, providers: Sequence[str] = ("CPUExecutionProvider",)) -> Engine:

@@ -135,6 +135,13 @@ class Stream:
             except Exception:
                 log.exception("a callback of a stream failed")
 
+    def after_fork(self, error: Exception) -> None:
+        """Fail in a forked child; those who wait in the parent are not the child's."""
+        lock = threading.RLock()  # the other one may be held forever
+        self._changed, self._ended = threading.Condition(lock), threading.Condition(lock)
+        self._callbacks, self._waiting = [], []
+        self.finish("error", error)
+
     def at(self, index: int) -> Token | None:
         """Return a token, or None at the end. The caller holds the lock and knows that the stream is that far."""
         if index < len(self._tokens):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from chrion.errors import ModelError, OptionError
+from chrion.graph.context_length import read_configuration
 
 #: What a decoder of bytes writes for a character of which bytes are missing.
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
@@ -128,13 +128,10 @@ def find_stop_tokens(model: Path) -> frozenset[int]:
     """Return the tokens that end a text, from the configuration beside a model that transformers writes."""
     for name in ("generation_config.json", "config.json"):
         path = model.parent / name
-        if not path.is_file():
-            continue
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ModelError(f"{path}: not JSON: {error}") from error
-        found = content.get("eos_token_id") if isinstance(content, dict) else None
+        found = read_configuration(path).get("eos_token_id")
         if found is not None:
-            return frozenset(int(token) for token in (found if isinstance(found, list) else [found]))
+            tokens = found if isinstance(found, list) else [found]
+            if not all(type(token) is int for token in tokens):
+                raise ModelError(f"{path}: eos_token_id: expected a token or a list of tokens, found {found!r:.100}")
+            return frozenset(tokens)
     return frozenset()

@@ -17,6 +17,7 @@ import onnx
 import onnxruntime as ort
 
 from chrion.errors import ModelError
+from chrion.graph.context_length import table_rows
 from chrion.graph.model import Graph, TensorInfo
 from chrion.graph.ort_sessions import analysis_options, first_line, open_session, weights_folder_option
 from chrion.graph.rewrite import int_attribute
@@ -49,7 +50,7 @@ class DecoderSignature:
     #: The element type of the cache.
     cache_type: np.dtype[Any]
     vocabulary: int
-    #: The most tokens that the model has positions for; 0 if unknown.
+    #: The rows of the smallest table that is read by position; 0 if there is none.
     context: int
 
     @property
@@ -109,21 +110,8 @@ def decoder_signature(graph: Graph) -> DecoderSignature:
     if not isinstance(vocabulary, int):
         raise ModelError(f"{where}: the width of logits is unknown", hint=hint)
     shapes = tuple(_cache_shape(graph, inputs[name], outputs[new]) for name, new in zip(past, present, strict=True))
-    return DecoderSignature(
-        tuple(plain), tuple(past), tuple(present), shapes, np.dtype(element), vocabulary, _context(graph)
-    )
-
-
-def _context(graph: Graph) -> int:
-    """Return the rows of the smallest table that is read by position; 0 if there is none."""
-    rows = []
-    for node in graph.model.graph.node:
-        if node.op_type == "Gather" and node.input[1] == POSITIONS:
-            rows.append(node.input[0])
-        elif node.op_type == "GroupQueryAttention" and len(node.input) > 7 and node.input[7]:
-            rows.append(node.input[7])
-    known = [tensor.dims[0] for tensor in graph.model.graph.initializer if tensor.name in rows and tensor.dims]
-    return min(known, default=0)
+    context = table_rows(graph.model.graph, POSITIONS)
+    return DecoderSignature(tuple(plain), tuple(past), tuple(present), shapes, np.dtype(element), vocabulary, context)
 
 
 def _layer(name: str) -> tuple[int, str]:

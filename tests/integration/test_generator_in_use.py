@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+import psutil
 import pytest
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from chrion import Generator
-from chrion.errors import OptionError
+from chrion.cores import allowed_cores
+from chrion.errors import GenerationError, OptionError
 from decoder_support import PlainDecoder, small_decoder
 
 MODEL = small_decoder("llama-decoder")
@@ -118,6 +125,144 @@ def test_two_processes_at_a_time(tmp_path: Path, plain: PlainDecoder) -> None:
         printed, _ = process.communicate(timeout=120)
         assert process.returncode == 0
         assert json.loads(printed)["tokens"] == plain.generate([1, 2, 3], 20)
+
+
+@pytest.mark.parametrize("options", ["", ", n_workers=2", ", policy='request'"])
+def test_a_process_may_exit_while_texts_are_generated(tmp_path: Path, options: str) -> None:
+    """Without ``close``, the process exits as it would without a generator, and what waits for a text ends."""
+    onnx.save(small_decoder("llama-decoder", context=20_000), tmp_path / "model.onnx")
+    program = f"""
+import sys, threading
+from chrion import Generator
+generator = Generator(sys.argv[1], threads=1{options})
+streams = [generator.submit([1, at], 15_000) for at in range(5)]
+next(iter(streams[0]))
+threading.Thread(target=lambda: print(len(list(streams[1])) < 15_000), daemon=True).start()
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "model.onnx")]
+    for _ in range(3):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_child_refuses_instead_of_waiting(tmp_path: Path) -> None:
+    """Requests of the parent fail in the child and go on in the parent; the child opens a generator of its own."""
+    onnx.save(MODEL, tmp_path / "model.onnx")
+    program = """
+import os, sys
+from chrion import Generator
+from chrion.errors import GenerationError
+with Generator(sys.argv[1], threads=1) as generator:
+    with generator._lock:
+        stream = generator.submit([1, 2], 20)
+        child = os.fork()
+    if child == 0:
+        for use in (stream.result, lambda: list(stream), lambda: generator.submit([1], 1)):
+            try:
+                use()
+            except (GenerationError, RuntimeError) as error:
+                assert "forked" in str(error)
+            else:
+                raise AssertionError
+        stream.cancel()
+        with Generator(sys.argv[1], threads=1) as own:
+            assert len(own.submit([1, 2], 20).result(60)) == 20
+        os._exit(0)  # a normal exit would wait for onnxruntime's threads of the parent
+    else:
+        assert os.waitpid(child, 0)[1] == 0
+        assert len(stream.result(60)) == 20
+"""
+    command = [sys.executable, "-W", "ignore", "-c", program, str(tmp_path / "model.onnx")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)  # noqa: S603
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture
+def neighbours() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Start processes that occupy all cores; end them after the test."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in allowed_cores()]
+    try:
+        yield busy
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+def test_beside_busy_neighbours_in_two_processes(
+    tmp_path: Path, plain: PlainDecoder, neighbours: list[subprocess.Popen[bytes]]
+) -> None:
+    """While other processes occupy all cores, two processes give their requests the tokens that each has alone."""
+    path = tmp_path / "model.onnx"
+    onnx.save(MODEL, path)
+    program = """
+import json, sys
+from chrion import Generator, Sampling
+with Generator(sys.argv[1], max_batch=3, threads=2) as generator:
+    greedy = [generator.submit([at, at + 1], 6 + at) for at in range(6)]
+    how = [Sampling(temperature=1.0, seed=at) for at in range(3)]
+    drawn = [generator.submit([1, 2], 12, sampling=one) for one in how]
+    print(json.dumps([stream.result(100) for stream in [*greedy, *drawn]]))
+"""
+    command = [sys.executable, "-c", program, str(path)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]  # noqa: S603
+    found = [json.loads(process.communicate(timeout=120)[0]) for process in running]
+    assert all(process.poll() is None for process in neighbours)
+    assert found[0] == found[1]
+    assert found[0][:6] == [plain.generate([at, at + 1], 6 + at) for at in range(6)]
+    assert len({tuple(tokens) for tokens in found[0][6:]}) == 3
+
+
+@pytest.mark.parametrize("name", ["llama-decoder", "llama-decoder-grouped"])
+def test_scores_that_are_no_numbers_fail_their_request_only(name: str) -> None:
+    """Keys and values of one request are NaN; the others of its batches, and those that get its slots, are not."""
+    model = small_decoder(name)
+    plain = PlainDecoder(model)
+    prompts = [*([at, at + 1, at + 2] for at in range(5)), *([at + 20] for at in range(5))]
+    expected = [plain.generate(ids, 10) for ids in prompts]
+    bad = min(set(range(61)).difference(*prompts, *expected))
+    words = next(tensor for tensor in model.graph.initializer if [*tensor.dims] == [61, 32])
+    rows = onnx.numpy_helper.to_array(words).copy()
+    rows[bad] = np.nan
+    words.CopyFrom(onnx.numpy_helper.from_array(rows, words.name))
+    with Generator(model, threads=1, max_batch=4, kv_slots=80) as generator:
+        for _ in range(3):
+            streams = [generator.submit(ids, 10) for ids in prompts[:5]]
+            wrong = generator.submit([3, bad, 4], 10)
+            streams += [generator.submit(ids, 10) for ids in prompts[5:]]
+            with pytest.raises(GenerationError, match="scores are not numbers"):
+                wrong.result(60)
+            assert [stream.result(60) for stream in streams] == expected
+        assert generator._caches.reserved == 0
+
+
+def test_thousands_of_requests_of_all_ends_leave_nothing() -> None:
+    """After requests that finish, stop, fail, are cancelled or refused, memory and slots are as before."""
+    with Generator(MODEL, threads=1, max_batch=8, kv_slots=200) as generator:
+
+        def serve(rounds: int) -> None:
+            for at in range(rounds):
+                streams = [generator.submit([1 + at % 50, 2], 2 + n, stop_tokens=[n]) for n in range(12)]
+                for stream in streams[::3]:
+                    stream.cancel()
+                with generator.submit([1], 50) as left, contextlib.suppress(StopIteration):
+                    next(iter(left))
+                with pytest.raises(OptionError):
+                    generator.submit([1], 1000)
+                for stream in streams:
+                    stream.result(60)
+            wait_until_idle(generator)
+
+        serve(40)
+        gc.collect()
+        before = psutil.Process().memory_info().rss
+        serve(160)
+        gc.collect()
+        assert psutil.Process().memory_info().rss - before < 8e6
+        assert generator.statistics().finished_requests == 200 * 13
+        assert generator.statistics().reserved_slots == generator._caches.reserved == 0
+        assert len(generator._scheduler.pool) == len(generator._scheduler.in_flight) == 0
 
 
 @pytest.mark.parametrize("name", ["gpt2-decoder", "llama-decoder-grouped"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from sample import read_sample
 
 import chrion
 from chrion import Generator
-from chrion.errors import ModelError
+from chrion.errors import GenerationError, ModelError, OptionError
 from chrion.generation.engine import SelectiveEngine
 from chrion.generation.merged import MergedEngine
 from chrion.graph.decoder import decoder_signature
@@ -153,6 +154,47 @@ def test_merged_decoders_of_optimum(stem: str, engine: type[Any], chunk: int, tm
     with Generator(model, threads=1, chunk=chunk) as generator:
         assert type(generator._engine) is engine
         assert generated(generator) == [by_the_first_branch(model, ids, 12) for ids in PROMPTS]
+
+
+def test_requests_beyond_the_context_are_refused_at_once(tmp_path: Path) -> None:
+    """Both branches of GPT-2 read a table by position; the whole of it can be used, and nothing beyond."""
+    model = read_sample("optimum_models-gpt2-merged", tmp_path).model
+    with Generator(model, threads=1) as generator:
+        assert isinstance(generator._engine, MergedEngine)
+        assert generator.context == 64
+        assert len(generator.submit([1] * 60, 5).result(60)) == 5
+        with pytest.raises(OptionError, match="positions for 64 tokens, the request needs 65"):
+            generator.submit([1] * 60, 6)
+
+
+def test_the_context_that_the_configuration_states(tmp_path: Path) -> None:
+    """Llama's rotation has no table; the configuration beside the model has the length. A smaller table counts."""
+    model = read_sample("optimum_models-llama-merged", tmp_path).model
+    with Generator(model, threads=1) as generator:
+        assert generator.context == 0
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 50, "eos_token_id": None}))
+    with Generator(model, threads=1) as generator:
+        assert generator.context == 50
+        assert len(generator.submit([1] * 45, 6).result(60)) == 6
+        with pytest.raises(OptionError, match="positions for 50 tokens, the request needs 51"):
+            generator.submit([1] * 45, 7)
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2" / "config.json").write_text(json.dumps({"n_positions": 1024}))
+    with Generator(read_sample("optimum_models-gpt2-merged", tmp_path / "gpt2").model, threads=1) as generator:
+        assert generator.context == 64
+
+
+def test_a_failure_beyond_an_unknown_context_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that exceeds a length that nothing states fails with a hint, and later ones are served."""
+    monkeypatch.setattr("chrion.graph.decoder.table_rows", lambda *_: 0)
+    plain = PlainDecoder(small_decoder("gpt2-decoder"))
+    with Generator(merge(small_decoder("gpt2-decoder"), traced=True), threads=1) as generator:
+        assert generator.context == 0
+        stream = generator.submit([1] * 60, 30)
+        with pytest.raises(GenerationError, match="does not state its context length") as failed:
+            stream.result(60)
+        assert "\n" not in str(failed.value)
+        assert generator.submit([1, 2], 3).result(60) == plain.generate([1, 2], 3)
 
 
 @pytest.mark.parametrize(

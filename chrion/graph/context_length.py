@@ -1,0 +1,105 @@
+"""The context length of a decoder: for how many tokens it has positions.
+
+Models state it in different places: by the rows of a table that is read by position, which may be in the branches of a
+merged decoder, or in the configuration that transformers writes beside the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from chrion.errors import ModelError
+from chrion.files import parse_json
+from chrion.graph.rewrite import int_attribute
+
+#: Operators that change the shape or the type of positions, but not their values.
+_SAME_VALUES = frozenset({"Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Tile", "Unsqueeze"})
+#: Inputs that are tables of rotary embeddings, if they are weights.
+_ROTARY = {"GroupQueryAttention": (7, 8), "RotaryEmbedding": (1, 2, 3)}
+#: Keys of a configuration for the context length.
+_KEYS = ("max_position_embeddings", "n_positions")
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """What the nodes of a graph can read: its own values, and those of the graphs around it."""
+
+    weights: Mapping[str, onnx.TensorProto]
+    #: The nodes by the names of their outputs.
+    producers: Mapping[str, onnx.NodeProto]
+    #: The name of the positions.
+    positions: str
+
+
+def table_rows(graph: onnx.GraphProto, positions: str) -> int:
+    """Return the rows of the smallest table of a model that is read by position; 0 if there is none.
+
+    Args:
+        graph: The model's graph.
+        positions: The name of its positions, if they are an input.
+    """
+    return min(_rows(graph, _Scope({}, {}, positions)), default=0)
+
+
+def find_context(model: Path) -> int:
+    """Return the context length in the ``config.json`` beside a model; 0 if it does not state one.
+
+    Raises:
+        ModelError: The file is not JSON.
+    """
+    content = read_configuration(model.parent / "config.json")
+    inner = content.get("text_config")  # of a model that also reads images
+    for part in (inner if isinstance(inner, dict) else {}, content):
+        for key in _KEYS:
+            if type(part.get(key)) is int and part[key] > 0:
+                return int(part[key])
+    return 0
+
+
+def read_configuration(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file beside a model; an empty one if there is no such file.
+
+    Raises:
+        ModelError: The file is not JSON.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        content = parse_json(path.read_bytes())
+    except ValueError as error:
+        raise ModelError(f"{path}: not JSON: {error}") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _rows(graph: onnx.GraphProto, around: _Scope) -> Iterator[int]:
+    """Yield the rows of all tables that are read by position, also in the bodies of nodes."""
+    weights = {**around.weights, **{tensor.name: tensor for tensor in graph.initializer}}
+    producers = {**around.producers, **{name: node for node in graph.node for name in node.output}}
+    scope = _Scope(weights, producers, around.positions)
+    for node in graph.node:
+        for name in _tables(node, scope):
+            if name in weights and len(weights[name].dims) > 1:
+                yield weights[name].dims[0]
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _rows(attribute.g, scope)
+
+
+def _tables(node: onnx.NodeProto, scope: _Scope) -> list[str]:
+    """Return the inputs of a node that are tables with a row for each position, if they are weights."""
+    if node.op_type == "Gather":
+        by_row = int_attribute(node, "axis", 0) == 0
+        return [node.input[0]] if by_row and _is_position(node.input[1], scope) else []
+    return [node.input[at] for at in _ROTARY.get(node.op_type, ()) if at < len(node.input)]
+
+
+def _is_position(name: str, scope: _Scope) -> bool:
+    """Return whether a value is the positions of the model, or the numbers from one to another."""
+    while (node := scope.producers.get(name)) is not None and node.op_type in _SAME_VALUES:
+        name = node.input[0]
+    return name == scope.positions or (node is not None and node.op_type == "Range")

@@ -1,0 +1,111 @@
+"""The context length of a decoder, from its tables and from the configuration beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from chrion.errors import ModelError
+from chrion.graph.context_length import find_context, table_rows
+
+
+def table(name: str, rows: int) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.zeros((rows, 4), np.float32), name)
+
+
+def graph(nodes: list[onnx.NodeProto], *tables: onnx.TensorProto) -> onnx.GraphProto:
+    """Return a graph of nodes that read tables, the tokens and their positions."""
+    inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, [1, None]) for name in ("input_ids", "positions")]
+    return helper.make_graph(nodes, "g", inputs, [], list(tables))
+
+
+def gather(name: str, index: str, axis: int = 0) -> onnx.NodeProto:
+    return helper.make_node("Gather", [name, index], [f"row-of-{name}"], axis=axis)
+
+
+def test_tables_that_are_read_by_position() -> None:
+    """The smallest one counts; those of tokens, and those of which columns are read, do not."""
+    words, few, many = table("words", 3), table("few", 64), table("many", 128)
+    read = [gather("words", "input_ids"), gather("many", "positions"), gather("few", "positions")]
+    assert table_rows(graph(read, words, few, many), "positions") == 64
+    assert table_rows(graph(read[:2], words, few, many), "positions") == 128
+    assert table_rows(graph([*read[:1], gather("few", "positions", axis=1)], words, few), "positions") == 0
+
+
+def test_positions_of_another_shape() -> None:
+    """Exporters reshape positions, or count them from the length of the cache."""
+    chain = [
+        helper.make_node("Reshape", ["positions", "shape"], ["flat"]),
+        helper.make_node("Cast", ["flat"], ["index"], to=TensorProto.INT32),
+    ]
+    assert table_rows(graph([*chain, gather("t", "index")], table("t", 64)), "positions") == 64
+    counted = [
+        helper.make_node("Range", ["past", "total", "one"], ["range"]),
+        helper.make_node("Unsqueeze", ["range", "axis"], ["index"]),
+    ]
+    assert table_rows(graph([*counted, gather("t", "index")], table("t", 64)), "positions") == 64
+
+
+def test_distances_between_tokens_are_no_positions() -> None:
+    """A table of relative positions, as T5 has it, has a row for each range of distances."""
+    nodes = [
+        helper.make_node("Range", ["zero", "total", "one"], ["columns"]),
+        helper.make_node("Sub", ["columns", "row"], ["distance"]),
+        gather("t", "distance"),
+    ]
+    assert table_rows(graph(nodes, table("t", 32)), "positions") == 0
+
+
+def test_tables_of_rotary_embeddings() -> None:
+    """Operators that rotate have cosines and sines for each position."""
+    grouped = helper.make_node("GroupQueryAttention", ["q", "k", "v", "pk", "pv", "s", "n", "t", "u"], ["o"])
+    assert table_rows(graph([grouped], table("t", 64), table("u", 64)), "positions") == 64
+    assert table_rows(graph([helper.make_node("GroupQueryAttention", ["q", "", ""], ["o"])]), "positions") == 0
+    for inputs in (["x", "positions", "t", "u"], ["x", "t", "u", "positions"]):  # of onnxruntime, and of ONNX
+        rotary = helper.make_node("RotaryEmbedding", inputs, ["o"])
+        assert table_rows(graph([rotary], table("t", 32), table("u", 32)), "positions") == 32
+
+
+def test_branches() -> None:
+    """A table outside the branch that reads it counts, and equal names in two branches are different values."""
+
+    def branch(kind: str) -> onnx.GraphProto:
+        nodes = [helper.make_node(kind, ["a", "b", "c"], ["index"]), gather("t", "index")]
+        return helper.make_graph(nodes, kind, [], [])
+
+    for kinds, rows in ((("Range", "Where"), 64), (("Where", "Range"), 64), (("Where", "Where"), 0)):
+        bodies = dict(zip(("then_branch", "else_branch"), map(branch, kinds), strict=True))
+        chosen = helper.make_node("If", ["flag"], ["o"], **bodies)
+        assert table_rows(graph([chosen], table("t", 64)), "positions") == rows
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({"max_position_embeddings": 2048, "n_positions": 7}, 2048),
+        ({"n_positions": 1024}, 1024),
+        ({"text_config": {"max_position_embeddings": 8}, "n_positions": 4}, 8),
+        ({"max_position_embeddings": None, "n_positions": -1, "text_config": None}, 0),
+        ({"max_position_embeddings": True}, 0),
+        ({"max_position_embeddings": "2048"}, 0),
+        ([], 0),
+    ],
+)
+def test_the_configuration_beside_a_model(content: Any, expected: int, tmp_path: Path) -> None:
+    """Keys of transformers; what is no positive number is not a length."""
+    assert find_context(tmp_path / "model.onnx") == 0
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert find_context(tmp_path / "model.onnx") == expected
+
+
+def test_a_damaged_configuration_is_refused(tmp_path: Path) -> None:
+    """The message names the file."""
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"config\.json: not JSON"):
+        find_context(tmp_path / "model.onnx")
