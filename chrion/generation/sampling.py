@@ -85,18 +85,25 @@ class Sampler:
             raise ValueError("the model's scores are not numbers")
         if how.repetition_penalty != 1 and self._seen:
             seen = np.fromiter(self._seen, np.int64)
-            penalised = scores[seen]
             scores = scores.copy()
-            scores[seen] = np.where(
-                penalised > 0, penalised / how.repetition_penalty, penalised * how.repetition_penalty
-            )
+            scores[seen] = _penalise(scores[seen], how.repetition_penalty)
         if how.temperature == 0:
             return int(np.argmax(scores))
-        shares = probabilities(scores / how.temperature, how.top_k, how.top_p)
+        with np.errstate(over="ignore"):  # the greatest score is 0, those far below have the probability 0
+            scaled = (scores - scores.max()) / how.temperature
+        shares = probabilities(scaled, how.top_k, how.top_p)
         # One random number for every token, whatever the shares, so that the sequence depends on the seed only.
         limits = np.cumsum(shares)
         chosen = int(np.searchsorted(limits, self._random.random() * limits[-1], side="right"))
         return min(chosen, int(np.flatnonzero(shares)[-1]))  # the product may be rounded up to the total
+
+
+def _penalise(scores: Array, penalty: float) -> Array:
+    """Return scores with the repetition penalty; those that are finite remain finite."""
+    most = np.finfo(np.float64).max
+    with np.errstate(over="ignore"):
+        penalised = np.where(scores > 0, scores / penalty, scores * penalty)
+    return np.asarray(np.where(np.isfinite(scores), np.clip(penalised, -most, most), scores))
 
 
 def probabilities(scores: Array, top_k: int, top_p: float) -> Array:

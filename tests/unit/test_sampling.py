@@ -60,6 +60,23 @@ def test_temperature_sharpens() -> None:
     np.testing.assert_allclose(shares / shares.sum(), np.exp(SCORES) ** 2 / np.sum(np.exp(SCORES) ** 2))
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-307, 1e-300])
+def test_the_limit_of_low_temperatures_is_greedy(temperature: float) -> None:
+    """Scores that overflow when they are divided choose the most probable token, or one of equal ones."""
+    for scores, best in ((SCORES, {1}), (-1000 * SCORES, {2}), (np.array([3.0, -np.inf, 3.0]), {0, 2})):
+        sampler = Sampler(Sampling(temperature=temperature, top_k=4, top_p=0.99, seed=3), [])
+        assert {sampler.choose(scores) for _ in range(40)} == best
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("penalty", "token"), [(5e-324, 0), (1e308, 1)])
+def test_extreme_repetition_penalties_are_limits(penalty: float, temperature: float, token: int) -> None:
+    """Of a token in the prompt and another one, a penalty near 0 chooses the first, and a huge one the second."""
+    how = Sampling(temperature=temperature, repetition_penalty=penalty)
+    assert Sampler(how, [0]).choose(np.array([3.0, 2.0])) == token
+    assert Sampler(how, [0, 1]).choose(np.array([-3.0, -2.0, -np.inf])) in {0, 1}
+
+
 def test_greedy_takes_the_first_of_equal_scores() -> None:
     """Temperature 0 is argmax."""
     assert Sampler(Sampling(), []).choose(np.array([1.0, 3.0, 3.0])) == 1
