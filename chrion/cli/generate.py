@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -64,11 +66,15 @@ def _token_ids(text: str) -> list[int]:
 def _print(stream: Stream, *, text: bool, silent: bool, started: float) -> float:
     """Print a stream as it comes; return the seconds to its first token."""
     first = 0.0
-    for event in stream.events():
-        first = first or time.perf_counter() - started
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # characters that the encoding of the terminal lacks
+    try:
+        for event in stream.events():
+            first = first or time.perf_counter() - started
+            if not silent:
+                piece = event.text if text else f"{event.id} "
+                print(piece, end="", flush=True)  # noqa: T201 - this is what stdout is for
+    finally:  # an error or an interruption is reported on a line of its own
         if not silent:
-            piece = event.text if text else f"{event.id} "
-            print(piece, end="", flush=True)  # noqa: T201 - this is what stdout is for
-    if not silent:
-        print(flush=True)  # noqa: T201 - this is what stdout is for
+            print(flush=True)  # noqa: T201 - this is what stdout is for
     return first
