@@ -13,9 +13,9 @@ from starlette.responses import JSONResponse, Response
 
 from chrion.generation import Stream
 from chrion.server.disconnects import EventResponse, until_disconnect
-from chrion.server.failures import RequestFailure, Status, invalid
+from chrion.server.failures import RequestFailure, invalid
 from chrion.server.generation_service import GenerationService
-from chrion.server.generation_tensors import Piece, TextRequest, read_values
+from chrion.server.generation_tensors import Piece, TextRequest, read_document
 from chrion.server.protocol_decoder import ProtocolDecoder, find_decoder
 
 ReadBody = Callable[[Request], Awaitable[dict[str, Any]]]
@@ -61,14 +61,13 @@ class GenerateRoutes:
         name, version = request.path_params["name"], request.path_params.get("version", "")
         decoder = find_decoder(self._service, name, version)
         if decoder is None:
-            text = f"model {name[:200]!r} does not exist in this version, or has no table [generation]"
-            raise RequestFailure(Status.NOT_FOUND, text)
+            raise self._service.unknown(name, " in this version")
         body = await read(request)
         identity, parameters = body.pop("id", ""), body.pop("parameters", {})
         if not isinstance(parameters, dict):
             raise invalid("parameters: expected an object")
         common = dict(zip(("model_name", "model_version"), decoder.model, strict=True))
-        return decoder, read_values({**parameters, **body}), common | ({"id": identity} if identity else {})
+        return decoder, read_document({**parameters, **body}), common | ({"id": identity} if identity else {})
 
 
 async def _events(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 from chrion.errors import ChrionError, InputError
@@ -13,6 +14,7 @@ from chrion.server.generation_metrics import GenerationMetrics
 from chrion.server.generators import ServedGenerator, drain_generators
 
 Prompt = str | list[int]
+_LATE = "the text did not begin within its timeout"
 
 
 class GenerationService:
@@ -21,11 +23,14 @@ class GenerationService:
     Args:
         served: The models by name.
         max_waiting: The most requests that wait at the same time, of all models.
+        refused: Why no model generates, if none does.
     """
 
-    def __init__(self, served: Mapping[str, ServedGenerator], max_waiting: int) -> None:
+    def __init__(self, served: Mapping[str, ServedGenerator], max_waiting: int, *, refused: str = "") -> None:
         #: The models by name.
         self.served = served
+        #: Why no model generates; empty if models do.
+        self.refused = refused
         self._max_waiting = max_waiting
         self._draining = False
         self._metrics = GenerationMetrics(served)
@@ -37,7 +42,19 @@ class GenerationService:
 
     def metrics(self) -> bytes:
         """Return metrics in Prometheus's text format."""
-        return self._metrics.render()
+        return self._metrics.render() if self.served else b""
+
+    def unknown(self, name: str, where: str = "") -> RequestFailure:
+        """Return the failure of a request for a text of a model that does not generate.
+
+        Args:
+            name: The name in the request.
+            where: What else the request says of the model, in words.
+        """
+        if self.refused:
+            return RequestFailure(Status.UNSUPPORTED, self.refused)
+        text = f"model {name[:200]!r} does not exist{where}, or has no table [generation]"
+        return RequestFailure(Status.NOT_FOUND, text)
 
     async def close(self, grace_s: float) -> None:
         """Refuse new requests, wait for those in flight for a time at most, and close the generators."""
@@ -89,20 +106,36 @@ class GenerationService:
             raise
         return streams
 
-    async def events(self, model: str, streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, Token | None], None]:
+    async def events(
+        self, model: str, streams: Sequence[Stream], timeout_ms: float = math.inf
+    ) -> AsyncGenerator[tuple[int, Token | None], None]:
         """Yield the tokens of several streams as they come, with the index of each; None ends a stream.
 
         The queue has no limit, so that no stream waits for another or for the client. It holds no more than the
         streams themselves.
+
+        Args:
+            model: The name of the model.
+            streams: The streams, which the caller cancels at the end.
+            timeout_ms: Time within which each text must begin; the model may have a shorter one.
+
+        Raises:
+            RequestFailure: A text does not begin in time, or the server ends it.
+            Exception: A text fails.
         """
+        limit_ms = min(timeout_ms, self.served[model].timeout_ms)
         queue: asyncio.Queue[tuple[int, Token | BaseException | None]] = asyncio.Queue()
 
         async def forward(index: int, stream: Stream) -> None:
             try:
-                async for token in self._metrics.timed(model, stream.events()):
-                    queue.put_nowait((index, token))
+                async with asyncio.timeout(None if math.isinf(limit_ms) else limit_ms / 1000) as beginning:
+                    async for token in self._metrics.timed(model, stream.events()):
+                        beginning.reschedule(None)
+                        queue.put_nowait((index, token))
                 if stream.finish_reason == "cancelled":  # not by this service, which then reads no more
                     raise RequestFailure(Status.UNAVAILABLE, "the server ended the request", retry_s=1.0)  # noqa: TRY301
+            except TimeoutError:
+                queue.put_nowait((index, RequestFailure(Status.EXPIRED, _LATE)))
             except Exception as error:  # noqa: BLE001 - raised where the events are read
                 queue.put_nowait((index, error))
             else:

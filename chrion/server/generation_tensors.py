@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from chrion.errors import OptionError
 from chrion.files import parse_json
 from chrion.generation import Sampling
 from chrion.server.failures import invalid
-from chrion.server.rest_codec import InferenceRequest
+from chrion.server.rest_codec import InferenceRequest, read_timeout_ms
 from chrion.server.tensors import Array, TensorSpec
 
 INPUTS = (
@@ -67,6 +67,8 @@ class TextRequest:
     echo: bool
     #: Outputs to return.
     outputs: tuple[TensorSpec, ...]
+    #: Time within which the text must begin.
+    timeout_ms: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +92,19 @@ def read_tensors(request: InferenceRequest) -> TextRequest:
     Raises:
         RequestFailure: An input is unknown, or has a wrong type or value.
     """
-    values = {
-        name: value
-        for name, value in request.parameters.items()
-        if name not in _PROTOCOL and not name.startswith("triton_")
-    }
+    values = _own(request.parameters)
     for name, (datatype, array) in request.feeds.items():
         values[name] = _plain(_spec(name), datatype, array)
-    return read_values(values, tuple(request.outputs))
+    return replace(read_values(values, tuple(request.outputs)), timeout_ms=request.timeout_ms)
+
+
+def read_document(values: Mapping[str, Any]) -> TextRequest:
+    """Return the text that a JSON object with inputs and parameters asks for.
+
+    Raises:
+        RequestFailure: An input or a parameter is unknown, or has a wrong type or value.
+    """
+    return replace(read_values(_own(values)), timeout_ms=read_timeout_ms(values))
 
 
 def read_values(values: Mapping[str, Any], outputs: Sequence[str] = ()) -> TextRequest:
@@ -138,6 +145,13 @@ def piece_tensors(piece: Piece, outputs: Sequence[TensorSpec]) -> list[tuple[Ten
         "finish_reason": np.array([piece.reason], object),
     }
     return [(spec, arrays[spec.name]) for spec in outputs]
+
+
+def _own(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that are inputs of decoders."""
+    return {
+        name: value for name, value in parameters.items() if name not in _PROTOCOL and not name.startswith("triton_")
+    }
 
 
 def _spec(name: str) -> TensorSpec:

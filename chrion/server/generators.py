@@ -5,6 +5,7 @@ They are opened at the start and stay in memory. What they may need is taken off
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from chrion.errors import ChrionError, OptionError
 from chrion.generation import Generator
 from chrion.server.chat_template import ChatTemplate, find_chat_template
 from chrion.server.repository import ServedVersion, scan
-from chrion.server.settings import GenerationSettings
+from chrion.server.settings import GenerationSettings, read_settings
 from chrion.units import parse_size_mb
 
 log = logging.getLogger("chrion.server")
@@ -23,6 +24,7 @@ log = logging.getLogger("chrion.server")
 #: Host memory of a decoder: its weights, and packed copies of them.
 _WEIGHT_COPIES = 3.0
 _POLL_S = 0.01
+_NO_CONTEXT = "longer requests may fail; config.json beside the model may have max_position_embeddings"
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class ServedGenerator:
     template: ChatTemplate | None
     #: Bytes that it may need: weights, keys and values.
     reserved_bytes: int
+    #: Time within which a text must begin, unless its request has a shorter one.
+    timeout_ms: float
 
 
 def open_generators(repository: Path, budget: int) -> dict[str, ServedGenerator]:
@@ -72,6 +76,15 @@ def open_generators(repository: Path, budget: int) -> dict[str, ServedGenerator]
         except ChrionError as error:
             log.warning("cannot generate", extra={"fields": {"model": name, "reason": str(error)}})
     return found
+
+
+def list_generators(repository: Path) -> list[str]:
+    """Return the names of the models whose settings have a table ``[generation]``; wrong settings are left out."""
+    names = []
+    for path in sorted(repository.glob("*/model.toml")):
+        with contextlib.suppress(ChrionError):
+            names += [path.parent.name] if read_settings(path).generation is not None else []
+    return names
 
 
 def drain_generators(served: Sequence[ServedGenerator], grace_s: float) -> None:
@@ -116,6 +129,8 @@ def _open(name: str, version: ServedVersion, settings: GenerationSettings, reser
     if generator.tokenizer is None:
         generator.close()
         raise OptionError(f"{path.parent}: no tokenizer.json, which text needs")
+    if not generator.context:
+        log.warning("the context length is unknown", extra={"fields": {"model": name, "hint": _NO_CONTEXT}})
     if generator.refused:
         log.warning("requests run one by one", extra={"fields": {"model": name, "reason": generator.refused}})
-    return ServedGenerator(name, version.version, generator, template, reserved)
+    return ServedGenerator(name, version.version, generator, template, reserved, version.settings.timeout_ms)

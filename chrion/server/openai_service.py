@@ -89,7 +89,7 @@ class OpenAiService:
     def _find(self, name: str) -> ServedGenerator:
         served = self._service.served.get(name)
         if served is None:
-            raise RequestFailure(Status.NOT_FOUND, f"model {name!r} does not exist, or has no table [generation]")
+            raise self._service.unknown(name)
         return served
 
     def _admit(self, settings: Settings, prompts: int) -> None:

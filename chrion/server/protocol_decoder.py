@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import math
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 from chrion.errors import ChrionError
 from chrion.generation import Stream
 from chrion.server import documents
-from chrion.server.failures import RequestFailure, Status, invalid
+from chrion.server.failures import invalid
 from chrion.server.generation_service import GenerationService, failure_of
 from chrion.server.generation_tensors import INPUTS, OUTPUTS, Piece, TextRequest, piece_tensors, read_tensors
 from chrion.server.generators import ServedGenerator
@@ -67,7 +65,7 @@ class ProtocolDecoder:
         wanted = read_tensors(request)
         if wanted.stream:
             raise invalid("input 'stream': several responses need ModelStreamInfer, or generate_stream in REST")
-        return piece_tensors(await self.generate(wanted, request.timeout_ms), wanted.outputs)
+        return piece_tensors(await self.generate(wanted), wanted.outputs)
 
     async def stream(self, request: InferenceRequest) -> AsyncGenerator[tuple[Outputs, bool], None]:
         """Yield the outputs of each response to a request, and whether it is the last.
@@ -78,13 +76,13 @@ class ProtocolDecoder:
         wanted = read_tensors(request)
         stream = await self.submit(wanted)
         try:
-            async with contextlib.aclosing(self.pieces(wanted, stream, request.timeout_ms)) as pieces:
+            async with contextlib.aclosing(self.pieces(wanted, stream)) as pieces:
                 async for piece in pieces:
                     yield piece_tensors(piece, wanted.outputs), piece.final
         finally:
             stream.cancel()
 
-    async def generate(self, wanted: TextRequest, timeout_ms: float = math.inf) -> Piece:
+    async def generate(self, wanted: TextRequest) -> Piece:
         """Return a whole text.
 
         Raises:
@@ -92,7 +90,7 @@ class ProtocolDecoder:
         """
         stream = await self.submit(wanted)
         try:
-            return await self._joined(wanted, stream, timeout_ms)
+            return await self._joined(wanted, stream)
         finally:
             stream.cancel()
 
@@ -111,7 +109,7 @@ class ProtocolDecoder:
             raise failure_of(error) from error
         return stream
 
-    async def pieces(self, wanted: TextRequest, stream: Stream, timeout_ms: float = math.inf) -> Pieces:
+    async def pieces(self, wanted: TextRequest, stream: Stream) -> Pieces:
         """Yield the whole text or, if a stream is wanted, a piece for each token and one for the end.
 
         The last piece of several has no token, since a text may end because of a token that is not part of it. It has
@@ -121,31 +119,27 @@ class ProtocolDecoder:
             RequestFailure: The text cannot start in its time, or fails.
         """
         if not wanted.stream:
-            yield await self._joined(wanted, stream, timeout_ms)
+            yield await self._joined(wanted, stream)
             return
-        async with contextlib.aclosing(self._parts(wanted, stream, timeout_ms)) as parts:
+        async with contextlib.aclosing(self._parts(wanted, stream)) as parts:
             async for part in parts:
                 yield part
 
-    async def _joined(self, wanted: TextRequest, stream: Stream, timeout_ms: float) -> Piece:
-        pieces = [piece async for piece in self._parts(wanted, stream, timeout_ms)]
+    async def _joined(self, wanted: TextRequest, stream: Stream) -> Piece:
+        pieces = [piece async for piece in self._parts(wanted, stream)]
         ids = tuple(token for piece in pieces for token in piece.ids)
         return Piece("".join(piece.text for piece in pieces), ids, pieces[-1].reason)
 
-    async def _parts(self, wanted: TextRequest, stream: Stream, timeout_ms: float) -> Pieces:
+    async def _parts(self, wanted: TextRequest, stream: Stream) -> Pieces:
         before = self._prompt_text(wanted) if wanted.echo else ""
-        limit = None if timeout_ms == math.inf else timeout_ms / 1000
+        found = self._service.events(self._served.name, [stream], wanted.timeout_ms)
         try:
-            async with contextlib.aclosing(self._service.events(self._served.name, [stream])) as events:
-                _, token = await asyncio.wait_for(anext(events), limit)
-                while token is not None:
-                    before += token.text
-                    if token.id is not None:
+            async with contextlib.aclosing(found) as events:
+                async for _, token in events:
+                    before += token.text if token is not None else ""
+                    if token is not None and token.id is not None:
                         yield Piece(before, (token.id,))
                         before = ""
-                    _, token = await anext(events)
-        except TimeoutError:
-            raise RequestFailure(Status.EXPIRED, "the text did not begin within the request's timeout") from None
         except ChrionError as error:
             raise failure_of(error) from error
         yield Piece(before, (), stream.finish_reason)

@@ -17,10 +17,13 @@ from chrion.server import logs
 from chrion.server.catalogue import Catalogue
 from chrion.server.core import ServingCore
 from chrion.server.failures import RequestFailure
+from chrion.server.generation_service import GenerationService
 from chrion.server.options import DeviceOptions, ServerOptions
 from chrion.server.replica_state import read_state
 from chrion.server.target import LocalTarget
 
+#: The failure of requests for text.
+NO_TEXT = "decoders do not generate text with --ray: serve them without it"
 #: Age from which the state is read again for a report, in ms.
 _REPORT_MS = 5.0
 
@@ -78,7 +81,8 @@ class ModelReplica:
         )
         self._core = ServingCore(manager, cores, slots=slots, provider=options.provider)
         catalogue = Catalogue(options.repository, self._core, options.control, accelerator=options.provider is not None)
-        self._target = LocalTarget(self._core, catalogue)
+        without_text = GenerationService({}, options.max_waiting, refused=NO_TEXT)
+        self._target = LocalTarget(self._core, catalogue, without_text)
         self._state = ReplicaState(node=ray.util.get_node_ip_address())
         self._read_ms = 0.0
         self._core.start()

@@ -21,8 +21,10 @@ from chrion.errors import OptionError
 from chrion.ray_cluster import connected
 from chrion.server import documents, ray_router, ray_scaling, shared_view
 from chrion.server.failures import RequestFailure
+from chrion.server.generation_service import GenerationService
+from chrion.server.generators import list_generators
 from chrion.server.options import ClusterOptions, ServerOptions
-from chrion.server.ray_replica import ModelReplica
+from chrion.server.ray_replica import NO_TEXT, ModelReplica
 from chrion.server.ray_target import ClusterTarget
 from chrion.server.run import answer_until_stopped
 from chrion.units import format_count
@@ -72,6 +74,9 @@ def run(options: ServerOptions, cluster: ClusterOptions, announce: Callable[[str
 async def _serve(options: ServerOptions, cluster: ClusterOptions, announce: Callable[[str], None]) -> None:
     view = shared_view.views[APPLICATION] = shared_view.SharedView(cluster.routing)
     target = ClusterTarget(view, options)
+    without_text = GenerationService({}, options.max_waiting, refused=NO_TEXT)
+    if names := await asyncio.to_thread(list_generators, options.repository):
+        log.warning(NO_TEXT, extra={"fields": {"models": names}})
 
     async def connect(handle: Any) -> str:
         try:
@@ -107,7 +112,7 @@ async def _serve(options: ServerOptions, cluster: ClusterOptions, announce: Call
         logging.getLogger("ray.serve").setLevel(logging.CRITICAL + 1)
 
     try:
-        await answer_until_stopped(options, target, begin, end, announce)
+        await answer_until_stopped(options, target, begin, end, announce, without_text)
     except _StoppedError:
         log.info("stopped")
 

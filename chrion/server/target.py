@@ -201,10 +201,17 @@ class LocalTarget:
             if not has_cache(request.feeds):
                 return _Reply(found.model, await found.infer(request), {})
             found = self._core.find(*found.model)
+        elif found.version.settings.generation is not None and not has_cache(request.feeds):
+            self._require_text()
         result = await self._core.infer(found, request.feeds, tuple(request.outputs), timeout_ms)
         return _Reply(
             (found.version.name, found.version.version), result.outputs, {SERVER_TIMING: result.timing.header()}
         )
+
+    def _require_text(self) -> None:
+        """Raise a failure if this process has been told not to generate text."""
+        if self._generation is not None and self._generation.refused:
+            raise RequestFailure(Status.UNSUPPORTED, self._generation.refused)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,15 @@ import pytest
 
 from chrion.generation import Sampling
 from chrion.server.failures import RequestFailure, Status
-from chrion.server.generation_tensors import INPUTS, OUTPUTS, Piece, piece_tensors, read_tensors, read_values
+from chrion.server.generation_tensors import (
+    INPUTS,
+    OUTPUTS,
+    Piece,
+    piece_tensors,
+    read_document,
+    read_tensors,
+    read_values,
+)
 from chrion.server.rest_codec import InferenceRequest
 
 
@@ -57,6 +66,16 @@ def test_all_inputs_of_triton_clients() -> None:
     assert (found.max_tokens, found.stop, found.stream, found.echo) == (7, ("a",), True, True)
     assert found.sampling == Sampling(temperature=0.5, top_k=20, top_p=0.5, seed=3)
     assert [spec.name for spec in found.outputs] == ["output_ids"]
+
+
+def test_parameters_of_the_protocol_beside_inputs() -> None:
+    """A timeout is in microseconds; what Triton's clients send besides says nothing of the text."""
+    found = read_document({"text_input": "a", "timeout": 1500, "priority": 0, "triton_enable_empty_final_response": 1})
+    assert (found.prompt, found.timeout_ms) == ("a", 1.5)
+    assert read_document({"text_input": "a"}).timeout_ms == math.inf
+    for values, about in (({"timeout": -1}, "microseconds"), ({"sequence_id": 3}, "'sequence_id'"), ({"x": 1}, "'x'")):
+        with pytest.raises(RequestFailure, match=about):
+            read_document({"text_input": "a", **values})
 
 
 def test_top_k_and_top_p_choose_at_random() -> None:

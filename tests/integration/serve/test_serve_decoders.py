@@ -26,6 +26,7 @@ CLIENT = Path(__file__).parents[2] / "decoder_checks.py"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 MODEL = small_decoder("llama-decoder", context=20_000)
 PROMPTS = [[2, 3, 4], [5], [6, 7], [8, 9, 10, 11], [12, 13], [14]]
+LATE = "the text did not begin within its timeout"
 COUNTS = [12, 3, 20, 7, 1, 15]
 
 
@@ -139,11 +140,36 @@ def test_a_text_that_cannot_start_in_time_fails(decoders: Server) -> None:
         next(long)
         kind = message("ModelStreamInferResponse").__class__
         (late,) = [kind.FromString(content) for content in infer(iter([request([2], 1_000, timeout=100_000)]))]
-        assert late.error_message == "the text did not begin within the request's timeout"
+        assert late.error_message == LATE
         assert late.infer_response.parameters["triton_final_response"].bool_param
         assert decoders.metric("chrion_generation_requests", model="llama") == 1
         long.cancel()
         wait_until(lambda: slots(decoders) == 0)
+
+
+def test_a_text_by_rest_that_cannot_start_in_time_fails(decoders: Server) -> None:
+    """The parameter ``timeout``, in microseconds, ends a waiting text by all paths; one that can start is served."""
+    entry = {"name": "input_ids", "datatype": "INT64", "shape": [1], "data": [2]}
+    plain = {"input_ids": [2], "max_tokens": 1_000, "timeout": 100_000}
+    nested = {"input_ids": [2], "parameters": {"max_tokens": 1_000, "timeout": 100_000, "stream": True}}
+    with grpc.insecure_channel(f"127.0.0.1:{decoders.grpc}") as channel:
+        long = channel.stream_stream(STREAM)(iter([request([1], 15_000)]))
+        next(long)
+        for path, body in (
+            ("generate", plain),
+            ("infer", {"inputs": [entry], "parameters": {"max_tokens": 1_000, "timeout": 100_000}}),
+        ):
+            status, document, _ = decoders.get(f"/v2/models/llama/{path}", body)
+            assert (status, document["error"]) == (504, LATE)
+        status, content, _ = decoders.get("/v2/models/llama/generate_stream", nested)
+        assert (status, events(content)) == (200, [{"error": LATE}])
+        wait_until(lambda: decoders.metric("chrion_generation_requests", model="llama") == 1)
+        long.cancel()
+        wait_until(lambda: slots(decoders) == 0)
+    status, document, _ = decoders.get("/v2/models/llama/generate", {**plain, "max_tokens": 3, "timeout": 60_000_000})
+    assert (status, len(document["output_ids"])) == (200, 3)
+    status, document, _ = decoders.get("/v2/models/llama/generate", {**plain, "timeout": "soon"})
+    assert (status, document["error"]) == (400, "parameter 'timeout': expected a whole number of microseconds")
 
 
 def test_a_call_whose_deadline_passes_frees_its_slots(decoders: Server) -> None:
