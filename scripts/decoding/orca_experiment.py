@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from chrion.generation.scheduling import POLICIES
 from chrion.report.figures import new_figure, save_figure
@@ -150,10 +151,11 @@ def _cells(ours: Reading | None, theirs: Reading | None) -> tuple[str, str, str]
 
 
 def plot(points: Sequence[LoadPoint], path: Path) -> None:
-    """Draw latency against throughput, a panel for each workload."""
+    """Draw latency against throughput, a panel for each workload, with the legend below all of them."""
     workloads = list(dict.fromkeys(point.workload for point in points))
-    figure = new_figure(4.2 * len(workloads), 3.4)
+    figure = new_figure(4.2 * len(workloads), 3.8)
     panels = figure.subplots(1, len(workloads), squeeze=False)[0]
+    handles: dict[str, Any] = {}
     for axes, workload in zip(panels, workloads, strict=True):
         own = [point for point in points if point.workload == workload]
         for at, policy in enumerate(POLICIES):
@@ -171,5 +173,7 @@ def plot(points: Sequence[LoadPoint], path: Path) -> None:
         axes.set_yscale("log")
         axes.set_xlabel("throughput, requests/s")
         axes.set_ylabel("median latency per token, ms")
-        axes.legend(fontsize=7, frameon=False)
+        handles |= {line.get_label(): line for line in axes.get_lines() if line.get_label() not in handles}
+    entries = handles.values(), list(handles)
+    figure.legend(*entries, loc="outside lower center", ncols=2, fontsize=7, frameon=False, borderpad=1)
     save_figure(figure, path)
