@@ -20,6 +20,7 @@ import onnxruntime as ort
 import pytest
 
 from chrion.ray_cluster import connected
+from decoder_support import small_decoder
 from grafana_queries import check_queries
 from ray_clusters import start_cluster
 from server_process import (
@@ -61,6 +62,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     put(root, "product", product(seed=1))
     put(root, "product", product(seed=2), version=2)
     put(root, "brief", slow_model(256, 100), toml=f"cores = {os.cpu_count()}")
+    put(root, "llama", small_decoder("llama-decoder"), toml="[generation]")
     put(root, "slow", slow_model(512, 400), toml=f"cores = {os.cpu_count()}")  # a replica runs one at a time
     return root
 
@@ -135,6 +137,24 @@ def test_the_cluster_is_described_as_one_server(replicas: Server) -> None:
     assert replicas.get("/v2/health")[1]["replicas"] == 3
     for about_replicas in (False, True):
         check_queries(replicas.get("/metrics")[1].decode(), replicas=about_replicas)
+
+
+def test_requests_for_text_are_refused(replicas: Server) -> None:
+    """Decoders answer with logits only: the log says so at the start, and each request for text gets the reason."""
+    texts = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["w1"]}
+    for path, body in (
+        ("/v1/completions", {"model": "llama", "prompt": "w1"}),
+        ("/v1/chat/completions", {"model": "llama", "messages": [{"role": "user", "content": "w1"}]}),
+        ("/v2/models/llama/generate", {"text_input": "w1"}),
+        ("/v2/models/llama/generate_stream", {"text_input": "w1", "stream": True}),
+        ("/v2/models/llama/infer", {"inputs": [texts]}),
+    ):
+        status, answer, _ = replicas.get(path, body)
+        assert status == 501, answer
+        assert "decoders do not generate text with --ray" in str(answer["error"])
+    assert replicas.get("/v1/models")[1]["data"] == []
+    (line,) = [event for event in replicas.events() if "do not generate text" in event["event"]]
+    assert (line["level"], line["models"]) == ("warning", ["llama"])
 
 
 def test_a_killed_node_loses_no_request(replicas: Server, models: Path, cluster: Any) -> None:
