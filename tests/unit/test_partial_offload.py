@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from chrion.graph import Dag
 from chrion.graph.segments import cut
-from chrion.profiler.costs import Costs, uniform_costs
+from chrion.profiler.costs import Costs, OperatorMemory, uniform_costs
 from chrion.scheduler.evaluation.memory import device_memory
 from chrion.scheduler.policies.partial_offload import fill, first_fit, last_layers, layer_units
 from chrion.scheduler.schedule import Schedule, validate
@@ -32,6 +32,10 @@ def placed(schedule: Schedule) -> list[int]:
     return [i for i, lane in enumerate(schedule.lanes) if lane <= 0]
 
 
+def needed_mb(dag: Dag, costs: Costs, schedule: Schedule) -> float:
+    return device_memory(dag, costs, schedule, cut(dag, schedule.order, schedule.lanes)).resident_mb
+
+
 def test_first_fit_stops_where_the_memory_is_full() -> None:
     """Operators are placed in order, and none after the first that does not fit, even if it would."""
     units = [[i] for i in range(8)]
@@ -39,6 +43,18 @@ def test_first_fit_stops_where_the_memory_is_full() -> None:
     assert placed(fill(CHAIN, COSTS, units, 3.5)) == [0, 1, 2]
     large = replace(CHAIN, weight_bytes=(1_000_000, 5_000_000, *(1_000_000,) * 6))
     assert placed(fill(large, COSTS, units, 4)) == [0]
+
+
+def test_the_whole_model_is_placed_if_it_fits_and_all_but_its_end_does_not() -> None:
+    """A part of a chain holds two values and a third that it passes to the CPU; the whole passes none."""
+    chain = Dag.from_edges(8, [(i, i + 1) for i in range(7)], [10_000_000] * 7)
+    memory = (OperatorMemory(outputs_mb=10),) * 7 + (OperatorMemory(),)
+    costs = replace(uniform_costs(chain, accelerator_ms=0.1), memory=memory)
+    units = [[i] for i in range(8)]
+    needed = [needed_mb(chain, costs, fill(chain, costs, units[:count], math.inf)) for count in (3, 6, 8)]
+    assert needed == pytest.approx([30, 30, 20], rel=1e-4)  # a frame is rounded up to 256 bytes
+    assert placed(fill(chain, costs, units, 20)) == list(range(8))
+    assert placed(fill(chain, costs, units, 19)) == [0]
 
 
 def test_the_last_layers_are_placed_first() -> None:
@@ -76,22 +92,18 @@ def test_as_many_operators_as_fit_are_placed(data: st.DataObject) -> None:
     """The schedule is valid and within the budget, and one more operator would exceed it."""
     dag = data.draw(dags())
     costs: Costs = data.draw(costs_for(dag, accelerator=True).filter(lambda c: c.cores > 0))
-
-    def needed_mb(schedule: Schedule) -> float:
-        segments = cut(dag, schedule.order, schedule.lanes)
-        return device_memory(dag, costs, schedule, segments).resident_mb
-
-    budget = data.draw(st.floats(0, 2 * needed_mb(Schedule(dag.topological_order, (0,) * len(dag), 0)) + 1))
+    whole = Schedule(dag.topological_order, (0,) * len(dag), 0)
+    budget = data.draw(st.floats(0, 2 * needed_mb(dag, costs, whole) + 1))
     units = [[i] for i in range(len(dag))]
     schedule = fill(dag, costs, units, budget)
     validate(dag, costs, schedule)
-    assert needed_mb(schedule) <= budget
+    assert needed_mb(dag, costs, schedule) <= budget
     possible = [ms < math.inf for ms in costs.accelerator_ms or ()]
     placed = next((i for i, lane in enumerate(schedule.lanes) if lane and possible[i]), len(dag))
     assert schedule.lanes == tuple(int(i >= placed or not possible[i]) for i in range(len(dag)))
     if placed < len(dag):
         more = tuple(int(i > placed or not possible[i]) for i in range(len(dag)))
-        assert needed_mb(Schedule(schedule.order, more, max(more))) > budget
+        assert needed_mb(dag, costs, Schedule(schedule.order, more, max(more))) > budget
 
 
 def test_without_an_accelerator_everything_runs_on_a_core() -> None:

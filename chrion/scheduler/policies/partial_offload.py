@@ -79,7 +79,8 @@ def fill(dag: Dag, costs: Costs, units: Sequence[Sequence[int]], budget_mb: floa
     """Return the schedule with as many of the first units on the accelerator as fit into a budget.
 
     Memory nearly always grows with every unit, so a binary search finds their number in O(n log n). If a unit frees
-    more, as it takes in the readers of large values, the number found fits as well, and one more unit would not.
+    more, as it takes in the readers of large values, the number found fits as well, and one more unit would not. The
+    whole model may need less than all but its last units, since it passes no values to the CPU, so it is tried first.
 
     Args:
         dag: The graph.
@@ -98,6 +99,8 @@ def fill(dag: Dag, costs: Costs, units: Sequence[Sequence[int]], budget_mb: floa
         found = schedule(count)
         return device_memory(dag, costs, found, cut(dag, order, found.lanes)).resident_mb
 
+    if needed_mb(counts[-1]) <= budget_mb:
+        return schedule(counts[-1])
     return schedule(max(0, bisect_right(counts, budget_mb, key=needed_mb) - 1))
 
 
