@@ -125,10 +125,16 @@ class TextBuilder:
 
 
 def find_stop_tokens(model: Path) -> frozenset[int]:
-    """Return the tokens that end a text, from the configuration beside a model that transformers writes."""
-    for name in ("generation_config.json", "config.json"):
+    """Return the tokens that end a text, from the configuration that transformers or onnxruntime-genai writes.
+
+    Raises:
+        ModelError: A file is not JSON, or its tokens are no numbers.
+    """
+    for name in ("generation_config.json", "config.json", "genai_config.json"):
         path = model.parent / name
-        found = read_configuration(path).get("eos_token_id")
+        content = read_configuration(path)
+        inner = content.get("model")  # of onnxruntime-genai
+        found = {**content, **(inner if isinstance(inner, dict) else {})}.get("eos_token_id")
         if found is not None:
             tokens = found if isinstance(found, list) else [found]
             if not all(type(token) is int for token in tokens):

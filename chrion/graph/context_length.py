@@ -1,7 +1,7 @@
 """The context length of a decoder: for how many tokens it has positions.
 
 Models state it in different places: by the rows of a table that is read by position, which may be in the branches of a
-merged decoder, or in the configuration that transformers writes beside the model.
+merged decoder, or in the configuration that transformers or onnxruntime-genai writes beside the model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _SAME_VALUES = frozenset({"Cast", "Expand", "Flatten", "Identity", "Reshape", "S
 #: Inputs that are tables of rotary embeddings, if they are weights.
 _ROTARY = {"GroupQueryAttention": (7, 8), "RotaryEmbedding": (1, 2, 3)}
 #: Keys of a configuration for the context length.
-_KEYS = ("max_position_embeddings", "n_positions")
+_KEYS = ("max_position_embeddings", "n_positions", "context_length")
+#: The configurations beside a model, and the parts of them that concern the text.
+_CONFIGURATIONS = (("config.json", "text_config"), ("genai_config.json", "model"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +49,18 @@ def table_rows(graph: onnx.GraphProto, positions: str) -> int:
 
 
 def find_context(model: Path) -> int:
-    """Return the context length in the ``config.json`` beside a model; 0 if it does not state one.
+    """Return the context length in the configuration beside a model; 0 if it does not state one.
 
     Raises:
-        ModelError: The file is not JSON.
+        ModelError: A file is not JSON.
     """
-    content = read_configuration(model.parent / "config.json")
-    inner = content.get("text_config")  # of a model that also reads images
-    for part in (inner if isinstance(inner, dict) else {}, content):
-        for key in _KEYS:
-            if type(part.get(key)) is int and part[key] > 0:
-                return int(part[key])
+    for file, name in _CONFIGURATIONS:
+        content = read_configuration(model.parent / file)
+        inner = content.get(name)
+        for part in (inner if isinstance(inner, dict) else {}, content):
+            for key in _KEYS:
+                if type(part.get(key)) is int and part[key] > 0:
+                    return int(part[key])
     return 0
 
 

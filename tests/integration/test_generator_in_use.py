@@ -7,8 +7,10 @@ import contextlib
 import gc
 import json
 import os
+import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +26,7 @@ from tokenizers.models import BPE
 from chrion import Generator
 from chrion.cores import allowed_cores
 from chrion.errors import GenerationError, OptionError
+from chrion.generation import Stream
 from decoder_support import PlainDecoder, small_decoder
 
 MODEL = small_decoder("llama-decoder")
@@ -125,6 +128,32 @@ def test_two_processes_at_a_time(tmp_path: Path, plain: PlainDecoder) -> None:
         printed, _ = process.communicate(timeout=120)
         assert process.returncode == 0
         assert json.loads(printed)["tokens"] == plain.generate([1, 2, 3], 20)
+
+
+@pytest.mark.parametrize("options", [{}, {"n_workers": 2}, {"policy": "request"}], ids=str)
+def test_closing_among_many_threads(options: dict[str, Any]) -> None:
+    """Threads submit, read and cancel texts while another one closes the generator: all of them end."""
+    with Generator(MODEL, threads=1, max_batch=3, kv_slots=150, **options) as generator:
+        streams: list[Stream] = []
+
+        def use(seed: int) -> None:
+            pick = random.Random(seed)
+            while True:
+                try:
+                    streams.append(stream := generator.submit([seed, 2], 20))
+                except RuntimeError:
+                    return
+                pick.choice([stream.cancel, lambda: next(iter(stream), None), lambda: list(stream)])()
+
+        with ThreadPoolExecutor(8) as pool:
+            using = [pool.submit(use, seed) for seed in range(8)]
+            while len(streams) < 100 and not any(one.done() for one in using):
+                time.sleep(0.001)
+            generator.close()
+            for one in using:
+                one.result(60)
+        assert {stream.finish_reason for stream in streams} <= {"length", "cancelled"}
+        assert generator.statistics().requests == generator._caches.reserved == 0
 
 
 @pytest.mark.parametrize("options", ["", ", n_workers=2", ", policy='request'"])

@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from chrion.errors import ModelError
+from chrion.generation.text import find_stop_tokens
 from chrion.graph.context_length import find_context, table_rows
 
 
@@ -102,6 +103,19 @@ def test_the_configuration_beside_a_model(content: Any, expected: int, tmp_path:
     assert find_context(tmp_path / "model.onnx") == 0
     (tmp_path / "config.json").write_text(json.dumps(content))
     assert find_context(tmp_path / "model.onnx") == expected
+
+
+def test_the_configuration_of_onnxruntime_genai(tmp_path: Path) -> None:
+    """Its part about the model has the length and the end tokens; files of transformers come first."""
+    model = tmp_path / "model.onnx"
+    genai = {"model": {"context_length": 128, "eos_token_id": [5, 6], "type": "llama"}, "search": {"max_length": 64}}
+    (tmp_path / "genai_config.json").write_text(json.dumps(genai))
+    assert (find_context(model), find_stop_tokens(model)) == (128, {5, 6})
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 99, "eos_token_id": 7}))
+    assert (find_context(model), find_stop_tokens(model)) == (99, {7})
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": "</s>"}))
+    with pytest.raises(ModelError, match="eos_token_id: expected a token or a list of tokens, found '</s>'"):
+        find_stop_tokens(model)
 
 
 def test_a_damaged_configuration_is_refused(tmp_path: Path) -> None:
