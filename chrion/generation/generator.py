@@ -18,13 +18,14 @@ import numpy as np
 import onnx
 
 from chrion.cores import allowed_cores
+from chrion.devices.providers import CPU_PROVIDER, provider_name, require_working
 from chrion.errors import GenerationError, ModelError, OptionError
 from chrion.generation.cache import CacheManager, RequestCache, slots_of_bytes
 from chrion.generation.engine import PlainEngine, SelectiveEngine
 from chrion.generation.iteration import Engine, Outcome, Work
 from chrion.generation.merged import open_merged
 from chrion.generation.sampling import Sampler, Sampling
-from chrion.generation.scheduling import Batch, IterationScheduler, Share
+from chrion.generation.scheduling import Batch, IterationScheduler, Share, whole_number
 from chrion.generation.streams import Stream, Token
 from chrion.generation.text import TextBuilder, find_stop_tokens, find_tokenizer, load_tokenizer
 from chrion.graph import Graph, load
@@ -101,6 +102,7 @@ class Generator:
     Raises:
         ModelError: The model is not a decoder with a cache.
         OptionError: An argument is out of range.
+        ProviderError: A provider does not exist, or does not work on this machine.
     """
 
     def __init__(  # noqa: PLR0913 - all options of a generator
@@ -117,6 +119,10 @@ class Generator:
         providers: Sequence[str] = ("CPUExecutionProvider",),
         tokenizer: str | Path | None = None,
     ) -> None:
+        providers = [provider_name(name) for name in providers]
+        for name in providers:
+            if name != CPU_PROVIDER:  # without this, onnxruntime would use the CPU
+                require_working(name, "providers")
         graph = model if isinstance(model, Graph) else load(model)
         slots = slots_of_bytes(decoder_signature(graph), kv_bytes) if kv_slots is None else kv_slots
         self._scheduler = IterationScheduler(max_batch, slots, n_workers=n_workers, policy=policy, chunk=chunk)
@@ -176,6 +182,7 @@ class Generator:
         if self._forked:
             raise RuntimeError(_FORKED)
         ids = self.encode(prompt)
+        max_new_tokens = whole_number("max_new_tokens", max_new_tokens)
         self._check_context(len(ids), max_new_tokens)
         stops = [stop] if isinstance(stop, str) else list(stop)
         if any(stops) and self.tokenizer is None:
@@ -255,7 +262,7 @@ class Generator:
                 raise OptionError(f"prompt: expected text that UTF-8 can represent: {error.reason}") from error
             ids = list(self.tokenizer.encode(prompt, add_special_tokens=special).ids)
         else:
-            ids = [int(token) for token in prompt]
+            ids = [whole_number("prompt", token) for token in prompt]
         if not ids:
             raise OptionError("prompt: expected at least one token, found none")
         for token in ids:

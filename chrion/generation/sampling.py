@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from chrion.errors import OptionError
+from chrion.generation.scheduling import whole_number
 
 Array = np.ndarray[Any, Any]
 
@@ -41,6 +42,8 @@ class Sampling:
         for name, value in numbers.items():
             if not math.isfinite(value):
                 raise OptionError(f"{name}: {value} is not a finite number")
+        for name, whole in (("top_k", self.top_k), ("seed", self.seed)):
+            whole_number(name, whole)
         if self.temperature < 0:
             raise OptionError(f"temperature: {self.temperature} is below 0")
         if self.top_k < 0:

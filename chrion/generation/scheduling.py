@@ -38,16 +38,30 @@ The baseline is request-level scheduling as the paper describes it of FasterTran
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
+from typing import SupportsIndex
 
 from chrion.errors import OptionError
 
 #: Iteration: Orca's. Request: FasterTransformer's, the baseline.
 POLICIES = ("iteration", "request")
+
+
+def whole_number(name: str, value: SupportsIndex) -> int:
+    """Return an argument as an integer.
+
+    Raises:
+        OptionError: It is not a whole number.
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise OptionError(f"{name}: expected a whole number, found {value!r:.100}") from None
 
 
 class Phase(Enum):
@@ -113,7 +127,7 @@ class IterationScheduler:
             ("n_workers", n_workers, 1),
             ("chunk", chunk, 0),
         ):
-            if value < least:
+            if whole_number(name, value) < least:
                 raise OptionError(f"{name}: {value} is below {least}")
         if policy not in POLICIES:
             raise OptionError(f"unknown policy {policy!r}", hint=f"policies are {', '.join(POLICIES)}")
@@ -140,8 +154,9 @@ class IterationScheduler:
             max_new_tokens: The most tokens to generate, at least one.
 
         Raises:
-            OptionError: It needs more slots than there are.
+            OptionError: It needs more slots than there are, or a number is not whole.
         """
+        prompt, max_new_tokens = whole_number("prompt", prompt), whole_number("max_new_tokens", max_new_tokens)
         # The last token that is generated is never an input, and has no keys and values.
         needed = prompt + max_new_tokens - 1
         if prompt < 1 or max_new_tokens < 1:

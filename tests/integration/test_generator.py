@@ -20,7 +20,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from chrion import Generator, Sampling
-from chrion.errors import GenerationError, OptionError
+from chrion.errors import GenerationError, OptionError, ProviderError
 from chrion.generation.engine import PlainEngine
 from chrion.generation.iteration import Outcome, Work
 from chrion.generation.text import TextBuilder
@@ -190,14 +190,18 @@ def test_stop_tokens_end_a_text(generator: Generator, plain: PlainDecoder) -> No
         ([-1], 5, "found -1"),
         ("text", 5, "needs a tokenizer"),
         ([1], 0, "expected a prompt and new tokens"),
+        ([1], 2.5, "max_new_tokens: expected a whole number, found 2.5"),
+        ([1.5], 3, "prompt: expected a whole number, found 1.5"),
+        ([[1, 2]], 3, r"prompt: expected a whole number, found \[1, 2\]"),
         ([1] * 65, 1, "positions for 64 tokens, the request needs 65"),
         ([1] * 60, 6, "generate at most 5"),
     ],
 )
 def test_wrong_requests_are_refused(generator: Generator, prompt: str | list[int], count: int, message: str) -> None:
-    """The message says what was expected."""
+    """The message says what was expected, and the next request is served."""
     with pytest.raises(OptionError, match=message):
         generator.submit(prompt, count)
+    assert len(generator.submit(np.array([1, 2]), np.int64(3)).result(60)) == 3  # type: ignore[arg-type]
 
 
 def test_requests_that_never_fit_are_refused() -> None:
@@ -206,6 +210,20 @@ def test_requests_that_never_fit_are_refused() -> None:
         with pytest.raises(OptionError, match="needs 11 slots"):
             generator.submit([1] * 6, 6)
         assert len(generator.submit([1] * 6, 5).result(60)) == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"kv_slots": 10.5}, OptionError, "n_slots: expected a whole number, found 10.5"),
+        ({"max_batch": 0}, OptionError, "max_batch: 0 is below 1"),
+        ({"providers": ["Unknown"]}, ProviderError, "unknown accelerator 'Unknown'"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    """A provider that does not exist is not replaced by the CPU without a word."""
+    with pytest.raises(error, match=message):
+        Generator(MODEL, threads=1, **options)
 
 
 def test_default_numbers_of_tokens() -> None:

@@ -117,6 +117,8 @@ def test_scores_that_are_not_numbers_are_refused() -> None:
         ("top_p", 1.1),
         ("repetition_penalty", 0.0),
         ("seed", -1),
+        ("seed", 1.5),
+        ("top_k", 2.5),
     ],
 )
 def test_wrong_settings_are_refused(name: str, value: float) -> None:
