@@ -74,7 +74,7 @@ def read_configuration(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = parse_json(path.read_bytes())
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise ModelError(f"{path}: not JSON: {error}") from error
     return content if isinstance(content, dict) else {}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from chrion.errors import ModelError, OptionError
+from chrion.graph.context_length import read_configuration
 
 
 class ChatTemplate:
@@ -60,14 +61,7 @@ def find_chat_template(model: Path) -> ChatTemplate | None:
     Raises:
         ModelError: A file is damaged.
     """
-    settings = model.parent / "tokenizer_config.json"
-    content: Any = {}
-    if settings.is_file():
-        try:
-            content = json.loads(settings.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{settings}: not JSON: {error}") from error
-    content = content if isinstance(content, dict) else {}
+    content = read_configuration(model.parent / "tokenizer_config.json")
     file = model.parent / "chat_template.jinja"
     try:
         source = file.read_text(encoding="utf-8") if file.is_file() else content.get("chat_template")

@@ -31,6 +31,10 @@ _REFUSED_TENSOR_PARAMETERS = {
 }
 
 
+#: The largest integer of a parameter in gRPC.
+_MOST_TIMEOUT = (1 << 63) - 1
+
+
 @dataclass(slots=True)
 class InferenceRequest:
     """An inference request."""
@@ -133,7 +137,7 @@ def read_timeout_ms(parameters: Mapping[str, Any]) -> float:
         if parameters.get(name):
             raise RequestFailure(Status.UNSUPPORTED, f"parameter {name!r}: {reason}")
     timeout = parameters.get("timeout", 0)
-    if type(timeout) is not int or timeout < 0:
+    if type(timeout) is not int or not 0 <= timeout <= _MOST_TIMEOUT:
         raise invalid("parameter 'timeout': expected a whole number of microseconds")
     return timeout / 1000 if timeout else math.inf
 

@@ -35,6 +35,7 @@ def test_messages_that_a_template_cannot_render_are_refused(source: str) -> None
         ("chat_template.jinja", b"\xff"),
         ("tokenizer_config.json", b"{"),
         ("tokenizer_config.json", b"\xff"),
+        pytest.param("tokenizer_config.json", b"[" * 100_000, id="nested too deeply"),
     ],
 )
 def test_damaged_files_are_refused(tmp_path: Path, name: str, content: bytes) -> None:

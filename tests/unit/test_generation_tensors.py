@@ -73,7 +73,8 @@ def test_parameters_of_the_protocol_beside_inputs() -> None:
     found = read_document({"text_input": "a", "timeout": 1500, "priority": 0, "triton_enable_empty_final_response": 1})
     assert (found.prompt, found.timeout_ms) == ("a", 1.5)
     assert read_document({"text_input": "a"}).timeout_ms == math.inf
-    for values, about in (({"timeout": -1}, "microseconds"), ({"sequence_id": 3}, "'sequence_id'"), ({"x": 1}, "'x'")):
+    wrong = [({"timeout": value}, "microseconds") for value in (-1, 10**400, 1.5, True, "1")]
+    for values, about in (*wrong, ({"sequence_id": 3}, "'sequence_id'"), ({"x": 1}, "'x'")):
         with pytest.raises(RequestFailure, match=about):
             read_document({"text_input": "a", **values})
 
