@@ -14,7 +14,8 @@ Bound of the cost, while the mean latencies of both engines stay as they are: th
   from the first to the last of :data:`_PLAIN_GAPS`, or of :data:`_PLAN_GAPS` for trials of the plan. While other
   processes are known to use cores, it is one of :data:`_BUSY_GAPS`: the plan is likely slow for as long as they do,
   and their end is noticed. So less than one request in 100 is in a trial of the plan, and one in 500 beside such
-  processes. A trial is put off until its predecessor's extra time is at most :data:`_EXCESS` of the time since.
+  processes. A trial is put off until its predecessor's extra time is at most :data:`_EXCESS` of the time since. Once
+  the plan is slower than before the last trial by :data:`_CHANGED`, it is :data:`_EXCESS_CHANGED`, and no gap is kept.
 - after a trial that noise has won, up to :data:`_PROBATION` windows.
 
 After a change of the means the bound applies anew. A change in favour of the plan is noticed after the last gap at the
@@ -64,9 +65,11 @@ _PLAIN_TRIAL = _Trial(warm_up=4, requests=24, least_s=0.15, clear_after=12, clea
 #: Number of requests between two trials, at first and at most: of the one-thread session, of the plan, and of the plan
 #: while other processes use cores.
 _PLAIN_GAPS, _PLAN_GAPS, _BUSY_GAPS = (64, 2048), (256, 2048), (2048, 16384)
+#: The last trial of the one-thread session tells nothing once the plan takes longer than before it by this factor.
+_CHANGED = 1.3
 #: Maximum share of the time that trials may take longer than the same requests on the other engine: in general, and for
-#: trials of the plan because other processes use fewer cores than after the last one.
-_EXCESS, _EXCESS_EASED = 0.02, 0.1
+#: trials because of a change since the last one: other processes use fewer cores, or the plan has become far slower.
+_EXCESS, _EXCESS_CHANGED = 0.02, 0.1
 #: The plan takes over again if its mean latency is at most this share of the one-thread session's.
 _RETURN = 0.95
 #: Number of windows after a change in which the engine is compared with the other one's last mean latency.
@@ -100,11 +103,10 @@ class LiveComparison:
         self.plain_serves = False
         self.contradicted = False
         self.needless = latency_ms is not None and latency_ms < _WORTHWHILE_MS
-        #: Expected latency, infinite while it is not known; the plan is slow if it exceeds it by the factor.
-        self._expected_ms, self._limit = math.inf, _SLOW
+        #: Expected latency, infinite while it is not known; and the least of the one-thread session, 0 if not known.
+        self._expected_ms, self._plain_ms = math.inf, plain_ms or 0.0
         if latency_ms is not None:
             self._expected_ms = min(latency_ms, plain_ms or latency_ms)
-            self._limit = min(max(_SLOW, (plain_ms or 0.0) / self._expected_ms), _TOO_SLOW)
         #: Of the current window or trial: number of requests, their total latency, and start of the first one.
         self._count, self._total_ms, self._start_s = 0, 0.0, 0.0
         #: Number of requests of a trial that do not count yet.
@@ -119,6 +121,8 @@ class LiveComparison:
         self._since, self._since_ms, self._gap = 0, 0.0, 0
         #: Time that the last trial took longer than the same requests on the other engine.
         self._excess_ms = 0.0
+        #: Mean latency of the plan before the last trial of the one-thread session.
+        self._tried_ms = math.inf
         #: Number of trials in a row that the plan has lost, and the time of the first.
         self._lost, self._lost_s = 0, 0.0
         #: While the one-thread session serves: use of the cores by other processes since the last trial.
@@ -199,10 +203,15 @@ class LiveComparison:
     def _is_slow(self) -> bool | None:
         """Return whether the plan's last window was slow; None if that cannot be told yet."""
         if self._expected_ms < math.inf:
-            return self._mean_ms > self._limit * self._expected_ms
+            return self._mean_ms > self._limit_ms
         self.needless = self._mean_ms < _WORTHWHILE_MS
         self._others = self._others or self._other_work()
         return self._others.is_busy()
+
+    @property
+    def _limit_ms(self) -> float:
+        """Mean latency above which the plan is slow."""
+        return min(max(_SLOW * self._expected_ms, self._plain_ms), _TOO_SLOW * self._expected_ms)
 
     @property
     def _gaps(self) -> tuple[int, int]:
@@ -222,8 +231,11 @@ class LiveComparison:
         """Begin a trial of the other engine, unless the last one was too recent."""
         gap, excess = self._next_gap, _EXCESS
         if self._eased:
-            gap, excess = min(_PLAIN_GAPS[0] << self._vain, _PLAIN_GAPS[1]), _EXCESS_EASED
+            gap, excess = min(_PLAIN_GAPS[0] << self._vain, _PLAIN_GAPS[1]), _EXCESS_CHANGED
+        elif not self.plain_serves and self._mean_ms > _CHANGED * self._tried_ms:
+            gap, excess = 0, _EXCESS_CHANGED
         if self._since >= gap and self._excess_ms <= excess * self._since_ms:
+            self._tried_ms = math.inf if self.plain_serves else self._mean_ms
             self.diverts, self._cold, self._excess_ms = not self.plain_serves, self._trial.warm_up, 0.0
 
     def _end_trial(self, now_s: float) -> None:
@@ -239,10 +251,13 @@ class LiveComparison:
         self.diverts = self.plain_serves
         if self.plain_serves:
             self._lose(now_s)
-        elif self._expected_ms == math.inf:
+            return
+        self._plain_ms = min(self._plain_ms or mean_ms, mean_ms)
+        if self._expected_ms == math.inf:
             self._expected_ms = self._mean_ms
         elif self._gap == most:  # after many trials: both take longer than when they were timed
-            self._expected_ms, self._slow = mean_ms / self._limit, 0
+            self._expected_ms *= mean_ms / self._limit_ms
+            self._plain_ms, self._slow = mean_ms, 0
 
     def _is_faster(self, other_ms: float) -> bool:
         return other_ms < self._mean_ms * (_RETURN if self.plain_serves else 1.0)

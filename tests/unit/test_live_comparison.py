@@ -170,6 +170,34 @@ def test_a_quota_that_two_threads_use_up() -> None:
     assert sum(diverted[-2000:]) > 0.95 * 2000
 
 
+@pytest.mark.parametrize("timed", [True, False])
+def test_small_changes_cause_no_trials_once_the_one_thread_session_is_known(*, timed: bool) -> None:
+    """If one thread takes 1.4 ms, a plan of 1.0 ms that sometimes takes 1.2 is still the faster one: a trial tells."""
+    comparison = compare(1.0 if timed else None, None)
+    served = simulate(comparison, lambda number: 1.2 if number // 1000 % 3 == 2 else 1.0, always(1.4), 60_000)
+    assert sum(served.diverted) <= 4 + math.ceil(150 / 1.4)
+
+
+@pytest.mark.parametrize("latency_ms", [0.5, 2.0, 8.0])
+def test_a_slow_plan_is_noticed_within_a_second_of_a_lost_trial(latency_ms: float) -> None:
+    """A trial that began just before a neighbour is lost, and delays the next one by less than a second."""
+    comparison = compare(latency_ms, None)
+    before = round(4000 / latency_ms)
+
+    def plan(number: int) -> float:
+        slightly_slow = before - round(450 / latency_ms) <= number < before
+        return latency_ms * (2.5 if number >= before else 1.2 if slightly_slow else 1.0)
+
+    plain = lambda number: latency_ms * (1.3 if number < before else 1.4)  # noqa: E731
+    served = simulate(comparison, plan, plain, before + round(4000 / latency_ms))
+    lost = served.diverted[:before]
+    assert any(lost)
+    first = before + served.diverted[before:].index(False)
+    again = first + served.diverted[first:].index(True)
+    assert served.ends_s[again] - served.ends_s[before] <= 1.0
+    assert comparison.plain_serves
+
+
 def test_inputs_that_take_less_time_lower_the_expectation() -> None:
     """After small inputs, a plan that takes as long as when it was selected is slow if the plain session is faster."""
     served = simulate(compare(10.0, 15.0), lambda number: 1.0 if number < 2000 else 10.0, always(1.5), 6000)
