@@ -119,7 +119,8 @@ class ClusterView:
 
         Args:
             now_s: The time.
-            request: Its number; a request that was counted elsewhere before is moved.
+            request: Its number; a request that was counted elsewhere before is moved. If that replica has been lost
+                since, the request is repeated.
             model: Its model; empty if it needs none.
             replicas: The replicas to choose from, at least one.
             draw: A random number in [0, 1).
@@ -128,7 +129,8 @@ class ClusterView:
             The replica. The policy chooses one that has the model; if none has, one of those that can load it soonest,
             and of equals the one with the most free memory.
         """
-        self.end(request)
+        former = self.end(request)
+        self.repeated += bool(former) and self._is_lost(former, now_s)
         entries = {replica: self._replicas.setdefault(replica, _Replica()) for replica in replicas}
         replicas = [r for r in replicas if entries[r].suspended_until_s <= now_s] or replicas
         replicas = sorted(replicas, key=lambda replica: (-entries[replica].state.free_bytes, replica))
@@ -142,6 +144,9 @@ class ClusterView:
         self._replicas[chosen].outstanding[request] = model
         self._add_home(model, chosen)
         return chosen
+
+    def _is_lost(self, replica: str, now_s: float) -> bool:
+        return replica not in self._replicas or self._replicas[replica].suspended_until_s > now_s
 
     def end(self, request: int) -> str:
         """Note that a request has ended; return its replica, empty if it had none."""

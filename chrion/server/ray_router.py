@@ -37,6 +37,15 @@ class ModelRouter(RequestRouter):  # type: ignore[misc]
                 if isinstance(state, ReplicaState):
                     view.report(replica.replica_id.unique_id, state)
 
+    def on_replica_actor_died(self, replica_id: Any) -> None:
+        """Suspend a replica whose process has ended; Serve's controller lists it until it has noticed, too.
+
+        Serve itself sends requests to another replica if theirs ends before it has accepted them.
+        """
+        super().on_replica_actor_died(replica_id)
+        with self._view as view:
+            view.suspend(replica_id.unique_id, time.monotonic() + shared_view.SUSPENDED_S)
+
     async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
         """Return the replica for a request, or nothing if it is not there any more."""
         call: Call = pending_request.args[0]

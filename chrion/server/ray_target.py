@@ -24,15 +24,13 @@ from chrion.server.grpc_messages import message
 from chrion.server.options import ServerOptions
 from chrion.server.ray_replica import Call, Reply
 from chrion.server.request_memory import ByteAccount
-from chrion.server.shared_view import SharedView
+from chrion.server.shared_view import SUSPENDED_S, SharedView
 from chrion.server.target import Answer
 
 log = logging.getLogger("chrion.server")
 
 #: Replicas that a request is sent to at most.
 _ATTEMPTS = 3
-#: Time for which a replica gets no further requests after one was lost, in seconds.
-_SUSPENDED_S = 10.0
 #: Time within which a replica must answer questions about its state, in seconds.
 _QUESTION_S = 10.0
 
@@ -249,7 +247,7 @@ class ClusterTarget:
     def _lost(self, number: int, error: Exception) -> str:
         with self._view as view:
             replica = view.end(number)
-            view.suspend(replica, time.monotonic() + _SUSPENDED_S)
+            view.suspend(replica, time.monotonic() + SUSPENDED_S)
             view.repeated += 1
         log.warning("replica lost", extra={"fields": {"replica": replica, "reason": type(error).__name__}})
         return replica

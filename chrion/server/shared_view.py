@@ -8,6 +8,9 @@ from chrion.manager.cluster_view import ClusterView
 from chrion.simulator.scenario import route_of
 from chrion.simulator.settings import PolicySpec
 
+#: Time for which a replica gets no further requests after one was lost, in seconds.
+SUSPENDED_S = 10.0
+
 
 class SharedView:
     """A view of the cluster that Serve's thread and the event loop use.

@@ -111,6 +111,22 @@ def test_a_repeated_request_counts_once(view: ClusterView) -> None:
     assert [view.end(0), view.end(0)] == [second, ""]
 
 
+@pytest.mark.parametrize("gone", [True, False])
+def test_requests_of_lost_replicas_are_repeated(view: ClusterView, gone: bool) -> None:  # noqa: FBT001 - a case
+    """A request counts as repeated if its replica was lost, and not if the router only chooses again."""
+    first = choose(view, 0, "m/1")
+    others = [name for name in REPLICAS if name != first]
+    assert choose(view, 0, "m/1", [first]) == first
+    assert view.repeated == 0
+    if gone:
+        view.set_replicas(others)
+    else:
+        view.suspend(first, 10.0)
+    choose(view, 0, "m/1", others, now_s=5.0)
+    choose(view, 1, "m/1", others, now_s=5.0)
+    assert view.repeated == 1
+
+
 def test_names_of_models_do_not_accumulate(view: ClusterView) -> None:
     """Names that no replica has are forgotten with the next report, also if the report or the replica comes late."""
     for number in range(100):
