@@ -66,6 +66,17 @@ def free_branches() -> onnx.ModelProto:
     return model
 
 
+def conditional() -> onnx.ModelProto:
+    """Build ``y = -relu(x)`` or ``|relu(x)|`` by an If whose branches read a value of the graph around them."""
+    result = value("b", FLOAT, [2])
+    arms = {
+        f"{name}_branch": helper.make_graph([node(op, ["r"], ["b"])], name, [], [result])
+        for name, op in (("then", "Neg"), ("else", "Abs"))
+    }
+    nodes = [node("Relu", ["x"], ["r"]), node("If", ["flag"], ["y"], name="if", **arms)]
+    return make_model(nodes, [value("x", FLOAT, [2]), value("flag", BOOL, [])], [value("y", FLOAT, [2])])
+
+
 def alternating_lanes(graph: Graph) -> list[int]:
     """Assign lanes 1 and 2 alternately along a topological order."""
     lanes = [0] * len(graph.dag)

@@ -17,7 +17,7 @@ from chrion.scheduler import fixed_plan
 from chrion.scheduler.annotation import LANE_KEY, SEGMENT_KEY, annotate, write_annotated
 from chrion.scheduler.plan import PLAN_KEY
 from chrion.zoo import build, write
-from helpers import alternating_lanes, assert_equal, branches, run_plain
+from helpers import alternating_lanes, assert_equal, branches, conditional, run_plain
 
 
 def annotated(path: Path, target: Path) -> tuple[Plan, onnx.ModelProto]:
@@ -103,16 +103,7 @@ def test_merged_nodes_have_the_placement_of_their_reader() -> None:
 
 def test_the_bodies_of_control_flow_have_the_placement_of_their_node(tmp_path: Path) -> None:
     """Nodes in both branches of an If are annotated like the If; the model is valid, and the plan fits it."""
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
-    flag = helper.make_tensor_value_info("flag", TensorProto.BOOL, [])
-    result = helper.make_tensor_value_info("b", TensorProto.FLOAT, [2])
-    arms = {
-        f"{name}_branch": helper.make_graph([helper.make_node(op, ["r"], ["b"])], name, [], [result])
-        for name, op in (("then", "Neg"), ("else", "Abs"))
-    }
-    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("If", ["flag"], ["y"], name="if", **arms)]
-    graph = helper.make_graph(nodes, "g", [x, flag], [y])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    onnx.save(conditional(), tmp_path / "m.onnx")
     plan, found = annotated(tmp_path / "m.onnx", tmp_path / "a.onnx")
     onnx.checker.check_model(found, full_check=True)
     own = metadata(found.graph.node[1])

@@ -7,7 +7,6 @@ from typing import Any
 
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
 import chrion
 from chrion import HybridSession, Plan
@@ -15,30 +14,16 @@ from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.scheduler import fixed_plan
 from chrion.scheduler.annotation import LANE_KEY, SEGMENT_KEY, write_annotated
 from chrion.zoo import build, write
-from helpers import alternating_lanes, assert_equal, run_plain
+from helpers import alternating_lanes, assert_equal, conditional, run_plain
 
 ir = pytest.importorskip("onnx_ir", "1.0", reason="onnx-ir: pip install 'onnx-ir>=1.0'")
-
-
-def branching_model() -> onnx.ModelProto:
-    """Return a model with an If whose branches read a value of the graph around them."""
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
-    flag = helper.make_tensor_value_info("flag", TensorProto.BOOL, [])
-    result = helper.make_tensor_value_info("b", TensorProto.FLOAT, [2])
-    arms = {
-        f"{name}_branch": helper.make_graph([helper.make_node(op, ["r"], ["b"])], name, [], [result])
-        for name, op in (("then", "Neg"), ("else", "Abs"))
-    }
-    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("If", ["flag"], ["y"], name="if", **arms)]
-    graph = helper.make_graph(nodes, "g", [x, flag], [y])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 MODELS = {
     "GoogLeNet": lambda: build("googlenet", {"resolution": 64, "width": 0.1, "classes": 7}),
     "experts": lambda: build("moe", {"seq": 2, "hidden": 16, "heads": 4, "kv_heads": 2, "inner": 24, "experts": 4}),
     "LSTM": lambda: build("lstm", {"layers": 2, "seq": 4, "chunk": 1}),
-    "If": branching_model,
+    "If": conditional,
 }
 
 
