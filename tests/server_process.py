@@ -125,7 +125,7 @@ class Server:
         named = {key.replace("_", "-"): value for key, value in headers.items()}
         request = urllib.request.Request(self.url + path, data, named)  # noqa: S310 - http only
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+            with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310
                 status, content, found = answer.status, answer.read(), dict(answer.headers)
         except urllib.error.HTTPError as error:
             with error:
@@ -198,7 +198,7 @@ def serving(
         yield Server(process, int(match[2]), int(match[3] or 0), lines)
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0, "".join(lines[-20:])
+        assert process.wait(120) == 0, "".join(lines[-20:])
         reader.join(10)
         assert not any("Traceback" in line for line in lines), "".join(lines)
     finally:

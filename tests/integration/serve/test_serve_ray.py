@@ -42,7 +42,11 @@ MODELS = [f"p{number}" for number in range(6)]
 #: What each node of the cluster has.
 NODE = {"num_cpus": 1, "object_store_memory": 80_000_000, "include_dashboard": False}
 
+#: Limit of each wait for the cluster and its servers, in seconds; on an idle machine they need about ten.
+LIMIT_S = 120
+
 pytestmark = [
+    pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore"),  # Ray's
     pytest.mark.skipif(
         any(importlib.util.find_spec(name) is None for name in ("ray", "fastapi")),
@@ -162,7 +166,7 @@ def test_a_killed_node_loses_no_request(replicas: Server, models: Path, cluster:
     xs = [np.array([1.0 + number], np.float32) for number in range(12)]
     with ThreadPoolExecutor(len(xs)) as pool:
         futures = [pool.submit(replicas.infer, "slow", x) for x in xs]
-        wait_until(lambda: min(samples(replicas, "nv_inference_pending_request_count").values()) > 0, 60)
+        wait_until(lambda: min(samples(replicas, "nv_inference_pending_request_count").values()) > 0, LIMIT_S)
         cluster.remove_node(cluster.list_all_nodes()[-1], allow_graceful=False)
         for x, future in zip(xs, futures, strict=True):
             status, answer, _ = future.result()
@@ -170,7 +174,7 @@ def test_a_killed_node_loses_no_request(replicas: Server, models: Path, cluster:
             assert np.array_equal(answer["outputs"][0]["data"], [expected(models, "slow", {"x": x})])
     assert replicas.metric("chrion_requests_repeated_total") >= 1
     cluster.add_node(**NODE)
-    wait_until(lambda: len(samples(replicas, "chrion_uptime_seconds")) == 3, 60)
+    wait_until(lambda: len(samples(replicas, "chrion_uptime_seconds")) == 3, LIMIT_S)
 
 
 def test_requests_in_flight_are_answered_at_the_end(replicas: Server) -> None:
@@ -187,7 +191,7 @@ def unused_cluster(cluster: Any, replicas: Server) -> Any:
     """Return the cluster after the other server has removed its replicas."""
     if replicas.process.poll() is None:
         replicas.process.send_signal(signal.SIGTERM)
-    replicas.process.wait(60)
+    replicas.process.wait(LIMIT_S)
     return cluster
 
 
@@ -205,7 +209,6 @@ def kill(replica: str) -> None:
     ray.kill(ray.get_actor(replica, namespace="serve"))
 
 
-@pytest.mark.timeout(600)
 def test_replicas_follow_the_load(unused_cluster: Any, models: Path) -> None:
     """No request fails while 15 at a time start two replicas, one is killed and replaced, and 3 at a time end two."""
     busy, open_ = threading.Event(), threading.Event()
@@ -229,14 +232,16 @@ def test_replicas_follow_the_load(unused_cluster: Any, models: Path) -> None:
             steady = [pool.submit(send, name, np.ones((2, SIDE), np.float32), open_) for name in MODELS[:3]]
             crowd = [pool.submit(send, "brief", np.ones(1, np.float32), busy) for _ in range(12)]
             wait_until(lambda: server.get("/v2/health")[1]["replicas"] == 3, 240)
-            wait_until(lambda: len([n for n in samples(server, "nv_inference_request_success").values() if n]) == 3, 60)
+            wait_until(
+                lambda: len([n for n in samples(server, "nv_inference_request_success").values() if n]) == 3, LIMIT_S
+            )
             first = set(replica_actors())
             outstanding = samples(server, "chrion_replica_requests")
             kill(next(name for name in first if name.endswith(max(outstanding, key=outstanding.__getitem__))))
-            wait_until(lambda: len(first & set(replica_actors())) == 2 and len(replica_actors()) == 3, 60)
-            wait_until(lambda: server.get("/v2/health")[1]["replicas"] == 3, 60)
+            wait_until(lambda: len(first & set(replica_actors())) == 2 and len(replica_actors()) == 3, LIMIT_S)
+            wait_until(lambda: server.get("/v2/health")[1]["replicas"] == 3, LIMIT_S)
             busy.clear()
-            wait_until(lambda: server.get("/v2/health")[1]["replicas"] == 1, 120)
+            wait_until(lambda: server.get("/v2/health")[1]["replicas"] == 1, LIMIT_S)
         finally:
             busy.clear()
             open_.clear()
@@ -251,12 +256,12 @@ def test_a_stopped_start_leaves_no_replica(unused_cluster: Any, models: Path) ->
     The cluster has three nodes, so that the fourth replica waits for another one, which the log says.
     """
     with connected(unused_cluster.address, "the test"):
-        wait_until(lambda: not replica_actors(), 60)
+        wait_until(lambda: not replica_actors(), LIMIT_S)
         command = server_command(models, "--ray", unused_cluster.address, "--replicas", "4")
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603
-            wait_until(replica_actors, 60)
+            wait_until(replica_actors, LIMIT_S)
             process.send_signal(signal.SIGTERM)
-            _, text = process.communicate(timeout=60)
+            _, text = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 0, text
         assert "serving" not in text
         (line,) = [line for line in text.splitlines() if "too few nodes: waiting for more" in line]
