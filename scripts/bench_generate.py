@@ -8,8 +8,8 @@ round.
 ``load``: the end-to-end experiment of Orca (section 6.2), scaled: requests that arrive at random (Poisson), with
 prompts of U(32, 512) and outputs of U(1, 128) tokens divided by ``--scale``. The median latency per generated token and
 the throughput are printed for iteration-level and for request-level scheduling, on the same engine, in turn at every
-rate. ``--points`` adds them to a file, so that one point after the other can be measured. ``--costs`` adds the fitted
-costs of iterations to another file, measured before the loads.
+rate. ``--points`` adds them to a file, so that one point after the other can be measured. ``--costs`` adds the costs of
+iterations, fitted before the loads of each greatest batch, to another file.
 
 ``report``: from such files, throughputs at equal latencies beside simulated ones, what iteration-level scheduling can
 gain, and an estimate for a GPU, in the sections ``generate-load``, ``generate-gain`` and ``generate-gpu`` of pages, and
@@ -176,15 +176,15 @@ def time_in_turn(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str
 
 
 def measure_load(arguments: argparse.Namespace) -> None:
-    """Print latency and throughput of both policies, rate by rate in turn, and the costs of iterations."""
+    """Print latency and throughput of both policies, rate by rate in turn, and note the costs of iterations."""
     print_header(["policy", "max batch", "offered requests/s", "served requests/s", "median ms per generated token"])
     for label in arguments.models:
         graph = chrion.load(build_llama_decoder(SIZES[label]))
-        if arguments.costs:
-            with Generator(graph, threads=arguments.threads) as generator:
-                found = MeasuredCosts(label, arguments.scale, *measure_costs(generator, arguments.scale))
-            append_costs(arguments.costs, found)
         for batch in arguments.batches:
+            if arguments.costs:
+                with Generator(graph, threads=arguments.threads) as generator:
+                    found = MeasuredCosts(label, arguments.scale, *measure_costs(generator, arguments.scale))
+                append_costs(arguments.costs, found)
             measure_batch(arguments, graph, label, batch)
 
 

@@ -28,26 +28,30 @@ class IterationCosts:
     fixed_ms: float = at_least(5.0)
     #: For each new token of a request: the matrix products.
     token_ms: float = at_least(0.05)
-    #: For each request.
+    #: For each request that gets a token: its choice.
     request_ms: float = at_least(0.05)
     #: For each pair of a new token and a token that it attends to: the attention.
     pair_ms: float = at_least(0.0)
+    #: For each iteration of several requests: products of matrices in place of a matrix and a vector.
+    batch_ms: float = at_least(0.0)
 
     @staticmethod
-    def features(tokens: Sequence[int], past: Sequence[int]) -> tuple[float, float, float, float]:
+    def features(tokens: Sequence[int], past: Sequence[int], chosen: int | None = None) -> tuple[float, ...]:
         """Return the numbers that the terms multiply.
 
         Args:
             tokens: New tokens of each request.
             past: Tokens of each request in the cache.
+            chosen: The requests that get a token; None for all.
         """
         pairs = sum(new * before + new * (new + 1) / 2 for new, before in zip(tokens, past, strict=True))
-        return 1.0, float(sum(tokens)), float(len(tokens)), pairs
+        count = len(tokens) if chosen is None else chosen
+        return 1.0, float(sum(tokens)), float(count), pairs, float(len(tokens) > 1)
 
-    def iteration_ms(self, tokens: Sequence[int], past: Sequence[int]) -> float:
+    def iteration_ms(self, tokens: Sequence[int], past: Sequence[int], chosen: int | None = None) -> float:
         """Return the time of an iteration; see :meth:`features`."""
-        terms = (self.fixed_ms, self.token_ms, self.request_ms, self.pair_ms)
-        return sum(term * number for term, number in zip(terms, self.features(tokens, past), strict=True))
+        terms = (self.fixed_ms, self.token_ms, self.request_ms, self.pair_ms, self.batch_ms)
+        return sum(term * number for term, number in zip(terms, self.features(tokens, past, chosen), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +109,10 @@ class DecoderScenario:
         """Tokens whose keys and values have room."""
         return self.decoder.slots or max(1, int(self.decoder.cache_gb * 1e9) // self.decoder.slot_bytes)
 
-    def iteration_ms(self, tokens: Sequence[int], past: Sequence[int]) -> float:
-        """Return the time of an iteration.
-
-        Args:
-            tokens: New tokens of each request.
-            past: Tokens of each request in the cache.
-        """
+    def iteration_ms(self, tokens: Sequence[int], past: Sequence[int], chosen: int | None = None) -> float:
+        """Return the time of an iteration; see :meth:`IterationCosts.features`."""
         costs = self.prompt_costs if max(tokens) > 1 else self.costs
-        return costs.iteration_ms(tokens, past)
+        return costs.iteration_ms(tokens, past, chosen)
 
 
 def is_decoder_scenario(source: ScenarioSource) -> bool:

@@ -216,7 +216,8 @@ class _Run:
             self._batched += len(batch)
             tokens = [share.tokens for share in batch]
             past = [int(self._past[share.number]) for share in batch]
-            self._returns.append((self._pass_on(self._iteration_ms(tokens, past)), batch))
+            chosen = sum(share.last for share in batch)
+            self._returns.append((self._pass_on(self._iteration_ms(tokens, past, chosen)), batch))
         self._most_reserved = max(self._most_reserved, self._scheduler.reserved)
 
     def _pass_on(self, iteration_ms: float) -> float:
@@ -232,7 +233,7 @@ class _Run:
         self._now_ms = now_ms
 
 
-def fit_costs(batches: Sequence[tuple[Sequence[int], Sequence[int]]], times_ms: Sequence[float]) -> IterationCosts:
+def fit_costs(batches: Sequence[tuple[Any, ...]], times_ms: Sequence[float]) -> IterationCosts:
     """Return the costs that fit measured iterations best, none of them below zero.
 
     Residuals are divided by the fitted times, in rounds. Divided by the measured times, as relative errors are, they
@@ -241,7 +242,7 @@ def fit_costs(batches: Sequence[tuple[Sequence[int], Sequence[int]]], times_ms: 
     chapter 8). A delay counts up to three times the fitted time, because one stall of a machine would move all terms.
 
     Args:
-        batches: For each iteration, the new tokens of its requests, and their tokens in the cache.
+        batches: For each iteration, the arguments of :meth:`IterationCosts.features`.
         times_ms: Durations of the iterations.
     """
     rows = np.array([IterationCosts.features(*batch) for batch in batches], np.float64)

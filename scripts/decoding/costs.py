@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import numpy as np
 
 from chrion.generation import Generator
 from chrion.generation.iteration import Outcome, Work
+from chrion.generation.scheduling import POLICIES
 from chrion.simulator.decoder_scenario import IterationCosts
 from chrion.simulator.iterations import draw_requests, fit_costs
 from decoding.load import load_scenario
@@ -20,6 +22,7 @@ from decoding.load import load_scenario
 #: Greatest batches whose iterations are measured.
 BATCHES = (1, 2, 4, 8, 16, 32)
 Costs = tuple[IterationCosts, IterationCosts]
+Batch = tuple[list[int], list[int], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +40,14 @@ class Recorder:
 
     Attributes:
         starts_s: Times at which iterations began.
-        batches: New tokens, and tokens in the cache, of their requests.
+        batches: New tokens of their requests, tokens in the cache, and how many requests get a token.
     """
 
     def __init__(self, generator: Generator) -> None:
         self.engine = generator._engine  # noqa: SLF001 - what is measured
+        self._in_flight = generator._scheduler.in_flight  # noqa: SLF001
         self.starts_s: list[float] = []
-        self.batches: list[tuple[list[int], list[int]]] = []
+        self.batches: list[Batch] = []
         generator._engine = self  # noqa: SLF001
 
     def __getattr__(self, name: str) -> Any:
@@ -52,42 +56,48 @@ class Recorder:
     def run(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run an iteration."""
         self.starts_s.append(time.perf_counter())
-        self.batches.append(([len(work.ids) for work in batch], [work.past for work in batch]))
+        chosen = sum(share.last for share in self._in_flight[-1])
+        self.batches.append(([len(work.ids) for work in batch], [work.past for work in batch], chosen))
         return self.engine.run(batch)
 
 
 def measure_costs(generator: Generator, scale: int, batches: Sequence[int] = BATCHES) -> Costs:
-    """Return the costs of iterations in a generator that always has requests, with several greatest batches.
+    """Return the costs of iterations in a generator that always has requests.
 
-    An iteration takes from its beginning to that of the next one, so that the choice of tokens counts, too.
+    They are measured with several greatest batches, and for each with iteration-level and request-level scheduling. An
+    iteration takes from its beginning to that of the next one, so that the choice of tokens counts, too.
 
     Args:
         generator: A generator without requests.
         scale: Divides Orca's lengths.
         batches: The greatest batches, instead of that of the generator.
     """
-    rows: list[tuple[tuple[list[int], list[int]], float]] = []
-    scheduler = generator._scheduler  # noqa: SLF001 - another greatest batch, without another engine
-    usual = scheduler.max_batch
-    for size in batches:
-        workload = draw_requests(load_scenario(scale, 1.0, max(12, 3 * size)))
-        scheduler.max_batch = size
-        recorder = Recorder(generator)
-        pairs = zip(workload.prompts.tolist(), workload.new.tolist(), strict=True)
-        streams = [generator.submit([1] * prompt, new, stop_tokens=()) for prompt, new in pairs]
-        for stream in streams:
-            stream.result()
-        generator._engine = recorder.engine  # noqa: SLF001
-        spans_ms = np.diff(recorder.starts_s) * 1e3
-        # The first iteration began while requests were being submitted, and one comes after no span.
-        rows += zip(recorder.batches[1:-1], spans_ms[1:].tolist(), strict=True)
-    scheduler.max_batch = usual
+    rows: list[tuple[Batch, float]] = []
+    scheduler = generator._scheduler  # noqa: SLF001 - other settings, without another engine
+    usual = scheduler.max_batch, scheduler.policy
+    for size, policy in itertools.product(batches, POLICIES):
+        scheduler.max_batch, scheduler.policy = size, policy
+        rows += _record(generator, max(12, 3 * size) if policy == "iteration" else size, scale)
+    scheduler.max_batch, scheduler.policy = usual
     single = [row for row in rows if max(row[0][0]) == 1]
     others = [row for row in rows if max(row[0][0]) > 1]
     return _fit(single), _fit(others)
 
 
-def _fit(rows: Sequence[tuple[tuple[list[int], list[int]], float]]) -> IterationCosts:
+def _record(generator: Generator, requests: int, scale: int) -> list[tuple[Batch, float]]:
+    """Return the iterations that serve some requests, with their times in ms."""
+    workload = draw_requests(load_scenario(scale, 1.0, requests))
+    recorder = Recorder(generator)
+    pairs = zip(workload.prompts.tolist(), workload.new.tolist(), strict=True)
+    with generator._lock:  # noqa: SLF001 - the first batch has as many requests as possible
+        streams = [generator.submit([1] * prompt, new, stop_tokens=()) for prompt, new in pairs]
+    for stream in streams:
+        stream.result()
+    generator._engine = recorder.engine  # noqa: SLF001
+    return list(zip(recorder.batches[:-1], (np.diff(recorder.starts_s) * 1e3).tolist(), strict=True))
+
+
+def _fit(rows: Sequence[tuple[Batch, float]]) -> IterationCosts:
     return fit_costs([batch for batch, _ in rows], [span_ms for _, span_ms in rows])
 
 

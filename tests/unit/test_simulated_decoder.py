@@ -54,6 +54,9 @@ def test_the_cost_of_an_iteration() -> None:
     """Two requests of 3 and 1 new tokens after 0 and 4: 4 tokens, and 1 + 2 + 3 + 5 pairs."""
     costs = IterationCosts(fixed_ms=100.0, token_ms=10.0, request_ms=1.0, pair_ms=0.01)
     assert costs.iteration_ms([3, 1], [0, 4]) == pytest.approx(100 + 40 + 2 + 0.11)
+    assert costs.iteration_ms([3, 1], [0, 4], chosen=1) == pytest.approx(100 + 40 + 1 + 0.11)
+    batched = IterationCosts(0.0, 0.0, 0.0, 0.0, batch_ms=5.0)
+    assert (batched.iteration_ms([1], [0]), batched.iteration_ms([1, 1], [0, 0])) == (0.0, 5.0)
 
 
 def test_one_request_alone() -> None:
@@ -258,9 +261,9 @@ def test_costs_are_fitted_to_measured_iterations() -> None:
     """Exact times give the costs back; a term that would be below zero is left out."""
     rng = np.random.default_rng(0)
     batches = [(rng.integers(1, 50, size), rng.integers(0, 500, size)) for size in rng.integers(1, 9, 100)]
-    costs = IterationCosts(3.0, 0.25, 0.5, 0.002)
+    costs = IterationCosts(3.0, 0.25, 0.5, 0.002, 1.0)
     found = fit_costs(batches, [costs.iteration_ms(*batch) for batch in batches])
-    for name in ("fixed_ms", "token_ms", "request_ms", "pair_ms"):
+    for name in ("fixed_ms", "token_ms", "request_ms", "pair_ms", "batch_ms"):
         assert getattr(found, name) == pytest.approx(getattr(costs, name))
     falling = fit_costs(batches, [1000.0 / len(batch[0]) for batch in batches])
     assert min(falling.fixed_ms, falling.token_ms, falling.request_ms, falling.pair_ms) >= 0.0
