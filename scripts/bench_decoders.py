@@ -13,6 +13,7 @@ simulation predicts throughput and latency of the same requests.
 from __future__ import annotations
 
 import argparse
+import itertools
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,17 +23,19 @@ import onnxruntime as ort
 from decoding.against_genai import Genai, compare
 from decoding.costs import read_costs
 from decoding.load import SIZES
-from decoding.orca_experiment import format_lengths, read_points
+from decoding.orca_experiment import FACTORS, LoadPoint, format_lengths, latency_alone, read_points, readings
 from decoding.scheduling_gain import simulate_points
 from page_markers import fill_sections, markdown_table
 
 from chrion.files import write_atomically
+from chrion.generation.scheduling import POLICIES
 from chrion.profiler import this_machine
 from chrion.zoo.cached_decoder import build_llama_decoder
 
 #: Requests at a time, prompt, new tokens and rounds beside onnxruntime-genai.
 TOGETHER, LENGTHS, ROUNDS = (1, 8, 32), (32, 64), 11
 GENAI_HEAD = ("weights", "requests", "tokens/s relative to onnxruntime-genai")
+CURVE_HEAD = ("weights", "max batch", "policy", "latency per token", "requests/s", "simulated", "simulated / measured")
 LOAD_HEAD = (
     *("weights", "prompt, new tokens", "max batch", "offered, requests/s", "policy", "served"),
     *("simulated", "simulated / served", "ms/token", "simulated", "simulated / measured"),
@@ -51,16 +54,41 @@ def genai_rows(size: str, python: str) -> tuple[str, list[tuple[str, ...]]]:
         return genai.version, rows
 
 
-def load_rows(points: Path, costs: Path) -> list[tuple[str, ...]]:
-    """Return a line for each measured point whose workload has costs."""
+def simulation_tables(points: Path, costs: Path) -> str:
+    """Return measured points beside simulated ones: throughputs at equal latencies, and all points."""
     found = read_costs(costs)
     measured = [point for point in read_points(points) if point.workload in found]
     measured.sort(key=lambda point: ([*SIZES].index(point.model), point.max_batch, point.offered_per_s, point.policy))
+    simulated = simulate_points(measured, found)
+    tables = ([CURVE_HEAD, *curve_rows(measured, simulated)], [LOAD_HEAD, *load_rows(measured, simulated)])
+    return "\n\n".join(map(markdown_table, tables))
+
+
+def curve_rows(measured: Sequence[LoadPoint], simulated: Sequence[LoadPoint]) -> list[tuple[str, ...]]:
+    """Return the throughputs of each curve at equal latencies, where both are known."""
     rows: list[tuple[str, ...]] = []
-    for point, simulated in zip(measured, simulate_points(measured, found), strict=True):
+    for workload in dict.fromkeys(point.workload for point in measured):
+        own, others = ([point for point in some if point.workload == workload] for some in (measured, simulated))
+        for factor, (at, policy) in itertools.product(FACTORS, enumerate(POLICIES)):
+            latency = factor * latency_alone(own)
+            expected = readings(others, latency)
+            for batch, found in readings(own, latency).items():
+                ours, other = found[at], expected[batch][at]
+                if batch == "best" or ours is None or other is None or ours.bound or other.bound:
+                    continue
+                cells = (f"{ours.requests_per_s:.1f}", f"{other.requests_per_s:.1f}")
+                ratio = f"{other.requests_per_s / ours.requests_per_s:.2f}"
+                rows.append((workload[0], batch, policy, f"{latency:.1f} ms", *cells, ratio))
+    return rows
+
+
+def load_rows(measured: Sequence[LoadPoint], simulated: Sequence[LoadPoint]) -> list[tuple[str, ...]]:
+    """Return a line for each point."""
+    rows: list[tuple[str, ...]] = []
+    for point, other in zip(measured, simulated, strict=True):
         head = (point.model, format_lengths(point.scale), str(point.max_batch), f"{point.offered_per_s:g}")
-        pairs = ((point.requests_per_s, simulated.requests_per_s), (point.ms_per_token, simulated.ms_per_token))
-        cells = [cell for ours, other in pairs for cell in (f"{ours:.1f}", f"{other:.1f}", f"{other / ours:.2f}")]
+        pairs = ((point.requests_per_s, other.requests_per_s), (point.ms_per_token, other.ms_per_token))
+        cells = [cell for ours, theirs in pairs for cell in (f"{ours:.1f}", f"{theirs:.1f}", f"{theirs / ours:.2f}")]
         rows.append((*head, point.policy, *cells))
     return rows
 
@@ -80,14 +108,17 @@ def main() -> None:
     if arguments.part == "simulation" and not (arguments.points and arguments.costs):
         parser.error("simulation: expected --points and --costs")
     about = f"Written by `scripts/bench_decoders.py` on {this_machine()}, onnxruntime {ort.get_version_string()}"
-    rows: list[Sequence[str]] = [GENAI_HEAD if arguments.part == "genai" else LOAD_HEAD]
     if arguments.part == "simulation":
-        rows += load_rows(arguments.points, arguments.costs)
-    for size in arguments.size if arguments.part == "genai" else ():
-        version, found = genai_rows(size, arguments.python)
-        about = about if version in about else f"{about}, {version}"
-        rows += found
-    contents = {f"decoders-{arguments.part}": f"{about}.\n\n{markdown_table(rows)}"}
+        tables = simulation_tables(arguments.points, arguments.costs)
+        print(tables)
+    else:
+        rows: list[Sequence[str]] = [GENAI_HEAD]
+        for size in arguments.size:
+            version, found = genai_rows(size, arguments.python)
+            about = about if version in about else f"{about}, {version}"
+            rows += found
+        tables = markdown_table(rows)
+    contents = {f"decoders-{arguments.part}": f"{about}.\n\n{tables}"}
     for path in arguments.output:
         write_atomically(path, fill_sections(path.read_text(encoding="utf-8"), contents))
 

@@ -21,6 +21,8 @@ from decoding.load import load_scenario
 
 #: Greatest batches whose iterations are measured.
 BATCHES = (1, 2, 4, 8, 16, 32)
+#: Requests before the first measured ones.
+_WARM_UP = 40
 Costs = tuple[IterationCosts, IterationCosts]
 Batch = tuple[list[int], list[int], int]
 
@@ -75,7 +77,8 @@ def measure_costs(generator: Generator, scale: int, batches: Sequence[int] = BAT
     rows: list[tuple[Batch, float]] = []
     scheduler = generator._scheduler  # noqa: SLF001 - other settings, without another engine
     usual = scheduler.max_batch, scheduler.policy
-    for size, policy in itertools.product(batches, POLICIES):
+    _record(generator, _WARM_UP, scale)  # a process that has just begun is slower for a second or two
+    for size, policy in itertools.product(sorted(batches, reverse=True), POLICIES):
         scheduler.max_batch, scheduler.policy = size, policy
         rows += _record(generator, max(12, 3 * size) if policy == "iteration" else size, scale)
     scheduler.max_batch, scheduler.policy = usual

@@ -47,7 +47,7 @@ def test_costs_of_a_generator(tmp_path: Path) -> None:
     with Generator(small_decoder("llama-decoder", context=256), threads=1) as generator:
         costs, prompt_costs = measure_costs(generator, 8, batches=(1, 3))
         assert generator.submit([1, 2], 3).result()
-        assert generator.statistics().finished_requests == 12 + 1 + 12 + 3 + 1
+        assert generator.statistics().finished_requests == 40 + (12 + 3) + (12 + 1) + 1
     assert costs.iteration_ms([1], [20]) > 0
     assert prompt_costs.iteration_ms([30], [0]) > 0
     path = tmp_path / "costs.jsonl"
