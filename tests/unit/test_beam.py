@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from chrion.scheduler import Schedule, evaluate
 from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.policies.list_scheduling import Lanes
-from chrion.scheduler.search.beam import beam_search
+from chrion.scheduler.search.beam import _Beam, _Partial, beam_search
 from strategies import costs_for, dags
 
 
@@ -69,3 +70,21 @@ def test_only_faster_schedules_are_returned() -> None:
     lanes = Lanes(dag, uniform_costs(dag, cpu_ms=[1.0, 1.0]))
     assert beam_search(lanes, 2.0) == []
     assert beam_search(lanes, 2.1) != []
+
+
+def test_operators_without_edges_are_no_more_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen operators in any order, on two cores and an accelerator, extend few partial schedules."""
+    made = 0
+    add = _Beam._add
+
+    def count(beam: _Beam, partial: _Partial, i: int, lane: int) -> _Partial:
+        nonlocal made
+        made += 1
+        return add(beam, partial, i, lane)
+
+    monkeypatch.setattr(_Beam, "_add", count)
+    dag = Dag.from_edges(16, [])
+    ms = tuple(1 + 0.1 * i for i in range(16))
+    costs = Costs((1.0,) * 16, (ms, ms), (OperatorMemory(),) * 16, handoff_ms=0.01, dispatch_ms=0.01)
+    assert beam_search(Lanes(dag, costs.limited_to(2, 1)), math.inf)
+    assert made <= 30_000

@@ -7,9 +7,13 @@ order of their starts. Three rules limit the number of partial schedules of each
 - **Bound.** A partial schedule is dropped if no schedule that begins with it can be faster than a known one: an
   operator is followed by the longest path to an exit, with each operator on the better device, and the lanes share the
   work that is left.
-- **Dominance.** Of two partial schedules of the same operators, with the same lanes for results that are still read,
-  one is dropped if every lane, result and copy of the other is available no later.
-- **Width.** Of the others, those with the least bounds are kept; on a tie, those with the least load.
+- **Dominance.** Of two partial schedules of the same operators, with the same results that are still read on each lane,
+  one is dropped if every lane, result and copy of the other is available no later. CPU lanes are alike, so that
+  schedules which differ only in their numbers are the same.
+- **Width.** Of the others, those with the least bounds are kept; on a tie, those with the least load. They are extended
+  in this order until enough longer ones have been found, so that operators without edges, each of which may be the
+  next one, cost no more than a chain. On many lanes, fewer are enough: a machine with many lanes has many
+  sub-machines, each with a search of its own.
 
 Without the third rule, the result would be optimal in this model. The model knows handoffs, dispatches, and copies,
 which start when the first reader is placed. Only the evaluator knows segments and weight reloads, so it has to judge
@@ -26,11 +30,14 @@ from chrion.lane_numbers import is_accelerator_lane
 from chrion.scheduler.policies.list_scheduling import Lanes
 from chrion.scheduler.schedule import Schedule
 
-#: Partial schedules of each length that are kept: the most, and with many lanes, each of which multiplies the work, in
-#: proportion to their inverse; schedules that are returned.
-_WIDTH, _WIDTH_OF_LANES, _RETURNED = 400, 1600, 4
+#: Of each length, the most partial schedules that are kept, and the number of them from which no further shorter one is
+#: extended; on many lanes, it is smaller in proportion to the square of their number. The most schedules returned.
+_KEPT, _MADE, _MADE_BY_LANES, _RETURNED = 400, 1_000, 9_000, 4
 #: With more CPU lanes, an operator is tried on those of its predecessors and those that are available first.
 _FEW_LANES = 3
+
+#: A bit mask of operators, and those on each lane whose results are still read.
+_Operators = tuple[int, tuple[tuple[int, ...], ...]]
 
 
 class _Partial(NamedTuple):
@@ -86,10 +93,14 @@ class _Beam:
         n = len(dag)
         self._host_ms = lanes.ms[1] if lanes.cores else (math.inf,) * n
         self._device_ms = lanes.ms[0] if lanes.streams else (math.inf,) * n
-        #: The operators, those first that gain most from the accelerator for their time on it.
-        self._by_gain = sorted(range(n), key=lambda i: -self._host_ms[i] / max(self._device_ms[i], 1e-9))
+        #: The bit of each operator and its time on a core and on the accelerator; those first that gain most from the
+        #: accelerator for their time on it.
+        by_gain = sorted(range(n), key=lambda i: -self._host_ms[i] / max(self._device_ms[i], 1e-9))
+        self._by_gain = [(1 << i, self._host_ms[i], self._device_ms[i]) for i in by_gain]
+        #: Bit masks of the predecessors and of the successors of each operator.
+        self._before = [sum(1 << m for m in before) for before in dag.predecessors]
+        self._after = [sum(1 << after for after in successors) for successors in dag.successors]
         self._tails = self._tails_ms()
-        self._width = min(_WIDTH, _WIDTH_OF_LANES // len(lanes.numbers))
 
     def run(self) -> list[Schedule]:
         """Return the schedules."""
@@ -97,14 +108,19 @@ class _Beam:
         empty = (0.0,) * len(lanes.numbers)
         front = [_Partial(0.0, 0.0, empty, (), 0, (0,) * n, (0.0,) * n, {}, 0.0, 0.0, 0.0)]
         for _ in range(n):
-            front = self._select([longer for partial in front for longer in self._extend(partial)])
+            found: list[_Partial] = []
+            for partial in front:
+                found += self._extend(partial)
+                if len(found) >= min(_MADE, _MADE_BY_LANES // len(lanes.numbers) ** 2):
+                    break
+            front = self._select(found)
         streams = max(1, lanes.streams)
         return [Schedule(partial.order, partial.lanes, lanes.cores, streams) for partial in front[:_RETURNED]]
 
     def _extend(self, partial: _Partial) -> Iterator[_Partial]:
         """Yield a partial schedule with one more operator that may still be faster than the limit."""
         for i, before in enumerate(self._dag.predecessors):
-            if not partial.done >> i & 1 and all(partial.done >> m & 1 for m in before):
+            if not partial.done >> i & 1 and not self._before[i] & ~partial.done:
                 for lane in self._candidates(partial, before):
                     if self._lanes.ms[lane][i] < math.inf:
                         longer = self._add(partial, i, lane)
@@ -176,14 +192,13 @@ class _Beam:
             free: When each lane is free, in ms.
             done: Bit mask of the operators that have been placed.
         """
-        left = [i for i in self._by_gain if not done >> i & 1]
+        left = [(on_host, on_device) for bit, on_host, on_device in self._by_gain if not done & bit]
         cores = self._lanes.cores
         device = free[0] if self._lanes.streams else math.inf
         if not cores:
-            return device + sum(self._device_ms[i] for i in left)
-        host = sum(free[len(free) - cores :]) + sum(self._host_ms[i] for i in left)
-        for i in left:
-            on_host, on_device = self._host_ms[i], self._device_ms[i]
+            return device + sum([on_device for _, on_device in left])
+        host = sum(free[len(free) - cores :]) + sum([on_host for on_host, _ in left])
+        for on_host, on_device in left:
             if device + on_device > (host - on_host) / cores:
                 if on_device < math.inf and device < host / cores:
                     return device + on_device * (host / cores - device) / (on_device + on_host / cores)
@@ -194,27 +209,32 @@ class _Beam:
     def _select(self, found: list[_Partial]) -> list[_Partial]:
         """Return the partial schedules to keep, those with the least bounds first."""
         kept: list[_Partial] = []
-        known: dict[tuple[int, ...], list[tuple[float, ...]]] = {}
+        known: dict[_Operators, list[tuple[float, ...]]] = {}
         for partial in sorted(found, key=lambda p: (p.bound, p.load, p.order, p.lanes)):
             key, times = self._figures(partial)
             others = known.setdefault(key, [])
             if not any(all(a <= b for a, b in zip(other, times, strict=True)) for other in others):
                 others.append(times)
                 kept.append(partial)
-                if len(kept) == self._width:
+                if len(kept) == _KEPT:
                     break
         return kept
 
-    def _figures(self, partial: _Partial) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    def _figures(self, partial: _Partial) -> tuple[_Operators, tuple[float, ...]]:
         """Return what two partial schedules must have in common to be compared, and the times by which they are."""
-        key, times = [partial.done], [partial.upload_free, partial.download_free, partial.start, *partial.available]
-        for i, successors in enumerate(self._dag.successors):
-            if partial.done >> i & 1 and any(not partial.done >> after & 1 for after in successors):
-                key.append(partial.lanes[i])
+        streams = len(partial.available) - self._lanes.cores
+        times = [partial.upload_free, partial.download_free, partial.start, *partial.available[:streams]]
+        read: list[list[int]] = [[] for _ in partial.available]
+        for i, after in enumerate(self._after):
+            if partial.done >> i & 1 and after & ~partial.done:
+                read[self._index[partial.lanes[i]]].append(i)
                 times.append(partial.ends[i])
                 times += [partial.arrived.get(value, math.inf) for value, _ in self._dag.output_values[i]]
         times += [partial.arrived.get(-1 - at, math.inf) for at in range(len(self._dag.request_inputs))]
-        return tuple(key), tuple(times)
+        cores = sorted(zip(read[streams:], partial.available[streams:], strict=True))
+        times += [available for _, available in cores]
+        on_lanes = (*read[:streams], *(own for own, _ in cores))
+        return (partial.done, tuple(tuple(own) for own in on_lanes)), tuple(times)
 
     def _tails_ms(self) -> tuple[list[float], list[float]]:
         """Return the least time from the end of each operator to the end of the request, from the host and the device.
