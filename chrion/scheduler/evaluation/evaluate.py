@@ -108,6 +108,7 @@ def _simulate(  # noqa: C901 - searches spend their time here; calls would doubl
     transfers = Transfers(dag, costs, lanes, segments)
     inputs_ready, arrival_ms = transfers.inputs_ready_ms, transfers.arrival_ms
     available = [0.0] * len(busy)
+    device_of = [is_accelerator_lane(lane) for lane in lanes]
     clock = CoreClock(costs) if schedule.widths else None
     # When other lanes see the result: at the end of its segment. None until then.
     visible: list[float | None] = [None] * len(dag)
@@ -116,24 +117,24 @@ def _simulate(  # noqa: C901 - searches spend their time here; calls would doubl
     stage = stages[segments[0][0]] if stages and segments else 0
     for segment in segments:
         lane = lanes[segment[0]]
-        on_device = is_accelerator_lane(lane)
+        on_device = device_of[segment[0]]
         if stages and stages[segment[0]] != stage:
             stage, barrier = stages[segment[0]], dict(ended)
         occupied = schedule.occupied(segment[0]) if clock else (lane,)
         free = clock.available_ms(occupied) if clock else available[lane]
-        time = max(free, barrier_ms(costs, barrier, lane))
+        time = max(free, barrier_ms(costs, barrier, lane)) if barrier else free
         for i in segment:
             time = max(time, inputs_ready(i)) if on_device else time
             for m, values in received[i]:
-                other = lanes[m]
-                if other == lane:
+                if lanes[m] == lane:
                     continue
                 end = visible[m]
                 if end is None:  # in a valid schedule, a segment follows those that it reads from
                     raise deadlock(dag, [(lane, i)])
                 # All earlier segments have ended, so arrivals in the other memory are known.
-                arrival = end + handoff if is_accelerator_lane(other) == on_device else arrival_ms(values) or 0.0
-                time = max(time, arrival)
+                arrival = end + handoff if device_of[m] == on_device else arrival_ms(values) or 0.0
+                if arrival > time:  # noqa: PLR1730
+                    time = arrival
         start = time
         time += dispatch if len(occupied) == 1 else dispatch + costs.wake_ms
         for i in segment:

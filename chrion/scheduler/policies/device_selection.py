@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from chrion.graph.dag import Dag
-from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
 from chrion.scheduler.policies.core_counts import usable_counts
 from chrion.scheduler.policies.edge_times import EdgeTimes, edge_times
@@ -98,6 +97,7 @@ class DeviceSelector:
         accelerator_ms = costs.lane_ms(0, cores)
         cpu_ms = costs.lane_ms(cores, cores)
         lanes = [0] * len(before)
+        on_device = [False] * len(before)
         finish = [0.0] * len(before)
         available = [0.0] * cores  # of CPU lanes 1..cores
         accelerator_available = 0.0
@@ -107,19 +107,22 @@ class DeviceSelector:
             ready_device = ready_host = 0.0
             needed = self._own_mb[i]
             for m, (_, upload, download) in zip(before[i], edges[i], strict=True):
-                done = finish[m]
-                if not is_accelerator_lane(lanes[m]):
-                    ready_host = max(ready_host, done)
-                    ready_device = max(ready_device, done + upload)
-                    needed += outputs_mb[m]
+                host = device = finish[m]
+                if on_device[m]:
+                    host += download
                 else:
-                    ready_host = max(ready_host, done + download)
-                    ready_device = max(ready_device, done)
+                    device += upload
+                    needed += outputs_mb[m]
+                # Most time is spent here, and calls of max would double it.
+                if host > ready_host:  # noqa: PLR1730
+                    ready_host = host
+                if device > ready_device:  # noqa: PLR1730
+                    ready_device = device
             # Equation 3 and the costs of line 12; ties go to the lane with the least index.
             eft = max(accelerator_available, ready_device) + accelerator_ms[i]
             lane = _earliest(available, ready_host) if cores else 0
             if not cores or eft + alpha * needed <= max(available[lane], ready_host) + cpu_ms[i]:
-                lanes[i] = 0
+                on_device[i] = True
                 finish[i] = accelerator_available = eft
                 memory += needed
             else:

@@ -113,19 +113,22 @@ class ListScheduler:
             else:
                 device.add(lane, end + within)
                 to_host = max(to_host, end + down)
-        dispatch = self.lanes.costs.dispatch_ms
+        dispatch, times_of, ends_of = self.lanes.costs.dispatch_ms, self.lanes.ms, self._ends
         found = []
         idle: list[Sequence[float] | None] = [None, None]  # times of such a lane, on the accelerator and the host
         for lane in self.lanes.numbers if choices is None else choices:
-            on_host, alike, times = lane > 0, lane not in own, self.lanes.ms[lane]
+            on_host, alike, times = lane > 0, lane not in own, times_of[lane]
             if alike and idle[on_host] is times:
                 continue
             length = times[i]
             other, foreign = (host, to_host) if on_host else (device, to_device)
-            ready = max(own.get(lane, 0.0), foreign, other.second if lane == other.lane else other.first)
+            ready = max(foreign, other.second if lane == other.lane else other.first)
             if alike:
                 length += dispatch
-            start = self._first_gap(lane, ready, length)
+            elif own[lane] > ready:
+                ready = own[lane]
+            ends = ends_of[lane]
+            start = ready if not ends or ready >= ends[-1] else self._first_gap(lane, ready, length)
             if alike and start == ready:
                 idle[on_host] = times
             found.append(TimeSlot(lane, start, start + length))
@@ -154,10 +157,8 @@ class ListScheduler:
         return Schedule(tuple(order), placement, self.lanes.cores, max(1, self.lanes.streams))
 
     def _first_gap(self, lane: int, ready: float, length: float) -> float:
-        """Return the first time from ``ready`` on at which a lane has room for an operator of ``length``."""
+        """Return the first time from ``ready`` on, before its last end, when a lane has room for ``length``."""
         starts, ends = self._starts[lane], self._ends[lane]
-        if not ends or ready >= ends[-1]:
-            return ready
         if not self._insertion:
             return ends[-1]
         at = bisect.bisect_right(starts, ready)
