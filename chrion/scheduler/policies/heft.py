@@ -28,15 +28,16 @@ def heft(dag: Dag, costs: Costs, alpha: float) -> Schedule:
     return place_by_finish(lanes, by_rank(dag, upward_ranks(lanes)), alpha)
 
 
-def place_by_finish(lanes: Lanes, order: Sequence[int], alpha: float = 0.0) -> Schedule:
+def place_by_finish(lanes: Lanes, order: Sequence[int], alpha: float = 0.0, *, insertion: bool = True) -> Schedule:
     """Return the schedule that places operators one after another, each on the lane where it finishes first.
 
     Args:
         lanes: The lanes to use.
         order: The operators in a topological order.
         alpha: Price, in ms per MB, of the memory that an operator adds on the accelerator.
+        insertion: Use idle gaps between operators.
     """
-    scheduler = ListScheduler(lanes)
+    scheduler = ListScheduler(lanes, insertion=insertion)
     resident: set[int] = set()  # weights on the accelerator
     for i in order:
         price = alpha * _marginal_mb(lanes.dag, lanes.costs, i, resident) if alpha else 0.0

@@ -190,15 +190,20 @@ class _Arrivals:
             self.second = time
 
 
-def upward_ranks(lanes: Lanes) -> list[float]:
-    """Return the length of the longest path from the start of each operator to the end of an exit, in mean times."""
-    dag, mean, transfers = lanes.dag, lanes.mean_ms(), lanes.mean_transfers_ms()
+def upward_ranks(lanes: Lanes, *, transfers: bool = True) -> list[float]:
+    """Return the length of the longest path from the start of each operator to the end of an exit, in mean times.
+
+    Args:
+        lanes: The lanes.
+        transfers: Whether the mean times of transfers between lanes count.
+    """
+    dag, mean, edges = lanes.dag, lanes.mean_ms(), lanes.mean_transfers_ms()
     longest = [0.0] * len(dag)  # from the end of each operator
     rank = [0.0] * len(dag)
     for i in reversed(dag.topological_order):
         rank[i] = mean[i] + longest[i]
-        for m, transfer in zip(dag.predecessors[i], transfers[i], strict=True):
-            longest[m] = max(longest[m], transfer + rank[i])
+        for m, transfer in zip(dag.predecessors[i], edges[i], strict=True):
+            longest[m] = max(longest[m], transfer * transfers + rank[i])
     return rank
 
 

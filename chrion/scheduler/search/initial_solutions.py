@@ -194,6 +194,8 @@ class InitialSolutions:
             lengths = path_lengths(lanes)
             yield problem.evaluate(place_critical_path(lanes, lengths), origin="cpop")
             yield problem.evaluate(place_by_finish(lanes, priority_order(dag, lengths)), origin="critical path")
+            order = by_rank(dag, upward_ranks(lanes, transfers=False))
+            yield problem.evaluate(place_by_finish(lanes, order, insertion=False), origin="critical path, no gaps used")
         # Streams and stages are made for the lanes of one device; a core runs what the accelerator does not support.
         if self._streams == 1 or (self._streams and costs.cores > 1):
             return
