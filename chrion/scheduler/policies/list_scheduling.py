@@ -33,6 +33,10 @@ class TimeSlot(NamedTuple):
     end: float
 
 
+#: The slot of an operator that is not placed yet; it delays no successor.
+_NOT_PLACED = TimeSlot(1, -math.inf, -math.inf)
+
+
 class Lanes:
     """The lanes of a machine as list scheduling sees them, with the times of operators and of edges between lanes.
 
@@ -82,13 +86,13 @@ class ListScheduler:
 
     def __init__(self, lanes: Lanes, *, insertion: bool = True) -> None:
         self.lanes, self._insertion = lanes, insertion
-        self._slots = [TimeSlot(0, 0.0, 0.0)] * len(lanes.dag)
+        self._slots = [_NOT_PLACED] * len(lanes.dag)
         #: Starts and ends of each lane's busy intervals. Intervals that touch are one.
         self._starts: dict[int, list[float]] = {lane: [] for lane in lanes.numbers}
         self._ends: dict[int, list[float]] = {lane: [] for lane in lanes.numbers}
 
     def slots(self, i: int, choices: Iterable[int] | None = None) -> list[TimeSlot]:
-        """Return the earliest slot of operator ``i`` on each lane that supports it; its predecessors must be placed.
+        """Return the earliest slot of an operator on each lane that supports it, after the predecessors placed so far.
 
         Lanes of one device with equal times, and without a predecessor, are alike. Once one of them is idle when the
         inputs have arrived, the following ones are left out: they are no better.
@@ -149,6 +153,20 @@ class ListScheduler:
         if at + 1 < len(starts) and starts[at + 1] == end:
             ends[at] = ends.pop(at + 1)
             del starts[at + 1]
+
+    def last_end(self, i: int, slot: TimeSlot) -> float:
+        """Return the latest of the first possible ends of an operator's successors, if it were placed in a slot.
+
+        Returns:
+            The time in ms, at least the end of the slot. Other predecessors of the successors count if they are placed.
+        """
+        starts, ends = self._starts[slot.lane], self._ends[slot.lane]
+        kept = starts.copy(), ends.copy()
+        self.place(i, slot)
+        firsts = [min(found.end for found in self.slots(s)) for s in self.lanes.dag.successors[i]]
+        starts[:], ends[:] = kept
+        self._slots[i] = _NOT_PLACED
+        return max(slot.end, *firsts) if firsts else slot.end
 
     def schedule(self) -> Schedule:
         """Return the schedule, ordered by start times, once every operator has been placed."""
