@@ -87,7 +87,7 @@ def _rows(graph: onnx.GraphProto, around: _Scope) -> Iterator[int]:
     for node in graph.node:
         for name in _tables(node, scope):
             if name in weights and len(weights[name].dims) > 1:
-                yield weights[name].dims[0]
+                yield weights[name].dims[0 if node.op_type == "Gather" else -2]
         for attribute in node.attribute:
             if attribute.HasField("g"):
                 yield from _rows(attribute.g, scope)

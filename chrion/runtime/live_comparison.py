@@ -13,9 +13,10 @@ Bound of the cost, while the mean latencies of both engines stay as they are: th
 - trials, of :data:`_PLAN_TRIAL` or :data:`_PLAIN_TRIAL` requests. The number of requests between two trials doubles
   from the first to the last of :data:`_PLAIN_GAPS`, or of :data:`_PLAN_GAPS` for trials of the plan. While other
   processes are known to use cores, it is one of :data:`_BUSY_GAPS`: the plan is likely slow for as long as they do,
-  and their end is noticed. So less than one request in 100 is in a trial of the plan, and one in 500 beside such
-  processes. A trial is put off until its predecessor's extra time is at most :data:`_EXCESS` of the time since. Once
-  the plan is slower than before the last trial by :data:`_CHANGED`, it is :data:`_EXCESS_CHANGED`, and no gap is kept.
+  and their end is noticed. So in the long run less than one request in 100 is in a trial of the plan, and one in 500
+  beside such processes. A trial is put off until its predecessor's extra time is at most :data:`_EXCESS` of the time
+  since. Once the plan is slower than before the last trial by :data:`_CHANGED`, it is :data:`_EXCESS_CHANGED`, and no
+  gap is kept.
 - after a trial that noise has won, up to :data:`_PROBATION` windows.
 
 After a change of the means the bound applies anew. A change in favour of the plan is noticed after the last gap at the
@@ -65,7 +66,7 @@ _PLAIN_TRIAL = _Trial(warm_up=4, requests=24, least_s=0.15, clear_after=12, clea
 #: Number of requests between two trials, at first and at most: of the one-thread session, of the plan, and of the plan
 #: while other processes use cores.
 _PLAIN_GAPS, _PLAN_GAPS, _BUSY_GAPS = (64, 2048), (256, 2048), (2048, 16384)
-#: The last trial of the one-thread session tells nothing once the plan takes longer than before it by this factor.
+#: A trial of the one-thread session is out of date once the plan takes longer than before it by this factor.
 _CHANGED = 1.3
 #: Maximum share of the time that trials may take longer than the same requests on the other engine: in general, and for
 #: trials because of a change since the last one: other processes use fewer cores, or the plan has become far slower.
@@ -111,8 +112,8 @@ class LiveComparison:
         self._count, self._total_ms, self._start_s = 0, 0.0, 0.0
         #: Number of requests of a trial that do not count yet.
         self._cold = 0
-        #: Mean latency in the last window.
-        self._mean_ms = latency_ms or 0.0
+        #: Mean latency in the last window, and the lower one of the last two.
+        self._mean_ms = self._least_ms = latency_ms or 0.0
         #: Mean latency of the other engine, and the number of windows for which it is still compared.
         self._other_ms, self._probation = 0.0, 0
         #: Numbers of slow windows and of other windows in a row.
@@ -121,7 +122,7 @@ class LiveComparison:
         self._since, self._since_ms, self._gap = 0, 0.0, 0
         #: Time that the last trial took longer than the same requests on the other engine.
         self._excess_ms = 0.0
-        #: Mean latency of the plan before the last trial of the one-thread session.
+        #: While the plan serves: its mean latency before the other's last trial, or in its first window.
         self._tried_ms = math.inf
         #: Number of trials in a row that the plan has lost, and the time of the first.
         self._lost, self._lost_s = 0, 0.0
@@ -178,7 +179,8 @@ class LiveComparison:
     def _end_window(self) -> None:
         self._since += self._count
         self._since_ms += self._total_ms
-        self._mean_ms = self._mean_and_restart()
+        before_ms, self._mean_ms = self._mean_ms, self._mean_and_restart()
+        self._least_ms = min(before_ms, self._mean_ms)
         if self._probation:
             self._probation -= 1
             if self._is_faster(self._other_ms):
@@ -189,6 +191,8 @@ class LiveComparison:
             self._eased = self._others.has_eased()
             self._try_other()
             return
+        if self._tried_ms == math.inf:
+            self._tried_ms = self._mean_ms
         slow = self._is_slow()
         if slow:
             self._calm, self._slow = 0, self._slow + 1
@@ -232,10 +236,10 @@ class LiveComparison:
         gap, excess = self._next_gap, _EXCESS
         if self._eased:
             gap, excess = min(_PLAIN_GAPS[0] << self._vain, _PLAIN_GAPS[1]), _EXCESS_CHANGED
-        elif not self.plain_serves and self._mean_ms > _CHANGED * self._tried_ms:
+        elif not self.plain_serves and self._least_ms > _CHANGED * self._tried_ms:
             gap, excess = 0, _EXCESS_CHANGED
         if self._since >= gap and self._excess_ms <= excess * self._since_ms:
-            self._tried_ms = math.inf if self.plain_serves else self._mean_ms
+            self._tried_ms = self._mean_ms
             self.diverts, self._cold, self._excess_ms = not self.plain_serves, self._trial.warm_up, 0.0
 
     def _end_trial(self, now_s: float) -> None:
@@ -256,7 +260,7 @@ class LiveComparison:
         if self._expected_ms == math.inf:
             self._expected_ms = self._mean_ms
         elif self._gap == most:  # after many trials: both take longer than when they were timed
-            self._expected_ms *= mean_ms / self._limit_ms
+            self._expected_ms *= mean_ms / max(self._limit_ms, 1e-9)
             self._plain_ms, self._slow = mean_ms, 0
 
     def _is_faster(self, other_ms: float) -> bool:
@@ -269,6 +273,7 @@ class LiveComparison:
         self.diverts = self.plain_serves = not self.plain_serves
         self._slow = self._calm = self._vain = 0
         self._others, self._eased = None, False
+        self._tried_ms = math.inf
 
     def _lose(self, now_s: float) -> None:
         """Count a trial that the plan has lost."""

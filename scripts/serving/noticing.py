@@ -79,10 +79,14 @@ def _time_until(trial: Trial, start_s: float, end_s: float, limit_ms: float) -> 
 
 
 def _means(trial: Trial, start_s: float, end_s: float, step_s: float) -> tuple[Times, Times]:
-    """Return the starts of the windows between two times, and their mean latencies in ms; infinite without requests."""
-    starts_s = np.arange(start_s, end_s - _WINDOW_S, step_s)
-    inside = [(trial.starts_s >= at_s) & (trial.starts_s < at_s + _WINDOW_S) for at_s in starts_s]
-    return starts_s, np.array([trial.latencies_ms[each].mean() if each.any() else np.inf for each in inside])
+    """Return the starts of the windows between two times that have requests, and their mean latencies in ms."""
+    windows = [
+        (at_s, trial.latencies_ms[inside].mean())
+        for at_s in np.arange(start_s, end_s - _WINDOW_S, step_s)
+        if (inside := (trial.starts_s >= at_s) & (trial.starts_s < at_s + _WINDOW_S)).any()
+    ]
+    starts_s, means_ms = np.array(windows, np.float64).reshape(-1, 2).T
+    return starts_s, means_ms
 
 
 def format_noticed(model: str, noticed: Sequence[Noticed]) -> tuple[str, ...]:

@@ -71,6 +71,9 @@ def test_tables_of_rotary_embeddings() -> None:
     for inputs in (["x", "positions", "t", "u"], ["x", "t", "u", "positions"]):  # of onnxruntime, and of ONNX
         rotary = helper.make_node("RotaryEmbedding", inputs, ["o"])
         assert table_rows(graph([rotary], table("t", 32), table("u", 32)), "positions") == 32
+    rotary = helper.make_node("RotaryEmbedding", ["x", "t", "u"], ["o"])  # without positions: a table of each text
+    tables = [helper.make_tensor(name, TensorProto.FLOAT, [1, 16, 2], [0.0] * 32) for name in ("t", "u")]
+    assert table_rows(graph([rotary], *tables), "positions") == 16
 
 
 def test_branches() -> None:

@@ -198,6 +198,27 @@ def test_a_slow_plan_is_noticed_within_a_second_of_a_lost_trial(latency_ms: floa
     assert comparison.plain_serves
 
 
+@pytest.mark.parametrize("pause_s", [0.3, 0.6, 1.2])
+@pytest.mark.parametrize("busy_s", [20, 200])
+def test_a_neighbour_that_comes_back_is_noticed_within_a_second(busy_s: int, pause_s: float) -> None:
+    """Also soon after the plan has returned, when the last trials were lost and far apart."""
+    others, now_s = OtherProcesses(counted=True, busy=True), 0.0
+    comparison = compare(0.01e3, 0.015e3, others)
+    returned_s = again_s = math.inf
+    while now_s < busy_s + 60 and now_s < again_s + 30:
+        neighbour = 2 <= now_s < busy_s or now_s >= again_s
+        others.busy, others.eased = neighbour, busy_s <= now_s < again_s
+        diverts = comparison.diverts
+        latency_s = 0.015 if diverts else 0.03 if neighbour else 0.01
+        comparison.record(now_s, now_s + latency_s, diverted=diverts)
+        now_s += latency_s
+        if now_s > busy_s and returned_s == math.inf and not comparison.plain_serves:
+            returned_s, again_s = now_s, now_s + pause_s
+        if now_s > again_s and comparison.diverts:
+            break
+    assert now_s - again_s <= 1.0
+
+
 def test_inputs_that_take_less_time_lower_the_expectation() -> None:
     """After small inputs, a plan that takes as long as when it was selected is slow if the plain session is faster."""
     served = simulate(compare(10.0, 15.0), lambda number: 1.0 if number < 2000 else 10.0, always(1.5), 6000)

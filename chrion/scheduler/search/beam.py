@@ -111,7 +111,7 @@ class _Beam:
             found: list[_Partial] = []
             for partial in front:
                 found += self._extend(partial)
-                if len(found) >= min(_MADE, _MADE_BY_LANES // len(lanes.numbers) ** 2):
+                if len(found) >= max(1, min(_MADE, _MADE_BY_LANES // len(lanes.numbers) ** 2)):
                     break
             front = self._select(found)
         streams = max(1, lanes.streams)
