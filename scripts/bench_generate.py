@@ -40,7 +40,7 @@ import onnxruntime as ort
 from decoding.costs import MeasuredCosts, append_costs, measure_costs, read_costs
 from decoding.gpu_estimate import TITLE, estimated_points, saturated_on_gpu
 from decoding.load import SIZES, load_scenario, run_load
-from decoding.orca_experiment import LoadPoint, append_point, plot, read_points, table_rows
+from decoding.orca_experiment import LoadPoint, append_point, format_lengths, plot, read_points, table_rows
 from decoding.scheduling_gain import gain_rows, saturated, simulate_points
 from page_markers import fill_sections, markdown_table
 
@@ -217,8 +217,11 @@ def report_load(arguments: argparse.Namespace) -> None:
     costs = read_costs(arguments.costs) if arguments.costs else {}
     load = markdown_table(table_rows(points, simulate_points(points, costs)))
     about = f"Written by `scripts/bench_generate.py` on {this_machine()}, onnxruntime {ort.get_version_string()}"
-    machines = {f"{model}, measured costs": saturated(scale, found) for (model, scale), found in costs.items()}
-    gain = markdown_table(gain_rows(1, {**machines, TITLE: saturated_on_gpu()}))
+    machines = {
+        f"{model}, measured costs ({format_lengths(scale)})": saturated(scale, found)
+        for (model, scale), found in costs.items()
+    }
+    gain = markdown_table(gain_rows(1, {**machines, f"{TITLE} ({format_lengths(1)})": saturated_on_gpu()}))
     gpu = markdown_table([row[2:-1] for row in table_rows(estimated_points())])
     sections = {
         "generate-load": f"{about}.\n\n{load}",

@@ -13,6 +13,7 @@ from chrion.report.figure_table import FigureTable, key
 from chrion.report.figures import new_figure, save_figure
 from chrion.simulator.decoder_results import DecoderPoint, DecoderSummary
 from chrion.simulator.decoder_scenario import DecoderScenario
+from chrion.units import format_count
 
 _FIGURES = (
     *("requests/s", "tokens/s", "ms/token p50", "ms/token p99", "first ms p50", "first ms p99", "between ms"),
@@ -28,7 +29,8 @@ def decoder_table(scenario: DecoderScenario, summaries: Sequence[DecoderSummary]
     time between two tokens, *batch* the mean number of requests of an iteration, *slots* and *most* the mean and the
     greatest number of reserved slots.
     """
-    title = f"{scenario.name}: {scenario.requests.requests} requests, {scenario.slots} slots for keys and values"
+    requests, slots = format_count(scenario.requests.requests, "request"), format_count(scenario.slots, "slot")
+    title = f"{scenario.name}: {requests}, {slots} for keys and values"
     if refused := summaries[0].refused:  # the same with every policy
         title += f", {refused} refused because they need more"
     if scenario.estimated_hardware:

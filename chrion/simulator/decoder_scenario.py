@@ -12,7 +12,7 @@ from typing import Any
 
 from chrion.errors import OptionError, ScenarioError
 from chrion.generation.scheduling import POLICIES
-from chrion.simulator.decoder_table import COSTS, DecoderSpec, complete_decoder
+from chrion.simulator.decoder_table import COSTS, DecoderSpec, complete_decoder, costs_table
 from chrion.simulator.scenario import ScenarioSource
 from chrion.simulator.settings import above_zero, at_least, read_section, refuse_unknown
 
@@ -110,9 +110,18 @@ class DecoderScenario:
         return self.decoder.slots or max(1, int(self.decoder.cache_gb * 1e9) // self.decoder.slot_bytes)
 
     def iteration_ms(self, tokens: Sequence[int], past: Sequence[int], chosen: int | None = None) -> float:
-        """Return the time of an iteration; see :meth:`IterationCosts.features`."""
-        costs = self.prompt_costs if max(tokens) > 1 else self.costs
-        return costs.iteration_ms(tokens, past, chosen)
+        """Return the time of an iteration; see :meth:`IterationCosts.features`.
+
+        Costs of measured iterations with prompts are averages over all of their requests. Those of a datasheet are not:
+        the attention of requests with one new token reads as much beside prompts as without them.
+        """
+        if max(tokens) == 1:
+            return self.costs.iteration_ms(tokens, past, chosen)
+        time_ms = self.prompt_costs.iteration_ms(tokens, past, chosen)
+        if self.decoder.hardware:
+            pairs = sum(before + 1 for new, before in zip(tokens, past, strict=True) if new == 1)
+            time_ms += (self.costs.pair_ms - self.prompt_costs.pair_ms) * pairs
+        return time_ms
 
 
 def is_decoder_scenario(source: ScenarioSource) -> bool:
@@ -139,9 +148,12 @@ def build_decoder_scenario(source: ScenarioSource) -> DecoderScenario:
     decoder = dict(_table(content, "decoder"))
     if decoder.get("hardware"):
         decoder = complete_decoder(decoder, source.folder)
-    tables = {name: decoder.pop(name, {}) for name in COSTS}
+    tables = {name: costs_table(decoder, name) for name in COSTS}
     costs = _read_costs(tables["costs"], "decoder.costs")
-    prompt_costs = _read_costs({**asdict(costs), **_table(tables, "prompt_costs")}, _PROMPT_COSTS)
+    prompt_table = {**asdict(costs), **tables["prompt_costs"]}
+    # Those of hardware may be 0 if the file changes its costs: then only tokens in the cache take time.
+    written = "prompt_costs" in content.get("decoder", {})
+    prompt_costs = _read_costs(prompt_table, _PROMPT_COSTS, may_be_zero=not written)
     requests = read_section(GenerationSpec, _table(content, "requests"), "requests")
     for name in ("prompt", "new"):
         least, most = (getattr(requests, f"{name}_{end}") for end in ("least", "most"))
@@ -151,7 +163,7 @@ def build_decoder_scenario(source: ScenarioSource) -> DecoderScenario:
         name=str(content.get("name", source.name)),
         seed=seed,
         policies=tuple(policies),
-        decoder=read_section(DecoderSpec, decoder, "decoder"),
+        decoder=read_section(DecoderSpec, {key: decoder[key] for key in decoder if key not in COSTS}, "decoder"),
         costs=costs,
         prompt_costs=prompt_costs,
         batching=read_section(BatchingSpec, _table(content, "batching"), "batching"),
@@ -160,9 +172,9 @@ def build_decoder_scenario(source: ScenarioSource) -> DecoderScenario:
     )
 
 
-def _read_costs(table: Any, where: str) -> IterationCosts:
+def _read_costs(table: Any, where: str, *, may_be_zero: bool = False) -> IterationCosts:
     costs = read_section(IterationCosts, table, where)
-    if not any((costs.fixed_ms, costs.token_ms, costs.request_ms, costs.pair_ms)):
+    if not may_be_zero and not any((costs.fixed_ms, costs.token_ms, costs.request_ms, costs.pair_ms)):
         raise ScenarioError(f"{where}: expected a term above 0")
     return costs
 

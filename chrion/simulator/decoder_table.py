@@ -42,7 +42,8 @@ def complete_decoder(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     The figures are estimates: an iteration reads all weights once and starts the kernels of the model, each new token
     takes two operations for each weight, and each token that a new one attends to is read once. These times are added,
     although a GPU overlaps traffic and arithmetic. The attention of prompts is left out: its keys and values are read
-    once for many tokens.
+    once for many tokens. Beside prompts, requests with one new token read theirs as they do without prompts; see
+    :meth:`chrion.simulator.decoder_scenario.DecoderScenario.iteration_ms`.
 
     Args:
         table: The table, in which ``hardware`` names an accelerator that has the weights, keys and values.
@@ -50,18 +51,26 @@ def complete_decoder(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
     Raises:
         ScenarioError: A value is invalid, a part is unknown or damaged, there is no accelerator, or it has no room for
-            keys and values.
+            the keys and values.
     """
     spec = read_section(DecoderSpec, {key: value for key, value in table.items() if key not in COSTS}, "decoder")
     accelerator = find_machine(table, "hardware", "", folder, "decoder").accelerator
     if accelerator is None:
         raise ScenarioError(f"decoder.hardware: {table['hardware']!r} has no accelerator")
     room_gb = accelerator.memory_gb - accelerator.base_memory_mb / 1e3 - spec.weights_gb
-    if room_gb <= 0 and not {"cache_gb", "slots"} & set(table):
+    if room_gb <= 0:
         raise ScenarioError(
             f"decoder.weights_gb = {spec.weights_gb:g}: {accelerator.title} has no room for keys and values",
             hint=f"it has {accelerator.memory_gb:g} GB",
         )
+    given_gb = {"cache_gb": spec.cache_gb if "cache_gb" in table else 0.0, "slots": spec.slots * spec.slot_bytes / 1e9}
+    for name, needed_gb in given_gb.items():
+        if needed_gb > room_gb:
+            raise ScenarioError(
+                f"decoder.{name} = {getattr(spec, name):.12g}: {accelerator.title} has room for {room_gb:.3g} GB of "
+                f"keys and values, found {needed_gb:.4g} GB",
+                hint=f"it has {accelerator.memory_gb:g} GB, of which weights take {spec.weights_gb:g}",
+            )
     per_ms = accelerator.bandwidth_gb_per_s * 1e6
     weights = spec.weights_gb * 1e9 / ELEMENT_BYTES[spec.element_type]
     costs = {
@@ -71,14 +80,19 @@ def complete_decoder(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "pair_ms": spec.slot_bytes / per_ms,
     }
     return {
-        **({"cache_gb": room_gb} if room_gb > 0 else {}),
+        "cache_gb": room_gb,
         **table,
-        "costs": {**costs, **_costs(table, "costs")},
-        "prompt_costs": {"pair_ms": 0.0, **_costs(table, "prompt_costs")},
+        "costs": {**costs, **costs_table(table, "costs")},
+        "prompt_costs": {"pair_ms": 0.0, **costs_table(table, "prompt_costs")},
     }
 
 
-def _costs(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def costs_table(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return one of the tables :data:`COSTS` of a ``[decoder]`` table, empty if it is missing.
+
+    Raises:
+        ScenarioError: It is not a table.
+    """
     given = table.get(name, {})
     if not isinstance(given, Mapping):
         raise ScenarioError(f"decoder.{name}: expected a table, found {given!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,39 @@ def test_given_values_take_precedence() -> None:
     assert "token_ms" not in found.content["decoder"]["costs"]
 
 
+def test_another_request_never_shortens_an_iteration() -> None:
+    """Beside a prompt, the caches of the other requests are read as without it."""
+    found = scenario(hardware="l4")
+    increments, prompts = [(1, 2000), (1, 0), (1, 700)], [(16, 0), (2, 9), (500, 100)]
+    for batch in itertools.permutations([*increments, *prompts]):
+        times_ms = [found.iteration_ms(*zip(*batch[:size], strict=True)) for size in range(1, len(batch) + 1)]
+        assert times_ms == sorted(times_ms)
+    alone, beside = found.iteration_ms([1] * 31, [2000] * 31), found.iteration_ms([16] + [1] * 31, [0] + [2000] * 31)
+    assert beside == pytest.approx(alone + 16 * found.costs.token_ms)
+
+
+def test_a_given_pair_term_of_prompts_is_that_of_prompts() -> None:
+    """With hardware, the pairs of requests with one token have the term of ``[decoder.costs]`` in every iteration."""
+    found = scenario(hardware="l4", costs={"pair_ms": 2.0}, prompt_costs={"pair_ms": 0.5})
+    rest_ms = found.costs.fixed_ms + 4 * found.costs.token_ms
+    assert found.iteration_ms([3, 1], [0, 9]) == pytest.approx(rest_ms + 0.5 * 6 + 2.0 * 10)
+
+
+def test_costs_of_attention_alone() -> None:
+    """A file may set all terms but that of the attention to 0; prompts then take no time."""
+    found = scenario(hardware="l4", costs={"fixed_ms": 0, "token_ms": 0, "pair_ms": 1})
+    assert (found.iteration_ms([8], [0]), found.iteration_ms([1], [8])) == (0.0, 9.0)
+    assert all(result.served == 5 for result in simulate_decoder(found))
+
+
+def test_one_request_is_singular() -> None:
+    """The title of the table has no plural of one."""
+    content = {"decoder": {"slots": 1}, "requests": {"requests": 1, "prompt_most": 1, "prompt_least": 1, "new_most": 1}}
+    found = build_decoder_scenario(ScenarioSource("test", content, Path()))
+    title = decoder_table(found, [summarise(result) for result in simulate_decoder(found)]).title
+    assert title == "test: 1 request, 1 slot for keys and values"
+
+
 def test_results_are_marked() -> None:
     """The table and the JSON name the hardware."""
     found = scenario(hardware="l4")
@@ -62,6 +96,11 @@ def test_results_are_marked() -> None:
         ({"hardware": 4}, "decoder.hardware = 4: expected text"),
         ({"hardware": "epyc-16"}, "decoder.hardware: 'epyc-16' has no accelerator"),
         ({"hardware": "l4", "weights_gb": 30.0}, "decoder.weights_gb = 30: NVIDIA L4 has no room"),
+        ({"hardware": "l4", "weights_gb": 30.0, "cache_gb": 2}, "decoder.weights_gb = 30: NVIDIA L4 has no room"),
+        ({"hardware": "l4", "weights_gb": 30.0, "slots": 9}, "decoder.weights_gb = 30: NVIDIA L4 has no room"),
+        ({"hardware": "l4", "weights_gb": 30.0, "slots": 0}, "decoder.weights_gb = 30: NVIDIA L4 has no room"),
+        ({"hardware": "l4", "cache_gb": 500}, "decoder.cache_gb = 500: NVIDIA L4 has room for 22.7 GB of keys"),
+        ({"hardware": "l4", "slots": 1_000_000}, "decoder.slots = 1000000: NVIDIA L4 has room for 22.7 GB of keys"),
         ({"hardware": "l4", "element_type": "int4"}, "decoder.element_type = 'int4': expected one of"),
         ({"hardware": "l4", "costs": 1}, "decoder.costs: expected a table, found 1"),
         ({"hardware": "l4", "weight_gb": 1}, "decoder: unknown key 'weight_gb'"),
