@@ -30,6 +30,10 @@ def main() -> NoReturn:
         sys.stdout.flush()
     except KeyboardInterrupt:
         _complain("interrupted")
+        try:
+            sys.stdout.flush()
+        except OSError:  # its reader has ended, perhaps by the same Ctrl-C
+            _discard_stdout()
         code = INTERRUPTED
     except BrokenPipeError:  # the reader of stdout, `head` for example, has closed it
         _discard_stdout()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 import time
@@ -74,7 +75,14 @@ def _print(stream: Stream, *, text: bool, silent: bool, started: float) -> float
             if not silent:
                 piece = event.text if text else f"{event.id} "
                 print(piece, end="", flush=True)  # noqa: T201 - this is what stdout is for
-    finally:  # an error or an interruption is reported on a line of its own
-        if not silent:
-            print(flush=True)  # noqa: T201 - this is what stdout is for
+    except BaseException:  # an error or an interruption is reported, and not that stdout fails then
+        with contextlib.suppress(OSError):
+            _end_line(silent=silent)
+        raise
+    _end_line(silent=silent)
     return first
+
+
+def _end_line(*, silent: bool) -> None:
+    if not silent:
+        print(flush=True)  # noqa: T201 - this is what stdout is for

@@ -19,7 +19,7 @@ import onnx
 
 from chrion.cores import allowed_cores
 from chrion.devices.providers import CPU_PROVIDER, provider_name, require_working
-from chrion.errors import GenerationError, ModelError, OptionError
+from chrion.errors import ChrionError, GenerationError, ModelError, OptionError
 from chrion.generation.cache import CacheManager, RequestCache, slots_of_bytes
 from chrion.generation.engine import PlainEngine, SelectiveEngine
 from chrion.generation.iteration import Engine, Outcome, Work
@@ -359,8 +359,10 @@ class Generator:
             return future
         try:
             return self._pool.submit(self._run, batch, requests)
-        except RuntimeError:  # the interpreter exits
-            self._cancel_all()
+        except RuntimeError as error:
+            if "shutdown" not in str(error):  # the system refuses a thread
+                raise
+            self._cancel_all()  # the interpreter exits
             future.set_result([None] * len(batch))
             return future
 
@@ -388,10 +390,11 @@ class Generator:
             self._leave(self._scheduler.complete([request.number for request in requests if request.reason]))
 
     def _advance(self, share: Share, request: _Request, outcome: Outcome) -> None:
-        request.past += share.tokens
         if isinstance(outcome, Exception):
             request.reason, request.error = "error", outcome if self.context else _of_unknown_context(outcome, request)
-        elif outcome is not None:
+            return
+        request.past += share.tokens
+        if outcome is not None:
             try:
                 self._append(request, request.sampler.choose(outcome))
             except Exception as error:  # noqa: BLE001 - a tokenizer may raise what it likes
@@ -413,8 +416,13 @@ class Generator:
 
 
 def _of_unknown_context(error: Exception, request: _Request) -> Exception:
-    """Return an error of a model whose context length is unknown, which may have been exceeded."""
-    message = error.message if isinstance(error, GenerationError) else str(error)
+    """Return an error of a model whose context length is unknown, which may have been exceeded.
+
+    The error of a first iteration, or one that has a hint of its own, is left as it is.
+    """
+    message, hint = (error.message, error.hint) if isinstance(error, ChrionError) else (str(error), "")
+    if not request.past or hint:
+        return error
     return GenerationError(
         f"{message}, after {request.past} tokens",
         hint="the model does not state its context length; config.json beside it may, as max_position_embeddings",

@@ -40,7 +40,11 @@ class Sampling:
     def __post_init__(self) -> None:
         numbers = {"temperature": self.temperature, "top_p": self.top_p, "repetition_penalty": self.repetition_penalty}
         for name, value in numbers.items():
-            if not math.isfinite(value):
+            try:
+                finite = math.isfinite(value)
+            except OverflowError:  # a whole number beyond any float
+                raise OptionError(f"{name}: expected a number that a float can represent") from None
+            if not finite:
                 raise OptionError(f"{name}: {value} is not a finite number")
         for name, whole in (("top_k", self.top_k), ("seed", self.seed)):
             whole_number(name, whole)

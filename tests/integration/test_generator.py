@@ -106,6 +106,23 @@ def test_tokens_come_one_by_one(generator: Generator) -> None:
     assert len(rest) == 50
 
 
+def test_a_thread_that_the_system_refuses_fails_the_requests(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a thread for a batch, the requests end with the reason, which is logged."""
+
+    def refuse(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("concurrent.futures.ThreadPoolExecutor._adjust_thread_count", refuse)
+    with Generator(MODEL, threads=1, n_workers=2) as generator:
+        stream = generator.submit([1, 2], 3)
+        with pytest.raises(GenerationError, match="the generator failed: can't start new thread"):
+            stream.result(60)
+        assert stream.finish_reason == "error"
+    assert "the generator failed" in caplog.text
+
+
 def test_callbacks_follow_the_end(generator: Generator, caplog: pytest.LogCaptureFixture) -> None:
     """A callback is called once, after the end or at once; one that fails is logged, and the generator goes on."""
     ended: list[Any] = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import chrion
 from chrion import Generator
 from chrion.errors import GenerationError, ModelError, OptionError
 from chrion.generation.engine import SelectiveEngine
+from chrion.generation.iteration import Outcome, Work
 from chrion.generation.merged import MergedEngine
 from chrion.graph.decoder import decoder_signature
 from chrion.graph.rewrite import rename_reads
@@ -195,6 +198,29 @@ def test_a_failure_beyond_an_unknown_context_says_so(monkeypatch: pytest.MonkeyP
             stream.result(60)
         assert "\n" not in str(failed.value)
         assert generator.submit([1, 2], 3).result(60) == plain.generate([1, 2], 3)
+
+
+@pytest.mark.parametrize(("at", "hint"), [(1, ""), (2, ""), (2, "use less memory")])
+def test_only_later_failures_without_a_hint_are_about_the_context(
+    at: int, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hint needs tokens that were processed; the message has their number, and a hint of the engine remains."""
+    monkeypatch.setattr("chrion.graph.decoder.table_rows", lambda *_: 0)
+    with Generator(merge(small_decoder("gpt2-decoder"), traced=True), threads=1) as generator:
+        run, iterations = generator._engine.run, itertools.count(1)
+
+        def fail(batch: Sequence[Work]) -> list[Outcome]:
+            return [GenerationError("it broke", hint=hint)] if next(iterations) == at else run(batch)
+
+        monkeypatch.setattr(generator._engine, "run", fail)
+        with pytest.raises(GenerationError) as failed:
+            generator.submit([1] * 10, 5).result(60)
+    about = (failed.value.message, failed.value.hint)
+    if at == 2 and not hint:
+        assert about[0] == "it broke, after 10 tokens"
+        assert "max_position_embeddings" in about[1]
+    else:
+        assert about == ("it broke", hint)
 
 
 @pytest.mark.parametrize(

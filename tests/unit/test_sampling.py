@@ -112,6 +112,8 @@ def test_scores_that_are_not_numbers_are_refused() -> None:
     [
         ("temperature", -0.1),
         ("temperature", float("nan")),
+        pytest.param("temperature", 10**400, id="temperature-beyond-floats"),
+        pytest.param("repetition_penalty", 10**400, id="penalty-beyond-floats"),
         ("top_k", -1),
         ("top_p", 0.0),
         ("top_p", 1.1),

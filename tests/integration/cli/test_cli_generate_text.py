@@ -106,6 +106,28 @@ def test_ctrl_c_ends_a_text(decoder: Path) -> None:
     assert "Traceback" not in terminal.shown
 
 
+def test_ctrl_c_ends_a_text_whose_reader_has_ended(decoder: Path) -> None:
+    """Ctrl-C also ends the reader, for example ``head``; the exit code is that of an interruption."""
+    program = """
+import os
+from chrion.cli import main
+from chrion.generation import Stream
+reading, writing = os.pipe()
+os.dup2(writing, 1)
+os.close(writing)
+def interrupted(stream):
+    os.close(reading)
+    raise KeyboardInterrupt
+Stream.events = interrupted
+main()
+"""
+    command = [sys.executable, "-c", program, "generate", str(decoder), "-p", "wörd1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+    assert done.returncode == 130
+    assert done.stderr.splitlines()[-1] == "chrion: interrupted"
+    assert "Traceback" not in done.stderr
+
+
 def test_a_pipe_gets_the_text_only(decoder: Path) -> None:
     """Progress goes to stderr; ``head`` may leave in the middle."""
     arguments = ("generate", str(decoder), "--prompt", "wörd1 wörd2", "--max-new-tokens")

@@ -24,8 +24,10 @@ tokenizers = pytest.importorskip("tokenizers")
 
 CLIENT = Path(__file__).parents[2] / "decoder_checks.py"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
-MODEL = small_decoder("llama-decoder", context=20_000)
+MODEL = small_decoder("llama-decoder", context=60_000)
 PROMPTS = [[2, 3, 4], [5], [6, 7], [8, 9, 10, 11], [12, 13], [14]]
+#: Tokens of a text that fills the slots and takes far longer than the timeouts of requests behind it.
+LONG = 46_000
 LATE = "the text did not begin within its timeout"
 COUNTS = [12, 3, 20, 7, 1, 15]
 
@@ -50,7 +52,7 @@ def put_decoder(root: Path, name: str, toml: str) -> None:
 def decoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Return a server of a decoder whose slots one long text fills, and of a model of another kind."""
     root = tmp_path_factory.mktemp("streamed")
-    put_decoder(root, "llama", '[generation]\nmax_batch = 4\nkv_memory = "4MB"\n')
+    put_decoder(root, "llama", '[generation]\nmax_batch = 4\nkv_memory = "12MB"\n')
     put(root, "product", product())
     with serving(root) as running:
         yield running
@@ -136,7 +138,7 @@ def test_a_text_that_cannot_start_in_time_fails(decoders: Server) -> None:
     """A request behind one that fills the slots fails after its timeout, and leaves the queue."""
     with grpc.insecure_channel(f"127.0.0.1:{decoders.grpc}") as channel:
         infer = channel.stream_stream(STREAM)
-        long = infer(iter([request([1], 15_000)]))
+        long = infer(iter([request([1], LONG)]))
         next(long)
         kind = message("ModelStreamInferResponse").__class__
         (late,) = [kind.FromString(content) for content in infer(iter([request([2], 1_000, timeout=100_000)]))]
@@ -153,7 +155,7 @@ def test_a_text_by_rest_that_cannot_start_in_time_fails(decoders: Server) -> Non
     plain = {"input_ids": [2], "max_tokens": 1_000, "timeout": 100_000}
     nested = {"input_ids": [2], "parameters": {"max_tokens": 1_000, "timeout": 100_000, "stream": True}}
     with grpc.insecure_channel(f"127.0.0.1:{decoders.grpc}") as channel:
-        long = channel.stream_stream(STREAM)(iter([request([1], 15_000)]))
+        long = channel.stream_stream(STREAM)(iter([request([1], LONG)]))
         next(long)
         for path, body in (
             ("generate", plain),
@@ -175,7 +177,7 @@ def test_a_text_by_rest_that_cannot_start_in_time_fails(decoders: Server) -> Non
 def test_a_call_whose_deadline_passes_frees_its_slots(decoders: Server) -> None:
     """A deadline of gRPC ends the text."""
     call = message("ModelInferRequest")
-    call.MergeFromString(request([1], 15_000))
+    call.MergeFromString(request([1], LONG))
     call.parameters["stream"].bool_param = False
     with grpc.insecure_channel(f"127.0.0.1:{decoders.grpc}") as channel:
         infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
@@ -268,7 +270,7 @@ def test_generate_stream(decoders: Server, known: dict[str, Any]) -> None:
     [
         ("llama/generate", {"text_input": "w1", "stream": True}, 400, "several responses need generate_stream"),
         ("llama/generate", {"text_input": "w1", "max_tokens": 0}, 400, "expected at least 1, found 0"),
-        ("llama/generate_stream", {"text_input": "w1", "max_tokens": 30_000}, 400, "the request needs 30000"),
+        ("llama/generate_stream", {"text_input": "w1", "max_tokens": 70_000}, 400, "the request needs 70000"),
         ("llama/generate", {"text_input": ""}, 400, "prompt: expected at least one token"),
         ("llama/generate", {"parameters": 3}, 400, "parameters: expected an object"),
         ("llama/generate", {"text_input": "w1 \ud800"}, 400, "not JSON: a text has half a surrogate pair"),
