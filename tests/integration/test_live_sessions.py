@@ -220,6 +220,8 @@ def test_a_contradicted_decision_is_made_again(plans: Plans, monkeypatch: pytest
             assert_equal(session.run(None, dict(X)), EXPECTED)
         assert plans.made > made
         serve_until(session, plain=True)
+        assert session._engines._tuner is not None
+        session._engines._tuner.close(time.monotonic() + 30)  # otherwise its work may go on beside the next test
 
 
 def test_models_of_free_and_of_fixed_shapes_share_no_decision(
