@@ -69,7 +69,10 @@ def _without_delay(
         lane = lanes[i]
         if widths:
             closed += [found[0] for found in _take_conflicting(open_segments, i, lanes, widths, lambda s: s[0])]
-        foreign = {m: max(values) for m, values in received[i] if lanes[m] != lane}
+        foreign: dict[int, int] = {}
+        for m, values in received[i]:
+            if lanes[m] != lane:
+                foreign[m] = max(values)
         found = open_segments.get(lane)
         if found is not None and (not foreign or _awaits(found[1], foreign)):
             found[0].append(i)

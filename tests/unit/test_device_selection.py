@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from chrion.errors import ScheduleError
 from chrion.graph import Dag
-from chrion.profiler import CopyCost, Costs, OperatorMemory
+from chrion.profiler import CopyCost, Costs, OperatorMemory, uniform_costs
 from chrion.scheduler.evaluation.evaluate import evaluate
 from chrion.scheduler.policies.device_selection import select_devices
+from chrion.scheduler.policies.single_device import cpu_only
 from strategies import costs_for, dags, topological_orders
 
 INFINITE = float("inf")
@@ -164,3 +165,11 @@ def test_costs_without_a_device_are_refused() -> None:
     """Costs with neither an accelerator nor a core are refused."""
     with pytest.raises(ScheduleError):
         select_devices(CHAIN, Costs(None, (), (OperatorMemory(),) * 3), (0, 1, 2), 0.0)
+
+
+@pytest.mark.parametrize(("n", "cores"), [(20_000, 3), (20_001, 4)])
+def test_the_cpu_alone_has_all_core_counts_up_to_20_000_operators(n: int, cores: int) -> None:
+    """A busy fourth core doubles all times, so three are best. Of more operators, only 1 and 4 are tried."""
+    dag = Dag.from_edges(n, [])
+    costs = uniform_costs(dag, cpu_ms=[1.0, 1.0, 1.0, 2.0])
+    assert cpu_only(dag, costs, 0.0).cores == cores

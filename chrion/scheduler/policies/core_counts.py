@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from chrion.errors import ScheduleError
 from chrion.profiler.costs import Costs
 
+#: For graphs of more operators, device selection is made for a sample of the numbers of cores.
+HUGE = 20_000
 _POWERS_OF_TWO = frozenset(2**power for power in range(10))
 #: Sampled numbers of cores for graphs of at most so many operators; see :func:`sampled_counts`.
 _SAMPLES = (
     (1_000, frozenset({0, 3, 6, 12, 24, 48, 96}) | _POWERS_OF_TWO),
-    (20_000, frozenset({0}) | _POWERS_OF_TWO),
+    (HUGE, frozenset({0}) | _POWERS_OF_TWO),
     (math.inf, frozenset({0, 1, 4, 16, 64, 256})),
 )
 
@@ -49,3 +52,16 @@ def sampled_counts(costs: Costs, n: int) -> list[int]:
     usable = usable_counts(costs)
     steps = next(steps for most, steps in _SAMPLES if n <= most)
     return [cores for cores in usable if cores in steps or cores == costs.cores]
+
+
+def selection_counts(costs: Costs, n: int) -> Sequence[int]:
+    """Return the numbers of CPU cores for device selection, which is fast: all of them, or a sample for huge graphs.
+
+    Args:
+        costs: The machine's costs of its operators.
+        n: Number of operators.
+
+    Raises:
+        ScheduleError: As for :func:`usable_counts`.
+    """
+    return usable_counts(costs) if n <= HUGE else sampled_counts(costs, n)

@@ -5,18 +5,19 @@ For every number of CPU cores k' in 0..k, visit the operators in order and place
 operator. CPU lanes differ only in the time at which they become available. So the least EFT among them is that of the
 first lane that is available when the operator's inputs have arrived, or else of the lane that is available first: one
 comparison with the accelerator remains. O((n + edges) * k) for all core counts together, plus a scan of at most k'
-lanes for each operator.
+lanes for each operator. The shared list scheduler keeps the lanes; it has no insertion and no overheads here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
 from chrion.scheduler.policies.core_counts import usable_counts
 from chrion.scheduler.policies.edge_times import EdgeTimes, edge_times
+from chrion.scheduler.policies.list_scheduling import Lanes, ListScheduler
 from chrion.scheduler.schedule import Schedule
 
 
@@ -61,7 +62,6 @@ class DeviceSelector:
         costs: W, M, C and b of the machine.
         edges: The transfer times of the graph's edges.
         counts: Returns the numbers of cores k' to try on a machine.
-        remember: Make each selection once: a smaller machine has the same selections for its numbers of cores.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class DeviceSelector:
         edges: EdgeTimes,
         *,
         counts: Callable[[Costs, int], Sequence[int]] = usable_counts,
-        remember: bool = False,
     ) -> None:
         self._dag, self._edges, self._counts = dag, edges, counts
         self._own_mb = [row.own_mb for row in costs.memory]
         self._outputs_mb = [row.outputs_mb for row in costs.memory]
-        self._known: dict[tuple[Sequence[int], bool, int, float], Selection] | None = {} if remember else None
+        #: A smaller machine has the same selections for its numbers of cores.
+        self._known: dict[tuple[Sequence[int], bool, int, float], Selection] = {}
 
     def select(self, costs: Costs, order: Sequence[int], alpha: float) -> Selection:
         """Return Algorithm 2's result for the costs on the machine or a smaller one; see :func:`select_devices`."""
@@ -84,8 +84,8 @@ class DeviceSelector:
         return min(selections, key=lambda s: s.cost(alpha))
 
     def _select(self, costs: Costs, order: Sequence[int], alpha: float, cores: int) -> Selection:
-        if self._known is None:
-            return self._select_anew(costs, order, alpha, cores)
+        if not cores:
+            alpha = 0.0  # without another lane, the price makes no difference
         key = tuple(order), costs.accelerator_ms is not None, cores, alpha
         if key not in self._known:
             self._known[key] = self._select_anew(costs, order, alpha, cores)
@@ -93,51 +93,26 @@ class DeviceSelector:
 
     def _select_anew(self, costs: Costs, order: Sequence[int], alpha: float, cores: int) -> Selection:
         """Return the selection for one k' of Algorithm 2 (lines 4 to 17)."""
-        before, edges, outputs_mb = self._dag.predecessors, self._edges, self._outputs_mb
-        accelerator_ms = costs.lane_ms(0, cores)
-        cpu_ms = costs.lane_ms(cores, cores)
+        published = replace(costs.limited_to(cores, 1), streams=1, handoff_ms=0.0, dispatch_ms=0.0)
+        scheduler = ListScheduler(Lanes(self._dag, published, self._edges), insertion=False)
+        device_lanes = range(0 if costs.accelerator_ms is None else 1)
+        host_lanes = range(1, cores + 1)
+        device_ms, host_ms = costs.lane_ms(0, cores), costs.lane_ms(cores, cores)
+        before, own_mb, outputs_mb = self._dag.predecessors, self._own_mb, self._outputs_mb
         lanes = [0] * len(before)
-        on_device = [False] * len(before)
-        finish = [0.0] * len(before)
-        available = [0.0] * cores  # of CPU lanes 1..cores
-        accelerator_available = 0.0
-        memory = 0.0
+        latency = memory = 0.0
         for i in order:
-            # Equation 2: when the inputs have arrived, on the accelerator and on the CPU.
-            ready_device = ready_host = 0.0
-            needed = self._own_mb[i]
-            for m, (_, upload, download) in zip(before[i], edges[i], strict=True):
-                host = device = finish[m]
-                if on_device[m]:
-                    host += download
-                else:
-                    device += upload
-                    needed += outputs_mb[m]
-                # Most time is spent here, and calls of max would double it.
-                if host > ready_host:  # noqa: PLR1730
-                    ready_host = host
-                if device > ready_device:  # noqa: PLR1730
-                    ready_device = device
-            # Equation 3 and the costs of line 12; ties go to the lane with the least index.
-            eft = max(accelerator_available, ready_device) + accelerator_ms[i]
-            lane = _earliest(available, ready_host) if cores else 0
-            if not cores or eft + alpha * needed <= max(available[lane], ready_host) + cpu_ms[i]:
-                on_device[i] = True
-                finish[i] = accelerator_available = eft
+            # Equations 2 and 3. CPU lanes are alike, so one comparison with the accelerator remains.
+            ready_device, ready_host = scheduler.ready_ms(i)
+            slot = scheduler.first_slot(device_lanes, ready_device, device_ms[i])
+            on_host = scheduler.first_slot(host_lanes, ready_host, host_ms[i])
+            # The costs of line 12: M counts the inputs from the CPU. Ties go to the lane with the least index.
+            needed = own_mb[i] + sum([outputs_mb[m] for m in before[i] if lanes[m]])
+            if slot.end + alpha * needed <= on_host.end:
                 memory += needed
             else:
-                lanes[i] = lane + 1
-                finish[i] = available[lane] = max(available[lane], ready_host) + cpu_ms[i]
-        schedule = Schedule(tuple(order), tuple(lanes), cores)
-        return Selection(schedule, max(finish, default=0.0), memory)
-
-
-def _earliest(available: Sequence[float], ready: float) -> int:
-    """Return the CPU lane on which an operator starts first: the first available by ``ready``, or else the earliest."""
-    least = 0
-    for lane, time in enumerate(available):
-        if time <= ready:
-            return lane
-        if time < available[least]:
-            least = lane
-    return least
+                slot = on_host
+            scheduler.place(i, slot)
+            lanes[i] = slot.lane
+            latency = max(latency, slot.end)
+        return Selection(Schedule(tuple(order), tuple(lanes), cores), latency, memory)

@@ -1,14 +1,13 @@
-"""List scheduling, which HEFT, CPOP, PEFT and streams share (Topcuoglu, Hariri, Wu, 2002, section 4).
+"""List scheduling, which HEFT, CPOP, PEFT, streams and Algorithm 2 share (Topcuoglu, Hariri, Wu, 2002, section 4).
 
 Operators are placed one after another, each after its predecessors, in the first idle gap of a lane that is long
-enough; those of streams without insertion, at the end of a lane. The earliest start (EST) includes this machine's
-overheads: a handoff between lanes of one device, a copy between devices, and a dispatch for every operator without a
-predecessor on its own lane.
+enough; those of streams and of Algorithm 2 without insertion, at the end of a lane. The earliest start (EST) of
+:meth:`ListScheduler.slots` includes this machine's overheads: a handoff between lanes of one device, a copy between
+devices, and a dispatch for every operator without a predecessor on its own lane.
 
-Naively, the slots of an operator on all lanes take O(predecessors * lanes). But a result reaches all other lanes of a
-device at the same time. So one pass over the predecessors suffices, which keeps for each device the two latest arrivals
-from different lanes: the second one counts for the lane that the first one comes from. O(predecessors + lanes), plus
-the search for gaps.
+Naively, the slots of an operator on all lanes take O(predecessors * lanes). But lanes of one device that have none of
+its predecessors are alike. So an operator has at most one slot for each device and one for each lane with a
+predecessor.
 """
 
 from __future__ import annotations
@@ -54,6 +53,15 @@ class Lanes:
         #: W: time of every operator on each lane, by lane.
         self.ms = {lane: costs.lane_ms(lane, self.cores) for lane in self.numbers}
         self.edges = edge_times(dag, costs) if edges is None else edges
+        #: The lane numbers, divided into lanes of one device that have equal times.
+        self.alike = self.split(self.numbers)
+
+    def split(self, numbers: Iterable[int]) -> list[list[int]]:
+        """Divide lanes into lists, each of lanes of one device that have equal times."""
+        groups: dict[tuple[bool, int], list[int]] = {}
+        for lane in numbers:
+            groups.setdefault((lane > 0, id(self.ms[lane])), []).append(lane)
+        return list(groups.values())
 
     def mean_ms(self) -> list[float]:
         """Return the mean time of each operator over the lanes, without those that do not support it."""
@@ -90,59 +98,97 @@ class ListScheduler:
         #: Starts and ends of each lane's busy intervals. Intervals that touch are one.
         self._starts: dict[int, list[float]] = {lane: [] for lane in lanes.numbers}
         self._ends: dict[int, list[float]] = {lane: [] for lane in lanes.numbers}
+        #: The last end of each lane.
+        self._last = dict.fromkeys(lanes.numbers, -1.0)
+
+    def ready_ms(self, i: int) -> tuple[float, float]:
+        """Return when the inputs of an operator have arrived, on the accelerator and on the host, without handoffs."""
+        placed = self._slots
+        on_device = on_host = 0.0
+        for m, (_, up, down) in zip(self.lanes.dag.predecessors[i], self.lanes.edges[i], strict=True):
+            lane, _, device = placed[m]
+            host = device
+            if lane > 0:
+                device += up
+            else:
+                host += down
+            # Most time of large graphs is spent here, and calls of max would double it.
+            if device > on_device:  # noqa: PLR1730
+                on_device = device
+            if host > on_host:  # noqa: PLR1730
+                on_host = host
+        return on_device, on_host
+
+    def first_slot(self, choices: Iterable[int], ready: float, length: float) -> TimeSlot:
+        """Return the first slot of a length on any of several lanes that are alike; on a tie, that of the first lane.
+
+        Args:
+            choices: The lanes; without any, the slot never starts.
+            ready: The time in ms from which on the slot may start.
+            length: The time in ms that it takes.
+        """
+        best, least = 0, math.inf
+        last = self._last
+        for lane in choices:
+            if ready >= last[lane]:
+                return TimeSlot(lane, ready, ready + length)
+            start = self._first_gap(lane, ready, length) if self._insertion else last[lane]
+            if start < least:
+                best, least = lane, start
+                if start == ready:
+                    break
+        return TimeSlot(best, least, least + length)
 
     def slots(self, i: int, choices: Iterable[int] | None = None) -> list[TimeSlot]:
         """Return the earliest slot of an operator on each lane that supports it, after the predecessors placed so far.
 
-        Lanes of one device with equal times, and without a predecessor, are alike. Once one of them is idle when the
-        inputs have arrived, the following ones are left out: they are no better.
+        Lanes of one device without a predecessor are alike. Of those, only the one on which the operator starts first
+        is returned, on a tie the first.
 
         Args:
             i: The operator.
             choices: The lanes; all if missing.
 
         Returns:
-            The slots in the order of the lanes; if none of the lanes supports the operator, slots that never end.
+            The slots in the order of lane numbers; if none of the lanes supports the operator, slots that never end.
         """
-        own: dict[int, float] = {}  # the latest end of the predecessors on each lane
-        to_host = to_device = 0.0
-        host, device = _Arrivals(), _Arrivals()
-        for m, (within, up, down) in zip(self.lanes.dag.predecessors[i], self.lanes.edges[i], strict=True):
-            lane, _, end = self._slots[m]
-            if end > own.get(lane, -1.0):
-                own[lane] = end
-            if lane > 0:
-                host.add(lane, end + within)
-                to_device = max(to_device, end + up)
-            else:
-                device.add(lane, end + within)
-                to_host = max(to_host, end + down)
-        dispatch, times_of, ends_of = self.lanes.costs.dispatch_ms, self.lanes.ms, self._ends
+        lanes, placed = self.lanes, self._slots
+        handed_over: dict[int, float] = {}  # when results of each lane reach the other lanes of its device
+        for m, (within, _, _) in zip(lanes.dag.predecessors[i], lanes.edges[i], strict=True):
+            lane, _, end = placed[m]
+            if end + within > handed_over.get(lane, -1.0):
+                handed_over[lane] = end + within
+        arrivals = self.ready_ms(i)
+        latest = list(arrivals)
+        for lane, time in handed_over.items():
+            latest[lane > 0] = max(latest[lane > 0], time)
         found = []
-        idle: list[Sequence[float] | None] = [None, None]  # times of such a lane, on the accelerator and the host
-        for lane in self.lanes.numbers if choices is None else choices:
-            on_host, alike, times = lane > 0, lane not in own, times_of[lane]
-            if alike and idle[on_host] is times:
-                continue
-            length = times[i]
-            other, foreign = (host, to_host) if on_host else (device, to_device)
-            ready = max(foreign, other.second if lane == other.lane else other.first)
-            if alike:
-                length += dispatch
-            elif own[lane] > ready:
-                ready = own[lane]
-            ends = ends_of[lane]
-            start = ready if not ends or ready >= ends[-1] else self._first_gap(lane, ready, length)
-            if alike and start == ready:
-                idle[on_host] = times
-            found.append(TimeSlot(lane, start, start + length))
-        return [slot for slot in found if slot.end < math.inf] or found
+        for numbers in lanes.alike if choices is None else lanes.split(choices):
+            on_host, length = numbers[0] > 0, lanes.ms[numbers[0]][i]
+            idle = numbers
+            for lane in handed_over:
+                if lane in numbers:
+                    idle = [other for other in idle if other != lane]
+                    others = [time for other, time in handed_over.items() if other != lane and (other > 0) == on_host]
+                    found.append(self.first_slot((lane,), max([arrivals[on_host], *others]), length))
+            if idle:
+                found.append(self.first_slot(idle, latest[on_host], length + lanes.costs.dispatch_ms))
+        return sorted([slot for slot in found if slot.end < math.inf] or found)
 
     def place(self, i: int, slot: TimeSlot) -> None:
         """Place operator ``i`` in a slot."""
         self._slots[i] = slot
         lane, start, end = slot
         starts, ends = self._starts[lane], self._ends[lane]
+        last = self._last[lane]
+        if start >= last:
+            self._last[lane] = end
+            if start == last:
+                ends[-1] = end
+            else:
+                starts.append(start)
+                ends.append(end)
+            return
         at = bisect.bisect_right(starts, start)
         if at and ends[at - 1] == start:
             ends[at - 1] = end
@@ -161,10 +207,10 @@ class ListScheduler:
             The time in ms, at least the end of the slot. Other predecessors of the successors count if they are placed.
         """
         starts, ends = self._starts[slot.lane], self._ends[slot.lane]
-        kept = starts.copy(), ends.copy()
+        kept = starts.copy(), ends.copy(), self._last[slot.lane]
         self.place(i, slot)
         firsts = [min(found.end for found in self.slots(s)) for s in self.lanes.dag.successors[i]]
-        starts[:], ends[:] = kept
+        starts[:], ends[:], self._last[slot.lane] = kept
         self._slots[i] = _NOT_PLACED
         return max(slot.end, *firsts) if firsts else slot.end
 
@@ -177,8 +223,6 @@ class ListScheduler:
     def _first_gap(self, lane: int, ready: float, length: float) -> float:
         """Return the first time from ``ready`` on, before its last end, when a lane has room for ``length``."""
         starts, ends = self._starts[lane], self._ends[lane]
-        if not self._insertion:
-            return ends[-1]
         at = bisect.bisect_right(starts, ready)
         start = max(ready, ends[at - 1]) if at else ready
         for following in range(at, len(starts)):
@@ -186,26 +230,6 @@ class ListScheduler:
                 break
             start = ends[following]
         return start
-
-
-class _Arrivals:
-    """The latest arrival of results from any lane of one device, and the latest from a different lane."""
-
-    __slots__ = ("first", "lane", "second")
-
-    def __init__(self) -> None:
-        self.first = self.second = 0.0
-        self.lane: int | None = None
-
-    def add(self, lane: int, time: float) -> None:
-        """Add a result that comes from a lane."""
-        if time > self.first:
-            if lane != self.lane:
-                self.first, self.second, self.lane = time, self.first, lane
-            else:
-                self.first = time
-        elif lane != self.lane and time > self.second:
-            self.second = time
 
 
 def upward_ranks(lanes: Lanes, *, transfers: bool = True) -> list[float]:

@@ -7,14 +7,18 @@ import math
 from chrion.errors import ScheduleError
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
-from chrion.scheduler.policies.chrion_paper import chrion_paper
+from chrion.scheduler.policies.core_counts import selection_counts
+from chrion.scheduler.policies.device_selection import DeviceSelector
+from chrion.scheduler.policies.edge_times import edge_times
 from chrion.scheduler.policies.orders import hybrid_order
 from chrion.scheduler.schedule import Schedule
 
 
 def cpu_only(dag: Dag, costs: Costs, alpha: float) -> Schedule:
-    """Return the paper's schedule on the CPU cores alone, at its best number of cores."""
-    return chrion_paper(dag, costs.without_accelerator(), alpha)
+    """Return the paper's schedule on the CPU cores alone, at the best number of them that is tried."""
+    costs = costs.without_accelerator()
+    selector = DeviceSelector(dag, costs, edge_times(dag, costs), counts=selection_counts)
+    return selector.select(costs, hybrid_order(dag, costs), alpha).schedule
 
 
 def accelerator_only(dag: Dag, costs: Costs, _alpha: float) -> Schedule:

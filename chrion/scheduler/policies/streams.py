@@ -32,7 +32,7 @@ def schedule_streams(dag: Dag, costs: Costs, streams: Sequence[int], order: Sequ
     choices_of: dict[int, list[int]] = {}
     for i in order:
         choices = choices_of.get(streams[i]) or (device.lanes if shared else [unused.pop(0)])
-        slot = min(scheduler.slots(i, choices), key=lambda slot: slot.start)
+        slot = min(scheduler.slots(i, choices), key=lambda slot: (slot.start, abs(slot.lane)))
         scheduler.place(i, slot)
         choices_of[streams[i]] = [slot.lane]
     return make_schedule(order, device.with_exceptions([choices_of[stream][0] for stream in streams]))

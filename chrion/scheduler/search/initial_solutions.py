@@ -30,7 +30,7 @@ from chrion.graph.dag import Dag
 from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.solution import Problem, Solution
-from chrion.scheduler.policies.core_counts import sampled_counts, usable_counts
+from chrion.scheduler.policies.core_counts import selection_counts
 from chrion.scheduler.policies.cpop import path_lengths, place_critical_path
 from chrion.scheduler.policies.device_selection import DeviceSelector
 from chrion.scheduler.policies.edge_times import edge_times
@@ -51,9 +51,6 @@ from chrion.scheduler.search.weight_groups import offload_lanes
 
 #: Graphs of more operators have fewer initial solutions, and only one of each machine is improved.
 LARGE = 2_000
-#: For graphs of more operators, the paper's device selection is made for a sample of the numbers of cores only, and few
-#: points of the frontier of latency and memory are kept: a solution of 100 000 operators takes 15 MB.
-HUGE = 20_000
 #: The most operators of graphs that are scheduled with lookahead, which takes long with many lanes.
 _LOOKED_AHEAD = 200
 #: The most placements of weight groups, and the most operators in all of them; on one core, and by HEFT.
@@ -71,8 +68,7 @@ class GraphFacts:
     def __init__(self, dag: Dag, costs: Costs) -> None:
         self.dag = dag
         self.edges = edge_times(dag, costs)
-        counts = usable_counts if len(dag) <= HUGE else sampled_counts
-        self._selector = DeviceSelector(dag, costs, self.edges, counts=counts, remember=len(dag) <= LARGE)
+        self._selector = DeviceSelector(dag, costs, self.edges, counts=selection_counts)
         self.groups: Groups = group_operators(dag, costs)
         #: Operators that stay in one segment wherever they are placed; None if the schedule determines the segments.
         #: The steps of a layer are alike, so segments of one step each share one session and its packed weights.
