@@ -8,8 +8,9 @@ round.
 ``load``: the end-to-end experiment of Orca (section 6.2), scaled: requests that arrive at random (Poisson), with
 prompts of U(32, 512) and outputs of U(1, 128) tokens divided by ``--scale``. The median latency per generated token and
 the throughput are printed for iteration-level and for request-level scheduling, on the same engine, in turn at every
-rate. ``--points`` adds them to a file, so that one point after the other can be measured. ``--costs`` adds the costs of
-iterations, fitted before the loads of each greatest batch, to another file.
+rate. Without ``--rates``, each policy has its own rates, chosen by a simulation with costs of iterations that are
+measured before. ``--points`` adds the results to a file, so that one point after the other can be measured. ``--costs``
+adds the costs of iterations, measured before and after the loads, to another file.
 
 ``report``: from such files, throughputs at equal latencies beside simulated ones, what iteration-level scheduling can
 gain, and an estimate for a GPU, in the sections ``generate-load``, ``generate-gain`` and ``generate-gpu`` of pages, and
@@ -18,7 +19,7 @@ a plot.
 ::
 
     python scripts/bench_generate.py engine --models "104 MB" --batches 1 8 32
-    python scripts/bench_generate.py load --batches 1 8 32 --rates 10 18 24 --points loads.jsonl --costs costs.jsonl
+    python scripts/bench_generate.py load --models "104 MB" --points loads.jsonl --costs costs.jsonl
     python scripts/bench_generate.py report --points loads.jsonl --costs costs.jsonl -o docs/generation.md
 """
 
@@ -29,7 +30,7 @@ import contextlib
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,10 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-from decoding.costs import MeasuredCosts, append_costs, measure_costs, read_costs
+from decoding.costs import Costs, MeasuredCosts, append_costs, measure_costs, read_costs
 from decoding.gpu_estimate import TITLE, estimated_points, saturated_on_gpu
 from decoding.load import SIZES, load_scenario, run_load
+from decoding.load_rates import ALONE, FACTORS, choose_rates
 from decoding.orca_experiment import LoadPoint, append_point, format_lengths, plot, read_points, table_rows
 from decoding.scheduling_gain import gain_rows, saturated, simulate_points
 from page_markers import fill_sections, markdown_table
@@ -180,25 +182,43 @@ def measure_load(arguments: argparse.Namespace) -> None:
     print_header(["policy", "max batch", "offered requests/s", "served requests/s", "median ms per generated token"])
     for label in arguments.models:
         graph = chrion.load(build_llama_decoder(SIZES[label]))
+        costs = note_costs(arguments, graph, label) if arguments.costs or not arguments.rates else None
         for batch in arguments.batches:
-            if arguments.costs:
-                with Generator(graph, threads=arguments.threads) as generator:
-                    found = MeasuredCosts(label, arguments.scale, *measure_costs(generator, arguments.scale))
-                append_costs(arguments.costs, found)
-            measure_batch(arguments, graph, label, batch)
+            rates = dict.fromkeys(arguments.policies, sorted(arguments.rates))
+            for policy in arguments.policies if costs and not arguments.rates else ():
+                # The least latency is measured once, where it takes the least time.
+                alone = [ALONE] if policy == "iteration" and batch == max(arguments.batches) else []
+                run = (arguments.scale, costs, policy, batch, arguments.requests, [*alone, *FACTORS])
+                rates[policy] = choose_rates(*run)
+            measure_batch(arguments, graph, label, batch, rates)
+        if arguments.costs:
+            note_costs(arguments, graph, label)
 
 
-def measure_batch(arguments: argparse.Namespace, graph: chrion.Graph, label: str, batch: int) -> None:
-    """Measure both policies with one greatest batch at rates that rise until a policy is saturated."""
+def note_costs(arguments: argparse.Namespace, graph: chrion.Graph, label: str) -> Costs:
+    """Measure the costs of iterations, and add them to the file of costs, if there is one."""
+    with Generator(graph, threads=arguments.threads) as generator:
+        costs = measure_costs(generator, arguments.scale)
+    if arguments.costs:
+        append_costs(arguments.costs, MeasuredCosts(label, arguments.scale, *costs))
+    return costs
+
+
+def measure_batch(
+    arguments: argparse.Namespace, graph: chrion.Graph, label: str, batch: int, rates: Mapping[str, Sequence[float]]
+) -> None:
+    """Measure policies with one greatest batch, each at ascending rates until it is saturated."""
     with contextlib.ExitStack() as stack:
         generators = {
             policy: stack.enter_context(Generator(graph, max_batch=batch, policy=policy, threads=arguments.threads))
-            for policy in arguments.policies
+            for policy in rates
         }
         for generator in generators.values():
             generator.submit([1, 2], 3).result()
-        for rate, policy in itertools.product(sorted(arguments.rates), arguments.policies):
-            if policy not in generators:
+        for policy, rate in itertools.chain.from_iterable(
+            zip(rates, turn, strict=True) for turn in itertools.zip_longest(*rates.values())
+        ):
+            if policy not in generators or rate is None:
                 continue
             workload = draw_requests(load_scenario(arguments.scale, rate, arguments.requests))
             found = run_load(generators[policy], workload)
@@ -243,7 +263,8 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=30, help="rounds of the engine")
-    parser.add_argument("--rates", nargs="+", type=float, default=[5, 10, 20, 40], help="requests per second")
+    rates_help = "requests per second; by default those at which a simulation predicts 1.5 to 5 times the least latency"
+    parser.add_argument("--rates", nargs="+", type=float, default=[], help=rates_help)
     parser.add_argument("--requests", type=int, default=100, help="requests of a run")
     parser.add_argument("--scale", type=int, default=4, help="divides the lengths of prompts and outputs")
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)

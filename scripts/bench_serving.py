@@ -1,6 +1,6 @@
 """Measure a HybridSession and plain sessions that serve requests as in production.
 
-    python scripts/bench_serving.py [--scenario NAME ...] [--only REGEX] [--minutes 25] [-o docs/production.md]
+    python scripts/bench_serving.py [--scenario NAME ...] [--only REGEX] [--minutes 25] [--twin] [-o docs/production.md]
 
 Scenarios: the start of a session, client threads, pauses between requests, a busy neighbour, several sessions and
 processes, one CPU, a quota of CPU time, many shapes. The candidates are a tuned HybridSession and plain sessions with
@@ -35,7 +35,7 @@ from serving.noticing import Noticed, format_noticed, time_noticing, usual_ms
 from serving.report import HEAD, LIMIT, Row, far_behind, row_of
 from serving.scenarios import Requests, Scenario, scenarios
 from serving.surroundings import Neighbour
-from serving.worker import OWN
+from serving.worker import DEFAULT, ONE, OWN, TWIN
 
 from chrion.cores import physical_cores
 from chrion.files import write_atomically
@@ -44,7 +44,7 @@ from chrion.profiler import this_machine
 #: Least and greatest number of rounds.
 LEAST, MOST = 5, 40
 #: Length of the load of a HybridSession before the first round, in seconds.
-STATE_S = 1.0
+STATE_S = 2.0
 #: Rounds after which plain sessions that are slower than others by a factor are no longer measured.
 DROP_AFTER, DROP_FACTOR = 2, 1.3
 #: Trials with a neighbour that becomes busy.
@@ -59,6 +59,10 @@ TEXT = """Written by `scripts/bench_serving.py` on {machine}, onnxruntime {versi
 plain session (one thread, all cores, or onnxruntime's default) that serves the most requests per second under the same
 load, with 90 % intervals: requests per second (higher is better), median and 99th percentile of the latency, and CPU
 time a request (lower is better); CPU time also to that of the default. *runs*: what HybridSession selected."""
+
+
+TWINS = """**Two equal sessions.** The plain session with one thread, compared with the same session in a second
+process: how far ratios differ from 1 by noise alone. The last column repeats the one before."""
 
 
 class Schedule:
@@ -94,6 +98,8 @@ class Findings:
     noticed: list[tuple[str, ...]] = field(default_factory=list)
     started: list[tuple[str, ...]] = field(default_factory=list)
     impossible: dict[str, str] = field(default_factory=dict)
+    #: Lines that compare two equal sessions; None if not wanted.
+    twins: list[tuple[str, ...]] | None = None
 
 
 def measure(opened: Mapping[str, Fleet], load: Requests, scenario: Scenario, end_s: float) -> dict[str, list[Trial]]:
@@ -121,11 +127,11 @@ def measure(opened: Mapping[str, Fleet], load: Requests, scenario: Scenario, end
 def measure_setting(
     case: Case, setting: Setting, chosen: Mapping[str, Scenario], schedule: Schedule, findings: Findings
 ) -> Iterator[tuple[str, Row]]:
-    """Yield the lines of a model in all scenarios that have a setting in common."""
+    """Yield the lines of a model in all scenarios that have a setting in common, and those of the twin if wanted."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model.onnx"
         model.write_bytes(case.build().SerializeToString())
-        with fleets(str(model), setting, f"{folder}/cache") as opened:
+        with fleets(str(model), setting, f"{folder}/cache", twin=findings.twins is not None) as opened:
             schedule.opened()
             for name, scenario in chosen.items():
                 for load in scenario.loads:
@@ -137,7 +143,11 @@ def measure_setting(
                             trials = measure(opened, load, scenario, schedule.next_end_s())
                             neighbour.suspend()
                             findings.noticed.append(notice(case, opened[OWN], neighbour, trials))
+                    twin = trials.pop(TWIN, None)
                     yield name, row_of(case.name, load.label, opened[OWN].selected, trials)
+                    if twin and findings.twins is not None:
+                        pair = {OWN: twin, DEFAULT: trials[ONE]}
+                        findings.twins.append(row_of(case.name, load.label, TWIN, pair).cells)
 
 
 def notice(case: Case, fleet: Fleet, neighbour: Neighbour, trials: Mapping[str, Sequence[Trial]]) -> tuple[str, ...]:
@@ -195,9 +205,22 @@ def format_section(chosen: Mapping[str, Scenario], findings: Findings) -> str:
             parts.append(f"Not possible on this machine: {findings.impossible[name]}.")
         if scenario.neighbour and findings.noticed:
             parts += [noticing.TEXT, markdown_table([noticing.HEAD, *findings.noticed])]
+    if findings.twins:
+        parts += [TWINS, markdown_table([HEAD, *findings.twins])]
     if findings.started:
         parts += [f"**{starting.TITLE}.** {starting.TEXT}", markdown_table([starting.HEAD, *findings.started])]
     return "\n\n".join(parts)
+
+
+def print_remarks(findings: Findings) -> None:
+    """Print when neighbours were noticed, the comparisons of equal sessions, and the figures that are worse."""
+    for title, lines in (("noticing", findings.noticed), ("twin", findings.twins or [])):
+        for line in lines:
+            print(f"{title} | {' | '.join(line)}")
+    for name, rows in findings.rows.items():
+        for row in rows:
+            if row.worse:
+                print(f"worse by more than {LIMIT - 1:.0%} | {name} | {row.cells[0]} | {row.cells[1]}", *row.worse)
 
 
 def main() -> None:
@@ -208,12 +231,14 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a regular expression that names of models must match")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="numbers of client threads")
     parser.add_argument("--minutes", type=float, default=25.0, help="duration (default: 25)")
+    twin_help = "also compare two processes of the plain session with one thread: how far ratios are noise"
+    parser.add_argument("--twin", action="store_true", help=twin_help)
     parser.add_argument("-o", "--output", type=Path, nargs="*", default=[], help="pages whose section to fill in")
     arguments = parser.parse_args()
     for path in arguments.output:  # refuses a page before a model is measured
         fill_sections(path.read_text(encoding="utf-8"), {"serving": ""})
     chosen = {name: each for name, each in scenarios(arguments.clients).items() if name in arguments.scenario}
-    findings = Findings()
+    findings = Findings(twins=[] if arguments.twin else None)
     began_s = time.monotonic()
     try:
         if START in arguments.scenario:
@@ -224,12 +249,7 @@ def main() -> None:
         measure_all(chosen, arguments.only, arguments.minutes - (time.monotonic() - began_s) / 60, findings)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
-    for line in findings.noticed:
-        print(f"noticing | {' | '.join(line)}")
-    for name, rows in findings.rows.items():
-        for row in rows:
-            if row.worse:
-                print(f"worse by more than {LIMIT - 1:.0%} | {name} | {row.cells[0]} | {row.cells[1]}", *row.worse)
+    print_remarks(findings)
     content = format_section(chosen, findings)
     for path in arguments.output:
         write_atomically(path, fill_sections(path.read_text(encoding="utf-8"), {"serving": content}))

@@ -142,7 +142,7 @@ def _find(source: ScenarioSource, name: str, condition: limits.Condition, *, as_
 
 def _replicate(source: ScenarioSource, number: int, *, workers: int, as_json: bool) -> None:
     points = repeated.seeds(source.build().seed, number)
-    with step(f"simulating {number} replications of {source.name}") as update:
+    with step(f"simulating {format_count(number, 'replication')} of {source.name}") as update:
         found = sweep.run_sweep(source, points, workers=workers, progress=_counting(update, number))
     intervals = repeated.intervals(found)
     if as_json:
@@ -175,7 +175,7 @@ def _sweep(
     if plot:
         simulation_plots.check_axis(*swept[0])
     points = overrides.parameter_grid(swept)
-    with step(f"simulating {len(points)} variants of {source.name}") as update:
+    with step(f"simulating {format_count(len(points), 'variant')} of {source.name}") as update:
         progress = _counting(update, len(points))
         found = sweep.run_sweep(source, points, workers=workers, ray_address=ray, progress=progress)
     if plot:

@@ -14,6 +14,7 @@ from chrion.simulator.decoder_results import summarise, sweep_decoder, sweep_to_
 from chrion.simulator.decoder_scenario import build_decoder_scenario
 from chrion.simulator.iterations import simulate_decoder
 from chrion.simulator.scenario import ScenarioSource
+from chrion.units import format_count
 
 
 def simulate_decoders(
@@ -41,7 +42,7 @@ def simulate_decoders(
         return
     scenario = build_decoder_scenario(source)
     total = scenario.requests.requests * len(scenario.policies)
-    with step(f"simulating {source.name}, {total} requests") as update:
+    with step(f"simulating {source.name}, {format_count(total, 'request')}") as update:
         found = [summarise(r) for r in simulate_decoder(scenario, lambda done: update(done, total, ""))]
     if as_json:
         show_json(to_json(scenario, found))
@@ -50,7 +51,7 @@ def simulate_decoders(
 
 
 def _sweep(source: ScenarioSource, points: list[dict[str, Any]], plot: Path | None, *, as_json: bool) -> None:
-    with step(f"simulating {len(points)} variants of {source.name}") as update:
+    with step(f"simulating {format_count(len(points), 'variant')} of {source.name}") as update:
         found = sweep_decoder(source, points, lambda done: update(done, len(points), ""))
     if plot:
         plot_decoder_sweep(found, plot)

@@ -22,6 +22,7 @@ from chrion.zoo.cached_decoder import LlamaDecoderSpec
 SIZES = {
     "15 MB": LlamaDecoderSpec(),
     "104 MB": LlamaDecoderSpec(layers=8, hidden=512, heads=8, kv_heads=2, inner=1376, vocabulary=4096),
+    "200 MB": LlamaDecoderSpec(layers=10, hidden=640, heads=10, kv_heads=2, inner=1728, vocabulary=8192),
 }
 _LENGTHS = {"prompt_least": 32, "prompt_most": 512, "new_least": 1, "new_most": 128}
 #: Slots for all requests of any batch.

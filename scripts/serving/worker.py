@@ -27,6 +27,8 @@ from serving.models import Feed, feeds_of
 #: Names of the candidates: a HybridSession, and plain sessions with one thread, with as many as there are cores, and
 #: with onnxruntime's default.
 OWN, ONE, ALL, DEFAULT = CANDIDATES = ("HybridSession", "1 thread", "all cores", "default")
+#: A second process of the plain session with one thread. Two equal sessions show how far ratios are noise.
+TWIN = "1 thread, twin"
 #: Most seconds for which a session with free dimensions is tuned.
 _TUNING_S = 45.0
 #: Seconds after the end of a trial after which the tracebacks of all threads are printed, if it still runs.
@@ -40,7 +42,7 @@ class Job:
     """What a process is asked to open.
 
     Attributes:
-        candidate: One of :data:`CANDIDATES`.
+        candidate: One of :data:`CANDIDATES`, or :data:`TWIN`.
         model: The model's file.
         sessions: Number of sessions; clients use them in turn.
         cache: Folder of decisions.
@@ -122,7 +124,7 @@ def open_session(candidate: str, source: bytes, feeds: Sequence[Feed]) -> Any:
     rotation, so that no tuning disturbs the trials.
     """
     if candidate != OWN:
-        session = plain_session(source, {ONE: 1, ALL: len(physical_cores()), DEFAULT: None}[candidate])
+        session = plain_session(source, {ONE: 1, TWIN: 1, ALL: len(physical_cores()), DEFAULT: None}[candidate])
     elif len(feeds) == 1:
         session = HybridSession(source, tune="now")
     else:

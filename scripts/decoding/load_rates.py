@@ -1,0 +1,48 @@
+"""Rates at which policies are compared: those at which a simulation predicts certain latencies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from decoding.costs import Costs
+from decoding.load import load_scenario
+from decoding.scheduling_gain import simulate_point
+
+#: Latencies relative to that of single requests; throughputs are compared at latencies between them.
+FACTORS = (1.6, 2.5, 5.0)
+#: One that is nearly that of single requests.
+ALONE = 1.1
+#: Requests per second of which the least hardly ever meet, and the greatest are never served in time.
+_LEAST_PER_S, _GREATEST_PER_S = 0.01, 1e4
+#: Steps of the search for a rate.
+_STEPS = 20
+
+
+def choose_rates(  # noqa: PLR0913, PLR0917 - what determines the latency
+    scale: int, costs: Costs, policy: str, max_batch: int, requests: int, factors: Sequence[float] = FACTORS
+) -> list[float]:
+    """Return rates, ascending, at which the latency per token is so many times that of single requests.
+
+    Args:
+        scale: Divides Orca's lengths.
+        costs: Costs of iterations without and with prompts.
+        policy: How requests are scheduled.
+        max_batch: The most requests of an iteration.
+        requests: Requests of a run.
+        factors: The latencies relative to that of single requests.
+    """
+
+    def latency_ms(rate_per_s: float) -> float:
+        scenario = load_scenario(scale, rate_per_s, requests, max_batch, costs)
+        return simulate_point(scenario, policy, "", scale).ms_per_token
+
+    alone_ms = latency_ms(_LEAST_PER_S)
+    rates = []
+    for factor in factors:
+        low, high = math.log(_LEAST_PER_S), math.log(_GREATEST_PER_S)
+        for _ in range(_STEPS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if latency_ms(math.exp(middle)) < factor * alone_ms else (low, middle)
+        rates.append(float(f"{math.exp(low):.3g}"))
+    return sorted(set(rates))
