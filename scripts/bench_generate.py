@@ -185,11 +185,12 @@ def measure_load(arguments: argparse.Namespace) -> None:
         costs = note_costs(arguments, graph, label) if arguments.costs or not arguments.rates else None
         for batch in arguments.batches:
             rates = dict.fromkeys(arguments.policies, sorted(arguments.rates))
-            for policy in arguments.policies if costs and not arguments.rates else ():
-                # The least latency is measured once, where it takes the least time.
-                alone = [ALONE] if policy == "iteration" and batch == max(arguments.batches) else []
-                run = (arguments.scale, costs, policy, batch, arguments.requests, [*alone, *FACTORS])
-                rates[policy] = choose_rates(*run)
+            for policy in arguments.policies:
+                if costs and not arguments.rates:
+                    # The least latency is measured once, where it takes the least time.
+                    alone = [ALONE] if policy == "iteration" and batch == max(arguments.batches) else []
+                    factors = [*alone, *FACTORS]
+                    rates[policy] = choose_rates(arguments.scale, costs, policy, batch, arguments.requests, factors)
             measure_batch(arguments, graph, label, batch, rates)
         if arguments.costs:
             note_costs(arguments, graph, label)
