@@ -7,8 +7,8 @@ round.
 
 ``load``: the end-to-end experiment of Orca (section 6.2), scaled: requests that arrive at random (Poisson), with
 prompts of U(32, 512) and outputs of U(1, 128) tokens divided by ``--scale``. The median latency per generated token and
-the throughput are printed for iteration-level and for request-level scheduling, on the same engine, in turn at every
-rate. Without ``--rates``, each policy has its own rates, chosen by a simulation with costs of iterations that are
+the throughput are printed for iteration-level and for request-level scheduling, on the same engine, alternately.
+Without ``--rates``, each policy has its own rates, chosen by a simulation with costs of iterations that are
 measured before. ``--points`` adds the results to a file, so that one point after the other can be measured. ``--costs``
 adds the costs of iterations, measured before and after the loads, to another file.
 
@@ -30,7 +30,7 @@ import contextlib
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ import onnxruntime as ort
 from decoding.costs import Costs, MeasuredCosts, append_costs, measure_costs, read_costs
 from decoding.gpu_estimate import TITLE, estimated_points, saturated_on_gpu
 from decoding.load import SIZES, load_scenario, run_load
-from decoding.load_rates import ALONE, FACTORS, choose_rates
+from decoding.load_rates import LEAST_FACTOR, RATE_FACTORS, choose_rates
 from decoding.orca_experiment import LoadPoint, append_point, format_lengths, plot, read_points, table_rows
 from decoding.scheduling_gain import gain_rows, saturated, simulate_points
 from page_markers import fill_sections, markdown_table
@@ -187,9 +187,9 @@ def measure_load(arguments: argparse.Namespace) -> None:
             rates = dict.fromkeys(arguments.policies, sorted(arguments.rates))
             for policy in arguments.policies:
                 if costs and not arguments.rates:
-                    # The least latency is measured once, where it takes the least time.
-                    alone = [ALONE] if policy == "iteration" and batch == max(arguments.batches) else []
-                    factors = [*alone, *FACTORS]
+                    # The least latency is measured once, with the greatest batch, whose rate is highest.
+                    once = policy == "iteration" and batch == max(arguments.batches)
+                    factors = [*[LEAST_FACTOR] * once, *RATE_FACTORS]
                     rates[policy] = choose_rates(arguments.scale, costs, policy, batch, arguments.requests, factors)
             measure_batch(arguments, graph, label, batch, rates)
         if arguments.costs:
@@ -216,10 +216,8 @@ def measure_batch(
         }
         for generator in generators.values():
             generator.submit([1, 2], 3).result()
-        for policy, rate in itertools.chain.from_iterable(
-            zip(rates, turn, strict=True) for turn in itertools.zip_longest(*rates.values())
-        ):
-            if policy not in generators or rate is None:
+        for policy, rate in alternate(rates):
+            if policy not in generators:
                 continue
             workload = draw_requests(load_scenario(arguments.scale, rate, arguments.requests))
             found = run_load(generators[policy], workload)
@@ -230,6 +228,12 @@ def measure_batch(
                 append_point(arguments.points, LoadPoint(*run, found.requests_per_s, found.median_ms_per_token))
             if found.requests_per_s < SATURATED * rate:
                 del generators[policy]
+
+
+def alternate(rates: Mapping[str, Sequence[float]]) -> Iterator[tuple[str, float]]:
+    """Yield the first rate of each policy, then the second ones, and so on."""
+    for at in range(max(map(len, rates.values()), default=0)):
+        yield from ((policy, own[at]) for policy, own in rates.items() if at < len(own))
 
 
 def report_load(arguments: argparse.Namespace) -> None:
@@ -264,7 +268,7 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=30, help="rounds of the engine")
-    rates_help = "requests per second; by default those at which a simulation predicts 1.5 to 5 times the least latency"
+    rates_help = "requests per second; by default those at which a simulation predicts 1.6 to 8 times the least latency"
     parser.add_argument("--rates", nargs="+", type=float, default=[], help=rates_help)
     parser.add_argument("--requests", type=int, default=100, help="requests of a run")
     parser.add_argument("--scale", type=int, default=4, help="divides the lengths of prompts and outputs")

@@ -62,7 +62,7 @@ time a request (lower is better); CPU time also to that of the default. *runs*: 
 
 
 TWINS = """**Two equal sessions.** The plain session with one thread, compared with the same session in a second
-process: how far ratios differ from 1 by noise alone. The last column repeats the one before."""
+process: how far ratios differ from 1 by noise alone."""
 
 
 class Schedule:
@@ -98,7 +98,7 @@ class Findings:
     noticed: list[tuple[str, ...]] = field(default_factory=list)
     started: list[tuple[str, ...]] = field(default_factory=list)
     impossible: dict[str, str] = field(default_factory=dict)
-    #: Lines that compare two equal sessions; None if not wanted.
+    #: Lines that compare two equal sessions, with their scenarios; None if not wanted.
     twins: list[tuple[str, ...]] | None = None
 
 
@@ -119,15 +119,16 @@ def measure(opened: Mapping[str, Fleet], load: Requests, scenario: Scenario, end
             )
             trials[name].append(trial)
         if turn + 1 == DROP_AFTER:
-            slow = far_behind(trials, DROP_FACTOR)
-            names = [name for name in names if name not in slow]
+            slow = far_behind({name: own for name, own in trials.items() if name != TWIN}, DROP_FACTOR)
+            kept = {ONE, TWIN} if TWIN in opened else set()
+            names = [name for name in names if name in kept or name not in slow]
     return trials
 
 
 def measure_setting(
     case: Case, setting: Setting, chosen: Mapping[str, Scenario], schedule: Schedule, findings: Findings
 ) -> Iterator[tuple[str, Row]]:
-    """Yield the lines of a model in all scenarios that have a setting in common, and those of the twin if wanted."""
+    """Yield the lines of a model in all scenarios that have a setting in common; note those of the twin, if wanted."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model.onnx"
         model.write_bytes(case.build().SerializeToString())
@@ -137,17 +138,18 @@ def measure_setting(
                 for load in scenario.loads:
                     if not scenario.neighbour:
                         trials = measure(opened, load, scenario, schedule.next_end_s())
+                        twin = trials.pop(TWIN, [])
                     else:
                         with Neighbour(physical_cores()[0]) as neighbour:
                             neighbour.resume()
                             trials = measure(opened, load, scenario, schedule.next_end_s())
+                            twin = trials.pop(TWIN, [])
                             neighbour.suspend()
                             findings.noticed.append(notice(case, opened[OWN], neighbour, trials))
-                    twin = trials.pop(TWIN, None)
                     yield name, row_of(case.name, load.label, opened[OWN].selected, trials)
                     if twin and findings.twins is not None:
-                        pair = {OWN: twin, DEFAULT: trials[ONE]}
-                        findings.twins.append(row_of(case.name, load.label, TWIN, pair).cells)
+                        found = row_of(case.name, load.label, "1 thread", {OWN: twin, DEFAULT: trials[ONE]})
+                        findings.twins.append((name, *found.cells[:-1]))
 
 
 def notice(case: Case, fleet: Fleet, neighbour: Neighbour, trials: Mapping[str, Sequence[Trial]]) -> tuple[str, ...]:
@@ -206,7 +208,7 @@ def format_section(chosen: Mapping[str, Scenario], findings: Findings) -> str:
         if scenario.neighbour and findings.noticed:
             parts += [noticing.TEXT, markdown_table([noticing.HEAD, *findings.noticed])]
     if findings.twins:
-        parts += [TWINS, markdown_table([HEAD, *findings.twins])]
+        parts += [TWINS, markdown_table([("scenario", *HEAD[:-1]), *findings.twins])]
     if findings.started:
         parts += [f"**{starting.TITLE}.** {starting.TEXT}", markdown_table([starting.HEAD, *findings.started])]
     return "\n\n".join(parts)

@@ -10,19 +10,22 @@ from decoding.load import load_scenario
 from decoding.scheduling_gain import simulate_point
 
 #: Latencies relative to that of single requests; throughputs are compared at latencies between them.
-FACTORS = (1.6, 2.5, 5.0)
+RATE_FACTORS = (1.6, 2.5, 5.0, 8.0)
 #: One that is nearly that of single requests.
-ALONE = 1.1
-#: Requests per second of which the least hardly ever meet, and the greatest are never served in time.
+LEAST_FACTOR = 1.1
+#: Bounds of the search, in requests per second: at the lower one requests do not overlap, and the upper one exceeds any
+#: capacity.
 _LEAST_PER_S, _GREATEST_PER_S = 0.01, 1e4
 #: Steps of the search for a rate.
 _STEPS = 20
 
 
 def choose_rates(  # noqa: PLR0913, PLR0917 - what determines the latency
-    scale: int, costs: Costs, policy: str, max_batch: int, requests: int, factors: Sequence[float] = FACTORS
+    scale: int, costs: Costs, policy: str, max_batch: int, requests: int, factors: Sequence[float] = RATE_FACTORS
 ) -> list[float]:
     """Return rates, ascending, at which the latency per token is so many times that of single requests.
+
+    Latencies that so few requests never reach are left out.
 
     Args:
         scale: Divides Orca's lengths.
@@ -39,7 +42,10 @@ def choose_rates(  # noqa: PLR0913, PLR0917 - what determines the latency
 
     alone_ms = latency_ms(_LEAST_PER_S)
     rates = []
+    greatest_ms = latency_ms(_GREATEST_PER_S)
     for factor in factors:
+        if greatest_ms < factor * alone_ms:
+            continue
         low, high = math.log(_LEAST_PER_S), math.log(_GREATEST_PER_S)
         for _ in range(_STEPS):
             middle = (low + high) / 2

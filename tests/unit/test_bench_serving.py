@@ -10,15 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench_serving import Schedule
+from bench_serving import DROP_AFTER, LEAST, Schedule, measure
 from ratios import quantile_ratio_to_best
 from serving import surroundings
-from serving.fleet import Trial
+from serving.fleet import Fleet, Trial
 from serving.noticing import Noticed, _time_until, format_noticed, usual_ms
 from serving.report import far_behind, row_of
+from serving.scenarios import Requests, Scenario
 from serving.starting import start_row
 from serving.surroundings import Quota
-from serving.worker import CANDIDATES, DEFAULT, ONE, OWN, Load, serve
+from serving.worker import CANDIDATES, DEFAULT, ONE, OWN, TWIN, Load, serve
 
 from helpers import FLOAT, make_model, node, value
 
@@ -72,6 +73,25 @@ def test_plain_sessions_that_are_slower_in_every_respect_are_dropped() -> None:
     """Only a plain session whose best trial is slower by the factor is dropped, never HybridSession."""
     trials = {OWN: [trial(9.0)], ONE: [trial(1.0)], "all cores": [trial(2.0), trial(1.2)], DEFAULT: [trial(1.4)]}
     assert far_behind(trials, 1.3) == [DEFAULT]
+
+
+@pytest.mark.parametrize("twin", [False, True])
+def test_equal_sessions_are_measured_to_the_end(*, twin: bool) -> None:
+    """A slow session of one thread is dropped, unless it is compared with its twin."""
+
+    class Candidate(Fleet):
+        def __init__(self, latency_ms: float) -> None:
+            self._latency_ms = latency_ms
+
+        def trial(self, *_: object, **_options: object) -> Trial:
+            return trial(self._latency_ms)
+
+    opened = {OWN: Candidate(1.0), ONE: Candidate(2.0), DEFAULT: Candidate(1.0)}
+    if twin:
+        opened[TWIN] = Candidate(2.0)
+    found = measure(opened, Requests("1 client"), Scenario("title", "text"), end_s=0.0)
+    assert len(found[OWN]) == len(found[DEFAULT]) == LEAST
+    assert {len(found[name]) for name in opened if name in {ONE, TWIN}} == {LEAST if twin else DROP_AFTER}
 
 
 def test_the_time_until_a_change_is_noticed() -> None:

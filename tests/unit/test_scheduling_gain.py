@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from decoding.gpu_estimate import gpu_scenario
 from decoding.load import load_scenario, scaled_lengths
-from decoding.scheduling_gain import expected_batch, gain_rows
+from decoding.load_rates import choose_rates
+from decoding.scheduling_gain import expected_batch, gain_rows, simulate_point
 
 from chrion.simulator.decoder_scenario import IterationCosts
 from chrion.simulator.iterations import simulate_decoder
@@ -60,3 +61,21 @@ def test_costs_on_a_gpu_follow_from_its_datasheet() -> None:
     assert costs.fixed_ms == pytest.approx(2 * 1.2358 / 0.3 + 400 * 0.0038, rel=0.001)
     assert costs.token_ms == pytest.approx(2 * 1.2358 / 121, rel=0.001)
     assert scaled_lengths(4) == {"prompt_least": 8, "prompt_most": 128, "new_least": 1, "new_most": 32}
+
+
+@pytest.mark.parametrize("policy", ["iteration", "request"])
+def test_rates_are_chosen_for_latencies(policy: str) -> None:
+    """At the rates, the simulated latencies are those asked for; a latency that few requests never reach has none."""
+    costs = IterationCosts(fixed_ms=4.0, token_ms=0.2), IterationCosts(fixed_ms=8.0, token_ms=0.2)
+
+    def latency_ms(rate_per_s: float) -> float:
+        return simulate_point(load_scenario(4, rate_per_s, 60, 8, costs), policy, "", 4).ms_per_token
+
+    rates = choose_rates(4, costs, policy, 8, 60, (1.5, 3.0, 1e6))
+    assert len(rates) == 2
+    low, high = (latency_ms(rate) / latency_ms(1e-3) for rate in rates)
+    assert 1.0 < low <= 1.5 * 1.02
+    assert low < high <= 3.0 * 1.02
+    above = [latency_ms(rate * 1.02) / latency_ms(1e-3) for rate in rates]
+    assert above[0] >= 1.5 * 0.98
+    assert above[1] >= 3.0 * 0.98

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from chrion.errors import ScheduleError
 from chrion.profiler.costs import Costs
 
-#: For graphs of more operators, device selection is made for a sample of the numbers of cores.
+#: For graphs of more operators, the default policy and ``cpu`` make device selections for a sample of core counts.
 HUGE = 20_000
 _POWERS_OF_TWO = frozenset(2**power for power in range(10))
 #: Sampled numbers of cores for graphs of at most so many operators; see :func:`sampled_counts`.
@@ -55,7 +55,9 @@ def sampled_counts(costs: Costs, n: int) -> list[int]:
 
 
 def selection_counts(costs: Costs, n: int) -> Sequence[int]:
-    """Return the numbers of CPU cores for device selection, which is fast: all of them, or a sample for huge graphs.
+    """Return the numbers of CPU cores to make device selections for: all of them, or a sample for huge graphs.
+
+    The default policy and ``cpu`` use it; ``chrion-paper`` tries all numbers.
 
     Args:
         costs: The machine's costs of its operators.

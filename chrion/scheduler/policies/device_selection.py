@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from chrion.errors import ScheduleError
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
 from chrion.scheduler.policies.core_counts import usable_counts
@@ -75,21 +76,27 @@ class DeviceSelector:
         self._dag, self._edges, self._counts = dag, edges, counts
         self._own_mb = [row.own_mb for row in costs.memory]
         self._outputs_mb = [row.outputs_mb for row in costs.memory]
-        #: A smaller machine has the same selections for its numbers of cores.
-        self._known: dict[tuple[Sequence[int], bool, int, float], Selection] = {}
+        #: A smaller machine has the same selections for its numbers of cores. All costs are kept, but only selections
+        #: that were the best up to their number of cores.
+        self._costs: dict[tuple[Sequence[int], bool, int, float], float] = {}
+        self._best: dict[tuple[Sequence[int], bool, int, float], Selection] = {}
 
     def select(self, costs: Costs, order: Sequence[int], alpha: float) -> Selection:
         """Return Algorithm 2's result for the costs on the machine or a smaller one; see :func:`select_devices`."""
-        selections = (self._select(costs, order, alpha, cores) for cores in self._counts(costs, len(self._dag)))
-        return min(selections, key=lambda s: s.cost(alpha))
-
-    def _select(self, costs: Costs, order: Sequence[int], alpha: float, cores: int) -> Selection:
-        if not cores:
-            alpha = 0.0  # without another lane, the price makes no difference
-        key = tuple(order), costs.accelerator_ms is not None, cores, alpha
-        if key not in self._known:
-            self._known[key] = self._select_anew(costs, order, alpha, cores)
-        return self._known[key]
+        best: Selection | None = None
+        for cores in self._counts(costs, len(self._dag)):
+            accelerated = costs.accelerator_ms is not None
+            # With lanes of one device only, the price makes no difference.
+            key = tuple(order), accelerated, cores, alpha if cores and accelerated else 0.0
+            if best and key in self._costs and self._costs[key] >= best.cost(alpha):
+                continue
+            found = self._best.get(key) or self._select_anew(costs, order, alpha, cores)
+            self._costs[key] = found.cost(alpha)
+            if best is None or found.cost(alpha) < best.cost(alpha):
+                best = self._best[key] = found
+        if best is None:
+            raise ScheduleError("schedule: there is no number of CPU cores to plan for")
+        return best
 
     def _select_anew(self, costs: Costs, order: Sequence[int], alpha: float, cores: int) -> Selection:
         """Return the selection for one k' of Algorithm 2 (lines 4 to 17)."""
@@ -107,7 +114,10 @@ class DeviceSelector:
             slot = scheduler.first_slot(device_lanes, ready_device, device_ms[i])
             on_host = scheduler.first_slot(host_lanes, ready_host, host_ms[i])
             # The costs of line 12: M counts the inputs from the CPU. Ties go to the lane with the least index.
-            needed = own_mb[i] + sum([outputs_mb[m] for m in before[i] if lanes[m]])
+            needed = own_mb[i]
+            for m in before[i]:
+                if lanes[m]:
+                    needed += outputs_mb[m]
             if slot.end + alpha * needed <= on_host.end:
                 memory += needed
             else:

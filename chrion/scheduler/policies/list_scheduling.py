@@ -5,9 +5,9 @@ enough; those of streams and of Algorithm 2 without insertion, at the end of a l
 :meth:`ListScheduler.slots` includes this machine's overheads: a handoff between lanes of one device, a copy between
 devices, and a dispatch for every operator without a predecessor on its own lane.
 
-Naively, the slots of an operator on all lanes take O(predecessors * lanes). But lanes of one device that have none of
-its predecessors are alike. So an operator has at most one slot for each device and one for each lane with a
-predecessor.
+Lanes of one device that have none of an operator's predecessors are alike. So an operator has at most one slot for each
+device and one for each lane with a predecessor: O(predecessors + lanes) for few of the latter, besides the search for
+gaps.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class ListScheduler:
         """Return the earliest slot of an operator on each lane that supports it, after the predecessors placed so far.
 
         Lanes of one device without a predecessor are alike. Of those, only the one on which the operator starts first
-        is returned, on a tie the first.
+        is returned, on a tie the first. It ends no later than on the others.
 
         Args:
             i: The operator.
