@@ -84,10 +84,10 @@ class DeviceSelector:
     def select(self, costs: Costs, order: Sequence[int], alpha: float) -> Selection:
         """Return Algorithm 2's result for the costs on the machine or a smaller one; see :func:`select_devices`."""
         best: Selection | None = None
+        order, accelerated = tuple(order), costs.accelerator_ms is not None
         for cores in self._counts(costs, len(self._dag)):
-            accelerated = costs.accelerator_ms is not None
             # With lanes of one device only, the price makes no difference.
-            key = tuple(order), accelerated, cores, alpha if cores and accelerated else 0.0
+            key = order, accelerated, cores, alpha if cores and accelerated else 0.0
             if best and key in self._costs and self._costs[key] >= best.cost(alpha):
                 continue
             found = self._best.get(key) or self._select_anew(costs, order, alpha, cores)

@@ -165,14 +165,14 @@ class ListScheduler:
         found = []
         for numbers in lanes.alike if choices is None else lanes.split(choices):
             on_host, length = numbers[0] > 0, lanes.ms[numbers[0]][i]
-            idle = numbers
+            alike = numbers
             for lane in handed_over:
                 if lane in numbers:
-                    idle = [other for other in idle if other != lane]
+                    alike = [other for other in alike if other != lane]
                     others = [time for other, time in handed_over.items() if other != lane and (other > 0) == on_host]
                     found.append(self.first_slot((lane,), max([arrivals[on_host], *others]), length))
-            if idle:
-                found.append(self.first_slot(idle, latest[on_host], length + lanes.costs.dispatch_ms))
+            if alike:
+                found.append(self.first_slot(alike, latest[on_host], length + lanes.costs.dispatch_ms))
         return sorted([slot for slot in found if slot.end < math.inf] or found)
 
     def place(self, i: int, slot: TimeSlot) -> None:
