@@ -45,6 +45,9 @@ from chrion.profiler import this_machine
 LEAST, MOST = 5, 40
 #: Length of the load of a HybridSession before the first round, in seconds.
 STATE_S = 2.0
+#: Least lengths of the warm-up and of a trial, in median latencies. Threads that start together are answered together,
+#: so that a trial of two latencies would count such an answer or not.
+WARM_UP_REQUESTS, TRIAL_REQUESTS = 2, 8
 #: Rounds after which plain sessions that are slower than others by a factor are no longer measured.
 DROP_AFTER, DROP_FACTOR = 2, 1.3
 #: Trials with a neighbour that becomes busy.
@@ -107,17 +110,17 @@ def measure(opened: Mapping[str, Fleet], load: Requests, scenario: Scenario, end
 
     HybridSession has a load that does not count before: it may open a session for it.
     """
-    opened[OWN].trial(load.clients, STATE_S, pause_s=load.pause_s)
+    before = opened[OWN].trial(load.clients, STATE_S, pause_s=load.pause_s)
+    usual_s = float(np.median(before.latencies_ms)) / 1e3
+    warm_up_s = max(scenario.warm_up_s, WARM_UP_REQUESTS * usual_s)
+    trial_s = max(scenario.trial_s, TRIAL_REQUESTS * usual_s)
     trials: dict[str, list[Trial]] = {name: [] for name in opened}
     names = list(opened)
     for turn in range(MOST):
         if turn >= LEAST and time.monotonic() > end_s:
             break
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            trial = opened[name].trial(
-                load.clients, scenario.trial_s, pause_s=load.pause_s, warm_up_s=scenario.warm_up_s
-            )
-            trials[name].append(trial)
+            trials[name].append(opened[name].trial(load.clients, trial_s, pause_s=load.pause_s, warm_up_s=warm_up_s))
         if turn + 1 == DROP_AFTER:
             slow = far_behind({name: own for name, own in trials.items() if name != TWIN}, DROP_FACTOR)
             kept = {ONE, TWIN} if TWIN in opened else set()

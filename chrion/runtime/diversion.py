@@ -8,17 +8,22 @@ import weakref
 from collections.abc import Callable
 
 from chrion.cores import current_cpu, move_to
+from chrion.runtime.contention import Contention, Sample
 from chrion.runtime.crowding import Crowding, in_flight
 from chrion.runtime.execution.engine import Engine, PlainEngine
 from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.one_thread import OneThreadSession
+
+#: What records a request when it has ended.
+Observer = LiveComparison | Sample
 
 
 class Diversion:
     """Decides which requests of a session go to its one-thread session.
 
     Args:
-        open_session: Method that opens the one-thread session; returns None if there cannot be one.
+        open_session: Method that opens the one-thread session, with a memory arena if its argument is true; returns
+            None if there cannot be one.
         reconsider: Method that is called with the comparison of a plan whose selection live requests contradict.
             Neither method's object is kept alive, since a cycle would delay the end of the engines.
 
@@ -28,16 +33,17 @@ class Diversion:
     """
 
     def __init__(
-        self, open_session: Callable[[], PlainEngine | None], reconsider: Callable[[LiveComparison], None]
+        self, open_session: Callable[[bool], PlainEngine | None], reconsider: Callable[[LiveComparison], None]
     ) -> None:
         opener = weakref.WeakMethod(open_session)
         self._reconsider = weakref.WeakMethod(reconsider)
-        self.one_thread = OneThreadSession(lambda: (method := opener()) and method())
+        self.one_thread = OneThreadSession(lambda arena: (method := opener()) and method(arena))
         self.crowding = Crowding(self.one_thread)
+        self._contention = Contention(self.one_thread.avoid_arena)
         #: Thread and CPU of the last request before a trial of the plan.
         self._place: tuple[int, int | None] | None = None
 
-    def divert(self, engine: Engine, *, fits: bool = True) -> tuple[PlainEngine | None, LiveComparison | None]:
+    def divert(self, engine: Engine, *, fits: bool = True) -> tuple[PlainEngine | None, Observer | None]:
         """Decide whether the one-thread session serves a request.
 
         Args:
@@ -45,10 +51,11 @@ class Diversion:
             fits: Whether the engine is known to be for the request's shapes.
 
         Returns:
-            The one-thread session, or None; and the comparison in which to record the request, or None.
+            The one-thread session, or None; and what records the request when it has ended, or None.
         """
         if len(in_flight) > 1 or self.crowding.active:
-            return self.crowding.engine(engine), None
+            other = self.crowding.engine(engine)
+            return other, self._contention.sample() if other and self.one_thread.arena else None
         comparison = engine.comparison
         if comparison is None or not fits:
             return None, None
@@ -57,16 +64,21 @@ class Diversion:
             return None, None
         return self.one_thread.get() if comparison.diverts else None, comparison
 
-    def record(self, comparison: LiveComparison, start_s: float, *, diverted: bool) -> None:
-        """Record a request that ends now, unless others are in flight.
+    def record(self, observer: Observer, start_s: float, *, diverted: bool) -> None:
+        """Record a request that ends now, for a comparison only if no others are in flight.
 
         Args:
-            comparison: As returned by :meth:`divert`.
+            observer: As returned by :meth:`divert`.
             start_s: Start of the request, of ``time.perf_counter()``.
             diverted: Whether the one-thread session has served it.
         """
-        if len(in_flight) > 1:
-            return
+        if isinstance(observer, Sample):
+            self._contention.add(observer)
+        elif len(in_flight) <= 1:
+            self._compare(observer, start_s, diverted=diverted)
+
+    def _compare(self, comparison: LiveComparison, start_s: float, *, diverted: bool) -> None:
+        """Record a request in a comparison, and act on its result."""
         before = comparison.diverts
         comparison.record(start_s, time.perf_counter(), diverted=diverted)
         if comparison.diverts is not before:

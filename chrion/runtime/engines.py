@@ -174,11 +174,11 @@ class Engines:
 
     def _serve(self, feed: Mapping[str, Any], run: Callable[[Engine], T], run_options: ort.RunOptions | None) -> T:
         engine = self.for_feed(feed)
-        other, comparison = self.diversion.divert(engine)
+        other, observer = self.diversion.divert(engine)
         engine = other or engine
         start_s = time.perf_counter()
         if isinstance(engine, CutEngine) and (reason := run_reason(run_options, accelerated=engine.accelerated)):
-            engine, comparison = self.plain(reason), None
+            engine, observer = self.plain(reason), None
         try:
             result = run(engine)
         except AcceleratorFailure as failure:
@@ -195,8 +195,8 @@ class Engines:
             error = failure
         else:
             self.note(feed)
-            if comparison:
-                self.diversion.record(comparison, start_s, diverted=other is not None)
+            if observer:
+                self.diversion.record(observer, start_s, diverted=other is not None)
             return result
         return self._serve_on_cpu(engine, feed, run, error)
 
@@ -506,9 +506,9 @@ class Engines:
 
     # Tuning now and in the background.
 
-    def _open_one_thread(self) -> PlainEngine | None:
+    def _open_one_thread(self, arena: bool) -> PlainEngine | None:  # noqa: FBT001 - called by the session alone
         """Return a plain session of one thread, or None if there cannot be one."""
-        return self._selector.one_thread("several requests are in flight, or other work uses the cores")
+        return self._selector.one_thread("several requests are in flight, or other work uses the cores", arena=arena)
 
     def _describe(self, description: ModelDescription) -> None:
         self._description = description

@@ -2,7 +2,8 @@
 
 It serves requests where a plan, or a plain session with several threads, would be slower: while several requests are in
 flight, or while something else uses the cores. It holds the weights once more, so it is opened when it is first wanted,
-in a thread of its own, and dropped when it has not been used for a while.
+in a thread of its own, and dropped when it has not been used for a while. If its requests contend for the lock of its
+memory arena (:mod:`chrion.runtime.contention`), it is replaced by one that takes memory from the C library.
 """
 
 from __future__ import annotations
@@ -26,16 +27,23 @@ class OneThreadSession:
     """A plain session of one thread that is opened on demand.
 
     Args:
-        open_session: Opens the session; returns None if there cannot be one.
+        open_session: Opens the session, with a memory arena if its argument is true; returns None if there cannot be
+            one.
         clock: Returns the time in seconds.
+
+    Attributes:
+        arena: Whether the session that is open, or will be opened, has a memory arena. Once false, it stays so.
     """
 
     def __init__(
-        self, open_session: Callable[[], PlainEngine | None], clock: Callable[[], float] = time.monotonic
+        self, open_session: Callable[[bool], PlainEngine | None], clock: Callable[[], float] = time.monotonic
     ) -> None:
+        self.arena = True
         self._open_session = open_session
         self._clock = clock
         self._engine: PlainEngine | None = None
+        #: Whether the session has to be replaced by one without an arena.
+        self._replace = False
         self._used_s = 0.0
         #: Held from the time a thread is started until the session is dropped; for ever if there cannot be one.
         self._opening = threading.Lock()
@@ -55,6 +63,11 @@ class OneThreadSession:
         if engine is None and self._opening.acquire(blocking=False):
             self._start()
         return engine
+
+    def avoid_arena(self) -> None:
+        """Replace the session by one without a memory arena, in the background; until then, it serves as before."""
+        if self.arena:
+            self.arena, self._replace = False, True
 
     def close(self, until: float | None = None) -> None:
         """Drop the session; it is closed when no request uses it any longer.
@@ -82,18 +95,26 @@ class OneThreadSession:
             attempted.set()
 
     def _open(self) -> bool:
-        """Open the session; return whether it is open."""
+        """Open the session, or another one in its place; return whether one is open."""
+        self._replace = False
         try:
-            self._engine = self._open_session()
+            self._engine = self._open_session(self.arena) or self._engine
         except Exception as error:  # noqa: BLE001 - requests are served as before
             log.warning("no session of one thread: %s", error)
         if self._closed:
             self._engine = None
         return self._engine is not None
 
-    def _drop_if_unused(self) -> bool:
-        """Drop the session if it was not used for a while or is closed; return whether it was dropped."""
+    def _check(self) -> bool:
+        """Drop the session if it was not used for a while or is closed, else replace it if necessary.
+
+        Returns:
+            Whether it was dropped.
+        """
         if not self._closed and self._clock() - self._used_s < _KEPT_S:
+            if self._replace:
+                self._open()
+                trim()
             return False
         self._engine = None
         if not self._closed:
@@ -103,7 +124,7 @@ class OneThreadSession:
 
 
 def _open_and_drop(reference: weakref.ref[OneThreadSession], attempted: threading.Event) -> None:
-    """Open a session and drop it when it is no longer used, without keeping its owner alive."""
+    """Open a session, replace it and drop it when it is time, without keeping its owner alive."""
     owner = reference()
     done = owner is None or not owner._open()  # noqa: SLF001 - the class's own thread
     attempted.set()
@@ -111,4 +132,4 @@ def _open_and_drop(reference: weakref.ref[OneThreadSession], attempted: threadin
         del owner
         time.sleep(_CHECK_S)
         owner = reference()
-        done = owner is None or owner._drop_if_unused()  # noqa: SLF001
+        done = owner is None or owner._check()  # noqa: SLF001

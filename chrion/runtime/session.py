@@ -16,12 +16,12 @@ from chrion.devices import CPU_PROVIDER
 from chrion.graph.model import Graph
 from chrion.runtime import process_hooks
 from chrion.runtime.crowding import in_flight
+from chrion.runtime.diversion import Observer
 from chrion.runtime.engines import Engines
 from chrion.runtime.execution.engine import CutEngine, Engine, PlainEngine
 from chrion.runtime.execution.executor import Event
 from chrion.runtime.interface import InferenceInterface
 from chrion.runtime.iobinding import HybridIOBinding
-from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.options.session_options import known_arguments, wants_errors
 from chrion.runtime.requests import MissingInputError, check_arguments, check_run_options
 from chrion.runtime.selection.admission import plain_source
@@ -144,10 +144,10 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
             in_flight.append(None)  # inside, since an interrupt may be raised as soon as it returns
             engine = engines.current
             other: PlainEngine | None = None
-            comparison: LiveComparison | None = None
+            observer: Observer | None = None
             if len(in_flight) > 1 or engines.diversion.crowding.active or engine.comparison:
                 fits = not engines.by_shapes or engine.matches(input_feed)
-                other, comparison = engines.diversion.divert(engine, fits=fits)
+                other, observer = engines.diversion.divert(engine, fits=fits)
             outputs: list[Any] | None = None
             start_s = time.perf_counter()
             chosen = other or engine
@@ -170,8 +170,8 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
             else:
                 check_arguments(output_names, input_feed, run_options)
             if outputs is not None:
-                if comparison:
-                    engines.diversion.record(comparison, start_s, diverted=other is not None)
+                if observer:
+                    engines.diversion.record(observer, start_s, diverted=other is not None)
                 return outputs
         finally:
             in_flight.pop()

@@ -38,8 +38,9 @@ class Scenario:
         loads: The loads.
         models: Models that are measured.
         neighbour: Whether a busy process is pinned to the first core.
-        warm_up_s: Time before a trial in which requests do not count; a session may need it to notice its neighbour.
-        trial_s: Length of a trial.
+        warm_up_s: Least time before a trial in which requests do not count; a session may need it to notice its
+            neighbour.
+        trial_s: Least length of a trial.
     """
 
     title: str

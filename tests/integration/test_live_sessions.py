@@ -60,8 +60,8 @@ def plans(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Plans:
 
     open_one_thread = SessionConfig.one_thread
 
-    def one_thread(config: SessionConfig, reason: str) -> Any:
-        engine = open_one_thread(config, reason)
+    def one_thread(config: SessionConfig, reason: str, *, arena: bool) -> Any:
+        engine = open_one_thread(config, reason, arena=arena)
         assert engine is not None
         for name in ("run", "run_with_ort_values", "run_with_iobinding"):
             monkeypatch.setattr(engine.session, name, delayed(getattr(engine.session, name), "plain_delay_s"))

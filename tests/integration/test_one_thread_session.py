@@ -14,12 +14,14 @@ from chrion.runtime.selection.configuration import SessionConfig
 from tests.helpers import branches
 
 
-def one_thread(options: ort.SessionOptions | None = None, **rest: Any) -> ort.InferenceSession | None:
+def one_thread(
+    options: ort.SessionOptions | None = None, *, arena: bool = True, **rest: Any
+) -> ort.InferenceSession | None:
     """Return the one-thread session of a configuration."""
     config = SessionConfig(
         branches().SerializeToString(), options, rest.pop("providers", None), None, None, None, None, 2
     )
-    engine = config.one_thread("for a test")
+    engine = config.one_thread("for a test", arena=arena)
     return engine and engine.session
 
 
@@ -44,6 +46,17 @@ def test_the_callers_options_are_copied(threads: int) -> None:
     assert found.get_session_config_entry("session.disable_prepacking") == "1"
     assert options.intra_op_num_threads == threads
     assert options_of(one_thread()).intra_op_num_threads == 1
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+@pytest.mark.parametrize("allowed", [True, False])
+def test_the_memory_arena(*, wanted: bool, allowed: bool) -> None:
+    """A session has an arena if both the caller's options and the argument allow one."""
+    options = ort.SessionOptions()
+    options.enable_cpu_mem_arena = wanted
+    assert options_of(one_thread(options, arena=allowed)).enable_cpu_mem_arena is (wanted and allowed)
+    assert options.enable_cpu_mem_arena is wanted
+    assert options_of(one_thread(arena=allowed)).enable_cpu_mem_arena is allowed
 
 
 def test_options_that_cannot_be_copied(tmp_path: Path) -> None:

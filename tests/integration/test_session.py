@@ -16,6 +16,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from chrion import HybridSession, Plan, load, partition, profile
 from chrion.errors import OptionError, PlanError, ProviderError
+from chrion.runtime import contention
 from chrion.runtime.execution.segments import SegmentFactory
 from chrion.scheduler import fixed_plan
 from chrion.zoo import RecurrentSpec, build_recurrent
@@ -452,6 +453,40 @@ def test_a_trace_has_every_segment_once_and_in_order() -> None:
     for lane in (1, 2):
         own = sorted((e.start_ms, e.end_ms) for e in events if e.lane == lane)
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(own))
+
+
+def test_crowded_requests_that_wait_for_one_another_leave_the_arena(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one-thread session is replaced by one without a memory arena, and outputs are correct throughout."""
+    switches = itertools.count(step=100)
+    monkeypatch.setattr(contention, "voluntary_switches", lambda: next(switches))
+    source, x = branches(size=64), np.ones((2, 64), np.float32)
+    expected = run_plain(source, {"x": x})
+    wrong: list[object] = []
+
+    with HybridSession(source, tune="never") as session:
+        one_thread = session._engines.diversion.one_thread
+
+        def left() -> bool:
+            engine = one_thread._engine
+            return engine is not None and not engine.session.get_session_options().enable_cpu_mem_arena
+
+        def client() -> None:
+            try:
+                end = time.monotonic() + 20
+                while not left() and time.monotonic() < end:
+                    assert_equal(session.run(None, {"x": x}), expected)
+                for _ in range(50):
+                    assert_equal(session.run(None, {"x": x}), expected)
+            except BaseException as error:  # noqa: BLE001 - reported below
+                wrong.append(error)
+
+        threads = [threading.Thread(target=client) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+        assert left()
 
 
 @pytest.mark.parametrize("call", ["run", "ort values", "binding"])

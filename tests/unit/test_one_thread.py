@@ -18,6 +18,9 @@ from chrion.runtime.one_thread import OneThreadSession
 class Session:
     """Stands for a plain session."""
 
+    def __init__(self, arena: bool) -> None:  # noqa: FBT001 - as the session calls it
+        self.arena = arena
+
 
 def wait_for(condition: Callable[[], object]) -> None:
     """Wait until a condition holds.
@@ -44,10 +47,10 @@ def test_the_session_is_opened_once_while_requests_are_served() -> None:
     calls: list[int] = []
     release = threading.Event()
 
-    def open_session() -> Any:
+    def open_session(arena: bool) -> Any:  # noqa: FBT001
         calls.append(1)
         release.wait(30)
-        return Session()
+        return Session(arena)
 
     session = OneThreadSession(open_session)
     assert [session.get() for _ in range(100)] == [None] * 100
@@ -94,7 +97,7 @@ def test_a_session_that_cannot_be_opened_does_not_affect_requests(
     """Opening is tried once, and an error is logged; there is none if the session is not to be opened."""
     calls: list[int] = []
 
-    def fails() -> Any:
+    def fails(_: bool) -> Any:  # noqa: FBT001
         calls.append(1)
         if reason:
             raise RuntimeError(reason)
@@ -119,9 +122,9 @@ def test_a_session_that_is_opened_too_late_is_dropped() -> None:
     """A session is dropped if its owner is closed while it is being opened; at exit, opening is awaited."""
     release = threading.Event()
 
-    def open_session() -> Any:
+    def open_session(arena: bool) -> Any:  # noqa: FBT001
         release.wait(30)
-        return Session()
+        return Session(arena)
 
     session = OneThreadSession(open_session)
     session.get()
@@ -153,3 +156,51 @@ def test_without_a_thread_requests_are_served_as_before(
     session = OneThreadSession(Session)  # type: ignore[arg-type,return-value]
     assert [session.get() for _ in range(100)] == [None] * 100
     assert "can't start new thread" in caplog.text
+
+
+def test_a_session_is_replaced_by_one_without_an_arena(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests always have a session, the old one is closed, and every later one has no arena."""
+    monkeypatch.setattr(one_thread, "_CHECK_S", 0.01)
+    now_s = [0.0]
+    session = opened(lambda: now_s[0])
+    old: Any = session.get()
+    assert old.arena
+    session.avoid_arena()
+    session.avoid_arena()
+    wait_for(lambda: not session.get().arena)  # type: ignore[union-attr]
+    new: Any = session.get()
+    weak = weakref.ref(old)
+    del old
+    wait_for(lambda: weak() is None)
+    time.sleep(0.1)
+    assert session.get() is new, "it is replaced once"
+    del new
+    now_s[0] += 31.0
+    wait_for(lambda: not session.is_open)
+    wait_for(lambda: not session._opening.locked())
+    session.get()
+    wait_for(lambda: session.is_open)
+    assert not session.get().arena  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_session_that_cannot_be_replaced_stays(monkeypatch: pytest.MonkeyPatch, *, raises: bool) -> None:
+    """If there can be no other session, for lack of memory for example, the first one serves on."""
+    monkeypatch.setattr(one_thread, "_CHECK_S", 0.01)
+    tried: list[bool] = []
+
+    def open_session(arena: bool) -> Any:  # noqa: FBT001
+        tried.append(arena)
+        if not arena and raises:
+            raise RuntimeError("no memory")
+        return Session(arena) if arena else None
+
+    session = OneThreadSession(open_session)
+    session.get()
+    wait_for(lambda: session.is_open)
+    old = session.get()
+    session.avoid_arena()
+    wait_for(lambda: len(tried) == 2)
+    time.sleep(0.1)
+    assert session.get() is old
+    assert tried == [True, False]

@@ -91,8 +91,12 @@ class SessionConfig:
         """Open a plain session on the CPU, with the caller's options."""
         return PlainEngine(self.source, self.options, [CPU_PROVIDER], None, reason, **self.rest)
 
-    def one_thread(self, reason: str) -> PlainEngine | None:
+    def one_thread(self, reason: str, *, arena: bool = True) -> PlainEngine | None:
         """Open a plain session of one thread, with the caller's other options.
+
+        Args:
+            reason: Why there is such a session.
+            arena: Whether it may have a memory arena.
 
         Returns:
             None if the options forbid a second session or cannot be copied, or if the model uses an accelerator, or if
@@ -109,6 +113,7 @@ class SessionConfig:
             return None
         options = copy_options(self.options)
         options.intra_op_num_threads = 1
+        options.enable_cpu_mem_arena &= arena
         return PlainEngine(self.source, options, [CPU_PROVIDER], None, reason, **self.rest)
 
     @property

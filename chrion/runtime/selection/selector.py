@@ -161,11 +161,10 @@ class EngineSelector:
         """
         return self.cache(digest, free)
 
-    def one_thread(self, reason: str) -> PlainEngine | None:
+    def one_thread(self, reason: str, *, arena: bool = True) -> PlainEngine | None:
         """Return the plain session of one thread; None if there cannot be one, see :meth:`SessionConfig.one_thread`."""
-        name = f"{_PLAIN_THREADS}1"
-        found = self._opened.get(name)  # if it was selected
-        return found.because(reason) if found else self._config.one_thread(reason)
+        found = self._opened.get(f"{_PLAIN_THREADS}1") if arena else None  # if it was selected
+        return found.because(reason) if found else self._config.one_thread(reason, arena=arena)
 
     def cache(self, *model: object) -> DecisionCache:
         """Return the cache entry for decisions on a model.
