@@ -111,9 +111,9 @@ def measure(opened: Mapping[str, Fleet], load: Requests, scenario: Scenario, end
     HybridSession has a load that does not count before: it may open a session for it.
     """
     before = opened[OWN].trial(load.clients, STATE_S, pause_s=load.pause_s)
-    usual_s = float(np.median(before.latencies_ms)) / 1e3
-    warm_up_s = max(scenario.warm_up_s, WARM_UP_REQUESTS * usual_s)
-    trial_s = max(scenario.trial_s, TRIAL_REQUESTS * usual_s)
+    median_s = float(np.median(before.latencies_ms)) / 1e3
+    warm_up_s = max(scenario.warm_up_s, WARM_UP_REQUESTS * median_s)
+    trial_s = max(scenario.trial_s, TRIAL_REQUESTS * median_s)
     trials: dict[str, list[Trial]] = {name: [] for name in opened}
     names = list(opened)
     for turn in range(MOST):

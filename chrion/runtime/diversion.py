@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 
 from chrion.cores import current_cpu, move_to
-from chrion.runtime.contention import Contention, Sample
+from chrion.runtime.arena_contention import ArenaContention, Sample
 from chrion.runtime.crowding import Crowding, in_flight
 from chrion.runtime.execution.engine import Engine, PlainEngine
 from chrion.runtime.live_comparison import LiveComparison
@@ -39,7 +39,7 @@ class Diversion:
         self._reconsider = weakref.WeakMethod(reconsider)
         self.one_thread = OneThreadSession(lambda arena: (method := opener()) and method(arena))
         self.crowding = Crowding(self.one_thread)
-        self._contention = Contention(self.one_thread.avoid_arena)
+        self._contention = ArenaContention(self.one_thread.avoid_arena)
         #: Thread and CPU of the last request before a trial of the plan.
         self._place: tuple[int, int | None] | None = None
 
@@ -54,8 +54,7 @@ class Diversion:
             The one-thread session, or None; and what records the request when it has ended, or None.
         """
         if len(in_flight) > 1 or self.crowding.active:
-            other = self.crowding.engine(engine)
-            return other, self._contention.sample() if other and self.one_thread.arena else None
+            return self._divert_crowded(engine)
         comparison = engine.comparison
         if comparison is None or not fits:
             return None, None
@@ -63,6 +62,18 @@ class Diversion:
             engine.comparison = None
             return None, None
         return self.one_thread.get() if comparison.diverts else None, comparison
+
+    def _divert_crowded(self, engine: Engine) -> tuple[PlainEngine | None, Sample | None]:
+        """Decide whether the one-thread session serves one of several requests in flight.
+
+        Instead of a session that has one thread itself, it serves only if it is to have no arena.
+        """
+        if not (isinstance(engine, PlainEngine) and engine.has_one_thread):
+            other = self.crowding.engine(engine)
+            return other, self._contention.sample() if other and self.one_thread.replaceable else None
+        if self.one_thread.replaceable:
+            return None, self._contention.sample()
+        return None if self.one_thread.arena else self.one_thread.get(), None
 
     def record(self, observer: Observer, start_s: float, *, diverted: bool) -> None:
         """Record a request that ends now, for a comparison only if no others are in flight.

@@ -13,7 +13,7 @@ Bound of the cost, while the mean latencies of both engines stay as they are: th
 - trials, of :data:`_PLAN_TRIAL` or :data:`_PLAIN_TRIAL` requests. The number of requests between two trials doubles
   from the first to the last of :data:`_PLAIN_GAPS`, or of :data:`_PLAN_GAPS` for trials of the plan. While other
   processes are known to use cores, it is one of :data:`_BUSY_GAPS`: the plan is likely slow for as long as they do,
-  and their end is noticed. So in the long run less than one request in 100 is in a trial of the plan, and one in 500
+  and their end is noticed. So in the long run less than one request in 100 is in a trial of the plan, and one in 1000
   beside such processes. A trial is put off until its predecessor's extra time is at most :data:`_EXCESS` of the time
   since. Once the plan is slower than before the last trial by :data:`_CHANGED`, it is :data:`_EXCESS_CHANGED`, and no
   gap is kept.
@@ -65,7 +65,7 @@ _PLAN_TRIAL = _Trial(warm_up=2, requests=8, least_s=0.1, clear_after=2, clearly=
 _PLAIN_TRIAL = _Trial(warm_up=4, requests=24, least_s=0.15, clear_after=12, clearly=4.0)
 #: Number of requests between two trials, at first and at most: of the one-thread session, of the plan, and of the plan
 #: while other processes use cores.
-_PLAIN_GAPS, _PLAN_GAPS, _BUSY_GAPS = (64, 2048), (256, 2048), (2048, 16384)
+_PLAIN_GAPS, _PLAN_GAPS, _BUSY_GAPS = (64, 2048), (256, 2048), (4096, 32768)
 #: A trial of the one-thread session is out of date once the plan takes longer than before it by this factor.
 _CHANGED = 1.3
 #: Maximum share of the time that trials may take longer than the same requests on the other engine: in general, and for

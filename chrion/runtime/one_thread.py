@@ -3,7 +3,7 @@
 It serves requests where a plan, or a plain session with several threads, would be slower: while several requests are in
 flight, or while something else uses the cores. It holds the weights once more, so it is opened when it is first wanted,
 in a thread of its own, and dropped when it has not been used for a while. If its requests contend for the lock of its
-memory arena (:mod:`chrion.runtime.contention`), it is replaced by one that takes memory from the C library.
+memory arena (:mod:`chrion.runtime.arena_contention`), it is replaced by one that takes memory from the C library.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ class OneThreadSession:
         clock: Returns the time in seconds.
 
     Attributes:
-        arena: Whether the session that is open, or will be opened, has a memory arena. Once false, it stays so.
+        arena: Whether sessions are opened with a memory arena.
+        replaceable: Whether a session without an arena has not been tried yet.
     """
 
     def __init__(
         self, open_session: Callable[[bool], PlainEngine | None], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.arena = True
+        self.arena = self.replaceable = True
         self._open_session = open_session
         self._clock = clock
         self._engine: PlainEngine | None = None
-        #: Whether the session has to be replaced by one without an arena.
-        self._replace = False
+        #: Whether the open session has an arena.
+        self._has_arena = True
         self._used_s = 0.0
         #: Held from the time a thread is started until the session is dropped; for ever if there cannot be one.
         self._opening = threading.Lock()
@@ -65,9 +66,12 @@ class OneThreadSession:
         return engine
 
     def avoid_arena(self) -> None:
-        """Replace the session by one without a memory arena, in the background; until then, it serves as before."""
-        if self.arena:
-            self.arena, self._replace = False, True
+        """Open sessions without a memory arena from now on; in the background, replace one that is open.
+
+        If it cannot be replaced, it serves on. This is tried once.
+        """
+        if self.replaceable:
+            self.replaceable = self.arena = False
 
     def close(self, until: float | None = None) -> None:
         """Drop the session; it is closed when no request uses it any longer.
@@ -96,11 +100,16 @@ class OneThreadSession:
 
     def _open(self) -> bool:
         """Open the session, or another one in its place; return whether one is open."""
-        self._replace = False
+        arena = self.arena
         try:
-            self._engine = self._open_session(self.arena) or self._engine
+            engine = self._open_session(arena)
         except Exception as error:  # noqa: BLE001 - requests are served as before
-            log.warning("no session of one thread: %s", error)
+            log.warning("no session of one thread%s: %s", "" if arena else " without an arena", error)
+            engine = None
+        if engine is not None:
+            self._engine, self._has_arena = engine, arena
+        elif self._engine is not None:
+            self.arena = self._has_arena
         if self._closed:
             self._engine = None
         return self._engine is not None
@@ -112,15 +121,24 @@ class OneThreadSession:
             Whether it was dropped.
         """
         if not self._closed and self._clock() - self._used_s < _KEPT_S:
-            if self._replace:
-                self._open()
-                trim()
+            if self._has_arena and not self.arena:
+                self._replace()
             return False
         self._engine = None
         if not self._closed:
             self._opening.release()
         trim()
         return True
+
+    def _replace(self) -> None:
+        """Open another session in the place of the open one, unless closed."""
+        attempted = self._attempted = threading.Event()
+        try:
+            if not self._closed:  # after that, close() waits for the event
+                self._open()
+                trim()
+        finally:
+            attempted.set()
 
 
 def _open_and_drop(reference: weakref.ref[OneThreadSession], attempted: threading.Event) -> None:

@@ -16,7 +16,8 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from chrion import HybridSession, Plan, load, partition, profile
 from chrion.errors import OptionError, PlanError, ProviderError
-from chrion.runtime import contention
+from chrion.runtime import arena_contention
+from chrion.runtime.execution.engine import PlainEngine
 from chrion.runtime.execution.segments import SegmentFactory
 from chrion.scheduler import fixed_plan
 from chrion.zoo import RecurrentSpec, build_recurrent
@@ -455,38 +456,61 @@ def test_a_trace_has_every_segment_once_and_in_order() -> None:
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(own))
 
 
-def test_crowded_requests_that_wait_for_one_another_leave_the_arena(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one-thread session is replaced by one without a memory arena, and outputs are correct throughout."""
+def call_session(session: HybridSession, call: str, x: np.ndarray[Any, Any]) -> list[Any]:
+    """Run the model of :func:`branches` by one of three methods; return its outputs as arrays."""
+    if call == "run":
+        return session.run(None, {"x": x})
+    if call == "ort values":
+        found = session.run_with_ort_values(None, {"x": ort.OrtValue.ortvalue_from_numpy(x)})
+        return [output.numpy() for output in found]
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", x)
+    for name in ("y", "l"):
+        binding.bind_output(name)
+    session.run_with_iobinding(binding)
+    return list(binding.copy_outputs_to_cpu())
+
+
+@pytest.mark.parametrize("call", ["run", "ort values", "binding"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_requests_that_contend_for_the_arena_get_a_session_without_one(
+    call: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs are correct before and after; the caller's own session of one thread is also replaced in a crowd."""
     switches = itertools.count(step=100)
-    monkeypatch.setattr(contention, "voluntary_switches", lambda: next(switches))
+    monkeypatch.setattr(arena_contention, "voluntary_switches", lambda: next(switches))
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    if threads > 1:  # as on a machine of two cores
+        monkeypatch.setattr(PlainEngine, "has_one_thread", False)
+        monkeypatch.setattr(PlainEngine, "capacity", 1)
     source, x = branches(size=64), np.ones((2, 64), np.float32)
     expected = run_plain(source, {"x": x})
     wrong: list[object] = []
 
-    with HybridSession(source, tune="never") as session:
-        one_thread = session._engines.diversion.one_thread
+    with HybridSession(source, options, tune="never") as session:
 
-        def left() -> bool:
-            engine = one_thread._engine
+        def replaced() -> bool:
+            engine = session._engines.diversion.one_thread._engine
             return engine is not None and not engine.session.get_session_options().enable_cpu_mem_arena
 
         def client() -> None:
             try:
                 end = time.monotonic() + 20
-                while not left() and time.monotonic() < end:
-                    assert_equal(session.run(None, {"x": x}), expected)
+                while not replaced() and time.monotonic() < end:
+                    assert_equal(call_session(session, call, x), expected)
                 for _ in range(50):
-                    assert_equal(session.run(None, {"x": x}), expected)
+                    assert_equal(call_session(session, call, x), expected)
             except BaseException as error:  # noqa: BLE001 - reported below
                 wrong.append(error)
 
-        threads = [threading.Thread(target=client) for _ in range(8)]
-        for thread in threads:
+        threads_of_clients = [threading.Thread(target=client) for _ in range(8)]
+        for thread in threads_of_clients:
             thread.start()
-        for thread in threads:
+        for thread in threads_of_clients:
             thread.join()
         assert not wrong
-        assert left()
+        assert replaced()
 
 
 @pytest.mark.parametrize("call", ["run", "ort values", "binding"])
@@ -500,18 +524,7 @@ def test_crowded_requests_are_served_by_one_thread_each(call: str, *, cut: bool)
     with HybridSession(graph if cut else branches(size=64), plan=plan, tune="now") as session:
 
         def once() -> list[Any]:
-            x = np.ones((2, 64), np.float32)
-            if call == "run":
-                return session.run(None, {"x": x})
-            if call == "ort values":
-                found = session.run_with_ort_values(None, {"x": ort.OrtValue.ortvalue_from_numpy(x)})
-                return [output.numpy() for output in found]
-            binding = session.io_binding()
-            binding.bind_cpu_input("x", x)
-            for name in ("y", "l"):
-                binding.bind_output(name)
-            session.run_with_iobinding(binding)
-            return list(binding.copy_outputs_to_cpu())
+            return call_session(session, call, np.ones((2, 64), np.float32))
 
         def client() -> None:
             try:

@@ -183,6 +183,28 @@ def test_a_session_is_replaced_by_one_without_an_arena(monkeypatch: pytest.Monke
     assert not session.get().arena  # type: ignore[union-attr]
 
 
+def test_an_exit_waits_for_a_session_that_is_being_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter must not end while another thread is inside onnxruntime."""
+    monkeypatch.setattr(one_thread, "_CHECK_S", 0.01)
+    begun, release = threading.Event(), threading.Event()
+
+    def open_session(arena: bool) -> Any:  # noqa: FBT001
+        if not arena:
+            begun.set()
+            release.wait(30)
+        return Session(arena)
+
+    session = OneThreadSession(open_session)
+    session.get()
+    wait_for(lambda: session.is_open)
+    session.avoid_arena()
+    assert begun.wait(30)
+    threading.Timer(0.2, release.set).start()
+    session.close(time.monotonic() + 30)
+    assert release.is_set()
+    assert not session.is_open
+
+
 @pytest.mark.parametrize("raises", [True, False])
 def test_a_session_that_cannot_be_replaced_stays(monkeypatch: pytest.MonkeyPatch, *, raises: bool) -> None:
     """If there can be no other session, for lack of memory for example, the first one serves on."""
@@ -202,5 +224,8 @@ def test_a_session_that_cannot_be_replaced_stays(monkeypatch: pytest.MonkeyPatch
     session.avoid_arena()
     wait_for(lambda: len(tried) == 2)
     time.sleep(0.1)
+    session.avoid_arena()
+    time.sleep(0.1)
     assert session.get() is old
-    assert tried == [True, False]
+    assert session.arena
+    assert tried == [True, False], "it is tried once"

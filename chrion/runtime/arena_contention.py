@@ -1,11 +1,10 @@
 """Contention of requests for the lock of a session's memory arena, found by their context switches.
 
 onnxruntime's arena has one lock for all requests of a session. A model of many small operators takes it thousands of
-times a request. If the system interrupts a thread that holds it, all others wait, and from then on most of them find it
-taken: throughput falls to a half or less, for seconds. A thread that waits for a lock gives up its core, which the
-system counts as a voluntary context switch.
+times a request. If the system interrupts a thread that holds it, the others queue up, and the lock convoy lasts for
+seconds. A thread that waits for a lock gives up its core, which the system counts as a voluntary context switch.
 
-Measured on two cores, with 2 to 16 threads on one session of one thread: requests of unfolded LSTMs and GRUs have 100
+Measured on two cores, with 2 to 16 threads on one session of one thread: requests of unfolded LSTMs and GRUs have 90
 to 2000 voluntary context switches each, and without an arena at most one and 1.4 to 3.6 times the throughput. Requests
 of other models have at most 4; without an arena, some of them are 7 % slower, since large blocks of memory go back to
 the system after each request.
@@ -14,7 +13,9 @@ the system after each request.
 from __future__ import annotations
 
 import statistics
+import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,50 +32,54 @@ _LIMIT = 16
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A request of which voluntary context switches are counted.
+    """A request whose voluntary context switches are counted.
 
     Attributes:
-        before: Voluntary context switches of its thread before it.
+        start_s: Its start, of ``time.perf_counter()``.
+        switches_before: Voluntary context switches of its thread before it.
     """
 
-    before: int
+    start_s: float
+    switches_before: int
 
 
-class Contention:
-    """Counts voluntary context switches of requests that several threads send to a session.
+class ArenaContention:
+    """Counts voluntary context switches of requests that several threads send to a session of one thread.
 
-    Thread-safe. On systems that do not count them for each thread, nothing is found.
+    A thread that waits for the GIL wakes up once in a switch interval; one switch for each interval of a request does
+    not count. Thread-safe. On systems that do not count switches by thread, no contention is found.
 
     Args:
-        found: Called when samples show contention, perhaps more than once.
+        on_contention: Called when samples show contention, perhaps more than once.
     """
 
-    def __init__(self, found: Callable[[], None]) -> None:
-        self._found = found
+    def __init__(self, on_contention: Callable[[], None]) -> None:
+        self._on_contention = on_contention
         self._requests = 0
         self._lock = threading.Lock()
-        self._switches: list[int] = []
+        self._switches: list[float] = []
 
     def sample(self) -> Sample | None:
-        """Return a sample for the request that the calling thread begins, if it is to be one."""
+        """Return a sample for the request that the calling thread begins, if it is selected."""
         self._requests += 1  # a lost count does not matter
         if self._requests % _INTERVAL:
             return None
-        before = voluntary_switches()
-        return None if before is None else Sample(before)
+        switches = voluntary_switches()
+        return None if switches is None else Sample(time.perf_counter(), switches)
 
     def add(self, sample: Sample) -> None:
         """Count the switches of a request that the calling thread has ended."""
-        after = voluntary_switches()
-        if after is None:
+        switches = voluntary_switches()
+        if switches is None:
             return
+        for_gil = (time.perf_counter() - sample.start_s) / sys.getswitchinterval()
         with self._lock:
-            self._switches.append(after - sample.before)
+            self._switches.append(switches - sample.switches_before - for_gil)
             if len(self._switches) < _SAMPLES:
                 return
-            switches, self._switches = self._switches, []
-        if statistics.median(switches) >= _LIMIT:
-            self._found()
+            samples, self._switches = self._switches, []
+        if statistics.median(samples) >= _LIMIT:
+            self._on_contention()
 
 
 def voluntary_switches() -> int | None:
