@@ -28,6 +28,8 @@ except ImportError:  # not a system of the Unix family
 _INTERVAL, _SAMPLES = 4, 16
 #: The least median of voluntary context switches of a request that shows contention.
 _LIMIT = 16
+#: The least switch interval of Python that is assumed, in seconds.
+_LEAST_INTERVAL_S = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Sample:
     """A request whose voluntary context switches are counted.
 
     Attributes:
-        start_s: Its start, of ``time.perf_counter()``.
+        start_s: Its start.
         switches_before: Voluntary context switches of its thread before it.
     """
 
@@ -51,12 +53,14 @@ class ArenaContention:
 
     Args:
         on_contention: Called when samples show contention, perhaps more than once.
+        clock: Returns the time in seconds.
     """
 
-    def __init__(self, on_contention: Callable[[], None]) -> None:
+    def __init__(self, on_contention: Callable[[], None], clock: Callable[[], float] = time.perf_counter) -> None:
         self._on_contention = on_contention
+        self._clock = clock
         self._requests = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may serve a request
         self._switches: list[float] = []
 
     def sample(self) -> Sample | None:
@@ -65,14 +69,14 @@ class ArenaContention:
         if self._requests % _INTERVAL:
             return None
         switches = voluntary_switches()
-        return None if switches is None else Sample(time.perf_counter(), switches)
+        return None if switches is None else Sample(self._clock(), switches)
 
     def add(self, sample: Sample) -> None:
         """Count the switches of a request that the calling thread has ended."""
         switches = voluntary_switches()
         if switches is None:
             return
-        for_gil = (time.perf_counter() - sample.start_s) / sys.getswitchinterval()
+        for_gil = (self._clock() - sample.start_s) / max(sys.getswitchinterval(), _LEAST_INTERVAL_S)
         with self._lock:
             self._switches.append(switches - sample.switches_before - for_gil)
             if len(self._switches) < _SAMPLES:

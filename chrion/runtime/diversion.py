@@ -26,6 +26,7 @@ class Diversion:
             None if there cannot be one.
         reconsider: Method that is called with the comparison of a plan whose selection live requests contradict.
             Neither method's object is kept alive, since a cycle would delay the end of the engines.
+        arena: Whether sessions have a memory arena of their own, so that one without it may be better.
 
     Attributes:
         one_thread: The one-thread session.
@@ -33,11 +34,16 @@ class Diversion:
     """
 
     def __init__(
-        self, open_session: Callable[[bool], PlainEngine | None], reconsider: Callable[[LiveComparison], None]
+        self,
+        open_session: Callable[[bool], PlainEngine | None],
+        reconsider: Callable[[LiveComparison], None],
+        *,
+        arena: bool,
     ) -> None:
         opener = weakref.WeakMethod(open_session)
         self._reconsider = weakref.WeakMethod(reconsider)
         self.one_thread = OneThreadSession(lambda arena: (method := opener()) and method(arena))
+        self.one_thread.replaceable = arena
         self.crowding = Crowding(self.one_thread)
         self._contention = ArenaContention(self.one_thread.avoid_arena)
         #: Thread and CPU of the last request before a trial of the plan.
@@ -54,7 +60,7 @@ class Diversion:
             The one-thread session, or None; and what records the request when it has ended, or None.
         """
         if len(in_flight) > 1 or self.crowding.active:
-            return self._divert_crowded(engine)
+            return self._divert_crowded(engine, fits=fits)
         comparison = engine.comparison
         if comparison is None or not fits:
             return None, None
@@ -63,17 +69,17 @@ class Diversion:
             return None, None
         return self.one_thread.get() if comparison.diverts else None, comparison
 
-    def _divert_crowded(self, engine: Engine) -> tuple[PlainEngine | None, Sample | None]:
-        """Decide whether the one-thread session serves one of several requests in flight.
+    def _divert_crowded(self, engine: Engine, *, fits: bool) -> tuple[PlainEngine | None, Sample | None]:
+        """Decide whether the one-thread session serves a request during a crowd.
 
-        Instead of a session that has one thread itself, it serves only if it is to have no arena.
+        Other requests share a session that has one thread itself; it is replaced only by one without an arena.
         """
-        if not (isinstance(engine, PlainEngine) and engine.has_one_thread):
-            other = self.crowding.engine(engine)
-            return other, self._contention.sample() if other and self.one_thread.replaceable else None
-        if self.one_thread.replaceable:
-            return None, self._contention.sample()
-        return None if self.one_thread.arena else self.one_thread.get(), None
+        other = self.crowding.engine(engine)
+        alike = isinstance(engine, PlainEngine) and engine.has_one_thread and not engine.accelerated
+        if alike and other is None and not self.one_thread.arena and len(in_flight) > 1:
+            other = self.one_thread.get()
+        sampled = self.one_thread.replaceable and (other is not None or (alike and fits))
+        return other, self._contention.sample() if sampled else None
 
     def record(self, observer: Observer, start_s: float, *, diverted: bool) -> None:
         """Record a request that ends now, for a comparison only if no others are in flight.

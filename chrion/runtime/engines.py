@@ -103,7 +103,7 @@ class Engines:
         self._tune = "now" if config.plan is not None or isinstance(model, Graph) else tune
         if self._tune == "now":
             self._graph, self._reason = admit(model, config)
-        self.diversion = Diversion(self._open_one_thread, self._reconsider)
+        self.diversion = self._new_diversion()
         self.current = self._first()
 
     @property
@@ -267,7 +267,7 @@ class Engines:
             if before[-1]:
                 before[-1].close()
             self.diversion.one_thread.close()
-            self.diversion = Diversion(self._open_one_thread, self._reconsider)
+            self.diversion = self._new_diversion()
 
     def wait_until_tuned(self, timeout_s: float | None = None) -> bool:
         """Wait until all requested tuning has ended; return False if the time is over first."""
@@ -307,9 +307,7 @@ class Engines:
     def refuse_in_child(self) -> None:
         """Refuse requests in a forked child, where the lanes are missing; a plain session is left to onnxruntime."""
         self._lock = threading.RLock()
-        self.diversion = Diversion(
-            self._open_one_thread, self._reconsider
-        )  # the thread that opens it belongs to the parent
+        self.diversion = self._new_diversion()  # the thread that opens its session belongs to the parent
         if self._tuner:
             self._tuner.after_fork()
         if any(isinstance(engine, CutEngine) for engine in (self.current, *self._by_shape.values())):
@@ -505,6 +503,9 @@ class Engines:
         return tuple(named[info.name] for info in self._inputs)
 
     # Tuning now and in the background.
+
+    def _new_diversion(self) -> Diversion:
+        return Diversion(self._open_one_thread, self._reconsider, arena=self._config.has_arena)
 
     def _open_one_thread(self, arena: bool) -> PlainEngine | None:  # noqa: FBT001 - called by the session alone
         """Return a plain session of one thread, or None if there cannot be one."""

@@ -33,7 +33,7 @@ class OneThreadSession:
 
     Attributes:
         arena: Whether sessions are opened with a memory arena.
-        replaceable: Whether a session without an arena has not been tried yet.
+        replaceable: Whether a session without an arena may be tried; set to false when it is.
     """
 
     def __init__(

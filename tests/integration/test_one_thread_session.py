@@ -59,6 +59,17 @@ def test_the_memory_arena(*, wanted: bool, allowed: bool) -> None:
     assert options_of(one_thread(arena=allowed)).enable_cpu_mem_arena is allowed
 
 
+@pytest.mark.parametrize(("own", "entry", "expected"), [(True, "0", True), (False, "0", False), (True, "1", False)])
+def test_an_arena_of_its_own(entry: str, *, own: bool, expected: bool) -> None:
+    """A session without an arena, or with allocators of the environment, has none that could be avoided."""
+    options = ort.SessionOptions()
+    options.enable_cpu_mem_arena = own
+    options.add_session_config_entry("session.use_env_allocators", entry)
+    model = branches().SerializeToString()
+    assert SessionConfig(model, options, None, None, None, None, None, 2).has_arena is expected
+    assert SessionConfig(model, None, None, None, None, None, None, 2).has_arena
+
+
 def test_options_that_cannot_be_copied(tmp_path: Path) -> None:
     """With added initialisers, which Python cannot read, or a file that each session writes, there is none."""
     replaced = ort.SessionOptions()

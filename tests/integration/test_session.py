@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -489,28 +490,42 @@ def test_requests_that_contend_for_the_arena_get_a_session_without_one(
     wrong: list[object] = []
 
     with HybridSession(source, options, tune="never") as session:
+        served: list[int] = []
 
         def replaced() -> bool:
             engine = session._engines.diversion.one_thread._engine
             return engine is not None and not engine.session.get_session_options().enable_cpu_mem_arena
 
-        def client() -> None:
-            try:
-                end = time.monotonic() + 20
-                while not replaced() and time.monotonic() < end:
-                    assert_equal(call_session(session, call, x), expected)
-                for _ in range(50):
-                    assert_equal(call_session(session, call, x), expected)
-            except BaseException as error:  # noqa: BLE001 - reported below
-                wrong.append(error)
+        def crowd(until: Callable[[], bool]) -> None:
+            def client() -> None:
+                try:
+                    end = time.monotonic() + 20
+                    while not until() and time.monotonic() < end:
+                        assert_equal(call_session(session, call, x), expected)
+                except BaseException as error:  # noqa: BLE001 - reported below
+                    wrong.append(error)
 
-        threads_of_clients = [threading.Thread(target=client) for _ in range(8)]
-        for thread in threads_of_clients:
-            thread.start()
-        for thread in threads_of_clients:
-            thread.join()
-        assert not wrong
+            clients = [threading.Thread(target=client) for _ in range(8)]
+            for thread in clients:
+                thread.start()
+            for thread in clients:
+                thread.join()
+
+        crowd(replaced)
         assert replaced()
+        other = session._engines.diversion.one_thread._engine
+        assert other is not None
+        for name in ("run", "run_with_ort_values", "run_with_iobinding"):
+            method = getattr(other.session, name)
+
+            def counted(*arguments: Any, method: Any = method) -> Any:
+                served.append(1)
+                return method(*arguments)
+
+            monkeypatch.setattr(other.session, name, counted)
+        crowd(lambda: len(served) >= 20)
+        assert not wrong
+        assert len(served) >= 20
 
 
 @pytest.mark.parametrize("call", ["run", "ort values", "binding"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Sequence
 
@@ -14,15 +15,16 @@ from chrion.runtime.arena_contention import ArenaContention, voluntary_switches
 ENOUGH = arena_contention._INTERVAL * arena_contention._SAMPLES
 
 
-def serve(requests: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> int:
-    """Record requests with given numbers of voluntary context switches; return how often contention was found."""
-    switches = [1000]
+def serve(requests: Sequence[int], monkeypatch: pytest.MonkeyPatch, request_s: float = 0.0) -> int:
+    """Record requests of given voluntary context switches and duration; return how often contention was found."""
+    switches, now_s = [1000], [0.0]
     monkeypatch.setattr(arena_contention, "voluntary_switches", lambda: switches[0])
     found: list[int] = []
-    counter = ArenaContention(lambda: found.append(1))
+    counter = ArenaContention(lambda: found.append(1), lambda: now_s[0])
     for request in requests:
         sample = counter.sample()
         switches[0] += request
+        now_s[0] += request_s
         if sample:
             counter.add(sample)
     return len(found)
@@ -44,6 +46,19 @@ def test_contention_is_found_by_the_median(
 ) -> None:
     """Most requests of a number of samples must have many voluntary context switches."""
     assert serve(requests, monkeypatch) == expected
+
+
+@pytest.mark.parametrize(("request_s", "expected"), [(0.1, 1), (0.4, 0)])
+def test_waits_for_the_gil_are_not_contention(request_s: float, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that waits for the GIL wakes up every 5 ms: 80 times in a request of 0.4 s."""
+    monkeypatch.setattr(sys, "getswitchinterval", lambda: 0.005)
+    assert serve([80] * ENOUGH, monkeypatch, request_s) == expected
+
+
+def test_any_switch_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python reports 0 for an interval below a microsecond."""
+    monkeypatch.setattr(sys, "getswitchinterval", lambda: 0.0)
+    assert serve([2000] * ENOUGH, monkeypatch, 0.1) == 1
 
 
 def test_a_system_without_counts(monkeypatch: pytest.MonkeyPatch) -> None:

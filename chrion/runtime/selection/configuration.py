@@ -16,7 +16,7 @@ from chrion.devices import CPU_PROVIDER
 from chrion.graph.model import Graph
 from chrion.graph.reading import read_model
 from chrion.runtime.execution.engine import PlainEngine
-from chrion.runtime.options.session_options import fingerprint, hidden_reason, session_reason
+from chrion.runtime.options.session_options import fingerprint, hidden_reason, readable_entries, session_reason
 from chrion.runtime.options.thread_limit import given_threads
 from chrion.runtime.options.transport import copy_options, options_from_data, options_to_data
 from chrion.runtime.selection.decisions import model_bytes
@@ -90,6 +90,14 @@ class SessionConfig:
     def on_cpu(self, reason: str) -> PlainEngine:
         """Open a plain session on the CPU, with the caller's options."""
         return PlainEngine(self.source, self.options, [CPU_PROVIDER], None, reason, **self.rest)
+
+    @property
+    def has_arena(self) -> bool:
+        """Whether a session on the CPU has a memory arena of its own."""
+        if self.options is None:
+            return True
+        shared = ("session.use_env_allocators", "1") in readable_entries(self.options)
+        return bool(self.options.enable_cpu_mem_arena) and not shared
 
     def one_thread(self, reason: str, *, arena: bool = True) -> PlainEngine | None:
         """Open a plain session of one thread, with the caller's other options.

@@ -1,0 +1,64 @@
+"""Diversion of requests from sessions of one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnxruntime as ort
+import pytest
+
+from chrion.runtime import arena_contention
+from chrion.runtime.crowding import in_flight
+from chrion.runtime.diversion import Diversion
+from chrion.runtime.execution.engine import PlainEngine
+from chrion.runtime.live_comparison import LiveComparison
+from helpers import branches
+
+
+class Owner:
+    """Stands for a session's engines."""
+
+    def open_session(self, arena: bool) -> PlainEngine:  # noqa: FBT001 - as Diversion calls it
+        """Open a session of one thread."""
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.enable_cpu_mem_arena = arena
+        return PlainEngine(branches().SerializeToString(), options, ["CPUExecutionProvider"], None, "for a test")
+
+    def reconsider(self, comparison: LiveComparison) -> None:
+        """Do nothing."""
+
+
+@pytest.fixture
+def requests() -> Iterator[None]:
+    """Two requests are in flight."""
+    in_flight.extend([None, None])
+    yield
+    in_flight.pop()
+    if len(in_flight):
+        in_flight.pop()
+
+
+@pytest.mark.usefixtures("requests")
+def test_a_crowd_ends_on_a_session_of_one_thread() -> None:
+    """A crowd that began on another session does not stay for ever if tuning selects one thread meanwhile."""
+    owner = Owner()
+    diversion = Diversion(owner.open_session, owner.reconsider, arena=True)
+    engine = owner.open_session(arena=True)
+    diversion.crowding.active = True
+    in_flight.pop()
+    assert diversion.divert(engine)[0] is None
+    assert not diversion.crowding.active
+
+
+@pytest.mark.usefixtures("requests")
+@pytest.mark.parametrize(("arena", "fits"), [(True, True), (True, False), (False, True)])
+def test_requests_of_a_session_of_one_thread_are_samples(*, arena: bool, fits: bool) -> None:
+    """They are, if the session is known to serve them and has an arena; it keeps serving them."""
+    owner = Owner()
+    diversion = Diversion(owner.open_session, owner.reconsider, arena=arena)
+    engine = owner.open_session(arena=True)
+    found = [diversion.divert(engine, fits=fits) for _ in range(arena_contention._INTERVAL)]
+    assert {other for other, _ in found} == {None}
+    expected = arena and fits and arena_contention.voluntary_switches() is not None
+    assert sum(sample is not None for _, sample in found) == expected
