@@ -42,7 +42,7 @@ class Diversion:
     ) -> None:
         opener = weakref.WeakMethod(open_session)
         self._reconsider = weakref.WeakMethod(reconsider)
-        self.one_thread = OneThreadSession(lambda arena: (method := opener()) and method(arena))
+        self.one_thread = OneThreadSession(lambda wanted: (method := opener()) and method(wanted))
         self.one_thread.replaceable = arena
         self.crowding = Crowding(self.one_thread)
         self._contention = ArenaContention(self.one_thread.avoid_arena)
