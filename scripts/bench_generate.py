@@ -10,7 +10,7 @@ prompts of U(32, 512) and outputs of U(1, 128) tokens divided by ``--scale``. Th
 the throughput are printed for iteration-level and for request-level scheduling, on the same engine, alternately.
 Without ``--rates``, each policy has its own rates, chosen by a simulation with costs of iterations that are
 measured before. ``--points`` adds the results to a file, so that one point after the other can be measured. ``--costs``
-adds the costs of iterations, measured before and after the loads, to another file.
+adds the costs of iterations, measured before and between the loads, to another file.
 
 ``report``: from such files, throughputs at equal latencies beside simulated ones, what iteration-level scheduling can
 gain, and an estimate for a GPU, in the sections ``generate-load``, ``generate-gain`` and ``generate-gpu`` of pages, and
@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-from decoding.costs import Costs, MeasuredCosts, append_costs, measure_costs, read_costs
+from decoding.costs import CostMeter, MeasuredCosts, append_costs, read_costs
 from decoding.gpu_estimate import TITLE, estimated_points, saturated_on_gpu
 from decoding.load import SIZES, load_scenario, run_load
 from decoding.load_rates import LEAST_FACTOR, RATE_FACTORS, choose_rates
@@ -182,27 +182,26 @@ def measure_load(arguments: argparse.Namespace) -> None:
     print_header(["policy", "max batch", "offered requests/s", "served requests/s", "median ms per generated token"])
     for label in arguments.models:
         graph = chrion.load(build_llama_decoder(SIZES[label]))
-        costs = note_costs(arguments, graph, label) if arguments.costs or not arguments.rates else None
-        for batch in arguments.batches:
-            rates = dict.fromkeys(arguments.policies, sorted(arguments.rates))
-            for policy in arguments.policies:
-                if costs and not arguments.rates:
-                    # The least latency is measured once, with the greatest batch, whose rate is highest.
-                    once = policy == "iteration" and batch == max(arguments.batches)
-                    factors = [*[LEAST_FACTOR] * once, *RATE_FACTORS]
-                    rates[policy] = choose_rates(arguments.scale, costs, policy, batch, arguments.requests, factors)
-            measure_batch(arguments, graph, label, batch, rates)
-        if arguments.costs:
-            note_costs(arguments, graph, label)
-
-
-def note_costs(arguments: argparse.Namespace, graph: chrion.Graph, label: str) -> Costs:
-    """Measure the costs of iterations, and add them to the file of costs, if there is one."""
-    with Generator(graph, threads=arguments.threads) as generator:
-        costs = measure_costs(generator, arguments.scale)
-    if arguments.costs:
-        append_costs(arguments.costs, MeasuredCosts(label, arguments.scale, *costs))
-    return costs
+        with contextlib.ExitStack() as stack:
+            meter = None
+            if arguments.costs or not arguments.rates:
+                other = stack.enter_context(Generator(graph, threads=arguments.threads))
+                meter = CostMeter(other, arguments.scale)
+                meter.measure()
+            for batch in arguments.batches:
+                rates = dict.fromkeys(arguments.policies, sorted(arguments.rates))
+                for policy in arguments.policies:
+                    if meter and not arguments.rates:
+                        # The least latency is measured once, with the greatest batch, whose rate is highest.
+                        once = policy == "iteration" and batch == max(arguments.batches)
+                        factors = [*[LEAST_FACTOR] * once, *RATE_FACTORS]
+                        costs = meter.fit()
+                        rates[policy] = choose_rates(arguments.scale, costs, policy, batch, arguments.requests, factors)
+                measure_batch(arguments, graph, label, batch, rates)
+                if meter:
+                    meter.measure([batch])
+        if meter and arguments.costs:
+            append_costs(arguments.costs, MeasuredCosts(label, arguments.scale, *meter.fit()))
 
 
 def measure_batch(

@@ -23,6 +23,8 @@ Array = np.ndarray[Any, Any]
 _MOST_KNOWN = 1024
 #: The most bytes of such a result.
 _KEPT_BYTES = 1 << 14
+#: The fewest new tokens of a request whose attention several threads share.
+_FEWEST_WIDE = 64
 
 
 class Rows:
@@ -50,11 +52,14 @@ class AttentionPart:
     Args:
         split: The decoder in parts.
         part: The part.
-        session: Its session; equal parts of several layers share one.
+        session: Its session of one thread; equal parts of several layers share one.
+        wide: Its session of several threads for requests with many new tokens.
     """
 
-    def __init__(self, split: SplitDecoder, part: Part, session: ort.InferenceSession) -> None:
-        self._session, self._part = session, part
+    def __init__(
+        self, split: SplitDecoder, part: Part, session: ort.InferenceSession, wide: ort.InferenceSession
+    ) -> None:
+        self._session, self._wide, self._part = session, wide, part
         self._appended, self._merged = split.appended, split.merged
         self._arguments = session.get_inputs()
         self._names = [argument.name for argument in self._arguments]
@@ -86,10 +91,11 @@ class AttentionPart:
                 own[at].update(zip(self._part.outputs, self._of_one_token(work, rows, own[at], at), strict=True))
                 continue
             inputs = self._inputs(at, work, rows, own[at])
+            session = self._wide if len(work.ids) >= _FEWEST_WIDE else self._session
             if self._bound:
-                self._run_bound(at, work, inputs, rows)
+                self._run_bound(session, at, work, inputs, rows)
             else:
-                self._run(at, work, inputs, rows, own[at])
+                self._run(session, at, work, inputs, rows, own[at])
 
     def _inputs(self, at: int, work: Work, rows: Rows, own: Mapping[str, Array]) -> list[Array]:
         """Return the inputs of a request; its new keys and values are appended to its cache."""
@@ -122,9 +128,11 @@ class AttentionPart:
                 self._known[work.past] = known
         return known
 
-    def _run_bound(self, at: int, work: Work, inputs: Sequence[Array], rows: Rows) -> None:
+    def _run_bound(
+        self, session: ort.InferenceSession, at: int, work: Work, inputs: Sequence[Array], rows: Rows
+    ) -> None:
         """Run with outputs that are bound to their rows, or to the cache that is an input, too."""
-        binding = self._session.io_binding()
+        binding = session.io_binding()
         whole = [np.ascontiguousarray(value).reshape(value.shape) for value in inputs]
         for name, value in zip(self._names, whole, strict=True):
             binding.bind_input(name, "cpu", 0, value.dtype, value.shape, value.ctypes.data)
@@ -137,15 +145,23 @@ class AttentionPart:
                 value = target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)
                 copied += [(target, value)] if value is not target else []
             binding.bind_output(result, "cpu", 0, value.dtype, value.shape, value.ctypes.data)
-        self._session.run_with_iobinding(binding)
+        session.run_with_iobinding(binding)
         for target, value in copied:
             target[...] = value
 
-    def _run(self, at: int, work: Work, inputs: Sequence[Array], rows: Rows, own: dict[str, Array]) -> None:
+    def _run(  # noqa: PLR0913, PLR0917 - as above, and the other values of the request
+        self,
+        session: ort.InferenceSession,
+        at: int,
+        work: Work,
+        inputs: Sequence[Array],
+        rows: Rows,
+        own: dict[str, Array],
+    ) -> None:
         """Run with outputs that onnxruntime allocates, and copy them to their places."""
         feed = dict(zip(self._names, inputs, strict=True))
         total = work.past + len(work.ids)
-        for name, value in zip(self._part.outputs, self._session.run(self._results, feed), strict=True):
+        for name, value in zip(self._part.outputs, session.run(self._results, feed), strict=True):
             if name in self._present:
                 array = work.cache.arrays[self._present[name]]
                 array[:, work.past : total] = value[0, :, work.past : total]

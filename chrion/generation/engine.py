@@ -8,6 +8,7 @@ another.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from chrion.generation.attention import AttentionPart, Rows, sized
 from chrion.generation.device_session import open_for_threads
 from chrion.generation.increments import IncrementSession, open_increments
 from chrion.generation.iteration import Outcome, Work
+from chrion.generation.pieces import PIECE, in_pieces, serves_pieces
 from chrion.graph.decoder import LOGITS, DecoderSignature
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line, weights_folder_option
@@ -27,10 +29,11 @@ from chrion.graph.selective import SplitDecoder
 from chrion.graph.selective_parts import Part
 
 Array = np.ndarray[Any, Any]
-#: The fewest requests of one token that run in a call of their own beside others. That reads all weights once more.
-_FEWEST_BESIDE_OTHERS = 12
-#: Session options of increments. Between two operators a thread waits for the next one for a short time, in which its
-#: core does nothing else, because a thread that sleeps takes longer to wake up than a small operator to run.
+#: The fewest requests of one token that run in a call of their own beside others. That reads all weights once more, but
+#: saves a call for each layer and request, and products for more tokens where those of prompts already use all cores.
+_FEWEST_BESIDE_OTHERS = 6
+#: Session options. Between two operators a thread waits for the next one for a short time, in which its core does
+#: nothing else, because a thread that sleeps takes longer to wake up than a small operator to run.
 SPINNING = {
     "session.intra_op.allow_spinning": "1",
     "session.intra_op.spin_duration_us": "50",
@@ -64,12 +67,41 @@ class _OpenPart:
         return found
 
 
+class _Sessions:
+    """The sessions of parts. Equal parts of several layers share one.
+
+    Args:
+        threads: The threads of a token-wise part, and of the attention of a prompt.
+        providers: The execution providers of the token-wise parts.
+    """
+
+    def __init__(self, threads: int, providers: Sequence[str]) -> None:
+        self._threads, self._providers = threads, list(providers)
+        self._opened: dict[tuple[bytes, bool, bool], ort.InferenceSession] = {}
+
+    def of(self, part: Part) -> ort.InferenceSession:
+        """Return the session of a part, of one thread if the part runs for each request."""
+        return self._open(part, wide=False)
+
+    def wide(self, part: Part) -> ort.InferenceSession:
+        """Return the session of several threads of a part that runs for each request."""
+        return self._open(part, wide=self._threads > 1)
+
+    def _open(self, part: Part, *, wide: bool) -> ort.InferenceSession:
+        key = (part.model, part.by_request, wide)
+        if key not in self._opened:
+            threads = self._threads if wide or not part.by_request else 1
+            providers = ["CPUExecutionProvider"] if part.by_request else self._providers
+            self._opened[key] = _open(part.model, part.options, threads, providers)
+        return self._opened[key]
+
+
 class SelectiveEngine:
     """An engine of token-wise parts and attention parts. Several threads may run batches at a time.
 
     Args:
         split: The decoder in parts.
-        threads: The threads of a token-wise part.
+        threads: The threads of a token-wise part, and of the attention of a prompt.
         providers: The execution providers of the token-wise parts; attention runs on the CPU.
     """
 
@@ -78,23 +110,23 @@ class SelectiveEngine:
         self.by_token = bool(split.appended)
         self._axes = split.axes
         self._graph = split.graph  # its weights file is removed with it
-        opened: dict[tuple[bytes, bool], ort.InferenceSession] = {}
+        sessions = _Sessions(threads, providers)
         self._parts: list[_OpenPart] = []
         for part in split.parts:
-            key = (part.model, part.by_request)
-            if key not in opened:
-                own = ["CPUExecutionProvider"] if part.by_request else list(providers)
-                opened[key] = _open(part.model, part.options, 1 if part.by_request else threads, own)
             light = replace(part, model=b"")  # the session has the weights
-            attention = AttentionPart(split, light, opened[key]) if part.by_request else None
-            self._parts.append(_OpenPart(light, opened[key], attention))
+            session = sessions.of(part)
+            attention = AttentionPart(split, light, session, sessions.wide(part)) if part.by_request else None
+            self._parts.append(_OpenPart(light, session, attention))
         reads = [{*part.inputs} for part in split.parts]
         #: For each part, the values that later parts read.
         self._later = [set(split.appended.values()).union(*reads[at + 1 :]) for at in range(len(reads))]
+        self._piece = sys.maxsize  # the most tokens of a piece of a prompt
         self._increments: IncrementSession | None = None
         if split.whole is not None and list(providers) == ["CPUExecutionProvider"]:
-            options = _options({**weights_folder_option(split.graph.weights_folder), **SPINNING}, threads)
+            options = _options(weights_folder_option(split.graph.weights_folder), threads)
             self._increments = open_increments(split.whole, split.signature, options, self._run_parts)
+        if serves_pieces(split.signature, self._run_parts, by_token=self.by_token):
+            self._piece = PIECE
 
     def run(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run one iteration.
@@ -127,6 +159,11 @@ class SelectiveEngine:
         return outcomes
 
     def _run_parts(self, batch: Sequence[Work]) -> list[Outcome]:
+        pieces, last = in_pieces(batch, self._piece)
+        outcomes = self._run_pieces(pieces)
+        return [outcomes[at] for at in last]
+
+    def _run_pieces(self, batch: Sequence[Work]) -> list[Outcome]:
         counts = [len(work.ids) for work in batch]
         starts = [0, *(int(n) for n in np.cumsum(counts))]
         feeds = [self.signature.feed(work.ids, work.past) for work in batch]
@@ -208,6 +245,6 @@ def _options(configuration: Mapping[str, str], threads: int) -> ort.SessionOptio
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    for key, value in {"session.intra_op.allow_spinning": "0", **configuration}.items():
+    for key, value in {**SPINNING, **configuration}.items():
         options.add_session_config_entry(key, value)
     return options

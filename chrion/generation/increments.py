@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,13 +23,13 @@ import onnxruntime as ort
 from chrion.errors import ModelError
 from chrion.generation.cache import CachePool, RequestCache
 from chrion.generation.iteration import Outcome, Work
+from chrion.generation.trials import Run, find_difference
 from chrion.graph.cache_append import AppendedDecoder
 from chrion.graph.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature
-from chrion.graph.ort_sessions import first_line, open_session
+from chrion.graph.ort_sessions import open_session
 from chrion.graph.pooled_cache import PooledDecoder, pool_caches
 
 Array = np.ndarray[Any, Any]
-Run = Callable[[Sequence[Work]], list[Outcome]]
 log = logging.getLogger(__name__)
 
 #: The most pads of a request, on average: they are copied in every iteration. Beyond, calls by request take less time.
@@ -38,8 +38,6 @@ _MOST_PADS = 1024
 _SHORT = (5, 0)
 #: The shortest and the longest past of that one, and the most bytes of its keys and values.
 _LEAST, _LONGEST, _TRIAL_BYTES = 9, 2047, 1 << 28
-#: The greatest difference of scores, relative to the largest one: rounding, which differences of meaning far exceed.
-_ROUNDING = {"float16": 2e-2, "float32": 1e-3}
 
 
 class IncrementSession:
@@ -138,7 +136,7 @@ def open_increments(
         log.info("increments run by parts: %s", error)
         return None
     if different := _difference(signature, session.run, run, _LEAST):
-        log.info("increments run by parts: %s", different)
+        log.info("increments run by parts: as a rectangle, %s", different)
         return None
     for length in _lengths(signature):
         if not _difference(signature, session.run, run, length):
@@ -157,31 +155,19 @@ def _lengths(signature: DecoderSignature) -> Iterator[int]:
 
 def _difference(signature: DecoderSignature, own: Run, other: Run, length: int) -> str:
     """Return why two ways to run a batch with a long past differ, or nothing if they differ by rounding only."""
-    try:
-        found, expected = (_examples(signature, run, length) for run in (own, other))
-    except Exception as error:  # noqa: BLE001 - onnxruntime raises many types
-        return first_line(error)
-    for value, wanted in zip(found, expected, strict=True):
-        limit = _ROUNDING[signature.cache_type.name] * float(np.abs(wanted).max())
-        if not np.abs(value - wanted).max() <= limit:  # NaN is a difference
-            return "as a rectangle, requests have other scores"
-    return ""
 
+    def examples() -> tuple[list[Work], list[Array]]:
+        """Return requests of different lengths."""
+        pasts = (*_SHORT, length)
+        pool = CachePool(signature, sum(pasts) + len(pasts))
+        random = np.random.default_rng(0)
+        for array in pool.arrays:
+            array[...] = random.random(array.shape, np.float32) * 4 - 2
+        caches = [RequestCache(signature, past + 1, by_token=True, pool=pool) for past in pasts]
+        batch = [
+            Work(cache, np.array([at % signature.vocabulary]), past)
+            for at, (cache, past) in enumerate(zip(caches, pasts, strict=True))
+        ]
+        return batch, pool.arrays
 
-def _examples(signature: DecoderSignature, run: Run, length: int) -> list[Array]:
-    """Return the scores of requests of different lengths in one batch, and the keys and values that they get."""
-    pasts = (*_SHORT, length)
-    pool = CachePool(signature, sum(pasts) + len(pasts))
-    random = np.random.default_rng(0)
-    for array in pool.arrays:
-        array[...] = random.random(array.shape, np.float32) * 4 - 2
-    caches = [RequestCache(signature, past + 1, by_token=True, pool=pool) for past in pasts]
-    batch = [
-        Work(cache, np.array([at % signature.vocabulary]), past)
-        for at, (cache, past) in enumerate(zip(caches, pasts, strict=True))
-    ]
-    outcomes = run(batch)
-    for outcome in outcomes:
-        if isinstance(outcome, Exception):
-            raise outcome
-    return [np.asarray(value, np.float32) for value in (*outcomes, *pool.arrays)]
+    return find_difference(signature, (own, other), examples)

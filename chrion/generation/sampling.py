@@ -82,14 +82,17 @@ class Sampler:
         Raises:
             ValueError: A score is not a number.
         """
-        token = self._choose(np.asarray(scores, np.float64))
+        best = int(np.argmax(scores))  # the first NaN, if there is one
+        if not np.isfinite(scores[best]):
+            raise ValueError("the model's scores are not numbers")
+        how = self._sampling
+        plain = how.temperature == 0 and how.repetition_penalty == 1
+        token = best if plain else self._choose(np.asarray(scores, np.float64))
         self._seen[token] = None
         return token
 
     def _choose(self, scores: Array) -> int:
         how = self._sampling
-        if np.isnan(scores).any() or not np.isfinite(scores.max()):
-            raise ValueError("the model's scores are not numbers")
         if how.repetition_penalty != 1 and self._seen:
             seen = np.fromiter(self._seen, np.int64)
             scores = scores.copy()

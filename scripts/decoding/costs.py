@@ -63,28 +63,40 @@ class Recorder:
         return self.engine.run(batch)
 
 
-def measure_costs(generator: Generator, scale: int, batches: Sequence[int] = BATCHES) -> Costs:
-    """Return the costs of iterations in a generator that always has requests.
+class CostMeter:
+    """What measures the costs of iterations in a generator that always has requests.
 
-    They are measured with several greatest batches, and for each with iteration-level and request-level scheduling. An
-    iteration takes from its beginning to that of the next one, so that the choice of tokens counts, too.
+    An iteration takes from its beginning to that of the next one, so that the choice of tokens counts, too.
 
     Args:
         generator: A generator without requests.
         scale: Divides Orca's lengths.
-        batches: The greatest batches, instead of that of the generator.
     """
-    rows: list[tuple[Batch, float]] = []
-    scheduler = generator._scheduler  # noqa: SLF001 - other settings, without another engine
-    usual = scheduler.max_batch, scheduler.policy
-    _record(generator, _WARM_UP, scale)  # a process that has just begun is slower for a second or two
-    for size, policy in itertools.product(sorted(batches, reverse=True), POLICIES):
-        scheduler.max_batch, scheduler.policy = size, policy
-        rows += _record(generator, max(12, 3 * size) if policy == "iteration" else size, scale)
-    scheduler.max_batch, scheduler.policy = usual
-    single = [row for row in rows if max(row[0][0]) == 1]
-    others = [row for row in rows if max(row[0][0]) > 1]
-    return _fit(single), _fit(others)
+
+    def __init__(self, generator: Generator, scale: int) -> None:
+        self._generator, self._scale = generator, scale
+        self._rows: list[tuple[Batch, float]] = []
+        _record(generator, _WARM_UP, scale)  # a process that has just begun is slower for a second or two
+
+    def measure(self, batches: Sequence[int] = BATCHES) -> None:
+        """Add iterations of several greatest batches, and for each with iteration-level and request-level scheduling.
+
+        Args:
+            batches: The greatest batches, instead of that of the generator.
+        """
+        scheduler = self._generator._scheduler  # noqa: SLF001 - other settings, without another engine
+        usual = scheduler.max_batch, scheduler.policy
+        for size, policy in itertools.product(sorted(batches, reverse=True), POLICIES):
+            scheduler.max_batch, scheduler.policy = size, policy
+            requests = max(12, 3 * size) if policy == "iteration" else size
+            self._rows += _record(self._generator, requests, self._scale)
+        scheduler.max_batch, scheduler.policy = usual
+
+    def fit(self) -> Costs:
+        """Return the costs that fit all iterations so far."""
+        single = [row for row in self._rows if max(row[0][0]) == 1]
+        others = [row for row in self._rows if max(row[0][0]) > 1]
+        return _fit(single), _fit(others)
 
 
 def _record(generator: Generator, requests: int, scale: int) -> list[tuple[Batch, float]]:

@@ -8,7 +8,7 @@ import bench_generate
 import numpy as np
 import pytest
 from bench_generate import draw_shapes, plain_session, rectangle_run, selective_run
-from decoding.costs import MeasuredCosts, append_costs, measure_costs, read_costs
+from decoding.costs import CostMeter, MeasuredCosts, append_costs, read_costs
 from decoding.load import load_scenario, run_load
 
 import chrion
@@ -45,9 +45,12 @@ def test_a_run_under_load_counts_all_requests() -> None:
 def test_costs_of_a_generator(tmp_path: Path) -> None:
     """Both kinds of iterations get costs, and the generator is as before; a file gives the mean of two measurements."""
     with Generator(small_decoder("llama-decoder", context=256), threads=1) as generator:
-        costs, prompt_costs = measure_costs(generator, 8, batches=(1, 3))
+        meter = CostMeter(generator, 8)
+        for batches in ((1,), (3, 1)):  # all measurements count
+            meter.measure(batches)
+        costs, prompt_costs = meter.fit()
         assert generator.submit([1, 2], 3).result()
-        assert generator.statistics().finished_requests == 40 + (12 + 3) + (12 + 1) + 1
+        assert generator.statistics().finished_requests == 40 + (12 + 3) + 2 * (12 + 1) + 1
     assert costs.iteration_ms([1], [20]) > 0
     assert prompt_costs.iteration_ms([30], [0]) > 0
     path = tmp_path / "costs.jsonl"

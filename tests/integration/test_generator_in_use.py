@@ -338,7 +338,7 @@ def speaking(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> list[int]
     tokens = generator.encode(TEXT)
     assert len(tokens) == len(TEXT.encode())
     rest = iter(tokens)
-    monkeypatch.setattr("chrion.generation.sampling.Sampler._choose", lambda *_: next(rest))
+    monkeypatch.setattr("chrion.generation.sampling.Sampler.choose", lambda *_: next(rest))
     return tokens
 
 
