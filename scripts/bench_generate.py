@@ -2,7 +2,7 @@
 
 ``engine``: the time of one iteration of mixed batches, by selective batching, by padding the batch to a rectangle, and
 one request after another. The K/V rectangles and single caches are made outside the timed region, which favours the two
-baselines. Their session waits actively between operators as that of increments does. All are timed in turn in every
+baselines. Their session waits actively between operators as those of the engine do. All are timed in turn in every
 round.
 
 ``load``: the end-to-end experiment of Orca (section 6.2), scaled: requests that arrive at random (Poisson), with
@@ -10,7 +10,7 @@ prompts of U(32, 512) and outputs of U(1, 128) tokens divided by ``--scale``. Th
 the throughput are printed for iteration-level and for request-level scheduling, on the same engine, alternately.
 Without ``--rates``, each policy has its own rates, chosen by a simulation with costs of iterations that are
 measured before. ``--points`` adds the results to a file, so that one point after the other can be measured. ``--costs``
-adds the costs of iterations, measured before and between the loads, to another file.
+adds the costs of iterations, measured before the loads and after those of each batch, to another file.
 
 ``report``: from such files, throughputs at equal latencies beside simulated ones, what iteration-level scheduling can
 gain, and an estimate for a GPU, in the sections ``generate-load``, ``generate-gain`` and ``generate-gpu`` of pages, and
@@ -62,8 +62,19 @@ from chrion.zoo.cached_decoder import build_llama_decoder
 Array = np.ndarray[Any, Any]
 #: The share of the offered rate below which a policy is saturated, and is not measured at higher rates.
 SATURATED = 0.6
-#: The share of requests in their first iteration, by workload.
-WORKLOADS = {"increments": 0.0, "mixed": 0.25}
+
+
+@dataclass(frozen=True)
+class Mix:
+    """The requests of a workload."""
+
+    #: The share of requests in their first iteration, and the least and most tokens of their prompts.
+    share: float = 0.0
+    least: int = 8
+    most: int = 64
+
+
+WORKLOADS = {"increments": Mix(), "mixed": Mix(0.25), "long prompts": Mix(1.0, 512, 512)}
 
 
 @dataclass(frozen=True)
@@ -74,10 +85,10 @@ class Shape:
     new: int
 
 
-def draw_shapes(pick: np.random.Generator, batch: int, share: float) -> list[Shape]:
+def draw_shapes(pick: np.random.Generator, batch: int, mix: Mix) -> list[Shape]:
     """Return requests of which a share processes a prompt, and the others one token after 16 to 128."""
-    initiations = round(batch * share)
-    prompts = [Shape(0, int(pick.integers(8, 65))) for _ in range(initiations)]
+    initiations = round(batch * mix.share)
+    prompts = [Shape(0, int(pick.integers(mix.least, mix.most, endpoint=True))) for _ in range(initiations)]
     return prompts + [Shape(int(pick.integers(16, 129)), 1) for _ in range(batch - initiations)]
 
 
@@ -129,7 +140,7 @@ def single_runs(session: Any, signature: DecoderSignature, shapes: Sequence[Shap
 
 
 def plain_session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
-    """Return a session of the whole model, configured as that of increments."""
+    """Return a session of the whole model, configured as those of the engine."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     for key, value in SPINNING.items():
@@ -145,7 +156,7 @@ def measure_engine(arguments: argparse.Namespace) -> None:
     for label in arguments.models:
         model = build_llama_decoder(SIZES[label])
         engine, session = open_engine(chrion.load(model), arguments.threads), plain_session(model, arguments.threads)
-        for workload, batch in itertools.product(WORKLOADS, arguments.batches):
+        for workload, batch in itertools.product(arguments.workloads, arguments.batches):
             shapes = draw_shapes(np.random.default_rng(batch), batch, WORKLOADS[workload])
             runs = {
                 "selective": selective_run(engine, shapes),
@@ -188,20 +199,25 @@ def measure_load(arguments: argparse.Namespace) -> None:
                 other = stack.enter_context(Generator(graph, threads=arguments.threads))
                 meter = CostMeter(other, arguments.scale)
                 meter.measure()
+                if arguments.costs:  # also if the loads are interrupted
+                    stack.callback(append_fit, arguments, label, meter)
             for batch in arguments.batches:
                 rates = dict.fromkeys(arguments.policies, sorted(arguments.rates))
-                for policy in arguments.policies:
-                    if meter and not arguments.rates:
+                if meter and not arguments.rates:
+                    costs = meter.fit()
+                    for policy in arguments.policies:
                         # The least latency is measured once, with the greatest batch, whose rate is highest.
                         once = policy == "iteration" and batch == max(arguments.batches)
                         factors = [*[LEAST_FACTOR] * once, *RATE_FACTORS]
-                        costs = meter.fit()
                         rates[policy] = choose_rates(arguments.scale, costs, policy, batch, arguments.requests, factors)
                 measure_batch(arguments, graph, label, batch, rates)
                 if meter:
                     meter.measure([batch])
-        if meter and arguments.costs:
-            append_costs(arguments.costs, MeasuredCosts(label, arguments.scale, *meter.fit()))
+
+
+def append_fit(arguments: argparse.Namespace, label: str, meter: CostMeter) -> None:
+    """Add the costs that a meter has found to their file."""
+    append_costs(arguments.costs, MeasuredCosts(label, arguments.scale, *meter.fit()))
 
 
 def measure_batch(
@@ -215,24 +231,28 @@ def measure_batch(
         }
         for generator in generators.values():
             generator.submit([1, 2], 3).result()
-        for policy, rate in alternate(rates):
-            if policy not in generators:
-                continue
-            workload = draw_requests(load_scenario(arguments.scale, rate, arguments.requests))
-            found = run_load(generators[policy], workload)
-            row = f"{found.requests_per_s:.1f} | {found.median_ms_per_token:.1f}"
-            print(f"| {policy} | {batch} | {rate:g} | {row} |", flush=True)
-            if arguments.points:
-                run = (label, arguments.scale, policy, batch, rate, arguments.requests)
-                append_point(arguments.points, LoadPoint(*run, found.requests_per_s, found.median_ms_per_token))
-            if found.requests_per_s < SATURATED * rate:
-                del generators[policy]
+        for step in ascending(rates):
+            found: dict[str, list[float]] = {}
+            for _, (policy, rate) in itertools.product(range(arguments.repeats), step.items()):
+                if policy not in generators:
+                    continue
+                workload = draw_requests(load_scenario(arguments.scale, rate, arguments.requests))
+                result = run_load(generators[policy], workload)
+                row = f"{result.requests_per_s:.1f} | {result.median_ms_per_token:.1f}"
+                print(f"| {policy} | {batch} | {rate:g} | {row} |", flush=True)
+                if arguments.points:
+                    run = (label, arguments.scale, policy, batch, rate, arguments.requests)
+                    append_point(arguments.points, LoadPoint(*run, result.requests_per_s, result.median_ms_per_token))
+                found.setdefault(policy, []).append(result.requests_per_s)
+            for policy, served in found.items():
+                if statistics.median(served) < SATURATED * step[policy]:
+                    del generators[policy]
 
 
-def alternate(rates: Mapping[str, Sequence[float]]) -> Iterator[tuple[str, float]]:
+def ascending(rates: Mapping[str, Sequence[float]]) -> Iterator[dict[str, float]]:
     """Yield the first rate of each policy, then the second ones, and so on."""
     for at in range(max(map(len, rates.values()), default=0)):
-        yield from ((policy, own[at]) for policy, own in rates.items() if at < len(own))
+        yield {policy: own[at] for policy, own in rates.items() if at < len(own)}
 
 
 def report_load(arguments: argparse.Namespace) -> None:
@@ -266,10 +286,13 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=[*SIZES], default=["15 MB"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--threads", type=int, default=2)
+    workloads = ["increments", "mixed"]
+    parser.add_argument("--workloads", nargs="+", choices=[*WORKLOADS], default=workloads, help="those of the engine")
     parser.add_argument("--rounds", type=int, default=30, help="rounds of the engine")
     rates_help = "requests per second; by default those at which a simulation predicts 1.6 to 8 times the least latency"
     parser.add_argument("--rates", nargs="+", type=float, default=[], help=rates_help)
     parser.add_argument("--requests", type=int, default=100, help="requests of a run")
+    parser.add_argument("--repeats", type=int, default=1, help="runs of each load, one policy after the other in turn")
     parser.add_argument("--scale", type=int, default=4, help="divides the lengths of prompts and outputs")
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
     parser.add_argument("--points", type=Path, help="file to which the results of loads are added, or to report")

@@ -42,7 +42,7 @@ from chrion.files import write_atomically
 from chrion.profiler import this_machine
 
 #: Least and greatest number of rounds.
-LEAST, MOST = 5, 40
+LEAST, MOST = 5, 200
 #: Length of the load of a HybridSession before the first round, in seconds.
 STATE_S = 2.0
 #: Least lengths of the warm-up and of a trial, in median latencies. Threads that start together are answered together,

@@ -1,4 +1,4 @@
-"""The attention part of a layer, run for every request of a batch.
+"""The attention part of a layer, run for every request of a batch, or for every block of its prompt.
 
 The inputs of a request are read in place where its tokens are contiguous: slices of the values of the token-wise parts,
 and the filled part of its cache. Outputs are bound only where that saves a copy of the cache. Elsewhere a plain call,
@@ -23,8 +23,8 @@ Array = np.ndarray[Any, Any]
 _MOST_KNOWN = 1024
 #: The most bytes of such a result.
 _KEPT_BYTES = 1 << 14
-#: The fewest new tokens of a request whose attention several threads share.
-_FEWEST_WIDE = 64
+#: The fewest new tokens of a request whose attention several threads share. For fewer, one thread takes as long.
+_FEWEST_PARALLEL = 64
 
 
 class Rows:
@@ -53,13 +53,13 @@ class AttentionPart:
         split: The decoder in parts.
         part: The part.
         session: Its session of one thread; equal parts of several layers share one.
-        wide: Its session of several threads for requests with many new tokens.
+        parallel: Its session of as many threads as there are, for many new tokens; it may be the same.
     """
 
     def __init__(
-        self, split: SplitDecoder, part: Part, session: ort.InferenceSession, wide: ort.InferenceSession
+        self, split: SplitDecoder, part: Part, session: ort.InferenceSession, parallel: ort.InferenceSession
     ) -> None:
-        self._session, self._wide, self._part = session, wide, part
+        self._session, self._parallel, self._part = session, parallel, part
         self._appended, self._merged = split.appended, split.merged
         self._arguments = session.get_inputs()
         self._names = [argument.name for argument in self._arguments]
@@ -91,11 +91,10 @@ class AttentionPart:
                 own[at].update(zip(self._part.outputs, self._of_one_token(work, rows, own[at], at), strict=True))
                 continue
             inputs = self._inputs(at, work, rows, own[at])
-            session = self._wide if len(work.ids) >= _FEWEST_WIDE else self._session
             if self._bound:
-                self._run_bound(session, at, work, inputs, rows)
+                self._run_bound(at, work, inputs, rows)
             else:
-                self._run(session, at, work, inputs, rows, own[at])
+                self._run(at, work, inputs, rows, own[at])
 
     def _inputs(self, at: int, work: Work, rows: Rows, own: Mapping[str, Array]) -> list[Array]:
         """Return the inputs of a request; its new keys and values are appended to its cache."""
@@ -128,10 +127,12 @@ class AttentionPart:
                 self._known[work.past] = known
         return known
 
-    def _run_bound(
-        self, session: ort.InferenceSession, at: int, work: Work, inputs: Sequence[Array], rows: Rows
-    ) -> None:
+    def _session_of(self, work: Work) -> ort.InferenceSession:
+        return self._parallel if len(work.ids) >= _FEWEST_PARALLEL else self._session
+
+    def _run_bound(self, at: int, work: Work, inputs: Sequence[Array], rows: Rows) -> None:
         """Run with outputs that are bound to their rows, or to the cache that is an input, too."""
+        session = self._session_of(work)
         binding = session.io_binding()
         whole = [np.ascontiguousarray(value).reshape(value.shape) for value in inputs]
         for name, value in zip(self._names, whole, strict=True):
@@ -149,19 +150,12 @@ class AttentionPart:
         for target, value in copied:
             target[...] = value
 
-    def _run(  # noqa: PLR0913, PLR0917 - as above, and the other values of the request
-        self,
-        session: ort.InferenceSession,
-        at: int,
-        work: Work,
-        inputs: Sequence[Array],
-        rows: Rows,
-        own: dict[str, Array],
-    ) -> None:
+    def _run(self, at: int, work: Work, inputs: Sequence[Array], rows: Rows, own: dict[str, Array]) -> None:
         """Run with outputs that onnxruntime allocates, and copy them to their places."""
         feed = dict(zip(self._names, inputs, strict=True))
         total = work.past + len(work.ids)
-        for name, value in zip(self._part.outputs, session.run(self._results, feed), strict=True):
+        outputs = self._session_of(work).run(self._results, feed)
+        for name, value in zip(self._part.outputs, outputs, strict=True):
             if name in self._present:
                 array = work.cache.arrays[self._present[name]]
                 array[:, work.past : total] = value[0, :, work.past : total]

@@ -1,9 +1,9 @@
 """Engines: one iteration of a decoder for a batch of requests.
 
 The selective engine runs a split decoder (:mod:`chrion.graph.selective`): the token-wise parts once on the tokens of
-all requests, the attention parts once for each request. On the CPU, requests of one token each may run in one call
-instead (:mod:`chrion.generation.increments`). The plain engine serves a model that cannot be split, one request after
-another.
+all requests, the attention parts once for each request, or for each block of a long prompt
+(:mod:`chrion.generation.query_blocks`). On the CPU, requests of one token each may run in one call instead
+(:mod:`chrion.generation.increments`). The plain engine serves a model that cannot be split, one request after another.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from chrion.devices.providers import CPU_PROVIDER
 from chrion.errors import GenerationError
 from chrion.generation.attention import AttentionPart, Rows, sized
 from chrion.generation.device_session import open_for_threads
 from chrion.generation.increments import IncrementSession, open_increments
 from chrion.generation.iteration import Outcome, Work
-from chrion.generation.pieces import PIECE, in_pieces, serves_pieces
+from chrion.generation.query_blocks import BLOCK, split_queries, supports_query_blocks
 from chrion.graph.decoder import LOGITS, DecoderSignature
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line, weights_folder_option
@@ -30,7 +31,7 @@ from chrion.graph.selective_parts import Part
 
 Array = np.ndarray[Any, Any]
 #: The fewest requests of one token that run in a call of their own beside others. That reads all weights once more, but
-#: saves a call for each layer and request, and products for more tokens where those of prompts already use all cores.
+#: saves a call for each layer and request.
 _FEWEST_BESIDE_OTHERS = 6
 #: Session options. Between two operators a thread waits for the next one for a short time, in which its core does
 #: nothing else, because a thread that sleeps takes longer to wake up than a small operator to run.
@@ -71,27 +72,25 @@ class _Sessions:
     """The sessions of parts. Equal parts of several layers share one.
 
     Args:
-        threads: The threads of a token-wise part, and of the attention of a prompt.
+        threads: The threads of a session of several threads.
         providers: The execution providers of the token-wise parts.
     """
 
     def __init__(self, threads: int, providers: Sequence[str]) -> None:
         self._threads, self._providers = threads, list(providers)
-        self._opened: dict[tuple[bytes, bool, bool], ort.InferenceSession] = {}
+        self._opened: dict[tuple[bytes, bool, int], ort.InferenceSession] = {}
 
-    def of(self, part: Part) -> ort.InferenceSession:
-        """Return the session of a part, of one thread if the part runs for each request."""
-        return self._open(part, wide=False)
+    def of_tokens(self, part: Part) -> ort.InferenceSession:
+        """Return the session of a token-wise part."""
+        return self._get(part, self._threads, self._providers)
 
-    def wide(self, part: Part) -> ort.InferenceSession:
-        """Return the session of several threads of a part that runs for each request."""
-        return self._open(part, wide=self._threads > 1)
+    def of_attention(self, part: Part) -> tuple[ort.InferenceSession, ort.InferenceSession]:
+        """Return the sessions of an attention part: of one thread, and of as many as there are."""
+        return self._get(part, 1, [CPU_PROVIDER]), self._get(part, self._threads, [CPU_PROVIDER])
 
-    def _open(self, part: Part, *, wide: bool) -> ort.InferenceSession:
-        key = (part.model, part.by_request, wide)
+    def _get(self, part: Part, threads: int, providers: Sequence[str]) -> ort.InferenceSession:
+        key = (part.model, part.by_request, threads)
         if key not in self._opened:
-            threads = self._threads if wide or not part.by_request else 1
-            providers = ["CPUExecutionProvider"] if part.by_request else self._providers
             self._opened[key] = _open(part.model, part.options, threads, providers)
         return self._opened[key]
 
@@ -114,19 +113,21 @@ class SelectiveEngine:
         self._parts: list[_OpenPart] = []
         for part in split.parts:
             light = replace(part, model=b"")  # the session has the weights
-            session = sessions.of(part)
-            attention = AttentionPart(split, light, session, sessions.wide(part)) if part.by_request else None
-            self._parts.append(_OpenPart(light, session, attention))
+            if part.by_request:
+                session, parallel = sessions.of_attention(part)
+                self._parts.append(_OpenPart(light, session, AttentionPart(split, light, session, parallel)))
+            else:
+                self._parts.append(_OpenPart(light, sessions.of_tokens(part), None))
         reads = [{*part.inputs} for part in split.parts]
         #: For each part, the values that later parts read.
         self._later = [set(split.appended.values()).union(*reads[at + 1 :]) for at in range(len(reads))]
-        self._piece = sys.maxsize  # the most tokens of a piece of a prompt
         self._increments: IncrementSession | None = None
-        if split.whole is not None and list(providers) == ["CPUExecutionProvider"]:
+        if split.whole is not None and list(providers) == [CPU_PROVIDER]:
             options = _options(weights_folder_option(split.graph.weights_folder), threads)
-            self._increments = open_increments(split.whole, split.signature, options, self._run_parts)
-        if serves_pieces(split.signature, self._run_parts, by_token=self.by_token):
-            self._piece = PIECE
+            self._increments = open_increments(split.whole, split.signature, options, self._run_blocks)
+        blocks = supports_query_blocks(split.signature, self._run_blocks, by_token=self.by_token)
+        #: The most tokens of a block of a prompt.
+        self._block = BLOCK if blocks else sys.maxsize
 
     def run(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run one iteration.
@@ -159,11 +160,12 @@ class SelectiveEngine:
         return outcomes
 
     def _run_parts(self, batch: Sequence[Work]) -> list[Outcome]:
-        pieces, last = in_pieces(batch, self._piece)
-        outcomes = self._run_pieces(pieces)
+        blocks, last = split_queries(batch, self._block)
+        outcomes = self._run_blocks(blocks)
         return [outcomes[at] for at in last]
 
-    def _run_pieces(self, batch: Sequence[Work]) -> list[Outcome]:
+    def _run_blocks(self, batch: Sequence[Work]) -> list[Outcome]:
+        """Run requests, or consecutive blocks of them, by parts."""
         counts = [len(work.ids) for work in batch]
         starts = [0, *(int(n) for n in np.cumsum(counts))]
         feeds = [self.signature.feed(work.ids, work.past) for work in batch]

@@ -95,7 +95,7 @@ class Generator:
         policy: ``iteration``, or ``request`` for fixed batches as those of FasterTransformer, the baseline of Orca
             (:mod:`chrion.generation.scheduling`).
         chunk: The most tokens of a prompt that one iteration processes; 0 for all.
-        threads: The threads of the token-wise parts; one per available core by default.
+        threads: The threads of the token-wise parts and of the attention of prompts; one per available core by default.
         providers: The execution providers of the token-wise parts. Attention runs on the CPU.
         tokenizer: A ``tokenizer.json``; by default the one beside the model, if there is one.
 

@@ -22,8 +22,8 @@ import onnxruntime as ort
 
 from chrion.errors import ModelError
 from chrion.generation.cache import CachePool, RequestCache
+from chrion.generation.equivalence import Run, find_difference, longest_past
 from chrion.generation.iteration import Outcome, Work
-from chrion.generation.trials import Run, find_difference
 from chrion.graph.cache_append import AppendedDecoder
 from chrion.graph.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature
 from chrion.graph.ort_sessions import open_session
@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 _MOST_PADS = 1024
 #: Tokens in the caches of the requests of a trial, beside which there is a longer one.
 _SHORT = (5, 0)
-#: The shortest and the longest past of that one, and the most bytes of its keys and values.
-_LEAST, _LONGEST, _TRIAL_BYTES = 9, 2047, 1 << 28
+#: The shortest past of that one.
+_LEAST = 9
 
 
 class IncrementSession:
@@ -147,7 +147,7 @@ def open_increments(
 
 def _lengths(signature: DecoderSignature) -> Iterator[int]:
     """Yield pasts of the long request of a trial: the longest one that is possible, then half of it, and so on."""
-    length = min(_LONGEST, _TRIAL_BYTES // signature.slot_bytes, (signature.context or _LONGEST + 1) - 1)
+    length = longest_past(signature)
     while length > _LEAST:
         yield length
         length //= 2
@@ -170,4 +170,4 @@ def _difference(signature: DecoderSignature, own: Run, other: Run, length: int) 
         ]
         return batch, pool.arrays
 
-    return find_difference(signature, (own, other), examples)
+    return find_difference(signature, own, other, examples)

@@ -64,9 +64,10 @@ class Recorder:
 
 
 class CostMeter:
-    """What measures the costs of iterations in a generator that always has requests.
+    """A measurement of the costs of iterations, in a generator that always has requests.
 
-    An iteration takes from its beginning to that of the next one, so that the choice of tokens counts, too.
+    An iteration takes from its beginning to that of the next one, so that the choice of tokens counts, too. Some
+    requests are served at once as a warm-up.
 
     Args:
         generator: A generator without requests.
@@ -93,7 +94,7 @@ class CostMeter:
         scheduler.max_batch, scheduler.policy = usual
 
     def fit(self) -> Costs:
-        """Return the costs that fit all iterations so far."""
+        """Return the costs that fit all measured iterations; there has to be a measurement."""
         single = [row for row in self._rows if max(row[0][0]) == 1]
         others = [row for row in self._rows if max(row[0][0]) > 1]
         return _fit(single), _fit(others)

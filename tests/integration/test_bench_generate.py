@@ -7,7 +7,7 @@ from pathlib import Path
 import bench_generate
 import numpy as np
 import pytest
-from bench_generate import draw_shapes, plain_session, rectangle_run, selective_run
+from bench_generate import Mix, draw_shapes, plain_session, rectangle_run, selective_run
 from decoding.costs import CostMeter, MeasuredCosts, append_costs, read_costs
 from decoding.load import load_scenario, run_load
 
@@ -19,13 +19,13 @@ from chrion.simulator.iterations import draw_requests
 from decoder_support import small_decoder
 
 
-@pytest.mark.parametrize("share", bench_generate.WORKLOADS.values())
-def test_a_rectangle_computes_what_selective_batching_does(share: float) -> None:
+@pytest.mark.parametrize("mix", bench_generate.WORKLOADS.values())
+def test_a_rectangle_computes_what_selective_batching_does(mix: Mix) -> None:
     """The last logits of every request are equal, so that the times are those of the same work."""
-    model = small_decoder("llama-decoder", context=256)
+    model = small_decoder("llama-decoder", context=512)
     engine, session = open_engine(chrion.load(model), threads=1), plain_session(model, 1)
-    shapes = draw_shapes(np.random.default_rng(0), 8, share)
-    assert sum(shape.past == 0 for shape in shapes) == round(8 * share)
+    shapes = draw_shapes(np.random.default_rng(0), 8, mix)
+    assert sum(shape.past == 0 for shape in shapes) == round(8 * mix.share)
     found = selective_run(engine, shapes)()
     expected = rectangle_run(session, engine.signature, shapes)()
     assert isinstance(found, list)
@@ -45,9 +45,11 @@ def test_a_run_under_load_counts_all_requests() -> None:
 def test_costs_of_a_generator(tmp_path: Path) -> None:
     """Both kinds of iterations get costs, and the generator is as before; a file gives the mean of two measurements."""
     with Generator(small_decoder("llama-decoder", context=256), threads=1) as generator:
-        meter = CostMeter(generator, 8)
-        for batches in ((1,), (3, 1)):  # all measurements count
+        meter, rows = CostMeter(generator, 8), [0]
+        for batches in ((1,), (3, 1)):
             meter.measure(batches)
+            rows.append(len(meter._rows))
+        assert rows[2] > 2 * rows[1] > 0  # all measurements count
         costs, prompt_costs = meter.fit()
         assert generator.submit([1, 2], 3).result()
         assert generator.statistics().finished_requests == 40 + (12 + 3) + 2 * (12 + 1) + 1

@@ -102,9 +102,10 @@ def test_equal_seeds_give_equal_tokens() -> None:
 
 def test_scores_that_are_not_numbers_are_refused() -> None:
     """A model that overflows does not give tokens."""
-    for scores in (np.array([1.0, np.nan]), np.array([-np.inf, -np.inf])):
-        with pytest.raises(ValueError, match="not numbers"):
-            Sampler(Sampling(), []).choose(scores)
+    for scores in ([1.0, np.nan], [-np.inf, -np.inf], [1.0, np.inf]):
+        for sampling in (Sampling(), Sampling(temperature=1.0)):
+            with pytest.raises(ValueError, match="not numbers"):
+                Sampler(sampling, []).choose(np.array(scores))
 
 
 @pytest.mark.parametrize(

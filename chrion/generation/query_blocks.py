@@ -1,0 +1,86 @@
+"""Attention of a long prompt in blocks of queries, one after another.
+
+Attention of L new tokens computes L x L scores, of which a causal mask hides nearly half. A block of a prompt attends
+to itself and to the blocks before it: most hidden scores are not computed, and those of a block fit in the caches of a
+core. Token-wise parts still run once on the tokens of all blocks.
+
+A block is to attention what a chunk of a prompt is to the scheduler. Decoders for which a prompt in blocks is not the
+same get prompts as a whole; that is tried once when an engine is opened, with less than a hundred tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from chrion.generation.cache import RequestCache
+from chrion.generation.equivalence import Run, find_difference, longest_past
+from chrion.generation.iteration import Outcome, Work
+from chrion.graph.decoder import DecoderSignature
+
+Array = np.ndarray[Any, Any]
+log = logging.getLogger(__name__)
+
+#: The most tokens of a block.
+BLOCK = 128
+#: The same when it is tried, and the past and new tokens of requests: last blocks have three tokens, one, and four.
+_SHORT_BLOCK, _SHORT = 4, ((0, 15), (5, 9), (0, 12))
+#: The new tokens of one more request, which has a long past.
+_AFTER_LONG = 6
+
+
+def split_queries(batch: Sequence[Work], most: int) -> tuple[list[Work], list[int]]:
+    """Return the blocks of requests, and where the last block of each request is.
+
+    Args:
+        batch: The requests.
+        most: The most tokens of a block.
+    """
+    blocks: list[Work] = []
+    last = []
+    for work in batch:
+        end = len(work.ids)
+        blocks += [
+            replace(work, ids=work.ids[at : at + most], past=work.past + at, wanted=False)
+            for at in range(0, end - most, most)
+        ]
+        done = (end - 1) // most * most
+        blocks.append(replace(work, ids=work.ids[done:], past=work.past + done) if done else work)
+        last.append(len(blocks) - 1)
+    return blocks, last
+
+
+def supports_query_blocks(signature: DecoderSignature, run: Run, *, by_token: bool) -> bool:
+    """Return whether a decoder gives the same results for prompts in blocks.
+
+    Args:
+        signature: Its inputs and outputs.
+        run: Runs an iteration without blocks.
+        by_token: As in :class:`RequestCache`.
+    """
+    if 0 < signature.context <= BLOCK:
+        return False  # there are no long prompts
+
+    def examples() -> tuple[list[Work], list[Array]]:
+        random = np.random.default_rng(0)
+        batch = []
+        for past, new in (*_SHORT, (max(longest_past(signature) + 1 - _AFTER_LONG, 0), _AFTER_LONG)):
+            cache = RequestCache(signature, past + new, by_token=by_token)
+            for array in cache.arrays:
+                array[...] = random.random(array.shape, np.float32) * 4 - 2
+            batch.append(Work(cache, np.arange(new) % signature.vocabulary, past))
+        return batch, [array for work in batch for array in work.cache.arrays]
+
+    def run_blocks(batch: Sequence[Work]) -> list[Outcome]:
+        blocks, last = split_queries(batch, _SHORT_BLOCK)
+        outcomes = run(blocks)
+        return [outcomes[at] for at in last]
+
+    if different := find_difference(signature, run_blocks, run, examples):
+        log.info("prompts run as a whole: in blocks, %s", different)
+        return False
+    return True
