@@ -170,6 +170,9 @@ def plot(points: Sequence[LoadPoint], path: Path) -> None:
                 )
         axes.set_title(f"{workload[0]}, {format_lengths(workload[1])} tokens", fontsize=9)
         axes.set_yscale("log")
+        axes.yaxis.get_major_locator().set_params(subs=(1.0, 2.0, 5.0))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
         axes.set_xlabel("throughput, requests/s")
         axes.set_ylabel("median latency per token, ms")
         handles |= {line.get_label(): line for line in axes.get_lines() if line.get_label() not in handles}
