@@ -23,7 +23,15 @@ import onnxruntime as ort
 from decoding.against_genai import Genai, compare
 from decoding.costs import read_costs
 from decoding.load import SIZES
-from decoding.orca_experiment import FACTORS, LoadPoint, format_lengths, latency_alone, read_points, readings
+from decoding.orca_experiment import (
+    FACTORS,
+    LoadPoint,
+    format_lengths,
+    latency_alone,
+    median_points,
+    read_points,
+    readings,
+)
 from decoding.scheduling_gain import simulate_points
 from page_markers import fill_sections, markdown_table
 
@@ -57,9 +65,9 @@ def genai_rows(size: str, python: str) -> tuple[str, list[tuple[str, ...]]]:
 def simulation_tables(points: Path, costs: Path) -> str:
     """Return measured points beside simulated ones: throughputs at equal latencies, and all points."""
     found = read_costs(costs)
-    measured = [point for point in read_points(points) if point.workload in found]
-    measured.sort(key=lambda point: ([*SIZES].index(point.model), point.max_batch, point.offered_per_s, point.policy))
-    simulated = simulate_points(measured, found)
+    runs = [run for run in read_points(points) if run.workload in found]
+    runs.sort(key=lambda run: ([*SIZES].index(run.model), run.max_batch, run.offered_per_s, run.policy))
+    measured, simulated = median_points(runs), median_points(simulate_points(runs, found))
     tables = ([CURVE_HEAD, *curve_rows(measured, simulated)], [LOAD_HEAD, *load_rows(measured, simulated)])
     return "\n\n".join(map(markdown_table, tables))
 

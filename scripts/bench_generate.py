@@ -9,8 +9,9 @@ round.
 prompts of U(32, 512) and outputs of U(1, 128) tokens divided by ``--scale``. The median latency per generated token and
 the throughput are printed for iteration-level and for request-level scheduling, on the same engine, alternately.
 Without ``--rates``, each policy has its own rates, chosen by a simulation with costs of iterations that are
-measured before. ``--points`` adds the results to a file, so that one point after the other can be measured. ``--costs``
-adds the costs of iterations, measured before the loads and after those of each batch, to another file.
+measured before. ``--repeats`` measures all of it several times, each time with other requests. ``--points`` adds the
+results to a file, so that one point after the other can be measured. ``--costs`` adds the costs of iterations,
+measured before the loads and after those of each batch, to another file.
 
 ``report``: from such files, throughputs at equal latencies beside simulated ones, what iteration-level scheduling can
 gain, and an estimate for a GPU, in the sections ``generate-load``, ``generate-gain`` and ``generate-gpu`` of pages, and
@@ -38,11 +39,19 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-from decoding.costs import CostMeter, MeasuredCosts, append_costs, read_costs
+from decoding.costs import CostMeter, Costs, MeasuredCosts, append_costs, read_costs
 from decoding.gpu_estimate import TITLE, estimated_points, saturated_on_gpu
-from decoding.load import SIZES, load_scenario, run_load
+from decoding.load import SIZES, load_scenario, run_load, scheduled
 from decoding.load_rates import LEAST_FACTOR, RATE_FACTORS, choose_rates
-from decoding.orca_experiment import LoadPoint, append_point, format_lengths, plot, read_points, table_rows
+from decoding.orca_experiment import (
+    LoadPoint,
+    append_point,
+    format_lengths,
+    median_points,
+    plot,
+    read_points,
+    table_rows,
+)
 from decoding.scheduling_gain import gain_rows, saturated, simulate_points
 from page_markers import fill_sections, markdown_table
 
@@ -60,8 +69,6 @@ from chrion.simulator.iterations import draw_requests
 from chrion.zoo.cached_decoder import build_llama_decoder
 
 Array = np.ndarray[Any, Any]
-#: The share of the offered rate below which a policy is saturated, and is not measured at higher rates.
-SATURATED = 0.6
 
 
 @dataclass(frozen=True)
@@ -189,30 +196,60 @@ def time_in_turn(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str
 
 
 def measure_load(arguments: argparse.Namespace) -> None:
-    """Print latency and throughput of both policies, rate by rate in turn, and note the costs of iterations."""
-    print_header(["policy", "max batch", "offered requests/s", "served requests/s", "median ms per generated token"])
-    for label in arguments.models:
-        graph = chrion.load(build_llama_decoder(SIZES[label]))
-        with contextlib.ExitStack() as stack:
-            meter = None
-            if arguments.costs or not arguments.rates:
-                other = stack.enter_context(Generator(graph, threads=arguments.threads))
-                meter = CostMeter(other, arguments.scale)
-                meter.measure()
-                if arguments.costs:  # also if the loads are interrupted
-                    stack.callback(append_fit, arguments, label, meter)
-            for batch in arguments.batches:
-                rates = dict.fromkeys(arguments.policies, sorted(arguments.rates))
-                if meter and not arguments.rates:
-                    costs = meter.fit()
-                    for policy in arguments.policies:
-                        # The least latency is measured once, with the greatest batch, whose rate is highest.
-                        once = policy == "iteration" and batch == max(arguments.batches)
-                        factors = [*[LEAST_FACTOR] * once, *RATE_FACTORS]
-                        rates[policy] = choose_rates(arguments.scale, costs, policy, batch, arguments.requests, factors)
-                measure_batch(arguments, graph, label, batch, rates)
-                if meter:
-                    meter.measure([batch])
+    """Print latency and throughput of both policies, and note the costs of iterations.
+
+    Every repetition measures all models, batches and rates once, with other requests, and the policies in turn.
+    """
+    print_header(["model", "policy", "max batch", "offered requests/s", "served requests/s", "median ms per token"])
+    with contextlib.ExitStack() as stack:
+        loads = [open_load(arguments, label, stack) for label in arguments.models]
+        for seed, load in itertools.product(range(arguments.repeats), loads):
+            for batch, rates in load.rates.items():
+                measure_batch(arguments, load, batch, rates, seed)
+                if load.meter:
+                    load.meter.measure([batch])
+
+
+@dataclass(frozen=True)
+class Load:
+    """A generator, and the loads that it will get."""
+
+    label: str
+    generator: Generator
+    #: None if neither the rates nor a file need costs.
+    meter: CostMeter | None
+    #: Requests per second, ascending, by greatest batch and policy.
+    rates: Mapping[int, Mapping[str, Sequence[float]]]
+
+
+def open_load(arguments: argparse.Namespace, label: str, stack: contextlib.ExitStack) -> Load:
+    """Open a generator, and choose rates if none are given, by its costs of iterations."""
+    graph = chrion.load(build_llama_decoder(SIZES[label]))
+    generator = stack.enter_context(Generator(graph, threads=arguments.threads))
+    if arguments.rates:
+        rates = {batch: dict.fromkeys(arguments.policies, sorted(arguments.rates)) for batch in arguments.batches}
+    if not arguments.costs and arguments.rates:
+        generator.submit([1, 2], 3).result()
+        return Load(label, generator, None, rates)
+    meter = CostMeter(generator, arguments.scale)
+    meter.measure()
+    if arguments.costs:  # also if the loads are interrupted
+        stack.callback(append_fit, arguments, label, meter)
+    if not arguments.rates:
+        rates = {batch: choose_batch_rates(arguments, meter.fit(), batch) for batch in arguments.batches}
+    return Load(label, generator, meter, rates)
+
+
+def choose_batch_rates(arguments: argparse.Namespace, costs: Costs, batch: int) -> dict[str, list[float]]:
+    """Return the rates of each policy with one greatest batch."""
+    chosen = {}
+    for policy in arguments.policies:
+        # The least latency is measured once, with the greatest batch, whose rate is highest.
+        once = policy == "iteration" and batch == max(arguments.batches)
+        factors = [*[LEAST_FACTOR] * once, *RATE_FACTORS]
+        run = (arguments.scale, costs, policy, batch, arguments.requests)
+        chosen[policy] = choose_rates(*run, factors, seeds=arguments.repeats)
+    return chosen
 
 
 def append_fit(arguments: argparse.Namespace, label: str, meter: CostMeter) -> None:
@@ -221,32 +258,19 @@ def append_fit(arguments: argparse.Namespace, label: str, meter: CostMeter) -> N
 
 
 def measure_batch(
-    arguments: argparse.Namespace, graph: chrion.Graph, label: str, batch: int, rates: Mapping[str, Sequence[float]]
+    arguments: argparse.Namespace, load: Load, batch: int, rates: Mapping[str, Sequence[float]], seed: int
 ) -> None:
-    """Measure policies with one greatest batch, each at ascending rates until it is saturated."""
-    with contextlib.ExitStack() as stack:
-        generators = {
-            policy: stack.enter_context(Generator(graph, max_batch=batch, policy=policy, threads=arguments.threads))
-            for policy in rates
-        }
-        for generator in generators.values():
-            generator.submit([1, 2], 3).result()
-        for step in ascending(rates):
-            found: dict[str, list[float]] = {}
-            for _, (policy, rate) in itertools.product(range(arguments.repeats), step.items()):
-                if policy not in generators:
-                    continue
-                workload = draw_requests(load_scenario(arguments.scale, rate, arguments.requests))
-                result = run_load(generators[policy], workload)
-                row = f"{result.requests_per_s:.1f} | {result.median_ms_per_token:.1f}"
-                print(f"| {policy} | {batch} | {rate:g} | {row} |", flush=True)
-                if arguments.points:
-                    run = (label, arguments.scale, policy, batch, rate, arguments.requests)
-                    append_point(arguments.points, LoadPoint(*run, result.requests_per_s, result.median_ms_per_token))
-                found.setdefault(policy, []).append(result.requests_per_s)
-            for policy, served in found.items():
-                if statistics.median(served) < SATURATED * step[policy]:
-                    del generators[policy]
+    """Measure policies with one greatest batch at ascending rates, in turn."""
+    for step in ascending(rates):
+        for policy, rate in step.items():
+            workload = draw_requests(load_scenario(arguments.scale, rate, arguments.requests, seed=seed))
+            with scheduled(load.generator, policy, batch):
+                result = run_load(load.generator, workload)
+            row = f"{result.requests_per_s:.1f} | {result.median_ms_per_token:.1f}"
+            print(f"| {load.label} | {policy} | {batch} | {rate:g} | {row} |", flush=True)
+            if arguments.points:
+                run = (load.label, arguments.scale, policy, batch, rate, arguments.requests, seed)
+                append_point(arguments.points, LoadPoint(*run, result.requests_per_s, result.median_ms_per_token))
 
 
 def ascending(rates: Mapping[str, Sequence[float]]) -> Iterator[dict[str, float]]:
@@ -257,9 +281,10 @@ def ascending(rates: Mapping[str, Sequence[float]]) -> Iterator[dict[str, float]
 
 def report_load(arguments: argparse.Namespace) -> None:
     """Print the throughputs at equal latencies and what can be gained, and fill in pages and a plot."""
-    points = read_points(arguments.points)
+    runs = read_points(arguments.points)
+    points = median_points(runs)
     costs = read_costs(arguments.costs) if arguments.costs else {}
-    load = markdown_table(table_rows(points, simulate_points(points, costs)))
+    load = markdown_table(table_rows(points, median_points(simulate_points(runs, costs))))
     about = f"Written by `scripts/bench_generate.py` on {this_machine()}, onnxruntime {ort.get_version_string()}"
     machines = {
         f"{model}, measured costs ({format_lengths(scale)})": saturated(scale, found)
@@ -289,10 +314,10 @@ def main() -> None:
     workloads = ["increments", "mixed"]
     parser.add_argument("--workloads", nargs="+", choices=[*WORKLOADS], default=workloads, help="those of the engine")
     parser.add_argument("--rounds", type=int, default=30, help="rounds of the engine")
-    rates_help = "requests per second; by default those at which a simulation predicts 1.6 to 8 times the least latency"
+    rates_help = "requests per second; by default those at which a simulation predicts 1.3 to 6 times the least latency"
     parser.add_argument("--rates", nargs="+", type=float, default=[], help=rates_help)
     parser.add_argument("--requests", type=int, default=100, help="requests of a run")
-    parser.add_argument("--repeats", type=int, default=1, help="runs of each load, one policy after the other in turn")
+    parser.add_argument("--repeats", type=int, default=1, help="runs of each load, whose results are medians")
     parser.add_argument("--scale", type=int, default=4, help="divides the lengths of prompts and outputs")
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
     parser.add_argument("--points", type=Path, help="file to which the results of loads are added, or to report")

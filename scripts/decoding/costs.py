@@ -17,7 +17,7 @@ from chrion.generation.iteration import Outcome, Work
 from chrion.generation.scheduling import POLICIES
 from chrion.simulator.decoder_scenario import IterationCosts
 from chrion.simulator.iterations import draw_requests, fit_costs
-from decoding.load import load_scenario
+from decoding.load import load_scenario, scheduled
 
 #: Greatest batches whose iterations are measured.
 BATCHES = (1, 2, 4, 8, 16, 32)
@@ -85,13 +85,10 @@ class CostMeter:
         Args:
             batches: The greatest batches, instead of that of the generator.
         """
-        scheduler = self._generator._scheduler  # noqa: SLF001 - other settings, without another engine
-        usual = scheduler.max_batch, scheduler.policy
         for size, policy in itertools.product(sorted(batches, reverse=True), POLICIES):
-            scheduler.max_batch, scheduler.policy = size, policy
             requests = max(12, 3 * size) if policy == "iteration" else size
-            self._rows += _record(self._generator, requests, self._scale)
-        scheduler.max_batch, scheduler.policy = usual
+            with scheduled(self._generator, policy, size):
+                self._rows += _record(self._generator, requests, self._scale)
 
     def fit(self) -> Costs:
         """Return the costs that fit all measured iterations; there has to be a measurement."""

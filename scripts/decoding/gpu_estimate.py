@@ -51,6 +51,6 @@ def estimated_points() -> list[LoadPoint]:
         for rate in _HIGHEST / _STEP ** np.arange(_RATES):
             for result in simulate_decoder(gpu_scenario(float(rate), _REQUESTS, batch)):
                 own = summarise(result)
-                run = (_DECODER.name, 1, result.policy, batch, float(rate), _REQUESTS)
+                run = (_DECODER.name, 1, result.policy, batch, float(rate), _REQUESTS, 0)
                 found.append(LoadPoint(*run, own.requests_per_s, own.normalised_p50_ms))
     return sorted(found, key=lambda point: (POLICIES.index(point.policy), point.max_batch, point.offered_per_s))

@@ -5,9 +5,11 @@ Yu et al., *Orca* (OSDI 2022), section 6.2: Poisson arrivals, prompts of U(32, 5
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,12 +44,13 @@ def scaled_lengths(scale: int) -> dict[str, int]:
     return {name: max(1, length // scale) for name, length in _LENGTHS.items()}
 
 
-def load_scenario(
+def load_scenario(  # noqa: PLR0913, PLR0917 - what determines a run
     scale: int,
     rate_per_s: float,
     requests: int,
     max_batch: int = 1,
     costs: tuple[IterationCosts, IterationCosts] | None = None,
+    seed: int = 0,
 ) -> DecoderScenario:
     """Return the scenario of a run.
 
@@ -57,16 +60,30 @@ def load_scenario(
         requests: Requests.
         max_batch: The most requests of an iteration.
         costs: Costs of iterations without and with prompts.
+        seed: Determines arrivals and lengths.
     """
     decoder: dict[str, Any] = {"slots": _SLOTS}
     if costs is not None:
         decoder |= {"costs": asdict(costs[0]), "prompt_costs": asdict(costs[1])}
     content = {
+        "seed": seed,
         "decoder": decoder,
         "batching": {"max_batch": max_batch},
         "requests": {"rate_per_s": rate_per_s, "requests": requests, **scaled_lengths(scale)},
     }
     return build_decoder_scenario(ScenarioSource("load", content, Path()))
+
+
+@contextlib.contextmanager
+def scheduled(generator: Generator, policy: str, max_batch: int) -> Iterator[None]:
+    """Let a generator without requests schedule in another way for a while, so that its engine is always the same."""
+    scheduler = generator._scheduler  # noqa: SLF001 - what is measured
+    usual = scheduler.policy, scheduler.max_batch
+    scheduler.policy, scheduler.max_batch = policy, max_batch
+    try:
+        yield
+    finally:
+        scheduler.policy, scheduler.max_batch = usual
 
 
 def run_load(generator: Generator, workload: DecoderWorkload) -> LoadResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 
 from decoding.costs import Costs
@@ -10,18 +11,24 @@ from decoding.load import load_scenario
 from decoding.scheduling_gain import simulate_point
 
 #: Latencies relative to that of single requests; throughputs are compared at latencies between them.
-RATE_FACTORS = (1.6, 2.5, 5.0, 8.0)
+RATE_FACTORS = (1.3, 2.6, 6.0)
 #: One that is nearly that of single requests.
 LEAST_FACTOR = 1.1
 #: Bounds of the search, in requests per second: at the lower one requests do not overlap, and the upper one exceeds any
 #: capacity.
-_LEAST_PER_S, _GREATEST_PER_S = 0.01, 1e4
-#: Steps of the search for a rate.
-_STEPS = 20
+_LEAST_PER_S, _GREATEST_PER_S = 0.05, 1e3
+#: Steps of the search for a rate, the last of which is less than 1 %.
+_STEPS = 11
 
 
 def choose_rates(  # noqa: PLR0913, PLR0917 - what determines the latency
-    scale: int, costs: Costs, policy: str, max_batch: int, requests: int, factors: Sequence[float] = RATE_FACTORS
+    scale: int,
+    costs: Costs,
+    policy: str,
+    max_batch: int,
+    requests: int,
+    factors: Sequence[float] = RATE_FACTORS,
+    seeds: int = 1,
 ) -> list[float]:
     """Return rates, ascending, at which the latency per token is so many times that of single requests.
 
@@ -34,11 +41,12 @@ def choose_rates(  # noqa: PLR0913, PLR0917 - what determines the latency
         max_batch: The most requests of an iteration.
         requests: Requests of a run.
         factors: The latencies relative to that of single requests.
+        seeds: Runs with other requests, over which latencies are medians.
     """
 
     def latency_ms(rate_per_s: float) -> float:
-        scenario = load_scenario(scale, rate_per_s, requests, max_batch, costs)
-        return simulate_point(scenario, policy, "", scale).ms_per_token
+        scenarios = [load_scenario(scale, rate_per_s, requests, max_batch, costs, seed) for seed in range(seeds)]
+        return statistics.median(simulate_point(one, policy, "", scale).ms_per_token for one in scenarios)
 
     alone_ms = latency_ms(_LEAST_PER_S)
     rates = []

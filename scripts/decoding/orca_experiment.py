@@ -7,8 +7,9 @@ tokens, against the throughput, for several greatest batches.
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class LoadPoint:
-    """What the clients of one run have seen."""
+    """What the clients of one run have seen, or the median of several runs."""
 
     #: The name of the model, and the number by which Orca's lengths are divided.
     model: str
@@ -37,6 +38,8 @@ class LoadPoint:
     offered_per_s: float
     #: Requests of the run.
     requests: int
+    #: Determines the requests; of several runs, that of the first one.
+    seed: int
     requests_per_s: float
     #: The median over requests of the latency per generated token.
     ms_per_token: float
@@ -63,12 +66,23 @@ def append_point(path: Path, point: LoadPoint) -> None:
 
 
 def read_points(path: Path) -> list[LoadPoint]:
-    """Return the points of a file; of repeated runs, those with the median latency."""
-    runs: dict[tuple[str, int, str, int, float], list[LoadPoint]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        point = LoadPoint(**json.loads(line))
-        runs.setdefault((*point.workload, point.policy, point.max_batch, point.offered_per_s), []).append(point)
-    return [sorted(found, key=lambda point: point.ms_per_token)[(len(found) - 1) // 2] for found in runs.values()]
+    """Return the points of a file, one for each run."""
+    return [LoadPoint(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def median_points(runs: Iterable[LoadPoint]) -> list[LoadPoint]:
+    """Return the medians of throughputs and of latencies over runs with equal loads."""
+    loads: dict[tuple[str, int, str, int, float], list[LoadPoint]] = {}
+    for run in runs:
+        loads.setdefault((*run.workload, run.policy, run.max_batch, run.offered_per_s), []).append(run)
+    return [
+        replace(
+            found[0],
+            requests_per_s=statistics.median(run.requests_per_s for run in found),
+            ms_per_token=statistics.median(run.ms_per_token for run in found),
+        )
+        for found in loads.values()
+    ]
 
 
 def throughput_at(curve: Sequence[LoadPoint], ms_per_token: float) -> Reading | None:

@@ -13,11 +13,10 @@ Between both limits, with costs of iterations, it is simulated.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from chrion.generation.scheduling import POLICIES
 from chrion.simulator.decoder_results import summarise
 from chrion.simulator.decoder_scenario import DecoderScenario
 from chrion.simulator.iterations import simulate_decoder
@@ -101,22 +100,20 @@ def saturated(scale: int, costs: Costs) -> list[DecoderScenario]:
     return [load_scenario(scale, 1e6, max(200, _REQUESTS * size), size, costs) for size in BATCHES]
 
 
-def simulate_points(points: Sequence[LoadPoint], costs: Mapping[tuple[str, int], Costs]) -> list[LoadPoint]:
-    """Return what the simulation predicts in place of measured points; those without costs are left out."""
+def simulate_points(runs: Sequence[LoadPoint], costs: Mapping[tuple[str, int], Costs]) -> list[LoadPoint]:
+    """Return what the simulation predicts for the requests of measured runs; those without costs are left out."""
     found = []
-    for point in points:
-        if point.workload not in costs:
-            continue
-        scenario = load_scenario(
-            point.scale, point.offered_per_s, point.requests, point.max_batch, costs[point.workload]
-        )
-        found.append(simulate_point(scenario, point.policy, point.model, point.scale))
+    for run in runs:
+        if run.workload in costs:
+            load = (run.scale, run.offered_per_s, run.requests, run.max_batch)
+            scenario = load_scenario(*load, costs[run.workload], run.seed)
+            found.append(simulate_point(scenario, run.policy, run.model, run.scale))
     return found
 
 
 def simulate_point(scenario: DecoderScenario, policy: str, model: str, scale: int) -> LoadPoint:
     """Return the point that a scenario gives with a policy."""
-    summary = summarise(simulate_decoder(scenario)[POLICIES.index(policy)])
+    summary = summarise(simulate_decoder(replace(scenario, policies=(policy,)))[0])
     return LoadPoint(
         model,
         scale,
@@ -124,6 +121,7 @@ def simulate_point(scenario: DecoderScenario, policy: str, model: str, scale: in
         scenario.batching.max_batch,
         scenario.requests.rate_per_s,
         scenario.requests.requests,
+        scenario.seed,
         summary.requests_per_s,
         summary.normalised_p50_ms,
     )

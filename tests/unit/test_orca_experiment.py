@@ -6,18 +6,27 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from decoding.orca_experiment import LoadPoint, append_point, plot, read_points, table_rows, throughput_at
+from decoding.orca_experiment import (
+    LoadPoint,
+    append_point,
+    median_points,
+    plot,
+    read_points,
+    table_rows,
+    throughput_at,
+)
 
 
 def curve(policy: str, batch: int, *pairs: tuple[float, float]) -> list[LoadPoint]:
     """Return points of throughput and latency, offered at the rates 1, 2, ..."""
     return [
-        LoadPoint("small", 1, policy, batch, float(at), 60, throughput, latency)
+        LoadPoint("small", 1, policy, batch, float(at), 60, 0, throughput, latency)
         for at, (throughput, latency) in enumerate(pairs, 1)
     ]
 
 
 OURS = curve("iteration", 8, (10.0, 1.0), (20.0, 1.5), (30.0, 3.5))
+OUTLIERS = {1: (0.1, 50.0), 2: (99.0, 0.1)}
 THEIRS = [*curve("request", 1, (8.0, 1.5), (9.0, 9.0)), *curve("request", 8, (10.0, 3.0), (11.0, 30.0))]
 
 
@@ -49,12 +58,14 @@ def test_a_latency_below_all_points_has_no_throughput() -> None:
 
 
 def test_a_table_from_a_file(tmp_path: Path) -> None:
-    """Of three runs of a point the one with the median latency counts; the first row is at twice 1 ms."""
+    """Of three runs of a load the medians count; the first row is at twice 1 ms."""
     path = tmp_path / "points.jsonl"
-    outliers = [LoadPoint("small", 1, "iteration", 8, 1.0, 60, 99.0, latency) for latency in (0.1, 50.0)]
+    outliers = [LoadPoint("small", 1, "iteration", 8, 1.0, 60, seed, *pair) for seed, pair in OUTLIERS.items()]
     for point in [outliers[0], *OURS, *THEIRS, outliers[1]]:
         append_point(path, point)
-    points = read_points(path)
+    runs = read_points(path)
+    assert [run.seed for run in runs] == [1, *[0] * (len(OURS) + len(THEIRS)), 2]
+    points = median_points(runs)
     assert len(points) == len(OURS) + len(THEIRS)
     request_8_at_4 = 10 + 1 / 27
     ends = [
