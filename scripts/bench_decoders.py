@@ -64,10 +64,8 @@ def genai_rows(size: str, python: str) -> tuple[str, list[tuple[str, ...]]]:
 
 def simulation_tables(points: Path, costs: Path) -> str:
     """Return measured points beside simulated ones: throughputs at equal latencies, and all points."""
-    found = read_costs(costs)
-    runs = [run for run in read_points(points) if run.workload in found]
-    runs.sort(key=lambda run: ([*SIZES].index(run.model), run.max_batch, run.offered_per_s, run.policy))
-    measured, simulated = median_points(runs), median_points(simulate_points(runs, found))
+    runs = sorted(read_points(points), key=lambda run: ([*SIZES].index(run.model), run.max_batch, run.policy, run.step))
+    measured, simulated = median_points(runs), median_points(simulate_points(runs, read_costs(costs)))
     tables = ([CURVE_HEAD, *curve_rows(measured, simulated)], [LOAD_HEAD, *load_rows(measured, simulated)])
     return "\n\n".join(map(markdown_table, tables))
 

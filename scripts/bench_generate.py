@@ -10,8 +10,8 @@ prompts of U(32, 512) and outputs of U(1, 128) tokens divided by ``--scale``. Th
 the throughput are printed for iteration-level and for request-level scheduling, on the same engine, alternately.
 Without ``--rates``, each policy has its own rates, chosen by a simulation with costs of iterations that are
 measured before. ``--repeats`` measures all of it several times, each time with other requests. ``--points`` adds the
-results to a file, so that one point after the other can be measured. ``--costs`` adds the costs of iterations,
-measured before the loads and after those of each batch, to another file.
+results to a file. ``--costs`` adds the costs of iterations, measured before and after the loads of each batch, to
+another file.
 
 ``report``: from such files, throughputs at equal latencies beside simulated ones, what iteration-level scheduling can
 gain, and an estimate for a GPU, in the sections ``generate-load``, ``generate-gain`` and ``generate-gpu`` of pages, and
@@ -39,7 +39,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-from decoding.costs import CostMeter, Costs, MeasuredCosts, append_costs, read_costs
+from decoding.costs import CostMeter, Costs, MeasuredCosts, append_costs, mean_costs, read_costs, warm_up
 from decoding.gpu_estimate import TITLE, estimated_points, saturated_on_gpu
 from decoding.load import SIZES, load_scenario, run_load, scheduled
 from decoding.load_rates import LEAST_FACTOR, RATE_FACTORS, choose_rates
@@ -198,79 +198,67 @@ def time_in_turn(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str
 def measure_load(arguments: argparse.Namespace) -> None:
     """Print latency and throughput of both policies, and note the costs of iterations.
 
-    Every repetition measures all models, batches and rates once, with other requests, and the policies in turn.
+    Every repetition measures all models, batches and rates once, with other requests.
     """
     print_header(["model", "policy", "max batch", "offered requests/s", "served requests/s", "median ms per token"])
     with contextlib.ExitStack() as stack:
-        loads = [open_load(arguments, label, stack) for label in arguments.models]
-        for seed, load in itertools.product(range(arguments.repeats), loads):
-            for batch, rates in load.rates.items():
-                measure_batch(arguments, load, batch, rates, seed)
-                if load.meter:
-                    load.meter.measure([batch])
+        generators = {}
+        for label in arguments.models:
+            graph = chrion.load(build_llama_decoder(SIZES[label]))
+            generators[label] = stack.enter_context(Generator(graph, threads=arguments.threads))
+            warm_up(generators[label], arguments.scale)
+        seeds = range(arguments.seed, arguments.seed + arguments.repeats)
+        for seed, label, batch in itertools.product(seeds, arguments.models, arguments.batches):
+            measure_batch(arguments, Target(label, generators[label], batch, seed))
 
 
 @dataclass(frozen=True)
-class Load:
-    """A generator, and the loads that it will get."""
+class Target:
+    """What is measured at a time: a generator with a greatest batch, and certain requests."""
 
     label: str
     generator: Generator
-    #: None if neither the rates nor a file need costs.
-    meter: CostMeter | None
-    #: Requests per second, ascending, by greatest batch and policy.
-    rates: Mapping[int, Mapping[str, Sequence[float]]]
+    max_batch: int
+    seed: int
 
 
-def open_load(arguments: argparse.Namespace, label: str, stack: contextlib.ExitStack) -> Load:
-    """Open a generator, and choose rates if none are given, by its costs of iterations."""
-    graph = chrion.load(build_llama_decoder(SIZES[label]))
-    generator = stack.enter_context(Generator(graph, threads=arguments.threads))
+def measure_batch(arguments: argparse.Namespace, target: Target) -> None:
+    """Measure policies at ascending rates, in turn, and the costs of iterations before and after them if needed."""
+    needs_costs = arguments.costs or not arguments.rates
+    meter = CostMeter(target.generator, arguments.scale)
+    if needs_costs:
+        meter.measure(target.max_batch)
     if arguments.rates:
-        rates = {batch: dict.fromkeys(arguments.policies, sorted(arguments.rates)) for batch in arguments.batches}
-    if not arguments.costs and arguments.rates:
-        generator.submit([1, 2], 3).result()
-        return Load(label, generator, None, rates)
-    meter = CostMeter(generator, arguments.scale)
-    meter.measure()
-    if arguments.costs:  # also if the loads are interrupted
-        stack.callback(append_fit, arguments, label, meter)
-    if not arguments.rates:
-        rates = {batch: choose_batch_rates(arguments, meter.fit(), batch) for batch in arguments.batches}
-    return Load(label, generator, meter, rates)
+        rates = dict.fromkeys(arguments.policies, sorted(arguments.rates))
+    else:
+        rates = choose_batch_rates(arguments, meter.fit(), target)
+    for step, found in enumerate(ascending(rates)):
+        for policy, rate in found.items():
+            workload = draw_requests(load_scenario(arguments.scale, rate, arguments.requests, seed=target.seed))
+            with scheduled(target.generator, policy, target.max_batch):
+                result = run_load(target.generator, workload)
+            row = f"{result.requests_per_s:.1f} | {result.median_ms_per_token:.1f}"
+            print(f"| {target.label} | {policy} | {target.max_batch} | {rate:.3g} | {row} |", flush=True)
+            if arguments.points:
+                run = (target.label, arguments.scale, policy, target.max_batch, step, rate)
+                served = (result.requests_per_s, result.median_ms_per_token)
+                append_point(arguments.points, LoadPoint(*run, arguments.requests, target.seed, *served))
+    if arguments.costs:
+        meter.measure(target.max_batch)
+        about = (target.label, arguments.scale, target.max_batch, target.seed)
+        append_costs(arguments.costs, MeasuredCosts(*about, *meter.fit()))
 
 
-def choose_batch_rates(arguments: argparse.Namespace, costs: Costs, batch: int) -> dict[str, list[float]]:
-    """Return the rates of each policy with one greatest batch."""
+def choose_batch_rates(arguments: argparse.Namespace, costs: Costs, target: Target) -> dict[str, list[float]]:
+    """Return the rates of each policy."""
     chosen = {}
     for policy in arguments.policies:
         # The least latency is measured once, with the greatest batch, whose rate is highest.
-        once = policy == "iteration" and batch == max(arguments.batches)
+        once = policy == "iteration" and target.max_batch == max(arguments.batches)
         factors = [*[LEAST_FACTOR] * once, *RATE_FACTORS]
-        run = (arguments.scale, costs, policy, batch, arguments.requests)
-        chosen[policy] = choose_rates(*run, factors, seeds=arguments.repeats)
+        run = (arguments.scale, costs, policy, target.max_batch, arguments.requests)
+        chosen[policy] = choose_rates(*run, factors, target.seed)
     return chosen
-
-
-def append_fit(arguments: argparse.Namespace, label: str, meter: CostMeter) -> None:
-    """Add the costs that a meter has found to their file."""
-    append_costs(arguments.costs, MeasuredCosts(label, arguments.scale, *meter.fit()))
-
-
-def measure_batch(
-    arguments: argparse.Namespace, load: Load, batch: int, rates: Mapping[str, Sequence[float]], seed: int
-) -> None:
-    """Measure policies with one greatest batch at ascending rates, in turn."""
-    for step in ascending(rates):
-        for policy, rate in step.items():
-            workload = draw_requests(load_scenario(arguments.scale, rate, arguments.requests, seed=seed))
-            with scheduled(load.generator, policy, batch):
-                result = run_load(load.generator, workload)
-            row = f"{result.requests_per_s:.1f} | {result.median_ms_per_token:.1f}"
-            print(f"| {load.label} | {policy} | {batch} | {rate:g} | {row} |", flush=True)
-            if arguments.points:
-                run = (load.label, arguments.scale, policy, batch, rate, arguments.requests, seed)
-                append_point(arguments.points, LoadPoint(*run, result.requests_per_s, result.median_ms_per_token))
 
 
 def ascending(rates: Mapping[str, Sequence[float]]) -> Iterator[dict[str, float]]:
@@ -281,14 +269,13 @@ def ascending(rates: Mapping[str, Sequence[float]]) -> Iterator[dict[str, float]
 
 def report_load(arguments: argparse.Namespace) -> None:
     """Print the throughputs at equal latencies and what can be gained, and fill in pages and a plot."""
-    runs = read_points(arguments.points)
+    runs, costs = read_points(arguments.points), read_costs(arguments.costs) if arguments.costs else []
     points = median_points(runs)
-    costs = read_costs(arguments.costs) if arguments.costs else {}
     load = markdown_table(table_rows(points, median_points(simulate_points(runs, costs))))
     about = f"Written by `scripts/bench_generate.py` on {this_machine()}, onnxruntime {ort.get_version_string()}"
     machines = {
         f"{model}, measured costs ({format_lengths(scale)})": saturated(scale, found)
-        for (model, scale), found in costs.items()
+        for (model, scale), found in mean_costs(costs).items()
     }
     gain = markdown_table(gain_rows(1, {**machines, f"{TITLE} ({format_lengths(1)})": saturated_on_gpu()}))
     gpu = markdown_table([row[2:-1] for row in table_rows(estimated_points())])
@@ -314,10 +301,11 @@ def main() -> None:
     workloads = ["increments", "mixed"]
     parser.add_argument("--workloads", nargs="+", choices=[*WORKLOADS], default=workloads, help="those of the engine")
     parser.add_argument("--rounds", type=int, default=30, help="rounds of the engine")
-    rates_help = "requests per second; by default those at which a simulation predicts 1.3 to 6 times the least latency"
+    rates_help = "requests per second; by default those at which a simulation predicts 1.4 to 6 times the least latency"
     parser.add_argument("--rates", nargs="+", type=float, default=[], help=rates_help)
     parser.add_argument("--requests", type=int, default=100, help="requests of a run")
     parser.add_argument("--repeats", type=int, default=1, help="runs of each load, whose results are medians")
+    parser.add_argument("--seed", type=int, default=0, help="determines the requests of the first repetition")
     parser.add_argument("--scale", type=int, default=4, help="divides the lengths of prompts and outputs")
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
     parser.add_argument("--points", type=Path, help="file to which the results of loads are added, or to report")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -19,22 +19,31 @@ from chrion.simulator.decoder_scenario import IterationCosts
 from chrion.simulator.iterations import draw_requests, fit_costs
 from decoding.load import load_scenario, scheduled
 
-#: Greatest batches whose iterations are measured.
-BATCHES = (1, 2, 4, 8, 16, 32)
-#: Requests before the first measured ones.
+#: Requests that are served before anything is measured.
 _WARM_UP = 40
 Costs = tuple[IterationCosts, IterationCosts]
 Batch = tuple[list[int], list[int], int]
+#: Model, scale, greatest batch and seed.
+Runs = tuple[str, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCosts:
-    """Costs of a decoder's iterations without and with prompts, for lengths that are divided by ``scale``."""
+    """Costs of a decoder's iterations without and with prompts, measured beside the runs of a greatest batch."""
 
     model: str
+    #: Divides Orca's lengths.
     scale: int
+    max_batch: int
+    #: That of the requests of the runs.
+    seed: int
     costs: IterationCosts
     prompt_costs: IterationCosts
+
+    @property
+    def runs(self) -> Runs:
+        """What the costs were measured for."""
+        return self.model, self.scale, self.max_batch, self.seed
 
 
 class Recorder:
@@ -66,8 +75,7 @@ class Recorder:
 class CostMeter:
     """A measurement of the costs of iterations, in a generator that always has requests.
 
-    An iteration takes from its beginning to that of the next one, so that the choice of tokens counts, too. Some
-    requests are served at once as a warm-up.
+    An iteration takes from its beginning to that of the next one, so that the choice of tokens counts, too.
 
     Args:
         generator: A generator without requests.
@@ -77,16 +85,15 @@ class CostMeter:
     def __init__(self, generator: Generator, scale: int) -> None:
         self._generator, self._scale = generator, scale
         self._rows: list[tuple[Batch, float]] = []
-        _record(generator, _WARM_UP, scale)  # a process that has just begun is slower for a second or two
 
-    def measure(self, batches: Sequence[int] = BATCHES) -> None:
-        """Add iterations of several greatest batches, and for each with iteration-level and request-level scheduling.
+    def measure(self, max_batch: int) -> None:
+        """Add iterations of single requests and of a greatest batch, with both policies.
 
         Args:
-            batches: The greatest batches, instead of that of the generator.
+            max_batch: The greatest batch, instead of that of the generator.
         """
-        for size, policy in itertools.product(sorted(batches, reverse=True), POLICIES):
-            requests = max(12, 3 * size) if policy == "iteration" else size
+        for size, policy in itertools.product(sorted({1, max_batch}, reverse=True), POLICIES):
+            requests = max(24, 3 * size) if policy == "iteration" else size
             with scheduled(self._generator, policy, size):
                 self._rows += _record(self._generator, requests, self._scale)
 
@@ -95,6 +102,11 @@ class CostMeter:
         single = [row for row in self._rows if max(row[0][0]) == 1]
         others = [row for row in self._rows if max(row[0][0]) > 1]
         return _fit(single), _fit(others)
+
+
+def warm_up(generator: Generator, scale: int) -> None:
+    """Serve some requests; a process that has just begun is slower for a second or two."""
+    _record(generator, _WARM_UP, scale)
 
 
 def _record(generator: Generator, requests: int, scale: int) -> list[tuple[Batch, float]]:
@@ -120,14 +132,26 @@ def append_costs(path: Path, found: MeasuredCosts) -> None:
         file.write(json.dumps(asdict(found)) + "\n")
 
 
-def read_costs(path: Path) -> dict[tuple[str, int], Costs]:
-    """Return the costs of a file by model and scale; of several measurements, the mean of each term."""
-    found: dict[tuple[str, int], list[Costs]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        costs = (IterationCosts(**row["costs"]), IterationCosts(**row["prompt_costs"]))
-        found.setdefault((row["model"], row["scale"]), []).append(costs)
-    return {key: (_mean([c[0] for c in several]), _mean([c[1] for c in several])) for key, several in found.items()}
+def read_costs(path: Path) -> list[MeasuredCosts]:
+    """Return the costs of a file."""
+    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return [
+        MeasuredCosts(**row | {name: IterationCosts(**row[name]) for name in ("costs", "prompt_costs")}) for row in rows
+    ]
+
+
+def mean_costs(measured: Iterable[MeasuredCosts]) -> dict[tuple[str, int], dict[int, Costs]]:
+    """Return the means over runs of each term, by model and scale, and by greatest batch."""
+    found: dict[tuple[str, int], dict[int, list[MeasuredCosts]]] = {}
+    for one in measured:
+        found.setdefault((one.model, one.scale), {}).setdefault(one.max_batch, []).append(one)
+    return {
+        workload: {
+            batch: (_mean([one.costs for one in several]), _mean([one.prompt_costs for one in several]))
+            for batch, several in sorted(batches.items())
+        }
+        for workload, batches in found.items()
+    }
 
 
 def _mean(several: Sequence[IterationCosts]) -> IterationCosts:

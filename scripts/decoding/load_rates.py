@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 
 from decoding.costs import Costs
 from decoding.load import load_scenario
-from decoding.scheduling_gain import simulate_point
+from decoding.scheduling_gain import simulate_summary
 
 #: Latencies relative to that of single requests; throughputs are compared at latencies between them.
-RATE_FACTORS = (1.3, 2.6, 6.0)
+RATE_FACTORS = (1.4, 2.6, 6.0)
 #: One that is nearly that of single requests.
 LEAST_FACTOR = 1.1
 #: Bounds of the search, in requests per second: at the lower one requests do not overlap, and the upper one exceeds any
@@ -28,7 +27,7 @@ def choose_rates(  # noqa: PLR0913, PLR0917 - what determines the latency
     max_batch: int,
     requests: int,
     factors: Sequence[float] = RATE_FACTORS,
-    seeds: int = 1,
+    seed: int = 0,
 ) -> list[float]:
     """Return rates, ascending, at which the latency per token is so many times that of single requests.
 
@@ -41,12 +40,13 @@ def choose_rates(  # noqa: PLR0913, PLR0917 - what determines the latency
         max_batch: The most requests of an iteration.
         requests: Requests of a run.
         factors: The latencies relative to that of single requests.
-        seeds: Runs with other requests, over which latencies are medians.
+        seed: Determines the requests.
     """
 
     def latency_ms(rate_per_s: float) -> float:
-        scenarios = [load_scenario(scale, rate_per_s, requests, max_batch, costs, seed) for seed in range(seeds)]
-        return statistics.median(simulate_point(one, policy, "", scale).ms_per_token for one in scenarios)
+        return simulate_summary(
+            load_scenario(scale, rate_per_s, requests, max_batch, costs, seed), policy
+        ).normalised_p50_ms
 
     alone_ms = latency_ms(_LEAST_PER_S)
     rates = []
@@ -59,4 +59,4 @@ def choose_rates(  # noqa: PLR0913, PLR0917 - what determines the latency
             middle = (low + high) / 2
             low, high = (middle, high) if latency_ms(math.exp(middle)) < factor * alone_ms else (low, middle)
         rates.append(float(f"{math.exp(low):.3g}"))
-    return sorted(set(rates))
+    return sorted(rates)

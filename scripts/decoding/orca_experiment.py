@@ -35,6 +35,8 @@ class LoadPoint:
     scale: int
     policy: str
     max_batch: int
+    #: The position of the load among those of its policy and greatest batch, which ascend.
+    step: int
     offered_per_s: float
     #: Requests of the run.
     requests: int
@@ -71,16 +73,13 @@ def read_points(path: Path) -> list[LoadPoint]:
 
 
 def median_points(runs: Iterable[LoadPoint]) -> list[LoadPoint]:
-    """Return the medians of throughputs and of latencies over runs with equal loads."""
-    loads: dict[tuple[str, int, str, int, float], list[LoadPoint]] = {}
+    """Return the medians over runs of each load: of rates, throughputs and latencies."""
+    loads: dict[tuple[str, int, str, int, int], list[LoadPoint]] = {}
     for run in runs:
-        loads.setdefault((*run.workload, run.policy, run.max_batch, run.offered_per_s), []).append(run)
+        loads.setdefault((*run.workload, run.policy, run.max_batch, run.step), []).append(run)
+    medians = ("offered_per_s", "requests_per_s", "ms_per_token")
     return [
-        replace(
-            found[0],
-            requests_per_s=statistics.median(run.requests_per_s for run in found),
-            ms_per_token=statistics.median(run.ms_per_token for run in found),
-        )
+        replace(found[0], **{name: statistics.median(getattr(run, name) for run in found) for name in medians})
         for found in loads.values()
     ]
 

@@ -20,7 +20,7 @@ from decoding.orca_experiment import (
 def curve(policy: str, batch: int, *pairs: tuple[float, float]) -> list[LoadPoint]:
     """Return points of throughput and latency, offered at the rates 1, 2, ..."""
     return [
-        LoadPoint("small", 1, policy, batch, float(at), 60, 0, throughput, latency)
+        LoadPoint("small", 1, policy, batch, at, float(at), 60, 0, throughput, latency)
         for at, (throughput, latency) in enumerate(pairs, 1)
     ]
 
@@ -60,7 +60,7 @@ def test_a_latency_below_all_points_has_no_throughput() -> None:
 def test_a_table_from_a_file(tmp_path: Path) -> None:
     """Of three runs of a load the medians count; the first row is at twice 1 ms."""
     path = tmp_path / "points.jsonl"
-    outliers = [LoadPoint("small", 1, "iteration", 8, 1.0, 60, seed, *pair) for seed, pair in OUTLIERS.items()]
+    outliers = [LoadPoint("small", 1, "iteration", 8, 1, 1.0, 60, seed, *pair) for seed, pair in OUTLIERS.items()]
     for point in [outliers[0], *OURS, *THEIRS, outliers[1]]:
         append_point(path, point)
     runs = read_points(path)

@@ -7,7 +7,7 @@ import pytest
 from decoding.gpu_estimate import gpu_scenario
 from decoding.load import load_scenario, scaled_lengths
 from decoding.load_rates import choose_rates
-from decoding.scheduling_gain import expected_batch, gain_rows, simulate_point
+from decoding.scheduling_gain import expected_batch, gain_rows, simulate_summary
 
 from chrion.simulator.decoder_scenario import IterationCosts
 from chrion.simulator.iterations import simulate_decoder
@@ -69,7 +69,7 @@ def test_rates_are_chosen_for_latencies(policy: str) -> None:
     costs = IterationCosts(fixed_ms=4.0, token_ms=0.2), IterationCosts(fixed_ms=8.0, token_ms=0.2)
 
     def latency_ms(rate_per_s: float) -> float:
-        return simulate_point(load_scenario(4, rate_per_s, 60, 8, costs), policy, "", 4).ms_per_token
+        return simulate_summary(load_scenario(4, rate_per_s, 60, 8, costs), policy).normalised_p50_ms
 
     rates = choose_rates(4, costs, policy, 8, 60, (1.5, 3.0, 1e6))
     assert len(rates) == 2
