@@ -26,6 +26,7 @@ from decoding.load import SIZES
 from decoding.orca_experiment import (
     FACTORS,
     LoadPoint,
+    at_usual_speed,
     format_lengths,
     latency_alone,
     median_points,
@@ -64,8 +65,10 @@ def genai_rows(size: str, python: str) -> tuple[str, list[tuple[str, ...]]]:
 
 def simulation_tables(points: Path, costs: Path) -> str:
     """Return measured points beside simulated ones: throughputs at equal latencies, and all points."""
-    runs = sorted(read_points(points), key=lambda run: ([*SIZES].index(run.model), run.max_batch, run.policy, run.step))
-    measured, simulated = median_points(runs), median_points(simulate_points(runs, read_costs(costs)))
+    found = read_costs(costs)
+    runs = [at_usual_speed(run, found[run.workload]) for run in read_points(points) if run.workload in found]
+    runs.sort(key=lambda run: ([*SIZES].index(run.model), run.max_batch, run.policy, run.step))
+    measured, simulated = median_points(runs), median_points(simulate_points(runs, found))
     tables = ([CURVE_HEAD, *curve_rows(measured, simulated)], [LOAD_HEAD, *load_rows(measured, simulated)])
     return "\n\n".join(map(markdown_table, tables))
 

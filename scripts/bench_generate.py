@@ -10,8 +10,8 @@ prompts of U(32, 512) and outputs of U(1, 128) tokens divided by ``--scale``. Th
 the throughput are printed for iteration-level and for request-level scheduling, on the same engine, alternately.
 Without ``--rates``, each policy has its own rates, chosen by a simulation with costs of iterations that are
 measured before. ``--repeats`` measures all of it several times, each time with other requests. ``--points`` adds the
-results to a file. ``--costs`` adds the costs of iterations, measured before and after the loads of each batch, to
-another file.
+results to a file. ``--costs`` adds the costs of iterations, measured before the loads and after those of each batch,
+to another file.
 
 ``report``: from such files, throughputs at equal latencies beside simulated ones, what iteration-level scheduling can
 gain, and an estimate for a GPU, in the sections ``generate-load``, ``generate-gain`` and ``generate-gpu`` of pages, and
@@ -39,13 +39,14 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-from decoding.costs import CostMeter, Costs, MeasuredCosts, append_costs, mean_costs, read_costs, warm_up
+from decoding.costs import CostMeter, Costs, MeasuredCosts, append_costs, read_costs
 from decoding.gpu_estimate import TITLE, estimated_points, saturated_on_gpu
 from decoding.load import SIZES, load_scenario, run_load, scheduled
 from decoding.load_rates import LEAST_FACTOR, RATE_FACTORS, choose_rates
 from decoding.orca_experiment import (
     LoadPoint,
     append_point,
+    at_usual_speed,
     format_lengths,
     median_points,
     plot,
@@ -202,62 +203,56 @@ def measure_load(arguments: argparse.Namespace) -> None:
     """
     print_header(["model", "policy", "max batch", "offered requests/s", "served requests/s", "median ms per token"])
     with contextlib.ExitStack() as stack:
-        generators = {}
+        meters = {}
         for label in arguments.models:
             graph = chrion.load(build_llama_decoder(SIZES[label]))
-            generators[label] = stack.enter_context(Generator(graph, threads=arguments.threads))
-            warm_up(generators[label], arguments.scale)
+            meter = meters[label] = CostMeter(
+                stack.enter_context(Generator(graph, threads=arguments.threads)), arguments.scale
+            )
+            if arguments.costs or not arguments.rates:
+                meter.measure()
+            if arguments.costs:  # also if the loads are interrupted
+                stack.callback(append_fit, arguments, label, meter)
         seeds = range(arguments.seed, arguments.seed + arguments.repeats)
-        for seed, label, batch in itertools.product(seeds, arguments.models, arguments.batches):
-            measure_batch(arguments, Target(label, generators[label], batch, seed))
+        for seed, (label, meter), batch in itertools.product(seeds, meters.items(), arguments.batches):
+            measure_batch(arguments, label, meter, batch, seed)
+            if arguments.costs:
+                meter.measure([batch])
 
 
-@dataclass(frozen=True)
-class Target:
-    """What is measured at a time: a generator with a greatest batch, and certain requests."""
-
-    label: str
-    generator: Generator
-    max_batch: int
-    seed: int
+def append_fit(arguments: argparse.Namespace, label: str, meter: CostMeter) -> None:
+    """Add the costs that a meter has found to their file."""
+    append_costs(arguments.costs, MeasuredCosts(label, arguments.scale, *meter.fit()))
 
 
-def measure_batch(arguments: argparse.Namespace, target: Target) -> None:
-    """Measure policies at ascending rates, in turn, and the costs of iterations before and after them if needed."""
-    needs_costs = arguments.costs or not arguments.rates
-    meter = CostMeter(target.generator, arguments.scale)
-    if needs_costs:
-        meter.measure(target.max_batch)
+def measure_batch(arguments: argparse.Namespace, label: str, meter: CostMeter, batch: int, seed: int) -> None:
+    """Measure policies with one greatest batch and certain requests at ascending rates, in turn."""
     if arguments.rates:
         rates = dict.fromkeys(arguments.policies, sorted(arguments.rates))
     else:
-        rates = choose_batch_rates(arguments, meter.fit(), target)
+        rates = choose_batch_rates(arguments, meter.fit(), batch, seed)
     for step, found in enumerate(ascending(rates)):
         for policy, rate in found.items():
-            workload = draw_requests(load_scenario(arguments.scale, rate, arguments.requests, seed=target.seed))
-            with scheduled(target.generator, policy, target.max_batch):
-                result = run_load(target.generator, workload)
+            workload = draw_requests(load_scenario(arguments.scale, rate, arguments.requests, seed=seed))
+            with scheduled(meter.generator, policy, batch):
+                result = run_load(meter.generator, workload)
             row = f"{result.requests_per_s:.1f} | {result.median_ms_per_token:.1f}"
-            print(f"| {target.label} | {policy} | {target.max_batch} | {rate:.3g} | {row} |", flush=True)
+            print(f"| {label} | {policy} | {batch} | {rate:.3g} | {row} |", flush=True)
             if arguments.points:
-                run = (target.label, arguments.scale, policy, target.max_batch, step, rate)
-                served = (result.requests_per_s, result.median_ms_per_token)
-                append_point(arguments.points, LoadPoint(*run, arguments.requests, target.seed, *served))
-    if arguments.costs:
-        meter.measure(target.max_batch)
-        about = (target.label, arguments.scale, target.max_batch, target.seed)
-        append_costs(arguments.costs, MeasuredCosts(*about, *meter.fit()))
+                run = (label, arguments.scale, policy, batch, step, rate, arguments.requests, seed)
+                served = (result.requests_per_s, result.median_ms_per_token, result.iterations)
+                append_point(arguments.points, LoadPoint(*run, *served))
 
 
-def choose_batch_rates(arguments: argparse.Namespace, costs: Costs, target: Target) -> dict[str, list[float]]:
+def choose_batch_rates(arguments: argparse.Namespace, costs: Costs, batch: int, seed: int) -> dict[str, list[float]]:
     """Return the rates of each policy."""
     chosen = {}
     for policy in arguments.policies:
         # The least latency is measured once, with the greatest batch, whose rate is highest.
-        once = policy == "iteration" and target.max_batch == max(arguments.batches)
+        once = policy == "iteration" and batch == max(arguments.batches)
         factors = [*[LEAST_FACTOR] * once, *RATE_FACTORS]
-        run = (arguments.scale, costs, policy, target.max_batch, arguments.requests)
-        chosen[policy] = choose_rates(*run, factors, target.seed)
+        run = (arguments.scale, costs, policy, batch, arguments.requests)
+        chosen[policy] = choose_rates(*run, factors, seed)
     return chosen
 
 
@@ -269,13 +264,14 @@ def ascending(rates: Mapping[str, Sequence[float]]) -> Iterator[dict[str, float]
 
 def report_load(arguments: argparse.Namespace) -> None:
     """Print the throughputs at equal latencies and what can be gained, and fill in pages and a plot."""
-    runs, costs = read_points(arguments.points), read_costs(arguments.costs) if arguments.costs else []
+    runs, costs = read_points(arguments.points), read_costs(arguments.costs) if arguments.costs else {}
+    runs = [at_usual_speed(run, costs[run.workload]) if run.workload in costs else run for run in runs]
     points = median_points(runs)
     load = markdown_table(table_rows(points, median_points(simulate_points(runs, costs))))
     about = f"Written by `scripts/bench_generate.py` on {this_machine()}, onnxruntime {ort.get_version_string()}"
     machines = {
         f"{model}, measured costs ({format_lengths(scale)})": saturated(scale, found)
-        for (model, scale), found in mean_costs(costs).items()
+        for (model, scale), found in costs.items()
     }
     gain = markdown_table(gain_rows(1, {**machines, f"{TITLE} ({format_lengths(1)})": saturated_on_gpu()}))
     gpu = markdown_table([row[2:-1] for row in table_rows(estimated_points())])

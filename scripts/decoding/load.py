@@ -9,16 +9,19 @@ import contextlib
 import functools
 import statistics
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from chrion.generation import Generator, Stream
 from chrion.simulator.decoder_scenario import DecoderScenario, IterationCosts, build_decoder_scenario
 from chrion.simulator.iterations import DecoderWorkload
 from chrion.simulator.scenario import ScenarioSource
 from chrion.zoo.cached_decoder import LlamaDecoderSpec
+from decoding.recorder import Batch, recorded
 
 #: Decoders by the size of their weights.
 SIZES = {
@@ -32,11 +35,37 @@ _SLOTS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
+class IterationTotals:
+    """Sums over the iterations of a run: their time, and what determines it, without and with prompts.
+
+    The latter are sums of :meth:`IterationCosts.features`, so that their products with costs are times.
+    """
+
+    time_ms: float
+    features: tuple[float, ...]
+    prompt_features: tuple[float, ...]
+
+    @classmethod
+    def of(cls, iterations: Sequence[tuple[Batch, float]]) -> IterationTotals:
+        """Return the sums over iterations."""
+        sums = [np.zeros(len(fields(IterationCosts))), np.zeros(len(fields(IterationCosts)))]
+        for batch, _ in iterations:
+            sums[max(batch[0]) > 1] += IterationCosts.features(*batch)
+        return cls(sum(span for _, span in iterations), *(tuple(one.tolist()) for one in sums))
+
+    def slowdown(self, costs: tuple[IterationCosts, IterationCosts]) -> float:
+        """Return the time of the iterations relative to that of costs without and with prompts."""
+        sums = (self.features, self.prompt_features)
+        return self.time_ms / sum(float(np.dot(one, astuple(terms))) for one, terms in zip(sums, costs, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
 class LoadResult:
     """What the clients of one run have seen."""
 
     requests_per_s: float
     median_ms_per_token: float
+    iterations: IterationTotals
 
 
 def scaled_lengths(scale: int) -> dict[str, int]:
@@ -87,7 +116,14 @@ def scheduled(generator: Generator, policy: str, max_batch: int) -> Iterator[Non
 
 
 def run_load(generator: Generator, workload: DecoderWorkload) -> LoadResult:
-    """Submit requests at their times of arrival, and wait for all."""
+    """Submit requests at their times of arrival, and wait for all; the generator has no other ones."""
+    with recorded(generator) as recorder:
+        throughput, latency = _serve(generator, workload)
+    return LoadResult(throughput, latency, IterationTotals.of(recorder.iterations()))
+
+
+def _serve(generator: Generator, workload: DecoderWorkload) -> tuple[float, float]:
+    """Return the requests per second and the median latency per token."""
     count = len(workload.arrivals_ms)
     arrivals_s, outputs = (workload.arrivals_ms / 1e3).tolist(), workload.new.tolist()
     ended: dict[int, float] = {}
@@ -103,7 +139,7 @@ def run_load(generator: Generator, workload: DecoderWorkload) -> LoadResult:
     while len(ended) < count:  # callbacks follow the end of a stream
         time.sleep(0.001)
     latencies = [(ended[at] - began - arrivals_s[at]) * 1e3 / outputs[at] for at in range(count)]
-    return LoadResult(count / (max(ended.values()) - began - arrivals_s[0]), statistics.median(latencies))
+    return count / (max(ended.values()) - began - arrivals_s[0]), statistics.median(latencies)
 
 
 def _note_end(ended: dict[int, float], at: int, stream: Stream) -> None:

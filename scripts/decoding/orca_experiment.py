@@ -16,10 +16,12 @@ from typing import Any
 from chrion.generation.scheduling import POLICIES
 from chrion.report.figures import new_figure, save_figure
 from chrion.report.simulation_plots import line_style
-from decoding.load import scaled_lengths
+from chrion.simulator.decoder_scenario import IterationCosts
+from decoding.load import IterationTotals, scaled_lengths
 
 #: Latencies at which throughputs are compared, relative to the least one of iteration-level scheduling.
 FACTORS = (2.0, 4.0)
+_FEATURES = ("features", "prompt_features")
 HEAD = (
     *("weights", "prompt, new tokens", "latency per token", "max batch"),
     *("iteration-level, requests/s", "request-level", "ratio", "simulated ratio"),
@@ -45,6 +47,8 @@ class LoadPoint:
     requests_per_s: float
     #: The median over requests of the latency per generated token.
     ms_per_token: float
+    #: Those of a measured run.
+    iterations: IterationTotals | None = None
 
     @property
     def workload(self) -> tuple[str, int]:
@@ -69,7 +73,33 @@ def append_point(path: Path, point: LoadPoint) -> None:
 
 def read_points(path: Path) -> list[LoadPoint]:
     """Return the points of a file, one for each run."""
-    return [LoadPoint(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return [LoadPoint(**row | {"iterations": _totals(row["iterations"])}) for row in rows]
+
+
+def _totals(row: dict[str, Any] | None) -> IterationTotals | None:
+    return None if row is None else IterationTotals(row["time_ms"], *(tuple(row[name]) for name in _FEATURES))
+
+
+def at_usual_speed(run: LoadPoint, costs: tuple[IterationCosts, IterationCosts]) -> LoadPoint:
+    """Return what a run would have been on a machine whose iterations take as long as the costs state.
+
+    If all iterations and all times between arrivals take x times as long, rates are divided by x, and latencies are
+    multiplied by it.
+
+    Args:
+        run: A measured run.
+        costs: Costs of iterations without and with prompts.
+    """
+    if run.iterations is None:
+        return run
+    slowdown = run.iterations.slowdown(costs)
+    return replace(
+        run,
+        offered_per_s=run.offered_per_s * slowdown,
+        requests_per_s=run.requests_per_s * slowdown,
+        ms_per_token=run.ms_per_token / slowdown,
+    )
 
 
 def median_points(runs: Iterable[LoadPoint]) -> list[LoadPoint]:

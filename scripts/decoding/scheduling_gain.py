@@ -12,7 +12,7 @@ Between both limits, with costs of iterations, it is simulated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +20,7 @@ import numpy as np
 from chrion.simulator.decoder_results import DecoderSummary, summarise
 from chrion.simulator.decoder_scenario import DecoderScenario
 from chrion.simulator.iterations import simulate_decoder
-from decoding.costs import Costs, MeasuredCosts
+from decoding.costs import Costs
 from decoding.load import load_scenario, scaled_lengths
 from decoding.orca_experiment import LoadPoint, format_lengths
 
@@ -95,29 +95,20 @@ def gain_rows(scale: int, machines: Mapping[str, Sequence[DecoderScenario]]) -> 
     return rows
 
 
-def saturated(scale: int, costs: Mapping[int, Costs]) -> list[DecoderScenario]:
-    """Return scenarios with more requests than can be served, one for each of :data:`BATCHES`.
-
-    Args:
-        scale: Divides Orca's lengths.
-        costs: By greatest batch.
-    """
-    return [load_scenario(scale, 1e6, max(200, _REQUESTS * size), size, costs[size]) for size in BATCHES]
+def saturated(scale: int, costs: Costs) -> list[DecoderScenario]:
+    """Return scenarios with more requests than can be served, one for each of :data:`BATCHES`."""
+    return [load_scenario(scale, 1e6, max(200, _REQUESTS * size), size, costs) for size in BATCHES]
 
 
-def simulate_points(runs: Iterable[LoadPoint], measured: Iterable[MeasuredCosts]) -> list[LoadPoint]:
-    """Return what the simulation predicts for measured runs: for the same requests, with the costs beside them.
-
-    Runs without costs are left out.
-    """
-    costs = {one.runs: (one.costs, one.prompt_costs) for one in measured}
+def simulate_points(runs: Sequence[LoadPoint], costs: Mapping[tuple[str, int], Costs]) -> list[LoadPoint]:
+    """Return what the simulation predicts for the requests of measured runs; those without costs are left out."""
     found = []
     for run in runs:
-        own = costs.get((*run.workload, run.max_batch, run.seed))
-        if own is not None:
-            scenario = load_scenario(run.scale, run.offered_per_s, run.requests, run.max_batch, own, run.seed)
-            summary = simulate_summary(scenario, run.policy)
-            found.append(replace(run, requests_per_s=summary.requests_per_s, ms_per_token=summary.normalised_p50_ms))
+        if run.workload in costs:
+            load = (run.scale, run.offered_per_s, run.requests, run.max_batch)
+            summary = simulate_summary(load_scenario(*load, costs[run.workload], run.seed), run.policy)
+            throughput, latency = summary.requests_per_s, summary.normalised_p50_ms
+            found.append(replace(run, requests_per_s=throughput, ms_per_token=latency, iterations=None))
     return found
 
 

@@ -8,7 +8,7 @@ import bench_generate
 import numpy as np
 import pytest
 from bench_generate import Mix, draw_shapes, plain_session, rectangle_run, selective_run
-from decoding.costs import CostMeter, MeasuredCosts, append_costs, mean_costs, read_costs
+from decoding.costs import CostMeter, MeasuredCosts, append_costs, read_costs
 from decoding.load import load_scenario, run_load
 
 import chrion
@@ -43,22 +43,19 @@ def test_a_run_under_load_counts_all_requests() -> None:
 
 
 def test_costs_of_a_generator(tmp_path: Path) -> None:
-    """Both kinds of iterations get costs, and the generator is as before; means of a file are by greatest batch."""
+    """Both kinds of iterations get costs, and the generator is as before; a file gives the mean of two measurements."""
     with Generator(small_decoder("llama-decoder", context=256), threads=1) as generator:
         meter, rows = CostMeter(generator, 8), [0]
-        for _ in range(2):
-            meter.measure(3)
+        for batches in ((1,), (3, 1)):
+            meter.measure(batches)
             rows.append(len(meter._rows))
-        assert rows[2] > rows[1] > 0  # all measurements count
+        assert rows[2] > 2 * rows[1] > 0  # all measurements count
         costs, prompt_costs = meter.fit()
         assert generator.submit([1, 2], 3).result()
-        assert generator.statistics().finished_requests == 2 * (24 + 3 + 24 + 1) + 1
+        assert generator.statistics().finished_requests == 40 + (24 + 3) + 2 * (24 + 1) + 1
     assert costs.iteration_ms([1], [20]) > 0
     assert prompt_costs.iteration_ms([30], [0]) > 0
     path = tmp_path / "costs.jsonl"
-    for seed, (batch, fixed) in enumerate([(3, 1.0), (1, 7.0), (3, 3.0)]):
-        append_costs(path, MeasuredCosts("small", 8, batch, seed, IterationCosts(fixed, 0, 0, 0), prompt_costs))
-    found = read_costs(path)
-    assert [one.runs for one in found] == [("small", 8, 3, 0), ("small", 8, 1, 1), ("small", 8, 3, 2)]
-    expected = {batch: (IterationCosts(fixed, 0, 0, 0), prompt_costs) for batch, fixed in ((1, 7.0), (3, 2.0))}
-    assert mean_costs(found) == {("small", 8): expected}
+    for factor in (1.0, 3.0):
+        append_costs(path, MeasuredCosts("small", 8, IterationCosts(factor, 0, 0, 0), prompt_costs))
+    assert read_costs(path) == {("small", 8): (IterationCosts(2.0, 0, 0, 0), prompt_costs)}
