@@ -6,7 +6,9 @@
 *genai*: tokens per second on the same file, in alternating rounds; the interpreter's environment has
 ``onnxruntime-genai``, which needs an onnxruntime of its own. *simulation*: the costs of iterations were fitted to a
 Generator that always has requests, and requests arrived at random, both measured by ``bench_generate.py load``; the
-simulation predicts throughput and latency of the same requests.
+simulation predicts throughput and latency of the same requests. Before that, all times of a measured run are divided by
+the ratio of the time that its iterations took and that of the costs (the column ``iterations / costs``), because the
+speed of a shared machine varies from run to run.
 ``-o`` replaces the section ``decoders-genai`` or ``decoders-simulation`` of pages.
 """
 
@@ -46,8 +48,8 @@ TOGETHER, LENGTHS, ROUNDS = (1, 8, 32), (32, 64), 11
 GENAI_HEAD = ("weights", "requests", "tokens/s relative to onnxruntime-genai")
 CURVE_HEAD = ("weights", "max batch", "policy", "latency per token", "requests/s", "simulated", "simulated / measured")
 LOAD_HEAD = (
-    *("weights", "prompt, new tokens", "max batch", "offered, requests/s", "policy", "served"),
-    *("simulated", "simulated / served", "ms/token", "simulated", "simulated / measured"),
+    *("weights", "prompt, new tokens", "max batch", "policy", "offered, requests/s", "served"),
+    *("simulated", "simulated / served", "ms/token", "simulated", "simulated / measured", "iterations / costs"),
 )
 
 
@@ -95,10 +97,10 @@ def load_rows(measured: Sequence[LoadPoint], simulated: Sequence[LoadPoint]) -> 
     """Return a line for each point."""
     rows: list[tuple[str, ...]] = []
     for point, other in zip(measured, simulated, strict=True):
-        head = (point.model, format_lengths(point.scale), str(point.max_batch), f"{point.offered_per_s:g}")
+        head = (point.model, format_lengths(point.scale), str(point.max_batch), point.policy)
         pairs = ((point.requests_per_s, other.requests_per_s), (point.ms_per_token, other.ms_per_token))
         cells = [cell for ours, theirs in pairs for cell in (f"{ours:.1f}", f"{theirs:.1f}", f"{theirs / ours:.2f}")]
-        rows.append((*head, point.policy, *cells))
+        rows.append((*head, f"{point.offered_per_s:.1f}", *cells, f"{point.slowdown:.2f}"))
     return rows
 
 

@@ -54,9 +54,10 @@ class IterationTotals:
         return cls(sum(span for _, span in iterations), *(tuple(one.tolist()) for one in sums))
 
     def slowdown(self, costs: tuple[IterationCosts, IterationCosts]) -> float:
-        """Return the time of the iterations relative to that of costs without and with prompts."""
+        """Return the time of the iterations relative to that of costs without and with prompts; 1 without any."""
         sums = (self.features, self.prompt_features)
-        return self.time_ms / sum(float(np.dot(one, astuple(terms))) for one, terms in zip(sums, costs, strict=True))
+        expected_ms = sum(float(np.dot(one, astuple(terms))) for one, terms in zip(sums, costs, strict=True))
+        return self.time_ms / expected_ms if expected_ms else 1.0
 
 
 @dataclass(frozen=True, slots=True)

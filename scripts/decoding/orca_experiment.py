@@ -16,7 +16,7 @@ from typing import Any
 from chrion.generation.scheduling import POLICIES
 from chrion.report.figures import new_figure, save_figure
 from chrion.report.simulation_plots import line_style
-from chrion.simulator.decoder_scenario import IterationCosts
+from decoding.costs import Costs
 from decoding.load import IterationTotals, scaled_lengths
 
 #: Latencies at which throughputs are compared, relative to the least one of iteration-level scheduling.
@@ -49,6 +49,8 @@ class LoadPoint:
     ms_per_token: float
     #: Those of a measured run.
     iterations: IterationTotals | None = None
+    #: How many times as long its iterations took, if rates and latencies are those at another speed.
+    slowdown: float = 1.0
 
     @property
     def workload(self) -> tuple[str, int]:
@@ -81,7 +83,7 @@ def _totals(row: dict[str, Any] | None) -> IterationTotals | None:
     return None if row is None else IterationTotals(row["time_ms"], *(tuple(row[name]) for name in _FEATURES))
 
 
-def at_usual_speed(run: LoadPoint, costs: tuple[IterationCosts, IterationCosts]) -> LoadPoint:
+def at_usual_speed(run: LoadPoint, costs: Costs) -> LoadPoint:
     """Return what a run would have been on a machine whose iterations take as long as the costs state.
 
     If all iterations and all times between arrivals take x times as long, rates are divided by x, and latencies are
@@ -99,15 +101,16 @@ def at_usual_speed(run: LoadPoint, costs: tuple[IterationCosts, IterationCosts])
         offered_per_s=run.offered_per_s * slowdown,
         requests_per_s=run.requests_per_s * slowdown,
         ms_per_token=run.ms_per_token / slowdown,
+        slowdown=run.slowdown * slowdown,
     )
 
 
 def median_points(runs: Iterable[LoadPoint]) -> list[LoadPoint]:
-    """Return the medians over runs of each load: of rates, throughputs and latencies."""
+    """Return the medians over runs of each load: of rates, throughputs, latencies and slowdowns."""
     loads: dict[tuple[str, int, str, int, int], list[LoadPoint]] = {}
     for run in runs:
         loads.setdefault((*run.workload, run.policy, run.max_batch, run.step), []).append(run)
-    medians = ("offered_per_s", "requests_per_s", "ms_per_token")
+    medians = ("offered_per_s", "requests_per_s", "ms_per_token", "slowdown")
     return [
         replace(found[0], **{name: statistics.median(getattr(run, name) for run in found) for name in medians})
         for found in loads.values()

@@ -10,6 +10,7 @@ import pytest
 from bench_generate import Mix, draw_shapes, plain_session, rectangle_run, selective_run
 from decoding.costs import CostMeter, MeasuredCosts, append_costs, read_costs
 from decoding.load import load_scenario, run_load
+from decoding.recorder import recorded
 
 import chrion
 from chrion import Generator
@@ -40,6 +41,21 @@ def test_a_run_under_load_counts_all_requests() -> None:
         assert generator.statistics().finished_requests == 10
     assert result.requests_per_s > 0
     assert result.median_ms_per_token > 0
+    assert result.iterations.time_ms > 0
+    assert result.iterations.prompt_features[0] >= 2  # at most 8 requests of a batch have their prompts processed
+
+
+def test_iterations_last_until_the_next_one_or_an_idle_time() -> None:
+    """The choice of tokens counts, waiting for a request does not, and the last iteration has no successor."""
+    with Generator(small_decoder("gpt2-decoder", context=256), threads=1) as generator:
+        engine = generator._engine
+        with recorded(generator) as recorder:
+            generator.submit([1, 2, 3], 3).result()
+            recorder._times_s = [(1.0, 1.004), (1.005, 1.008), (1.5, 1.6)]
+        assert generator._engine is engine
+    iterations = recorder.iterations()
+    assert [batch for batch, _ in iterations] == [([3], [0], 1), ([1], [3], 1)]
+    assert [time_ms for _, time_ms in iterations] == pytest.approx([5.0, 3.0])
 
 
 def test_costs_of_a_generator(tmp_path: Path) -> None:

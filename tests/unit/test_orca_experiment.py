@@ -5,16 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from decoding.load import IterationTotals, load_scenario
 from decoding.orca_experiment import (
     LoadPoint,
     append_point,
+    at_usual_speed,
     median_points,
     plot,
     read_points,
     table_rows,
     throughput_at,
 )
+from decoding.scheduling_gain import simulate_summary
+
+from chrion.simulator.decoder_scenario import IterationCosts
 
 
 def curve(policy: str, batch: int, *pairs: tuple[float, float]) -> list[LoadPoint]:
@@ -82,3 +88,35 @@ def test_a_table_from_a_file(tmp_path: Path) -> None:
     assert [row[-1] for row in table_rows(points, simulated)[1:]] == [end[-1] for end in ends]
     plot(points, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 1000
+
+
+def test_the_slowdown_is_that_of_the_times_of_iterations() -> None:
+    """Iterations that took three times as long as the costs, one by one, have a slowdown of three; none have one."""
+    rng, costs = np.random.default_rng(0), (IterationCosts(2.0, 0.3, 0.1, 0.01, 0.5), IterationCosts(5.0, 0.2))
+    iterations = []
+    for new in ([1], [1, 1, 1], [30, 1], [7, 1, 9, 1]):
+        past = rng.integers(1, 50, len(new)).tolist()
+        time_ms = costs[max(new) > 1].iteration_ms(new, past, len(new))
+        iterations.append(((new, past, len(new)), 3 * time_ms))
+    assert IterationTotals.of(iterations).slowdown(costs) == pytest.approx(3.0)
+    assert IterationTotals.of([]).slowdown(costs) == 1.0
+
+
+@pytest.mark.parametrize("policy", ["iteration", "request"])
+def test_a_slow_run_at_the_usual_speed(tmp_path: Path, policy: str) -> None:
+    """A simulated run with doubled costs becomes that with the costs at twice the rate, also after a file."""
+    costs, doubled = (
+        (IterationCosts(4.0 * times, 0.2 * times, 0.0), IterationCosts(8.0 * times, 0.2 * times, 0.0))
+        for times in (1, 2)
+    )
+    slow = simulate_summary(load_scenario(4, 3.0, 60, 8, doubled, seed=5), policy)
+    usual = simulate_summary(load_scenario(4, 6.0, 60, 8, costs, seed=5), policy)
+    totals = IterationTotals(2 * (10 * 4.0 + 50 * 0.2), (10.0, 50.0, 0.0, 0.0, 0.0), (0.0,) * 5)
+    run = LoadPoint("m", 4, policy, 8, 0, 3.0, 60, 5, slow.requests_per_s, slow.normalised_p50_ms, totals)
+    append_point(tmp_path / "points.jsonl", run)
+    (found,) = read_points(tmp_path / "points.jsonl")
+    assert found == run
+    point = at_usual_speed(found, costs)
+    assert (point.offered_per_s, point.slowdown) == pytest.approx((6.0, 2.0))
+    assert (point.requests_per_s, point.ms_per_token) == pytest.approx((usual.requests_per_s, usual.normalised_p50_ms))
+    assert at_usual_speed(replace(run, iterations=None), costs) == replace(run, iterations=None)
