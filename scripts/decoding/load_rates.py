@@ -10,7 +10,7 @@ from decoding.load import load_scenario
 from decoding.scheduling_gain import simulate_summary
 
 #: Latencies relative to that of single requests; throughputs are compared at latencies between them.
-RATE_FACTORS = (1.4, 2.6, 6.0)
+RATE_FACTORS = (1.4, 2.6, 6.0, 10.0)
 #: One that is nearly that of single requests.
 LEAST_FACTOR = 1.1
 #: Bounds of the search, in requests per second: at the lower one requests do not overlap, and the upper one exceeds any
