@@ -6,9 +6,10 @@
 *genai*: tokens per second on the same file, in alternating rounds; the interpreter's environment has
 ``onnxruntime-genai``, which needs an onnxruntime of its own. *simulation*: the costs of iterations were fitted to a
 Generator that always has requests, and requests arrived at random, both measured by ``bench_generate.py load``; the
-simulation predicts throughput and latency of the same requests. Before that, all times of a measured run are divided by
-the ratio of the time that its iterations took and that of the costs (the column ``iterations / costs``), because the
-speed of a shared machine varies from run to run.
+simulation predicts throughput and latency of the same requests. The speed of a shared machine varies from run to run.
+``iterations / costs`` is the time of a run's iterations divided by that of the costs, and what is compared *at equal
+speed* has been scaled by it. That still tests what the simulation says of arrivals, batches and waiting, but not the
+costs.
 ``-o`` replaces the section ``decoders-genai`` or ``decoders-simulation`` of pages.
 """
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,11 +28,12 @@ from decoding.costs import read_costs
 from decoding.load import SIZES
 from decoding.orca_experiment import (
     FACTORS,
+    Load,
     LoadPoint,
-    at_usual_speed,
     format_lengths,
     latency_alone,
     median_points,
+    normalise_speed,
     read_points,
     readings,
 )
@@ -45,11 +47,19 @@ from chrion.zoo.cached_decoder import build_llama_decoder
 
 #: Requests at a time, prompt, new tokens and rounds beside onnxruntime-genai.
 TOGETHER, LENGTHS, ROUNDS = (1, 8, 32), (32, 64), 11
+#: Measured points and simulated ones, in the same order.
+Both = tuple[Sequence[LoadPoint], Sequence[LoadPoint]]
+#: A workload, the latency relative to the least one, a greatest batch and a policy.
+Curve = tuple[tuple[str, int], float, str, str]
 GENAI_HEAD = ("weights", "requests", "tokens/s relative to onnxruntime-genai")
-CURVE_HEAD = ("weights", "max batch", "policy", "latency per token", "requests/s", "simulated", "simulated / measured")
+CURVE_HEAD = (
+    *("weights", "max batch", "policy", "latency per token", "requests/s", "simulated", "simulated / measured"),
+    "at equal speed",
+)
 LOAD_HEAD = (
     *("weights", "prompt, new tokens", "max batch", "policy", "offered, requests/s", "served"),
-    *("simulated", "simulated / served", "ms/token", "simulated", "simulated / measured", "iterations / costs"),
+    *("simulated", "simulated / served", "ms/token", "simulated", "simulated / measured"),
+    *("iterations / costs", "served, at equal speed", "ms/token, at equal speed"),
 )
 
 
@@ -68,16 +78,24 @@ def genai_rows(size: str, python: str) -> tuple[str, list[tuple[str, ...]]]:
 def simulation_tables(points: Path, costs: Path) -> str:
     """Return measured points beside simulated ones: throughputs at equal latencies, and all points."""
     found = read_costs(costs)
-    runs = [at_usual_speed(run, found[run.workload]) for run in read_points(points) if run.workload in found]
+    runs = [run for run in read_points(points) if run.workload in found]
     runs.sort(key=lambda run: ([*SIZES].index(run.model), run.max_batch, run.policy, run.step))
-    measured, simulated = median_points(runs), median_points(simulate_points(runs, found))
-    tables = ([CURVE_HEAD, *curve_rows(measured, simulated)], [LOAD_HEAD, *load_rows(measured, simulated)])
-    return "\n\n".join(map(markdown_table, tables))
+    normalised = [normalise_speed(run, found[run.workload]) for run in runs]
+    as_measured, at_equal_speed = (
+        (median_points(some), median_points(simulate_points(some, found))) for some in (runs, normalised)
+    )
+    slowdowns: dict[Load, list[float]] = {}
+    for run in runs:
+        if run.iterations is not None:
+            slowdowns.setdefault(run.load, []).append(run.iterations.slowdown(found[run.workload]))
+    curves = [CURVE_HEAD, *curve_rows(as_measured, at_equal_speed)]
+    loads = [LOAD_HEAD, *load_rows(as_measured, at_equal_speed, slowdowns)]
+    return "\n\n".join(map(markdown_table, (curves, loads)))
 
 
-def curve_rows(measured: Sequence[LoadPoint], simulated: Sequence[LoadPoint]) -> list[tuple[str, ...]]:
-    """Return the throughputs of each curve at equal latencies, where both are known."""
-    rows: list[tuple[str, ...]] = []
+def curve_ratios(measured: Sequence[LoadPoint], simulated: Sequence[LoadPoint]) -> dict[Curve, tuple[str, ...]]:
+    """Return latency, throughputs and their ratio for each curve and factor, where both throughputs are known."""
+    rows: dict[Curve, tuple[str, ...]] = {}
     for workload in dict.fromkeys(point.workload for point in measured):
         own, others = ([point for point in some if point.workload == workload] for some in (measured, simulated))
         for factor, (at, policy) in itertools.product(FACTORS, enumerate(POLICIES)):
@@ -89,18 +107,32 @@ def curve_rows(measured: Sequence[LoadPoint], simulated: Sequence[LoadPoint]) ->
                     continue
                 cells = (f"{ours.requests_per_s:.1f}", f"{other.requests_per_s:.1f}")
                 ratio = f"{other.requests_per_s / ours.requests_per_s:.2f}"
-                rows.append((workload[0], batch, policy, f"{latency:.1f} ms", *cells, ratio))
+                rows[workload, factor, batch, policy] = (f"{latency:.1f} ms", *cells, ratio)
     return rows
 
 
-def load_rows(measured: Sequence[LoadPoint], simulated: Sequence[LoadPoint]) -> list[tuple[str, ...]]:
+def curve_rows(as_measured: Both, at_equal_speed: Both) -> list[tuple[str, ...]]:
+    """Return the throughputs of each curve at equal latencies, and the ratios at equal speed."""
+    scaled, missing = curve_ratios(*at_equal_speed), ("-",)
+    return [
+        (workload[0], batch, policy, *cells, scaled.get((workload, factor, batch, policy), missing)[-1])
+        for (workload, factor, batch, policy), cells in curve_ratios(*as_measured).items()
+    ]
+
+
+def load_rows(
+    as_measured: Both, at_equal_speed: Both, slowdowns: Mapping[Load, Sequence[float]]
+) -> list[tuple[str, ...]]:
     """Return a line for each point."""
     rows: list[tuple[str, ...]] = []
-    for point, other in zip(measured, simulated, strict=True):
+    for point, other, scaled, simulated in zip(*as_measured, *at_equal_speed, strict=True):
         head = (point.model, format_lengths(point.scale), str(point.max_batch), point.policy)
         pairs = ((point.requests_per_s, other.requests_per_s), (point.ms_per_token, other.ms_per_token))
         cells = [cell for ours, theirs in pairs for cell in (f"{ours:.1f}", f"{theirs:.1f}", f"{theirs / ours:.2f}")]
-        rows.append((*head, f"{point.offered_per_s:.1f}", *cells, f"{point.slowdown:.2f}"))
+        own = slowdowns.get(point.load, [])
+        slowdown = f"{min(own):.2f} to {max(own):.2f}" if own else "-"
+        ratios = (simulated.requests_per_s / scaled.requests_per_s, simulated.ms_per_token / scaled.ms_per_token)
+        rows.append((*head, f"{point.offered_per_s:.1f}", *cells, slowdown, *(f"{ratio:.2f}" for ratio in ratios)))
     return rows
 
 

@@ -46,7 +46,6 @@ from decoding.load_rates import LEAST_FACTOR, RATE_FACTORS, choose_rates
 from decoding.orca_experiment import (
     LoadPoint,
     append_point,
-    at_usual_speed,
     format_lengths,
     median_points,
     plot,
@@ -232,23 +231,35 @@ def measure_batch(arguments: argparse.Namespace, label: str, meter: CostMeter, b
     else:
         rates = choose_batch_rates(arguments, meter.fit(), batch, seed)
     for step, found in enumerate(ascending(rates)):
-        for policy, rate in found.items():
+        in_turn = list(found.items())
+        for policy, rate in reversed(in_turn) if (seed + step) % 2 else in_turn:
             workload = draw_requests(load_scenario(arguments.scale, rate, arguments.requests, seed=seed))
             with scheduled(meter.generator, policy, batch):
                 result = run_load(meter.generator, workload)
             row = f"{result.requests_per_s:.1f} | {result.median_ms_per_token:.1f}"
             print(f"| {label} | {policy} | {batch} | {rate:.3g} | {row} |", flush=True)
             if arguments.points:
-                run = (label, arguments.scale, policy, batch, step, rate, arguments.requests, seed)
-                served = (result.requests_per_s, result.median_ms_per_token, result.iterations)
-                append_point(arguments.points, LoadPoint(*run, *served))
+                point = LoadPoint(
+                    model=label,
+                    scale=arguments.scale,
+                    policy=policy,
+                    max_batch=batch,
+                    step=step,
+                    offered_per_s=rate,
+                    requests=arguments.requests,
+                    seed=seed,
+                    requests_per_s=result.requests_per_s,
+                    ms_per_token=result.median_ms_per_token,
+                    iterations=result.iterations,
+                )
+                append_point(arguments.points, point)
 
 
 def choose_batch_rates(arguments: argparse.Namespace, costs: Costs, batch: int, seed: int) -> dict[str, list[float]]:
-    """Return the rates of each policy."""
+    """Choose ascending rates for each policy with one greatest batch."""
     chosen = {}
     for policy in arguments.policies:
-        # The least latency is measured once, with the greatest batch, whose rate is highest.
+        # The least latency is measured with one greatest batch only, that whose rate is highest.
         once = policy == "iteration" and batch == max(arguments.batches)
         factors = [*[LEAST_FACTOR] * once, *RATE_FACTORS]
         run = (arguments.scale, costs, policy, batch, arguments.requests)
@@ -265,7 +276,6 @@ def ascending(rates: Mapping[str, Sequence[float]]) -> Iterator[dict[str, float]
 def report_load(arguments: argparse.Namespace) -> None:
     """Print the throughputs at equal latencies and what can be gained, and fill in pages and a plot."""
     runs, costs = read_points(arguments.points), read_costs(arguments.costs) if arguments.costs else {}
-    runs = [at_usual_speed(run, costs[run.workload]) if run.workload in costs else run for run in runs]
     points = median_points(runs)
     load = markdown_table(table_rows(points, median_points(simulate_points(runs, costs))))
     about = f"Written by `scripts/bench_generate.py` on {this_machine()}, onnxruntime {ort.get_version_string()}"
@@ -297,7 +307,9 @@ def main() -> None:
     workloads = ["increments", "mixed"]
     parser.add_argument("--workloads", nargs="+", choices=[*WORKLOADS], default=workloads, help="those of the engine")
     parser.add_argument("--rounds", type=int, default=30, help="rounds of the engine")
-    rates_help = "requests per second; by default those at which a simulation predicts 1.4 to 10 times the least latency"
+    rates_help = (
+        "requests per second; by default those of a simulation at 1.4 to 10 times the least latency"
+    )
     parser.add_argument("--rates", nargs="+", type=float, default=[], help=rates_help)
     parser.add_argument("--requests", type=int, default=100, help="requests of a run")
     parser.add_argument("--repeats", type=int, default=1, help="runs of each load, whose results are medians")

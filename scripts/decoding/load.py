@@ -106,7 +106,10 @@ def load_scenario(  # noqa: PLR0913, PLR0917 - what determines a run
 
 @contextlib.contextmanager
 def scheduled(generator: Generator, policy: str, max_batch: int) -> Iterator[None]:
-    """Let a generator without requests schedule in another way for a while, so that its engine is always the same."""
+    """Set the policy and greatest batch of a generator for a while, so that both policies have the same engine.
+
+    The generator has no requests before and after.
+    """
     scheduler = generator._scheduler  # noqa: SLF001 - what is measured
     usual = scheduler.policy, scheduler.max_batch
     scheduler.policy, scheduler.max_batch = policy, max_batch

@@ -21,6 +21,8 @@ from decoding.load import IterationTotals, scaled_lengths
 
 #: Latencies at which throughputs are compared, relative to the least one of iteration-level scheduling.
 FACTORS = (2.0, 4.0)
+#: Model, scale, policy, greatest batch and step.
+Load = tuple[str, int, str, int, int]
 _FEATURES = ("features", "prompt_features")
 HEAD = (
     *("weights", "prompt, new tokens", "latency per token", "max batch"),
@@ -47,15 +49,18 @@ class LoadPoint:
     requests_per_s: float
     #: The median over requests of the latency per generated token.
     ms_per_token: float
-    #: Those of a measured run.
+    #: Totals over the iterations of a measured run.
     iterations: IterationTotals | None = None
-    #: How many times as long its iterations took, if rates and latencies are those at another speed.
-    slowdown: float = 1.0
 
     @property
     def workload(self) -> tuple[str, int]:
         """The model and the lengths."""
         return self.model, self.scale
+
+    @property
+    def load(self) -> Load:
+        """What the runs have in common whose results are compared by medians."""
+        return *self.workload, self.policy, self.max_batch, self.step
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +88,14 @@ def _totals(row: dict[str, Any] | None) -> IterationTotals | None:
     return None if row is None else IterationTotals(row["time_ms"], *(tuple(row[name]) for name in _FEATURES))
 
 
-def at_usual_speed(run: LoadPoint, costs: Costs) -> LoadPoint:
-    """Return what a run would have been on a machine whose iterations take as long as the costs state.
+def normalise_speed(run: LoadPoint, costs: Costs) -> LoadPoint:
+    """Scale a run to a machine whose iterations take as long as the costs state, on average over the run.
 
     If all iterations and all times between arrivals take x times as long, rates are divided by x, and latencies are
     multiplied by it.
 
     Args:
-        run: A measured run.
+        run: A run; without totals of its iterations it is returned as it is.
         costs: Costs of iterations without and with prompts.
     """
     if run.iterations is None:
@@ -101,18 +106,22 @@ def at_usual_speed(run: LoadPoint, costs: Costs) -> LoadPoint:
         offered_per_s=run.offered_per_s * slowdown,
         requests_per_s=run.requests_per_s * slowdown,
         ms_per_token=run.ms_per_token / slowdown,
-        slowdown=run.slowdown * slowdown,
+        iterations=None,
     )
 
 
 def median_points(runs: Iterable[LoadPoint]) -> list[LoadPoint]:
-    """Return the medians over runs of each load: of rates, throughputs, latencies and slowdowns."""
-    loads: dict[tuple[str, int, str, int, int], list[LoadPoint]] = {}
+    """Return the medians over runs of each load: of rates, throughputs and latencies."""
+    loads: dict[Load, list[LoadPoint]] = {}
     for run in runs:
-        loads.setdefault((*run.workload, run.policy, run.max_batch, run.step), []).append(run)
-    medians = ("offered_per_s", "requests_per_s", "ms_per_token", "slowdown")
+        loads.setdefault(run.load, []).append(run)
+    medians = ("offered_per_s", "requests_per_s", "ms_per_token")
     return [
-        replace(found[0], **{name: statistics.median(getattr(run, name) for run in found) for name in medians})
+        replace(
+            found[0],
+            **{name: statistics.median(getattr(run, name) for run in found) for name in medians},
+            iterations=None,
+        )
         for found in loads.values()
     ]
 

@@ -11,7 +11,7 @@ from chrion.generation import Generator
 from chrion.generation.iteration import Outcome, Work
 
 Batch = tuple[list[int], list[int], int]
-#: The longest time that the choice of tokens takes, in ms; after it, the generator had no requests.
+#: The longest time that the choice of tokens takes, in ms. If new requests come later, the generator had none.
 _LONGEST_CHOICE_MS = 2.0
 
 
@@ -47,15 +47,16 @@ class Recorder:
         generator then had to wait for a request, it takes until its end.
         """
         spans = []
-        for (began, ended), (following, _) in zip(self._times_s[:-1], self._times_s[1:], strict=True):
-            idle = (following - ended) * 1e3 > _LONGEST_CHOICE_MS
+        for at, (began, ended) in enumerate(self._times_s[:-1]):
+            following = self._times_s[at + 1][0]
+            idle = not any(self.batches[at + 1][1]) and (following - ended) * 1e3 > _LONGEST_CHOICE_MS
             spans.append(((ended if idle else following) - began) * 1e3)
         return list(zip(self.batches[:-1], spans, strict=True))
 
 
 @contextlib.contextmanager
 def recorded(generator: Generator) -> Iterator[Recorder]:
-    """Note the iterations of a generator, which has no requests before and after."""
+    """Note the iterations of a generator with one worker, which has no requests before and after."""
     recorder = Recorder(generator)
     generator._engine = recorder  # noqa: SLF001
     try:

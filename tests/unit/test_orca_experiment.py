@@ -11,8 +11,8 @@ from decoding.load import IterationTotals, load_scenario
 from decoding.orca_experiment import (
     LoadPoint,
     append_point,
-    at_usual_speed,
     median_points,
+    normalise_speed,
     plot,
     read_points,
     table_rows,
@@ -90,6 +90,18 @@ def test_a_table_from_a_file(tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").stat().st_size > 1000
 
 
+def test_medians_are_those_of_each_figure() -> None:
+    """Of three runs, the medians of rates, throughputs and latencies come from different ones; steps are kept apart."""
+    figures = [(1.0, 10.0, 5.0), (3.0, 30.0, 4.0), (2.0, 40.0, 9.0)]
+    runs = [
+        LoadPoint("small", 1, "iteration", 8, step, rate, 60, seed, throughput, latency)
+        for seed, (rate, throughput, latency) in enumerate(figures)
+        for step in (0, 1)
+    ]
+    expected = [LoadPoint("small", 1, "iteration", 8, step, 2.0, 60, 0, 30.0, 5.0) for step in (0, 1)]
+    assert median_points(runs) == expected
+
+
 def test_the_slowdown_is_that_of_the_times_of_iterations() -> None:
     """Iterations that took three times as long as the costs, one by one, have a slowdown of three; none have one."""
     rng, costs = np.random.default_rng(0), (IterationCosts(2.0, 0.3, 0.1, 0.01, 0.5), IterationCosts(5.0, 0.2))
@@ -116,7 +128,7 @@ def test_a_slow_run_at_the_usual_speed(tmp_path: Path, policy: str) -> None:
     append_point(tmp_path / "points.jsonl", run)
     (found,) = read_points(tmp_path / "points.jsonl")
     assert found == run
-    point = at_usual_speed(found, costs)
-    assert (point.offered_per_s, point.slowdown) == pytest.approx((6.0, 2.0))
+    point = normalise_speed(found, costs)
+    assert point.offered_per_s == pytest.approx(6.0)
     assert (point.requests_per_s, point.ms_per_token) == pytest.approx((usual.requests_per_s, usual.normalised_p50_ms))
-    assert at_usual_speed(replace(run, iterations=None), costs) == replace(run, iterations=None)
+    assert normalise_speed(point, costs) == point  # once is enough
