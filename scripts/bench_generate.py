@@ -307,9 +307,7 @@ def main() -> None:
     workloads = ["increments", "mixed"]
     parser.add_argument("--workloads", nargs="+", choices=[*WORKLOADS], default=workloads, help="those of the engine")
     parser.add_argument("--rounds", type=int, default=30, help="rounds of the engine")
-    rates_help = (
-        "requests per second; by default those of a simulation at 1.4 to 10 times the least latency"
-    )
+    rates_help = "requests per second; by default those of a simulation at 1.4 to 10 times the least latency"
     parser.add_argument("--rates", nargs="+", type=float, default=[], help=rates_help)
     parser.add_argument("--requests", type=int, default=100, help="requests of a run")
     parser.add_argument("--repeats", type=int, default=1, help="runs of each load, whose results are medians")

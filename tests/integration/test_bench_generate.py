@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import bench_decoders
 import bench_generate
 import numpy as np
 import pytest
 from bench_generate import Mix, draw_shapes, plain_session, rectangle_run, selective_run
 from decoding.costs import CostMeter, MeasuredCosts, append_costs, read_costs
-from decoding.load import load_scenario, run_load
+from decoding.load import SIZES, load_scenario, run_load, scheduled
+from decoding.orca_experiment import median_points, read_points
 from decoding.recorder import recorded
 
 import chrion
@@ -17,6 +19,7 @@ from chrion import Generator
 from chrion.generation.generator import open_engine
 from chrion.simulator.decoder_scenario import IterationCosts
 from chrion.simulator.iterations import draw_requests
+from chrion.zoo.cached_decoder import LlamaDecoderSpec
 from decoder_support import small_decoder
 
 
@@ -46,16 +49,17 @@ def test_a_run_under_load_counts_all_requests() -> None:
 
 
 def test_iterations_last_until_the_next_one_or_an_idle_time() -> None:
-    """The choice of tokens counts, waiting for a request does not, and the last iteration has no successor."""
+    """The choice of tokens counts, however long it takes, waiting for a request does not; the last one has no end."""
     with Generator(small_decoder("gpt2-decoder", context=256), threads=1) as generator:
         engine = generator._engine
         with recorded(generator) as recorder:
-            generator.submit([1, 2, 3], 3).result()
-            recorder._times_s = [(1.0, 1.004), (1.005, 1.008), (1.5, 1.6)]
+            for _ in range(2):
+                generator.submit([1, 2, 3], 2).result()
+            recorder._times_s = [(1.0, 1.004), (1.005, 1.008), (1.5, 1.6), (1.7, 1.8)]
         assert generator._engine is engine
     iterations = recorder.iterations()
-    assert [batch for batch, _ in iterations] == [([3], [0], 1), ([1], [3], 1)]
-    assert [time_ms for _, time_ms in iterations] == pytest.approx([5.0, 3.0])
+    assert [batch for batch, _ in iterations] == [([3], [0], 1), ([1], [3], 1), ([3], [0], 1)]
+    assert [time_ms for _, time_ms in iterations] == pytest.approx([5.0, 3.0, 200.0])
 
 
 def test_costs_of_a_generator(tmp_path: Path) -> None:
@@ -75,3 +79,43 @@ def test_costs_of_a_generator(tmp_path: Path) -> None:
     for factor in (1.0, 3.0):
         append_costs(path, MeasuredCosts("small", 8, IterationCosts(factor, 0, 0, 0), prompt_costs))
     assert read_costs(path) == {("small", 8): (IterationCosts(2.0, 0, 0, 0), prompt_costs)}
+
+
+def test_a_policy_is_set_for_a_while() -> None:
+    """The scheduler is as before, also after an exception."""
+    with Generator(small_decoder("llama-decoder", context=256), max_batch=5, threads=1) as generator:
+        scheduler = generator._scheduler
+
+        def fail() -> None:
+            with scheduled(generator, "request", 2):
+                assert (scheduler.policy, scheduler.max_batch) == ("request", 2)
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        assert (scheduler.policy, scheduler.max_batch) == ("iteration", 5)
+
+
+def test_loads_and_their_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each repetition measures every load once; the loads of a policy ascend, and each has a simulated one."""
+    monkeypatch.setitem(SIZES, "small", LlamaDecoderSpec(layers=1))
+    points, costs = tmp_path / "points.jsonl", tmp_path / "costs.jsonl"
+    files = ["--points", str(points), "--costs", str(costs), "--threads", "1"]
+    sizes = ["--models", "small", "--scale", "16", "--requests", "8", "--batches", "1", "3", "--repeats", "2"]
+    monkeypatch.setattr("sys.argv", ["bench_generate.py", "load", *sizes, *files, "--seed", "4"])
+    bench_generate.main()
+    runs = read_points(points)
+    assert {(run.seed, run.requests, run.workload) for run in runs} == {(seed, 8, ("small", 16)) for seed in (4, 5)}
+    for run in runs:
+        assert run.iterations is not None
+        iterations, tokens = run.iterations.features[:2]
+        assert iterations <= tokens <= run.max_batch * iterations
+    for policy, batch in (("iteration", 1), ("iteration", 3), ("request", 1), ("request", 3)):
+        own = [run for run in runs if (run.policy, run.max_batch) == (policy, batch)]
+        for seed in (4, 5):
+            rates = [run.offered_per_s for run in own if run.seed == seed]
+            assert rates == sorted(rates)
+            assert [run.step for run in own if run.seed == seed] == list(range(len(rates)))
+    assert len(read_costs(costs)) == 1
+    lines = bench_decoders.simulation_tables(points, costs).splitlines()
+    assert sum(line.startswith("| small | 2 to 32, 1 to 8 |") for line in lines) == len(median_points(runs))
