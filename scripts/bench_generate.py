@@ -39,9 +39,9 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-from decoding.costs import CostMeter, Costs, MeasuredCosts, append_costs, read_costs
+from decoding.costs import CostMeter, MeasuredCosts, append_costs, read_costs
 from decoding.gpu_estimate import TITLE, estimated_points, saturated_on_gpu
-from decoding.load import SIZES, load_scenario, run_load, scheduled
+from decoding.load import SIZES, Costs, load_scenario, run_load, scheduled
 from decoding.load_rates import LEAST_FACTOR, RATE_FACTORS, choose_rates
 from decoding.orca_experiment import (
     LoadPoint,
@@ -232,7 +232,9 @@ def measure_batch(arguments: argparse.Namespace, label: str, meter: CostMeter, b
         rates = choose_batch_rates(arguments, meter.fit(), batch, seed)
     for step, found in enumerate(ascending(rates)):
         in_turn = list(found.items())
-        for policy, rate in reversed(in_turn) if (seed + step) % 2 else in_turn:
+        if (seed + step) % 2:  # neither policy is always the first one
+            in_turn.reverse()
+        for policy, rate in in_turn:
             workload = draw_requests(load_scenario(arguments.scale, rate, arguments.requests, seed=seed))
             with scheduled(meter.generator, policy, batch):
                 result = run_load(meter.generator, workload)

@@ -14,14 +14,13 @@ from chrion.generation import Generator
 from chrion.generation.scheduling import POLICIES
 from chrion.simulator.decoder_scenario import IterationCosts
 from chrion.simulator.iterations import draw_requests, fit_costs
-from decoding.load import load_scenario, scheduled
+from decoding.load import Costs, load_scenario, scheduled
 from decoding.recorder import Batch, recorded
 
 #: Greatest batches whose iterations are measured.
 BATCHES = (1, 2, 4, 8, 16, 32)
 #: Requests before the first measured ones.
 _WARM_UP = 40
-Costs = tuple[IterationCosts, IterationCosts]
 
 
 @dataclass(frozen=True, slots=True)

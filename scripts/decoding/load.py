@@ -30,6 +30,8 @@ SIZES = {
     "200 MB": LlamaDecoderSpec(layers=10, hidden=640, heads=10, kv_heads=2, inner=1728, vocabulary=8192),
 }
 _LENGTHS = {"prompt_least": 32, "prompt_most": 512, "new_least": 1, "new_most": 128}
+#: Costs of iterations without and with prompts.
+Costs = tuple[IterationCosts, IterationCosts]
 #: Slots for all requests of any batch.
 _SLOTS = 1_000_000
 
@@ -53,7 +55,7 @@ class IterationTotals:
             sums[max(batch[0]) > 1] += IterationCosts.features(*batch)
         return cls(sum(span for _, span in iterations), *(tuple(one.tolist()) for one in sums))
 
-    def slowdown(self, costs: tuple[IterationCosts, IterationCosts]) -> float:
+    def slowdown(self, costs: Costs) -> float:
         """Return the time of the iterations relative to that of costs without and with prompts; 1 without any."""
         sums = (self.features, self.prompt_features)
         expected_ms = sum(float(np.dot(one, astuple(terms))) for one, terms in zip(sums, costs, strict=True))
@@ -79,7 +81,7 @@ def load_scenario(  # noqa: PLR0913, PLR0917 - what determines a run
     rate_per_s: float,
     requests: int,
     max_batch: int = 1,
-    costs: tuple[IterationCosts, IterationCosts] | None = None,
+    costs: Costs | None = None,
     seed: int = 0,
 ) -> DecoderScenario:
     """Return the scenario of a run.

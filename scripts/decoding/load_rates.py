@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from decoding.costs import Costs
-from decoding.load import load_scenario
+from decoding.load import Costs, load_scenario
 from decoding.scheduling_gain import simulate_summary
 
 #: Latencies relative to that of single requests; throughputs are compared at latencies between them.
@@ -44,9 +43,8 @@ def choose_rates(  # noqa: PLR0913, PLR0917 - what determines the latency
     """
 
     def latency_ms(rate_per_s: float) -> float:
-        return simulate_summary(
-            load_scenario(scale, rate_per_s, requests, max_batch, costs, seed), policy
-        ).normalised_p50_ms
+        scenario = load_scenario(scale, rate_per_s, requests, max_batch, costs, seed)
+        return simulate_summary(scenario, policy).normalised_p50_ms
 
     alone_ms = latency_ms(_LEAST_PER_S)
     rates = []

@@ -16,8 +16,7 @@ from typing import Any
 from chrion.generation.scheduling import POLICIES
 from chrion.report.figures import new_figure, save_figure
 from chrion.report.simulation_plots import line_style
-from decoding.costs import Costs
-from decoding.load import IterationTotals, scaled_lengths
+from decoding.load import Costs, IterationTotals, scaled_lengths
 
 #: Latencies at which throughputs are compared, relative to the least one of iteration-level scheduling.
 FACTORS = (2.0, 4.0)

@@ -20,8 +20,7 @@ import numpy as np
 from chrion.simulator.decoder_results import DecoderSummary, summarise
 from chrion.simulator.decoder_scenario import DecoderScenario
 from chrion.simulator.iterations import simulate_decoder
-from decoding.costs import Costs
-from decoding.load import load_scenario, scaled_lengths
+from decoding.load import Costs, load_scenario, scaled_lengths
 from decoding.orca_experiment import LoadPoint, format_lengths
 
 #: Greatest batches, those of the paper.
