@@ -79,7 +79,7 @@ def simulation_tables(points: Path, costs: Path) -> str:
     """Return measured points beside simulated ones: throughputs at equal latencies, and all points."""
     found = read_costs(costs)
     runs = [run for run in read_points(points) if run.workload in found]
-    runs.sort(key=lambda run: ([*SIZES].index(run.model), run.max_batch, run.policy, run.step))
+    runs.sort(key=lambda run: ([*SIZES].index(run.model), run.max_batch, run.policy, run.target))
     normalised = [normalise_speed(run, found[run.workload]) for run in runs]
     as_measured, at_equal_speed = (
         (median_points(some), median_points(simulate_points(some, found))) for some in (runs, normalised)

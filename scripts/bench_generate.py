@@ -31,7 +31,7 @@ import contextlib
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -227,12 +227,13 @@ def append_fit(arguments: argparse.Namespace, label: str, meter: CostMeter) -> N
 def measure_batch(arguments: argparse.Namespace, label: str, meter: CostMeter, batch: int, seed: int) -> None:
     """Measure policies with one greatest batch and certain requests at ascending rates, in turn."""
     if arguments.rates:
-        rates = dict.fromkeys(arguments.policies, sorted(arguments.rates))
+        given = {rate: rate for rate in sorted(arguments.rates)}
+        rates = dict.fromkeys(arguments.policies, given)
     else:
         rates = choose_batch_rates(arguments, meter.fit(), batch, seed)
-    for step, found in enumerate(ascending(rates)):
-        in_turn = list(found.items())
-        if (seed + step) % 2:  # neither policy is always the first one
+    for at, target in enumerate(sorted(set().union(*rates.values()))):
+        in_turn = [(policy, found[target]) for policy, found in rates.items() if target in found]
+        if (seed + at) % 2:  # neither policy is always the first one
             in_turn.reverse()
         for policy, rate in in_turn:
             workload = draw_requests(load_scenario(arguments.scale, rate, arguments.requests, seed=seed))
@@ -246,7 +247,7 @@ def measure_batch(arguments: argparse.Namespace, label: str, meter: CostMeter, b
                     scale=arguments.scale,
                     policy=policy,
                     max_batch=batch,
-                    step=step,
+                    target=target,
                     offered_per_s=rate,
                     requests=arguments.requests,
                     seed=seed,
@@ -257,22 +258,18 @@ def measure_batch(arguments: argparse.Namespace, label: str, meter: CostMeter, b
                 append_point(arguments.points, point)
 
 
-def choose_batch_rates(arguments: argparse.Namespace, costs: Costs, batch: int, seed: int) -> dict[str, list[float]]:
-    """Choose ascending rates for each policy with one greatest batch."""
+def choose_batch_rates(
+    arguments: argparse.Namespace, costs: Costs, batch: int, seed: int
+) -> dict[str, dict[float, float]]:
+    """Choose rates by target for each policy with one greatest batch."""
     chosen = {}
     for policy in arguments.policies:
-        # The least latency is measured with one greatest batch only, that whose rate is highest.
-        once = policy == "iteration" and batch == max(arguments.batches)
-        factors = [*[LEAST_FACTOR] * once, *RATE_FACTORS]
+        # Nearly the least latency: for iterations with one greatest batch only, that whose rate is highest.
+        least = policy == "request" or batch == max(arguments.batches)
+        factors = [*[LEAST_FACTOR] * least, *RATE_FACTORS]
         run = (arguments.scale, costs, policy, batch, arguments.requests)
         chosen[policy] = choose_rates(*run, factors, seed)
     return chosen
-
-
-def ascending(rates: Mapping[str, Sequence[float]]) -> Iterator[dict[str, float]]:
-    """Yield the first rate of each policy, then the second ones, and so on."""
-    for at in range(max(map(len, rates.values()), default=0)):
-        yield {policy: own[at] for policy, own in rates.items() if at < len(own)}
 
 
 def report_load(arguments: argparse.Namespace) -> None:

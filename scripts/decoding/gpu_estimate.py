@@ -48,9 +48,9 @@ def estimated_points() -> list[LoadPoint]:
     """Return the points of both policies at many rates."""
     found = []
     for batch in _COMPARED:
-        for step, rate in enumerate(_HIGHEST / _STEP ** np.arange(_RATES)[::-1]):
-            for result in simulate_decoder(gpu_scenario(float(rate), _REQUESTS, batch)):
+        for rate in (_HIGHEST / _STEP ** np.arange(_RATES)[::-1]).tolist():
+            for result in simulate_decoder(gpu_scenario(rate, _REQUESTS, batch)):
                 own = summarise(result)
-                run = (_DECODER.name, 1, result.policy, batch, step, float(rate), _REQUESTS, 0)
+                run = (_DECODER.name, 1, result.policy, batch, rate, rate, _REQUESTS, 0)
                 found.append(LoadPoint(*run, own.requests_per_s, own.normalised_p50_ms))
     return sorted(found, key=lambda point: (POLICIES.index(point.policy), point.max_batch, point.offered_per_s))

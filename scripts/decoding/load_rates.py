@@ -27,8 +27,8 @@ def choose_rates(  # noqa: PLR0913, PLR0917 - what determines the latency
     requests: int,
     factors: Sequence[float] = RATE_FACTORS,
     seed: int = 0,
-) -> list[float]:
-    """Return rates, ascending, at which the latency per token is so many times that of single requests.
+) -> dict[float, float]:
+    """Return rates by factor, ascending, at which the latency per token is so many times that of single requests.
 
     Latencies that so few requests never reach are left out.
 
@@ -47,14 +47,14 @@ def choose_rates(  # noqa: PLR0913, PLR0917 - what determines the latency
         return simulate_summary(scenario, policy).normalised_p50_ms
 
     alone_ms = latency_ms(_LEAST_PER_S)
-    rates = []
+    rates = {}
     greatest_ms = latency_ms(_GREATEST_PER_S)
-    for factor in factors:
+    for factor in sorted(factors):
         if greatest_ms < factor * alone_ms:
             continue
         low, high = math.log(_LEAST_PER_S), math.log(_GREATEST_PER_S)
         for _ in range(_STEPS):
             middle = (low + high) / 2
             low, high = (middle, high) if latency_ms(math.exp(middle)) < factor * alone_ms else (low, middle)
-        rates.append(float(f"{math.exp(low):.3g}"))
-    return sorted(rates)
+        rates[factor] = float(f"{math.exp(low):.3g}")
+    return rates

@@ -20,8 +20,8 @@ from decoding.load import Costs, IterationTotals, scaled_lengths
 
 #: Latencies at which throughputs are compared, relative to the least one of iteration-level scheduling.
 FACTORS = (2.0, 4.0)
-#: Model, scale, policy, greatest batch and step.
-Load = tuple[str, int, str, int, int]
+#: Model, scale, policy, greatest batch and target.
+Load = tuple[str, int, str, int, float]
 _FEATURES = ("features", "prompt_features")
 HEAD = (
     *("weights", "prompt, new tokens", "latency per token", "max batch"),
@@ -38,8 +38,8 @@ class LoadPoint:
     scale: int
     policy: str
     max_batch: int
-    #: The position of the load among those of its policy and greatest batch, which ascend.
-    step: int
+    #: What determined the rate: a latency relative to that of a single request, or the rate itself if it was given.
+    target: float
     offered_per_s: float
     #: Requests of the run.
     requests: int
@@ -59,7 +59,7 @@ class LoadPoint:
     @property
     def load(self) -> Load:
         """What the runs have in common whose results are compared by medians."""
-        return *self.workload, self.policy, self.max_batch, self.step
+        return *self.workload, self.policy, self.max_batch, self.target
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import pytest
 from bench_generate import Mix, draw_shapes, plain_session, rectangle_run, selective_run
 from decoding.costs import CostMeter, MeasuredCosts, append_costs, read_costs
 from decoding.load import SIZES, load_scenario, run_load, scheduled
+from decoding.load_rates import LEAST_FACTOR, RATE_FACTORS
 from decoding.orca_experiment import median_points, read_points
 from decoding.recorder import recorded
 
@@ -115,7 +116,9 @@ def test_loads_and_their_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         for seed in (4, 5):
             rates = [run.offered_per_s for run in own if run.seed == seed]
             assert rates == sorted(rates)
-            assert [run.step for run in own if run.seed == seed] == list(range(len(rates)))
+            factors = [run.target for run in own if run.seed == seed]
+            least = policy == "request" or batch == 3
+            assert factors == [*[LEAST_FACTOR] * least, *RATE_FACTORS][: len(rates)]
     assert len(read_costs(costs)) == 1
     lines = bench_decoders.simulation_tables(points, costs).splitlines()
     assert sum(line.startswith("| small | 2 to 32, 1 to 8 |") for line in lines) == len(median_points(runs))

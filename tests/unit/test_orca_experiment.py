@@ -91,14 +91,14 @@ def test_a_table_from_a_file(tmp_path: Path) -> None:
 
 
 def test_medians_are_those_of_each_figure() -> None:
-    """Of three runs, the medians of rates, throughputs and latencies come from different ones; steps are kept apart."""
+    """Of three runs, medians of rates, throughputs and latencies come from different ones; targets are kept apart."""
     figures = [(1.0, 10.0, 5.0), (3.0, 30.0, 4.0), (2.0, 40.0, 9.0)]
     runs = [
-        LoadPoint("small", 1, "iteration", 8, step, rate, 60, seed, throughput, latency)
+        LoadPoint("small", 1, "iteration", 8, target, rate, 60, seed, throughput, latency)
         for seed, (rate, throughput, latency) in enumerate(figures)
-        for step in (0, 1)
+        for target in (1.4, 6.0)
     ]
-    expected = [LoadPoint("small", 1, "iteration", 8, step, 2.0, 60, 0, 30.0, 5.0) for step in (0, 1)]
+    expected = [LoadPoint("small", 1, "iteration", 8, target, 2.0, 60, 0, 30.0, 5.0) for target in (1.4, 6.0)]
     assert median_points(runs) == expected
 
 

@@ -71,11 +71,11 @@ def test_rates_are_chosen_for_latencies(policy: str) -> None:
     def latency_ms(rate_per_s: float) -> float:
         return simulate_summary(load_scenario(4, rate_per_s, 60, 8, costs), policy).normalised_p50_ms
 
-    rates = choose_rates(4, costs, policy, 8, 60, (1.5, 3.0, 1e6))
-    assert len(rates) == 2
-    low, high = (latency_ms(rate) / latency_ms(1e-3) for rate in rates)
+    rates = choose_rates(4, costs, policy, 8, 60, (3.0, 1.5, 1e6))
+    assert list(rates) == [1.5, 3.0]
+    low, high = (latency_ms(rate) / latency_ms(1e-3) for rate in rates.values())
     assert 1.0 < low <= 1.5 * 1.02
     assert low < high <= 3.0 * 1.02
-    above = [latency_ms(rate * 1.02) / latency_ms(1e-3) for rate in rates]
+    above = [latency_ms(rate * 1.02) / latency_ms(1e-3) for rate in rates.values()]
     assert above[0] >= 1.5 * 0.98
     assert above[1] >= 3.0 * 0.98
