@@ -40,6 +40,8 @@ SPINNING = {
     "session.intra_op.spin_duration_us": "50",
     "session.force_spinning_stop": "1",
 }
+#: Options of a session that runs again as soon as tokens have been chosen: its threads wait for that long.
+_SPINNING_BETWEEN_CALLS = {"session.intra_op.spin_duration_us": "200", "session.force_spinning_stop": "0"}
 
 
 class _OpenPart:
@@ -123,7 +125,8 @@ class SelectiveEngine:
         self._later = [set(split.appended.values()).union(*reads[at + 1 :]) for at in range(len(reads))]
         self._increments: IncrementSession | None = None
         if split.whole is not None and list(providers) == [CPU_PROVIDER]:
-            options = _options(weights_folder_option(split.graph.weights_folder), threads)
+            folder = weights_folder_option(split.graph.weights_folder)
+            options = _options({**folder, **_SPINNING_BETWEEN_CALLS}, threads)
             self._increments = open_increments(split.whole, split.signature, options, self._run_blocks)
         blocks = supports_query_blocks(split.signature, self._run_blocks, by_token=self.by_token)
         #: The most tokens of a block of a prompt.

@@ -7,8 +7,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -338,7 +338,7 @@ class Generator:
 
     def _iterate(self) -> None:
         """Select batches, run them, and return their tokens, until the generator is closed."""
-        running: deque[tuple[Batch, Future[list[Outcome]]]] = deque()
+        running: deque[tuple[Batch, Sequence[_Request], Callable[[], list[Outcome]]]] = deque()
         while True:
             with self._lock:
                 while not (batch := self._scheduler.select()) and not running:
@@ -347,24 +347,22 @@ class Generator:
                     self._lock.wait()
                 requests = [self._requests[share.number] for share in batch]
             if batch:
-                running.append((batch, self._start(batch, requests)))
+                running.append((batch, requests, self._start(batch, requests)))
             if not batch or len(running) == self._scheduler.n_workers:
-                done, future = running.popleft()
-                self._return(done, future.result())
+                done, those, outcomes = running.popleft()
+                self._return(done, those, outcomes())
 
-    def _start(self, batch: Batch, requests: Sequence[_Request]) -> Future[list[Outcome]]:
-        future: Future[list[Outcome]] = Future()
+    def _start(self, batch: Batch, requests: Sequence[_Request]) -> Callable[[], list[Outcome]]:
+        """Return a function that waits for the outcomes of an iteration, or runs it if there is one worker."""
         if self._pool is None:
-            future.set_result(self._run(batch, requests))
-            return future
+            return lambda: self._run(batch, requests)
         try:
-            return self._pool.submit(self._run, batch, requests)
+            return self._pool.submit(self._run, batch, requests).result
         except RuntimeError as error:
             if "shutdown" not in str(error):  # the system refuses a thread
                 raise
             self._cancel_all()  # the interpreter exits
-            future.set_result([None] * len(batch))
-            return future
+            return lambda: [None] * len(batch)
 
     def _run(self, batch: Batch, requests: Sequence[_Request]) -> list[Outcome]:
         """Run one iteration; an error of the whole batch is the error of each of its requests."""
@@ -377,10 +375,8 @@ class Generator:
         except Exception as error:  # noqa: BLE001 - the loop must go on for other requests
             return [GenerationError(f"the iteration failed: {error}")] * len(batch)
 
-    def _return(self, batch: Batch, outcomes: Sequence[Outcome]) -> None:
+    def _return(self, batch: Batch, requests: Sequence[_Request], outcomes: Sequence[Outcome]) -> None:
         """Give the requests of a batch their tokens, and take back the batch."""
-        with self._lock:
-            requests = [self._requests[share.number] for share in batch]
         for share, request, outcome in zip(batch, requests, outcomes, strict=True):
             if not request.reason:
                 self._advance(share, request, outcome)

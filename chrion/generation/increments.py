@@ -25,9 +25,9 @@ from chrion.generation.cache import CachePool, RequestCache
 from chrion.generation.equivalence import Run, find_difference, longest_past
 from chrion.generation.iteration import Outcome, Work
 from chrion.graph.cache_append import AppendedDecoder
-from chrion.graph.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature
+from chrion.graph.decoder import IDS, LOGITS, DecoderSignature
 from chrion.graph.ort_sessions import open_session
-from chrion.graph.pooled_cache import PooledDecoder, pool_caches
+from chrion.graph.pooled_cache import PAST, START, PooledDecoder, pool_caches
 
 Array = np.ndarray[Any, Any]
 log = logging.getLogger(__name__)
@@ -82,22 +82,16 @@ class IncrementSession:
             binding = bindings.pop()
         except IndexError:
             binding = self._bind(pool)
-        past = np.array([work.past for work in batch], np.int64)[:, None]
-        starts = np.array([work.cache.start for work in batch], np.int64)[:, None]
-        columns = np.arange(int(past.max()) + 1, dtype=np.int64)[None]
-        ids = np.concatenate([work.ids for work in batch])[:, None]
-        own = {IDS: ids, POSITIONS: past, MASK: (columns <= past).astype(np.int64)}
-        feed = {name: own[name] for name in self._signature.inputs}
-        rows = (starts + np.minimum(columns, past))[:, None]
-        for heads, (read, write) in self._pooled.indices.items():
-            head = np.arange(heads)[:, None]
-            feed |= {read: rows * heads + head, write: (starts + past)[:, None] * heads + head}
+        past = [work.past for work in batch]
+        ids = np.concatenate([work.ids for work in batch])
+        feed = {IDS: ids, PAST: np.array(past), START: np.array([work.cache.start for work in batch])}
+        feed = {name: value[:, None] for name, value in feed.items()}
         for name, (heads, width) in self._pooled.past_shapes.items():
-            feed[name] = np.array([len(batch), heads, columns.size - 1, width], np.int64)
+            feed[name] = np.array([len(batch), heads, max(past), width])
         for name, value in feed.items():
-            binding.bind_input(name, "cpu", 0, value.dtype, value.shape, value.ctypes.data)
+            binding.bind_cpu_input(name, value)
         scores = np.empty((len(batch), 1, self._signature.vocabulary), self._logits_type)
-        binding.bind_output(LOGITS, "cpu", 0, scores.dtype, scores.shape, scores.ctypes.data)
+        binding.bind_ortvalue_output(LOGITS, ort.OrtValue.ortvalue_from_numpy(scores))
         self._session.run_with_iobinding(binding)
         bindings.append(binding)
         found = np.asarray(scores[:, 0], np.float32)

@@ -82,8 +82,8 @@ class Sampler:
         Raises:
             ValueError: A score is not a number.
         """
-        best = int(np.argmax(scores))  # the first NaN, if there is one
-        if not np.isfinite(scores[best]):
+        best = int(scores.argmax())  # the first NaN, if there is one
+        if not math.isfinite(scores[best]):
             raise ValueError("the model's scores are not numbers")
         how = self._sampling
         plain = how.temperature == 0 and how.repetition_penalty == 1

@@ -10,22 +10,29 @@ soon as the caches are padded, and one run of the whole model serves it. The rew
 
 A row of the pool has the heads of a token one after the other. The decoder sees each head of a token as a row of its
 own, so that ``Gather`` gives [batch, heads, total, width], the layout that it computes with: nothing is transposed.
+
+Of a request it gets no more than the new token, the number of past ones and its first row, from which it computes the
+mask, the position and all rows: nodes on small tensors take less time than calls of Python.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from chrion.graph.cache_append import AppendedDecoder
-from chrion.graph.decoder import LOGITS, MASK, DecoderSignature
+from chrion.graph.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature
 from chrion.graph.rewrite import STANDARD, replace_nodes
 
+Array = np.ndarray[Any, Any]
 _POOL = "pool/"
+#: Inputs of [batch, 1]: the number of past tokens, and the first row of the pool.
+PAST, START = _POOL + "past", _POOL + "start"
 
 
 @dataclass(frozen=True)
@@ -36,8 +43,6 @@ class PooledDecoder:
     #: The inputs and the outputs of the pool [rows * heads, width], in the order of the signature's caches.
     pools: tuple[str, ...]
     written: tuple[str, ...]
-    #: By number of heads: the inputs with the rows that are read [batch, heads, total] and written [batch, heads, 1].
-    indices: Mapping[int, tuple[str, str]]
     #: Inputs with the shape that past keys and values would have, by name: heads and width.
     past_shapes: Mapping[str, tuple[int, int]]
 
@@ -51,7 +56,7 @@ def pool_caches(appended: AppendedDecoder, signature: DecoderSignature) -> Poole
         return None
     shapes: dict[str, tuple[int, int]] = {}
     added: dict[str, onnx.TensorProto] = {}
-    nodes: list[onnx.NodeProto] = []
+    nodes = _rows(signature, added)
     sizes = dict(zip(signature.past, signature.cache_shapes, strict=True))
     pasts = dict(zip(appended.sources, signature.past, strict=True))
     for node in appended.model.graph.node:
@@ -68,13 +73,46 @@ def pool_caches(appended: AppendedDecoder, signature: DecoderSignature) -> Poole
             return None
     model = replace_nodes(appended.model, nodes, added)
     pools, written = (tuple(f"{_POOL}{kind}/{name}" for name in signature.past) for kind in ("before", "after"))
-    indices = {heads: _indices(heads) for heads, _ in signature.cache_shapes}
-    pooled = PooledDecoder(model, pools, written, indices, shapes)
+    pooled = PooledDecoder(model, pools, written, shapes)
     _declare(pooled, signature)
     return pooled
 
 
+def _rows(signature: DecoderSignature, added: dict[str, onnx.TensorProto]) -> list[onnx.NodeProto]:
+    """Return the nodes that compute the mask, the positions and the rows of the pool."""
+    nodes: list[onnx.NodeProto] = []
+
+    def add(kind: str, inputs: Sequence[str | int | list[int] | Array], output: str, **attributes: Any) -> str:
+        """Add a node; inputs that are no names become constants."""
+        names = [value if isinstance(value, str) else constant(value) for value in inputs]
+        nodes.append(helper.make_node(kind, names, [output], name=output, **attributes))
+        return output
+
+    def constant(value: int | list[int] | Array) -> str:
+        array = np.array(value, np.int64)
+        name = f"{_POOL}constant/{array.shape}/{array.ravel().tolist()}"
+        added[name] = numpy_helper.from_array(array, name)
+        return name
+
+    most = add("ReduceMax", [PAST], _POOL + "most", keepdims=0)
+    columns = add("Range", [0, add("Add", [most, 1], _POOL + "total"), 1], _POOL + "columns")
+    seen = add("Less", [columns, add("Add", [PAST, 1], _POOL + "own-total")], _POOL + "seen")
+    add("Cast", [seen], MASK, to=TensorProto.INT64)
+    if POSITIONS in signature.inputs:
+        add("Identity", [PAST], POSITIONS)
+    last = add("Add", [START, PAST], _POOL + "last")
+    rows = add("Where", [seen, add("Add", [START, columns], _POOL + "row"), last], _POOL + "rows")
+    rows = add("Reshape", [rows, [0, 1, -1]], _POOL + "rows-of-heads")
+    last = add("Reshape", [last, [0, 1, 1]], _POOL + "last-of-heads")
+    for heads in {heads for heads, _ in signature.cache_shapes}:
+        for found, name in zip((rows, last), _indices(heads), strict=True):
+            first = add("Mul", [found, heads], f"{name}/first")
+            add("Add", [first, np.arange(heads)[:, None]], name)
+    return nodes
+
+
 def _indices(heads: int) -> tuple[str, str]:
+    """Return the rows that are read [batch, heads, total] and written [batch, heads, 1]."""
     return f"{_POOL}read/{heads}", f"{_POOL}write/{heads}"
 
 
@@ -110,10 +148,7 @@ def _shape_of_past(
 def _declare(pooled: PooledDecoder, signature: DecoderSignature) -> None:
     """Declare the inputs and outputs of a pooled decoder."""
     graph = pooled.model.graph
-    inputs = [_declared(name, TensorProto.INT64, ["batch", None]) for name in signature.inputs]
-    for heads, (read, write) in pooled.indices.items():
-        inputs.append(_declared(read, TensorProto.INT64, ["batch", heads, None]))
-        inputs.append(_declared(write, TensorProto.INT64, ["batch", heads, 1]))
+    inputs = [_declared(name, TensorProto.INT64, ["batch", 1]) for name in (IDS, PAST, START)]
     inputs += [_declared(name, TensorProto.INT64, [4]) for name in pooled.past_shapes]
     element = helper.np_dtype_to_tensor_dtype(signature.cache_type)
     widths = [width for _, width in signature.cache_shapes]
