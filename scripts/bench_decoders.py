@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,8 +31,8 @@ from decoding.orca_experiment import (
     FACTORS,
     Load,
     LoadPoint,
+    equal_latencies,
     format_lengths,
-    latency_alone,
     median_points,
     normalise_speed,
     read_points,
@@ -46,15 +47,17 @@ from chrion.profiler import this_machine
 from chrion.zoo.cached_decoder import build_llama_decoder
 
 #: Requests at a time, prompt, new tokens and rounds beside onnxruntime-genai.
-TOGETHER, LENGTHS, ROUNDS = (1, 8, 32), (32, 64), 11
+TOGETHER, LENGTHS, ROUNDS = (1, 8, 32), (32, 64), 7
+#: How often both are opened, since the speed of a small model varies with the place of its weights in memory.
+OPENED = 3
 #: Measured points and simulated ones, in the same order.
 Both = tuple[Sequence[LoadPoint], Sequence[LoadPoint]]
 #: A workload, the latency relative to the least one, a greatest batch and a policy.
 Curve = tuple[tuple[str, int], float, str, str]
 GENAI_HEAD = ("weights", "requests", "tokens/s relative to onnxruntime-genai")
 CURVE_HEAD = (
-    *("weights", "max batch", "policy", "latency per token", "requests/s", "simulated", "simulated / measured"),
-    "at equal speed",
+    *("weights", "max batch", "policy", "latency per token", "runs", "requests/s", "simulated"),
+    *("simulated / measured", "at equal speed"),
 )
 LOAD_HEAD = (
     *("weights", "prompt, new tokens", "max batch", "policy", "offered, requests/s", "served"),
@@ -66,13 +69,18 @@ LOAD_HEAD = (
 def genai_rows(size: str, python: str) -> tuple[str, list[tuple[str, ...]]]:
     """Return the version of onnxruntime-genai, and a line for each number of requests."""
     model = build_llama_decoder(SIZES[size])
+    ratios: dict[int, list[float]] = {requests: [] for requests in TOGETHER}
+    for _ in range(OPENED):
+        with tempfile.TemporaryDirectory() as folder, Genai(python, Path(folder), model, SIZES[size]) as genai:
+            version = genai.version
+            for requests, own in ratios.items():
+                own.extend(compare(model, genai, requests, LENGTHS, ROUNDS))
     rows: list[tuple[str, ...]] = []
-    with tempfile.TemporaryDirectory() as folder, Genai(python, Path(folder), model, SIZES[size]) as genai:
-        for requests in TOGETHER:
-            low, middle, high = np.quantile(compare(model, genai, requests, LENGTHS, ROUNDS), [0.05, 0.5, 0.95])
-            rows.append((size, str(requests), f"{middle:.2f} [{low:.2f} to {high:.2f}]"))
-            print(" | ".join(rows[-1]), flush=True)
-        return genai.version, rows
+    for requests, own in ratios.items():
+        low, middle, high = np.quantile(own, [0.05, 0.5, 0.95])
+        rows.append((size, str(requests), f"{middle:.2f} [{low:.2f} to {high:.2f}]"))
+        print(" | ".join(rows[-1]), flush=True)
+    return version, rows
 
 
 def simulation_tables(points: Path, costs: Path) -> str:
@@ -81,33 +89,37 @@ def simulation_tables(points: Path, costs: Path) -> str:
     runs = [run for run in read_points(points) if run.workload in found]
     runs.sort(key=lambda run: ([*SIZES].index(run.model), run.max_batch, run.policy, run.target))
     normalised = [normalise_speed(run, found[run.workload]) for run in runs]
-    as_measured, at_equal_speed = (
-        (median_points(some), median_points(simulate_points(some, found))) for some in (runs, normalised)
-    )
+    as_measured, at_equal_speed = ((some, simulate_points(some, found)) for some in (runs, normalised))
     slowdowns: dict[Load, list[float]] = {}
     for run in runs:
         if run.iterations is not None:
             slowdowns.setdefault(run.load, []).append(run.iterations.slowdown(found[run.workload]))
     curves = [CURVE_HEAD, *curve_rows(as_measured, at_equal_speed)]
-    loads = [LOAD_HEAD, *load_rows(as_measured, at_equal_speed, slowdowns)]
+    medians = [(median_points(ours), median_points(others)) for ours, others in (as_measured, at_equal_speed)]
+    loads = [LOAD_HEAD, *load_rows(medians[0], medians[1], slowdowns)]
     return "\n\n".join(map(markdown_table, (curves, loads)))
 
 
 def curve_ratios(measured: Sequence[LoadPoint], simulated: Sequence[LoadPoint]) -> dict[Curve, tuple[str, ...]]:
-    """Return latency, throughputs and their ratio for each curve and factor, where both throughputs are known."""
+    """Return latency, runs, throughputs and their ratio for each curve and factor: medians over repetitions.
+
+    Repetitions whose curve does not cover the latency, measured or simulated, do not count.
+    """
     rows: dict[Curve, tuple[str, ...]] = {}
-    for workload in dict.fromkeys(point.workload for point in measured):
-        own, others = ([point for point in some if point.workload == workload] for some in (measured, simulated))
+    for workload in dict.fromkeys(run.workload for run in measured):
+        own, others = ([run for run in some if run.workload == workload] for some in (measured, simulated))
         for factor, (at, policy) in itertools.product(FACTORS, enumerate(POLICIES)):
-            latency = factor * latency_alone(own)
-            expected = readings(others, latency)
-            for batch, found in readings(own, latency).items():
-                ours, other = found[at], expected[batch][at]
-                if batch == "best" or ours is None or other is None or ours.bound or other.bound:
+            latencies = equal_latencies(own, factor)
+            expected = readings(others, latencies)
+            for batch, pairs in readings(own, latencies).items():
+                both = [(pair[at], other[at]) for pair, other in zip(pairs, expected[batch], strict=True)]
+                known = [(ours.low, other.low) for ours, other in both if ours.known and other.known]
+                if batch == "best" or not known:
                     continue
-                cells = (f"{ours.requests_per_s:.1f}", f"{other.requests_per_s:.1f}")
-                ratio = f"{other.requests_per_s / ours.requests_per_s:.2f}"
-                rows[workload, factor, batch, policy] = (f"{latency:.1f} ms", *cells, ratio)
+                cells = (f"{statistics.median(values):.1f}" for values in zip(*known, strict=True))
+                ratio = statistics.median(other / ours for ours, other in known)
+                head = f"{statistics.median(latencies.values()):.1f} ms", f"{len(known)} of {len(both)}"
+                rows[workload, factor, batch, policy] = (*head, *cells, f"{ratio:.2f}")
     return rows
 
 

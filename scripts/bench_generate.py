@@ -48,6 +48,7 @@ from decoding.orca_experiment import (
     append_point,
     format_lengths,
     median_points,
+    normalise_speed,
     plot,
     read_points,
     table_rows,
@@ -59,7 +60,7 @@ import chrion
 from chrion import Generator
 from chrion.files import write_atomically
 from chrion.generation.cache import CacheManager
-from chrion.generation.engine import SPINNING
+from chrion.generation.engine import SPINNING, SPINNING_BETWEEN_CALLS
 from chrion.generation.generator import open_engine
 from chrion.generation.iteration import Engine, Outcome, Work
 from chrion.generation.scheduling import POLICIES
@@ -81,6 +82,8 @@ class Mix:
     most: int = 64
 
 
+#: How long an iteration is repeated before it is timed.
+WARM_S = 0.01
 WORKLOADS = {"increments": Mix(), "mixed": Mix(0.25), "long prompts": Mix(1.0, 512, 512)}
 
 
@@ -147,10 +150,10 @@ def single_runs(session: Any, signature: DecoderSignature, shapes: Sequence[Shap
 
 
 def plain_session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
-    """Return a session of the whole model, configured as those of the engine."""
+    """Return a session of the whole model, configured as that of increments."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
-    for key, value in SPINNING.items():
+    for key, value in {**SPINNING, **SPINNING_BETWEEN_CALLS}.items():
         options.add_session_config_entry(key, value)
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
@@ -184,10 +187,17 @@ def print_header(columns: Sequence[str]) -> None:
 
 
 def time_in_turn(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Return the times in ms of each run in each round, after a warm-up."""
+    """Return the times in ms of each run in each round, after a warm-up.
+
+    A run follows others of its own, as it does in use: its weights are in the caches as far as they fit, and no thread
+    of another one waits actively.
+    """
     times: dict[str, list[float]] = {name: [] for name in runs}
     for at in range(rounds + 1):
         for name, run in runs.items():
+            warm_s = time.perf_counter() + WARM_S
+            while time.perf_counter() < warm_s:
+                run()
             before = time.perf_counter()
             run()
             if at:
@@ -275,15 +285,15 @@ def choose_batch_rates(
 def report_load(arguments: argparse.Namespace) -> None:
     """Print the throughputs at equal latencies and what can be gained, and fill in pages and a plot."""
     runs, costs = read_points(arguments.points), read_costs(arguments.costs) if arguments.costs else {}
-    points = median_points(runs)
-    load = markdown_table(table_rows(points, median_points(simulate_points(runs, costs))))
+    normalised = [normalise_speed(run, costs[run.workload]) for run in runs if run.workload in costs]
+    load = markdown_table(table_rows(runs, normalised, simulate_points(normalised, costs)))
     about = f"Written by `scripts/bench_generate.py` on {this_machine()}, onnxruntime {ort.get_version_string()}"
     machines = {
         f"{model}, measured costs ({format_lengths(scale)})": saturated(scale, found)
         for (model, scale), found in costs.items()
     }
     gain = markdown_table(gain_rows(1, {**machines, f"{TITLE} ({format_lengths(1)})": saturated_on_gpu()}))
-    gpu = markdown_table([row[2:-1] for row in table_rows(estimated_points())])
+    gpu = markdown_table([row[2:-2] for row in table_rows(estimated_points())])
     sections = {
         "generate-load": f"{about}.\n\n{load}",
         "generate-gain": f"Computed by `scripts/bench_generate.py`.\n\n{gain}",
@@ -293,7 +303,7 @@ def report_load(arguments: argparse.Namespace) -> None:
     for path in arguments.output:
         write_atomically(path, fill_sections(path.read_text(encoding="utf-8"), sections))
     if arguments.plot:
-        plot(points, arguments.plot)
+        plot(median_points(runs), arguments.plot)
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ SPINNING = {
     "session.force_spinning_stop": "1",
 }
 #: Options of a session that runs again as soon as tokens have been chosen: its threads wait for that long.
-_SPINNING_BETWEEN_CALLS = {"session.intra_op.spin_duration_us": "200", "session.force_spinning_stop": "0"}
+SPINNING_BETWEEN_CALLS = {"session.intra_op.spin_duration_us": "200", "session.force_spinning_stop": "0"}
 
 
 class _OpenPart:
@@ -126,7 +126,7 @@ class SelectiveEngine:
         self._increments: IncrementSession | None = None
         if split.whole is not None and list(providers) == [CPU_PROVIDER]:
             folder = weights_folder_option(split.graph.weights_folder)
-            options = _options({**folder, **_SPINNING_BETWEEN_CALLS}, threads)
+            options = _options({**folder, **SPINNING_BETWEEN_CALLS}, threads)
             self._increments = open_increments(split.whole, split.signature, options, self._run_blocks)
         blocks = supports_query_blocks(split.signature, self._run_blocks, by_token=self.by_token)
         #: The most tokens of a block of a prompt.

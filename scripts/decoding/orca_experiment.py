@@ -1,14 +1,16 @@
 """Results of Orca's end-to-end experiment: latency against throughput, and throughputs at equal latencies.
 
 Yu et al., *Orca* (OSDI 2022), section 6.2 and Figure 10: the median latency of a request divided by its generated
-tokens, against the throughput, for several greatest batches.
+tokens, against the throughput, for several greatest batches. Policies are compared in each repetition by itself, whose
+runs follow each other, and the medians of these comparisons are reported.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ Load = tuple[str, int, str, int, float]
 _FEATURES = ("features", "prompt_features")
 HEAD = (
     *("weights", "prompt, new tokens", "latency per token", "max batch"),
-    *("iteration-level, requests/s", "request-level", "ratio", "simulated ratio"),
+    *("iteration-level, requests/s", "request-level", "ratio", "at equal speed", "simulated"),
 )
 
 
@@ -43,7 +45,7 @@ class LoadPoint:
     offered_per_s: float
     #: Requests of the run.
     requests: int
-    #: Determines the requests; of several runs, that of the first one.
+    #: Determines the requests, and stands for a repetition; of several runs, that of the first one.
     seed: int
     requests_per_s: float
     #: The median over requests of the latency per generated token.
@@ -63,12 +65,34 @@ class LoadPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """A throughput that is read off a curve at a latency."""
+class Interval:
+    """Bounds of a figure, which are equal if it is known."""
 
-    requests_per_s: float
-    #: True if the curve ends below the latency, so that the throughput is a lower bound.
-    bound: bool
+    low: float
+    high: float
+
+    @property
+    def known(self) -> bool:
+        """Whether the figure is known."""
+        return self.low == self.high
+
+    def over(self, other: Interval) -> Interval:
+        """Return the bounds of the quotient of two figures that are not negative."""
+        return Interval(self.low / other.high, self.high / other.low if other.low else math.inf)
+
+    @classmethod
+    def median(cls, intervals: Sequence[Interval]) -> Interval:
+        """Return the bounds of the median of figures."""
+        return cls(*(statistics.median(getattr(one, bound) for one in intervals) for bound in ("low", "high")))
+
+    def format(self, digits: int) -> str:
+        """Return it as text; ``-`` if nothing is known."""
+        low, high = (f"{bound:.{digits}f}" for bound in (self.low, self.high))
+        if low == high:
+            return low
+        if math.isinf(self.high):
+            return f"at least {low}" if self.low else "-"
+        return f"{low} to {high}" if self.low else f"at most {high}"
 
 
 def append_point(path: Path, point: LoadPoint) -> None:
@@ -125,60 +149,91 @@ def median_points(runs: Iterable[LoadPoint]) -> list[LoadPoint]:
     ]
 
 
-def throughput_at(curve: Sequence[LoadPoint], ms_per_token: float) -> Reading | None:
-    """Return the throughput of a curve at a latency, or None if all of its latencies are greater.
+def throughput_at(curve: Sequence[LoadPoint], ms_per_token: float) -> Interval:
+    """Return the throughput of a curve at a latency.
+
+    Between two points it is interpolated linearly. A curve that ends below the latency gives a lower bound, and one
+    whose latencies are all greater an upper bound.
 
     Args:
         curve: Points of one model, policy and greatest batch.
-        ms_per_token: The latency. Between two points the throughput is interpolated linearly.
+        ms_per_token: The latency.
     """
     ordered = sorted(curve, key=lambda point: point.offered_per_s)
     within = [at for at, point in enumerate(ordered) if point.ms_per_token <= ms_per_token]
     if not within:
-        return None
+        return Interval(0.0, ordered[0].requests_per_s if ordered else math.inf)
     low = ordered[within[-1]]
     if within[-1] == len(ordered) - 1:
-        return Reading(low.requests_per_s, bound=True)
+        return Interval(low.requests_per_s, math.inf)
     high = ordered[within[-1] + 1]
     share = (ms_per_token - low.ms_per_token) / (high.ms_per_token - low.ms_per_token)
-    return Reading(low.requests_per_s + share * (high.requests_per_s - low.requests_per_s), bound=False)
+    found = low.requests_per_s + share * (high.requests_per_s - low.requests_per_s)
+    return Interval(found, found)
 
 
-def table_rows(points: Sequence[LoadPoint], simulated: Sequence[LoadPoint] = ()) -> list[tuple[str, ...]]:
+def table_rows(
+    runs: Sequence[LoadPoint], normalised: Sequence[LoadPoint] = (), simulated: Sequence[LoadPoint] = ()
+) -> list[tuple[str, ...]]:
     """Return the throughputs of both policies at equal latencies: by workload and greatest batch, and the best.
 
+    All figures are medians over repetitions, ratios as well.
+
     Args:
-        points: Measured points.
-        simulated: Simulated ones, whose ratios at the same latencies stand beside the measured ones.
+        runs: Measured runs.
+        normalised: The same at equal speed, by :func:`normalise_speed`.
+        simulated: The latter simulated.
     """
     rows: list[tuple[str, ...]] = [HEAD]
-    for workload in dict.fromkeys(point.workload for point in points):
-        own, others = ([point for point in some if point.workload == workload] for some in (points, simulated))
+    for workload in dict.fromkeys(run.workload for run in runs):
+        own, scaled, others = (
+            [run for run in some if run.workload == workload] for some in (runs, normalised, simulated)
+        )
         for factor in FACTORS:
-            latency = factor * latency_alone(own)
-            head = (workload[0], format_lengths(workload[1]), f"{latency:.1f} ms")
-            expected = readings(others, latency)
-            for batch, found in readings(own, latency).items():
-                ratio = _cells(*expected[batch])[-1] if batch in expected else "-"
-                rows.append((*head, batch, *_cells(*found), ratio))
+            latencies, at_equal_speed = (equal_latencies(some, factor) for some in (own, scaled))
+            found = readings(own, latencies)
+            beside = (readings(some, at_equal_speed) for some in (scaled, others))
+            ratios = [{batch: _median_ratio(pairs) for batch, pairs in some.items()} for some in (found, *beside)]
+            head = (workload[0], format_lengths(workload[1]), f"{statistics.median(latencies.values()):.1f} ms")
+            for batch, pairs in found.items():
+                throughputs = (Interval.median(several).format(1) for several in zip(*pairs, strict=True))
+                rows.append((*head, batch, *throughputs, *(some.get(batch, "-") for some in ratios)))
     return rows
 
 
-def latency_alone(points: Sequence[LoadPoint]) -> float:
-    """Return the least latency of iteration-level scheduling."""
-    return min(p.ms_per_token for p in points if p.policy == "iteration")
+def equal_latencies(runs: Sequence[LoadPoint], factor: float) -> dict[int, float]:
+    """Return by seed the latency at which throughputs are compared.
+
+    Args:
+        runs: Runs of one workload.
+        factor: The latency relative to the least one of iteration-level scheduling in the same repetition.
+    """
+    least: dict[int, float] = {}
+    for run in runs:
+        if run.policy == "iteration":
+            least[run.seed] = min(run.ms_per_token, least.get(run.seed, math.inf))
+    return {seed: factor * latency for seed, latency in least.items()}
 
 
-def readings(points: Sequence[LoadPoint], ms_per_token: float) -> dict[str, tuple[Reading | None, Reading | None]]:
-    """Return the throughputs of both policies at a latency, by greatest batch and for the best one."""
-    found: dict[str, tuple[Reading | None, Reading | None]] = {}
-    for batch in sorted({point.max_batch for point in points}):
-        curves = ([p for p in points if (p.policy, p.max_batch) == (policy, batch)] for policy in POLICIES)
-        ours, theirs = (throughput_at(curve, ms_per_token) for curve in curves)
-        found[str(batch)] = (ours, theirs)
-    if found:
-        ours, theirs = (_best(several) for several in zip(*found.values(), strict=True))
-        found["best"] = (ours, theirs)
+def readings(runs: Sequence[LoadPoint], latencies: Mapping[int, float]) -> dict[str, list[tuple[Interval, Interval]]]:
+    """Return throughputs at equal latencies, by greatest batch and for the best one: of both policies, for each seed.
+
+    Args:
+        runs: Runs of one workload.
+        latencies: The latency of each seed.
+    """
+    found: dict[str, list[tuple[Interval, Interval]]] = {}
+    for seed, latency in latencies.items():
+        own = [run for run in runs if run.seed == seed]
+        pairs: list[tuple[Interval, Interval]] = []
+        for batch in sorted({run.max_batch for run in own}):
+            curves = ([p for p in own if (p.policy, p.max_batch) == (policy, batch)] for policy in POLICIES)
+            ours, theirs = (throughput_at(curve, latency) for curve in curves)
+            pairs.append((ours, theirs))
+            found.setdefault(str(batch), []).append(pairs[-1])
+        if pairs:
+            ours, theirs = (_best(several) for several in zip(*pairs, strict=True))
+            found.setdefault("best", []).append((ours, theirs))
     return found
 
 
@@ -188,19 +243,12 @@ def format_lengths(scale: int) -> str:
     return ", ".join(f"{lengths[f'{name}_least']} to {lengths[f'{name}_most']}" for name in ("prompt", "new"))
 
 
-def _best(readings: Iterable[Reading | None]) -> Reading | None:
-    return max((r for r in readings if r is not None), key=lambda r: r.requests_per_s, default=None)
+def _best(several: Sequence[Interval]) -> Interval:
+    return Interval(max(one.low for one in several), max(one.high for one in several))
 
 
-def _cells(ours: Reading | None, theirs: Reading | None) -> tuple[str, str, str]:
-    texts = [
-        "none" if reading is None else f"{'at least ' if reading.bound else ''}{reading.requests_per_s:.1f}"
-        for reading in (ours, theirs)
-    ]
-    if ours is None or theirs is None or (ours.bound and theirs.bound):
-        return texts[0], texts[1], "-"
-    limit = "at least " if ours.bound else "at most " if theirs.bound else ""
-    return texts[0], texts[1], f"{limit}{ours.requests_per_s / theirs.requests_per_s:.2f}"
+def _median_ratio(pairs: Iterable[tuple[Interval, Interval]]) -> str:
+    return Interval.median([ours.over(theirs) for ours, theirs in pairs]).format(2)
 
 
 def plot(points: Sequence[LoadPoint], path: Path) -> None:

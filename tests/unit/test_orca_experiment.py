@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from decoding.load import IterationTotals, load_scenario
 from decoding.orca_experiment import (
+    Interval,
     LoadPoint,
     append_point,
     median_points,
@@ -32,62 +34,114 @@ def curve(policy: str, batch: int, *pairs: tuple[float, float]) -> list[LoadPoin
 
 
 OURS = curve("iteration", 8, (10.0, 1.0), (20.0, 1.5), (30.0, 3.5))
-OUTLIERS = {1: (0.1, 50.0), 2: (99.0, 0.1)}
 THEIRS = [*curve("request", 1, (8.0, 1.5), (9.0, 9.0)), *curve("request", 8, (10.0, 3.0), (11.0, 30.0))]
 
 
-@pytest.mark.parametrize(("latency", "expected"), [(1.5, 20.0), (2.5, 25.0), (3.5, 30.0), (4.0, 30.0)])
-def test_throughput_is_interpolated(latency: float, expected: float) -> None:
-    """Halfway between two latencies the throughput is halfway, too; after the last point it is a lower bound."""
-    found = throughput_at(OURS, latency)
-    assert found is not None
-    assert found.requests_per_s == pytest.approx(expected)
-    assert found.bound == (latency >= 3.5)
+@pytest.mark.parametrize(
+    ("latency", "expected"),
+    [
+        (1.5, Interval(20.0, 20.0)),
+        (2.5, Interval(25.0, 25.0)),
+        (3.5, Interval(30.0, math.inf)),
+        (4.0, Interval(30.0, math.inf)),
+        (0.9, Interval(0.0, 10.0)),
+    ],
+)
+def test_throughput_is_interpolated(latency: float, expected: Interval) -> None:
+    """Halfway between two latencies the throughput is halfway, too; outside the points there are bounds."""
+    assert throughput_at(OURS, latency) == expected
+
+
+def test_no_points_say_nothing() -> None:
+    """Without points every throughput is possible."""
+    assert throughput_at([], 1.0) == Interval(0.0, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("interval", "text"),
+    [
+        (Interval(1.0, 1.0), "1.0"),
+        (Interval(1.0, 2.0), "1.0 to 2.0"),
+        (Interval(1.0, math.inf), "at least 1.0"),
+        (Interval(0.0, 2.0), "at most 2.0"),
+        (Interval(0.0, math.inf), "-"),
+    ],
+)
+def test_intervals_as_text(interval: Interval, text: str) -> None:
+    """What is not known is not printed."""
+    assert interval.format(1) == text
+
+
+def test_quotients_and_medians_of_intervals() -> None:
+    """Of all figures within intervals, none has a quotient or a median outside of those of the intervals."""
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        ends = np.sort(rng.uniform(0, 9, (5, 2)))
+        intervals = [Interval(*pair) for pair in ends]
+        figures = rng.uniform(*ends.T, (20, 5))
+        quotient, middle = intervals[0].over(intervals[1]), Interval.median(intervals)
+        assert np.all(quotient.low <= figures[:, 0] / figures[:, 1])
+        assert np.all(figures[:, 0] / figures[:, 1] <= quotient.high)
+        medians = np.median(figures, axis=1)
+        assert np.all((middle.low <= medians) & (medians <= middle.high))
+    assert Interval(2.0, 3.0).over(Interval(0.0, math.inf)) == Interval(0.0, math.inf)
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "ratio"),
-    [((30.0, 1.0), (10.0, 9.0), "at least 3.00"), ((30.0, 9.0), (10.0, 1.0), "at most 1.25")],
+    [
+        ((30.0, 1.0), (10.0, 9.0), "at least 3.00"),
+        ((30.0, 9.0), (10.0, 1.0), "at most 1.25"),
+        ((30.0, 1.0), (10.0, 1.0), "-"),
+    ],
 )
 def test_ratios_of_lower_bounds(ours: tuple[float, float], theirs: tuple[float, float], ratio: str) -> None:
     """A ratio with a lower bound is a bound itself; of two of them nothing follows."""
     first = (10.0, 1.0)
     points = [*curve("iteration", 8, first, ours), *curve("request", 8, first, theirs)]
-    assert table_rows(points)[1][-2] == ratio
-    both = [*curve("iteration", 8, first, (30.0, 1.0)), *curve("request", 8, first, (10.0, 1.0))]
-    assert table_rows(both)[1][-2] == "-"
-
-
-def test_a_latency_below_all_points_has_no_throughput() -> None:
-    """Nothing is extrapolated."""
-    assert throughput_at(OURS, 0.9) is None
+    assert table_rows(points)[1][-3:] == (ratio, "-", "-")
 
 
 def test_a_table_from_a_file(tmp_path: Path) -> None:
-    """Of three runs of a load the medians count; the first row is at twice 1 ms."""
+    """The first rows are at twice 1 ms; a best batch is bounded by those that are not known."""
     path = tmp_path / "points.jsonl"
-    outliers = [LoadPoint("small", 1, "iteration", 8, 1, 1.0, 60, seed, *pair) for seed, pair in OUTLIERS.items()]
-    for point in [outliers[0], *OURS, *THEIRS, outliers[1]]:
+    for point in [*OURS, *THEIRS]:
         append_point(path, point)
     runs = read_points(path)
-    assert [run.seed for run in runs] == [1, *[0] * (len(OURS) + len(THEIRS)), 2]
-    points = median_points(runs)
-    assert len(points) == len(OURS) + len(THEIRS)
+    assert runs == [*OURS, *THEIRS]
     request_8_at_4 = 10 + 1 / 27
+    bound = f"at least {30 / request_8_at_4:.2f}"
     ends = [
-        ("2.0 ms", "1", "none", "8.1", "-"),
-        ("2.0 ms", "8", "22.5", "none", "-"),
-        ("2.0 ms", "best", "22.5", "8.1", f"{22.5 / (8 + 0.5 / 7.5):.2f}"),
-        ("4.0 ms", "1", "none", "8.3", "-"),
-        ("4.0 ms", "8", "at least 30.0", "10.0", f"at least {30 / request_8_at_4:.2f}"),
-        ("4.0 ms", "best", "at least 30.0", "10.0", f"at least {30 / request_8_at_4:.2f}"),
+        ("2.0 ms", "1", "-", "8.1", "-"),
+        ("2.0 ms", "8", "22.5", "at most 10.0", "at least 2.25"),
+        ("2.0 ms", "best", "at least 22.5", "8.1 to 10.0", "at least 2.25"),
+        ("4.0 ms", "1", "-", "8.3", "-"),
+        ("4.0 ms", "8", "at least 30.0", "10.0", bound),
+        ("4.0 ms", "best", "at least 30.0", "10.0", bound),
     ]
     lengths = ("small", "32 to 512, 1 to 128")
-    assert table_rows(points)[1:] == [(*lengths, *end, "-") for end in ends]
-    simulated = [replace(point, requests_per_s=point.requests_per_s / 2) for point in points]
-    assert [row[-1] for row in table_rows(points, simulated)[1:]] == [end[-1] for end in ends]
-    plot(points, tmp_path / "plot.png")
+    assert table_rows(runs)[1:] == [(*lengths, *end, "-", "-") for end in ends]
+    faster = [
+        replace(run, requests_per_s=2 * run.requests_per_s, ms_per_token=run.ms_per_token / 2, offered_per_s=9 + at)
+        for at, run in enumerate(runs)
+    ]
+    simulated = [replace(run, requests_per_s=run.requests_per_s / 3) for run in faster]
+    assert [row[-3:] for row in table_rows(runs, faster, simulated)[1:]] == [(end[-1],) * 3 for end in ends]
+    plot(runs, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 1000
+
+
+def test_policies_are_compared_in_each_repetition() -> None:
+    """A machine of half the speed has latencies of its own; a repetition that misses one bounds the median."""
+    fast = [*curve("iteration", 8, (30.0, 1.0), (60.0, 5.0)), *curve("request", 8, (10.0, 1.0), (20.0, 5.0))]
+    slow = [
+        replace(run, seed=1, requests_per_s=run.requests_per_s / 2, ms_per_token=run.ms_per_token * 2) for run in fast
+    ]
+    missed = [replace(run, seed=2, ms_per_token=run.ms_per_token + 9 * (run.policy == "request")) for run in fast]
+    assert table_rows([*fast, *slow])[1][2:] == ("3.0 ms", "8", "28.1", "9.4", "3.00", "-", "-")
+    # At twice 1 ms: 37.5 of iteration-level, 12.5 of request-level, but at most 10 where it was missed.
+    assert table_rows([*fast, *missed])[1][2:-2] == ("2.0 ms", "8", "37.5", "6.2 to 11.2", "at least 3.38")
+    assert table_rows([*fast, *slow, *missed])[1][-3] == "3.00"
 
 
 def test_medians_are_those_of_each_figure() -> None:
