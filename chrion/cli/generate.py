@@ -53,7 +53,7 @@ def generate(
         first_s = _print(stream, text=generator.tokenizer is not None, silent=as_json, started=started)
         ids, seconds = stream.result(), time.perf_counter() - started
         if as_json:
-            times = {"time_to_first_token_ms": first_s * 1e3, "tokens_per_s": len(ids) / seconds}
+            times = {"time_to_first_token_ms": first_s and first_s * 1e3, "tokens_per_s": len(ids) / seconds}
             show_json({"text": stream.text, "tokens": ids, "finish_reason": stream.finish_reason, **times})
 
 
@@ -64,9 +64,9 @@ def _token_ids(text: str) -> list[int]:
         raise OptionError(f"--tokens: expected numbers with commas between them, found {text!r}") from None
 
 
-def _print(stream: Stream, *, text: bool, silent: bool, started: float) -> float:
-    """Print a stream as it comes; return the seconds to its first token."""
-    first = 0.0
+def _print(stream: Stream, *, text: bool, silent: bool, started: float) -> float | None:
+    """Print a stream as it comes; return the seconds to its first token, or None without tokens."""
+    first: float | None = None
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # characters that the encoding of the terminal lacks
     try:

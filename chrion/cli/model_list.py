@@ -21,7 +21,7 @@ _FAMILIES = {
     "gpt2-decoder-onnx": "the same with ONNX's Attention",
     "gru": "stack of GRU layers",
     "inception-v3": "Inception-v3 on images",
-    "llama": "Llama decoder",
+    "llama": "Llama on whole sequences, without a cache",
     "llama-decoder": "decoder like Llama 2, with a cache",
     "llama-decoder-grouped": "the same with GroupQueryAttention",
     "llama-decoder-onnx": "the same with ONNX's Attention",

@@ -233,11 +233,11 @@ class PlainEngine:
             feed[name] = np.ascontiguousarray(array[None, :, : work.past])
         try:
             logits, *present = self._session.run([LOGITS, *self.signature.present], feed)
+            total = work.past + len(work.ids)
+            for array, value in zip(work.cache.arrays, present, strict=True):
+                array[:, work.past : total] = value[0, :, work.past : total]
         except Exception as error:  # noqa: BLE001 - onnxruntime raises many types
             return GenerationError(f"the iteration failed: {first_line(error)}")
-        total = work.past + len(work.ids)
-        for array, value in zip(work.cache.arrays, present, strict=True):
-            array[:, work.past : total] = value[0, :, work.past : total]
         return np.asarray(logits[0, -1], np.float32) if work.wanted else None
 
 

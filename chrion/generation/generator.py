@@ -27,7 +27,7 @@ from chrion.generation.merged import open_merged
 from chrion.generation.sampling import Sampler, Sampling
 from chrion.generation.scheduling import Batch, IterationScheduler, Share, whole_number
 from chrion.generation.streams import Stream, Token
-from chrion.generation.text import TextBuilder, find_stop_tokens, find_tokenizer, load_tokenizer
+from chrion.generation.text import TextBuilder, find_stop_tokens, find_tokenizer, load_tokenizer, special_tokens
 from chrion.graph import Graph, load
 from chrion.graph.context_length import find_context
 from chrion.graph.decoder import BRANCH, decoder_signature
@@ -123,6 +123,9 @@ class Generator:
         for name in providers:
             if name != CPU_PROVIDER:  # without this, onnxruntime would use the CPU
                 require_working(name, "providers")
+        for option, value, least in (("threads", threads, 1), ("kv_slots", kv_slots, 1), ("kv_bytes", kv_bytes, 0)):
+            if value is not None and whole_number(option, value) < least:
+                raise OptionError(f"{option}: {value} is below {least}")
         graph = model if isinstance(model, Graph) else load(model)
         slots = slots_of_bytes(decoder_signature(graph), kv_bytes) if kv_slots is None else kv_slots
         self._scheduler = IterationScheduler(max_batch, slots, n_workers=n_workers, policy=policy, chunk=chunk)
@@ -136,6 +139,7 @@ class Generator:
         self.context = min((length for length in stated if length), default=0)
         #: The tokenizer of the model, or None.
         self.tokenizer = load_tokenizer(tokenizer) if tokenizer else None
+        self._special = special_tokens(self.tokenizer) if self.tokenizer else {}
         #: The tokens that end every text, from the model's configuration.
         self.stop_tokens = find_stop_tokens(path) if path else frozenset()
         self._numbers = itertools.count()
@@ -169,14 +173,15 @@ class Generator:
             prompt: Token ids, or text if the model has a tokenizer.
             max_new_tokens: The most tokens to generate.
             sampling: How tokens are chosen; the most probable ones by default.
-            stop: Strings that end the text and are not part of it.
+            stop: Strings that end the text and are not part of it. Special tokens, which texts omit, end it, too.
             stop_tokens: Tokens that end the text and are not part of it; by default those of the model.
 
         Returns:
             The tokens as they come.
 
         Raises:
-            OptionError: The prompt is empty or has unknown tokens, or the request does not fit in the slots.
+            OptionError: The prompt is empty or has unknown tokens, the request does not fit in the slots, or an
+                argument has another type.
             RuntimeError: The generator is closed, or its process was forked.
         """
         if self._forked:
@@ -185,10 +190,18 @@ class Generator:
         max_new_tokens = whole_number("max_new_tokens", max_new_tokens)
         self._check_context(len(ids), max_new_tokens)
         stops = [stop] if isinstance(stop, str) else list(stop)
+        for text in stops:
+            if not isinstance(text, str):
+                raise OptionError(f"stop: expected strings, found {text!r:.100}")
+        if sampling is not None and not isinstance(sampling, Sampling):
+            raise OptionError(f"sampling: expected a Sampling, found {sampling!r:.100}")
         if any(stops) and self.tokenizer is None:
             raise OptionError("stop: strings need a tokenizer", hint="give stop_tokens, or a tokenizer")
         builder = TextBuilder(self.tokenizer, stops, ids) if self.tokenizer is not None else None
-        ends = self.stop_tokens if stop_tokens is None else frozenset(stop_tokens)
+        ends = self.stop_tokens
+        if stop_tokens is not None:
+            ends = frozenset(whole_number("stop_tokens", token) for token in stop_tokens)
+        ends |= {self._special[text] for text in stops if text in self._special}
         sampler = Sampler(sampling or Sampling(), ids)
         with self._lock:
             if self._closed:
@@ -366,14 +379,23 @@ class Generator:
 
     def _run(self, batch: Batch, requests: Sequence[_Request]) -> list[Outcome]:
         """Run one iteration; an error of the whole batch is the error of each of its requests."""
-        try:
-            works = [
-                request.work(share, self._caches.get(request.number, request.capacity))
-                for share, request in zip(batch, requests, strict=True)
-            ]
-            return self._engine.run(works)
-        except Exception as error:  # noqa: BLE001 - the loop must go on for other requests
-            return [GenerationError(f"the iteration failed: {error}")] * len(batch)
+        works: dict[int, Work] = {}
+        outcomes: dict[int, Outcome] = {}
+        for share, request in zip(batch, requests, strict=True):
+            try:
+                cache = self._caches.get(request.number, request.capacity)
+            except Exception as error:  # noqa: BLE001 - the others have their caches
+                message = f"no memory for the keys and values of {request.capacity} tokens: {error}"
+                outcomes[request.number] = GenerationError(message)
+            else:
+                works[request.number] = request.work(share, cache)
+        if works:
+            try:
+                found = self._engine.run([*works.values()])
+            except Exception as error:  # noqa: BLE001 - the loop must go on for other requests
+                found = [GenerationError(f"the iteration failed: {error}")] * len(works)
+            outcomes |= zip(works, found, strict=True)
+        return [outcomes[request.number] for request in requests]
 
     def _return(self, batch: Batch, requests: Sequence[_Request], outcomes: Sequence[Outcome]) -> None:
         """Give the requests of a batch their tokens, and take back the batch."""

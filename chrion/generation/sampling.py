@@ -42,8 +42,9 @@ class Sampling:
         for name, value in numbers.items():
             try:
                 finite = math.isfinite(value)
-            except OverflowError:  # a whole number beyond any float
-                raise OptionError(f"{name}: expected a number that a float can represent") from None
+            except (TypeError, OverflowError):  # no number, or a whole number beyond any float
+                message = f"{name}: expected a number that a float can represent, found {value!r:.40}"
+                raise OptionError(message) from None
             if not finite:
                 raise OptionError(f"{name}: {value} is not a finite number")
         for name, whole in (("top_k", self.top_k), ("seed", self.seed)):

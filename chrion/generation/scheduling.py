@@ -159,8 +159,9 @@ class IterationScheduler:
         prompt, max_new_tokens = whole_number("prompt", prompt), whole_number("max_new_tokens", max_new_tokens)
         # The last token that is generated is never an input, and has no keys and values.
         needed = prompt + max_new_tokens - 1
-        if prompt < 1 or max_new_tokens < 1:
-            raise OptionError(f"expected a prompt and new tokens, found {prompt} and {max_new_tokens}")
+        for name, value in (("prompt", prompt), ("max_new_tokens", max_new_tokens)):
+            if value < 1:
+                raise OptionError(f"{name}: expected at least one token, found {value}")
         if needed > self.n_slots:
             raise OptionError(
                 f"the request needs {needed} slots for keys and values, there are {self.n_slots}",

@@ -100,7 +100,11 @@ class TextBuilder:
         """Return the text of the tokens since ``_read``; nothing if it is incomplete and not final."""
         before = self._decode(self._ids[self._prefix : self._read])
         now = self._decode(self._ids[self._prefix :])
+        if not now.startswith(before):  # a character is complete that the prompt began
+            before = before.rstrip(_INCOMPLETE)
         if len(now) <= len(before) or (now.endswith(_INCOMPLETE) and not final):
+            if final:
+                del self._ids[self._read :]  # they have no text
             return ""
         self._prefix, self._read = self._read, len(self._ids)
         return now[len(before) :]
@@ -124,6 +128,11 @@ class TextBuilder:
         return max(lengths, default=0)
 
 
+def special_tokens(tokenizer: Any) -> dict[str, int]:
+    """Return the special tokens of a tokenizer, which texts omit."""
+    return {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+
+
 def find_stop_tokens(model: Path) -> frozenset[int]:
     """Return the tokens that end a text, from the configuration that transformers or onnxruntime-genai writes.
 
@@ -133,8 +142,9 @@ def find_stop_tokens(model: Path) -> frozenset[int]:
     for name in ("generation_config.json", "config.json", "genai_config.json"):
         path = model.parent / name
         content = read_configuration(path)
-        inner = content.get("model")  # of onnxruntime-genai
-        found = {**content, **(inner if isinstance(inner, dict) else {})}.get("eos_token_id")
+        # Models of text and images have text_config, those of onnxruntime-genai model.
+        parts = [part for part in (content, content.get("text_config"), content.get("model")) if isinstance(part, dict)]
+        found = next((part["eos_token_id"] for part in parts if part.get("eos_token_id") is not None), None)
         if found is not None:
             tokens = found if isinstance(found, list) else [found]
             if not all(type(token) is int for token in tokens):

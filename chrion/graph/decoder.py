@@ -82,7 +82,10 @@ def decoder_signature(graph: Graph) -> DecoderSignature:
         ModelError: The model is not a decoder with a cache in the layout of optimum and transformers.
     """
     where = f"{graph.name}: not a decoder with a cache"
-    hint = "expected input_ids and past_key_values.N.{key,value} to logits and present.N.{key,value}"
+    hint = (
+        "expected input_ids and past_key_values.N.{key,value} to logits and present.N.{key,value}; "
+        "chrion model llama-decoder writes an example"
+    )
     inputs, outputs = ({info.name: info for info in infos} for infos in (graph.inputs, graph.outputs))
     plain = [name for name in inputs if not name.startswith(_PAST)]
     if encoder := next((name for name in inputs if name.startswith("encoder_") or ".encoder." in name), ""):

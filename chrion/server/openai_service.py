@@ -62,16 +62,23 @@ class OpenAiService:
 
         return [
             ("/v1/models", self._models, "GET"),
+            ("/v1/models/{name}", self._model, "GET"),
             ("/v1/completions", reading(self._completions), "POST"),
             ("/v1/chat/completions", reading(self._chat), "POST"),
         ]
 
     async def _models(self, request: Request) -> Response:
         del request
-        common = {"object": "model", "created": self._created, "owned_by": "chrion"}
-        return JSONResponse(
-            {"object": "list", "data": [{"id": name, **common} for name in sorted(self._service.served)]}
-        )
+        models = [self._describe(name) for name in sorted(self._service.served)]
+        return JSONResponse({"object": "list", "data": models})
+
+    async def _model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        self._find(name)
+        return JSONResponse(self._describe(name))
+
+    def _describe(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self._created, "owned_by": "chrion"}
 
     async def _completions(self, request: Request, body: dict[str, Any]) -> Response:
         settings = read_settings(body)
@@ -106,7 +113,8 @@ class OpenAiService:
         self._admit(settings, len(prompts))
 
         def most(length: int) -> int:
-            return settings.max_tokens or answers.default_tokens or generator.default_new_tokens(length)
+            default = answers.default_tokens or generator.default_new_tokens(length)
+            return settings.max_tokens or min(default, generator.most_new_tokens(length))
 
         streams = await self._service.submit(generator, prompts, settings.samplings, settings.stop, most)
         prompt = sum(stream.prompt_tokens for stream in streams[:: len(settings.samplings)])

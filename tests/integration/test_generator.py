@@ -21,6 +21,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from chrion import Generator, Sampling
 from chrion.errors import GenerationError, OptionError, ProviderError
+from chrion.generation.cache import RequestCache
 from chrion.generation.engine import PlainEngine
 from chrion.generation.iteration import Outcome, Work
 from chrion.generation.text import TextBuilder
@@ -206,7 +207,7 @@ def test_stop_tokens_end_a_text(generator: Generator, plain: PlainDecoder) -> No
         ([61], 5, "tokens of 0 to 60, found 61"),
         ([-1], 5, "found -1"),
         ("text", 5, "needs a tokenizer"),
-        ([1], 0, "expected a prompt and new tokens"),
+        ([1], 0, "max_new_tokens: expected at least one token, found 0"),
         ([1], 2.5, "max_new_tokens: expected a whole number, found 2.5"),
         ([1.5], 3, "prompt: expected a whole number, found 1.5"),
         ([[1, 2]], 3, r"prompt: expected a whole number, found \[1, 2\]"),
@@ -221,6 +222,20 @@ def test_wrong_requests_are_refused(generator: Generator, prompt: str | list[int
     assert len(generator.submit(np.array([1, 2]), np.int64(3)).result(60)) == 3  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stop": [5]}, "stop: expected strings, found 5"),
+        ({"stop_tokens": ["x"]}, "stop_tokens: expected a whole number, found 'x'"),
+        ({"sampling": {"seed": 1}}, "sampling: expected a Sampling, found {'seed': 1}"),
+    ],
+)
+def test_arguments_of_other_types_are_refused(generator: Generator, options: dict[str, Any], message: str) -> None:
+    """The message names the argument; nothing fails later in the middle of a text."""
+    with pytest.raises(OptionError, match=message):
+        generator.submit([1], 2, **options)
+
+
 def test_requests_that_never_fit_are_refused() -> None:
     """A request of more slots than there are does not block others."""
     with Generator(MODEL, threads=1, kv_slots=10) as generator:
@@ -232,7 +247,10 @@ def test_requests_that_never_fit_are_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"kv_slots": 10.5}, OptionError, "n_slots: expected a whole number, found 10.5"),
+        ({"kv_slots": 10.5}, OptionError, "kv_slots: expected a whole number, found 10.5"),
+        ({"kv_slots": 0}, OptionError, "kv_slots: 0 is below 1"),
+        ({"kv_bytes": "1GB"}, OptionError, "kv_bytes: expected a whole number, found '1GB'"),
+        ({"threads": 0}, OptionError, "threads: 0 is below 1"),
         ({"max_batch": 0}, OptionError, "max_batch: 0 is below 1"),
         ({"providers": ["Unknown"]}, ProviderError, "unknown accelerator 'Unknown'"),
     ],
@@ -240,7 +258,7 @@ def test_requests_that_never_fit_are_refused() -> None:
 def test_wrong_options_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
     """A provider that does not exist is not replaced by the CPU without a word."""
     with pytest.raises(error, match=message):
-        Generator(MODEL, threads=1, **options)
+        Generator(MODEL, **{"threads": 1, **options})
 
 
 def test_default_numbers_of_tokens() -> None:
@@ -256,6 +274,26 @@ def test_a_prompt_of_the_whole_context(plain: PlainDecoder) -> None:
         for length in (63, 64):
             ids = [at % 61 for at in range(length)]
             assert generator.submit(ids, 65 - length).result(60) == plain.generate(ids, 65 - length)
+
+
+def test_a_cache_without_memory_fails_its_request_only(plain: PlainDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the memory of one request cannot be mapped, the other requests of its first batch go on."""
+    with Generator(MODEL, threads=1, max_batch=4) as generator:
+        get = generator._caches.get
+
+        def refusing(request: int, capacity: int) -> RequestCache:
+            if capacity == 10:
+                raise OSError("made up")
+            return get(request, capacity)
+
+        monkeypatch.setattr(generator._caches, "get", refusing)
+        with generator._lock:  # all of them before the first iteration
+            good, bad = generator.submit([1, 2], 6), generator.submit([3, 4], 9)
+        with pytest.raises(GenerationError, match="no memory for the keys and values of 10 tokens: made up"):
+            bad.result(60)
+        assert good.result(60) == plain.generate([1, 2], 6)
+        wait_until_idle(generator)
+        assert generator.statistics().reserved_slots == 0
 
 
 def test_an_error_in_an_iteration_fails_its_request_only(
@@ -355,6 +393,20 @@ def test_text_in_and_out(tmp_path: Path, plain: PlainDecoder) -> None:
         stopped.result(60)
         assert stopped.text == text[: text.find(f"w{expected[2]}")]
         assert stopped.finish_reason == "stop"
+
+
+def test_special_tokens_are_stop_strings(tmp_path: Path, plain: PlainDecoder) -> None:
+    """A special token ends the text as a stop string, though texts omit it."""
+    expected = plain.generate([1, 2, 3], 9)
+    at = next(at for at in range(1, 9) if expected[at] not in expected[:at])
+    path = write_model(tmp_path)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer.add_special_tokens([f"w{expected[at]}"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with Generator(path, threads=1) as generator:
+        stream = generator.submit([1, 2, 3], 9, stop=[f"w{expected[at]}"])
+        assert stream.result(60) == expected[:at]
+        assert stream.finish_reason == "stop"
 
 
 def test_the_end_token_of_the_configuration_ends_texts(tmp_path: Path, plain: PlainDecoder) -> None:

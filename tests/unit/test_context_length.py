@@ -114,6 +114,9 @@ def test_the_configuration_of_onnxruntime_genai(tmp_path: Path) -> None:
     genai = {"model": {"context_length": 128, "eos_token_id": [5, 6], "type": "llama"}, "search": {"max_length": 64}}
     (tmp_path / "genai_config.json").write_text(json.dumps(genai))
     assert (find_context(model), find_stop_tokens(model)) == (128, {5, 6})
+    nested = {"text_config": {"max_position_embeddings": 98, "eos_token_id": 8}}
+    (tmp_path / "config.json").write_text(json.dumps(nested))
+    assert (find_context(model), find_stop_tokens(model)) == (98, {8})
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 99, "eos_token_id": 7}))
     assert (find_context(model), find_stop_tokens(model)) == (99, {7})
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": "</s>"}))

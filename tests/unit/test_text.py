@@ -81,6 +81,20 @@ def test_a_stream_takes_time_in_proportion_to_its_tokens() -> None:
         assert tokenizer.decoded < 2000 * 50
 
 
+def test_tokens_without_text_are_not_decoded_again() -> None:
+    """Thousands of special tokens in a row, which texts omit, take time in proportion, and change no space."""
+    tokenizer = BytePieces([b" a", b""])
+    pieces = grow(tokenizer, [0, *[1] * 2000, 0])
+    assert "".join(pieces) == " a a"
+    assert tokenizer.decoded < 2000 * 50
+
+
+def test_a_character_that_the_prompt_began_is_text() -> None:
+    """Nothing is lost if the tokens of a prompt end within a character."""
+    tokenizer = BytePieces([b"x\xc3", b"\xa9", b"y"])
+    assert grow(tokenizer, [1, 2], prompt=[0]) == ["é", "y", ""]
+
+
 def test_no_part_of_a_stop_string_is_released() -> None:
     """A token with a letter and the first byte of the next one waits for the other byte."""
     tokenizer = BytePieces([b"x", b"a\xc3", b"\xa9", b"ab", "aé".encode() + b"\xc3"])

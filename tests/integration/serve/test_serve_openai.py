@@ -78,6 +78,9 @@ def metric(server: Server, name: str) -> float:
 def test_models_with_generation_are_listed(client: Any) -> None:
     """Only models with a table [generation] are models of this API."""
     assert [model.id for model in client.models.list()] == ["llama", "plain"]
+    assert client.models.retrieve("llama").id == "llama"
+    with pytest.raises(openai.NotFoundError, match="unknown"):
+        client.models.retrieve("unknown")
 
 
 def test_completions(client: Any, plain: PlainDecoder) -> None:
