@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+import onnxruntime as ort
 
 from chrion import HybridSession, load
 from chrion.runtime import process_hooks
 from chrion.runtime.crowding import in_flight
 from chrion.scheduler import fixed_plan
 from helpers import FLOAT, make_model, node, value
+from session_paths import indexed_branches, request
 
 _SIZE = 600
 
@@ -117,7 +119,34 @@ def thread() -> None:
     threading.Thread(target=lambda: write_line(session.run(None, feed)[0].shape)).start()
 
 
-PROGRAMS: dict[str, Callable[[], object]] = {f.__name__: f for f in (end, leave, fail, late, fork, thread)}
+def fork_plain() -> None:
+    """Fork with a plain session that is idle, and again with a request in flight; tell what the children can do."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1  # other threads would not exist in a child
+    model, feed = indexed_branches(), request(0)
+    session = HybridSession(model, options, tune="never")
+    session.run(None, feed)
+    for state in ("idle", "in flight"):
+        if state != "idle":
+            in_flight.append(None)
+        child = os.fork()
+        if child == 0:
+            new = HybridSession(model, options, tune="never")
+            write_line(f"{state}: {attempt(session, feed)}, created in the child: {attempt(new, feed)}")
+            os._exit(0)
+        os.waitpid(child, 0)
+
+
+def attempt(session: HybridSession, feed: dict[str, np.ndarray]) -> str:
+    """Return whether a session serves or refuses a request."""
+    try:
+        session.run(None, feed)
+    except RuntimeError as error:
+        return "refused" if "requests were in flight" in str(error) else str(error)
+    return "served"
+
+
+PROGRAMS: dict[str, Callable[[], object]] = {f.__name__: f for f in (end, leave, fail, late, fork, fork_plain, thread)}
 
 if __name__ == "__main__":
     PROGRAMS[sys.argv[1]]()

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from chrion.runtime import process_hooks  # noqa: F401 - its hook, which reads in_flight, must run before the one below
 from chrion.runtime.execution.engine import Engine, PlainEngine
 from chrion.runtime.one_thread import OneThreadSession
 

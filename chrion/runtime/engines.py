@@ -50,9 +50,11 @@ _MAX_PLANS, _MAX_SHAPES = 8, 256
 #: Maximum number of requests whose shapes wait for the tuning thread, which counts them a few times a second.
 _MAX_NOTED = 64
 _FORKED = (
-    "this session was created before the process was forked, and its lanes do not exist in the child: create a session "
-    "in the child, or start processes with multiprocessing's 'spawn' or 'forkserver'"
+    "this session was created before the process was forked, and {}: create a session in the child, or start processes "
+    "with multiprocessing's 'spawn' or 'forkserver'"
 )
+_WITHOUT_LANES = _FORKED.format("its lanes do not exist in the child")
+_IN_FLIGHT = _FORKED.format("requests were in flight then, whose locks in onnxruntime may be held forever in the child")
 
 Shapes = tuple[tuple[int, ...], ...]
 T = TypeVar("T")
@@ -305,13 +307,19 @@ class Engines:
                 engine.close(until)
 
     def refuse_in_child(self) -> None:
-        """Refuse requests in a forked child, where the lanes are missing; a plain session is left to onnxruntime."""
+        """Refuse requests in a forked child, where the lanes are missing; a plain session is left to onnxruntime.
+
+        A request on a plain session would wait forever for a lock that another thread of the parent held at the fork,
+        as it does with InferenceSession. So it is refused if any request was in flight.
+        """
         self._lock = threading.RLock()
         self.diversion = self._new_diversion()  # the thread that opens its session belongs to the parent
         if self._tuner:
             self._tuner.after_fork()
         if any(isinstance(engine, CutEngine) for engine in (self.current, *self._by_shape.values())):
-            self.refusal = _FORKED
+            self.refusal = _WITHOUT_LANES
+        elif in_flight:
+            self.refusal = _IN_FLIGHT
 
     # Tuning now.
 

@@ -61,6 +61,14 @@ def test_a_forked_child_refuses_requests() -> None:
     assert "child 0" in lines
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_plain_session_is_refused_in_a_child_only_if_requests_were_in_flight() -> None:
+    """Otherwise onnxruntime decides, as without Chrion; a session that the child creates is served in any case."""
+    code, lines, stderr = run_process("fork_plain")
+    assert code == 0, stderr
+    assert lines == ["idle: served, created in the child: served", "in flight: refused, created in the child: served"]
+
+
 def test_the_hooks_are_not_methods_of_the_session() -> None:
     """A session has only the public methods of InferenceSession and those of its own documentation."""
     added = {name for name in dir(HybridSession) if not name.startswith("_")} - set(dir(ort.InferenceSession))
