@@ -1,7 +1,8 @@
-"""Measure a Generator beside onnxruntime-genai, and beside the simulation of decoders.
+"""Measure a Generator beside onnxruntime-genai, beside the simulation of decoders, and on an accelerator.
 
     python scripts/bench_decoders.py genai --python ENVIRONMENT/bin/python [-o docs/generation.md]
     python scripts/bench_decoders.py simulation --points loads.jsonl --costs costs.jsonl [-o docs/simulate-decoders.md]
+    python scripts/bench_decoders.py device --provider cuda --budget 1 [-o docs/generation.md]
 
 *genai*: tokens per second on the same file, in alternating rounds; the interpreter's environment has
 ``onnxruntime-genai``, which needs an onnxruntime of its own. *simulation*: the costs of iterations were fitted to a
@@ -9,8 +10,9 @@ Generator that always has requests, and requests arrived at random, both measure
 simulation predicts throughput and latency of the same requests. The speed of a shared machine varies from run to run.
 ``iterations / costs`` is the time of a run's iterations divided by that of the costs, and what is compared *at equal
 speed* has been scaled by it. That still tests what the simulation says of arrivals, batches and waiting, but not the
-costs.
-``-o`` replaces the section ``decoders-genai`` or ``decoders-simulation`` of pages.
+costs. *device*: increments with keys and values in host memory, and with all of them on a device
+(:mod:`decoding.on_device`), for batches up to the greatest one that fits in ``--budget`` on the device and eight times
+as many requests. ``-o`` replaces the section ``decoders-`` with the name of the part in pages.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import onnxruntime as ort
 from decoding.against_genai import Genai, compare
 from decoding.costs import read_costs
 from decoding.load import SIZES
+from decoding.on_device import DEVICE, WAYS, DeviceDecoder
 from decoding.orca_experiment import (
     FACTORS,
     Load,
@@ -41,6 +44,8 @@ from decoding.orca_experiment import (
 from decoding.scheduling_gain import simulate_points
 from page_markers import fill_sections, markdown_table
 
+from chrion.cores import allowed_cores
+from chrion.devices.providers import provider_name, require_working
 from chrion.files import write_atomically
 from chrion.generation.scheduling import POLICIES
 from chrion.profiler import this_machine
@@ -59,6 +64,9 @@ CURVE_HEAD = (
     *("weights", "max batch", "policy", "latency per token", "runs", "requests/s", "simulated"),
     *("simulated / measured", "at equal speed"),
 )
+DEVICE_HEAD = ("weights", "keys and values", "requests", "ms per iteration", "tokens/s")
+#: How many times as many requests as fit on the device are served with keys and values in host memory.
+MORE = 8
 LOAD_HEAD = (
     *("weights", "prompt, new tokens", "max batch", "policy", "offered, requests/s", "served"),
     *("simulated", "simulated / served", "ms/token", "simulated", "simulated / measured"),
@@ -148,24 +156,52 @@ def load_rows(
     return rows
 
 
+def device_rows(arguments: argparse.Namespace, size: str) -> list[tuple[str, ...]]:
+    """Return a line for each way and each number of requests: powers of two, and as many as fit."""
+    decoder = DeviceDecoder(build_llama_decoder(SIZES[size]), arguments.provider, arguments.threads)
+    most = decoder.most_requests(round(arguments.budget * 1e9), arguments.tokens)
+    batches = [2**power for power in range(len(bin(most)) - 2) if 2**power < most]
+    within = decoder.time([*batches, most], arguments.tokens, arguments.rounds, WAYS) if most else []
+    beyond = [way for way in WAYS if way != DEVICE]
+    rows: list[tuple[str, ...]] = []
+    for times in (*within, *decoder.time([max(most, 1) * MORE], arguments.tokens, arguments.rounds, beyond)):
+        rows.append((size, times.way, str(times.batch), f"{times.iteration_ms:.2f}", f"{times.tokens_per_s:.0f}"))
+        print(" | ".join(rows[-1]), flush=True)
+    return rows
+
+
 def main() -> None:
     """Measure a part, print lines and fill in pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("genai", "simulation"))
+    parser.add_argument("part", choices=("genai", "simulation", "device"))
     parser.add_argument("--size", choices=list(SIZES), nargs="+", default=list(SIZES), help="decoders")
     parser.add_argument("--python", default="", help="an interpreter with onnxruntime-genai")
     parser.add_argument("--points", type=Path, help="results of loads")
     parser.add_argument("--costs", type=Path, help="costs of iterations")
+    parser.add_argument("--provider", default="", help="the execution provider of the device, for example cuda")
+    parser.add_argument("--budget", type=float, default=1.0, help="device memory in GB (default: 1)")
+    parser.add_argument("--tokens", type=int, default=1024, help="tokens before the new one (default: 1024)")
+    parser.add_argument("--threads", type=int, default=len(allowed_cores()), help="CPU threads of the part device")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds of the part device")
     parser.add_argument("-o", "--output", type=Path, nargs="*", default=[], help="pages whose section to fill in")
     arguments = parser.parse_args()
     if arguments.part == "genai" and not arguments.python:
         parser.error("genai: --python names no interpreter with onnxruntime-genai")
     if arguments.part == "simulation" and not (arguments.points and arguments.costs):
         parser.error("simulation: expected --points and --costs")
+    if arguments.part == "device" and not arguments.provider:
+        parser.error("device: expected --provider")
     about = f"Written by `scripts/bench_decoders.py` on {this_machine()}, onnxruntime {ort.get_version_string()}"
     if arguments.part == "simulation":
         tables = simulation_tables(arguments.points, arguments.costs)
         print(tables)
+    elif arguments.part == "device":
+        arguments.provider = provider_name(arguments.provider)
+        require_working(arguments.provider, "--provider")
+        about += f", {arguments.provider}, {arguments.budget:g} GB of device memory, {arguments.tokens} tokens"
+        tables = markdown_table(
+            [DEVICE_HEAD, *(row for size in arguments.size for row in device_rows(arguments, size))]
+        )
     else:
         rows: list[Sequence[str]] = [GENAI_HEAD]
         for size in arguments.size:

@@ -30,8 +30,7 @@ import argparse
 import contextlib
 import itertools
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,18 +52,16 @@ from decoding.orca_experiment import (
     read_points,
     table_rows,
 )
+from decoding.repeated_iterations import Shape, rectangle_run, selective_run, single_runs, time_in_turn
 from decoding.scheduling_gain import gain_rows, saturated, simulate_points
 from page_markers import fill_sections, markdown_table
 
 import chrion
 from chrion import Generator
 from chrion.files import write_atomically
-from chrion.generation.cache import CacheManager
 from chrion.generation.engine import SPINNING, SPINNING_BETWEEN_CALLS
 from chrion.generation.generator import open_engine
-from chrion.generation.iteration import Engine, Outcome, Work
 from chrion.generation.scheduling import POLICIES
-from chrion.graph.decoder import DecoderSignature
 from chrion.profiler import this_machine
 from chrion.simulator.iterations import draw_requests
 from chrion.zoo.cached_decoder import build_llama_decoder
@@ -82,17 +79,7 @@ class Mix:
     most: int = 64
 
 
-#: How long an iteration is repeated before it is timed.
-WARM_S = 0.01
 WORKLOADS = {"increments": Mix(), "mixed": Mix(0.25), "long prompts": Mix(1.0, 512, 512)}
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The tokens of a request in an iteration."""
-
-    past: int
-    new: int
 
 
 def draw_shapes(pick: np.random.Generator, batch: int, mix: Mix) -> list[Shape]:
@@ -100,53 +87,6 @@ def draw_shapes(pick: np.random.Generator, batch: int, mix: Mix) -> list[Shape]:
     initiations = round(batch * mix.share)
     prompts = [Shape(0, int(pick.integers(mix.least, mix.most, endpoint=True))) for _ in range(initiations)]
     return prompts + [Shape(int(pick.integers(16, 129)), 1) for _ in range(batch - initiations)]
-
-
-def selective_run(engine: Engine, shapes: Sequence[Shape]) -> Callable[[], object]:
-    """Return an iteration by selective batching, which can be repeated."""
-    batch = []
-    slots = sum(shape.past + shape.new for shape in shapes)
-    manager = CacheManager(engine.signature, slots, by_token=engine.by_token)
-    for at, shape in enumerate(shapes):
-        cache = manager.get(at, shape.past + shape.new)
-        for array in cache.arrays:
-            array[...] = 0.1
-        batch.append(Work(cache, np.ones(shape.new, np.int64), shape.past))
-
-    def run() -> list[Outcome]:
-        outcomes = engine.run(batch)
-        for outcome in outcomes:
-            if isinstance(outcome, Exception):
-                raise outcome
-        return outcomes
-
-    return run
-
-
-def rectangle_run(session: Any, signature: DecoderSignature, shapes: Sequence[Shape]) -> Callable[[], object]:
-    """Return an iteration of the whole model on a batch that is padded to the longest past and the most new tokens."""
-    past, new = max(shape.past for shape in shapes), max(shape.new for shape in shapes)
-    mask = [[0] * (past - s.past) + [1] * s.past + [0] * (new - s.new) + [1] * s.new for s in shapes]
-    positions = [[0] * (new - s.new) + [*range(s.past, s.past + s.new)] for s in shapes]
-    feed: dict[str, Array] = {
-        "input_ids": np.ones((len(shapes), new), np.int64),
-        "attention_mask": np.array(mask),
-        "position_ids": np.array(positions),
-    }
-    for name, (heads, width) in zip(signature.past, signature.cache_shapes, strict=True):
-        feed[name] = np.full((len(shapes), heads, past, width), 0.1, np.float32)
-    return lambda: session.run(None, feed)
-
-
-def single_runs(session: Any, signature: DecoderSignature, shapes: Sequence[Shape]) -> Callable[[], object]:
-    """Return an iteration of the whole model for each request."""
-    runs = [rectangle_run(session, signature, [shape]) for shape in shapes]
-
-    def run() -> None:
-        for one in runs:
-            one()
-
-    return run
 
 
 def plain_session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
@@ -184,25 +124,6 @@ def print_header(columns: Sequence[str]) -> None:
     """Print the head of a table."""
     print(f"| {' | '.join(columns)} |")
     print(f"| {' | '.join('---' for _ in columns)} |", flush=True)
-
-
-def time_in_turn(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Return the times in ms of each run in each round, after a warm-up.
-
-    A run follows others of its own, as it does in use: its weights are in the caches as far as they fit, and no thread
-    of another one waits actively.
-    """
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for at in range(rounds + 1):
-        for name, run in runs.items():
-            warm_s = time.perf_counter() + WARM_S
-            while time.perf_counter() < warm_s:
-                run()
-            before = time.perf_counter()
-            run()
-            if at:
-                times[name].append((time.perf_counter() - before) * 1e3)
-    return times
 
 
 def measure_load(arguments: argparse.Namespace) -> None:

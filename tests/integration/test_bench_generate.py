@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import bench_decoders
 import bench_generate
 import numpy as np
 import pytest
-from bench_generate import Mix, draw_shapes, plain_session, rectangle_run, selective_run
+from bench_generate import Mix, draw_shapes, plain_session
 from decoding.costs import CostMeter, MeasuredCosts, append_costs, read_costs
 from decoding.load import SIZES, load_scenario, run_load, scheduled
 from decoding.load_rates import LEAST_FACTOR, RATE_FACTORS
+from decoding.on_device import HOST, WAYS, DeviceDecoder
 from decoding.orca_experiment import median_points, read_points
 from decoding.recorder import recorded
+from decoding.repeated_iterations import Shape, rectangle_run, selective_run
 
 import chrion
 from chrion import Generator
 from chrion.generation.generator import open_engine
 from chrion.simulator.decoder_scenario import IterationCosts
 from chrion.simulator.iterations import draw_requests
-from chrion.zoo.cached_decoder import LlamaDecoderSpec
+from chrion.zoo.cached_decoder import LlamaDecoderSpec, build_llama_decoder
 from decoder_support import small_decoder
 
 
@@ -122,3 +125,28 @@ def test_loads_and_their_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(read_costs(costs)) == 1
     lines = bench_decoders.simulation_tables(points, costs).splitlines()
     assert sum(line.startswith("| small | 2 to 32, 1 to 8 |") for line in lines) == len(median_points(runs))
+
+
+def test_a_device_with_all_keys_and_values_computes_what_selective_batching_does() -> None:
+    """The scores of a bound rectangle are those of a plain session, and every way has its times."""
+    model = small_decoder("llama-decoder")
+    decoder = DeviceDecoder(model, "CPUExecutionProvider", threads=1)
+    shapes = [Shape(9, 1)] * 3
+    expected = rectangle_run(plain_session(model, 1), decoder.signature, shapes)()
+    assert isinstance(expected, list)
+    np.testing.assert_allclose(decoder.on_device(shapes)(), expected[0][:, -1], atol=1e-5)
+    found = decoder.time([1, 2], 9, 1, WAYS)
+    assert [(times.way, times.batch) for times in found] == [(way, batch) for batch in (1, 2) for way in WAYS]
+    assert min(times.tokens_per_s for times in found) > 0
+
+
+def test_keys_and_values_on_the_device_limit_the_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ten requests of 100 tokens fit beside the weights; eighty are served with keys and values in host memory."""
+    arguments = argparse.Namespace(provider="CPUExecutionProvider", threads=1, tokens=100, rounds=1)
+    weights = build_llama_decoder(SIZES["15 MB"]).ByteSize()
+    slot = 2 * 4 * 2 * 32 * 4  # keys and values, layers, heads, width, bytes
+    arguments.budget = (weights + 10.5 * 100 * slot) / 1e9
+    rows = bench_decoders.device_rows(arguments, "15 MB")
+    assert {row[2] for row in rows if row[1] == "device"} == {"1", "2", "4", "8", "10"}
+    assert [row[2] for row in rows if row[1] == HOST][-1] == "80"
+    assert len(capsys.readouterr().out.splitlines()) == len(rows)

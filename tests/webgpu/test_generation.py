@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
+from decoding.on_device import WAYS, DeviceDecoder
+from decoding.repeated_iterations import Shape, selective_run
 
 from chrion import Generator
 from chrion.devices import Device
@@ -64,3 +66,13 @@ def test_logits_of_the_device_are_close(device: Device) -> None:
     empty = dict.fromkeys(caches, np.zeros((1, 1, 0, 16), np.float32))
     (found,) = session.run(["logits"], feed | empty)
     np.testing.assert_allclose(found[0], PlainDecoder(model).scores([1, 2, 3]), atol=1e-3)
+
+
+def test_keys_and_values_on_the_device_give_the_scores_of_those_in_host_memory(device: Device) -> None:
+    """The benchmark's two ways to serve a batch compute the same, and two batches in flight are timed."""
+    decoder = DeviceDecoder(small_decoder("llama-decoder"), device.provider, threads=1)
+    shapes = [Shape(9, 1)] * 3
+    found = selective_run(decoder.engine, shapes)()
+    assert isinstance(found, list)
+    np.testing.assert_allclose(decoder.on_device(shapes)(), np.stack(found), atol=1e-4)
+    assert [times.way for times in decoder.time([2], 9, 1, WAYS)] == list(WAYS)
