@@ -25,6 +25,7 @@ INTERRUPTED = 130
 
 def main() -> NoReturn:
     """Run the command line and exit; see the table of exit codes above."""
+    _replace_closed_streams()
     try:
         code = _run()
         sys.stdout.flush()
@@ -45,6 +46,16 @@ def main() -> NoReturn:
         _discard_stdout()
         code = 1
     sys.exit(code)
+
+
+def _replace_closed_streams() -> None:
+    """Send what the caller wants to discard, by closing a standard stream, to the null device.
+
+    Otherwise the next file that is opened would get the number of the closed stream.
+    """
+    for name in ("stdin", "stdout", "stderr"):  # in the order of their numbers
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - for the process
 
 
 def _run() -> int:

@@ -68,7 +68,11 @@ def simulate(
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Simulate a cluster of GPU servers that swap models in and out of memory."""
+    """Simulate a cluster of GPU servers that swap models in and out of memory, or a decoder that generates tokens.
+
+    A scenario with the table [decoder] simulates iterations of a batch. The options for it are --set, --sweep, --plot
+    and --json.
+    """
     if list_all:
         _list(as_json=as_json)
         return
@@ -83,6 +87,7 @@ def simulate(
     processes = workers or os.cpu_count() or 1
     if is_decoder_scenario(source):
         others = {"--find": find, "--replications": replications, "--export": export, "--ray": ray}
+        others["--workers"] = workers or None
         simulate_decoders(source, sweep_ or [], plot, others, as_json=as_json)
     elif find and until:
         _find(source, find, limits.parse_until(until), as_json=as_json)

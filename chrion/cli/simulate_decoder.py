@@ -8,7 +8,7 @@ from typing import Any
 
 from chrion.cli.console import show, show_json, step
 from chrion.errors import OptionError
-from chrion.report.decoder_tables import decoder_sweep_table, decoder_table, plot_decoder_sweep
+from chrion.report.decoder_tables import decoder_sweep_table, decoder_table, plot_decoder_sweep, sweeps_rate
 from chrion.simulator import overrides
 from chrion.simulator.decoder_results import summarise, sweep_decoder, sweep_to_json, to_json
 from chrion.simulator.decoder_scenario import build_decoder_scenario
@@ -30,15 +30,16 @@ def simulate_decoders(
         as_json: Print JSON.
 
     Raises:
-        OptionError: Such an option is given, or a picture without a sweep.
+        OptionError: Such an option is given, or a picture without a sweep of the rate.
     """
     for option, value in others.items():
-        if value:
+        if value is not None:
             raise OptionError(f"{option}: not for a scenario with a decoder", hint="use --set, --sweep and --plot")
-    if plot and not swept:
-        raise OptionError("--plot: a decoder is drawn over a sweep", hint="add --sweep rate_per_s=1,2,4")
+    values = [overrides.parse_sweep(text) for text in swept]
+    if plot and not sweeps_rate(name for name, _ in values):
+        raise OptionError("--plot: a decoder is drawn over a sweep of its rate", hint="add --sweep rate_per_s=1,2,4")
     if swept:
-        _sweep(source, overrides.parameter_grid([overrides.parse_sweep(text) for text in swept]), plot, as_json=as_json)
+        _sweep(source, overrides.parameter_grid(values), plot, as_json=as_json)
         return
     scenario = build_decoder_scenario(source)
     total = scenario.requests.requests * len(scenario.policies)

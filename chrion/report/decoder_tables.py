@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ _FIGURES = (
     *("batch", "slots", "most"),
 )
 _MARKERS = ("o", "s")
+#: Latencies from here on have no decimals.
+_LARGE_MS = 1000.0
 
 
 def decoder_table(scenario: DecoderScenario, summaries: Sequence[DecoderSummary]) -> FigureTable:
@@ -57,7 +59,7 @@ def plot_decoder_sweep(points: Sequence[DecoderPoint], path: Path) -> None:
         OptionError: matplotlib is not installed, or the file cannot be written.
     """
     lines: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for point in points:
+    for point in sorted(points, key=_rate):
         setting = _setting(point.values)
         for summary in point.summaries:
             row = (summary.requests_per_s, summary.normalised_p50_ms)
@@ -67,7 +69,7 @@ def plot_decoder_sweep(points: Sequence[DecoderPoint], path: Path) -> None:
     policies = list(dict.fromkeys(policy for policy, _ in lines))
     settings = list(dict.fromkeys(setting for _, setting in lines))
     for (policy, setting), rows in lines.items():
-        x, y = np.array(sorted(rows)).T
+        x, y = np.array(rows).T
         colour, marker = COLOURS[settings.index(setting) % len(COLOURS)], _MARKERS[policies.index(policy) % 2]
         line = "-" if policies.index(policy) == 0 else "--"
         axes.plot(x, y, color=colour, marker=marker, linestyle=line, markersize=4, label=f"{policy} {setting}".strip())
@@ -79,9 +81,22 @@ def plot_decoder_sweep(points: Sequence[DecoderPoint], path: Path) -> None:
     save_figure(figure, path)
 
 
+def sweeps_rate(values: Iterable[str]) -> bool:
+    """Return whether the keys of a sweep have the rate of arrival, along which lines are drawn."""
+    return any(_is_rate(name) for name in values)
+
+
+def _is_rate(name: str) -> bool:
+    return name.rsplit(".", 1)[-1] == "rate_per_s"
+
+
+def _rate(point: DecoderPoint) -> float:
+    return next((float(value) for name, value in point.values.items() if _is_rate(name)), 0.0)
+
+
 def _setting(values: Mapping[str, Any]) -> str:
     """Return the swept values that tell lines apart: all but the rate, which is the position on a line."""
-    return ", ".join(f"{name} = {value}" for name, value in values.items() if name.rsplit(".", 1)[-1] != "rate_per_s")
+    return ", ".join(f"{name} = {value}" for name, value in values.items() if not _is_rate(name))
 
 
 def _figures(summary: DecoderSummary) -> list[str]:
@@ -91,6 +106,6 @@ def _figures(summary: DecoderSummary) -> list[str]:
     )
     return [
         *(f"{summary.requests_per_s:.2f}", f"{summary.tokens_per_s:.1f}"),
-        *("-" if np.isnan(value) else f"{value:.1f}" for value in latencies),
+        *("-" if np.isnan(value) else f"{value:.1f}" if value < _LARGE_MS else f"{value:.0f}" for value in latencies),
         *(f"{summary.mean_batch:.2f}", f"{summary.mean_reserved:.0f}", f"{summary.most_reserved}"),
     ]

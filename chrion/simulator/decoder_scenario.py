@@ -1,6 +1,6 @@
 """Scenarios with a decoder: its costs, how requests are batched, and the requests.
 
-A scenario file with the table ``[decoder]`` is of this kind. All keys have defaults; ``docs/simulation.md`` lists them.
+A scenario file with the table ``[decoder]`` is of this kind; ``docs/simulate-decoders.md`` lists its keys.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from chrion.simulator.settings import above_zero, at_least, read_section, refuse
 
 #: The table that makes a scenario one of this kind.
 DECODER = "decoder"
+#: The most requests of a scenario; their figures are in memory.
+_MOST_REQUESTS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class GenerationSpec:
     """``[requests]``: Poisson arrivals, and lengths with uniform distributions, both ends included."""
 
     rate_per_s: float = above_zero(1.0)
-    requests: int = at_least(1000, 1)
+    requests: int = at_least(1000, 1, _MOST_REQUESTS)
     prompt_least: int = at_least(32, 1)
     prompt_most: int = at_least(512, 1)
     new_least: int = at_least(1, 1)
@@ -137,6 +139,8 @@ def build_decoder_scenario(source: ScenarioSource) -> DecoderScenario:
         ScenarioError: The scenario is invalid.
     """
     content = _changed(source.content, source.sets)
+    if other := next((key for key in ("servers", "models", "workload") if key in content), None):
+        raise ScenarioError(f"{other}: not in a scenario with [decoder]", hint="simulate clusters in another file")
     refuse_unknown(content, (*_TOP_KEYS, *_SECTIONS), "scenario")
     seed, policies = content.get("seed", 0), content.get("policies", list(POLICIES))
     if type(seed) is not int or seed < 0:
@@ -146,8 +150,7 @@ def build_decoder_scenario(source: ScenarioSource) -> DecoderScenario:
     if len(set(policies)) < len(policies):
         raise ScenarioError(f"policies = {policies!r}: a policy occurs twice")
     decoder = dict(_table(content, "decoder"))
-    if decoder.get("hardware"):
-        decoder = complete_decoder(decoder, source.folder)
+    decoder = complete_decoder(decoder, source.folder)
     tables = {name: costs_table(decoder, name) for name in COSTS}
     costs = _read_costs(tables["costs"], "decoder.costs")
     prompt_table = {**asdict(costs), **tables["prompt_costs"]}

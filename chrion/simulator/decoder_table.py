@@ -14,6 +14,8 @@ from chrion.simulator.settings import above_zero, at_least, one_of, read_section
 
 #: The tables in it.
 COSTS = ("costs", "prompt_costs")
+#: Keys that count with ``hardware`` only.
+_OF_HARDWARE = ("weights_gb", "element_type", "kernels")
 #: Bytes of an element.
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
@@ -30,14 +32,14 @@ class DecoderSpec:
     slots: int = at_least(0)
     #: An accelerator whose datasheet provides costs and memory that are not given; see :mod:`chrion.hardware`.
     hardware: str = ""
-    #: The weights that it reads in an iteration, their type, and its kernels. Without ``hardware`` they have no effect.
+    #: The weights that it reads in an iteration, their type, and its kernels; only with ``hardware``.
     weights_gb: float = above_zero(1.0)
     element_type: str = one_of("float16", tuple(ELEMENT_BYTES))
     kernels: int = at_least(400)
 
 
 def complete_decoder(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a ``[decoder]`` table with costs and memory of its hardware; keys of the table itself take precedence.
+    """Return a ``[decoder]`` table with costs and memory of its hardware, if it has any; its own keys take precedence.
 
     The figures are estimates: an iteration reads all weights once and starts the kernels of the model, each new token
     takes two operations for each weight, and each token that a new one attends to is read once. These times are added,
@@ -51,8 +53,12 @@ def complete_decoder(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
     Raises:
         ScenarioError: A value is invalid, a part is unknown or damaged, there is no accelerator, or it has no room for
-            the keys and values.
+            the keys and values; or there are figures of weights without hardware.
     """
+    if not table.get("hardware"):
+        if useless := next((key for key in _OF_HARDWARE if key in table), None):
+            raise ScenarioError(f"decoder.{useless}: has no effect without hardware", hint='add hardware = "l4"')
+        return dict(table)
     spec = read_section(DecoderSpec, {key: value for key, value in table.items() if key not in COSTS}, "decoder")
     accelerator = find_machine(table, "hardware", "", folder, "decoder").accelerator
     if accelerator is None:

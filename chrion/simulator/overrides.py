@@ -34,7 +34,7 @@ def parse_set(text: str) -> tuple[str, Any]:
     """
     key, equals, value = text.partition("=")
     if not (equals and key.strip() and value.strip()):
-        raise OptionError(f"--set {text!r}: expected key=value", hint="for example gpu_memory_gb=8")
+        raise OptionError(f"--set {text!r}: expected key=value", hint="for example rate_per_s=8")
     return key.strip(), _value(value.strip())
 
 
@@ -47,7 +47,7 @@ def parse_sweep(text: str) -> tuple[str, tuple[Any, ...]]:
     key, equals, values = text.partition("=")
     parts = [part.strip() for part in values.split(",")]
     if not (equals and key.strip() and all(parts)):
-        raise OptionError(f"--sweep {text!r}: expected key=value,value", hint="for example gpu_memory_gb=4,8,12")
+        raise OptionError(f"--sweep {text!r}: expected key=value,value", hint="for example rate_per_s=4,8,12")
     return key.strip(), tuple(_value(part) for part in parts)
 
 

@@ -120,7 +120,7 @@ class WorkloadSpec:
     #: Requests per second over all models; not for traces.
     rate_per_s: float = above_zero(5.0)
     #: Number of synthetic requests; not for traces.
-    requests: int = at_least(20000, 1)
+    requests: int = at_least(20000, 1, 100_000_000)
     #: Standard deviation over mean of the gaps between arrivals, for ``gamma``; above 1 is bursty.
     burst_cv: float = above_zero(4.0)
     #: The model of rank r is requested in proportion to share / r ** zipf_exponent; with 0, to its share.

@@ -323,7 +323,9 @@ def test_progress_ends_with_all_requests() -> None:
         ({"seed": -1}, "seed = -1: expected a whole number of at least 0"),
         ({"requests": {"new_least": 9, "new_most": 3}}, "requests.new_least = 9: expected at most new_most = 3"),
         ({"requests": 3}, "requests: expected a table, found 3"),
-        ({"models": []}, "scenario: unknown key 'models'"),
+        ({"models": []}, "models: not in a scenario with [decoder]"),
+        ({"requests": {"requests": 10**9}}, "requests.requests = 1000000000: expected a number of at most 1e+07"),
+        ({"decoder": {"weights_gb": 2.0}}, "decoder.weights_gb: has no effect without hardware"),
     ],
 )
 def test_errors_name_the_key(sections: dict[str, Any], message: str) -> None:

@@ -155,6 +155,16 @@ def test_a_closed_pipe_is_silent(arguments: tuple[str, ...]) -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("arguments", ["simulate --list --json", "model --list", "--version"])
+def test_closed_streams_discard(arguments: str, closed: str) -> None:
+    """A standard stream that the caller has closed is a null device: the command succeeds."""
+    command = f'exec "{sys.executable}" -m chrion {arguments} {closed}'
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)  # noqa: S602 - of the test
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bool(done.stdout) == (" >&-" not in f" {closed}")
+
+
 def test_a_terminal_shows_progress_at_once(model: Path) -> None:
     """The first text is written to the terminal before the libraries are imported."""
     screen, terminal = pty.openpty()

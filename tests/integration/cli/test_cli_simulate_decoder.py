@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from chrion.simulator.decoder_results import summarise
+from chrion.report import decoder_tables
+from chrion.simulator.decoder_results import DecoderPoint, summarise
 from chrion.simulator.decoder_scenario import build_decoder_scenario
 from chrion.simulator.iterations import simulate_decoder
-from chrion.simulator.scenario import find_scenario
+from chrion.simulator.scenario import ScenarioSource, find_scenario
 from command_line import Chrion, assert_refused
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @pytest.fixture
@@ -52,6 +58,24 @@ def test_a_sweep_with_a_picture(cli: Chrion, scenario: str, tmp_path: Path) -> N
     assert "written" not in out
 
 
+def test_a_curve_follows_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Points are joined in the order of their rates, also where a higher rate has less throughput."""
+    pytest.importorskip("matplotlib")
+    drawn: list[Figure] = []
+    monkeypatch.setattr(decoder_tables, "save_figure", lambda figure, _path: drawn.append(figure))
+    source = ScenarioSource("made", {"decoder": {}, "policies": ["iteration"], "requests": {"requests": 1}}, Path())
+    (result,) = simulate_decoder(build_decoder_scenario(source))
+    known = summarise(result)
+    throughputs = {4: 2.0, 1: 1.0, 2: 2.5}
+    points = [
+        DecoderPoint({"requests.rate_per_s": rate}, (replace(known, requests_per_s=served),))
+        for rate, served in throughputs.items()
+    ]
+    decoder_tables.plot_decoder_sweep(points, Path("curve.svg"))
+    (line,) = drawn[0].axes[0].lines
+    assert list(line.get_xdata()) == [1.0, 2.5, 2.0]
+
+
 def test_a_value_of_json_without_requests_is_null(cli: Chrion, scenario: str) -> None:
     """If no request fits, latencies are null, which JSON allows, in place of NaN."""
     code, out, _ = cli("simulate", scenario, "--set", "slots=1", "--set", "prompt_least=9", "--json")
@@ -65,7 +89,10 @@ def test_a_value_of_json_without_requests_is_null(cli: Chrion, scenario: str) ->
         (("--find", "servers", "--until", "violations<=1%"), "--find: not for a scenario with a decoder"),
         (("--replications", "3"), "--replications: not for a scenario with a decoder"),
         (("--export", "requests.csv"), "--export: not for a scenario with a decoder"),
-        (("--plot", "run.svg"), "--plot: a decoder is drawn over a sweep"),
+        (("--replications", "0"), "--replications: not for a scenario with a decoder"),
+        (("--workers", "2"), "--workers: not for a scenario with a decoder"),
+        (("--plot", "run.svg"), "--plot: a decoder is drawn over a sweep of its rate"),
+        (("--plot", "run.svg", "--sweep", "max_batch=1,2"), "--plot: a decoder is drawn over a sweep of its rate"),
         (("--set", "gpu_memory_gb=3"), "unknown key 'gpu_memory_gb'"),
         (("--sweep", "max_batch=0,1"), "batching.max_batch = 0: expected a number of at least 1"),
     ],
