@@ -22,7 +22,7 @@ from chrion.generation.attention import AttentionPart, Rows, sized
 from chrion.generation.device_session import open_for_threads
 from chrion.generation.increments import IncrementSession, open_increments
 from chrion.generation.iteration import Outcome, Work
-from chrion.generation.query_blocks import BLOCK, split_queries, supports_query_blocks
+from chrion.generation.query_blocks import BLOCK, PASS, split_passes, split_queries, supports_query_blocks
 from chrion.graph.decoder import LOGITS, DecoderSignature
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line, weights_folder_option
@@ -130,8 +130,8 @@ class SelectiveEngine:
             options = _options({**folder, **SPINNING_BETWEEN_CALLS}, threads)
             self._increments = open_increments(split.whole, split.signature, options, self._run_blocks)
         blocks = supports_query_blocks(split.signature, self._run_blocks, by_token=self.by_token)
-        #: The most tokens of a block of a prompt.
-        self._block = BLOCK if blocks else sys.maxsize
+        #: The most tokens of a block of a prompt, and of a pass.
+        self._block, self._pass = (BLOCK, PASS) if blocks else (sys.maxsize, sys.maxsize)
 
     def run(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run one iteration.
@@ -164,9 +164,13 @@ class SelectiveEngine:
         return outcomes
 
     def _run_parts(self, batch: Sequence[Work]) -> list[Outcome]:
-        blocks, last = split_queries(batch, self._block)
-        outcomes = self._run_blocks(blocks)
-        return [outcomes[at] for at in last]
+        outcomes: list[Outcome] = [None] * len(batch)
+        for works, numbers in split_passes(batch, self._pass):
+            blocks, last = split_queries(works, self._block)
+            found = self._run_blocks(blocks)
+            for number, at in zip(numbers, last, strict=True):
+                outcomes[number] = found[at]
+        return outcomes
 
     def _run_blocks(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run requests, or consecutive blocks of them, by parts."""

@@ -4,14 +4,17 @@ Attention of L new tokens computes L x L scores, of which a causal mask hides ne
 to itself and to the blocks before it: most hidden scores are not computed, and those of a block fit in the caches of a
 core. Token-wise parts still run once on the tokens of all blocks.
 
-A block is to attention what a chunk of a prompt is to the scheduler. Decoders for which a prompt in blocks is not the
-same get prompts as a whole; that is tried once when an engine is opened, with less than a hundred tokens.
+What blocks compute for themselves, such as their rows of the mask, is in memory until all layers have read it, and
+grows with the square of the tokens. So a very long prompt runs in passes through all layers, each of some blocks.
+
+A block is to attention what a chunk of a prompt is to the scheduler. If blocks change the results of a decoder, its
+prompts run whole; that is tried once when an engine is opened, with less than a hundred tokens.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,8 +28,8 @@ from chrion.graph.decoder import DecoderSignature
 Array = np.ndarray[Any, Any]
 log = logging.getLogger(__name__)
 
-#: The most tokens of a block.
-BLOCK = 128
+#: The most tokens of a block, and of a request in one pass through all layers.
+BLOCK, PASS = 128, 512
 #: The same when it is tried, and the past and new tokens of requests: last blocks have three tokens, one, and four.
 _SHORT_BLOCK, _SHORT = 4, ((0, 15), (5, 9), (0, 12))
 #: The new tokens of one more request, which has a long past.
@@ -52,6 +55,19 @@ def split_queries(batch: Sequence[Work], most: int) -> tuple[list[Work], list[in
         blocks.append(replace(work, ids=work.ids[done:], past=work.past + done) if done else work)
         last.append(len(blocks) - 1)
     return blocks, last
+
+
+def split_passes(batch: Sequence[Work], most: int) -> Iterator[tuple[list[Work], list[int]]]:
+    """Yield the requests of each pass with their numbers; a request is in as many as it needs, the first ones.
+
+    Args:
+        batch: The requests.
+        most: The most tokens of a request in a pass.
+    """
+    pieces = [split_queries([work], most)[0] for work in batch]
+    for at in range(max(map(len, pieces))):
+        numbers = [number for number, own in enumerate(pieces) if at < len(own)]
+        yield [pieces[number][at] for number in numbers], numbers
 
 
 def supports_query_blocks(signature: DecoderSignature, run: Run, *, by_token: bool) -> bool:

@@ -18,7 +18,7 @@ from chrion.generation.cache import CachePool, RequestCache
 from chrion.generation.engine import SelectiveEngine
 from chrion.generation.generator import open_engine
 from chrion.generation.iteration import Work
-from chrion.generation.query_blocks import BLOCK, split_queries, supports_query_blocks
+from chrion.generation.query_blocks import BLOCK, PASS, split_queries, supports_query_blocks
 from decoder_support import FORMS, PlainDecoder, small_decoder
 
 Array = np.ndarray[Any, Any]
@@ -74,6 +74,43 @@ def test_long_prompts_equal_plain_onnxruntime(name: str, monkeypatch: pytest.Mon
         np.testing.assert_allclose(found, expected, atol=2e-5 * max(1, np.abs(expected).max()), rtol=0)
         assert np.argmax(found) == np.argmax(expected)
     assert counts[-1] == [BLOCK, BLOCK, 44, BLOCK, BLOCK, BLOCK, 1]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_very_long_prompts_run_in_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pass has more tokens of a request than the most; the scores are plain onnxruntime's."""
+    model = small_decoder(name, context=LENGTH)
+    engine, plain = engine_of(model), PlainDecoder(model)
+    assert engine._pass == PASS
+    monkeypatch.setattr(engine, "_pass", 2 * BLOCK)
+    pick = np.random.default_rng(8)
+    texts = [[int(token) for token in pick.integers(0, 61, length)] for length in (3 * BLOCK + 9, 5, 2 * BLOCK + 4)]
+    counts = count_blocks(engine, monkeypatch)
+    for text, found in zip(texts, run(engine, texts, [0, 4, 3]), strict=True):
+        expected = plain.scores(text)[-1]
+        np.testing.assert_allclose(found, expected, atol=2e-5 * max(1, np.abs(expected).max()), rtol=0)
+    assert counts[-2:] == [[BLOCK, BLOCK, 1, BLOCK, BLOCK], [BLOCK, 9, 1]]
+
+
+def test_a_pass_that_fails_ends_its_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the second pass of a prompt fails, the other request of the batch has its scores."""
+    model = small_decoder("gpt2-decoder", context=LENGTH)
+    engine, plain = engine_of(model), PlainDecoder(model)
+    monkeypatch.setattr(engine, "_pass", 2 * BLOCK)
+    run_blocks = engine._run_blocks
+
+    def failing(batch: list[Work]) -> list[Any]:
+        if any(work.past == 2 * BLOCK for work in batch):
+            raise RuntimeError("the second pass")
+        return run_blocks(batch)
+
+    monkeypatch.setattr(engine, "_run_blocks", failing)
+    caches = [RequestCache(engine.signature, LENGTH, by_token=engine.by_token) for _ in range(2)]
+    failed, found = engine.run([Work(caches[0], np.arange(3 * BLOCK) % 61, 0), Work(caches[1], np.arange(7), 0)])
+    assert isinstance(failed, GenerationError)
+    assert "the second pass" in str(failed)
+    assert isinstance(found, np.ndarray)
+    np.testing.assert_allclose(found, plain.scores(range(7))[-1], atol=1e-4)
 
 
 @pytest.mark.parametrize("options", [{}, {"chunk": 200}, {"n_workers": 2}], ids=["whole", "chunked", "two batches"])
