@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from chrion.cli.console import note, show_json, step
-from chrion.cli.options import CoresOption, JsonOption, ModelArgument
+from chrion.cli.options import CoresOption, ModelArgument
 from chrion.errors import OptionError
 from chrion.generation import Generator, Sampling, Stream
 
@@ -24,7 +24,7 @@ def generate(
     max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="The most tokens to generate.")] = 64,
     temperature: Annotated[float, typer.Option(metavar="T", help="0 takes the most probable token.")] = 0.0,
     top_k: Annotated[int, typer.Option(metavar="K", help="Only the K most probable tokens; 0 for all.")] = 0,
-    top_p: Annotated[float, typer.Option(metavar="P", help="Only the most probable tokens, of probability P.")] = 1.0,
+    top_p: Annotated[float, typer.Option(metavar="P", help="Only the fewest tokens of total probability P.")] = 1.0,
     repetition_penalty: Annotated[float, typer.Option(metavar="R", help="Above 1, fewer repetitions.")] = 1.0,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the random choices.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Ends the text. Repeatable.")] = None,
@@ -33,14 +33,19 @@ def generate(
         typer.Option(metavar="FILE", help="A tokenizer.json.", show_default="tokenizer.json beside the model"),
     ] = None,
     cores: CoresOption = None,
-    as_json: JsonOption = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object: the text, token ids and times.")
+    ] = False,
 ) -> None:
     """Continue a text with a decoder that has a cache of keys and values.
 
-    The text appears as it is generated. Without a tokenizer, give token ids; token ids are printed.
+    The text appears as it is generated. Without a tokenizer, give token ids; token ids are printed then. --top-k,
+    --top-p and --seed have an effect with a --temperature above 0.
     """
     if bool(prompt) == bool(tokens):
         raise OptionError("expected either --prompt or --tokens", hint="for example --prompt TEXT or --tokens 1,2,3")
+    if cores is not None and cores < 1:
+        raise OptionError(f"--cores: expected at least 1, found {cores}")
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty, seed)
     given = prompt or _token_ids(tokens)
     with step(f"loading {model.name}"):

@@ -17,7 +17,7 @@ from typing import Self
 import numpy as np
 import onnx
 
-from chrion.cores import allowed_cores
+from chrion.cores import physical_cores
 from chrion.devices.providers import CPU_PROVIDER, provider_name, require_working
 from chrion.errors import ChrionError, GenerationError, ModelError, OptionError
 from chrion.generation.cache import CacheManager, RequestCache, slots_of_bytes
@@ -95,12 +95,14 @@ class Generator:
         policy: ``iteration``, or ``request`` for fixed batches as those of FasterTransformer, the baseline of Orca
             (:mod:`chrion.generation.scheduling`).
         chunk: The most tokens of a prompt that one iteration processes; 0 for all.
-        threads: The threads of the token-wise parts and of the attention of prompts; one per available core by default.
+        threads: The threads of the token-wise parts and of the attention of prompts; by default as many as physical
+            cores may be busy at the same time, within the affinity and the quotas of the process.
         providers: The execution providers of the token-wise parts. Attention runs on the CPU.
-        tokenizer: A ``tokenizer.json``; by default the one beside the model, if there is one.
+        tokenizer: A ``tokenizer.json``; by default the one beside the model. If that one cannot be used, the generator
+            takes token ids only.
 
     Raises:
-        ModelError: The model is not a decoder with a cache.
+        ModelError: The model is not a decoder with a cache, or the given tokenizer is damaged.
         OptionError: An argument is out of range.
         ProviderError: A provider does not exist, or does not work on this machine.
     """
@@ -129,16 +131,22 @@ class Generator:
         graph = model if isinstance(model, Graph) else load(model)
         slots = slots_of_bytes(decoder_signature(graph), kv_bytes) if kv_slots is None else kv_slots
         self._scheduler = IterationScheduler(max_batch, slots, n_workers=n_workers, policy=policy, chunk=chunk)
-        self._engine = open_engine(graph, threads or len(allowed_cores()), providers)
+        self._engine = open_engine(graph, threads or len(physical_cores()), providers)
         self.signature = self._engine.signature
         self._caches = CacheManager(self.signature, slots, by_token=self._engine.by_token)
         path = graph.source if isinstance(graph.source, Path) else None
-        tokenizer = tokenizer or (find_tokenizer(path) if path else None)
         stated = [self.signature.context, find_context(path) if path else 0]
         #: The most tokens that the model has positions for; 0 if neither the model nor its configuration states it.
         self.context = min((length for length in stated if length), default=0)
         #: The tokenizer of the model, or None.
         self.tokenizer = load_tokenizer(tokenizer) if tokenizer else None
+        self._no_tokenizer: ChrionError = OptionError("text needs a tokenizer", hint="give token ids, or a tokenizer")
+        if found := find_tokenizer(path) if path and not tokenizer else None:
+            try:
+                self.tokenizer = load_tokenizer(found)
+            except (ModelError, OptionError) as error:
+                log.info("token ids only: %s", error)
+                self._no_tokenizer = error
         self._special = special_tokens(self.tokenizer) if self.tokenizer else {}
         #: The tokens that end every text, from the model's configuration.
         self.stop_tokens = find_stop_tokens(path) if path else frozenset()
@@ -150,8 +158,8 @@ class Generator:
         self._pool = ThreadPoolExecutor(n_workers, "chrion-generation") if n_workers > 1 else None
         self._thread = threading.Thread(target=self._loop, name="chrion-generator", daemon=True)
         self._forked = False
-        process_hooks.register(self, Generator._after_fork, Generator._at_exit)
         self._thread.start()
+        process_hooks.register(self, Generator._after_fork, Generator._at_exit)
 
     @property
     def refused(self) -> str:
@@ -196,7 +204,7 @@ class Generator:
         if sampling is not None and not isinstance(sampling, Sampling):
             raise OptionError(f"sampling: expected a Sampling, found {sampling!r:.100}")
         if any(stops) and self.tokenizer is None:
-            raise OptionError("stop: strings need a tokenizer", hint="give stop_tokens, or a tokenizer")
+            raise OptionError(f"stop: {self._no_tokenizer.message}", hint=self._no_tokenizer.hint)
         builder = TextBuilder(self.tokenizer, stops, ids) if self.tokenizer is not None else None
         ends = self.stop_tokens
         if stop_tokens is not None:
@@ -268,7 +276,7 @@ class Generator:
         """
         if isinstance(prompt, str):
             if self.tokenizer is None:
-                raise OptionError("prompt: text needs a tokenizer", hint="give token ids, or a tokenizer")
+                raise OptionError(f"prompt: {self._no_tokenizer.message}", hint=self._no_tokenizer.hint)
             try:
                 prompt.encode()
             except UnicodeEncodeError as error:  # bytes that are no text, on a command line for example

@@ -49,6 +49,7 @@ def test_equal_seeds_give_equal_tokens(cli: Chrion, decoder: str) -> None:
         (["--tokens", "1;2"], "--tokens: expected numbers with commas between them, found '1;2'"),
         (["--tokens", "99"], "expected tokens of 0 to 60, found 99"),
         (["--prompt", "a"], "text needs a tokenizer"),
+        (["--tokens", "1", "--cores", "0"], "--cores: expected at least 1, found 0"),
         (["--tokens", "1", "--top-p", "2"], "top_p: 2.0 is not above 0 and at most 1"),
         (["--tokens", "1", "--tokenizer", "none.json"], "none.json: no such tokenizer"),
         (["--tokens", "1", "--max-new-tokens", "65"], "the request needs 65"),
@@ -62,3 +63,16 @@ def test_wrong_arguments_are_refused(cli: Chrion, decoder: str, arguments: list[
 def test_other_models_are_refused(cli: Chrion, model: Path) -> None:
     """A model without a cache is refused with what was expected."""
     assert_refused(cli("generate", str(model), "--tokens", "1"), "not a decoder with a cache")
+
+
+def test_a_folder_is_refused_with_a_file_in_it(cli: Chrion, decoder: str) -> None:
+    """Exporters write folders: the message names a model in it."""
+    assert_refused(cli("generate", str(Path(decoder).parent), "--tokens", "1"), f"for example {decoder}")
+
+
+def test_a_damaged_tokenizer_beside_the_model_matters_for_text_only(cli: Chrion, decoder: str) -> None:
+    """Token ids are generated as without it; a text is refused with its fault."""
+    expected = cli("generate", decoder, "--tokens", "1,2,3", "--max-new-tokens", "6")[1]
+    Path(decoder).with_name("tokenizer.json").write_text("{", encoding="utf-8")
+    assert cli("generate", decoder, "--tokens", "1,2,3", "--max-new-tokens", "6")[:2] == (0, expected)
+    assert_refused(cli("generate", decoder, "--prompt", "a"), "tokenizer.json: not a tokenizer")
