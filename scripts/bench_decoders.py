@@ -26,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
+from command_arguments import existing_file, positive
 from decoding.against_genai import Genai, compare
 from decoding.costs import read_costs
 from decoding.load import SIZES
@@ -36,6 +37,7 @@ from decoding.orca_experiment import (
     LoadPoint,
     equal_latencies,
     format_lengths,
+    measured_on,
     median_points,
     normalise_speed,
     read_points,
@@ -44,7 +46,7 @@ from decoding.orca_experiment import (
 from decoding.scheduling_gain import simulate_points
 from page_markers import fill_sections, markdown_table
 
-from chrion.cores import allowed_cores
+from chrion.cores import physical_cores
 from chrion.devices.providers import provider_name, require_working
 from chrion.files import write_atomically
 from chrion.generation.scheduling import POLICIES
@@ -170,45 +172,68 @@ def device_rows(arguments: argparse.Namespace, size: str) -> list[tuple[str, ...
     return rows
 
 
-def main() -> None:
-    """Measure a part, print lines and fill in pages."""
+def beside_genai(arguments: argparse.Namespace) -> tuple[str, str]:
+    """Return what was measured, and a table."""
+    rows: list[Sequence[str]] = [GENAI_HEAD]
+    for size in arguments.size:
+        version, found = genai_rows(size, arguments.python)
+        rows += found
+    return f"{here()}, {version}", markdown_table(rows)
+
+
+def beside_simulation(arguments: argparse.Namespace) -> tuple[str, str]:
+    """Return where the loads were measured, and tables."""
+    return measured_on(read_points(arguments.points)), simulation_tables(arguments.points, arguments.costs)
+
+
+def on_device(arguments: argparse.Namespace) -> tuple[str, str]:
+    """Return what was measured, and a table."""
+    arguments.provider = provider_name(arguments.provider)
+    require_working(arguments.provider, "--provider")
+    rows = [row for size in arguments.size for row in device_rows(arguments, size)]
+    what = f"{arguments.budget:g} GB of device memory, {arguments.tokens} tokens"
+    return f"{here()}, {arguments.provider}, {what}", markdown_table([DEVICE_HEAD, *rows])
+
+
+def here() -> str:
+    """Return the machine and the version of onnxruntime."""
+    return f"{this_machine()}, onnxruntime {ort.get_version_string()}"
+
+
+def read_arguments() -> argparse.Namespace:
+    """Return the arguments, with the function of the part as ``run``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("genai", "simulation", "device"))
-    parser.add_argument("--size", choices=list(SIZES), nargs="+", default=list(SIZES), help="decoders")
-    parser.add_argument("--python", default="", help="an interpreter with onnxruntime-genai")
-    parser.add_argument("--points", type=Path, help="results of loads")
-    parser.add_argument("--costs", type=Path, help="costs of iterations")
-    parser.add_argument("--provider", default="", help="the execution provider of the device, for example cuda")
-    parser.add_argument("--budget", type=float, default=1.0, help="device memory in GB (default: 1)")
-    parser.add_argument("--tokens", type=int, default=1024, help="tokens before the new one (default: 1024)")
-    parser.add_argument("--threads", type=int, default=len(allowed_cores()), help="CPU threads of the part device")
-    parser.add_argument("--rounds", type=int, default=20, help="rounds of the part device")
-    parser.add_argument("-o", "--output", type=Path, nargs="*", default=[], help="pages whose section to fill in")
-    arguments = parser.parse_args()
-    if arguments.part == "genai" and not arguments.python:
-        parser.error("genai: --python names no interpreter with onnxruntime-genai")
-    if arguments.part == "simulation" and not (arguments.points and arguments.costs):
-        parser.error("simulation: expected --points and --costs")
-    if arguments.part == "device" and not arguments.provider:
-        parser.error("device: expected --provider")
-    about = f"Written by `scripts/bench_decoders.py` on {this_machine()}, onnxruntime {ort.get_version_string()}"
-    if arguments.part == "simulation":
-        tables = simulation_tables(arguments.points, arguments.costs)
-        print(tables)
-    elif arguments.part == "device":
-        arguments.provider = provider_name(arguments.provider)
-        require_working(arguments.provider, "--provider")
-        about += f", {arguments.provider}, {arguments.budget:g} GB of device memory, {arguments.tokens} tokens"
-        tables = markdown_table(
-            [DEVICE_HEAD, *(row for size in arguments.size for row in device_rows(arguments, size))]
+    parts = parser.add_subparsers(required=True, metavar="PART", dest="part")
+    kind = argparse.ArgumentDefaultsHelpFormatter
+    genai = parts.add_parser("genai", help="beside onnxruntime-genai", formatter_class=kind)
+    genai.add_argument("--python", required=True, help="an interpreter with onnxruntime-genai")
+    genai.set_defaults(run=beside_genai)
+    simulation = parts.add_parser("simulation", help="beside the simulation", formatter_class=kind)
+    simulation.add_argument("--points", type=existing_file, required=True, help="results of loads")
+    simulation.add_argument("--costs", type=existing_file, required=True, help="costs of iterations")
+    simulation.set_defaults(run=beside_simulation)
+    device = parts.add_parser("device", help="on an accelerator", formatter_class=kind)
+    device.add_argument("--provider", required=True, help="the execution provider of the device, for example cuda")
+    device.add_argument("--budget", type=float, default=1.0, help="device memory in GB")
+    device.add_argument("--tokens", type=positive, default=1024, help="tokens of a request before the new one")
+    device.add_argument("--threads", type=positive, default=len(physical_cores()), help="CPU threads")
+    device.add_argument("--rounds", type=positive, default=20, help="rounds")
+    device.set_defaults(run=on_device)
+    for one in (genai, device):
+        one.add_argument(
+            "--size", choices=list(SIZES), nargs="+", default=list(SIZES), help="decoders by their weights"
         )
-    else:
-        rows: list[Sequence[str]] = [GENAI_HEAD]
-        for size in arguments.size:
-            version, found = genai_rows(size, arguments.python)
-            about = about if version in about else f"{about}, {version}"
-            rows += found
-        tables = markdown_table(rows)
+    for one in (genai, simulation, device):
+        one.add_argument("-o", "--output", type=existing_file, nargs="*", default=[], help="pages to fill in")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure a part, print its table and fill in pages."""
+    arguments = read_arguments()
+    where, tables = arguments.run(arguments)
+    print(tables)
+    about = f"Written by `scripts/bench_decoders.py`, measured on {where}"
     contents = {f"decoders-{arguments.part}": f"{about}.\n\n{tables}"}
     for path in arguments.output:
         write_atomically(path, fill_sections(path.read_text(encoding="utf-8"), contents))

@@ -2,8 +2,8 @@
 
 ``engine``: the time of one iteration of mixed batches, by selective batching, by padding the batch to a rectangle, and
 one request after another. The K/V rectangles and single caches are made outside the timed region, which favours the two
-baselines. Their session waits actively between operators as those of the engine do. All are timed in turn in every
-round.
+baselines. The threads of their session spin between operators, as those of the engine do. All are timed in turn in
+every round.
 
 ``load``: the end-to-end experiment of Orca (section 6.2), scaled: requests that arrive at random (Poisson), with
 prompts of U(32, 512) and outputs of U(1, 128) tokens divided by ``--scale``. The median latency per generated token and
@@ -38,6 +38,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
+from command_arguments import existing_file, positive
 from decoding.costs import CostMeter, MeasuredCosts, append_costs, read_costs
 from decoding.gpu_estimate import TITLE, estimated_points, saturated_on_gpu
 from decoding.load import SIZES, Costs, load_scenario, run_load, scheduled
@@ -46,6 +47,7 @@ from decoding.orca_experiment import (
     LoadPoint,
     append_point,
     format_lengths,
+    measured_on,
     median_points,
     normalise_speed,
     plot,
@@ -127,7 +129,7 @@ def print_header(columns: Sequence[str]) -> None:
 
 
 def measure_load(arguments: argparse.Namespace) -> None:
-    """Print latency and throughput of both policies, and note the costs of iterations.
+    """Print latency and throughput of both policies, and add them and the costs of iterations to files.
 
     Every repetition measures all models, batches and rates once, with other requests.
     """
@@ -185,6 +187,7 @@ def measure_batch(arguments: argparse.Namespace, label: str, meter: CostMeter, b
                     requests_per_s=result.requests_per_s,
                     ms_per_token=result.median_ms_per_token,
                     iterations=result.iterations,
+                    machine=f"{this_machine()}, onnxruntime {ort.get_version_string()}",
                 )
                 append_point(arguments.points, point)
 
@@ -208,7 +211,7 @@ def report_load(arguments: argparse.Namespace) -> None:
     runs, costs = read_points(arguments.points), read_costs(arguments.costs) if arguments.costs else {}
     normalised = [normalise_speed(run, costs[run.workload]) for run in runs if run.workload in costs]
     load = markdown_table(table_rows(runs, normalised, simulate_points(normalised, costs)))
-    about = f"Written by `scripts/bench_generate.py` on {this_machine()}, onnxruntime {ort.get_version_string()}"
+    about = f"Written by `scripts/bench_generate.py`, measured on {measured_on(runs)}"
     machines = {
         f"{model}, measured costs ({format_lengths(scale)})": saturated(scale, found)
         for (model, scale), found in costs.items()
@@ -227,32 +230,61 @@ def report_load(arguments: argparse.Namespace) -> None:
         plot(median_points(runs), arguments.plot)
 
 
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the engine's measurement."""
+    add_models(parser)
+    workloads = ["increments", "mixed"]
+    parser.add_argument("--workloads", nargs="+", choices=[*WORKLOADS], default=workloads, help="kinds of requests")
+    parser.add_argument("--rounds", type=positive, default=30, help="rounds")
+    parser.set_defaults(run=measure_engine)
+
+
+def add_load(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of loads."""
+    add_models(parser)
+    rates_help = f"requests per second (default: those of a simulation at {LEAST_FACTOR} to {RATE_FACTORS[-1]:g} times \
+the least latency)"
+    parser.add_argument("--rates", nargs="+", type=float, default=[], help=rates_help)
+    parser.add_argument("--requests", type=positive, default=100, help="requests of a run")
+    parser.add_argument("--repeats", type=positive, default=1, help="runs of each load, whose results are medians")
+    parser.add_argument("--seed", type=int, default=0, help="determines the requests of the first repetition")
+    parser.add_argument("--scale", type=positive, default=4, help="divides the lengths of prompts and outputs")
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES, help="schedulers")
+    parser.add_argument("--points", type=Path, help="file to which the results are added")
+    parser.add_argument("--costs", type=Path, help="file to which the costs of iterations are added")
+    parser.set_defaults(run=measure_load)
+
+
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of both measurements."""
+    parser.add_argument("--models", nargs="+", choices=[*SIZES], default=["15 MB"], help="decoders by their weights")
+    parser.add_argument(
+        "--batches", nargs="+", type=positive, default=[1, 2, 4, 8, 16, 32], help="requests of a batch, at most"
+    )
+    parser.add_argument("--threads", type=positive, default=2, help="threads of the generator")
+
+
+def add_report(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of a report."""
+    parser.add_argument("--points", type=existing_file, required=True, help="results of loads")
+    parser.add_argument("--costs", type=existing_file, help="costs of iterations")
+    parser.add_argument("-o", "--output", type=existing_file, nargs="*", default=[], help="pages to fill in")
+    parser.add_argument("--plot", type=Path, help="picture of latency against throughput")
+    parser.set_defaults(run=report_load)
+
+
 def main() -> None:
     """Run a measurement or write a report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("measurement", choices=("engine", "load", "report"))
-    parser.add_argument("--models", nargs="+", choices=[*SIZES], default=["15 MB"])
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32])
-    parser.add_argument("--threads", type=int, default=2)
-    workloads = ["increments", "mixed"]
-    parser.add_argument("--workloads", nargs="+", choices=[*WORKLOADS], default=workloads, help="those of the engine")
-    parser.add_argument("--rounds", type=int, default=30, help="rounds of the engine")
-    rates_help = "requests per second; by default those of a simulation at 1.4 to 10 times the least latency"
-    parser.add_argument("--rates", nargs="+", type=float, default=[], help=rates_help)
-    parser.add_argument("--requests", type=int, default=100, help="requests of a run")
-    parser.add_argument("--repeats", type=int, default=1, help="runs of each load, whose results are medians")
-    parser.add_argument("--seed", type=int, default=0, help="determines the requests of the first repetition")
-    parser.add_argument("--scale", type=int, default=4, help="divides the lengths of prompts and outputs")
-    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
-    parser.add_argument("--points", type=Path, help="file to which the results of loads are added, or to report")
-    parser.add_argument("--costs", type=Path, help="file to which the costs of iterations are added, or to report")
-    parser.add_argument("-o", "--output", type=Path, nargs="*", default=[], help="pages whose section to fill in")
-    parser.add_argument("--plot", type=Path, help="picture of a report")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, about, add in (
+        ("engine", "measure single iterations", add_engine),
+        ("load", "measure latency and throughput of requests that arrive at random", add_load),
+        ("report", "write tables and a plot of measured loads", add_report),
+    ):
+        add(commands.add_parser(name, help=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter))
     arguments = parser.parse_args()
-    if arguments.measurement == "report" and arguments.points is None:
-        parser.error("report: --points names no file")
-    measurements = {"engine": measure_engine, "load": measure_load, "report": report_load}
-    measurements[arguments.measurement](arguments)
+    arguments.run(arguments)
 
 
 if __name__ == "__main__":

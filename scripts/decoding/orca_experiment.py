@@ -52,6 +52,8 @@ class LoadPoint:
     ms_per_token: float
     #: Totals over the iterations of a measured run.
     iterations: IterationTotals | None = None
+    #: The machine of a measured run, and the version of onnxruntime.
+    machine: str = ""
 
     @property
     def workload(self) -> tuple[str, int]:
@@ -105,6 +107,11 @@ def read_points(path: Path) -> list[LoadPoint]:
     """Return the points of a file, one for each run."""
     rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     return [LoadPoint(**row | {"iterations": _totals(row["iterations"])}) for row in rows]
+
+
+def measured_on(runs: Iterable[LoadPoint]) -> str:
+    """Return the machines of measured runs."""
+    return "; ".join(sorted({run.machine or "an unknown machine" for run in runs}))
 
 
 def _totals(row: dict[str, Any] | None) -> IterationTotals | None:
