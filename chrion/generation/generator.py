@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+import os
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-import numpy as np
 import onnx
 
 from chrion.cores import physical_cores
 from chrion.devices.providers import CPU_PROVIDER, provider_name, require_working
-from chrion.errors import ChrionError, GenerationError, ModelError, OptionError
-from chrion.generation.cache import CacheManager, RequestCache, slots_of_bytes
+from chrion.errors import ChrionError, ModelError, OptionError
+from chrion.generation.cache import CacheManager, slots_of_bytes
 from chrion.generation.engine import PlainEngine, SelectiveEngine
-from chrion.generation.iteration import Engine, Outcome, Work
+from chrion.generation.iteration import Engine
+from chrion.generation.loop import IterationLoop, Request
 from chrion.generation.merged import open_merged
 from chrion.generation.sampling import Sampler, Sampling
-from chrion.generation.scheduling import Batch, IterationScheduler, Share, whole_number
-from chrion.generation.streams import Stream, Token
+from chrion.generation.scheduling import IterationScheduler, at_least, whole_number
+from chrion.generation.streams import Stream
 from chrion.generation.text import TextBuilder, find_stop_tokens, find_tokenizer, load_tokenizer, special_tokens
 from chrion.graph import Graph, load
 from chrion.graph.context_length import find_context
@@ -37,33 +35,8 @@ from chrion.runtime import process_hooks
 log = logging.getLogger(__name__)
 
 _KV_BYTES = 1 << 30
-_FORKED = (
-    "the generator was opened before the process was forked, and nothing generates in the child: open one in the child"
-)
-
-
-@dataclass(slots=True)
-class _Request:
-    number: int
-    stream: Stream
-    sampler: Sampler
-    prompt: list[int]
-    max_new_tokens: int
-    stop: frozenset[int]
-    text: TextBuilder | None
-    capacity: int
-    #: Tokens in the cache.
-    past: int = 0
-    generated: list[int] = field(default_factory=list)
-    reason: str = ""
-    error: Exception | None = None
-
-    def work(self, share: Share, cache: RequestCache) -> Work:
-        """Return the share of the request in an iteration; one that has ended repeats its last token."""
-        past = self.past if share.active else max(self.past - 1, 0)
-        after = past - len(self.prompt)
-        known = self.prompt[past : past + share.tokens] if after < 0 else self.generated[after : after + 1]
-        return Work(cache, np.array(known, np.int64), past, share.last or not share.active)
+#: The most threads of a session; each of several sessions starts as many.
+_MOST_THREADS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +71,8 @@ class Generator:
         threads: The threads of the token-wise parts and of the attention of prompts; by default as many as physical
             cores may be busy at the same time, within the affinity and the quotas of the process.
         providers: The execution providers of the token-wise parts. Attention runs on the CPU.
-        tokenizer: A ``tokenizer.json``; by default the one beside the model. If that one cannot be used, the generator
-            takes token ids only.
+        tokenizer: A ``tokenizer.json``, or a ``Tokenizer`` of the library tokenizers; by default the file beside the
+            model. If that one cannot be used, the generator takes token ids only.
 
     Raises:
         ModelError: The model is not a decoder with a cache, or the given tokenizer is damaged.
@@ -119,52 +92,43 @@ class Generator:
         chunk: int = 0,
         threads: int | None = None,
         providers: Sequence[str] = ("CPUExecutionProvider",),
-        tokenizer: str | Path | None = None,
+        tokenizer: Any = None,
     ) -> None:
-        providers = [provider_name(name) for name in providers]
-        for name in providers:
-            if name != CPU_PROVIDER:  # without this, onnxruntime would use the CPU
-                require_working(name, "providers")
-        for option, value, least in (("threads", threads, 1), ("kv_slots", kv_slots, 1), ("kv_bytes", kv_bytes, 0)):
-            if value is not None and whole_number(option, value) < least:
-                raise OptionError(f"{option}: {value} is below {least}")
+        _check_model(model)
+        names = _provider_names(providers)
+        threads = len(physical_cores()) if threads is None else at_least("threads", threads, 1)
+        if threads > _MOST_THREADS:
+            raise OptionError(f"threads: {threads} is above {_MOST_THREADS}")
+        kv_bytes = at_least("kv_bytes", kv_bytes, 0)
         graph = model if isinstance(model, Graph) else load(model)
-        slots = slots_of_bytes(decoder_signature(graph), kv_bytes) if kv_slots is None else kv_slots
-        self._scheduler = IterationScheduler(max_batch, slots, n_workers=n_workers, policy=policy, chunk=chunk)
-        self._engine = open_engine(graph, threads or len(physical_cores()), providers)
-        self.signature = self._engine.signature
-        self._caches = CacheManager(self.signature, slots, by_token=self._engine.by_token)
+        if kv_slots is not None:
+            kv_slots = at_least("kv_slots", kv_slots, 1)
+        slots = kv_slots or slots_of_bytes(decoder_signature(graph), kv_bytes)
+        scheduler = IterationScheduler(max_batch, slots, n_workers=n_workers, policy=policy, chunk=chunk)
         path = graph.source if isinstance(graph.source, Path) else None
+        #: The tokenizer of the model, or None.
+        self.tokenizer: Any = None
+        self._no_tokenizer: ChrionError = OptionError("text needs a tokenizer", hint="give token ids, or a tokenizer")
+        self._find_tokenizer(tokenizer, path)
+        self._special: dict[str, int] = special_tokens(self.tokenizer) if self.tokenizer is not None else {}
+        #: The tokens that end every text, from the model's configuration.
+        self.stop_tokens = find_stop_tokens(path) if path else frozenset()
+        engine = open_engine(graph, threads, names)
+        self.signature = engine.signature
         stated = [self.signature.context, find_context(path) if path else 0]
         #: The most tokens that the model has positions for; 0 if neither the model nor its configuration states it.
         self.context = min((length for length in stated if length), default=0)
-        #: The tokenizer of the model, or None.
-        self.tokenizer = load_tokenizer(tokenizer) if tokenizer else None
-        self._no_tokenizer: ChrionError = OptionError("text needs a tokenizer", hint="give token ids, or a tokenizer")
-        if found := find_tokenizer(path) if path and not tokenizer else None:
-            try:
-                self.tokenizer = load_tokenizer(found)
-            except (ModelError, OptionError) as error:
-                log.info("token ids only: %s", error)
-                self._no_tokenizer = error
-        self._special = special_tokens(self.tokenizer) if self.tokenizer else {}
-        #: The tokens that end every text, from the model's configuration.
-        self.stop_tokens = find_stop_tokens(path) if path else frozenset()
         self._numbers = itertools.count()
-        self._requests: dict[int, _Request] = {}
-        self._counts = {"iterations": 0, "iteration_requests": 0, "generated_tokens": 0, "finished_requests": 0}
-        self._lock = threading.Condition()
-        self._closed = False
-        self._pool = ThreadPoolExecutor(n_workers, "chrion-generation") if n_workers > 1 else None
-        self._thread = threading.Thread(target=self._loop, name="chrion-generator", daemon=True)
-        self._forked = False
-        self._thread.start()
-        process_hooks.register(self, Generator._after_fork, Generator._at_exit)
+        caches = CacheManager(self.signature, scheduler.n_slots, by_token=engine.by_token)
+        self._loop = IterationLoop(engine, scheduler, caches, self.context)
+        process_hooks.register(self._loop, IterationLoop.after_fork, IterationLoop.close)
+        # If nothing refers to the generator and its streams any more, its threads end.
+        weakref.finalize(self, self._loop.request_close).atexit = False
 
     @property
     def refused(self) -> str:
         """Why the model has no selective batching, so that its requests run one by one; empty if it has."""
-        return self._engine.refused
+        return self._loop.engine.refused
 
     def submit(
         self,
@@ -192,12 +156,12 @@ class Generator:
                 argument has another type.
             RuntimeError: The generator is closed, or its process was forked.
         """
-        if self._forked:
-            raise RuntimeError(_FORKED)
+        if self._loop.refused:
+            raise RuntimeError(self._loop.refused)
         ids = self.encode(prompt)
         max_new_tokens = whole_number("max_new_tokens", max_new_tokens)
         self._check_context(len(ids), max_new_tokens)
-        stops = [stop] if isinstance(stop, str) else list(stop)
+        stops = [stop] if isinstance(stop, str) else _listed("stop", stop or (), "strings")
         for text in stops:
             if not isinstance(text, str):
                 raise OptionError(f"stop: expected strings, found {text!r:.100}")
@@ -205,42 +169,38 @@ class Generator:
             raise OptionError(f"sampling: expected a Sampling, found {sampling!r:.100}")
         if any(stops) and self.tokenizer is None:
             raise OptionError(f"stop: {self._no_tokenizer.message}", hint=self._no_tokenizer.hint)
-        builder = TextBuilder(self.tokenizer, stops, ids) if self.tokenizer is not None else None
+        builder = self._text_builder(stops, ids) if self.tokenizer is not None else None
         ends = self.stop_tokens
         if stop_tokens is not None:
-            ends = frozenset(whole_number("stop_tokens", token) for token in stop_tokens)
+            ends = frozenset(
+                whole_number("stop_tokens", token) for token in _listed("stop_tokens", stop_tokens, "token ids")
+            )
         ends |= {self._special[text] for text in stops if text in self._special}
         sampler = Sampler(sampling or Sampling(), ids)
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("the generator is closed")
-            number = next(self._numbers)
-            self._scheduler.submit(number, len(ids), max_new_tokens)
-            stream = Stream(len(ids), lambda: self._cancel(number))
-            capacity = self._scheduler.pool[number].max_tokens
-            self._requests[number] = _Request(number, stream, sampler, ids, max_new_tokens, ends, builder, capacity)
-            self._lock.notify_all()
+        capacity = self._loop.scheduler.needed_slots(len(ids), max_new_tokens)
+        number = next(self._numbers)
+        # The stream keeps the generator alive.
+        stream: Stream = Stream(len(ids), lambda: self._loop.cancel(number, stream))
+        self._loop.submit(Request(number, stream, sampler, ids, max_new_tokens, ends, builder, capacity))
         return stream
 
     def statistics(self) -> GeneratorStatistics:
         """Return the numbers of the generator."""
-        with self._lock:
-            reserved, slots = self._scheduler.reserved, self._scheduler.n_slots
-            return GeneratorStatistics(
-                **self._counts,
-                requests=len(self._requests),
-                waiting_requests=self._scheduler.waiting,
-                reserved_slots=reserved,
-                slots=slots,
-            )
+        loop = self._loop
+        return GeneratorStatistics(
+            **asdict(loop.counts),
+            requests=loop.requests,
+            waiting_requests=loop.waiting,
+            reserved_slots=loop.scheduler.reserved,
+            slots=loop.scheduler.n_slots,
+        )
 
     def close(self) -> None:
-        """Cancel all requests and end the generator."""
-        self._cancel_all()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
-        if self._pool is not None:
-            self._pool.shutdown()
+        """Cancel all requests, the iteration that runs included, and end the generator.
+
+        It returns when the threads of the generator have ended, unless one of them calls it.
+        """
+        self._loop.close()
 
     def __enter__(self) -> Self:
         return self
@@ -252,7 +212,7 @@ class Generator:
 
     def most_new_tokens(self, prompt: int) -> int:
         """Return the most tokens that can follow a prompt of a number of tokens; at least one."""
-        limits = [limit for limit in (self.context, self._scheduler.n_slots) if limit]
+        limits = [limit for limit in (self.context, self._loop.scheduler.n_slots) if limit]
         return max(min(limits) - prompt + 1, 1)
 
     def default_new_tokens(self, prompt: int) -> int:
@@ -261,7 +221,7 @@ class Generator:
         With an equal share of the slots for each request of a batch, it is what is left of the share after the prompt,
         or half a share after a longer prompt.
         """
-        share = self._scheduler.n_slots // self._scheduler.max_batch
+        share = self._loop.scheduler.n_slots // self._loop.scheduler.max_batch
         return min(max(share - prompt + 1, share // 2, 1), self.most_new_tokens(prompt))
 
     def encode(self, prompt: str | Sequence[int], *, special: bool = True) -> list[int]:
@@ -283,7 +243,7 @@ class Generator:
                 raise OptionError(f"prompt: expected text that UTF-8 can represent: {error.reason}") from error
             ids = list(self.tokenizer.encode(prompt, add_special_tokens=special).ids)
         else:
-            ids = [whole_number("prompt", token) for token in prompt]
+            ids = [whole_number("prompt", token) for token in _listed("prompt", prompt, "token ids")]
         if not ids:
             raise OptionError("prompt: expected at least one token, found none")
         for token in ids:
@@ -299,160 +259,58 @@ class Generator:
                 hint=f"shorten the prompt of {prompt} tokens, or generate at most {max(context - prompt + 1, 0)}",
             )
 
-    def _cancel_all(self) -> None:
-        """End all requests, and refuse further ones."""
-        with self._lock:
-            self._closed = True
-            for number in [*self._requests]:
-                self._end(number)
-            self._lock.notify_all()
-
-    def _after_fork(self) -> None:
-        """Fail the requests in a forked child, where no thread serves them, and the locks may be held forever."""
-        self._lock, self._pool = threading.Condition(), None
-        self._closed = self._forked = True
-        for request in self._requests.values():
-            request.stream.after_fork(GenerationError(_FORKED))
-        self._requests = {}
-
-    def _at_exit(self, until: float) -> None:
-        """End an iteration before the interpreter ends, which would abort the process inside onnxruntime."""
-        self._cancel_all()
-        self._thread.join(max(until - time.monotonic(), 0))
-
-    def _cancel(self, number: int) -> None:
-        with self._lock:
-            self._end(number)
-            self._lock.notify_all()
-
-    def _end(self, number: int) -> None:
-        """Cancel a request; the caller holds the lock."""
-        if number in self._requests:
-            self._requests[number].stream.finish("cancelled")
-            self._requests[number].reason = "cancelled"
-            self._leave(self._scheduler.cancel(number))
-
-    def _leave(self, numbers: Sequence[int]) -> None:
-        """Release the slots of requests and end their streams; the caller holds the lock."""
-        for number in numbers:
-            self._caches.release(number)
-            request = self._requests.pop(number)
-            self._counts["finished_requests"] += 1
-            held = ""
-            try:
-                held = request.text.finish() if request.text is not None else ""
-            except Exception as error:  # noqa: BLE001 - a tokenizer may raise what it likes
-                request.reason, request.error = "error", GenerationError(f"no end of the text: {error}")
-            request.stream.finish(request.reason, request.error, held)
-
-    def _loop(self) -> None:
-        """Run iterations until the generator is closed. An unexpected error closes it and fails all requests."""
+    def _text_builder(self, stops: Sequence[str], prompt: Sequence[int]) -> TextBuilder:
         try:
-            self._iterate()
-        except Exception as error:
-            log.exception("the generator failed")
-            with self._lock:
-                self._closed = True
-                for request in self._requests.values():
-                    request.stream.finish("error", GenerationError(f"the generator failed: {error}"))
-                self._requests.clear()
+            return TextBuilder(self.tokenizer, stops, prompt)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic in the library is none of Exception
+            raise OptionError(f"prompt: the tokenizer cannot decode it: {error}") from error
 
-    def _iterate(self) -> None:
-        """Select batches, run them, and return their tokens, until the generator is closed."""
-        running: deque[tuple[Batch, Sequence[_Request], Callable[[], list[Outcome]]]] = deque()
-        while True:
-            with self._lock:
-                while not (batch := self._scheduler.select()) and not running:
-                    if self._closed:
-                        return
-                    self._lock.wait()
-                requests = [self._requests[share.number] for share in batch]
-            if batch:
-                running.append((batch, requests, self._start(batch, requests)))
-            if not batch or len(running) == self._scheduler.n_workers:
-                done, those, outcomes = running.popleft()
-                self._return(done, those, outcomes())
-
-    def _start(self, batch: Batch, requests: Sequence[_Request]) -> Callable[[], list[Outcome]]:
-        """Return a function that waits for the outcomes of an iteration, or runs it if there is one worker."""
-        if self._pool is None:
-            return lambda: self._run(batch, requests)
-        try:
-            return self._pool.submit(self._run, batch, requests).result
-        except RuntimeError as error:
-            if "shutdown" not in str(error):  # the system refuses a thread
-                raise
-            self._cancel_all()  # the interpreter exits
-            return lambda: [None] * len(batch)
-
-    def _run(self, batch: Batch, requests: Sequence[_Request]) -> list[Outcome]:
-        """Run one iteration; an error of the whole batch is the error of each of its requests."""
-        works: dict[int, Work] = {}
-        outcomes: dict[int, Outcome] = {}
-        for share, request in zip(batch, requests, strict=True):
+    def _find_tokenizer(self, given: Any, path: Path | None) -> None:
+        """Load the given tokenizer, or the one beside the model if it can be used."""
+        if given is not None:
+            self.tokenizer = load_tokenizer(Path(given)) if isinstance(given, str | os.PathLike) else given
+            if not all(hasattr(self.tokenizer, name) for name in ("encode", "decode", "get_added_tokens_decoder")):
+                raise OptionError(f"tokenizer: expected a file or a Tokenizer, found {given!r:.100}")
+        elif found := find_tokenizer(path) if path else None:
             try:
-                cache = self._caches.get(request.number, request.capacity)
-            except Exception as error:  # noqa: BLE001 - the others have their caches
-                message = f"no memory for the keys and values of {request.capacity} tokens: {error}"
-                outcomes[request.number] = GenerationError(message)
-            else:
-                works[request.number] = request.work(share, cache)
-        if works:
-            try:
-                found = self._engine.run([*works.values()])
-            except Exception as error:  # noqa: BLE001 - the loop must go on for other requests
-                found = [GenerationError(f"the iteration failed: {error}")] * len(works)
-            outcomes |= zip(works, found, strict=True)
-        return [outcomes[request.number] for request in requests]
-
-    def _return(self, batch: Batch, requests: Sequence[_Request], outcomes: Sequence[Outcome]) -> None:
-        """Give the requests of a batch their tokens, and take back the batch."""
-        for share, request, outcome in zip(batch, requests, outcomes, strict=True):
-            if not request.reason:
-                self._advance(share, request, outcome)
-        with self._lock:
-            self._counts["iterations"] += 1
-            self._counts["iteration_requests"] += len(batch)
-            self._leave(self._scheduler.complete([request.number for request in requests if request.reason]))
-
-    def _advance(self, share: Share, request: _Request, outcome: Outcome) -> None:
-        if isinstance(outcome, Exception):
-            request.reason, request.error = "error", outcome if self.context else _of_unknown_context(outcome, request)
-            return
-        request.past += share.tokens
-        if outcome is not None:
-            try:
-                self._append(request, request.sampler.choose(outcome))
-            except Exception as error:  # noqa: BLE001 - a tokenizer may raise what it likes
-                request.reason, request.error = "error", GenerationError(f"no next token: {error}")
-
-    def _append(self, request: _Request, token: int) -> None:
-        """Add a token to a request and determine whether it ends."""
-        if token in request.stop:
-            request.reason = "stop"
-            return
-        request.generated.append(token)
-        self._counts["generated_tokens"] += 1
-        text = request.text.add(token) if request.text is not None else ""
-        request.stream.put(Token(token, text))
-        if request.text is not None and request.text.stopped:
-            request.reason = "stop"
-        elif len(request.generated) == request.max_new_tokens:
-            request.reason = "length"
+                self.tokenizer = load_tokenizer(found)
+            except (ModelError, OptionError) as error:
+                log.info("token ids only: %s", error)
+                self._no_tokenizer = error
 
 
-def _of_unknown_context(error: Exception, request: _Request) -> Exception:
-    """Return an error of a model whose context length is unknown, which may have been exceeded.
+def _check_model(model: object) -> None:
+    if not isinstance(model, str | os.PathLike | bytes | onnx.ModelProto | Graph):
+        raise OptionError(f"model: expected a file, bytes, ModelProto or Graph, found {model!r:.100}")
 
-    The error of a first iteration, or one that has a hint of its own, is left as it is.
+
+def _provider_names(providers: object) -> list[str]:
+    """Return the names of providers that work."""
+    given = [providers] if isinstance(providers, str) else _listed("providers", providers, "names")
+    for name in given:
+        if not isinstance(name, str):
+            raise OptionError(f"providers: expected names, found {name!r:.100}")
+    names = [provider_name(name) for name in given] or [CPU_PROVIDER]
+    for name in names:
+        if name != CPU_PROVIDER:  # without this, onnxruntime would use the CPU
+            require_working(name, "providers")
+    return names
+
+
+def _listed(name: str, values: object, kind: str) -> list[Any]:
+    """Return the elements of an argument in their order.
+
+    Raises:
+        OptionError: It has no elements, or no order of them.
     """
-    message, hint = (error.message, error.hint) if isinstance(error, ChrionError) else (str(error), "")
-    if not request.past or hint:
-        return error
-    return GenerationError(
-        f"{message}, after {request.past} tokens",
-        hint="the model does not state its context length; config.json beside it may, as max_position_embeddings",
-    )
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping | set | frozenset):
+        raise OptionError(f"{name}: expected a list of {kind}, found {values!r:.100}")
+    try:
+        return list(values)
+    except TypeError:  # an array without dimensions
+        raise OptionError(f"{name}: expected a list of {kind}, found {values!r:.100}") from None
 
 
 def open_engine(graph: Graph, threads: int, providers: Sequence[str] = ("CPUExecutionProvider",)) -> Engine:
