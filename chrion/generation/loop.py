@@ -240,7 +240,10 @@ class IterationLoop:
             self.counts.finished_requests += 1
             held = ""
             try:
-                held = request.text.finish() if request.text is not None else ""
+                if request.text is not None:
+                    held = request.text.finish()
+                    if request.text.stopped and request.reason == "length":  # by the text that was held back
+                        request.reason = "stop"
             except BaseException as error:  # noqa: BLE001 - a tokenizer may raise what it likes
                 request.reason, request.error = "error", GenerationError(f"no end of the text: {error}")
             request.stream.finish(request.reason, request.error, held)

@@ -354,6 +354,20 @@ def test_characters_of_several_tokens_arrive_whole(tokenizer: Path, monkeypatch:
         assert [*stream] == tokens
 
 
+def test_a_stop_string_in_the_last_text_is_the_reason_of_the_end(
+    tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a text completes a stop string: the character that its last tokens did not complete."""
+    model = small_decoder("llama-decoder", vocabulary=BYTES, context=256)
+    with Generator(model, threads=1, tokenizer=tokenizer) as generator:
+        cut = next(at for at, byte in enumerate(TEXT.encode()) if byte > 127) + 1
+        speaking(generator, monkeypatch)
+        stream = generator.submit("é", cut, stop=["\N{REPLACEMENT CHARACTER}"])
+        assert len(stream.result(60)) == cut
+        assert stream.text == TEXT.encode()[: cut - 1].decode()
+        assert stream.finish_reason == "stop"
+
+
 @pytest.mark.parametrize("stop", ["世界!", "👩‍🚀", "end. And", "—"])
 def test_stop_strings_of_several_tokens_are_not_released(
     tokenizer: Path, stop: str, monkeypatch: pytest.MonkeyPatch
