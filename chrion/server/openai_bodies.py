@@ -127,30 +127,6 @@ def read_prompts(body: Mapping[str, Any]) -> list[str | list[int]]:
     raise RequestFailure(Status.INVALID, "prompt: expected a text, a list of tokens, or a list of these")
 
 
-def read_messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the messages of a chat, with contents as texts.
-
-    Raises:
-        RequestFailure: A message has no role, or contents that are not text.
-    """
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise RequestFailure(Status.INVALID, "messages: expected a list with at least one message")
-    read = []
-    for at, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise RequestFailure(Status.INVALID, f"messages[{at}]: expected an object with a role and a content")
-        content = message.get("content")
-        if isinstance(content, list):
-            parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
-            texts = [part for part in parts if isinstance(part, str)]
-            content = "".join(texts) if len(texts) == len(parts) else None
-        if not isinstance(content, str):
-            raise RequestFailure(Status.INVALID, f"messages[{at}].content: expected text")
-        read.append({**message, "content": content})
-    return read
-
-
 class Answers:
     """The answers to one request: a document, or the documents of a stream.
 

@@ -24,10 +24,10 @@ from chrion.server.openai_bodies import (
     Answers,
     Settings,
     failure_document,
-    read_messages,
     read_prompts,
     read_settings,
 )
+from chrion.server.openai_messages import read_messages
 
 ReadBody = Callable[[Request], Awaitable[dict[str, Any]]]
 Handler = Callable[[Request], Awaitable[Response]]

@@ -30,7 +30,15 @@ TEMPLATE = (
 )
 
 
-def put_decoder(root: Path, name: str, toml: str = "[generation]\nmax_batch = 4\n", *, template: bool = True) -> Path:
+TOOLS = (
+    "{% for message in messages %}{% if message.role == 'user' %} w1 {{ message.content }}"
+    "{% elif message.tool_calls %}{% for call in message.tool_calls %} w2"
+    "{% for _, value in call.function.arguments.items() %} {{ value }}{% endfor %}{% endfor %}"
+    "{{ message.content or '' }}{% else %} w3 {{ message.content }}{% endif %}{% endfor %}"
+)
+
+
+def put_decoder(root: Path, name: str, toml: str = "[generation]\nmax_batch = 4\n", template: str = TEMPLATE) -> Path:
     """Put a decoder with a tokenizer of words into a repository; return its file."""
     file = put(root, name, MODEL, toml=toml)
     words = {f"w{at}": at for at in range(61)}
@@ -38,7 +46,7 @@ def put_decoder(root: Path, name: str, toml: str = "[generation]\nmax_batch = 4\
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.save(str(file.parent / "tokenizer.json"))
     if template:
-        settings = {"chat_template": TEMPLATE, "bos_token": {"content": "w1"}}
+        settings = {"chat_template": template, "bos_token": {"content": "w1"}}
         (file.parent / "tokenizer_config.json").write_text(json.dumps(settings))
     return file
 
@@ -48,7 +56,8 @@ def decoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Return a server of two decoders and a model of another kind."""
     root = tmp_path_factory.mktemp("decoders")
     put_decoder(root, "llama")
-    put_decoder(root, "plain", template=False)
+    put_decoder(root, "plain", template="")
+    put_decoder(root, "tools", template=TOOLS)
     put(root, "product", product())
     with serving(root) as running:
         yield running
@@ -77,7 +86,7 @@ def metric(server: Server, name: str) -> float:
 
 def test_models_with_generation_are_listed(client: Any) -> None:
     """Only models with a table [generation] are models of this API."""
-    assert [model.id for model in client.models.list()] == ["llama", "plain"]
+    assert [model.id for model in client.models.list()] == ["llama", "plain", "tools"]
     assert client.models.retrieve("llama").id == "llama"
     with pytest.raises(openai.NotFoundError, match="unknown"):
         client.models.retrieve("unknown")
@@ -131,6 +140,21 @@ def test_chats(client: Any, plain: PlainDecoder) -> None:
     chunks = [*client.chat.completions.create(**given, stream=True)]
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
+
+
+def test_chats_with_calls_of_tools(client: Any) -> None:
+    """A template gets the calls of an assistant's message without content, with their arguments as objects."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"city": "w8", "days": "w9"}'}}
+    messages = [
+        {"role": "user", "content": "w7"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "w11"}]},
+    ]
+    given = {"model": "tools", "max_tokens": 2, "temperature": 0}
+    usage = client.chat.completions.create(**given, messages=messages).usage
+    assert usage.prompt_tokens == 7  # w1 w7 w2 w8 w9 w3 w11
+    del messages[1]["content"]
+    assert client.chat.completions.create(**given, messages=messages).usage == usage
 
 
 def test_fields_that_change_nothing_are_accepted(client: Any) -> None:
