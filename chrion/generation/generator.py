@@ -26,8 +26,9 @@ from chrion.generation.iteration import Engine, Outcome, Work
 from chrion.generation.merged import open_merged
 from chrion.generation.sampling import Sampler, Sampling
 from chrion.generation.scheduling import Batch, IterationScheduler, Share, whole_number
+from chrion.generation.special_tokens import find_end_token, find_stop_tokens, special_tokens
 from chrion.generation.streams import Stream, Token
-from chrion.generation.text import TextBuilder, find_stop_tokens, find_tokenizer, load_tokenizer, special_tokens
+from chrion.generation.text import TextBuilder, find_tokenizer, load_tokenizer
 from chrion.graph import Graph, load
 from chrion.graph.context_length import find_context
 from chrion.graph.decoder import BRANCH, decoder_signature
@@ -148,8 +149,10 @@ class Generator:
                 log.info("token ids only: %s", error)
                 self._no_tokenizer = error
         self._special = special_tokens(self.tokenizer) if self.tokenizer else {}
-        #: The tokens that end every text, from the model's configuration.
+        #: The tokens that end every text: those of the model's configuration, and the ``eos_token`` of the tokenizer.
         self.stop_tokens = find_stop_tokens(path) if path else frozenset()
+        if self.tokenizer and (file := tokenizer or found):
+            self.stop_tokens |= find_end_token(Path(file).parent, self.tokenizer)
         self._numbers = itertools.count()
         self._requests: dict[int, _Request] = {}
         self._counts = {"iterations": 0, "iteration_requests": 0, "generated_tokens": 0, "finished_requests": 0}

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from chrion.errors import ModelError, OptionError
-from chrion.graph.context_length import read_configuration
 
 #: What a decoder of bytes writes for a character of which bytes are missing.
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
@@ -126,28 +125,3 @@ class TextBuilder:
             if self._held.endswith(stop[:length])
         )
         return max(lengths, default=0)
-
-
-def special_tokens(tokenizer: Any) -> dict[str, int]:
-    """Return the special tokens of a tokenizer, which texts omit."""
-    return {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-
-
-def find_stop_tokens(model: Path) -> frozenset[int]:
-    """Return the tokens that end a text, from the configuration that transformers or onnxruntime-genai writes.
-
-    Raises:
-        ModelError: A file is not JSON, or its tokens are no numbers.
-    """
-    for name in ("generation_config.json", "config.json", "genai_config.json"):
-        path = model.parent / name
-        content = read_configuration(path)
-        # Models of text and images have text_config, those of onnxruntime-genai model.
-        parts = [part for part in (content, content.get("text_config"), content.get("model")) if isinstance(part, dict)]
-        found = next((part["eos_token_id"] for part in parts if part.get("eos_token_id") is not None), None)
-        if found is not None:
-            tokens = found if isinstance(found, list) else [found]
-            if not all(type(token) is int for token in tokens):
-                raise ModelError(f"{path}: eos_token_id: expected a token or a list of tokens, found {found!r:.100}")
-            return frozenset(tokens)
-    return frozenset()
