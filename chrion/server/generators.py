@@ -114,11 +114,7 @@ def _needed_bytes(version: ServedVersion, settings: GenerationSettings) -> int:
 
 def _open(name: str, version: ServedVersion, settings: GenerationSettings, reserved: int) -> ServedGenerator:
     path = version.sources[0].model
-    template = None
-    try:
-        template = find_chat_template(path)
-    except ChrionError as error:
-        log.warning("cannot chat", extra={"fields": {"model": name, "reason": str(error)}})
+    template = _find_template(name, path)
     generator = Generator(
         path,
         max_batch=settings.max_batch,
@@ -134,3 +130,18 @@ def _open(name: str, version: ServedVersion, settings: GenerationSettings, reser
     if generator.refused:
         log.warning("requests run one by one", extra={"fields": {"model": name, "reason": generator.refused}})
     return ServedGenerator(name, version.version, generator, template, reserved, version.settings.timeout_ms)
+
+
+def _find_template(name: str, path: Path) -> ChatTemplate | None:
+    """Return the chat template of a model; log if there is none, or one that cannot be used."""
+    template = None
+    try:
+        template = find_chat_template(path)
+    except ChrionError as error:
+        log.warning("cannot chat", extra={"fields": {"model": name, "reason": str(error)}})
+    else:
+        if template is None:
+            log.info("no chat template", extra={"fields": {"model": name, "folder": str(path.parent)}})
+        elif template.obstacle:
+            log.warning("cannot chat", extra={"fields": {"model": name, "reason": template.obstacle}})
+    return template
