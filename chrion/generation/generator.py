@@ -7,27 +7,27 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import numpy as np
 import onnx
 
 from chrion.cores import physical_cores
 from chrion.devices.providers import CPU_PROVIDER, provider_name, require_working
 from chrion.errors import ChrionError, GenerationError, ModelError, OptionError
-from chrion.generation.cache import CacheManager, RequestCache, slots_of_bytes
+from chrion.generation.cache import CacheManager, slots_of_bytes
 from chrion.generation.engine import PlainEngine, SelectiveEngine
 from chrion.generation.iteration import Engine, Outcome, Work
 from chrion.generation.merged import open_merged
+from chrion.generation.requests import Request, of_unknown_context
 from chrion.generation.sampling import Sampler, Sampling
 from chrion.generation.scheduling import Batch, IterationScheduler, Share, whole_number
 from chrion.generation.special_tokens import find_end_token, find_stop_tokens, special_tokens
-from chrion.generation.streams import Stream, Token
+from chrion.generation.streams import Stream
 from chrion.generation.text import TextBuilder, find_tokenizer, load_tokenizer
 from chrion.graph import Graph, load
 from chrion.graph.context_length import find_context
@@ -41,30 +41,6 @@ _KV_BYTES = 1 << 30
 _FORKED = (
     "the generator was opened before the process was forked, and nothing generates in the child: open one in the child"
 )
-
-
-@dataclass(slots=True)
-class _Request:
-    number: int
-    stream: Stream
-    sampler: Sampler
-    prompt: list[int]
-    max_new_tokens: int
-    stop: frozenset[int]
-    text: TextBuilder | None
-    capacity: int
-    #: Tokens in the cache.
-    past: int = 0
-    generated: list[int] = field(default_factory=list)
-    reason: str = ""
-    error: Exception | None = None
-
-    def work(self, share: Share, cache: RequestCache) -> Work:
-        """Return the share of the request in an iteration; one that has ended repeats its last token."""
-        past = self.past if share.active else max(self.past - 1, 0)
-        after = past - len(self.prompt)
-        known = self.prompt[past : past + share.tokens] if after < 0 else self.generated[after : after + 1]
-        return Work(cache, np.array(known, np.int64), past, share.last or not share.active)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +130,7 @@ class Generator:
         if self.tokenizer and (file := tokenizer or found):
             self.stop_tokens |= find_end_token(Path(file).parent, self.tokenizer)
         self._numbers = itertools.count()
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, Request] = {}
         self._counts = {"iterations": 0, "iteration_requests": 0, "generated_tokens": 0, "finished_requests": 0}
         self._lock = threading.Condition()
         self._closed = False
@@ -169,7 +145,7 @@ class Generator:
         """Why the model has no selective batching, so that its requests run one by one; empty if it has."""
         return self._engine.refused
 
-    def submit(
+    def submit(  # noqa: PLR0913 - all options of a request
         self,
         prompt: str | Sequence[int],
         max_new_tokens: int = 64,
@@ -177,6 +153,8 @@ class Generator:
         sampling: Sampling | None = None,
         stop: str | Sequence[str] = (),
         stop_tokens: Sequence[int] | None = None,
+        min_new_tokens: int = 0,
+        logprobs: int | None = None,
     ) -> Stream:
         """Queue a request.
 
@@ -186,6 +164,9 @@ class Generator:
             sampling: How tokens are chosen; the most probable ones by default.
             stop: Strings that end the text and are not part of it. Special tokens, which texts omit, end it, too.
             stop_tokens: Tokens that end the text and are not part of it; by default those of the model.
+            min_new_tokens: The number of tokens before which stop tokens are not chosen. Strings end the text before.
+            logprobs: The number of most probable tokens that each token has beside the logarithm of its own
+                probability; None for neither.
 
         Returns:
             The tokens as they come.
@@ -200,20 +181,17 @@ class Generator:
         ids = self.encode(prompt)
         max_new_tokens = whole_number("max_new_tokens", max_new_tokens)
         self._check_context(len(ids), max_new_tokens)
-        stops = [stop] if isinstance(stop, str) else list(stop)
-        for text in stops:
-            if not isinstance(text, str):
-                raise OptionError(f"stop: expected strings, found {text!r:.100}")
         if sampling is not None and not isinstance(sampling, Sampling):
             raise OptionError(f"sampling: expected a Sampling, found {sampling!r:.100}")
-        if any(stops) and self.tokenizer is None:
-            raise OptionError(f"stop: {self._no_tokenizer.message}", hint=self._no_tokenizer.hint)
+        if logprobs is not None and whole_number("logprobs", logprobs) < 0:
+            raise OptionError(f"logprobs: {logprobs} is below 0")
+        if not 0 <= whole_number("min_new_tokens", min_new_tokens) <= max_new_tokens:
+            raise OptionError(f"min_new_tokens: expected 0 to {max_new_tokens}, found {min_new_tokens}")
+        self._check_tokens("logit_bias", sampling.logit_bias if sampling else ())
+        stops, ends = self._read_stops(stop, stop_tokens)
         builder = TextBuilder(self.tokenizer, stops, ids) if self.tokenizer is not None else None
-        ends = self.stop_tokens
-        if stop_tokens is not None:
-            ends = frozenset(whole_number("stop_tokens", token) for token in stop_tokens)
-        ends |= {self._special[text] for text in stops if text in self._special}
-        sampler = Sampler(sampling or Sampling(), ids)
+        late = [token for token in ends if token < self.signature.vocabulary]
+        sampler = Sampler(sampling or Sampling(), ids, late, min_new_tokens)
         with self._lock:
             if self._closed:
                 raise RuntimeError("the generator is closed")
@@ -221,7 +199,9 @@ class Generator:
             self._scheduler.submit(number, len(ids), max_new_tokens)
             stream = Stream(len(ids), lambda: self._cancel(number))
             capacity = self._scheduler.pool[number].max_tokens
-            self._requests[number] = _Request(number, stream, sampler, ids, max_new_tokens, ends, builder, capacity)
+            self._requests[number] = Request(
+                number, stream, sampler, ids, max_new_tokens, ends, builder, capacity, logprobs
+            )
             self._lock.notify_all()
         return stream
 
@@ -289,10 +269,28 @@ class Generator:
             ids = [whole_number("prompt", token) for token in prompt]
         if not ids:
             raise OptionError("prompt: expected at least one token, found none")
-        for token in ids:
-            if not 0 <= token < self.signature.vocabulary:
-                raise OptionError(f"prompt: expected tokens of 0 to {self.signature.vocabulary - 1}, found {token}")
+        self._check_tokens("prompt", ids)
         return ids
+
+    def _check_tokens(self, name: str, tokens: Iterable[int]) -> None:
+        for token in tokens:
+            if not 0 <= token < self.signature.vocabulary:
+                raise OptionError(f"{name}: expected tokens of 0 to {self.signature.vocabulary - 1}, found {token}")
+
+    def _read_stops(
+        self, stop: str | Sequence[str], stop_tokens: Sequence[int] | None
+    ) -> tuple[list[str], frozenset[int]]:
+        """Return the strings and the tokens that end a text."""
+        stops = [stop] if isinstance(stop, str) else list(stop)
+        for text in stops:
+            if not isinstance(text, str):
+                raise OptionError(f"stop: expected strings, found {text!r:.100}")
+        if any(stops) and self.tokenizer is None:
+            raise OptionError(f"stop: {self._no_tokenizer.message}", hint=self._no_tokenizer.hint)
+        ends = self.stop_tokens
+        if stop_tokens is not None:
+            ends = frozenset(whole_number("stop_tokens", token) for token in stop_tokens)
+        return stops, ends | {self._special[text] for text in stops if text in self._special}
 
     def _check_context(self, prompt: int, new: int) -> None:
         context = self.context
@@ -362,7 +360,7 @@ class Generator:
 
     def _iterate(self) -> None:
         """Select batches, run them, and return their tokens, until the generator is closed."""
-        running: deque[tuple[Batch, Sequence[_Request], Callable[[], list[Outcome]]]] = deque()
+        running: deque[tuple[Batch, Sequence[Request], Callable[[], list[Outcome]]]] = deque()
         while True:
             with self._lock:
                 while not (batch := self._scheduler.select()) and not running:
@@ -376,7 +374,7 @@ class Generator:
                 done, those, outcomes = running.popleft()
                 self._return(done, those, outcomes())
 
-    def _start(self, batch: Batch, requests: Sequence[_Request]) -> Callable[[], list[Outcome]]:
+    def _start(self, batch: Batch, requests: Sequence[Request]) -> Callable[[], list[Outcome]]:
         """Return a function that waits for the outcomes of an iteration, or runs it if there is one worker."""
         if self._pool is None:
             return lambda: self._run(batch, requests)
@@ -388,7 +386,7 @@ class Generator:
             self._cancel_all()  # the interpreter exits
             return lambda: [None] * len(batch)
 
-    def _run(self, batch: Batch, requests: Sequence[_Request]) -> list[Outcome]:
+    def _run(self, batch: Batch, requests: Sequence[Request]) -> list[Outcome]:
         """Run one iteration; an error of the whole batch is the error of each of its requests."""
         works: dict[int, Work] = {}
         outcomes: dict[int, Outcome] = {}
@@ -408,7 +406,7 @@ class Generator:
             outcomes |= zip(works, found, strict=True)
         return [outcomes[request.number] for request in requests]
 
-    def _return(self, batch: Batch, requests: Sequence[_Request], outcomes: Sequence[Outcome]) -> None:
+    def _return(self, batch: Batch, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> None:
         """Give the requests of a batch their tokens, and take back the batch."""
         for share, request, outcome in zip(batch, requests, outcomes, strict=True):
             if not request.reason:
@@ -418,44 +416,16 @@ class Generator:
             self._counts["iteration_requests"] += len(batch)
             self._leave(self._scheduler.complete([request.number for request in requests if request.reason]))
 
-    def _advance(self, share: Share, request: _Request, outcome: Outcome) -> None:
+    def _advance(self, share: Share, request: Request, outcome: Outcome) -> None:
         if isinstance(outcome, Exception):
-            request.reason, request.error = "error", outcome if self.context else _of_unknown_context(outcome, request)
+            request.reason, request.error = "error", outcome if self.context else of_unknown_context(outcome, request)
             return
         request.past += share.tokens
         if outcome is not None:
             try:
-                self._append(request, request.sampler.choose(outcome))
+                self._counts["generated_tokens"] += request.append(outcome)
             except Exception as error:  # noqa: BLE001 - a tokenizer may raise what it likes
                 request.reason, request.error = "error", GenerationError(f"no next token: {error}")
-
-    def _append(self, request: _Request, token: int) -> None:
-        """Add a token to a request and determine whether it ends."""
-        if token in request.stop:
-            request.reason = "stop"
-            return
-        request.generated.append(token)
-        self._counts["generated_tokens"] += 1
-        text = request.text.add(token) if request.text is not None else ""
-        request.stream.put(Token(token, text))
-        if request.text is not None and request.text.stopped:
-            request.reason = "stop"
-        elif len(request.generated) == request.max_new_tokens:
-            request.reason = "length"
-
-
-def _of_unknown_context(error: Exception, request: _Request) -> Exception:
-    """Return an error of a model whose context length is unknown, which may have been exceeded.
-
-    The error of a first iteration, or one that has a hint of its own, is left as it is.
-    """
-    message, hint = (error.message, error.hint) if isinstance(error, ChrionError) else (str(error), "")
-    if not request.past or hint:
-        return error
-    return GenerationError(
-        f"{message}, after {request.past} tokens",
-        hint="the model does not state its context length; config.json beside it may, as max_position_embeddings",
-    )
 
 
 def open_engine(graph: Graph, threads: int, providers: Sequence[str] = ("CPUExecutionProvider",)) -> Engine:

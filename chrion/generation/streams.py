@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -22,6 +23,13 @@ class Token:
     id: int | None
     #: The text that became certain with the token; empty without a tokenizer.
     text: str = ""
+    #: The logarithm of the token's probability by the model, before penalties, temperature and filters; None unless the
+    #: request asks for it.
+    logprob: float | None = None
+    #: The most probable tokens with the logarithms of their probabilities, the most probable first.
+    top: tuple[tuple[int, float], ...] = ()
+    #: The time at which the token was generated, in seconds of ``time.perf_counter``.
+    time: float = field(default_factory=time.perf_counter, compare=False)
 
 
 class Stream:
