@@ -25,7 +25,7 @@ from chrion.generation.iteration import Engine, Outcome, Work
 from chrion.generation.merged import open_merged
 from chrion.generation.requests import Request, of_unknown_context
 from chrion.generation.sampling import Sampler, Sampling
-from chrion.generation.scheduling import Batch, IterationScheduler, Share, whole_number
+from chrion.generation.scheduling import Batch, IterationScheduler, Share, length_error, whole_number
 from chrion.generation.special_tokens import find_end_token, find_stop_tokens, special_tokens
 from chrion.generation.streams import Stream
 from chrion.generation.text import TextBuilder, find_tokenizer, load_tokenizer
@@ -172,8 +172,8 @@ class Generator:
             The tokens as they come.
 
         Raises:
-            OptionError: The prompt is empty or has unknown tokens, the request does not fit in the slots, or an
-                argument has another type.
+            ContextLengthError: The model has too few positions for the request, or the memory too few slots.
+            OptionError: The prompt is empty or has unknown tokens, or an argument has another type or is out of range.
             RuntimeError: The generator is closed, or its process was forked.
         """
         if self._forked:
@@ -295,10 +295,8 @@ class Generator:
     def _check_context(self, prompt: int, new: int) -> None:
         context = self.context
         if context and prompt + new - 1 > context:  # the last token that is generated is never an input
-            raise OptionError(
-                f"the model has positions for {context} tokens, the request needs {prompt + new - 1}",
-                hint=f"shorten the prompt of {prompt} tokens, or generate at most {max(context - prompt + 1, 0)}",
-            )
+            limits = f"the model has positions for {context} tokens, the request needs {prompt + new - 1}"
+            raise length_error(limits, context, prompt, new)
 
     def _cancel_all(self) -> None:
         """End all requests, and refuse further ones."""

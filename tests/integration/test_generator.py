@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import pickle
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from chrion import Generator, Sampling
-from chrion.errors import GenerationError, OptionError, ProviderError
+from chrion.errors import ContextLengthError, GenerationError, OptionError, ProviderError
 from chrion.generation.cache import RequestCache
 from chrion.generation.engine import PlainEngine
 from chrion.generation.iteration import Outcome, Work
@@ -212,7 +213,8 @@ def test_stop_tokens_end_a_text(generator: Generator, plain: PlainDecoder) -> No
         ([1], 2.5, "max_new_tokens: expected a whole number, found 2.5"),
         ([1.5], 3, "prompt: expected a whole number, found 1.5"),
         ([[1, 2]], 3, r"prompt: expected a whole number, found \[1, 2\]"),
-        ([1] * 65, 1, "positions for 64 tokens, the request needs 65"),
+        ([1] * 65, 1, r"positions for 64 tokens, the request needs 65 \(the prompt alone has 65 tokens, shorten it"),
+        ([1] * 64, 2, "generate at most 1"),
         ([1] * 60, 6, "generate at most 5"),
     ],
 )
@@ -298,8 +300,11 @@ def test_the_least_number_of_tokens(generator: Generator, plain: PlainDecoder) -
 def test_requests_that_never_fit_are_refused() -> None:
     """A request of more slots than there are does not block others."""
     with Generator(MODEL, threads=1, kv_slots=10) as generator:
-        with pytest.raises(OptionError, match="needs 11 slots"):
-            generator.submit([1] * 6, 6)
+        for prompt, new, about in ((6, 6, "generate at most 5"), (11, 1, "the prompt alone has 11 tokens")):
+            with pytest.raises(ContextLengthError, match=f"needs 11 slots.*{about}") as refused:
+                generator.submit([1] * prompt, new)
+            error = pickle.loads(pickle.dumps(refused.value))  # noqa: S301 - as between processes
+            assert (error.limit, error.prompt_tokens, error.new_tokens) == (10, prompt, new)
         assert len(generator.submit([1] * 6, 5).result(60)) == 5
 
 
