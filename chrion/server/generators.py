@@ -6,20 +6,25 @@ They are opened at the start and stay in memory. What they may need is taken off
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from chrion.errors import ChrionError, OptionError
+from chrion.errors import ChrionError, ContextLengthError, OptionError
 from chrion.generation import Generator
+from chrion.generation.token_bytes import TokenBytes
 from chrion.server.chat_template import ChatTemplate, find_chat_template
 from chrion.server.repository import ServedVersion, scan
 from chrion.server.settings import GenerationSettings, read_settings
 from chrion.units import parse_size_mb
 
 log = logging.getLogger("chrion.server")
+
+Prompt = str | list[int]
 
 #: Host memory of a decoder: its weights, and packed copies of them.
 _WEIGHT_COPIES = 3.0
@@ -39,6 +44,41 @@ class ServedGenerator:
     reserved_bytes: int
     #: Time within which a text must begin, unless its request has a shorter one.
     timeout_ms: float
+
+    @functools.cached_property
+    def pieces(self) -> TokenBytes:
+        """The bytes of its tokens."""
+        return TokenBytes(self.generator.tokenizer)
+
+    def encode(self, prompt: Prompt, *, special: bool = True) -> list[int]:
+        """Return the tokens of a prompt.
+
+        A text that is certainly too long is refused before it is tokenised, which takes many times its memory.
+
+        Args:
+            prompt: Text or tokens.
+            special: As in :meth:`chrion.Generator.encode`.
+
+        Raises:
+            ContextLengthError: The text has more tokens than fit.
+            OptionError: The prompt is empty, or has unknown tokens.
+        """
+        limit = self.generator.most_new_tokens(1)
+        if isinstance(prompt, str) and len(prompt) > limit * self._longest_token:
+            message = f"the prompt has {len(prompt)} characters, more than {limit} tokens have"
+            raise ContextLengthError(message, limit=limit)
+        return self.generator.encode(prompt, special=special)
+
+    def text_of(self, prompt: Prompt) -> str:
+        """Return the text of a prompt."""
+        tokenizer: Any = self.generator.tokenizer  # every decoder that is served has one
+        return prompt if isinstance(prompt, str) else str(tokenizer.decode(prompt))
+
+    @functools.cached_property
+    def _longest_token(self) -> int:
+        """The characters of the longest token; a character may be a byte of the text."""
+        tokenizer: Any = self.generator.tokenizer
+        return max((len(token) for token in tokenizer.get_vocab()), default=1)
 
 
 def open_generators(repository: Path, budget: int) -> dict[str, ServedGenerator]:

@@ -27,7 +27,7 @@ from chrion.server.disconnects import until_disconnect
 from chrion.server.failures import RequestFailure, Status
 from chrion.server.generate_routes import GenerateRoutes
 from chrion.server.generation_service import GenerationService
-from chrion.server.openai_bodies import failure_document
+from chrion.server.openai_failures import failure_document
 from chrion.server.openai_service import OpenAiService
 from chrion.server.request_memory import RequestMemory
 from chrion.server.target import Target, not_ready
@@ -378,10 +378,9 @@ def _failure(request: Request, failure: RequestFailure) -> Response:
         headers["Retry-After"] = str(max(1, math.ceil(failure.retry_s)))
     if failure.status is Status.UNAUTHENTICATED:
         headers["WWW-Authenticate"] = "Bearer"
-    status = failure.status.http
     own = f"{request.url.path}/".startswith("/v1/")
-    document = failure_document(failure.message, status) if own else {"error": failure.message}
-    return JSONResponse(document, status_code=status, headers=headers)
+    document = failure_document(failure) if own else {"error": failure.message}
+    return JSONResponse(document, status_code=failure.status.http, headers=headers)
 
 
 @functools.cache

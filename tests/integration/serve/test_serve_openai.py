@@ -16,39 +16,11 @@ import pytest
 from chrion.errors import ModelError, OptionError
 from chrion.server.generators import close_generators, open_generators
 from chrion.server.settings import read_settings
-from decoder_support import PlainDecoder, small_decoder
+from decoder_support import PlainDecoder
+from served_decoders import MODEL, TOOLS, put_decoder, words_of
 from server_process import Server, product, put, serving, wait_until
 
 openai = pytest.importorskip("openai")
-tokenizers = pytest.importorskip("tokenizers")
-
-MODEL = small_decoder("llama-decoder", context=20_000)
-TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{% if message.role not in ['user', 'assistant'] %}{{ raise_exception('unknown role') }}{% endif %}"
-    " w5 {{ message.content }}{% endfor %}{% if add_generation_prompt %} w6{% endif %}"
-)
-
-
-TOOLS = (
-    "{% for message in messages %}{% if message.role == 'user' %} w1 {{ message.content }}"
-    "{% elif message.tool_calls %}{% for call in message.tool_calls %} w2"
-    "{% for _, value in call.function.arguments.items() %} {{ value }}{% endfor %}{% endfor %}"
-    "{{ message.content or '' }}{% else %} w3 {{ message.content }}{% endif %}{% endfor %}"
-)
-
-
-def put_decoder(root: Path, name: str, toml: str = "[generation]\nmax_batch = 4\n", template: str = TEMPLATE) -> Path:
-    """Put a decoder with a tokenizer of words into a repository; return its file."""
-    file = put(root, name, MODEL, toml=toml)
-    words = {f"w{at}": at for at in range(61)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))  # noqa: S106 - a word
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer.save(str(file.parent / "tokenizer.json"))
-    if template:
-        settings = {"chat_template": template, "bos_token": {"content": "w1"}}
-        (file.parent / "tokenizer_config.json").write_text(json.dumps(settings))
-    return file
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +46,6 @@ def plain() -> PlainDecoder:
     return PlainDecoder(MODEL)
 
 
-def words(tokens: list[int]) -> str:
-    """Return the text of tokens after others."""
-    return "".join(f" w{token}" for token in tokens)
-
-
 def metric(server: Server, name: str) -> float:
     lines = server.get("/metrics")[1].decode().splitlines()
     return float(next(line.split()[-1] for line in lines if line.startswith(f'{name}{{model="llama"}}')))
@@ -94,7 +61,7 @@ def test_models_with_generation_are_listed(client: Any) -> None:
 
 def test_completions(client: Any, plain: PlainDecoder) -> None:
     """Text and tokens are continued as plain onnxruntime does, and tokens are counted."""
-    expected = words(plain.generate([2, 3, 4], 12))
+    expected = words_of(plain.generate([2, 3, 4], 12))
     for prompt in ("w2 w3 w4", [2, 3, 4]):
         answer = client.completions.create(model="llama", prompt=prompt, max_tokens=12, temperature=0)
         assert answer.choices[0].text == expected
@@ -106,7 +73,7 @@ def test_streams(client: Any, plain: PlainDecoder) -> None:
     """The pieces of a stream are the text; the numbers of tokens come last if they are asked for."""
     given = {"model": "llama", "prompt": "w2 w3 w4", "max_tokens": 12, "temperature": 0}
     chunks = [*client.completions.create(**given, stream=True, stream_options={"include_usage": True})]
-    assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == words(plain.generate([2, 3, 4], 12))
+    assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == words_of(plain.generate([2, 3, 4], 12))
     assert chunks[-2].choices[0].finish_reason == "length"
     assert chunks[-1].choices == []
     assert chunks[-1].usage.completion_tokens == 12
@@ -132,7 +99,7 @@ def test_chats(client: Any, plain: PlainDecoder) -> None:
         {"role": "assistant", "content": "w10"},
         {"role": "user", "content": [{"type": "text", "text": "w11"}]},
     ]
-    expected = words(plain.generate([1, 5, 8, 9, 5, 10, 5, 11, 6], 9))
+    expected = words_of(plain.generate([1, 5, 8, 9, 5, 10, 5, 11, 6], 9))
     given = {"model": "llama", "messages": messages, "max_completion_tokens": 9, "temperature": 0}
     answer = client.chat.completions.create(**given)
     assert answer.choices[0].message.content == expected
@@ -168,7 +135,7 @@ def test_fields_that_change_nothing_are_accepted(client: Any) -> None:
 def test_stop_strings(client: Any, plain: PlainDecoder) -> None:
     """The text ends before the stop string."""
     tokens = plain.generate([2, 3, 4], 12)
-    text = words(tokens)
+    text = words_of(tokens)
     stop = f"w{tokens[3]}"
     answer = client.completions.create(model="llama", prompt="w2 w3 w4", max_tokens=12, temperature=0, stop=[stop])
     assert answer.choices[0].text == text[: text.find(stop)]
@@ -184,7 +151,7 @@ def test_clients_at_the_same_time(client: Any, plain: PlainDecoder) -> None:
 
     with ThreadPoolExecutor(12) as pool:
         found = list(pool.map(ask, range(12)))
-    assert found == [words(plain.generate([first, 2], 20)) for first in range(12)]
+    assert found == [words_of(plain.generate([first, 2], 20)) for first in range(12)]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -227,15 +194,11 @@ def test_metrics_have_the_times_of_tokens(decoders: Server, client: Any) -> None
         ({"model": "llama", "prompt": [99]}, 400, "tokens of 0 to 60, found 99"),
         ({"model": "llama", "prompt": "w1", "temperature": -1}, 400, "temperature: -1.0 is below 0"),
         ({"model": "llama", "prompt": "w1", "temperature": "hot"}, 400, "temperature: expected a number"),
-        ({"model": "llama", "prompt": "w1", "logprobs": 3}, 400, "logprobs: not supported"),
-        ({"model": "llama", "prompt": "w1", "logprobs": 0}, 400, "logprobs: not supported"),
-        ({"model": "llama", "prompt": "w1", "min_p": 0.1}, 400, "min_p: not supported"),
-        ({"model": "llama", "prompt": "w1", "ignore_eos": True}, 400, "ignore_eos: not supported"),
         ({"model": "llama", "prompt": "w1", "stream": "true"}, 400, "stream: expected true or false, found 'true'"),
         ({"model": "llama", "prompt": "w1", "temperature": 10**400}, 400, "temperature: the number is too large"),
         ({"model": "llama", "prompt": "w1", "n": 0}, 400, "n: expected 1 to 128"),
         ({"model": "llama", "prompt": "w1", "max_tokens": 0}, 400, "max_tokens: expected at least 1"),
-        ({"model": "llama", "prompt": "w1", "max_tokens": 30_000}, 400, "positions for 20000 tokens"),
+        ({"model": "llama", "prompt": "w1", "max_tokens": 30_000}, 400, "context length is 20000 tokens"),
         ({"model": "llama", "prompt": "w1", "stop": 5}, 400, "stop: expected a text"),
         ({"model": "llama", "prompt": "w1", "stop": ["w9"] * 17}, 400, "stop: expected at most 16 texts, found 17"),
         ({"model": "llama", "prompt": ["w1"] * 3, "n": 64}, 400, "expected at most 128 choices, found 192"),
@@ -267,12 +230,12 @@ def test_wrong_chats_are_refused(decoders: Server, model: str, messages: list[An
 
 
 def test_limits_of_requests_and_tokens(tmp_path: Path) -> None:
-    """More choices than may wait are refused at once; a chat has an equal share of the slots unless it says more."""
+    """More choices than may ever wait are refused; a chat has an equal share of the slots unless it says more."""
     put_decoder(tmp_path, "llama", '[generation]\nmax_batch = 4\nkv_memory = "100KB"\n')
     with serving(tmp_path, "--max-waiting", "3") as server:
-        status, document, headers = server.get("/v1/completions", {"model": "llama", "prompt": "w1", "n": 4})
-        assert (status, document["error"]["message"]) == (429, "too many requests wait")
-        assert headers["retry-after"] == "1"
+        status, document, _ = server.get("/v1/completions", {"model": "llama", "prompt": "w1", "n": 4})
+        assert (status, document["error"]["param"]) == (400, "n")  # it would never be served, so that none repeats it
+        assert "at most 3 choices (--max-waiting), found 4" in document["error"]["message"]
         assert server.get("/v1/completions", {"model": "llama", "prompt": "w1", "n": 3})[0] == 200
         share = metric(server, "chrion_kv_slots") // 4
         chat = {"model": "llama", "messages": [{"role": "user", "content": "w2"}]}
