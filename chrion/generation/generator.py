@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from chrion.generation.requests import Request, of_unknown_context
 from chrion.generation.sampling import Sampler, Sampling
 from chrion.generation.scheduling import Batch, IterationScheduler, Share, length_error, whole_number
 from chrion.generation.special_tokens import find_end_token, find_stop_tokens, special_tokens
-from chrion.generation.streams import Stream
+from chrion.generation.streams import FINISH_REASONS, Stream
 from chrion.generation.text import TextBuilder, find_tokenizer, load_tokenizer
 from chrion.graph import Graph, load
 from chrion.graph.context_length import find_context
@@ -57,6 +57,8 @@ class GeneratorStatistics:
     waiting_requests: int
     reserved_slots: int
     slots: int
+    #: The requests that have ended by their ``finish_reason``.
+    finish_reasons: Mapping[str, int]
 
 
 class Generator:
@@ -132,6 +134,7 @@ class Generator:
         self._numbers = itertools.count()
         self._requests: dict[int, Request] = {}
         self._counts = {"iterations": 0, "iteration_requests": 0, "generated_tokens": 0, "finished_requests": 0}
+        self._reasons = dict.fromkeys(FINISH_REASONS, 0)
         self._lock = threading.Condition()
         self._closed = False
         self._pool = ThreadPoolExecutor(n_workers, "chrion-generation") if n_workers > 1 else None
@@ -215,6 +218,7 @@ class Generator:
                 waiting_requests=self._scheduler.waiting,
                 reserved_slots=reserved,
                 slots=slots,
+                finish_reasons=dict(self._reasons),
             )
 
     def close(self) -> None:
@@ -343,6 +347,7 @@ class Generator:
             except Exception as error:  # noqa: BLE001 - a tokenizer may raise what it likes
                 request.reason, request.error = "error", GenerationError(f"no end of the text: {error}")
             request.stream.finish(request.reason, request.error, held)
+            self._reasons[request.stream.finish_reason] += 1
 
     def _loop(self) -> None:
         """Run iterations until the generator is closed. An unexpected error closes it and fails all requests."""
@@ -354,6 +359,7 @@ class Generator:
                 self._closed = True
                 for request in self._requests.values():
                     request.stream.finish("error", GenerationError(f"the generator failed: {error}"))
+                    self._reasons[request.stream.finish_reason] += 1
                 self._requests.clear()
 
     def _iterate(self) -> None:

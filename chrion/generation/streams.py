@@ -14,6 +14,9 @@ from typing import Self
 
 log = logging.getLogger(__name__)
 
+#: Why requests end.
+FINISH_REASONS = ("length", "stop", "cancelled", "error")
+
 
 @dataclass(frozen=True, slots=True)
 class Token:
@@ -43,7 +46,7 @@ class Stream:
     def __init__(self, prompt: int, cancel: Callable[[], None]) -> None:
         #: The tokens of the prompt.
         self.prompt_tokens = prompt
-        #: Why the request ended: ``length``, ``stop``, ``cancelled`` or ``error``; empty while it runs.
+        #: Why the request ended, one of :data:`FINISH_REASONS`; empty while it runs.
         self.finish_reason = ""
         #: The exception of a request that failed.
         self.error: Exception | None = None

@@ -56,6 +56,11 @@ class GenerationService:
         """Whether new requests are refused."""
         return self._draining
 
+    @property
+    def pending(self) -> int:
+        """The number of texts that are generated or wait."""
+        return sum(served.generator.statistics().requests for served in self.served.values())
+
     def metrics(self) -> bytes:
         """Return metrics in Prometheus's text format."""
         return self._metrics.render() if self.served else b""
@@ -125,7 +130,7 @@ class GenerationService:
         return streams
 
     async def events(
-        self, model: str, streams: Sequence[Stream], timeout_ms: float = math.inf
+        self, model: str, streams: Sequence[Stream], arrival_s: float, timeout_ms: float = math.inf
     ) -> AsyncGenerator[tuple[int, Token | None], None]:
         """Yield the tokens of several streams as they come, with the index of each; None ends a stream.
 
@@ -135,6 +140,7 @@ class GenerationService:
         Args:
             model: The name of the model.
             streams: The streams, which the caller cancels at the end.
+            arrival_s: The time of the arrival of the request, in seconds of ``time.perf_counter``.
             timeout_ms: Time within which each text must begin; the model may have a shorter one.
 
         Raises:
@@ -147,7 +153,7 @@ class GenerationService:
         async def forward(index: int, stream: Stream) -> None:
             try:
                 async with asyncio.timeout(None if math.isinf(limit_ms) else limit_ms / 1000) as beginning:
-                    async for token in self._metrics.timed(model, stream.events()):
+                    async for token in self._metrics.timed(model, stream.events(), arrival_s):
                         beginning.reschedule(None)
                         queue.put_nowait((index, token))
                 if stream.finish_reason == "cancelled":  # not by this service, which then reads no more

@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import math
 import secrets
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,8 @@ class TextRequest:
     outputs: tuple[TensorSpec, ...]
     #: Time within which the text must begin.
     timeout_ms: float = math.inf
+    #: Time of the arrival, in seconds of ``time.perf_counter``.
+    arrival_s: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,8 @@ class OpenAiService:
         """Return paths with their handlers and methods.
 
         Args:
-            read: Returns the JSON object in the body of a request.
+            read: Returns the JSON object in the body of a request, whose time it stores as
+                ``request.state.arrival_s``.
         """
 
         def reading(answer: Callable[[Request, dict[str, Any]], Awaitable[Response]]) -> Handler:
@@ -124,7 +125,7 @@ class OpenAiService:
         with _explaining(settings, chat=answers.chat):
             streams = await self._service.submit(served, prompts, settings.samplings, settings.options, most)
         answers.prompt_tokens = sum(stream.prompt_tokens for stream in streams[:: len(settings.samplings)])
-        events = self._service.events(settings.model, streams)
+        events = self._service.events(settings.model, streams, request.state.arrival_s)
         choices = [
             RunningChoice(
                 stream,

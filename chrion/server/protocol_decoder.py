@@ -131,7 +131,7 @@ class ProtocolDecoder:
 
     async def _parts(self, wanted: TextRequest, stream: Stream) -> Pieces:
         before = self._served.text_of(wanted.prompt) if wanted.echo else ""
-        found = self._service.events(self._served.name, [stream], wanted.timeout_ms)
+        found = self._service.events(self._served.name, [stream], wanted.arrival_s, wanted.timeout_ms)
         try:
             async with contextlib.aclosing(found) as events:
                 async for _, token in events:

@@ -279,6 +279,7 @@ class RestService:
 
     async def _json(self, request: Request, take: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
         body = await self._body(request, take, most=1 << 20)
+        request.state.arrival_s = time.perf_counter()
         take(len(body))  # what is parsed of it
         try:
             content = parse_json(body) if body.strip() else {}

@@ -111,11 +111,12 @@ class LocalTarget:
     async def health(self) -> dict[str, Any]:
         """Return the state of the server."""
         core = self._core
+        texts = self._generation.pending if self._generation is not None else 0
         return {
             "live": True,
             "ready": not core.draining,
             "models": len(core.models),
-            "pending": core.manager.pending,
+            "pending": core.manager.pending + texts,
         }
 
     async def snapshot(self) -> dict[str, Any]:

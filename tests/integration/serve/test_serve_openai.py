@@ -294,6 +294,8 @@ def test_requests_that_a_stop_interrupts_fail(tmp_path: Path) -> None:
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: server.get("/v1/completions", {**given, "max_tokens": 1})[0] == 503)
         whole, streamed = (future.result(30) for future in asked)
+    (draining,) = [event for event in server.events() if event["event"] == "draining"]
+    assert draining["pending"] == 2
     assert (whole[0], whole[1]["error"]["message"]) == (503, "the server ended the request")
     last = json.loads(streamed[1].decode().strip().rpartition("data: ")[2])
     assert last["error"]["message"] == "the server ended the request"
