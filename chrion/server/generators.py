@@ -28,6 +28,8 @@ Prompt = str | list[int]
 
 #: Host memory of a decoder: its weights, and packed copies of them.
 _WEIGHT_COPIES = 3.0
+#: The most characters of a prompt for one of its tokens: tokenizers may drop white space.
+_UNUSED_TEXT = 4
 _POLL_S = 0.01
 _NO_CONTEXT = "longer requests may fail; config.json beside the model may have max_position_embeddings"
 
@@ -64,7 +66,7 @@ class ServedGenerator:
             OptionError: The prompt is empty, or has unknown tokens.
         """
         limit = self.generator.most_new_tokens(1)
-        if isinstance(prompt, str) and len(prompt) > limit * self._longest_token:
+        if isinstance(prompt, str) and len(prompt) > _UNUSED_TEXT * limit * self._longest_token:
             message = f"the prompt has {len(prompt)} characters, more than {limit} tokens have"
             raise ContextLengthError(message, limit=limit)
         return self.generator.encode(prompt, special=special)
