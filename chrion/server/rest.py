@@ -29,7 +29,7 @@ from chrion.server.generate_routes import GenerateRoutes
 from chrion.server.generation_service import GenerationService
 from chrion.server.openai_failures import failure_document
 from chrion.server.openai_service import OpenAiService
-from chrion.server.request_memory import RequestMemory
+from chrion.server.request_memory import RequestMemory, json_bytes
 from chrion.server.target import Target, not_ready
 from chrion.server.tracing import RequestTracer
 
@@ -39,6 +39,8 @@ log = logging.getLogger("chrion.server")
 _BODY_SILENCE_S = 20.0
 #: Time for which a body that is too large is read, in all and without data, in seconds.
 _DISCARD_S, _DISCARD_SILENCE_S = 10.0, 1.0
+#: Bytes of a body that only has options.
+_MOST_OPTIONS = 1 << 20
 #: Bytes that a connection buffers before it waits for its client.
 _CONNECTION_BUFFER = 1 << 16
 #: Interval of the events of the web page, and number of pages at the same time.
@@ -275,12 +277,18 @@ class RestService:
         return _AccountedResponse(Response(answer.content, headers=dict(answer.headers)), memory)
 
     async def _accounted_json(self, request: Request) -> dict[str, Any]:
-        return await self._json(request, request.state.memory.take)
-
-    async def _json(self, request: Request, take: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
-        body = await self._body(request, take, most=1 << 20)
+        """Return the object in the body of a request for text; store the time of its arrival."""
+        body = await self._body(request, request.state.memory.take)
         request.state.arrival_s = time.perf_counter()
-        take(len(body))  # what is parsed of it
+        request.state.memory.take(json_bytes(body))
+        return self._object(body)
+
+    async def _json(self, request: Request) -> dict[str, Any]:
+        """Return the object in the body of a request that only has options."""
+        return self._object(await self._body(request, lambda _: None, most=_MOST_OPTIONS))
+
+    @staticmethod
+    def _object(body: bytes) -> dict[str, Any]:
         try:
             content = parse_json(body) if body.strip() else {}
         except ValueError as error:
