@@ -11,11 +11,13 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from importlib import resources
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -58,9 +60,10 @@ class RestService:
         token: Bearer token that every request but those for health must have; empty for none.
         generation: The decoders, which also have the OpenAI API; None without them.
         tracer: Receives the spans of requests; None for no traces.
+        cors: Origins whose pages may read answers, or ``*`` for all of them.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a service has
         self,
         target: Target,
         *,
@@ -68,6 +71,7 @@ class RestService:
         token: str = "",
         generation: GenerationService | None = None,
         tracer: RequestTracer | None = None,
+        cors: Sequence[str] = (),
     ) -> None:
         self._target = target
         self._generation = generation
@@ -107,6 +111,7 @@ class RestService:
                 Route(path, self._answering(handler, open_=is_open), methods=[method])
                 for path, handler, method, is_open in routes
             ],
+            middleware=[_cross_origin(cors)] if cors else [],
             exception_handlers={404: self._unrouted, 405: self._unrouted},
         )
 
@@ -369,6 +374,17 @@ async def _discard(stream: AsyncIterator[bytes]) -> None:
                 async with asyncio.timeout(_DISCARD_SILENCE_S):
                     if await anext(stream, None) is None:
                         return
+
+
+def _cross_origin(origins: Sequence[str]) -> Middleware:
+    """Return what answers browsers that ask whether a page of another origin may send a request and read the answer."""
+    return Middleware(
+        CORSMiddleware,
+        allow_origins=[*origins],
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["Retry-After", SERVER_TIMING, "X-Request-Id"],
+    )
 
 
 def _route(path: str, handler: Handler, method: str, *, open_: bool = False) -> tuple[str, Handler, str, bool]:

@@ -143,7 +143,12 @@ async def answer_until_stopped(  # noqa: PLR0913, PLR0917 - what a server has
         listener = stack.enter_context(_listen(*options.http))
         addresses = [f"http{'s' if options.tls else ''}://{_text(listener.getsockname())}"]
         rest = RestService(
-            target, body_bytes=options.body_bytes, token=options.token, generation=generation, tracer=tracer
+            target,
+            body_bytes=options.body_bytes,
+            token=options.token,
+            generation=generation,
+            tracer=tracer,
+            cors=options.cors,
         )
         web = _web_server(options, rest.app)
         if options.grpc:
