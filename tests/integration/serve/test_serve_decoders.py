@@ -273,6 +273,8 @@ def test_generate_stream(decoders: Server, known: dict[str, Any]) -> None:
         ("llama/generate_stream", {"text_input": "w1", "max_tokens": 70_000}, 400, "the request needs 70000"),
         ("llama/generate", {"text_input": ""}, 400, "prompt: expected at least one token"),
         ("llama/generate", {"parameters": 3}, 400, "parameters: expected an object"),
+        ("llama/generate", {"text_input": "w1", "id": float("inf")}, 400, "id: expected text, found 'inf'"),
+        ("llama/generate_stream", {"text_input": "w1", "id": 7}, 400, "id: expected text, found '7'"),
         ("llama/generate", {"text_input": "w1 \ud800"}, 400, "not JSON: a text has half a surrogate pair"),
         ("llama/generate", {"text_input": "w1", "\udfff": 1}, 400, "not JSON: a text has half a surrogate pair"),
         ("llama/versions/2/generate", {"text_input": "w1"}, 404, "does not exist in this version"),
