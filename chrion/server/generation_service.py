@@ -13,6 +13,7 @@ from chrion.generation import Sampling, Stream, Token
 from chrion.server.failures import RequestFailure, Status
 from chrion.server.generation_metrics import GenerationMetrics
 from chrion.server.generators import Prompt, ServedGenerator, drain_generators
+from chrion.server.grace import Grace
 
 _LATE = "the text did not begin within its timeout"
 
@@ -77,10 +78,10 @@ class GenerationService:
         text = f"model {name[:200]!r} does not exist{where}, or has no table [generation]"
         return RequestFailure(Status.NOT_FOUND, text, param="model", code="model_not_found")
 
-    async def close(self, grace_s: float) -> None:
-        """Refuse new requests, wait for those in flight for a time at most, and close the generators."""
+    async def close(self, grace: Grace) -> None:
+        """Refuse new requests, wait for those in flight as long as the grace lasts, and close the generators."""
         self._draining = True
-        await asyncio.to_thread(drain_generators, list(self.served.values()), grace_s)
+        await asyncio.to_thread(drain_generators, list(self.served.values()), grace)
 
     def admit(self, count: int) -> None:
         """Raise a failure unless a number of texts may be queued now."""

@@ -18,6 +18,7 @@ from chrion.errors import ChrionError, ContextLengthError, OptionError
 from chrion.generation import Generator
 from chrion.generation.token_bytes import TokenBytes
 from chrion.server.chat_template import ChatTemplate, find_chat_template
+from chrion.server.grace import Grace
 from chrion.server.repository import ServedVersion, scan
 from chrion.server.settings import GenerationSettings, read_settings
 from chrion.units import parse_size_mb
@@ -129,10 +130,9 @@ def list_generators(repository: Path) -> list[str]:
     return names
 
 
-def drain_generators(served: Sequence[ServedGenerator], grace_s: float) -> None:
-    """Wait for the requests of generators, for a time at most, and close them."""
-    until = time.monotonic() + grace_s
-    while time.monotonic() < until and any(one.generator.statistics().requests for one in served):
+def drain_generators(served: Sequence[ServedGenerator], grace: Grace) -> None:
+    """Wait for the requests of generators as long as the grace lasts, and close them."""
+    while not grace.is_over and any(one.generator.statistics().requests for one in served):
         time.sleep(_POLL_S)
     close_generators(served)
 

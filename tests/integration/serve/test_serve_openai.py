@@ -317,6 +317,22 @@ def test_requests_that_a_stop_interrupts_fail(tmp_path: Path) -> None:
     assert last["error"]["message"] == "the server ended the request"
 
 
+def test_a_second_signal_ends_the_wait_for_requests(tmp_path: Path) -> None:
+    """As uvicorn does, the server gives up what is in flight; signals at the same time are one wish to stop."""
+    put_decoder(tmp_path, "llama")
+    given = {"model": "llama", "prompt": [1], "max_tokens": 19_000}
+    with serving(tmp_path, "--drain", "100s") as server, ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(server.get, "/v1/completions", given) for _ in range(2)]
+        wait_until(lambda: both_have_begun(server))
+        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGINT)
+        wait_until(lambda: server.get("/v1/completions", {**given, "max_tokens": 1})[0] == 503)
+        time.sleep(0.6)
+        assert server.metric("chrion_generation_requests") == 2
+        server.process.send_signal(signal.SIGINT)
+        assert [future.result(30)[0] for future in asked] == [503, 503]
+
+
 def both_have_begun(server: Server) -> bool:
     """Return whether some iterations have had two requests."""
     iterations = metric(server, "chrion_generation_iterations_total")
