@@ -75,7 +75,7 @@ class GenerationService:
         """
         if self.refused:
             return RequestFailure(Status.UNSUPPORTED, self.refused)
-        text = f"model {name[:200]!r} does not exist{where}, or has no table [generation]"
+        text = f"model {name[:200]!r} does not exist{where}, has no table [generation], or was not opened at the start"
         return RequestFailure(Status.NOT_FOUND, text, param="model", code="model_not_found")
 
     async def close(self, grace: Grace) -> None:

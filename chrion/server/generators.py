@@ -9,7 +9,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,7 @@ class ServedGenerator:
         return max((len(token) for token in tokenizer.get_vocab()), default=1)
 
 
-def open_generators(repository: Path, budget: int) -> dict[str, ServedGenerator]:
+def open_generators(repository: Path, budget: int, names: Collection[str] | None = None) -> dict[str, ServedGenerator]:
     """Open the generators of a repository, of the highest version of each model.
 
     A model that cannot generate is logged and left out. One whose chat template cannot be read serves completions.
@@ -92,6 +92,7 @@ def open_generators(repository: Path, budget: int) -> dict[str, ServedGenerator]
     Args:
         repository: The folder.
         budget: Bytes of host memory for all models.
+        names: The models to open; None for all of them.
 
     Raises:
         OptionError: The generators need more memory than the budget.
@@ -99,6 +100,8 @@ def open_generators(repository: Path, budget: int) -> dict[str, ServedGenerator]
     latest: dict[str, ServedVersion] = {}
     for entry in scan(repository, accelerator=False).values():
         if isinstance(entry, ServedVersion) and entry.settings.generation is not None:
+            if names is not None and entry.name not in names:
+                continue
             known = latest.get(entry.name)
             if known is None or int(entry.version) > int(known.version):
                 latest[entry.name] = entry

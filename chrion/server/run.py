@@ -90,7 +90,8 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
         OptionError: An address cannot be bound, the repository cannot be read, or a TLS file is invalid.
     """
     cores = physical_cores()
-    generators = open_generators(options.repository, options.budgets.get(HOST, 0))
+    chosen = options.load if options.control == "explicit" and "*" not in options.load else None
+    generators = open_generators(options.repository, options.budgets.get(HOST, 0), chosen)
     taken = sum(served.reserved_bytes for served in generators.values())
     budgets = {**options.budgets, HOST: options.budgets.get(HOST, 0) - taken}
     slots = 1 if options.provider else 0

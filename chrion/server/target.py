@@ -167,6 +167,9 @@ class LocalTarget:
 
     async def unload(self, name: str) -> None:
         """Stop serving all versions of a model."""
+        if self.control and self._generation is not None and name in self._generation.served:
+            text = f"model {name!r} generates text: its generator stays open until the server ends"
+            raise RequestFailure(Status.UNSUPPORTED, text)
         self._catalogue.unload(name)
 
     async def infer_rest(self, name: str, version: str, body: bytes, header_length: str | None) -> Answer:

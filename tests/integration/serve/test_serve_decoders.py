@@ -286,3 +286,21 @@ def test_wrong_texts_are_refused(decoders: Server, path: str, body: dict[str, An
     found, document, _ = decoders.get(f"/v2/models/{path}", body)
     assert found == status, document
     assert about in document["error"]
+
+
+def test_model_control_chooses_the_generators(tmp_path: Path, known: dict[str, Any]) -> None:
+    """In explicit mode, those that the command names are opened at the start, and stay open."""
+    for name in ("llama", "other"):
+        put_decoder(tmp_path, name, '[generation]\nkv_memory = "1MB"\n')
+    text = {"text_input": "w2 w3 w4", "max_tokens": 3}
+    with serving(tmp_path, "--model-control", "explicit", "--load-model", "llama") as server:
+        assert [model["id"] for model in server.get("/v1/models")[1]["data"]] == ["llama"]
+        assert server.get("/v2/repository/models/other/load", {})[0] == 200
+        status, document, _ = server.get("/v2/models/other/generate", text)
+        assert (status, "was not opened at the start" in document["error"]) == (404, True)
+        assert server.get("/v2/repository/models/other/unload", {})[0] == 200
+        status, document, _ = server.get("/v2/repository/models/llama/unload", {})
+        assert (status, "its generator stays open" in document["error"]) == (501, True)
+        assert server.get("/v2/models/llama/generate", text)[1]["output_ids"] == known["tokens"][0][:3]
+    with serving(tmp_path, "--model-control", "explicit", "--load-model", "*") as server:
+        assert [model["id"] for model in server.get("/v1/models")[1]["data"]] == ["llama", "other"]
