@@ -12,6 +12,7 @@
      |   +- PlanError
      |   +- ScheduleError
      |   +- OptionError
+     |   |   +- ContextLengthError
      |   +- ScenarioError
      |   +- TraceError
      +- ProviderError
@@ -78,6 +79,22 @@ class ScheduleError(InputError):
 
 class OptionError(InputError):
     """The value of an option is not allowed (exit code 2)."""
+
+
+class ContextLengthError(OptionError):
+    """A request for text needs more tokens than the model or the memory for it has (exit code 2).
+
+    Attributes:
+        limit: The most tokens of a request.
+        prompt_tokens: The tokens of the prompt.
+        new_tokens: The most new tokens that the request asks for.
+    """
+
+    def __init__(
+        self, message: str, *, hint: str = "", limit: int = 0, prompt_tokens: int = 0, new_tokens: int = 0
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.limit, self.prompt_tokens, self.new_tokens = limit, prompt_tokens, new_tokens
 
 
 class ScenarioError(InputError):

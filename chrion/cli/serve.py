@@ -71,6 +71,10 @@ def serve(
     otlp: Annotated[
         str, typer.Option(metavar="URL", help="Send traces to an OpenTelemetry collector, http://HOST:4318.")
     ] = "",
+    cors: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ORIGIN", help="Let pages of an origin read answers; * for any. Repeatable."),
+    ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Start the server again if its process crashes.")] = False,
 ) -> None:
     """Serve the models of a repository by the Open Inference Protocol, within a memory budget."""
@@ -104,6 +108,7 @@ def serve(
         token=read_token(token_file) if token_file else "",
         tls=tls,
         otlp=_collector(otlp),
+        cors=tuple(options.parse_origin(origin) for origin in cors or ()),
     )
     cluster = None
     if ray and routing:

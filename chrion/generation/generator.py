@@ -20,12 +20,14 @@ from chrion.errors import ChrionError, ModelError, OptionError
 from chrion.generation.cache import CacheManager, slots_of_bytes
 from chrion.generation.engine import PlainEngine, SelectiveEngine
 from chrion.generation.iteration import Engine
-from chrion.generation.loop import IterationLoop, Request
+from chrion.generation.loop import IterationLoop
 from chrion.generation.merged import open_merged
+from chrion.generation.requests import Request
 from chrion.generation.sampling import Sampler, Sampling
-from chrion.generation.scheduling import IterationScheduler, at_least, whole_number
+from chrion.generation.scheduling import IterationScheduler, at_least, length_error, whole_number
+from chrion.generation.special_tokens import find_end_token, find_stop_tokens, special_tokens
 from chrion.generation.streams import Stream
-from chrion.generation.text import TextBuilder, find_stop_tokens, find_tokenizer, load_tokenizer, special_tokens
+from chrion.generation.text import TextBuilder, find_tokenizer, load_tokenizer
 from chrion.graph import Graph, load
 from chrion.graph.context_length import find_context
 from chrion.graph.decoder import BRANCH, decoder_signature
@@ -53,6 +55,8 @@ class GeneratorStatistics:
     waiting_requests: int
     reserved_slots: int
     slots: int
+    #: The requests that have ended by their ``finish_reason``.
+    finish_reasons: Mapping[str, int]
 
 
 class Generator:
@@ -109,10 +113,10 @@ class Generator:
         #: The tokenizer of the model, or None.
         self.tokenizer: Any = None
         self._no_tokenizer: ChrionError = OptionError("text needs a tokenizer", hint="give token ids, or a tokenizer")
+        #: The tokens that end every text: those of the model's configuration, and the ``eos_token`` of the tokenizer.
+        self.stop_tokens = find_stop_tokens(path) if path else frozenset()
         self._find_tokenizer(tokenizer, path)
         self._special: dict[str, int] = special_tokens(self.tokenizer) if self.tokenizer is not None else {}
-        #: The tokens that end every text, from the model's configuration.
-        self.stop_tokens = find_stop_tokens(path) if path else frozenset()
         engine = open_engine(graph, threads, names)
         self.signature = engine.signature
         stated = [self.signature.context, find_context(path) if path else 0]
@@ -130,7 +134,7 @@ class Generator:
         """Why the model has no selective batching, so that its requests run one by one; empty if it has."""
         return self._loop.engine.refused
 
-    def submit(
+    def submit(  # noqa: PLR0913 - all options of a request
         self,
         prompt: str | Sequence[int],
         max_new_tokens: int = 64,
@@ -138,6 +142,8 @@ class Generator:
         sampling: Sampling | None = None,
         stop: str | Sequence[str] = (),
         stop_tokens: Sequence[int] | None = None,
+        min_new_tokens: int = 0,
+        logprobs: int | None = None,
     ) -> Stream:
         """Queue a request.
 
@@ -147,13 +153,16 @@ class Generator:
             sampling: How tokens are chosen; the most probable ones by default.
             stop: Strings that end the text and are not part of it. Special tokens, which texts omit, end it, too.
             stop_tokens: Tokens that end the text and are not part of it; by default those of the model.
+            min_new_tokens: The number of tokens before which stop tokens are not chosen. Strings end the text before.
+            logprobs: The number of most probable tokens that each token has beside the logarithm of its own
+                probability; None for neither.
 
         Returns:
             The tokens as they come.
 
         Raises:
-            OptionError: The prompt is empty or has unknown tokens, the request does not fit in the slots, or an
-                argument has another type.
+            ContextLengthError: The model has too few positions for the request, or the memory too few slots.
+            OptionError: The prompt is empty or has unknown tokens, or an argument has another type or is out of range.
             RuntimeError: The generator is closed, or its process was forked.
         """
         if self._loop.refused:
@@ -161,27 +170,23 @@ class Generator:
         ids = self.encode(prompt)
         max_new_tokens = whole_number("max_new_tokens", max_new_tokens)
         self._check_context(len(ids), max_new_tokens)
-        stops = [stop] if isinstance(stop, str) else _listed("stop", stop or (), "strings")
-        for text in stops:
-            if not isinstance(text, str):
-                raise OptionError(f"stop: expected strings, found {text!r:.100}")
         if sampling is not None and not isinstance(sampling, Sampling):
             raise OptionError(f"sampling: expected a Sampling, found {sampling!r:.100}")
-        if any(stops) and self.tokenizer is None:
-            raise OptionError(f"stop: {self._no_tokenizer.message}", hint=self._no_tokenizer.hint)
+        if logprobs is not None:
+            logprobs = at_least("logprobs", logprobs, 0)
+        min_new_tokens = at_least("min_new_tokens", min_new_tokens, 0)
+        if min_new_tokens > max_new_tokens:
+            raise OptionError(f"min_new_tokens: expected 0 to {max_new_tokens}, found {min_new_tokens}")
+        self._check_tokens("logit_bias", sampling.logit_bias if sampling else ())
+        stops, ends = self._read_stops(stop, stop_tokens)
         builder = self._text_builder(stops, ids) if self.tokenizer is not None else None
-        ends = self.stop_tokens
-        if stop_tokens is not None:
-            ends = frozenset(
-                whole_number("stop_tokens", token) for token in _listed("stop_tokens", stop_tokens, "token ids")
-            )
-        ends |= {self._special[text] for text in stops if text in self._special}
-        sampler = Sampler(sampling or Sampling(), ids)
+        late = [token for token in ends if token < self.signature.vocabulary]
+        sampler = Sampler(sampling or Sampling(), ids, late, min_new_tokens)
         capacity = self._loop.scheduler.needed_slots(len(ids), max_new_tokens)
         number = next(self._numbers)
         # The stream keeps the generator alive.
         stream: Stream = Stream(len(ids), lambda: self._loop.cancel(number, stream))
-        self._loop.submit(Request(number, stream, sampler, ids, max_new_tokens, ends, builder, capacity))
+        self._loop.submit(Request(number, stream, sampler, ids, max_new_tokens, ends, builder, capacity, logprobs))
         return stream
 
     def statistics(self) -> GeneratorStatistics:
@@ -246,18 +251,35 @@ class Generator:
             ids = [whole_number("prompt", token) for token in _listed("prompt", prompt, "token ids")]
         if not ids:
             raise OptionError("prompt: expected at least one token, found none")
-        for token in ids:
-            if not 0 <= token < self.signature.vocabulary:
-                raise OptionError(f"prompt: expected tokens of 0 to {self.signature.vocabulary - 1}, found {token}")
+        self._check_tokens("prompt", ids)
         return ids
+
+    def _check_tokens(self, name: str, tokens: Iterable[int]) -> None:
+        for token in tokens:
+            if not 0 <= token < self.signature.vocabulary:
+                raise OptionError(f"{name}: expected tokens of 0 to {self.signature.vocabulary - 1}, found {token}")
+
+    def _read_stops(
+        self, stop: str | Sequence[str], stop_tokens: Sequence[int] | None
+    ) -> tuple[list[str], frozenset[int]]:
+        """Return the strings and the tokens that end a text."""
+        stops = [stop] if isinstance(stop, str) else _listed("stop", stop or (), "strings")
+        for text in stops:
+            if not isinstance(text, str):
+                raise OptionError(f"stop: expected strings, found {text!r:.100}")
+        if any(stops) and self.tokenizer is None:
+            raise OptionError(f"stop: {self._no_tokenizer.message}", hint=self._no_tokenizer.hint)
+        ends = self.stop_tokens
+        if stop_tokens is not None:
+            given = _listed("stop_tokens", stop_tokens, "token ids")
+            ends = frozenset(whole_number("stop_tokens", token) for token in given)
+        return stops, ends | {self._special[text] for text in stops if text in self._special}
 
     def _check_context(self, prompt: int, new: int) -> None:
         context = self.context
         if context and prompt + new - 1 > context:  # the last token that is generated is never an input
-            raise OptionError(
-                f"the model has positions for {context} tokens, the request needs {prompt + new - 1}",
-                hint=f"shorten the prompt of {prompt} tokens, or generate at most {max(context - prompt + 1, 0)}",
-            )
+            limits = f"the model has positions for {context} tokens, the request needs {prompt + new - 1}"
+            raise length_error(limits, context, prompt, new)
 
     def _text_builder(self, stops: Sequence[str], prompt: Sequence[int]) -> TextBuilder:
         try:
@@ -274,11 +296,14 @@ class Generator:
             if not all(hasattr(self.tokenizer, name) for name in ("encode", "decode", "get_added_tokens_decoder")):
                 raise OptionError(f"tokenizer: expected a file or a Tokenizer, found {given!r:.100}")
         elif found := find_tokenizer(path) if path else None:
+            given = found
             try:
                 self.tokenizer = load_tokenizer(found)
             except (ModelError, OptionError) as error:
                 log.info("token ids only: %s", error)
                 self._no_tokenizer = error
+        if self.tokenizer is not None and isinstance(given, str | os.PathLike):
+            self.stop_tokens |= find_end_token(Path(given).parent, self.tokenizer)
 
 
 def _check_model(model: object) -> None:

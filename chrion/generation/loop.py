@@ -16,48 +16,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
-import numpy as np
-
-from chrion.errors import ChrionError, GenerationError
-from chrion.generation.cache import CacheManager, RequestCache
+from chrion.errors import GenerationError
+from chrion.generation.cache import CacheManager
 from chrion.generation.iteration import Engine, Outcome, Work
-from chrion.generation.sampling import Sampler
+from chrion.generation.requests import Request, of_unknown_context
 from chrion.generation.scheduling import Batch, IterationScheduler, Share
-from chrion.generation.streams import Stream, Token
-from chrion.generation.text import TextBuilder
+from chrion.generation.streams import FINISH_REASONS, Stream
 
 log = logging.getLogger(__name__)
 
 _FORKED = (
     "the generator was opened before the process was forked, and nothing generates in the child: open one in the child"
 )
-
-
-@dataclass(slots=True)
-class Request:
-    """A request from its submission to its end."""
-
-    number: int
-    stream: Stream
-    sampler: Sampler
-    prompt: list[int]
-    max_new_tokens: int
-    stop: frozenset[int]
-    text: TextBuilder | None
-    #: The slots that it reserves.
-    capacity: int
-    #: Tokens in the cache.
-    past: int = 0
-    generated: list[int] = field(default_factory=list)
-    reason: str = ""
-    error: Exception | None = None
-
-    def work(self, share: Share, cache: RequestCache) -> Work:
-        """Return the share of the request in an iteration; one that has ended repeats its last token."""
-        past = self.past if share.active else max(self.past - 1, 0)
-        after = past - len(self.prompt)
-        known = self.prompt[past : past + share.tokens] if after < 0 else self.generated[after : after + 1]
-        return Work(cache, np.array(known, np.int64), past, share.last or not share.active)
 
 
 @dataclass(slots=True)
@@ -79,6 +49,8 @@ class Counts:
     iteration_requests: int = 0
     generated_tokens: int = 0
     finished_requests: int = 0
+    #: The requests that have ended by their ``finish_reason``.
+    finish_reasons: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FINISH_REASONS, 0))
 
 
 class IterationLoop:
@@ -181,6 +153,7 @@ class IterationLoop:
             for number, request in self._requests.items():
                 self.caches.release(number)
                 request.stream.finish("error", GenerationError(self.refused))
+                self.counts.finish_reasons[request.stream.finish_reason] += 1
             self._requests.clear()
         finally:
             self._over = True
@@ -247,6 +220,7 @@ class IterationLoop:
             except BaseException as error:  # noqa: BLE001 - a tokenizer may raise what it likes
                 request.reason, request.error = "error", GenerationError(f"no end of the text: {error}")
             request.stream.finish(request.reason, request.error, held)
+            self.counts.finish_reasons[request.stream.finish_reason] += 1
             self._leaving = None
 
     def _work(self) -> None:
@@ -302,39 +276,11 @@ class IterationLoop:
 
     def _advance(self, share: Share, request: Request, outcome: Outcome) -> None:
         if isinstance(outcome, Exception):
-            request.reason, request.error = "error", outcome if self._context else _of_unknown_context(outcome, request)
+            request.reason, request.error = "error", outcome if self._context else of_unknown_context(outcome, request)
             return
         request.past += share.tokens
         if outcome is not None:
             try:
-                self._append(request, request.sampler.choose(outcome))
+                self.counts.generated_tokens += request.append(outcome)
             except BaseException as error:  # noqa: BLE001 - a tokenizer may raise what it likes
                 request.reason, request.error = "error", GenerationError(f"no next token: {error}")
-
-    def _append(self, request: Request, token: int) -> None:
-        """Add a token to a request and determine whether it ends."""
-        if token in request.stop:
-            request.reason = "stop"
-            return
-        request.generated.append(token)
-        self.counts.generated_tokens += 1
-        text = request.text.add(token) if request.text is not None else ""
-        request.stream.put(Token(token, text))
-        if request.text is not None and request.text.stopped:
-            request.reason = "stop"
-        elif len(request.generated) == request.max_new_tokens:
-            request.reason = "length"
-
-
-def _of_unknown_context(error: Exception, request: Request) -> Exception:
-    """Return an error of a model whose context length is unknown, which may have been exceeded.
-
-    The error of a first iteration, or one that has a hint of its own, is left as it is.
-    """
-    message, hint = (error.message, error.hint) if isinstance(error, ChrionError) else (str(error), "")
-    if not request.past or hint:
-        return error
-    return GenerationError(
-        f"{message}, after {request.past} tokens",
-        hint="the model does not state its context length; config.json beside it may, as max_position_embeddings",
-    )

@@ -1,14 +1,17 @@
-"""The choice of the next token: greedy, or at random from the most probable ones.
+"""The choice of the next token: greedy, or at random from the most probable ones, and the probabilities of tokens.
 
-The order of the steps is that of transformers: repetition penalty (Keskar et al., *CTRL*, 2019, section 4.1),
-temperature, top-k (Fan et al., 2018), top-p (Holtzman et al., *The curious case of neural text degeneration*, 2020).
+The order of the steps is that of transformers: biases of tokens, repetition penalty (Keskar et al., *CTRL*, 2019,
+section 4.1), temperature, top-k (Fan et al., 2018), top-p (Holtzman et al., *The curious case of neural text
+degeneration*, 2020), min-p (Nguyen et al., *Turning up the heat*, 2024). Two penalties of the OpenAI API follow the
+repetition penalty, as in vLLM: the score of a token that has been generated c > 0 times is reduced by c times the
+frequency penalty, and once by the presence penalty.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from chrion.errors import OptionError
 from chrion.generation.scheduling import whole_number
 
 Array = np.ndarray[Any, Any]
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,29 +40,39 @@ class Sampling:
     #: Divides the positive scores of tokens in the prompt or the text, and multiplies the negative ones.
     repetition_penalty: float = 1.0
     seed: int = 0
+    #: Is subtracted from the scores of tokens that have been generated.
+    presence_penalty: float = 0.0
+    #: Is subtracted from the score of a token for each time that it has been generated.
+    frequency_penalty: float = 0.0
+    #: Is added to the scores of single tokens.
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    #: Only tokens of at least this share of the greatest probability.
+    min_p: float = 0.0
 
     def __post_init__(self) -> None:
-        numbers = {"temperature": self.temperature, "top_p": self.top_p, "repetition_penalty": self.repetition_penalty}
-        for name, value in numbers.items():
-            try:
-                finite = math.isfinite(value)
-            except (TypeError, OverflowError):  # no number, or a whole number beyond any float
-                message = f"{name}: expected a number that a float can represent, found {value!r:.40}"
-                raise OptionError(message) from None
-            if not finite:
-                raise OptionError(f"{name}: {value} is not a finite number")
-        for name, whole in (("top_k", self.top_k), ("seed", self.seed)):
-            whole_number(name, whole)
+        for name in _NUMBERS:
+            _finite_number(name, getattr(self, name))
+        for name in ("top_k", "seed"):
+            whole_number(name, getattr(self, name))
         if self.temperature < 0:
             raise OptionError(f"temperature: {self.temperature} is below 0")
         if self.top_k < 0:
             raise OptionError(f"top_k: {self.top_k} is below 0")
         if not 0 < self.top_p <= 1:
             raise OptionError(f"top_p: {self.top_p} is not above 0 and at most 1")
+        if not 0 <= self.min_p <= 1:
+            raise OptionError(f"min_p: {self.min_p} is not between 0 and 1")
         if self.repetition_penalty <= 0:
             raise OptionError(f"repetition_penalty: {self.repetition_penalty} is not above 0")
         if self.seed < 0:
             raise OptionError(f"seed: {self.seed} is below 0")
+        object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
+
+    @property
+    def changes_scores(self) -> bool:
+        """Whether the most probable token of the model may not be the most probable one after penalties and biases."""
+        penalised = self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+        return penalised or bool(self.logit_bias)
 
 
 class Sampler:
@@ -67,12 +81,17 @@ class Sampler:
     Args:
         sampling: How to choose.
         prompt: The tokens of the prompt.
+        late: Tokens that are not chosen before there are ``least`` others.
+        least: The number of other tokens before them.
     """
 
-    def __init__(self, sampling: Sampling, prompt: Collection[int]) -> None:
+    def __init__(self, sampling: Sampling, prompt: Collection[int], late: Collection[int] = (), least: int = 0) -> None:
         self._sampling = sampling
         self._random = np.random.default_rng(sampling.seed)
         self._seen = dict.fromkeys(prompt)
+        self._counts: dict[int, int] = {}
+        self._bias = _arrays(sampling.logit_bias)
+        self._late, self._least, self._chosen = np.array([*late], np.int64), least, 0
 
     def choose(self, scores: Array) -> int:
         """Return the next token.
@@ -81,28 +100,53 @@ class Sampler:
             scores: The logits, [vocabulary].
 
         Raises:
-            ValueError: A score is not a number.
+            ValueError: A score is not a number, or no token may be chosen.
         """
         best = int(scores.argmax())  # the first NaN, if there is one
         if not math.isfinite(scores[best]):
             raise ValueError("the model's scores are not numbers")
-        how = self._sampling
-        plain = how.temperature == 0 and how.repetition_penalty == 1
-        token = best if plain else self._choose(np.asarray(scores, np.float64))
+        changed = self._sampling.changes_scores or self._is_early
+        if not changed and self._sampling.temperature == 0:
+            token = best
+        else:
+            exact = np.array(scores, np.float64)
+            token = self._draw(self._change(exact) if changed else exact)
         self._seen[token] = None
+        self._counts[token] = self._counts.get(token, 0) + 1
+        self._chosen += 1
         return token
 
-    def _choose(self, scores: Array) -> int:
+    @property
+    def _is_early(self) -> bool:
+        return self._chosen < self._least and self._late.size > 0
+
+    def _change(self, scores: Array) -> Array:
+        """Return scores after biases and penalties; the array is overwritten."""
         how = self._sampling
+        if how.logit_bias:
+            tokens, bias = self._bias
+            scores[tokens] = _limited(scores[tokens], scores[tokens] + bias)
         if how.repetition_penalty != 1 and self._seen:
             seen = np.fromiter(self._seen, np.int64)
-            scores = scores.copy()
             scores[seen] = _penalise(scores[seen], how.repetition_penalty)
+        if (how.frequency_penalty or how.presence_penalty) and self._counts:
+            tokens, counts = _arrays(self._counts)
+            with np.errstate(over="ignore"):
+                penalised = scores[tokens] - counts * how.frequency_penalty - how.presence_penalty
+            scores[tokens] = _limited(scores[tokens], penalised)
+        if self._is_early:
+            scores[self._late] = -np.inf
+            if np.isneginf(scores.max()):
+                raise ValueError("every other token is excluded")
+        return scores
+
+    def _draw(self, scores: Array) -> int:
+        how = self._sampling
         if how.temperature == 0:
             return int(np.argmax(scores))
         with np.errstate(over="ignore"):  # the greatest score is 0, those far below have the probability 0
             scaled = (scores - scores.max()) / how.temperature
-        shares = probabilities(scaled, how.top_k, how.top_p)
+        shares = probabilities(scaled, how.top_k, how.top_p, how.min_p)
         # One random number for every token, whatever the shares, so that the sequence depends on the seed only.
         limits = np.cumsum(shares)
         chosen = int(np.searchsorted(limits, self._random.random() * limits[-1], side="right"))
@@ -110,25 +154,81 @@ class Sampler:
 
 
 def _penalise(scores: Array, penalty: float) -> Array:
-    """Return scores with the repetition penalty; those that are finite remain finite."""
-    most = np.finfo(np.float64).max
+    """Return scores with the repetition penalty."""
     with np.errstate(over="ignore"):
-        penalised = np.where(scores > 0, scores / penalty, scores * penalty)
-    return np.asarray(np.where(np.isfinite(scores), np.clip(penalised, -most, most), scores))
+        return _limited(scores, np.where(scores > 0, scores / penalty, scores * penalty))
 
 
-def probabilities(scores: Array, top_k: int, top_p: float) -> Array:
-    """Return the probabilities of the tokens after top-k and top-p, not normalised.
+def _limited(before: Array, after: Array) -> Array:
+    """Return changed scores; those that were finite remain finite, and the others remain what they were."""
+    most = np.finfo(np.float64).max
+    return np.asarray(np.where(np.isfinite(before), np.clip(after, -most, most), before))
+
+
+def probabilities(scores: Array, top_k: int, top_p: float, min_p: float = 0.0) -> Array:
+    """Return the probabilities of the tokens after top-k, top-p and min-p, not normalised.
 
     Of equal scores the lower token comes first. At least one token remains.
     """
     shares = np.exp(scores - scores.max())
-    if not top_k and top_p == 1:
-        return np.asarray(shares)
-    order = np.argsort(-shares, kind="stable")
-    kept = order[: top_k or len(order)]
-    totals = np.cumsum(shares[kept])
-    kept = kept[: 1 + int(np.searchsorted(totals, top_p * totals[-1]))] if top_p < 1 else kept
-    filtered: Array = np.zeros_like(shares)
-    filtered[kept] = shares[kept]
-    return filtered
+    if top_k or top_p < 1:
+        order = np.argsort(-shares, kind="stable")
+        kept = order[: top_k or len(order)]
+        totals = np.cumsum(shares[kept])
+        kept = kept[: 1 + int(np.searchsorted(totals, top_p * totals[-1]))] if top_p < 1 else kept
+        filtered = np.zeros_like(shares)
+        filtered[kept] = shares[kept]
+        shares = filtered
+    if min_p:
+        shares[shares < min_p] = 0.0  # the greatest share is 1
+    return np.asarray(shares)
+
+
+def log_probabilities(scores: Array, token: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """Return the logarithm of the probability of a token, and the most probable tokens with theirs.
+
+    Args:
+        scores: The logits, [vocabulary].
+        token: The token.
+        count: The number of most probable tokens to return, the most probable first; of equal ones the lower first.
+    """
+    exact = np.asarray(scores, np.float64)
+    greatest = exact.max()
+    total = greatest + math.log(np.exp(exact - greatest).sum())
+    count = min(count, len(exact))
+    top: Array = np.empty(0, np.int64)
+    if count:
+        found = np.flatnonzero(exact >= np.partition(exact, -count)[-count])
+        top = found[np.argsort(-exact[found], kind="stable")[:count]]
+    return float(exact[token] - total), tuple((int(at), float(exact[at] - total)) for at in top)
+
+
+def _arrays(pairs: Mapping[int, float]) -> tuple[Array, Array]:
+    """Return the tokens of a mapping, and their numbers."""
+    return np.fromiter(pairs, np.int64, len(pairs)), np.fromiter(pairs.values(), np.float64, len(pairs))
+
+
+def _checked_bias(bias: Mapping[int, float]) -> dict[int, float]:
+    """Return biases as a dictionary of their own.
+
+    Raises:
+        OptionError: They are no mapping of tokens to numbers.
+    """
+    if not isinstance(bias, Mapping):
+        raise OptionError(f"logit_bias: expected a mapping of tokens to numbers, found {bias!r:.40}")
+    for token, value in bias.items():
+        if whole_number("logit_bias", token) < 0:
+            raise OptionError(f"logit_bias: token {token} is below 0")
+        _finite_number("logit_bias", value)
+    return {whole_number("logit_bias", token): float(value) for token, value in bias.items()}
+
+
+def _finite_number(name: str, value: float) -> None:
+    """Raise an error unless a value is a number that a float can represent."""
+    try:
+        finite = math.isfinite(value)
+    except (TypeError, OverflowError):  # no number, or a whole number beyond any float
+        message = f"{name}: expected a number that a float can represent, found {value!r:.40}"
+        raise OptionError(message) from None
+    if not finite:
+        raise OptionError(f"{name}: {value} is not a finite number")

@@ -46,7 +46,7 @@ from enum import Enum, auto
 from itertools import islice
 from typing import SupportsIndex
 
-from chrion.errors import OptionError
+from chrion.errors import ContextLengthError, OptionError
 
 #: Iteration: Orca's. Request: FasterTransformer's, the baseline.
 POLICIES = ("iteration", "request")
@@ -76,6 +76,22 @@ def at_least(name: str, value: SupportsIndex, least: int) -> int:
     if number < least:
         raise OptionError(f"{name}: {number} is below {least}")
     return number
+
+
+def length_error(limits: str, limit: int, prompt: int, new: int) -> ContextLengthError:
+    """Return the error of a request that does not fit.
+
+    Args:
+        limits: What the limit is, in words, with what the request needs of it.
+        limit: The most tokens of a request; the last one that is generated does not count.
+        prompt: The tokens of the prompt.
+        new: The most new tokens.
+    """
+    most = limit - prompt + 1
+    hint = f"shorten the prompt of {prompt} tokens, or generate at most {most}"
+    if most < 1:
+        hint = f"the prompt alone has {prompt} tokens, shorten it"
+    return ContextLengthError(limits, hint=hint, limit=limit, prompt_tokens=prompt, new_tokens=new)
 
 
 class Phase(Enum):
@@ -157,7 +173,8 @@ class IterationScheduler:
             max_new_tokens: The most tokens to generate, at least one.
 
         Raises:
-            OptionError: It needs more slots than there are, or a number is not whole.
+            ContextLengthError: It needs more slots than there are.
+            OptionError: A number is not whole, or below one.
         """
         prompt, max_new_tokens = whole_number("prompt", prompt), whole_number("max_new_tokens", max_new_tokens)
         # The last token that is generated is never an input, and has no keys and values.
@@ -166,10 +183,8 @@ class IterationScheduler:
             if value < 1:
                 raise OptionError(f"{name}: expected at least one token, found {value}")
         if needed > self.n_slots:
-            raise OptionError(
-                f"the request needs {needed} slots for keys and values, there are {self.n_slots}",
-                hint=f"shorten the prompt of {prompt} tokens, or generate at most {max(self.n_slots - prompt + 1, 0)}",
-            )
+            limits = f"the request needs {needed} slots for keys and values, there are {self.n_slots}"
+            raise length_error(limits, self.n_slots, prompt, max_new_tokens)
         return needed
 
     def submit(self, number: int, prompt: int, max_new_tokens: int) -> None:
@@ -181,7 +196,8 @@ class IterationScheduler:
             max_new_tokens: The most tokens to generate.
 
         Raises:
-            OptionError: It needs more slots than there are, or a number is not whole.
+            ContextLengthError: It needs more slots than there are.
+            OptionError: A number is not whole, or below one.
         """
         self.pool[number] = PooledRequest(number, prompt, self.needed_slots(prompt, max_new_tokens))
         self.waiting += 1

@@ -13,13 +13,16 @@ import contextlib
 import copy
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
 log = logging.getLogger(__name__)
+#: Why requests end.
+FINISH_REASONS = ("length", "stop", "cancelled", "error")
 #: Functions that wake readers, by a key that is the reader's own.
 Waiting = dict[object, Callable[[], object]]
 
@@ -32,6 +35,13 @@ class Token:
     id: int | None
     #: The text that became certain with the token; empty without a tokenizer.
     text: str = ""
+    #: The logarithm of the token's probability by the model, before penalties, temperature and filters; None unless the
+    #: request asks for it.
+    logprob: float | None = None
+    #: The most probable tokens with the logarithms of their probabilities, the most probable first.
+    top: tuple[tuple[int, float], ...] = ()
+    #: The time at which the token was generated, in seconds of ``time.perf_counter``.
+    time: float = field(default_factory=time.perf_counter, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +74,7 @@ class Stream:
 
     @property
     def finish_reason(self) -> str:
-        """Why the request ended: ``length``, ``stop``, ``cancelled`` or ``error``; empty while it runs."""
+        """Why the request ended, one of :data:`FINISH_REASONS`; empty while it runs."""
         return self._ends[0].reason if self._ends else ""
 
     @property

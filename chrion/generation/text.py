@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from chrion.errors import ModelError, OptionError
-from chrion.graph.context_length import read_configuration
 
 #: What a decoder of bytes writes for a character of which bytes are missing.
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
@@ -86,28 +86,41 @@ class TextBuilder:
         return self._release(lambda: 0)
 
     def _end_of(self, prompt: Sequence[int]) -> list[int]:
-        """Return the last tokens of a prompt, from the beginning of a character."""
-        for count in range(_CONTEXT, _CONTEXT + _BYTES):
-            ids = [*prompt[-count:]]
-            if not self._decode(ids).startswith(_INCOMPLETE):
-                break
-        return ids
+        """Return the last tokens of a prompt, from the beginning of a character.
+
+        The last tokens may begin a character. A decoder may then write all bytes before them as damaged ones, too.
+        """
+        ends = [[*prompt[-count:]] for count in range(_CONTEXT, _CONTEXT + _BYTES)]
+        for cut, ids in itertools.product(range(_BYTES), ends):
+            text = self._decode(ids[: len(ids) - cut])
+            if not text.startswith(_INCOMPLETE) and not text.endswith(_INCOMPLETE):
+                return ids
+        return next((ids for ids in ends if not self._decode(ids).startswith(_INCOMPLETE)), ends[-1])
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     def _grow(self, *, final: bool) -> str:
         """Return the text of the tokens since ``_read``; nothing if it is incomplete and not final."""
-        before = self._decode(self._ids[self._prefix : self._read])
+        known = self._ids[self._prefix : self._read]
+        before = self._decode(known)
         now = self._decode(self._ids[self._prefix :])
-        if not now.startswith(before):  # a character is complete that the prompt began
-            before = before.rstrip(_INCOMPLETE)
+        whole = now.startswith(before)
+        if not whole:  # a character is complete that the prompt began
+            before = self._whole_characters(known, now)
         if len(now) <= len(before) or (now.endswith(_INCOMPLETE) and not final):
             if final:
                 del self._ids[self._read :]  # they have no text
             return ""
-        self._prefix, self._read = self._read, len(self._ids)
+        if whole:
+            self._prefix = self._read
+        self._read = len(self._ids)
         return now[len(before) :]
+
+    def _whole_characters(self, ids: Sequence[int], now: str) -> str:
+        """Return the text of tokens without a character that they begin, as the text with its other bytes begins."""
+        cut = (self._decode(ids[: len(ids) - count]).rstrip(_INCOMPLETE) for count in range(_BYTES))
+        return max((text for text in cut if now.startswith(text)), key=len, default="")
 
     def _release(self, uncertain: Callable[[], int]) -> str:
         """Return the text up to a stop string, or all but the characters at the end that are uncertain."""
@@ -126,28 +139,3 @@ class TextBuilder:
             if self._held.endswith(stop[:length])
         )
         return max(lengths, default=0)
-
-
-def special_tokens(tokenizer: Any) -> dict[str, int]:
-    """Return the special tokens of a tokenizer, which texts omit."""
-    return {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-
-
-def find_stop_tokens(model: Path) -> frozenset[int]:
-    """Return the tokens that end a text, from the configuration that transformers or onnxruntime-genai writes.
-
-    Raises:
-        ModelError: A file is not JSON, or its tokens are no numbers.
-    """
-    for name in ("generation_config.json", "config.json", "genai_config.json"):
-        path = model.parent / name
-        content = read_configuration(path)
-        # Models of text and images have text_config, those of onnxruntime-genai model.
-        parts = [part for part in (content, content.get("text_config"), content.get("model")) if isinstance(part, dict)]
-        found = next((part["eos_token_id"] for part in parts if part.get("eos_token_id") is not None), None)
-        if found is not None:
-            tokens = found if isinstance(found, list) else [found]
-            if not all(type(token) is int for token in tokens):
-                raise ModelError(f"{path}: eos_token_id: expected a token or a list of tokens, found {found!r:.100}")
-            return frozenset(tokens)
-    return frozenset()

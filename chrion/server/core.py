@@ -28,6 +28,7 @@ from chrion.manager import Action, Load, ModelManager, Reason, Refuse, Request, 
 from chrion.manager.residency import Place
 from chrion.server import batching
 from chrion.server.failures import ModelRemoved, RequestFailure, Status, invalid, refusal
+from chrion.server.grace import Grace
 from chrion.server.repository import Key, ServedVersion, file_states
 from chrion.server.request_memory import ByteAccount
 from chrion.server.sessions import Session, is_out_of_memory
@@ -155,13 +156,10 @@ class ServingCore:
         self._loop = asyncio.get_running_loop()
         self._ticker = asyncio.create_task(self._tick())
 
-    async def close(self, grace_s: float) -> None:
-        """Refuse new requests, serve those in flight for at most ``grace_s``, and release everything."""
+    async def close(self, grace: Grace) -> None:
+        """Refuse new requests, serve those in flight as long as the grace lasts, and release everything."""
         self.draining = True
-        try:
-            async with asyncio.timeout(grace_s):
-                await self._idle.wait()
-        except TimeoutError:
+        if not await grace.wait_for(self._idle):
             for pending in list(self._pending.values()):
                 self._fail(pending, RequestFailure(Status.UNAVAILABLE, _DRAINING))
         if self._ticker:

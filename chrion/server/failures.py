@@ -41,13 +41,19 @@ class RequestFailure(Exception):  # noqa: N818 - a failure of one request, not o
         status: The kind of failure.
         message: The text for the client.
         retry_s: Time after which the client should try again; None for no such time.
+        param: The field at fault, in the OpenAI API; empty if the message begins with it.
+        code: The code of the OpenAI API; empty for the one that the status has.
     """
 
-    def __init__(self, status: Status, message: str, *, retry_s: float | None = None) -> None:
+    def __init__(
+        self, status: Status, message: str, *, retry_s: float | None = None, param: str = "", code: str = ""
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.retry_s = retry_s
+        self.param = param
+        self.code = code
 
 
 class ModelRemoved(RequestFailure):

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -36,7 +37,8 @@ class GenerateRoutes:
         """Return paths with their handlers and methods.
 
         Args:
-            read: Returns the JSON object in the body of a request.
+            read: Returns the JSON object in the body of a request, whose time it stores as
+                ``request.state.arrival_s``.
         """
         bases = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
         handlers = {
@@ -64,10 +66,13 @@ class GenerateRoutes:
             raise self._service.unknown(name, " in this version")
         body = await read(request)
         identity, parameters = body.pop("id", ""), body.pop("parameters", {})
+        if not isinstance(identity, str):
+            raise invalid(f"id: expected text, found {str(identity)[:100]!r}")
         if not isinstance(parameters, dict):
             raise invalid("parameters: expected an object")
         common = dict(zip(("model_name", "model_version"), decoder.model, strict=True))
-        return decoder, read_document({**parameters, **body}), common | ({"id": identity} if identity else {})
+        wanted = replace(read_document({**parameters, **body}), arrival_s=request.state.arrival_s)
+        return decoder, wanted, common | ({"id": identity} if identity else {})
 
 
 async def _events(

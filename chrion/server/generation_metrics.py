@@ -1,8 +1,7 @@
-"""Metrics of generation: times to tokens, batches, and slots for keys and values."""
+"""Metrics of generation: times to tokens, batches, ends of requests, and slots for keys and values."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 
 class GenerationMetrics:
-    """Histograms of the times that clients see, and the numbers of the generators.
+    """Histograms of the times of tokens, and the numbers of the generators.
 
     Args:
         served: The models by name.
@@ -29,7 +28,7 @@ class GenerationMetrics:
         self._first, self._between = (
             prometheus_client.Histogram(name, text, ["model"], buckets=_BUCKETS, registry=self._registry)
             for name, text in (
-                ("chrion_time_to_first_token_seconds", "Time from arrival to the first token"),
+                ("chrion_time_to_first_token_seconds", "Time from the arrival of a request to its first token"),
                 ("chrion_time_between_tokens_seconds", "Time from one token to the next"),
             )
         )
@@ -39,13 +38,19 @@ class GenerationMetrics:
         text: bytes = prometheus_client.generate_latest(self._registry)
         return text
 
-    async def timed(self, model: str, events: Events) -> AsyncIterator[Token]:
-        """Yield the tokens of a stream, and observe their times."""
-        before, histogram = time.perf_counter(), self._first
+    async def timed(self, model: str, events: Events, arrival_s: float) -> AsyncIterator[Token]:
+        """Yield the tokens of a stream, and observe when they were generated, however late they are read.
+
+        Args:
+            model: The name of the model.
+            events: The tokens.
+            arrival_s: The time of the arrival of the request, in seconds of ``time.perf_counter``.
+        """
+        before, histogram = arrival_s, self._first
         async for token in events:
-            now = time.perf_counter()
-            histogram.labels(model).observe(now - before)
-            before, histogram = now, self._between
+            if token.id is not None:  # text that was held back until the end is no token
+                histogram.labels(model).observe(token.time - before)
+                before, histogram = token.time, self._between
             yield token
 
 
@@ -79,3 +84,8 @@ class _Collector:
                 for model, statistics in found.items():
                     family.add_metric([model], getattr(statistics, field))
                 yield family
+        ends = CounterMetricFamily("chrion_generation_finish_reasons", "Why requests ended", labels=["model", "reason"])
+        for model, statistics in found.items():
+            for reason, count in statistics.finish_reasons.items():
+                ends.add_metric([model, reason], count)
+        yield ends

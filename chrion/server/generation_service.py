@@ -6,15 +6,32 @@ import asyncio
 import itertools
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from chrion.errors import ChrionError, InputError
-from chrion.generation import Generator, Sampling, Stream, Token
+from chrion.generation import Sampling, Stream, Token
 from chrion.server.failures import RequestFailure, Status
 from chrion.server.generation_metrics import GenerationMetrics
-from chrion.server.generators import ServedGenerator, drain_generators
+from chrion.server.generators import Prompt, ServedGenerator, drain_generators
+from chrion.server.grace import Grace
 
-Prompt = str | list[int]
 _LATE = "the text did not begin within its timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """What a request says of its texts, beside their lengths and the choice of their tokens."""
+
+    #: Strings that end a text.
+    stop: tuple[str, ...] = ()
+    #: Tokens that end a text, beside those of the model.
+    end_tokens: tuple[int, ...] = ()
+    #: Whether the model's own end tokens do not end a text.
+    ignore_eos: bool = False
+    #: The number of tokens before which no token ends a text.
+    min_tokens: int = 0
+    #: As in :meth:`chrion.Generator.submit`.
+    logprobs: int | None = None
 
 
 class GenerationService:
@@ -40,6 +57,11 @@ class GenerationService:
         """Whether new requests are refused."""
         return self._draining
 
+    @property
+    def pending(self) -> int:
+        """The number of texts that are generated or wait."""
+        return sum(served.generator.statistics().requests for served in self.served.values())
+
     def metrics(self) -> bytes:
         """Return metrics in Prometheus's text format."""
         return self._metrics.render() if self.served else b""
@@ -53,16 +75,19 @@ class GenerationService:
         """
         if self.refused:
             return RequestFailure(Status.UNSUPPORTED, self.refused)
-        text = f"model {name[:200]!r} does not exist{where}, or has no table [generation]"
-        return RequestFailure(Status.NOT_FOUND, text)
+        text = f"model {name[:200]!r} does not exist{where}, has no table [generation], or was not opened at the start"
+        return RequestFailure(Status.NOT_FOUND, text, param="model", code="model_not_found")
 
-    async def close(self, grace_s: float) -> None:
-        """Refuse new requests, wait for those in flight for a time at most, and close the generators."""
+    async def close(self, grace: Grace) -> None:
+        """Refuse new requests, wait for those in flight as long as the grace lasts, and close the generators."""
         self._draining = True
-        await asyncio.to_thread(drain_generators, list(self.served.values()), grace_s)
+        await asyncio.to_thread(drain_generators, list(self.served.values()), grace)
 
     def admit(self, count: int) -> None:
         """Raise a failure unless a number of texts may be queued now."""
+        if count > self._max_waiting:
+            text = f"n, prompt: expected at most {self._max_waiting} choices (--max-waiting), found {count}"
+            raise RequestFailure(Status.INVALID, text, param="n")
         if self._draining:
             raise RequestFailure(Status.UNAVAILABLE, "the server is shutting down", retry_s=1.0)
         queued = sum(served.generator.statistics().waiting_requests for served in self.served.values())
@@ -71,19 +96,19 @@ class GenerationService:
 
     async def submit(
         self,
-        generator: Generator,
+        served: ServedGenerator,
         prompts: Sequence[Prompt],
         samplings: Sequence[Sampling],
-        stop: Sequence[str],
+        options: TextOptions,
         most: Callable[[int], int],
     ) -> list[Stream]:
         """Queue a text for each prompt and each sampling, or none of them.
 
         Args:
-            generator: The model.
+            served: The model.
             prompts: Texts or token ids.
             samplings: How the tokens of each text of a prompt are chosen.
-            stop: Strings that end a text.
+            options: What else the request says of its texts.
             most: Returns the most new tokens after a prompt of a number of tokens.
 
         Raises:
@@ -92,13 +117,12 @@ class GenerationService:
         """
         count = len(prompts) * len(samplings)
         self.admit(count)
-        encoded = await asyncio.to_thread(lambda: [generator.encode(prompt) for prompt in prompts])
+        encoded = await asyncio.to_thread(lambda: [served.encode(prompt) for prompt in prompts])
         self.admit(count)  # others may have come; nothing is awaited from here to their submission
         streams: list[Stream] = []
         try:
             for ids, sampling in itertools.product(encoded, samplings):
-                stream = generator.submit(ids, most(len(ids)), sampling=sampling, stop=stop)
-                streams.append(stream)
+                streams.append(_queue(served, ids, most(len(ids)), sampling, options))
         except BaseException as error:
             cancel(streams)
             if isinstance(error, RuntimeError) and not isinstance(error, ChrionError):
@@ -107,7 +131,7 @@ class GenerationService:
         return streams
 
     async def events(
-        self, model: str, streams: Sequence[Stream], timeout_ms: float = math.inf
+        self, model: str, streams: Sequence[Stream], arrival_s: float, timeout_ms: float = math.inf
     ) -> AsyncGenerator[tuple[int, Token | None], None]:
         """Yield the tokens of several streams as they come, with the index of each; None ends a stream.
 
@@ -117,6 +141,7 @@ class GenerationService:
         Args:
             model: The name of the model.
             streams: The streams, which the caller cancels at the end.
+            arrival_s: The time of the arrival of the request, in seconds of ``time.perf_counter``.
             timeout_ms: Time within which each text must begin; the model may have a shorter one.
 
         Raises:
@@ -129,7 +154,7 @@ class GenerationService:
         async def forward(index: int, stream: Stream) -> None:
             try:
                 async with asyncio.timeout(None if math.isinf(limit_ms) else limit_ms / 1000) as beginning:
-                    async for token in self._metrics.timed(model, stream.events()):
+                    async for token in self._metrics.timed(model, stream.events(), arrival_s):
                         beginning.reschedule(None)
                         queue.put_nowait((index, token))
                 if stream.finish_reason == "cancelled":  # not by this service, which then reads no more
@@ -154,6 +179,21 @@ class GenerationService:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _queue(served: ServedGenerator, ids: Sequence[int], most: int, sampling: Sampling, options: TextOptions) -> Stream:
+    """Queue one text of at most a number of new tokens."""
+    generator = served.generator
+    own = frozenset() if options.ignore_eos else generator.stop_tokens
+    return generator.submit(
+        ids,
+        most,
+        sampling=sampling,
+        stop=options.stop,
+        stop_tokens=[*own.union(options.end_tokens)],
+        min_new_tokens=min(options.min_tokens, most),
+        logprobs=options.logprobs,
+    )
 
 
 def cancel(streams: Sequence[Stream]) -> None:

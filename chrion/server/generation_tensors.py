@@ -2,16 +2,18 @@
 
 ``text_input``, ``stream``, ``sampling_parameters``, ``exclude_input_in_output``, ``text_output`` and ``finish_reason``
 are those of its vLLM backend; ``input_ids``, ``max_tokens``, ``stop_words``, the single sampling parameters and
-``output_ids`` those of its TensorRT-LLM backend. All but the prompt are optional. The values may also be parameters of
-the request, or keys of the JSON object ``sampling_parameters``.
+``output_ids`` those of its TensorRT-LLM backend, and the others those of vLLM's sampling parameters. All but the prompt
+are optional. The values may also be parameters of the request, or keys of the JSON object ``sampling_parameters``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import secrets
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,8 @@ from chrion.errors import OptionError
 from chrion.files import parse_json
 from chrion.generation import Sampling
 from chrion.server.failures import invalid
+from chrion.server.generation_service import TextOptions
+from chrion.server.neutral_values import NEUTRAL, is_neutral
 from chrion.server.rest_codec import InferenceRequest, read_timeout_ms
 from chrion.server.tensors import Array, TensorSpec
 
@@ -31,9 +35,16 @@ INPUTS = (
     TensorSpec("temperature", "FP32", (1,)),
     TensorSpec("top_k", "INT32", (1,)),
     TensorSpec("top_p", "FP32", (1,)),
+    TensorSpec("min_p", "FP32", (1,)),
     TensorSpec("repetition_penalty", "FP32", (1,)),
+    TensorSpec("frequency_penalty", "FP32", (1,)),
+    TensorSpec("presence_penalty", "FP32", (1,)),
     TensorSpec("seed", "UINT64", (1,)),
     TensorSpec("stop_words", "BYTES", (-1,)),
+    TensorSpec("stop_token_ids", "INT64", (-1,)),
+    TensorSpec("end_id", "INT32", (1,)),
+    TensorSpec("ignore_eos", "BOOL", (1,)),
+    TensorSpec("min_tokens", "INT32", (1,)),
     TensorSpec("sampling_parameters", "BYTES", (1,)),
     TensorSpec("exclude_input_in_output", "BOOL", (1,)),
 )
@@ -45,8 +56,10 @@ OUTPUTS = (
 _BY_NAME = {spec.name: spec for spec in INPUTS}
 #: Other names of inputs: of vLLM's sampling parameters.
 _OTHER_NAMES = {"stop": "stop_words"}
-#: Inputs that are not implemented, and which clients send without a value.
-_EMPTY = frozenset({"bad_words"})
+#: Inputs that change nothing, whatever their value: texts have no pads.
+_IGNORED = frozenset({"pad_id"})
+#: The values that change nothing, of vLLM's parameters.
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {"n": (1,), "logit_bias": ({},), "logprobs": (False,), "best_of": (1,)}
 #: Parameters of the protocol, which say nothing of the text.
 _PROTOCOL = frozenset({"timeout", "priority", "binary_data_output", "sequence_id", "sequence_start", "sequence_end"})
 _DEFAULT_TOKENS = 16
@@ -60,7 +73,7 @@ class TextRequest:
     prompt: str | list[int]
     max_tokens: int
     sampling: Sampling
-    stop: tuple[str, ...]
+    options: TextOptions
     #: Whether each token is a response of its own.
     stream: bool
     #: Whether the output begins with the prompt.
@@ -69,6 +82,8 @@ class TextRequest:
     outputs: tuple[TensorSpec, ...]
     #: Time within which the text must begin.
     timeout_ms: float = math.inf
+    #: Time of the arrival, in seconds of ``time.perf_counter``.
+    arrival_s: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +109,7 @@ def read_tensors(request: InferenceRequest) -> TextRequest:
     """
     values = _own(request.parameters)
     for name, (datatype, array) in request.feeds.items():
-        values[name] = _plain(_spec(name), datatype, array)
+        values[name] = _untyped(array) if _is_unused(name) else _plain(_spec(name), datatype, array)
     return replace(read_values(values, tuple(request.outputs)), timeout_ms=request.timeout_ms)
 
 
@@ -119,10 +134,12 @@ def read_values(values: Mapping[str, Any], outputs: Sequence[str] = ()) -> TextR
     """
     given: dict[str, Any] = {}
     for name, value in (*_sampling_parameters(values).items(), *values.items()):
-        spec = _spec(name)
-        if spec.name not in _EMPTY:
+        if value is None:
+            continue
+        if not _is_unused(name):
+            spec = _spec(name)
             given[spec.name] = _checked(spec, value)
-        elif any(value if isinstance(value, list) else [value]):
+        elif name not in _IGNORED and not is_neutral(name, _parsed(value), _NEUTRAL):
             raise invalid(f"input {name!r}: not supported")
     texts = [given[name] for name in ("text_input", "input_ids") if name in given]
     if len(texts) != 1:
@@ -130,11 +147,9 @@ def read_values(values: Mapping[str, Any], outputs: Sequence[str] = ()) -> TextR
     most = given.get("max_tokens", _DEFAULT_TOKENS)
     if most < 1:
         raise invalid(f"input 'max_tokens': expected at least 1, found {most}")
-    stop = tuple(text for text in given.get("stop_words", ()) if text)
-    if len(stop) > _MOST_STOPS:
-        raise invalid(f"input 'stop_words': expected at most {_MOST_STOPS} texts, found {len(stop)}")
     echo = not given.get("exclude_input_in_output", True)
-    return TextRequest(texts[0], most, _sampling(given), stop, given.get("stream", False), echo, _outputs(outputs))
+    how, options = _sampling(given), _options(given, most)
+    return TextRequest(texts[0], most, how, options, given.get("stream", False), echo, _outputs(outputs))
 
 
 def piece_tensors(piece: Piece, outputs: Sequence[TensorSpec]) -> list[tuple[TensorSpec, Array]]:
@@ -154,10 +169,13 @@ def _own(parameters: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _is_unused(name: str) -> bool:
+    """Return whether an input is known and not implemented."""
+    return name not in _BY_NAME and (name in _IGNORED or name in _NEUTRAL or name in NEUTRAL)
+
+
 def _spec(name: str) -> TensorSpec:
     found = _BY_NAME.get(_OTHER_NAMES.get(name, name))
-    if found is None and name in _EMPTY:
-        return TensorSpec(name, "BYTES", (-1,))
     if found is None:
         raise invalid(f"unknown input {name[:200]!r}: expected {', '.join(_BY_NAME)}")
     return found
@@ -182,18 +200,33 @@ def _sampling_parameters(values: Mapping[str, Any]) -> Mapping[str, Any]:
         raise invalid(f"input 'sampling_parameters': not JSON: {error}") from error
     if not isinstance(found, dict):
         raise invalid("input 'sampling_parameters': expected an object")
-    return {name: value for name, value in found.items() if value is not None}
+    return found
+
+
+def _options(given: Mapping[str, Any], most: int) -> TextOptions:
+    """Return what ends the text."""
+    stop = tuple(text for text in given.get("stop_words", ()) if text)
+    if len(stop) > _MOST_STOPS:
+        raise invalid(f"input 'stop_words': expected at most {_MOST_STOPS} texts, found {len(stop)}")
+    least = given.get("min_tokens", 0)
+    if not 0 <= least <= most:
+        raise invalid(f"input 'min_tokens': expected 0 to {most}, found {least}")
+    ends = [token for token in (*given.get("stop_token_ids", ()), given.get("end_id", -1)) if token >= 0]
+    return TextOptions(stop, tuple(ends), given.get("ignore_eos", False), least)
 
 
 def _sampling(given: Mapping[str, Any]) -> Sampling:
     """Return how tokens are chosen: the most probable ones, unless a number says something else."""
-    random = any(name in given for name in ("top_k", "top_p"))
+    random = any(name in given for name in ("top_k", "top_p", "min_p"))
     try:
         return Sampling(
             temperature=given.get("temperature", 1.0 if random else 0.0),
             top_k=max(given.get("top_k", 0), 0),  # vLLM's -1 is all tokens
             top_p=given.get("top_p", 1.0),
+            min_p=given.get("min_p", 0.0),
             repetition_penalty=given.get("repetition_penalty", 1.0),
+            frequency_penalty=given.get("frequency_penalty", 0.0),
+            presence_penalty=given.get("presence_penalty", 0.0),
             seed=given["seed"] if "seed" in given else secrets.randbits(32),
         )
     except OptionError as error:
@@ -217,6 +250,21 @@ def _plain(spec: TensorSpec, datatype: str, array: Array) -> Any:
         raise invalid(f"input {spec.name!r}: expected shape {list(spec.shape or ())}, found {list(array.shape)}")
     values = array.ravel().tolist()
     return values[0] if spec.shape == (1,) else values
+
+
+def _untyped(array: Array) -> Any:
+    """Return a tensor as a value of JSON, a single number as such."""
+    values = array.ravel().tolist()
+    return values[0] if len(values) == 1 else values
+
+
+def _parsed(value: Any) -> Any:
+    """Return a value that may be written as text, as clients of vLLM's backend do. Empty texts are none."""
+    if isinstance(value, list) and not any(value):
+        return []
+    with contextlib.suppress(ValueError):
+        return parse_json(value.lower().encode()) if isinstance(value, str) and value else value
+    return value
 
 
 def _checked(spec: TensorSpec, value: Any) -> Any:

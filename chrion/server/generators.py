@@ -6,23 +6,31 @@ They are opened at the start and stay in memory. What they may need is taken off
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from chrion.errors import ChrionError, OptionError
+from chrion.errors import ChrionError, ContextLengthError, OptionError
 from chrion.generation import Generator
+from chrion.generation.token_bytes import TokenBytes
 from chrion.server.chat_template import ChatTemplate, find_chat_template
+from chrion.server.grace import Grace
 from chrion.server.repository import ServedVersion, scan
 from chrion.server.settings import GenerationSettings, read_settings
 from chrion.units import parse_size_mb
 
 log = logging.getLogger("chrion.server")
 
+Prompt = str | list[int]
+
 #: Host memory of a decoder: its weights, and packed copies of them.
 _WEIGHT_COPIES = 3.0
+#: The most characters of a prompt for one of its tokens: tokenizers may drop white space.
+_UNUSED_TEXT = 4
 _POLL_S = 0.01
 _NO_CONTEXT = "longer requests may fail; config.json beside the model may have max_position_embeddings"
 
@@ -40,8 +48,43 @@ class ServedGenerator:
     #: Time within which a text must begin, unless its request has a shorter one.
     timeout_ms: float
 
+    @functools.cached_property
+    def pieces(self) -> TokenBytes:
+        """The bytes of its tokens."""
+        return TokenBytes(self.generator.tokenizer)
 
-def open_generators(repository: Path, budget: int) -> dict[str, ServedGenerator]:
+    def encode(self, prompt: Prompt, *, special: bool = True) -> list[int]:
+        """Return the tokens of a prompt.
+
+        A text that is certainly too long is refused before it is tokenised, which takes many times its memory.
+
+        Args:
+            prompt: Text or tokens.
+            special: As in :meth:`chrion.Generator.encode`.
+
+        Raises:
+            ContextLengthError: The text has more tokens than fit.
+            OptionError: The prompt is empty, or has unknown tokens.
+        """
+        limit = self.generator.most_new_tokens(1)
+        if isinstance(prompt, str) and len(prompt) > _UNUSED_TEXT * limit * self._longest_token:
+            message = f"the prompt has {len(prompt)} characters, more than {limit} tokens have"
+            raise ContextLengthError(message, limit=limit)
+        return self.generator.encode(prompt, special=special)
+
+    def text_of(self, prompt: Prompt) -> str:
+        """Return the text of a prompt."""
+        tokenizer: Any = self.generator.tokenizer  # every decoder that is served has one
+        return prompt if isinstance(prompt, str) else str(tokenizer.decode(prompt))
+
+    @functools.cached_property
+    def _longest_token(self) -> int:
+        """The characters of the longest token; a character may be a byte of the text."""
+        tokenizer: Any = self.generator.tokenizer
+        return max((len(token) for token in tokenizer.get_vocab()), default=1)
+
+
+def open_generators(repository: Path, budget: int, names: Collection[str] | None = None) -> dict[str, ServedGenerator]:
     """Open the generators of a repository, of the highest version of each model.
 
     A model that cannot generate is logged and left out. One whose chat template cannot be read serves completions.
@@ -49,6 +92,7 @@ def open_generators(repository: Path, budget: int) -> dict[str, ServedGenerator]
     Args:
         repository: The folder.
         budget: Bytes of host memory for all models.
+        names: The models to open; None for all of them.
 
     Raises:
         OptionError: The generators need more memory than the budget.
@@ -56,6 +100,8 @@ def open_generators(repository: Path, budget: int) -> dict[str, ServedGenerator]
     latest: dict[str, ServedVersion] = {}
     for entry in scan(repository, accelerator=False).values():
         if isinstance(entry, ServedVersion) and entry.settings.generation is not None:
+            if names is not None and entry.name not in names:
+                continue
             known = latest.get(entry.name)
             if known is None or int(entry.version) > int(known.version):
                 latest[entry.name] = entry
@@ -87,10 +133,9 @@ def list_generators(repository: Path) -> list[str]:
     return names
 
 
-def drain_generators(served: Sequence[ServedGenerator], grace_s: float) -> None:
-    """Wait for the requests of generators, for a time at most, and close them."""
-    until = time.monotonic() + grace_s
-    while time.monotonic() < until and any(one.generator.statistics().requests for one in served):
+def drain_generators(served: Sequence[ServedGenerator], grace: Grace) -> None:
+    """Wait for the requests of generators as long as the grace lasts, and close them."""
+    while not grace.is_over and any(one.generator.statistics().requests for one in served):
         time.sleep(_POLL_S)
     close_generators(served)
 
@@ -114,11 +159,7 @@ def _needed_bytes(version: ServedVersion, settings: GenerationSettings) -> int:
 
 def _open(name: str, version: ServedVersion, settings: GenerationSettings, reserved: int) -> ServedGenerator:
     path = version.sources[0].model
-    template = None
-    try:
-        template = find_chat_template(path)
-    except ChrionError as error:
-        log.warning("cannot chat", extra={"fields": {"model": name, "reason": str(error)}})
+    template = _find_template(name, path)
     generator = Generator(
         path,
         max_batch=settings.max_batch,
@@ -134,3 +175,18 @@ def _open(name: str, version: ServedVersion, settings: GenerationSettings, reser
     if generator.refused:
         log.warning("requests run one by one", extra={"fields": {"model": name, "reason": generator.refused}})
     return ServedGenerator(name, version.version, generator, template, reserved, version.settings.timeout_ms)
+
+
+def _find_template(name: str, path: Path) -> ChatTemplate | None:
+    """Return the chat template of a model; log if there is none, or one that cannot be used."""
+    template = None
+    try:
+        template = find_chat_template(path)
+    except ChrionError as error:
+        log.warning("cannot chat", extra={"fields": {"model": name, "reason": str(error)}})
+    else:
+        if template is None:
+            log.info("no chat template", extra={"fields": {"model": name, "folder": str(path.parent)}})
+        elif template.obstacle:
+            log.warning("cannot chat", extra={"fields": {"model": name, "reason": template.obstacle}})
+    return template

@@ -1,60 +1,29 @@
 """Bodies of the OpenAI API: completions and chat completions.
 
-A field that Chrion does not implement is refused unless it has the value that changes nothing. Beyond the API,
-``top_k`` and ``repetition_penalty`` are accepted, as other servers do.
+Beyond the API, ``top_k``, ``min_p``, ``repetition_penalty``, ``min_tokens``, ``stop_token_ids``, ``ignore_eos``,
+``add_generation_prompt`` and ``chat_template_kwargs`` are accepted, as vLLM and other servers do.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
-import time
-import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from chrion.generation import Sampling
-from chrion.server.failures import RequestFailure, Status
+from chrion.server.chat_template import RESERVED
+from chrion.server.failures import invalid
+from chrion.server.generation_service import TextOptions
+from chrion.server.openai_fields import Fields, is_tokens
 
-#: Fields that are not implemented, with the values that change nothing.
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "best_of": (None, 1),
-    "echo": (None, False),
-    "frequency_penalty": (None, 0),
-    "function_call": (None, "none"),
-    "functions": (None, []),
-    "logit_bias": (None, {}),
-    "logprobs": (None, False),
-    "presence_penalty": (None, 0),
-    "response_format": (None, {"type": "text"}),
-    "suffix": (None, ""),
-    "tool_choice": (None, "none", "auto"),
-    "tools": (None, []),
-    "top_logprobs": (None, 0),
-}
-#: Fields that are implemented, and fields that do not change the text.
-_KNOWN = frozenset(
-    {
-        *(
-            "max_completion_tokens",
-            "max_tokens",
-            "messages",
-            "model",
-            "n",
-            "prompt",
-            "repetition_penalty",
-            "seed",
-            "stop",
-        ),
-        *("stream", "stream_options", "temperature", "top_k", "top_p"),
-        *("metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"),
-    }
-)
 #: The most texts that one request may ask for.
 MOST_CHOICES = 128
 _MOST_STOPS = 16
-_DEFAULT_TOKENS = 16  # of the completions of the API
-_FINISH = {"length": "length", "stop": "stop"}
+#: The most probable tokens that each token may have, as in the API.
+_MOST_LOGPROBS = 20
+_MOST_PENALTY, _MOST_BIAS = 2, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,54 +32,52 @@ class Settings:
 
     model: str
     max_tokens: int | None
+    #: The field with the most tokens.
+    limit_field: str
     #: One per choice of a prompt.
     samplings: tuple[Sampling, ...]
-    stop: tuple[str, ...]
+    options: TextOptions
     stream: bool
-    #: Whether a stream ends with the numbers of tokens.
+    #: Whether a stream ends with the numbers of tokens, and whether each of its documents has them.
     usage: bool
+    continuous_usage: bool
+    #: Whether a completion begins with its prompt.
+    echo: bool = False
+    #: Whether the text of a chat ends with the beginning of the answer.
+    add_generation_prompt: bool = True
 
 
-def read_settings(body: Mapping[str, Any]) -> Settings:
+def read_settings(body: Mapping[str, Any], *, chat: bool) -> Settings:
     """Return the settings of a body.
 
     Raises:
         RequestFailure: A field has a wrong type or is not implemented.
         OptionError: A number is out of range.
     """
-    for name, value in body.items():
-        if name not in _KNOWN and not any(_same(value, neutral) for neutral in _NEUTRAL.get(name, (None,))):
-            raise RequestFailure(Status.INVALID, f"{name[:100]}: not supported")
-    stream = body.get("stream")
-    if not isinstance(stream, bool | None):
-        raise RequestFailure(Status.INVALID, f"stream: expected true or false, found {str(stream)[:100]!r}")
-    count = _number(body, "n", int, 1)
-    if not 1 <= count <= MOST_CHOICES:
-        raise RequestFailure(Status.INVALID, f"n: expected 1 to {MOST_CHOICES}, found {count}")
-    seed = _number(body, "seed", int, secrets.randbits(32))
-    numbers = {
-        "temperature": _number(body, "temperature", float, 1.0),
-        "top_p": _number(body, "top_p", float, 1.0),
-        "repetition_penalty": _number(body, "repetition_penalty", float, 1.0),
-    }
-    top_k = max(_number(body, "top_k", int, 0), 0)  # other servers write -1 for all tokens
-    samplings = tuple(Sampling(**numbers, top_k=top_k, seed=seed + at) for at in range(count))
-    stop = body.get("stop") or []
-    stops = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list) else (None,)
-    if not all(isinstance(text, str) for text in stops):
-        raise RequestFailure(Status.INVALID, "stop: expected a text or a list of texts")
-    if len(stops) > _MOST_STOPS:
-        raise RequestFailure(Status.INVALID, f"stop: expected at most {_MOST_STOPS} texts, found {len(stops)}")
-    most = body.get("max_completion_tokens")
-    limit = _number({"max_tokens": most if most is not None else body.get("max_tokens")}, "max_tokens", int, None)
-    options = body.get("stream_options") or {}
-    usage = isinstance(options, Mapping) and options.get("include_usage") is True
+    fields = Fields(body)
+    fields.refuse_unknown(chat=chat)
     model = body.get("model")
     if not isinstance(model, str):
-        raise RequestFailure(Status.INVALID, "model: expected the name of a model")
-    if limit is not None and limit < 1:
-        raise RequestFailure(Status.INVALID, f"max_tokens: expected at least 1, found {limit}")
-    return Settings(model, limit, samplings, stops, stream is True, usage)
+        raise invalid("model: expected the name of a model")
+    limit_field = "max_completion_tokens" if fields.has("max_completion_tokens") else "max_tokens"
+    limit = fields.whole(limit_field, least=1) if fields.has(limit_field) else None
+    options = _read_options(fields, limit, chat=chat)
+    echo = not chat and fields.flag("echo")
+    if echo and options.logprobs is not None:
+        raise invalid("echo: not supported together with logprobs, which the tokens of a prompt do not have")
+    streamed = fields.mapping("stream_options")
+    return Settings(
+        model,
+        limit,
+        limit_field,
+        _read_samplings(fields),
+        options,
+        stream=fields.flag("stream"),
+        usage=streamed.get("include_usage") is True,
+        continuous_usage=streamed.get("continuous_usage_stats") is True,
+        echo=echo,
+        add_generation_prompt=not chat or fields.flag("add_generation_prompt", default=True),
+    )
 
 
 def read_prompts(body: Mapping[str, Any]) -> list[str | list[int]]:
@@ -120,123 +87,85 @@ def read_prompts(body: Mapping[str, Any]) -> list[str | list[int]]:
         RequestFailure: There is none, or one has another type.
     """
     prompt = body.get("prompt")
-    if isinstance(prompt, str) or _tokens(prompt):
+    if isinstance(prompt, str) or is_tokens(prompt):
         return [prompt]  # type: ignore[list-item] # checked
-    if isinstance(prompt, list) and prompt and all(isinstance(one, str) or _tokens(one) for one in prompt):
+    if isinstance(prompt, list) and prompt and all(isinstance(one, str) or is_tokens(one) for one in prompt):
         return prompt
-    raise RequestFailure(Status.INVALID, "prompt: expected a text, a list of tokens, or a list of these")
+    raise invalid("prompt: expected a text, a list of tokens, or a list of these")
 
 
-def read_messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the messages of a chat, with contents as texts.
+def read_variables(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the variables of the chat template that a body sets.
 
     Raises:
-        RequestFailure: A message has no role, or contents that are not text.
+        RequestFailure: They are no object, or one of them has a field of its own.
     """
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise RequestFailure(Status.INVALID, "messages: expected a list with at least one message")
-    read = []
-    for at, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise RequestFailure(Status.INVALID, f"messages[{at}]: expected an object with a role and a content")
-        content = message.get("content")
-        if isinstance(content, list):
-            parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
-            texts = [part for part in parts if isinstance(part, str)]
-            content = "".join(texts) if len(texts) == len(parts) else None
-        if not isinstance(content, str):
-            raise RequestFailure(Status.INVALID, f"messages[{at}].content: expected text")
-        read.append({**message, "content": content})
-    return read
+    variables = Fields(body).mapping("chat_template_kwargs")
+    for name in variables:
+        if name in RESERVED:
+            raise invalid(f"chat_template_kwargs: {name!r} is not a variable of its own")
+    return variables
 
 
-class Answers:
-    """The answers to one request: a document, or the documents of a stream.
-
-    Args:
-        settings: The settings of the request.
-        chat: Whether it is a chat.
-    """
-
-    def __init__(self, settings: Settings, *, chat: bool) -> None:
-        self._chat, self._settings = chat, settings
-        kind = "chat.completion" if chat else "text_completion"
-        self._common = {
-            "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
-            "object": f"{kind}.chunk" if chat and settings.stream else kind,
-            "created": int(time.time()),
-            "model": settings.model,
-        }
-
-    @property
-    def default_tokens(self) -> int | None:
-        """The most tokens of an answer if the request does not say; None for as many as fit."""
-        return None if self._chat else _DEFAULT_TOKENS
-
-    def whole(self, texts: Sequence[str], reasons: Sequence[str], prompt: int, generated: int) -> dict[str, Any]:
-        """Return the answer with all choices and the numbers of tokens."""
-        choices = [
-            {"index": at, "logprobs": None, "finish_reason": _FINISH.get(reason, "stop"), **self._content(text)}
-            for at, (text, reason) in enumerate(zip(texts, reasons, strict=True))
-        ]
-        return {**self._common, "choices": choices, "usage": usage(prompt, generated)}
-
-    def first(self, index: int) -> dict[str, Any] | None:
-        """Return the document that begins a choice of a chat; None for a completion."""
-        if not self._chat:
-            return None
-        return self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
-
-    def piece(self, index: int, text: str) -> dict[str, Any]:
-        """Return a document with a piece of text."""
-        content = {"delta": {"content": text}} if self._chat else {"text": text, "logprobs": None}
-        return self._chunk({"index": index, "finish_reason": None, **content})
-
-    def last(self, index: int, reason: str) -> dict[str, Any]:
-        """Return the document that ends a choice."""
-        content: dict[str, Any] = {"delta": {}} if self._chat else {"text": "", "logprobs": None}
-        return self._chunk({"index": index, "finish_reason": _FINISH.get(reason, "stop"), **content})
-
-    def totals(self, prompt: int, generated: int) -> dict[str, Any]:
-        """Return the document with the numbers of tokens."""
-        return {**self._common, "choices": [], "usage": usage(prompt, generated)}
-
-    def _content(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
-
-    def _chunk(self, choice: Mapping[str, Any]) -> dict[str, Any]:
-        return {**self._common, "choices": [choice], **({"usage": None} if self._settings.usage else {})}
+def _read_options(fields: Fields, limit: int | None, *, chat: bool) -> TextOptions:
+    least = fields.whole("min_tokens", least=0)
+    if limit is not None and least > limit:
+        raise invalid(f"min_tokens: expected at most {limit}, the most tokens, found {least}")
+    return TextOptions(
+        stop=fields.texts("stop", _MOST_STOPS),
+        end_tokens=fields.tokens("stop_token_ids"),
+        ignore_eos=fields.flag("ignore_eos"),
+        min_tokens=least,
+        logprobs=_read_logprobs(fields, chat=chat),
+    )
 
 
-def usage(prompt: int, generated: int) -> dict[str, int]:
-    """Return numbers of tokens."""
-    return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
+def _read_logprobs(fields: Fields, *, chat: bool) -> int | None:
+    """Return the number of most probable tokens that each token has beside its own probability; None for neither."""
+    name = "top_logprobs" if chat else "logprobs"
+    if chat and not fields.flag("logprobs"):
+        if fields.has(name) and fields.whole(name):
+            raise invalid("top_logprobs: expected logprobs to be true")
+        return None
+    if not chat and (not fields.has(name) or fields.is_false(name)):
+        return None
+    count = fields.whole(name, least=0)
+    if count > _MOST_LOGPROBS:
+        raise invalid(f"{name}: expected at most {_MOST_LOGPROBS}, found {count}")
+    return count
 
 
-def failure_document(message: str, status: int) -> dict[str, Any]:
-    """Return an error."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+def _read_samplings(fields: Fields) -> tuple[Sampling, ...]:
+    """Return how the tokens of each choice are chosen: choices have consecutive seeds."""
+    count = fields.whole("n", 1)
+    if not 1 <= count <= MOST_CHOICES:
+        raise invalid(f"n: expected 1 to {MOST_CHOICES}, found {count}")
+    seed = fields.whole("seed", secrets.randbits(32))
+    seed = seed % (1 << 64) if seed < 0 else seed  # the API has signed seeds
+    penalties = {name: fields.number(name, 0.0) for name in ("frequency_penalty", "presence_penalty")}
+    for name, penalty in penalties.items():
+        if abs(penalty) > _MOST_PENALTY:
+            raise invalid(f"{name}: expected -{_MOST_PENALTY} to {_MOST_PENALTY}, found {penalty}")
+    first = Sampling(
+        temperature=fields.number("temperature", 1.0),
+        top_k=max(fields.whole("top_k"), 0),  # other servers write -1 for all tokens
+        top_p=fields.number("top_p", 1.0) or math.ulp(0.0),  # the API allows 0: only the most probable token
+        min_p=fields.number("min_p", 0.0),
+        repetition_penalty=fields.number("repetition_penalty", 1.0),
+        logit_bias=_read_bias(fields),
+        seed=seed,
+        **penalties,
+    )
+    return tuple(replace(first, seed=seed + at) for at in range(count))
 
 
-def _number(body: Mapping[str, Any], name: str, kind: type[Any], default: Any) -> Any:
-    """Return a number of a body, which may be missing or null."""
-    value = body.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or (kind is int and not isinstance(value, int)):
-        raise RequestFailure(Status.INVALID, f"{name}: expected a number, found {value!r}")
-    try:
-        return kind(value)
-    except OverflowError:
-        raise RequestFailure(Status.INVALID, f"{name}: the number is too large") from None
-
-
-def _same(value: Any, neutral: Any) -> bool:
-    """Return whether two values of JSON are equal; true is no number."""
-    return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
-
-
-def _tokens(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
+def _read_bias(fields: Fields) -> dict[int, float]:
+    """Return the biases of tokens, whose ids are the keys of an object."""
+    found = {}
+    for token, value in fields.mapping("logit_bias").items():
+        if not (token.isascii() and token.isdigit()) or isinstance(value, bool) or not isinstance(value, int | float):
+            raise invalid("logit_bias: expected an object of token ids with numbers")
+        if not abs(value) <= _MOST_BIAS:
+            raise invalid(f"logit_bias: expected -{_MOST_BIAS} to {_MOST_BIAS}, found {str(value)[:100]}")
+        found[int(token[:20])] = float(value)
+    return found

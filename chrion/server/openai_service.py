@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from chrion.errors import ChrionError
-from chrion.generation import Generator, Stream, Token
-from chrion.server.chat_template import ChatTemplate
+from chrion.errors import ChrionError, ContextLengthError
+from chrion.generation import Token
 from chrion.server.disconnects import EventResponse, until_disconnect
 from chrion.server.failures import RequestFailure, Status
-from chrion.server.generation_service import GenerationService, Prompt, cancel, failure_of
-from chrion.server.generators import ServedGenerator
-from chrion.server.openai_bodies import (
-    MOST_CHOICES,
-    Answers,
-    Settings,
-    failure_document,
-    read_messages,
-    read_prompts,
-    read_settings,
-)
+from chrion.server.generation_service import GenerationService, cancel, failure_of
+from chrion.server.generators import Prompt, ServedGenerator
+from chrion.server.openai_answers import Answers, RunningChoice
+from chrion.server.openai_bodies import MOST_CHOICES, Settings, read_prompts, read_settings, read_variables
+from chrion.server.openai_failures import failure_document, too_long
+from chrion.server.openai_logprobs import TokenLog
+from chrion.server.openai_messages import read_messages
 
 ReadBody = Callable[[Request], Awaitable[dict[str, Any]]]
 Handler = Callable[[Request], Awaitable[Response]]
@@ -48,7 +44,8 @@ class OpenAiService:
         """Return paths with their handlers and methods.
 
         Args:
-            read: Returns the JSON object in the body of a request.
+            read: Returns the JSON object in the body of a request, whose time it stores as
+                ``request.state.arrival_s``.
         """
 
         def reading(answer: Callable[[Request, dict[str, Any]], Awaitable[Response]]) -> Handler:
@@ -81,16 +78,24 @@ class OpenAiService:
         return {"id": name, "object": "model", "created": self._created, "owned_by": "chrion"}
 
     async def _completions(self, request: Request, body: dict[str, Any]) -> Response:
-        settings = read_settings(body)
+        settings = read_settings(body, chat=False)
         return await self._answer(request, settings, read_prompts(body), Answers(settings, chat=False))
 
     async def _chat(self, request: Request, body: dict[str, Any]) -> Response:
-        settings = read_settings(body)
+        settings = read_settings(body, chat=True)
         served = self._find(settings.model)
         if served.template is None:
-            raise RequestFailure(Status.INVALID, f"model {settings.model!r} has no chat template")
+            raise RequestFailure(Status.INVALID, f"model {settings.model!r} has no chat template", param="model")
         self._admit(settings, 1)
-        ids = await asyncio.to_thread(_encode_chat, served.generator, served.template, read_messages(body))
+        render = functools.partial(
+            served.template.render,
+            read_messages(body),
+            read_variables(body),
+            add_generation_prompt=settings.add_generation_prompt,
+        )
+        with _explaining(settings, chat=True):
+            # The template writes the special tokens itself.
+            ids = await asyncio.to_thread(lambda: served.encode(render(), special=False))
         return await self._answer(request, settings, [ids], Answers(settings, chat=True))
 
     def _find(self, name: str) -> ServedGenerator:
@@ -103,64 +108,77 @@ class OpenAiService:
         """Raise a failure unless the choices of a number of prompts may be queued now."""
         count = prompts * len(settings.samplings)
         if count > MOST_CHOICES:
-            raise RequestFailure(Status.INVALID, f"prompt, n: expected at most {MOST_CHOICES} choices, found {count}")
+            text = f"prompt, n: expected at most {MOST_CHOICES} choices, found {count}"
+            raise RequestFailure(Status.INVALID, text, param="n")
         self._service.admit(count)
 
     async def _answer(
         self, request: Request, settings: Settings, prompts: Sequence[Prompt], answers: Answers
     ) -> Response:
-        generator = self._find(settings.model).generator
+        served = self._find(settings.model)
         self._admit(settings, len(prompts))
 
         def most(length: int) -> int:
-            default = answers.default_tokens or generator.default_new_tokens(length)
-            return settings.max_tokens or min(default, generator.most_new_tokens(length))
+            default = answers.default_tokens or served.generator.default_new_tokens(length)
+            return settings.max_tokens or min(default, served.generator.most_new_tokens(length))
 
-        streams = await self._service.submit(generator, prompts, settings.samplings, settings.stop, most)
-        prompt = sum(stream.prompt_tokens for stream in streams[:: len(settings.samplings)])
-        events = self._service.events(settings.model, streams)
+        with _explaining(settings, chat=answers.chat):
+            streams = await self._service.submit(served, prompts, settings.samplings, settings.options, most)
+        answers.prompt_tokens = sum(stream.prompt_tokens for stream in streams[:: len(settings.samplings)])
+        events = self._service.events(settings.model, streams, request.state.arrival_s)
+        choices = [
+            RunningChoice(
+                stream,
+                prompt=served.text_of(prompts[at // len(settings.samplings)]) if settings.echo else "",
+                log=None if settings.options.logprobs is None else TokenLog(served.pieces, chat=answers.chat),
+            )
+            for at, stream in enumerate(streams)
+        ]
         if settings.stream:
-            content = self._chunks(settings, answers, streams, events, prompt)
-            return EventResponse(content, functools.partial(cancel, streams))
+            return EventResponse(_chunks(settings, answers, choices, events), functools.partial(cancel, streams))
         try:
-            generated = await until_disconnect(request, _exhaust(events))
+            answers.generated_tokens = await until_disconnect(request, _exhaust(events))
         finally:
             cancel(streams)
-        texts, reasons = [stream.text for stream in streams], [stream.finish_reason for stream in streams]
-        return JSONResponse(answers.whole(texts, reasons, prompt, generated))
+        return JSONResponse(answers.whole([choice.complete() for choice in choices]))
 
-    async def _chunks(
-        self,
-        settings: Settings,
-        answers: Answers,
-        streams: Sequence[Stream],
-        events: AsyncIterator[tuple[int, Token | None]],
-        prompt: int,
-    ) -> AsyncIterator[str]:
-        """Yield server-sent events."""
-        generated = 0
-        try:
-            for index in range(len(streams)):
-                if first := answers.first(index):
+
+async def _chunks(
+    settings: Settings,
+    answers: Answers,
+    choices: Sequence[RunningChoice],
+    events: AsyncIterator[tuple[int, Token | None]],
+) -> AsyncIterator[str]:
+    """Yield server-sent events. Each choice begins when its first token has been generated."""
+    begun = set()
+    try:
+        async for index, token in events:
+            choice = choices[index]
+            if index not in begun:
+                begun.add(index)
+                if first := answers.first(index, choice.prompt):
                     yield _event(first)
-            async for index, token in events:
-                if token is None:
-                    yield _event(answers.last(index, streams[index].finish_reason))
-                    continue
-                generated += token.id is not None
-                if token.text:
-                    yield _event(answers.piece(index, token.text))
-            if settings.usage:
-                yield _event(answers.totals(prompt, generated))
-            yield "data: [DONE]\n\n"
-        except (ChrionError, RequestFailure) as error:
-            failure = failure_of(error)
-            yield _event(failure_document(failure.message, failure.status.http))
+            if token is None:
+                yield _event(answers.last(index, choice.stream.finish_reason, choice.finish()))
+                continue
+            answers.generated_tokens += token.id is not None
+            logprobs = choice.add(token)
+            if token.text or logprobs:
+                yield _event(answers.piece(index, token.text, logprobs))
+        if settings.usage:
+            yield _event(answers.totals())
+        yield "data: [DONE]\n\n"
+    except (ChrionError, RequestFailure) as error:
+        yield _event(failure_document(failure_of(error)))
 
 
-def _encode_chat(generator: Generator, template: ChatTemplate, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the tokens of a chat. The template writes the special tokens itself."""
-    return generator.encode(template.render(messages), special=False)
+@contextlib.contextmanager
+def _explaining(settings: Settings, *, chat: bool) -> Iterator[None]:
+    """Raise the failure of the API for a prompt that is too long."""
+    try:
+        yield
+    except ContextLengthError as error:
+        raise too_long(error, chat=chat, limit_field=settings.limit_field) from error
 
 
 async def _exhaust(events: AsyncIterator[tuple[int, Token | None]]) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -48,6 +49,8 @@ class ServerOptions:
     tls: tuple[Path, Path] | None = None
     #: The OpenTelemetry collector; empty for no traces.
     otlp: str = ""
+    #: Origins whose pages may read answers, or ``*`` for all of them.
+    cors: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.control not in CONTROL_MODES:
@@ -69,6 +72,22 @@ def parse_address(text: str, option: str) -> tuple[str, int]:
     if not (colon and host and port.isascii() and port.isdigit() and int(port) < 65536):
         raise OptionError(f"{option} {text!r}: expected HOST:PORT", hint="for example 127.0.0.1:8000")
     return host.strip("[]"), int(port)
+
+
+def parse_origin(text: str) -> str:
+    """Return an origin as browsers send it, ``https://example.org`` for example, or ``*``.
+
+    Raises:
+        OptionError: The text is neither.
+    """
+    parts = urlsplit(text)
+    if text != "*" and not (
+        parts.scheme in ("http", "https") and parts.netloc and text == f"{parts.scheme}://{parts.netloc}"
+    ):
+        raise OptionError(
+            f"--cors {text!r}: expected SCHEME://HOST[:PORT] or *", hint="for example http://localhost:3000"
+        )
+    return text
 
 
 def parse_policies(text: str, base: ManagerPolicies) -> ManagerPolicies:

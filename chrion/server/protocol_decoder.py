@@ -100,10 +100,9 @@ class ProtocolDecoder:
         Raises:
             RequestFailure: It may not be queued now, or its prompt or a number is out of range.
         """
-        generator = self._served.generator
         try:
             (stream,) = await self._service.submit(
-                generator, [wanted.prompt], [wanted.sampling], wanted.stop, lambda _: wanted.max_tokens
+                self._served, [wanted.prompt], [wanted.sampling], wanted.options, lambda _: wanted.max_tokens
             )
         except ChrionError as error:
             raise failure_of(error) from error
@@ -131,8 +130,8 @@ class ProtocolDecoder:
         return Piece("".join(piece.text for piece in pieces), ids, pieces[-1].reason)
 
     async def _parts(self, wanted: TextRequest, stream: Stream) -> Pieces:
-        before = self._prompt_text(wanted) if wanted.echo else ""
-        found = self._service.events(self._served.name, [stream], wanted.timeout_ms)
+        before = self._served.text_of(wanted.prompt) if wanted.echo else ""
+        found = self._service.events(self._served.name, [stream], wanted.arrival_s, wanted.timeout_ms)
         try:
             async with contextlib.aclosing(found) as events:
                 async for _, token in events:
@@ -143,12 +142,6 @@ class ProtocolDecoder:
         except ChrionError as error:
             raise failure_of(error) from error
         yield Piece(before, (), stream.finish_reason)
-
-    def _prompt_text(self, wanted: TextRequest) -> str:
-        if isinstance(wanted.prompt, str):
-            return wanted.prompt
-        tokenizer: Any = self._served.generator.tokenizer  # every decoder that is served has one
-        return str(tokenizer.decode(wanted.prompt))
 
 
 def has_cache(inputs: Iterable[str]) -> bool:

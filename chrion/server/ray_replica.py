@@ -18,6 +18,7 @@ from chrion.server.catalogue import Catalogue
 from chrion.server.core import ServingCore
 from chrion.server.failures import RequestFailure
 from chrion.server.generation_service import GenerationService
+from chrion.server.grace import Grace
 from chrion.server.options import DeviceOptions, ServerOptions
 from chrion.server.replica_state import read_state
 from chrion.server.target import LocalTarget
@@ -108,7 +109,7 @@ class ModelReplica:
     async def __del__(self) -> None:  # Serve awaits it after the last request
         if self._poller:
             self._poller.cancel()
-        await self._core.close(0.0)
+        await self._core.close(Grace(0.0))
 
     def _report(self) -> ReplicaState:
         now = time.monotonic() * 1000

@@ -23,6 +23,7 @@ from chrion.server import documents, ray_router, ray_scaling, shared_view
 from chrion.server.failures import RequestFailure
 from chrion.server.generation_service import GenerationService
 from chrion.server.generators import list_generators
+from chrion.server.grace import Grace
 from chrion.server.options import ClusterOptions, ServerOptions
 from chrion.server.ray_replica import NO_TEXT, ModelReplica
 from chrion.server.ray_target import ClusterTarget
@@ -102,8 +103,8 @@ async def _serve(options: ServerOptions, cluster: ClusterOptions, announce: Call
             raise _StoppedError
         return connecting.result()
 
-    async def end() -> None:
-        await target.close(options.drain_s)
+    async def end(grace: Grace) -> None:
+        await target.close(grace)
         try:
             await asyncio.to_thread(serve.delete, APPLICATION)
         except (RayError, RayServeException, TimeoutError) as error:

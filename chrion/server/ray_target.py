@@ -20,6 +20,7 @@ from ray.serve.exceptions import RayServeException
 
 from chrion.server import merging
 from chrion.server.failures import RequestFailure, Status, invalid
+from chrion.server.grace import Grace
 from chrion.server.grpc_messages import message
 from chrion.server.options import ServerOptions
 from chrion.server.ray_replica import Call, Reply
@@ -67,13 +68,10 @@ class ClusterTarget:
         reply = await self._call(Call(number, "", "health"))
         self._ended(number, reply)
 
-    async def close(self, grace_s: float) -> None:
-        """Refuse new requests, and wait for those in flight for at most ``grace_s``."""
+    async def close(self, grace: Grace) -> None:
+        """Refuse new requests, and wait for those in flight as long as the grace lasts."""
         self.draining = True
-        try:
-            async with asyncio.timeout(grace_s):
-                await self._idle.wait()
-        except TimeoutError:
+        if not await grace.wait_for(self._idle):
             log.warning("requests in flight are given up", extra={"fields": {"pending": self._in_flight}})
 
     async def health(self) -> dict[str, Any]:

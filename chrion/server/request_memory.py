@@ -4,6 +4,29 @@ from __future__ import annotations
 
 from chrion.server.failures import RequestFailure, Status
 
+#: The most values of a JSON document. Its parser blocks all threads, for about a second for so many.
+_MOST_VALUES = 1 << 22
+#: Bytes of a value beside its text, and more of a list and of an object.
+_VALUE_BYTES, _LIST_BYTES, _OBJECT_BYTES = 64, 32, 170
+#: Bytes of a character of text that is not ASCII.
+_CHARACTER_BYTES = 4
+
+
+def json_bytes(document: bytes) -> int:
+    """Return a bound on the memory of the values in a JSON document.
+
+    Each value but the first follows a bracket, a comma or a colon. Those in texts are counted, too.
+
+    Raises:
+        RequestFailure: It may have too many values.
+    """
+    objects, lists = document.count(b"{"), document.count(b"[")
+    values = 1 + objects + lists + document.count(b",") + document.count(b":")
+    if values > _MOST_VALUES:
+        raise RequestFailure(Status.TOO_LARGE, f"the body may have {values} values of JSON, more than {_MOST_VALUES}")
+    width = 1 if document.isascii() and b"\\u" not in document else _CHARACTER_BYTES
+    return width * len(document) + _VALUE_BYTES * values + _LIST_BYTES * lists + _OBJECT_BYTES * objects
+
 
 class ByteAccount:
     """Memory of the requests in flight, with a limit.

@@ -11,11 +11,13 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from importlib import resources
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -27,9 +29,9 @@ from chrion.server.disconnects import until_disconnect
 from chrion.server.failures import RequestFailure, Status
 from chrion.server.generate_routes import GenerateRoutes
 from chrion.server.generation_service import GenerationService
-from chrion.server.openai_bodies import failure_document
+from chrion.server.openai_failures import failure_document
 from chrion.server.openai_service import OpenAiService
-from chrion.server.request_memory import RequestMemory
+from chrion.server.request_memory import RequestMemory, json_bytes
 from chrion.server.target import Target, not_ready
 from chrion.server.tracing import RequestTracer
 
@@ -39,6 +41,8 @@ log = logging.getLogger("chrion.server")
 _BODY_SILENCE_S = 20.0
 #: Time for which a body that is too large is read, in all and without data, in seconds.
 _DISCARD_S, _DISCARD_SILENCE_S = 10.0, 1.0
+#: Bytes of a body that only has options.
+_MOST_OPTIONS = 1 << 20
 #: Bytes that a connection buffers before it waits for its client.
 _CONNECTION_BUFFER = 1 << 16
 #: Interval of the events of the web page, and number of pages at the same time.
@@ -56,9 +60,10 @@ class RestService:
         token: Bearer token that every request but those for health must have; empty for none.
         generation: The decoders, which also have the OpenAI API; None without them.
         tracer: Receives the spans of requests; None for no traces.
+        cors: Origins whose pages may read answers, or ``*`` for all of them.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a service has
         self,
         target: Target,
         *,
@@ -66,6 +71,7 @@ class RestService:
         token: str = "",
         generation: GenerationService | None = None,
         tracer: RequestTracer | None = None,
+        cors: Sequence[str] = (),
     ) -> None:
         self._target = target
         self._generation = generation
@@ -105,6 +111,7 @@ class RestService:
                 Route(path, self._answering(handler, open_=is_open), methods=[method])
                 for path, handler, method, is_open in routes
             ],
+            middleware=[_cross_origin(cors)] if cors else [],
             exception_handlers={404: self._unrouted, 405: self._unrouted},
         )
 
@@ -275,11 +282,18 @@ class RestService:
         return _AccountedResponse(Response(answer.content, headers=dict(answer.headers)), memory)
 
     async def _accounted_json(self, request: Request) -> dict[str, Any]:
-        return await self._json(request, request.state.memory.take)
+        """Return the object in the body of a request for text; store the time of its arrival."""
+        body = await self._body(request, request.state.memory.take)
+        request.state.arrival_s = time.perf_counter()
+        request.state.memory.take(json_bytes(body))
+        return self._object(body)
 
-    async def _json(self, request: Request, take: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
-        body = await self._body(request, take, most=1 << 20)
-        take(len(body))  # what is parsed of it
+    async def _json(self, request: Request) -> dict[str, Any]:
+        """Return the object in the body of a request that only has options."""
+        return self._object(await self._body(request, lambda _: None, most=_MOST_OPTIONS))
+
+    @staticmethod
+    def _object(body: bytes) -> dict[str, Any]:
         try:
             content = parse_json(body) if body.strip() else {}
         except ValueError as error:
@@ -362,6 +376,17 @@ async def _discard(stream: AsyncIterator[bytes]) -> None:
                         return
 
 
+def _cross_origin(origins: Sequence[str]) -> Middleware:
+    """Return what answers browsers that ask whether a page of another origin may send a request and read the answer."""
+    return Middleware(
+        CORSMiddleware,
+        allow_origins=[*origins],
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["Retry-After", SERVER_TIMING, "X-Request-Id"],
+    )
+
+
 def _route(path: str, handler: Handler, method: str, *, open_: bool = False) -> tuple[str, Handler, str, bool]:
     return path, handler, method, open_
 
@@ -378,10 +403,9 @@ def _failure(request: Request, failure: RequestFailure) -> Response:
         headers["Retry-After"] = str(max(1, math.ceil(failure.retry_s)))
     if failure.status is Status.UNAUTHENTICATED:
         headers["WWW-Authenticate"] = "Bearer"
-    status = failure.status.http
     own = f"{request.url.path}/".startswith("/v1/")
-    document = failure_document(failure.message, status) if own else {"error": failure.message}
-    return JSONResponse(document, status_code=status, headers=headers)
+    document = failure_document(failure) if own else {"error": failure.message}
+    return JSONResponse(document, status_code=failure.status.http, headers=headers)
 
 
 @functools.cache

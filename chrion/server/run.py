@@ -22,6 +22,7 @@ from chrion.server.catalogue import Catalogue
 from chrion.server.core import ServingCore
 from chrion.server.generation_service import GenerationService
 from chrion.server.generators import open_generators
+from chrion.server.grace import Grace, StopSignals
 from chrion.server.grpc_service import bind_grpc
 from chrion.server.options import ServerOptions
 from chrion.server.rest import RestService
@@ -89,7 +90,8 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
         OptionError: An address cannot be bound, the repository cannot be read, or a TLS file is invalid.
     """
     cores = physical_cores()
-    generators = open_generators(options.repository, options.budgets.get(HOST, 0))
+    chosen = options.load if options.control == "explicit" and "*" not in options.load else None
+    generators = open_generators(options.repository, options.budgets.get(HOST, 0), chosen)
     taken = sum(served.reserved_bytes for served in generators.values())
     budgets = {**options.budgets, HOST: options.budgets.get(HOST, 0) - taken}
     slots = 1 if options.provider else 0
@@ -107,11 +109,10 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
             pollers.append(asyncio.create_task(catalogue.poll_forever(options.poll_s)))
         return format_count(len(core.models), "model")
 
-    async def end() -> None:
+    async def end(grace: Grace) -> None:
         for poller in pollers:
             poller.cancel()
-        ending = [core.close(options.drain_s), *([generation.close(options.drain_s)] if generation else [])]
-        await asyncio.gather(*ending)
+        await asyncio.gather(core.close(grace), *([generation.close(grace)] if generation else []))
 
     await answer_until_stopped(options, target, begin, end, announce, generation)
 
@@ -120,17 +121,17 @@ async def answer_until_stopped(  # noqa: PLR0913, PLR0917 - what a server has
     options: ServerOptions,
     target: Target,
     begin: Callable[[], Awaitable[str]],
-    end: Callable[[], Awaitable[None]],
+    end: Callable[[Grace], Awaitable[None]],
     announce: Callable[[str], None],
     generation: GenerationService | None = None,
 ) -> None:
-    """Answer requests of both protocols until SIGTERM or SIGINT.
+    """Answer requests of both protocols until SIGTERM or SIGINT; a second signal ends the grace of those in flight.
 
     Args:
         options: The options.
         target: The models.
         begin: Makes the models ready, and returns what is served, in words.
-        end: Refuses new requests, and ends those in flight; called also if ``begin`` fails.
+        end: Refuses new requests, and ends those in flight within their grace; called also if ``begin`` fails.
         announce: Called with the addresses once requests can be served.
         generation: The models that generate, if there are some.
 
@@ -143,23 +144,28 @@ async def answer_until_stopped(  # noqa: PLR0913, PLR0917 - what a server has
         listener = stack.enter_context(_listen(*options.http))
         addresses = [f"http{'s' if options.tls else ''}://{_text(listener.getsockname())}"]
         rest = RestService(
-            target, body_bytes=options.body_bytes, token=options.token, generation=generation, tracer=tracer
+            target,
+            body_bytes=options.body_bytes,
+            token=options.token,
+            generation=generation,
+            tracer=tracer,
+            cors=options.cors,
         )
         web = _web_server(options, rest.app)
         if options.grpc:
             grpc_server, port = bind_grpc(options, target, tracer, generation)
             stack.push_async_callback(grpc_server.stop, 1.0)
             addresses.append(f"grpc://{_text((options.grpc[0], port))}")
+        signals = StopSignals()
         try:
             what = await begin()
-            stop = asyncio.Event()
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, stop.set)
+                loop.add_signal_handler(number, signals.receive)
             if options.grpc:
                 await grpc_server.start()
             running = asyncio.create_task(web.serve(sockets=[listener]))
-            waiting = asyncio.create_task(stop.wait())
+            waiting = asyncio.create_task(signals.stopped.wait())
             while not web.started and not running.done():  # noqa: ASYNC110 - uvicorn has no event for it
                 await asyncio.sleep(0.01)
             with contextlib.suppress(OSError):  # a full disk under the log
@@ -168,7 +174,7 @@ async def answer_until_stopped(  # noqa: PLR0913, PLR0917 - what a server has
             log.info("draining", extra={"fields": {"pending": (await target.health())["pending"]}})
             waiting.cancel()
         finally:
-            await end()
+            await end(signals.grant(options.drain_s))
         web.should_exit = True
         await running
     if tracer:

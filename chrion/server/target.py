@@ -111,11 +111,12 @@ class LocalTarget:
     async def health(self) -> dict[str, Any]:
         """Return the state of the server."""
         core = self._core
+        texts = self._generation.pending if self._generation is not None else 0
         return {
             "live": True,
             "ready": not core.draining,
             "models": len(core.models),
-            "pending": core.manager.pending,
+            "pending": core.manager.pending + texts,
         }
 
     async def snapshot(self) -> dict[str, Any]:
@@ -166,6 +167,9 @@ class LocalTarget:
 
     async def unload(self, name: str) -> None:
         """Stop serving all versions of a model."""
+        if self.control and self._generation is not None and name in self._generation.served:
+            text = f"model {name!r} generates text: its generator stays open until the server ends"
+            raise RequestFailure(Status.UNSUPPORTED, text)
         self._catalogue.unload(name)
 
     async def infer_rest(self, name: str, version: str, body: bytes, header_length: str | None) -> Answer:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import itertools
 import json
+import pickle
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,13 +22,14 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from chrion import Generator, Sampling
-from chrion.errors import GenerationError, OptionError, ProviderError
+from chrion.errors import ContextLengthError, GenerationError, OptionError, ProviderError
 from chrion.generation.cache import RequestCache
 from chrion.generation.engine import PlainEngine
 from chrion.generation.iteration import Outcome, Work
 from chrion.generation.text import TextBuilder
 from decoder_support import FORMS, PlainDecoder, small_decoder
 
+Array = np.ndarray[Any, Any]
 MODEL = small_decoder("llama-decoder")
 VARIANTS: list[dict[str, Any]] = [
     {},
@@ -216,7 +218,8 @@ def test_stop_tokens_end_a_text(generator: Generator, plain: PlainDecoder) -> No
         ([1], 2.5, "max_new_tokens: expected a whole number, found 2.5"),
         ([1.5], 3, "prompt: expected a whole number, found 1.5"),
         ([[1, 2]], 3, r"prompt: expected a whole number, found \[1, 2\]"),
-        ([1] * 65, 1, "positions for 64 tokens, the request needs 65"),
+        ([1] * 65, 1, r"positions for 64 tokens, the request needs 65 \(the prompt alone has 65 tokens, shorten it"),
+        ([1] * 64, 2, "generate at most 1"),
         ([1] * 60, 6, "generate at most 5"),
     ],
 )
@@ -233,6 +236,10 @@ def test_wrong_requests_are_refused(generator: Generator, prompt: str | list[int
         ({"stop": [5]}, "stop: expected strings, found 5"),
         ({"stop_tokens": ["x"]}, "stop_tokens: expected a whole number, found 'x'"),
         ({"sampling": {"seed": 1}}, "sampling: expected a Sampling, found {'seed': 1}"),
+        ({"sampling": Sampling(logit_bias={61: 1.0})}, "logit_bias: expected tokens of 0 to 60, found 61"),
+        ({"logprobs": -1}, "logprobs: -1 is below 0"),
+        ({"logprobs": True + 0.5}, "logprobs: expected a whole number, found 1.5"),
+        ({"min_new_tokens": 3}, "min_new_tokens: expected 0 to 2, found 3"),
     ],
 )
 def test_arguments_of_other_types_are_refused(generator: Generator, options: dict[str, Any], message: str) -> None:
@@ -241,11 +248,68 @@ def test_arguments_of_other_types_are_refused(generator: Generator, options: dic
         generator.submit([1], 2, **options)
 
 
+def log_softmax(scores: Array) -> Array:
+    """Return the logarithms of the probabilities of tokens by their definition."""
+    exact = scores.astype(np.float64)
+    return exact - np.log(np.sum(np.exp(exact)))
+
+
+@pytest.mark.parametrize(
+    "how", [None, Sampling(temperature=0.7, top_k=3, repetition_penalty=1.5, logit_bias={5: 3.0}, seed=4)]
+)
+def test_tokens_have_their_probabilities(generator: Generator, plain: PlainDecoder, how: Sampling | None) -> None:
+    """They are those of the model, whatever the choice depends on, and of as many most probable tokens as wanted."""
+    prompt = [2, 3, 4]
+    events = list(generator.submit(prompt, 8, sampling=how, logprobs=3).events())
+    ids = [event.id for event in events if event.id is not None]
+    for event, scores in zip(events, plain.scores([*prompt, *ids])[len(prompt) - 1 : -1], strict=True):
+        expected = log_softmax(scores)
+        assert event.logprob == pytest.approx(expected[event.id], abs=1e-4)
+        assert [token for token, _ in event.top] == [int(token) for token in np.argsort(-expected)[:3]]
+        np.testing.assert_allclose([value for _, value in event.top], np.sort(expected)[:-4:-1], atol=1e-4)
+    assert [event.time for event in events] == sorted(event.time for event in events)
+    bare = generator.submit(prompt, 2, sampling=how, logprobs=0).events()
+    assert [(event.logprob is not None, event.top) for event in bare] == [(True, ())] * 2
+    assert {event.logprob for event in generator.submit(prompt, 2, sampling=how).events()} == {None}
+
+
+def test_penalties_and_biases_change_greedy_tokens(generator: Generator, plain: PlainDecoder) -> None:
+    """The tokens are those of the formula of the OpenAI API on the scores of plain onnxruntime."""
+    how = Sampling(presence_penalty=0.6, frequency_penalty=0.3, logit_bias={7: 1.5, 9: -100})
+    ids = [2, 3, 4]
+    counts, bias = np.zeros(61), np.zeros(61)
+    bias[7], bias[9] = 1.5, -100
+    for _ in range(14):
+        scores = plain.scores(ids)[-1] + bias - counts * 0.3 - (counts > 0) * 0.6
+        ids.append(int(np.argmax(scores)))
+        counts[ids[-1]] += 1
+    assert generator.submit([2, 3, 4], 14, sampling=how).result(60) == ids[3:]
+    assert ids[3:] != plain.generate([2, 3, 4], 14)
+
+
+def test_the_least_number_of_tokens(generator: Generator, plain: PlainDecoder) -> None:
+    """Stop tokens are not chosen before it; the next most probable token is."""
+    prompt = [4, 5]
+    first = plain.generate(prompt, 1)[0]
+    ids = [*prompt]
+    for _ in range(5):
+        scores = plain.scores(ids)[-1]
+        scores[first] = -np.inf
+        ids.append(int(np.argmax(scores)))
+    assert generator.submit(prompt, 9, stop_tokens=[first]).result(60) == []
+    found = generator.submit(prompt, 9, stop_tokens=[first, 1000], min_new_tokens=5).result(60)
+    assert found[:5] == ids[2:]
+    assert first not in found
+
+
 def test_requests_that_never_fit_are_refused() -> None:
     """A request of more slots than there are does not block others."""
     with Generator(MODEL, threads=1, kv_slots=10) as generator:
-        with pytest.raises(OptionError, match="needs 11 slots"):
-            generator.submit([1] * 6, 6)
+        for prompt, new, about in ((6, 6, "generate at most 5"), (11, 1, "the prompt alone has 11 tokens")):
+            with pytest.raises(ContextLengthError, match=f"needs 11 slots.*{about}") as refused:
+                generator.submit([1] * prompt, new)
+            error = pickle.loads(pickle.dumps(refused.value))  # noqa: S301 - as between processes
+            assert (error.limit, error.prompt_tokens, error.new_tokens) == (10, prompt, new)
         assert len(generator.submit([1] * 6, 5).result(60)) == 5
 
 

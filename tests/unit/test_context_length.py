@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from chrion.errors import ModelError
-from chrion.generation.text import find_stop_tokens
+from chrion.generation.special_tokens import find_stop_tokens
 from chrion.graph.context_length import find_context, table_rows
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ def service(timeout_ms: float = math.inf) -> GenerationService:
 
 
 async def read(served: GenerationService, streams: list[Stream], timeout_ms: float = math.inf) -> list[Any]:
-    return [event async for event in served.events("m", streams, timeout_ms)]
+    return [event async for event in served.events("m", streams, time.perf_counter(), timeout_ms)]
 
 
 @pytest.mark.parametrize(("request_ms", "model_ms"), [(20.0, math.inf), (math.inf, 20.0), (20.0, 1e9)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from chrion.generation import Sampling
 from chrion.server.failures import RequestFailure, Status
+from chrion.server.generation_service import TextOptions
 from chrion.server.generation_tensors import (
     INPUTS,
     OUTPUTS,
@@ -35,7 +37,8 @@ def of_tensors(outputs: tuple[str, ...] = (), parameters: dict[str, Any] | None 
 def test_a_prompt_is_enough() -> None:
     """Without more, 16 of the most probable tokens follow, in one response with all outputs."""
     found = of_tensors(text_input=("BYTES", ["once"]))
-    assert (found.prompt, found.max_tokens, found.stop, found.stream, found.echo) == ("once", 16, (), False, False)
+    assert (found.prompt, found.max_tokens, found.options, found.stream) == ("once", 16, TextOptions(), False)
+    assert not found.echo
     assert found.sampling.temperature == 0
     assert found.outputs == OUTPUTS
 
@@ -63,9 +66,32 @@ def test_all_inputs_of_triton_clients() -> None:
         sampling_parameters=("BYTES", ['{"top_p": "0.5", "seed": 3, "max_tokens": "100", "stop": null}']),
         exclude_input_in_output=("BOOL", [False]),
     )
-    assert (found.max_tokens, found.stop, found.stream, found.echo) == (7, ("a",), True, True)
+    assert (found.max_tokens, found.options.stop, found.stream, found.echo) == (7, ("a",), True, True)
     assert found.sampling == Sampling(temperature=0.5, top_k=20, top_p=0.5, seed=3)
     assert [spec.name for spec in found.outputs] == ["output_ids"]
+
+
+def test_parameters_of_vllm_and_tensorrt_llm() -> None:
+    """What ends a text and how tokens are chosen; defaults of what is not implemented change nothing."""
+    neutral = {"n": 1, "best_of": "1", "beam_width": 1, "pad_id": 2, "use_beam_search": "False", "logprobs": None}
+    sent = {"n": "1", "skip_special_tokens": True, "presence_penalty": "0.5", "ignore_eos": True, "min_p": 0.1}
+    found = of_tensors(
+        text_input=("BYTES", ["once"]),
+        end_id=("INT32", [7]),
+        pad_id=("INT32", [0]),
+        beam_width=("INT32", [[1]]),
+        return_log_probs=("BOOL", [False]),
+        bad_words=("BYTES", [["", ""]]),
+        stop_token_ids=("INT64", [3, 4]),
+        min_tokens=("INT32", [2]),
+        frequency_penalty=("FP32", [0.25]),
+        sampling_parameters=("BYTES", [json.dumps(sent)]),
+        parameters=neutral,
+    )
+    assert found.options == TextOptions(end_tokens=(3, 4, 7), ignore_eos=True, min_tokens=2)
+    assert (found.sampling.presence_penalty, found.sampling.frequency_penalty) == (0.5, 0.25)
+    assert (found.sampling.min_p, found.sampling.temperature) == (0.1, 1.0)
+    assert read_values({"text_input": "a", "end_id": -1}).options == TextOptions()
 
 
 def test_parameters_of_the_protocol_beside_inputs() -> None:
@@ -106,7 +132,11 @@ def test_top_k_and_top_p_choose_at_random() -> None:
         ({"text_input": "a", "bad_words": ["x"]}, "'bad_words': not supported"),
         ({"text_input": "a", "sampling_parameters": "{"}, "'sampling_parameters': not JSON"),
         ({"text_input": "a", "sampling_parameters": "[]"}, "'sampling_parameters': expected an object"),
-        ({"text_input": "a", "sampling_parameters": '{"n": 2}'}, "unknown input 'n'"),
+        ({"text_input": "a", "sampling_parameters": '{"n": 2}'}, "input 'n': not supported"),
+        ({"text_input": "a", "logprobs": 1}, "input 'logprobs': not supported"),
+        ({"text_input": "a", "return_log_probs": True}, "input 'return_log_probs': not supported"),
+        ({"text_input": "a", "max_tokens": 3, "min_tokens": 4}, "'min_tokens': expected 0 to 3, found 4"),
+        ({"text_input": "a", "ignore_eos": 1}, "'ignore_eos': expected true or false"),
     ],
 )
 def test_wrong_values_are_refused(values: dict[str, Any], about: str) -> None:

@@ -12,6 +12,7 @@ pytest.importorskip("grpc")
 from chrion.manager import ManagerPolicies, ModelManager
 from chrion.manager.records import HOST
 from chrion.server.core import ServingCore
+from chrion.server.grace import Grace
 from chrion.server.replica_state import read_state
 from chrion.server.repository import ServedVersion, scan
 from server_process import product, put
@@ -38,6 +39,6 @@ def test_the_state_names_what_is_in_memory(tmp_path: Path) -> None:
         assert state.load_ms > 0
         assert state.free_bytes < 10_000_000
         assert (state.number, state.node) == (3, "node")
-        await core.close(0.0)
+        await core.close(Grace(0.0))
 
     asyncio.run(report())

@@ -1,4 +1,4 @@
-"""The choice of tokens: greedy, temperature, top-k, top-p, repetition penalty and seeds."""
+"""The choice of tokens: greedy, temperature, filters, penalties, biases and seeds; and their probabilities."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from chrion.errors import OptionError
-from chrion.generation.sampling import Sampler, Sampling, probabilities
+from chrion.generation.sampling import Sampler, Sampling, log_probabilities, probabilities
 
 Array = np.ndarray[Any, Any]
 SCORES = np.log(np.array([0.1, 0.4, 0.05, 0.25, 0.2]))
@@ -90,6 +90,77 @@ def test_repetition_penalty_applies_to_the_prompt_and_to_chosen_tokens() -> None
     assert Sampler(Sampling(repetition_penalty=2.0), [1]).choose(np.array([-1.5, -1.0])) == 0
 
 
+@given(scores=score_lists, data=st.data())
+def test_penalties_follow_the_formula_of_openai(scores: Array, data: st.DataObject) -> None:
+    """The score of a token is reduced by its count times one penalty, and once by the other, also if it is greedy."""
+    frequency, presence = data.draw(st.floats(-2, 2)), data.draw(st.floats(-2, 2))
+    how = Sampling(frequency_penalty=frequency, presence_penalty=presence)
+    prompt = data.draw(st.lists(st.integers(0, len(scores) - 1)))  # its tokens do not count
+    sampler = Sampler(how, prompt)
+    counts = np.zeros(len(scores))
+    for _ in range(6):
+        expected = int(np.argmax(scores - counts * frequency - (counts > 0) * presence))
+        assert sampler.choose(scores) == expected
+        counts[expected] += 1
+
+
+def test_biases_are_added_to_scores() -> None:
+    """A bias of 100 is an exclusive choice, one of -100 a ban, and a small one shifts probabilities."""
+    assert Sampler(Sampling(logit_bias={2: 100}), []).choose(SCORES) == 2
+    assert Sampler(Sampling(logit_bias={1: -100}), []).choose(SCORES) == 3
+    sampler = Sampler(Sampling(temperature=1.0, seed=2, logit_bias={0: np.log(3.0)}), [])
+    draws = np.bincount([sampler.choose(SCORES) for _ in range(20_000)], minlength=5)
+    expected = np.array([0.3, 0.4, 0.05, 0.25, 0.2]) / 1.2 * 20_000
+    assert float(np.sum((draws - expected) ** 2 / expected)) < 18.47  # as above
+
+
+def test_min_p_keeps_tokens_of_a_share_of_the_greatest_probability() -> None:
+    """Of 0.1, 0.4, 0.05, 0.25 and 0.2, those of at least half of 0.4 remain; so they do among the filtered ones."""
+    expected = np.array([0.0, 0.4, 0.0, 0.25, 0.2]) / 0.4
+    np.testing.assert_allclose(probabilities(SCORES, 0, 1.0, 0.49), expected)
+    np.testing.assert_allclose(probabilities(SCORES, 2, 1.0, 0.49), expected * [0, 1, 0, 1, 0])
+    sampler = Sampler(Sampling(temperature=1.0, min_p=1.0), [])
+    assert {sampler.choose(SCORES) for _ in range(40)} == {1}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("penalty", [1e308, -1e308])
+def test_extreme_penalties_and_biases_are_limits(temperature: float, penalty: float) -> None:
+    """Numbers that overflow are the greatest ones, and scores that were not finite stay so."""
+    how = Sampling(temperature, frequency_penalty=penalty, presence_penalty=penalty, logit_bias={0: penalty, 2: 1e308})
+    sampler = Sampler(how, [])
+    assert {sampler.choose(np.array([1.0, 1.0, -np.inf])) for _ in range(6)} <= {0, 1}
+
+
+def test_tokens_that_come_late() -> None:
+    """The end tokens are not chosen before the least number of others, and then as if nothing had been excluded."""
+    for temperature in (0.0, 1e-3):
+        sampler = Sampler(Sampling(temperature), [], late=[1, 3], least=3)
+        assert [sampler.choose(SCORES) for _ in range(5)] == [4, 4, 4, 1, 1]
+    with pytest.raises(ValueError, match="every other token is excluded"):
+        Sampler(Sampling(), [], late=range(5), least=1).choose(SCORES)
+
+
+@given(score_lists, st.integers(0, 13), st.data())
+def test_log_probabilities_are_those_of_softmax(scores: Array, count: int, data: st.DataObject) -> None:
+    """The most probable tokens come first, of equal ones the lower, also for scores far from zero."""
+    token = data.draw(st.integers(0, len(scores) - 1))
+    shares = np.exp(scores) / np.sum(np.exp(scores))
+    for shift in (0.0, 1000.0, -1000.0):
+        found, top = log_probabilities(scores + shift, token, count)
+        assert found == pytest.approx(float(np.log(shares[token])), abs=1e-9)
+        expected = sorted(range(len(scores)), key=lambda at: (-scores[at], at))[:count]
+        assert [at for at, _ in top] == expected
+        np.testing.assert_allclose([value for _, value in top], np.log(shares[expected]), atol=1e-9)
+
+
+def test_log_probabilities_of_impossible_tokens() -> None:
+    """A score of minus infinity is the probability zero."""
+    found, top = log_probabilities(np.array([0.0, -np.inf, 0.0], np.float32), 1, 3)
+    assert found == -np.inf
+    assert top == ((0, pytest.approx(np.log(0.5))), (2, pytest.approx(np.log(0.5))), (1, -np.inf))
+
+
 def test_equal_seeds_give_equal_tokens() -> None:
     """The sequence depends on the seed, and other seeds give others."""
 
@@ -122,9 +193,27 @@ def test_scores_that_are_not_numbers_are_refused() -> None:
         ("seed", -1),
         ("seed", 1.5),
         ("top_k", 2.5),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("presence_penalty", float("inf")),
+        ("frequency_penalty", "0"),
+        ("logit_bias", [1]),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {"1": 1.0}),
+        ("logit_bias", {1: "much"}),
+        ("logit_bias", {1: float("nan")}),
     ],
 )
-def test_wrong_settings_are_refused(name: str, value: float) -> None:
+def test_wrong_settings_are_refused(name: str, value: Any) -> None:
     """The message names the setting."""
     with pytest.raises(OptionError, match=f"{name}: "):
-        Sampling(**{name: value})  # type: ignore[arg-type]
+        Sampling(**{name: value})
+
+
+def test_settings_are_values() -> None:
+    """They have copies of their own of what may change, and equal ones are equal keys."""
+    bias = {1: 2}
+    how = Sampling(logit_bias=bias)
+    bias[1] = 3
+    assert how == Sampling(logit_bias={1: 2.0})
+    assert len({how, Sampling(logit_bias={1: 2.0}), Sampling()}) == 2

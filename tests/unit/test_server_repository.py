@@ -15,7 +15,7 @@ from chrion.errors import ModelError, OptionError
 from chrion.manager import ManagerPolicies
 from chrion.manager.records import ACCELERATOR, HOST
 from chrion.scheduler import fixed_plan
-from chrion.server.options import parse_address, parse_policies, scenario_policies
+from chrion.server.options import parse_address, parse_origin, parse_policies, scenario_policies
 from chrion.server.repository import BadVersion, ServedVersion, scan
 from chrion.server.settings import read_settings
 from helpers import alternating_lanes, branches, free_branches
@@ -207,6 +207,15 @@ def test_wrong_addresses(text: str) -> None:
     """Anything else is refused."""
     with pytest.raises(OptionError, match="HOST:PORT"):
         parse_address(text, "--http")
+
+
+def test_origins_are_as_browsers_send_them() -> None:
+    """A scheme, a host and maybe a port, or an asterisk; nothing after them."""
+    for text in ("*", "https://chat.example.org", "http://localhost:3000", "http://[::1]:8080"):
+        assert parse_origin(text) == text
+    for text in ("", "localhost:3000", "https://a.org/", "https://a.org/path", "null", "ftp://a.org", "https://"):
+        with pytest.raises(OptionError, match="--cors"):
+            parse_origin(text)
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ def events_of(options: ServerOptions, failure: Exception | None = None) -> list[
             raise failure
         return "nothing"
 
-    async def end() -> None:
+    async def end(grace: Any) -> None:
+        assert not grace.is_over
         events.append("end")
 
     with pytest.raises(OptionError):

@@ -64,6 +64,21 @@ def test_prompt_and_text_are_what_is_decoded_at_once(prompt: str, text: str) -> 
     assert all("�" not in piece for piece in pieces)
 
 
+@given(text=st.text(min_size=1, max_size=14), data=st.data())
+def test_a_prompt_may_end_inside_a_character(text: str, data: st.DataObject) -> None:
+    """The text begins with the character that the prompt began, and nothing is lost or repeated after it."""
+    if "�" in text:
+        return
+    content = text.encode()
+    end = data.draw(st.integers(0, len(content)))
+    whole = len(content[:end].decode(errors="ignore"))
+    of_bytes = BytePieces([bytes([byte]) for byte in range(256)])
+    for tokenizer, first in ((sentencepiece(), [256]), (of_bytes, [65])):
+        pieces = grow(tokenizer, list(content[end:]), prompt=[*first, *content[:end]])
+        assert "".join(pieces) == text[whole:]
+        assert all("�" not in piece for piece in pieces)
+
+
 @given(cuts=st.lists(st.binary(min_size=1, max_size=5), max_size=40))
 def test_damaged_bytes_are_the_text_that_is_decoded_at_once(cuts: list[bytes]) -> None:
     """Nothing is lost or repeated if bytes are no characters, unless more of them follow than any character has."""

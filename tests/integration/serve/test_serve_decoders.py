@@ -273,6 +273,8 @@ def test_generate_stream(decoders: Server, known: dict[str, Any]) -> None:
         ("llama/generate_stream", {"text_input": "w1", "max_tokens": 70_000}, 400, "the request needs 70000"),
         ("llama/generate", {"text_input": ""}, 400, "prompt: expected at least one token"),
         ("llama/generate", {"parameters": 3}, 400, "parameters: expected an object"),
+        ("llama/generate", {"text_input": "w1", "id": float("inf")}, 400, "id: expected text, found 'inf'"),
+        ("llama/generate_stream", {"text_input": "w1", "id": 7}, 400, "id: expected text, found '7'"),
         ("llama/generate", {"text_input": "w1 \ud800"}, 400, "not JSON: a text has half a surrogate pair"),
         ("llama/generate", {"text_input": "w1", "\udfff": 1}, 400, "not JSON: a text has half a surrogate pair"),
         ("llama/versions/2/generate", {"text_input": "w1"}, 404, "does not exist in this version"),
@@ -284,3 +286,21 @@ def test_wrong_texts_are_refused(decoders: Server, path: str, body: dict[str, An
     found, document, _ = decoders.get(f"/v2/models/{path}", body)
     assert found == status, document
     assert about in document["error"]
+
+
+def test_model_control_chooses_the_generators(tmp_path: Path, known: dict[str, Any]) -> None:
+    """In explicit mode, those that the command names are opened at the start, and stay open."""
+    for name in ("llama", "other"):
+        put_decoder(tmp_path, name, '[generation]\nkv_memory = "1MB"\n')
+    text = {"text_input": "w2 w3 w4", "max_tokens": 3}
+    with serving(tmp_path, "--model-control", "explicit", "--load-model", "llama") as server:
+        assert [model["id"] for model in server.get("/v1/models")[1]["data"]] == ["llama"]
+        assert server.get("/v2/repository/models/other/load", {})[0] == 200
+        status, document, _ = server.get("/v2/models/other/generate", text)
+        assert (status, "was not opened at the start" in document["error"]) == (404, True)
+        assert server.get("/v2/repository/models/other/unload", {})[0] == 200
+        status, document, _ = server.get("/v2/repository/models/llama/unload", {})
+        assert (status, "its generator stays open" in document["error"]) == (501, True)
+        assert server.get("/v2/models/llama/generate", text)[1]["output_ids"] == known["tokens"][0][:3]
+    with serving(tmp_path, "--model-control", "explicit", "--load-model", "*") as server:
+        assert [model["id"] for model in server.get("/v1/models")[1]["data"]] == ["llama", "other"]

@@ -16,31 +16,11 @@ import pytest
 from chrion.errors import ModelError, OptionError
 from chrion.server.generators import close_generators, open_generators
 from chrion.server.settings import read_settings
-from decoder_support import PlainDecoder, small_decoder
+from decoder_support import PlainDecoder
+from served_decoders import MODEL, TOOLS, put_decoder, words_of
 from server_process import Server, product, put, serving, wait_until
 
 openai = pytest.importorskip("openai")
-tokenizers = pytest.importorskip("tokenizers")
-
-MODEL = small_decoder("llama-decoder", context=20_000)
-TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{% if message.role not in ['user', 'assistant'] %}{{ raise_exception('unknown role') }}{% endif %}"
-    " w5 {{ message.content }}{% endfor %}{% if add_generation_prompt %} w6{% endif %}"
-)
-
-
-def put_decoder(root: Path, name: str, toml: str = "[generation]\nmax_batch = 4\n", *, template: bool = True) -> Path:
-    """Put a decoder with a tokenizer of words into a repository; return its file."""
-    file = put(root, name, MODEL, toml=toml)
-    words = {f"w{at}": at for at in range(61)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))  # noqa: S106 - a word
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer.save(str(file.parent / "tokenizer.json"))
-    if template:
-        settings = {"chat_template": TEMPLATE, "bos_token": {"content": "w1"}}
-        (file.parent / "tokenizer_config.json").write_text(json.dumps(settings))
-    return file
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +28,8 @@ def decoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Return a server of two decoders and a model of another kind."""
     root = tmp_path_factory.mktemp("decoders")
     put_decoder(root, "llama")
-    put_decoder(root, "plain", template=False)
+    put_decoder(root, "plain", template="")
+    put_decoder(root, "tools", template=TOOLS)
     put(root, "product", product())
     with serving(root) as running:
         yield running
@@ -65,11 +46,6 @@ def plain() -> PlainDecoder:
     return PlainDecoder(MODEL)
 
 
-def words(tokens: list[int]) -> str:
-    """Return the text of tokens after others."""
-    return "".join(f" w{token}" for token in tokens)
-
-
 def metric(server: Server, name: str) -> float:
     lines = server.get("/metrics")[1].decode().splitlines()
     return float(next(line.split()[-1] for line in lines if line.startswith(f'{name}{{model="llama"}}')))
@@ -77,7 +53,7 @@ def metric(server: Server, name: str) -> float:
 
 def test_models_with_generation_are_listed(client: Any) -> None:
     """Only models with a table [generation] are models of this API."""
-    assert [model.id for model in client.models.list()] == ["llama", "plain"]
+    assert [model.id for model in client.models.list()] == ["llama", "plain", "tools"]
     assert client.models.retrieve("llama").id == "llama"
     with pytest.raises(openai.NotFoundError, match="unknown"):
         client.models.retrieve("unknown")
@@ -85,7 +61,7 @@ def test_models_with_generation_are_listed(client: Any) -> None:
 
 def test_completions(client: Any, plain: PlainDecoder) -> None:
     """Text and tokens are continued as plain onnxruntime does, and tokens are counted."""
-    expected = words(plain.generate([2, 3, 4], 12))
+    expected = words_of(plain.generate([2, 3, 4], 12))
     for prompt in ("w2 w3 w4", [2, 3, 4]):
         answer = client.completions.create(model="llama", prompt=prompt, max_tokens=12, temperature=0)
         assert answer.choices[0].text == expected
@@ -97,7 +73,7 @@ def test_streams(client: Any, plain: PlainDecoder) -> None:
     """The pieces of a stream are the text; the numbers of tokens come last if they are asked for."""
     given = {"model": "llama", "prompt": "w2 w3 w4", "max_tokens": 12, "temperature": 0}
     chunks = [*client.completions.create(**given, stream=True, stream_options={"include_usage": True})]
-    assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == words(plain.generate([2, 3, 4], 12))
+    assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == words_of(plain.generate([2, 3, 4], 12))
     assert chunks[-2].choices[0].finish_reason == "length"
     assert chunks[-1].choices == []
     assert chunks[-1].usage.completion_tokens == 12
@@ -123,7 +99,7 @@ def test_chats(client: Any, plain: PlainDecoder) -> None:
         {"role": "assistant", "content": "w10"},
         {"role": "user", "content": [{"type": "text", "text": "w11"}]},
     ]
-    expected = words(plain.generate([1, 5, 8, 9, 5, 10, 5, 11, 6], 9))
+    expected = words_of(plain.generate([1, 5, 8, 9, 5, 10, 5, 11, 6], 9))
     given = {"model": "llama", "messages": messages, "max_completion_tokens": 9, "temperature": 0}
     answer = client.chat.completions.create(**given)
     assert answer.choices[0].message.content == expected
@@ -131,6 +107,21 @@ def test_chats(client: Any, plain: PlainDecoder) -> None:
     chunks = [*client.chat.completions.create(**given, stream=True)]
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
+
+
+def test_chats_with_calls_of_tools(client: Any) -> None:
+    """A template gets the calls of an assistant's message without content, with their arguments as objects."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"city": "w8", "days": "w9"}'}}
+    messages = [
+        {"role": "user", "content": "w7"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "w11"}]},
+    ]
+    given = {"model": "tools", "max_tokens": 2, "temperature": 0}
+    usage = client.chat.completions.create(**given, messages=messages).usage
+    assert usage.prompt_tokens == 7  # w1 w7 w2 w8 w9 w3 w11
+    del messages[1]["content"]
+    assert client.chat.completions.create(**given, messages=messages).usage == usage
 
 
 def test_fields_that_change_nothing_are_accepted(client: Any) -> None:
@@ -144,7 +135,7 @@ def test_fields_that_change_nothing_are_accepted(client: Any) -> None:
 def test_stop_strings(client: Any, plain: PlainDecoder) -> None:
     """The text ends before the stop string."""
     tokens = plain.generate([2, 3, 4], 12)
-    text = words(tokens)
+    text = words_of(tokens)
     stop = f"w{tokens[3]}"
     answer = client.completions.create(model="llama", prompt="w2 w3 w4", max_tokens=12, temperature=0, stop=[stop])
     assert answer.choices[0].text == text[: text.find(stop)]
@@ -160,7 +151,7 @@ def test_clients_at_the_same_time(client: Any, plain: PlainDecoder) -> None:
 
     with ThreadPoolExecutor(12) as pool:
         found = list(pool.map(ask, range(12)))
-    assert found == [words(plain.generate([first, 2], 20)) for first in range(12)]
+    assert found == [words_of(plain.generate([first, 2], 20)) for first in range(12)]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -203,15 +194,11 @@ def test_metrics_have_the_times_of_tokens(decoders: Server, client: Any) -> None
         ({"model": "llama", "prompt": [99]}, 400, "tokens of 0 to 60, found 99"),
         ({"model": "llama", "prompt": "w1", "temperature": -1}, 400, "temperature: -1.0 is below 0"),
         ({"model": "llama", "prompt": "w1", "temperature": "hot"}, 400, "temperature: expected a number"),
-        ({"model": "llama", "prompt": "w1", "logprobs": 3}, 400, "logprobs: not supported"),
-        ({"model": "llama", "prompt": "w1", "logprobs": 0}, 400, "logprobs: not supported"),
-        ({"model": "llama", "prompt": "w1", "min_p": 0.1}, 400, "min_p: not supported"),
-        ({"model": "llama", "prompt": "w1", "ignore_eos": True}, 400, "ignore_eos: not supported"),
         ({"model": "llama", "prompt": "w1", "stream": "true"}, 400, "stream: expected true or false, found 'true'"),
         ({"model": "llama", "prompt": "w1", "temperature": 10**400}, 400, "temperature: the number is too large"),
         ({"model": "llama", "prompt": "w1", "n": 0}, 400, "n: expected 1 to 128"),
         ({"model": "llama", "prompt": "w1", "max_tokens": 0}, 400, "max_tokens: expected at least 1"),
-        ({"model": "llama", "prompt": "w1", "max_tokens": 30_000}, 400, "positions for 20000 tokens"),
+        ({"model": "llama", "prompt": "w1", "max_tokens": 30_000}, 400, "context length is 20000 tokens"),
         ({"model": "llama", "prompt": "w1", "stop": 5}, 400, "stop: expected a text"),
         ({"model": "llama", "prompt": "w1", "stop": ["w9"] * 17}, 400, "stop: expected at most 16 texts, found 17"),
         ({"model": "llama", "prompt": ["w1"] * 3, "n": 64}, 400, "expected at most 128 choices, found 192"),
@@ -243,12 +230,12 @@ def test_wrong_chats_are_refused(decoders: Server, model: str, messages: list[An
 
 
 def test_limits_of_requests_and_tokens(tmp_path: Path) -> None:
-    """More choices than may wait are refused at once; a chat has an equal share of the slots unless it says more."""
+    """More choices than may ever wait are refused; a chat has an equal share of the slots unless it says more."""
     put_decoder(tmp_path, "llama", '[generation]\nmax_batch = 4\nkv_memory = "100KB"\n')
     with serving(tmp_path, "--max-waiting", "3") as server:
-        status, document, headers = server.get("/v1/completions", {"model": "llama", "prompt": "w1", "n": 4})
-        assert (status, document["error"]["message"]) == (429, "too many requests wait")
-        assert headers["retry-after"] == "1"
+        status, document, _ = server.get("/v1/completions", {"model": "llama", "prompt": "w1", "n": 4})
+        assert (status, document["error"]["param"]) == (400, "n")  # it would never be served, so that none repeats it
+        assert "at most 3 choices (--max-waiting), found 4" in document["error"]["message"]
         assert server.get("/v1/completions", {"model": "llama", "prompt": "w1", "n": 3})[0] == 200
         share = metric(server, "chrion_kv_slots") // 4
         chat = {"model": "llama", "messages": [{"role": "user", "content": "w2"}]}
@@ -280,10 +267,26 @@ def test_the_memory_of_requests_is_limited(tmp_path: Path) -> None:
         request = urllib.request.Request(f"{server.url}/v1/completions", json.dumps(given).encode())  # noqa: S310 - http
         with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
             assert answer.readline().startswith(b"data: ")
-            assert server.metric("chrion_request_bytes") == 2 * size
+            assert server.metric("chrion_request_bytes") >= 2 * size
         wait_until(lambda: server.metric("chrion_request_bytes") == 0)
         assert server.get("/v1/completions", {"model": "llama", "prompt": 7})[0] == 400
         assert server.metric("chrion_request_bytes") == 0
+
+
+def test_bodies_are_as_large_as_the_option_allows(tmp_path: Path) -> None:
+    """A text with metadata of two megabytes is served, unless that exceeds --max-request or has too many values."""
+    put_decoder(tmp_path, "llama")
+    given = {"model": "llama", "prompt": "w1", "max_tokens": 2}
+    with serving(tmp_path, "--max-request", "10MB") as server:
+        for path, name in (("/v1/completions", "prompt"), ("/v2/models/llama/generate", "text_input")):
+            body = {name: "w1", "max_tokens": 2}
+            status, document, _ = server.get(path, json.dumps(given | body).encode() + b" " * 2_000_000)
+            assert status == (200 if name == "prompt" else 400), document
+            assert server.get(path, json.dumps(body).encode() + b" " * 10_000_000)[0] == 413
+        assert server.get("/v1/completions", {**given, "metadata": {"a": "b" * 2_000_000}})[0] == 200
+        status, document, _ = server.get("/v1/completions", {**given, "metadata": [[]] * 2_200_000})
+        assert (status, document["error"]["type"]) == (413, "invalid_request_error")
+        assert "values of JSON" in document["error"]["message"]
 
 
 def test_unauthorised_requests_have_errors_of_the_api(tmp_path: Path) -> None:
@@ -307,9 +310,27 @@ def test_requests_that_a_stop_interrupts_fail(tmp_path: Path) -> None:
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: server.get("/v1/completions", {**given, "max_tokens": 1})[0] == 503)
         whole, streamed = (future.result(30) for future in asked)
+    (draining,) = [event for event in server.events() if event["event"] == "draining"]
+    assert draining["pending"] == 2
     assert (whole[0], whole[1]["error"]["message"]) == (503, "the server ended the request")
     last = json.loads(streamed[1].decode().strip().rpartition("data: ")[2])
     assert last["error"]["message"] == "the server ended the request"
+
+
+def test_a_second_signal_ends_the_wait_for_requests(tmp_path: Path) -> None:
+    """As uvicorn does, the server gives up what is in flight; signals at the same time are one wish to stop."""
+    put_decoder(tmp_path, "llama")
+    given = {"model": "llama", "prompt": [1], "max_tokens": 19_000}
+    with serving(tmp_path, "--drain", "100s") as server, ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(server.get, "/v1/completions", given) for _ in range(2)]
+        wait_until(lambda: both_have_begun(server))
+        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGINT)
+        wait_until(lambda: server.get("/v1/completions", {**given, "max_tokens": 1})[0] == 503)
+        time.sleep(0.6)
+        assert server.metric("chrion_generation_requests") == 2
+        server.process.send_signal(signal.SIGINT)
+        assert [future.result(30)[0] for future in asked] == [503, 503]
 
 
 def both_have_begun(server: Server) -> bool:

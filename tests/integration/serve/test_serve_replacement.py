@@ -12,6 +12,7 @@ import pytest
 
 from chrion.manager import ModelManager
 from chrion.manager.records import HOST
+from chrion.server.grace import Grace
 from chrion.server.repository import scan
 from server_process import product, put, slow_model
 
@@ -41,7 +42,7 @@ def waiting_request(root: Path, then: Any) -> Any:
             await asyncio.sleep(0.1)
             slow.cancel()
             result = await asyncio.gather(waiting, return_exceptions=True)
-        await core.close(10.0)
+        await core.close(Grace(10.0))
         return result[0]
 
     return asyncio.run(run())

@@ -1,0 +1,126 @@
+"""Errors of the OpenAI API, as OpenAI's client raises them: types, codes, the field at fault, and familiar words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from served_decoders import put_decoder
+from server_process import Server, serving
+
+openai = pytest.importorskip("openai")
+
+#: The context length of the decoder, and the tokens that its chat template adds to a message.
+CONTEXT, ADDED = 20_000, 3
+
+
+@pytest.fixture(scope="module")
+def decoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Return a server of a decoder, and of one with few slots."""
+    root = tmp_path_factory.mktemp("errors")
+    put_decoder(root, "llama", '[generation]\nmax_batch = 1\nkv_memory = "64MB"\n')
+    put_decoder(root, "small", '[generation]\nkv_memory = "100KB"\n')
+    with serving(root) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(decoders: Server) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{decoders.url}/v1", api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+def refused(client: Any, **fields: Any) -> Any:
+    """Return the error of a request, by the fields of which it is a chat or a completion."""
+    api = client.chat.completions if "messages" in fields else client.completions
+    with pytest.raises(openai.BadRequestError) as found:
+        api.create(**{"model": "llama", **fields})
+    return found.value
+
+
+def chat(words: int) -> list[dict[str, str]]:
+    return [{"role": "user", "content": "w2 " * words}]
+
+
+def test_prompts_that_are_too_long(client: Any) -> None:
+    """Clients find the code and OpenAI's words, by which they shorten a conversation, and the number of tokens."""
+    known = f"maximum context length is {CONTEXT} tokens"
+    for fields, param, tokens in (
+        ({"prompt": [2] * (CONTEXT + 1)}, "prompt", CONTEXT + 1),
+        ({"prompt": "w2 " * (CONTEXT + 1), "stream": True}, "prompt", CONTEXT + 1),
+        ({"messages": chat(CONTEXT)}, "messages", CONTEXT + ADDED),
+        ({"messages": chat(CONTEXT), "stream": True}, "messages", CONTEXT + ADDED),
+    ):
+        error = refused(client, **fields)
+        assert (error.code, error.param, error.type) == ("context_length_exceeded", param, "invalid_request_error")
+        assert known in str(error)
+        assert f"your {param} resulted in {tokens} tokens" in str(error)
+
+
+def test_most_tokens_that_do_not_fit(client: Any) -> None:
+    """If the prompt by itself fits, the field at fault is the one with the most tokens."""
+    for field, fields in (
+        ("max_tokens", {"prompt": "w2"}),
+        ("max_tokens", {"messages": chat(1)}),
+        ("max_completion_tokens", {"messages": chat(1)}),
+    ):
+        error = refused(client, **fields, **{field: CONTEXT + 1})
+        assert (error.code, error.param) == ("context_length_exceeded", field)
+        assert f"This model's maximum context length is {CONTEXT} tokens. However, you requested" in str(error)
+
+
+def test_prompts_that_are_longer_than_the_memory(client: Any) -> None:
+    """The slots for keys and values limit a request as the context length does."""
+    error = refused(client, model="small", prompt=[2] * 2000)
+    assert (error.code, error.param) == ("context_length_exceeded", "prompt")
+
+
+def test_texts_that_cannot_fit_are_not_tokenised(client: Any) -> None:
+    """A text with more characters than the most tokens may have is refused, since its tokens would take memory."""
+    for fields, param in (({"prompt": " " * 300_000}, "prompt"), ({"messages": chat(100_000)}, "messages")):
+        error = refused(client, **fields)
+        assert (error.code, error.param) == ("context_length_exceeded", param)
+        assert f"maximum context length is {CONTEXT} tokens. However, the prompt has" in str(error)
+
+
+def test_models_that_do_not_exist(client: Any) -> None:
+    """The code is that of the API."""
+    for ask in (
+        lambda: client.completions.create(model="none", prompt="w1"),
+        lambda: client.chat.completions.create(model="none", messages=chat(1)),
+        lambda: client.models.retrieve("none"),
+    ):
+        with pytest.raises(openai.NotFoundError) as found:
+            ask()
+        assert (found.value.code, found.value.param) == ("model_not_found", "model")
+        assert found.value.type == "invalid_request_error"
+
+
+def test_tokens_of_clients(tmp_path: Path) -> None:
+    """A wrong key raises the client's error for it."""
+    put_decoder(tmp_path / "models", "llama")
+    (tmp_path / "token").write_text("secret\n")
+    with serving(tmp_path / "models", "--token-file", str(tmp_path / "token")) as server:
+        for key, right in (("secret", True), ("other", False)):
+            with openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as client:
+                if right:
+                    assert client.models.list().data[0].id == "llama"
+                    continue
+                with pytest.raises(openai.AuthenticationError, match="a valid bearer token is required") as found:
+                    client.models.list()
+                assert (found.value.code, found.value.type) == ("invalid_api_key", "invalid_request_error")
+
+
+def test_errors_of_a_stream_that_has_begun(tmp_path: Path) -> None:
+    """A text that does not begin in time is an error that the client raises while it reads."""
+    put_decoder(tmp_path, "late", 'timeout = "1s"\n[generation]\nmax_batch = 1\nkv_memory = "64MB"\n')
+    with serving(tmp_path) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as own:
+        given = {"model": "late", "stream": True}
+        with own.completions.create(prompt=[1], max_tokens=19_000, **given) as busy:
+            next(iter(busy))
+            with pytest.raises(openai.APIError, match="did not begin within its timeout") as found:
+                list(own.chat.completions.create(messages=chat(1), **given))
+    assert found.value.type == "server_error"

@@ -1,0 +1,115 @@
+"""Requests of the OpenAI API that wait, and how requests end, by the client of OpenAI and by the metrics."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from decoder_support import PlainDecoder
+from served_decoders import MODEL, put_decoder, words_of
+from server_process import Server, serving, wait_until
+
+openai = pytest.importorskip("openai")
+
+CHAT = {"model": "llama", "messages": [{"role": "user", "content": "w2"}], "temperature": 0, "max_tokens": 4}
+
+
+@pytest.fixture(scope="module")
+def decoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Return a server that generates one text at a time, behind which one other may wait."""
+    root = tmp_path_factory.mktemp("queue")
+    put_decoder(root, "llama", '[generation]\nmax_batch = 1\nkv_memory = "64MB"\n')
+    end = PlainDecoder(MODEL).generate([2, 3, 4], 3)[2]
+    put_decoder(root, "ending", '[generation]\nkv_memory = "1MB"\n', config={"eos_token_id": end})
+    with serving(root, "--max-waiting", "1") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(decoders: Server) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{decoders.url}/v1", api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+@contextlib.contextmanager
+def busy(client: Any) -> Iterator[None]:
+    """Keep the decoder busy with a text of 19 000 tokens, until its client leaves."""
+    with client.completions.create(model="llama", prompt=[1], max_tokens=19_000, stream=True) as stream:
+        next(iter(stream))
+        yield
+
+
+def waiting(server: Server) -> bool:
+    return server.metric("chrion_generation_requests", model="llama") == 2
+
+
+def reasons(server: Server, model: str) -> dict[str, float]:
+    """Return how many requests of a model have ended by their reasons."""
+    name = "chrion_generation_finish_reasons_total"
+    return {
+        reason: server.metric(name, model=model, reason=reason) for reason in ("length", "stop", "cancelled", "error")
+    }
+
+
+def test_more_requests_than_may_wait_are_refused(decoders: Server, client: Any) -> None:
+    """OpenAI's client raises its error for too many requests, and is told when to try again."""
+    with ThreadPoolExecutor(1) as pool:
+        with busy(client):
+            second = pool.submit(client.chat.completions.create, **CHAT)
+            wait_until(lambda: waiting(decoders))
+            with pytest.raises(openai.RateLimitError, match="too many requests wait") as refused:
+                client.chat.completions.create(**CHAT)
+        assert (refused.value.type, refused.value.code) == ("rate_limit_error", "rate_limit_exceeded")
+        assert refused.value.response.headers["retry-after"] == "1"
+        assert second.result(60).usage.completion_tokens == 4
+
+
+def test_a_stream_begins_with_its_first_token(decoders: Server, client: Any) -> None:
+    """While a chat waits, its stream is open and empty, so that clients measure the time to the first token."""
+    body = json.dumps({**CHAT, "stream": True}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", decoders.http), 30) as connection, connection.makefile("rb") as lines:
+        with busy(client):
+            connection.sendall(head % len(body) + body)
+            wait_until(lambda: waiting(decoders))
+            assert lines.readline().startswith(b"HTTP/1.1 200")
+            while lines.readline() != b"\r\n":
+                pass
+            connection.settimeout(0.5)
+            with pytest.raises(TimeoutError):
+                connection.recv(1)
+            connection.settimeout(30)
+        received = b"".join(iter(lambda: connection.recv(1 << 16), b"")).decode()
+    events = [json.loads(line[6:]) for line in received.splitlines() if line.startswith('data: {"')]
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert "".join(delta.get("content", "") for delta in deltas) == words_of(
+        PlainDecoder(MODEL).generate([1, 5, 2, 6], 4)
+    )
+
+
+def test_requests_are_counted_by_how_they_end(decoders: Server, client: Any) -> None:
+    """A text that ends by itself, one that has its most tokens, and one whose client leaves are distinguished."""
+    before = reasons(decoders, "ending")
+    client.completions.create(model="ending", prompt=[2, 3, 4], temperature=0)
+    for _ in range(2):
+        client.completions.create(model="ending", prompt=[2, 3, 4], temperature=0, max_tokens=2)
+    with client.completions.create(
+        model="ending", prompt=[2], max_tokens=3000, stream=True, extra_body={"ignore_eos": True}
+    ) as stream:
+        next(iter(stream))
+    wait_until(lambda: not decoders.metric("chrion_generation_requests", model="ending"))
+    after = reasons(decoders, "ending")
+    assert {reason: after[reason] - before[reason] for reason in after} == {
+        "length": 2,
+        "stop": 1,
+        "cancelled": 1,
+        "error": 0,
+    }
+    assert decoders.metric("chrion_generation_finished_requests_total", model="ending") == sum(after.values())
