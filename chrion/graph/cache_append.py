@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import onnx
 from onnx import helper
 
-from chrion.graph.decoder import DecoderSignature, Observation, Size
+from chrion.graph.decoder import DecoderSignature
+from chrion.graph.observation import Observation, Size
 from chrion.graph.rewrite import STANDARD, int_attribute, ints_attribute, replace_nodes
 
 _SWAP = (0, 2, 1, 3)

@@ -4,7 +4,7 @@ Yu et al., *Orca: a distributed serving system for transformer-based generative 
 token-wise parts run once on the concatenated tokens of all requests of a batch, [1, sum of L, hidden]. The attention
 parts run once for each request on its own keys and values. The stages, in the order of :func:`split_decoder`:
 
-1. Observe the sizes of all values (:mod:`chrion.graph.decoder`), replace those that depend on sizes only, and let
+1. Observe the sizes of all values (:mod:`chrion.graph.observation`), replace those that depend on sizes only, and let
    caches grow in place where they are plain concatenations (:mod:`chrion.graph.cache_append`).
 2. Find each layer's attention output: the earliest value with one row per token that every path from the layer's past
    keys and values to the logits passes.
@@ -28,8 +28,9 @@ import onnx
 from chrion.errors import ModelError
 from chrion.graph.assemble import node_reads
 from chrion.graph.cache_append import AppendedDecoder, append_caches
-from chrion.graph.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature, Observation, Size, observe
+from chrion.graph.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature
 from chrion.graph.model import Graph
+from chrion.graph.observation import Observation, Size, observe
 from chrion.graph.ort_sessions import weights_folder_option
 from chrion.graph.rewrite import has_bodies, standard_opset
 from chrion.graph.selective_parts import Part, PartBuilder

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import onnx
 
-from chrion.graph.decoder import Observation, Size
+from chrion.graph.observation import Observation, Size
 from chrion.graph.rewrite import STANDARD, int_attribute, ints_attribute
 
 _ELEMENTWISE = frozenset(

@@ -17,7 +17,8 @@ from chrion.generation.engine import _FEWEST_BESIDE_OTHERS, SelectiveEngine
 from chrion.generation.generator import open_engine
 from chrion.generation.iteration import Work
 from chrion.graph.cache_append import append_caches
-from chrion.graph.decoder import decoder_signature, observe
+from chrion.graph.decoder import decoder_signature
+from chrion.graph.observation import observe
 from chrion.graph.pooled_cache import pool_caches
 from decoder_support import PlainDecoder, small_decoder
 
