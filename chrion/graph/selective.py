@@ -35,6 +35,7 @@ from chrion.graph.ort_sessions import weights_folder_option
 from chrion.graph.rewrite import has_bodies, standard_opset
 from chrion.graph.selective_parts import Part, PartBuilder
 from chrion.graph.token_axis import leading, token_axes, tokens_axis
+from chrion.graph.trimmed_caches import find_trimmed_caches
 
 #: Operators that may compute a value from sizes alone.
 _SIZE_OPERATORS = frozenset(
@@ -82,7 +83,12 @@ def split_decoder(graph: Graph, signature: DecoderSignature) -> SplitDecoder:
         raise ModelError(f"{where}: expected opset {_MIN_OPSET} or later, found {standard_opset(graph.model)}")
     if has_bodies(graph.model.graph.node):
         raise ModelError(f"{where}: the model has control flow")
+    for name, place in find_trimmed_caches(graph, signature).items():
+        raise ModelError(f"{where}: {place} may drop rows of {name!r}")
     seen = observe(graph, signature)
+    for name in signature.present:
+        if seen.shapes[name][2:3] != (Size(1, 1, 0),):
+            raise ModelError(f"{where}: {name!r} has other rows than one for each past and new token")
     appended = append_caches(graph.model, signature, seen)
     if appended is not None:
         caches = dict(appended.sources)

@@ -15,7 +15,8 @@ import onnx
 from chrion.graph.observation import Observation, Size
 from chrion.graph.rewrite import STANDARD, int_attribute, ints_attribute
 
-_ELEMENTWISE = frozenset(
+#: Operators that compute each element from the elements at the same place.
+ELEMENTWISE = frozenset(
     """
     Abs Acos Add And Asin Atan BiasGelu Cast CastLike Ceil Celu Clip Cos Div Elu Equal Erf Exp FastGelu Floor  Gelu
     Greater GreaterOrEqual HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Less LessOrEqual Log Max  Mean Min
@@ -65,7 +66,7 @@ def _fits(shape: Sequence[Size | None], axis: int) -> bool:
 
 def _axis(node: onnx.NodeProto, axes: Mapping[str, int], seen: Observation) -> int | None:
     kind, standard = node.op_type, node.domain in STANDARD
-    if kind in _ELEMENTWISE:
+    if kind in ELEMENTWISE:
         return _elementwise(node, axes, seen)
     if kind in _NORMALISATIONS | _SKIPPED:
         axis = axes.get(node.input[0], -1)
