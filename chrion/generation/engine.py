@@ -27,6 +27,7 @@ from chrion.generation.query_blocks import BLOCK, PASS, split_passes, split_quer
 from chrion.graph.decoder import LOGITS, DecoderSignature
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line, weights_folder_option
+from chrion.graph.rewrite import has_bodies
 from chrion.graph.selective import SplitDecoder
 from chrion.graph.selective_parts import Part
 from chrion.graph.trimmed_caches import find_trimmed_caches
@@ -131,7 +132,10 @@ class SelectiveEngine:
             folder = weights_folder_option(split.graph.weights_folder)
             options = _options({**folder, **SPINNING_BETWEEN_CALLS}, threads)
             self._increments = open_increments(split.whole, split.signature, options, self._run_blocks)
-        blocks = supports_query_blocks(split.signature, self._run_blocks, by_token=self.by_token)
+        #: Whether prompts in blocks have the same results; None if that has not been tried.
+        self._divisible: bool | None = None
+        # Without positions for more than a block, there are no prompts of several ones.
+        blocks = not 0 < split.signature.context <= BLOCK and self.supports_chunks()
         #: The most tokens of a block of a prompt, and of a pass.
         self._block, self._pass = (BLOCK, PASS) if blocks else (sys.maxsize, sys.maxsize)
 
@@ -147,6 +151,12 @@ class SelectiveEngine:
             if len(batch) == 1:
                 return [GenerationError(f"the iteration failed: {first_line(error)}")]
             return [outcome for work in batch for outcome in self.run([work])]
+
+    def supports_chunks(self) -> bool:
+        """Return whether a prompt in several iterations has the results of a whole one."""
+        if self._divisible is None:
+            self._divisible = supports_query_blocks(self.signature, self._run_blocks, by_token=self.by_token)
+        return self._divisible
 
     def _run(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run requests of one token in one call, unless there are few of them beside others, which run by parts."""
@@ -238,7 +248,10 @@ class PlainEngine:
         self.signature, self.refused = signature, refused
         source = graph.source if isinstance(graph.source, bytes) else str(graph.source)
         self._session = _open(source, {}, threads, list(providers))
-        trimmed = find_trimmed_caches(analysed or graph, signature)
+        analysed = analysed or graph
+        #: Branches may depend on the number of tokens beyond what a trial has.
+        self._branches = has_bodies(analysed.model.graph.node)
+        trimmed = find_trimmed_caches(analysed, signature)
         #: The numbers of the caches that may have fewer rows than there are tokens.
         self._trimmed = {at for at, name in enumerate(signature.present) if name in trimmed}
         self._try(graph.name)
@@ -246,6 +259,15 @@ class PlainEngine:
     def run(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run one iteration of each request."""
         return [self._run(work) for work in batch]
+
+    def supports_chunks(self) -> bool:
+        """Return whether a prompt in several iterations has the results of a whole one.
+
+        A model with branches or with a sliding window may differ beyond the tokens of a trial: its prompts stay whole.
+        """
+        if self._branches or self._trimmed:
+            return False
+        return supports_query_blocks(self.signature, self.run, by_token=False)
 
     def _run(self, work: Work) -> Outcome:
         try:
@@ -264,7 +286,7 @@ class PlainEngine:
         return np.asarray(logits[0, -1], np.float32) if work.wanted else None
 
     def _keep(self, cache: RequestCache, at: int, present: Array, before: int, total: int) -> None:
-        """Keep the rows of a present output, of [heads, rows, width]; a layer with a sliding window may have trimmed them.
+        """Keep a present output, of [heads, rows, width]; a layer with a sliding window may have trimmed it.
 
         Args:
             cache: The cache of the request.

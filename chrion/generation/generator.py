@@ -21,17 +21,15 @@ from chrion.cores import physical_cores
 from chrion.devices.providers import CPU_PROVIDER, provider_name, require_working
 from chrion.errors import ChrionError, GenerationError, ModelError, OptionError
 from chrion.generation.cache import CacheManager, RequestCache, slots_of_bytes
-from chrion.generation.engine import PlainEngine, SelectiveEngine
-from chrion.generation.iteration import Engine, Outcome, Work
-from chrion.generation.merged import open_merged
+from chrion.generation.iteration import Outcome, Work
+from chrion.generation.open_engine import open_engine
 from chrion.generation.sampling import Sampler, Sampling
 from chrion.generation.scheduling import Batch, IterationScheduler, Share, whole_number
 from chrion.generation.streams import Stream, Token
 from chrion.generation.text import TextBuilder, find_stop_tokens, find_tokenizer, load_tokenizer, special_tokens
 from chrion.graph import Graph, load
 from chrion.graph.context_length import find_context
-from chrion.graph.decoder import BRANCH, decoder_signature
-from chrion.graph.selective import split_decoder
+from chrion.graph.decoder import decoder_signature
 from chrion.runtime import process_hooks
 
 log = logging.getLogger(__name__)
@@ -94,7 +92,8 @@ class Generator:
             attention of the other one runs on the CPU.
         policy: ``iteration``, or ``request`` for fixed batches as those of FasterTransformer, the baseline of Orca
             (:mod:`chrion.generation.scheduling`).
-        chunk: The most tokens of a prompt that one iteration processes; 0 for all.
+        chunk: The most tokens of a prompt that one iteration processes; 0 for all. Prompts of models whose results that
+            would change run as a whole.
         threads: The threads of the token-wise parts and of the attention of prompts; by default as many as physical
             cores may be busy at the same time, within the affinity and the quotas of the process.
         providers: The execution providers of the token-wise parts. Attention runs on the CPU.
@@ -132,6 +131,9 @@ class Generator:
         slots = slots_of_bytes(decoder_signature(graph), kv_bytes) if kv_slots is None else kv_slots
         self._scheduler = IterationScheduler(max_batch, slots, n_workers=n_workers, policy=policy, chunk=chunk)
         self._engine = open_engine(graph, threads or len(physical_cores()), providers)
+        if chunk and not self._engine.supports_chunks():
+            log.info("%s: prompts run as a whole: chunks would change their results", graph.name)
+            self._scheduler.chunk = 0
         self.signature = self._engine.signature
         self._caches = CacheManager(self.signature, slots, by_token=self._engine.by_token)
         path = graph.source if isinstance(graph.source, Path) else None
@@ -453,19 +455,3 @@ def _of_unknown_context(error: Exception, request: _Request) -> Exception:
         f"{message}, after {request.past} tokens",
         hint="the model does not state its context length; config.json beside it may, as max_position_embeddings",
     )
-
-
-def open_engine(graph: Graph, threads: int, providers: Sequence[str] = ("CPUExecutionProvider",)) -> Engine:
-    """Return the selective engine of a decoder, or the plain engine if the decoder cannot be split.
-
-    Raises:
-        ModelError: The model is not a decoder with a cache.
-    """
-    signature = decoder_signature(graph)
-    if BRANCH in signature.inputs:
-        return open_merged(graph, signature, threads, providers)
-    try:
-        split = split_decoder(graph, signature)
-    except ModelError as error:
-        return PlainEngine(graph, signature, threads, providers, error.message)
-    return SelectiveEngine(split, threads, providers)

@@ -44,3 +44,6 @@ class Engine(Protocol):
 
     def run(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run one iteration; the outcome of a request does not depend on the others, except for rounding."""
+
+    def supports_chunks(self) -> bool:
+        """Return whether a prompt in several iterations has the results of a whole one; that may have to be tried."""

@@ -14,8 +14,8 @@ import chrion
 from chrion.errors import GenerationError
 from chrion.generation.cache import CacheManager
 from chrion.generation.engine import _FEWEST_BESIDE_OTHERS, SelectiveEngine
-from chrion.generation.generator import open_engine
 from chrion.generation.iteration import Work
+from chrion.generation.open_engine import open_engine
 from chrion.graph.cache_append import append_caches
 from chrion.graph.decoder import decoder_signature
 from chrion.graph.observation import observe

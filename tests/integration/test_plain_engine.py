@@ -14,8 +14,8 @@ import chrion
 from chrion.errors import GenerationError, ModelError
 from chrion.generation.cache import RequestCache
 from chrion.generation.engine import PlainEngine
-from chrion.generation.generator import open_engine
 from chrion.generation.iteration import Work
+from chrion.generation.open_engine import open_engine
 from decoder_support import PlainDecoder, small_decoder
 from sliding_window import trim_caches
 

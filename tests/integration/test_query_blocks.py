@@ -16,8 +16,8 @@ import chrion
 from chrion.errors import GenerationError
 from chrion.generation.cache import CachePool, RequestCache
 from chrion.generation.engine import SelectiveEngine
-from chrion.generation.generator import open_engine
 from chrion.generation.iteration import Work
+from chrion.generation.open_engine import open_engine
 from chrion.generation.query_blocks import BLOCK, PASS, split_queries, supports_query_blocks
 from decoder_support import FORMS, PlainDecoder, small_decoder
 

@@ -16,8 +16,8 @@ import chrion
 from chrion.errors import GenerationError, ModelError
 from chrion.generation.cache import CachePool, RequestCache
 from chrion.generation.engine import PlainEngine, SelectiveEngine
-from chrion.generation.generator import open_engine
 from chrion.generation.iteration import Engine, Work
+from chrion.generation.open_engine import open_engine
 from chrion.graph.decoder import decoder_signature
 from chrion.graph.selective import split_decoder
 from decoder_support import FORMS, PlainDecoder, small_decoder
