@@ -36,7 +36,7 @@ class PlainDecoder:
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
         self._session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-        self._inputs = {i.name for i in self._session.get_inputs()}
+        self._inputs = {i.name: i for i in self._session.get_inputs()}
         self._outputs = [output.name for output in self._session.get_outputs()]
         caches = [i for i in self._session.get_inputs() if i.name.startswith("past_key_values")]
         self._empty = {
@@ -59,7 +59,13 @@ class PlainDecoder:
             "attention_mask": np.ones((1, total), np.int64),
             "position_ids": np.arange(past, total)[None],
         }
-        known = {name: value for name, value in feed.items() if name in self._inputs}
+        if (kept := self._inputs.get("num_logits_to_keep")) is not None:
+            feed[kept.name] = np.zeros([1] * len(kept.shape))  # all of them
+        known = {
+            name: value.astype(np.int32 if "int32" in self._inputs[name].type else np.int64)
+            for name, value in feed.items()
+            if name in self._inputs
+        }
         return dict(zip(self._outputs, self._session.run(self._outputs, {**known, **caches}), strict=True))
 
     def generate(self, prompt: Iterable[int], count: int) -> list[int]:

@@ -29,6 +29,7 @@ from chrion.errors import ModelError
 from chrion.graph.assemble import node_reads
 from chrion.graph.cache_append import AppendedDecoder, append_caches
 from chrion.graph.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature
+from chrion.graph.last_logits import keep_all_logits, select_no_token
 from chrion.graph.model import Graph
 from chrion.graph.observation import Observation, Size, observe
 from chrion.graph.ort_sessions import weights_folder_option
@@ -85,17 +86,22 @@ def split_decoder(graph: Graph, signature: DecoderSignature) -> SplitDecoder:
         raise ModelError(f"{where}: the model has control flow")
     for name, place in find_trimmed_caches(graph, signature).items():
         raise ModelError(f"{where}: {place} may drop rows of {name!r}")
+    graph, signature = keep_all_logits(graph, signature)
     seen = observe(graph, signature)
+    if (unselected := select_no_token(graph, seen)) is not None:
+        graph, seen = unselected, observe(unselected, signature)
     for name in signature.present:
         if seen.shapes[name][2:3] != (Size(1, 1, 0),):
             raise ModelError(f"{where}: {name!r} has other rows than one for each past and new token")
     appended = append_caches(graph.model, signature, seen)
     if appended is not None:
         caches = dict(appended.sources)
-        kinds = _classified(_Flow(graph.name, appended.model, [*caches], [LOGITS, *caches.values()], appended.seen))
+        layers = dict(zip(caches, signature.past, strict=True))
+        kinds = _classified(_Flow(graph.name, appended.model, layers, [LOGITS, *caches.values()], appended.seen))
         if all(name in kinds.axes for name in caches.values()):
             return replace(_parts(graph, signature, kinds, caches), whole=appended)
-    model_flow = _Flow(graph.name, graph.model, signature.past, [LOGITS, *signature.present], seen)
+    layers = {name: name for name in signature.past}
+    model_flow = _Flow(graph.name, graph.model, layers, [LOGITS, *signature.present], seen)
     return _parts(graph, signature, _classified(model_flow), {})
 
 
@@ -120,12 +126,21 @@ def _parts(graph: Graph, signature: DecoderSignature, kinds: _Kinds, appended: M
 
 
 class _Flow:
-    """The nodes that compute the logits and the cache, without those whose results depend on sizes only."""
+    """The nodes that compute the logits and the cache, without those whose results depend on sizes only.
+
+    Args:
+        name: The name of the model.
+        model: The model.
+        caches: The inputs with keys and values, and the names that they have in messages.
+        results: The values that are wanted.
+        seen: The sizes of all values.
+    """
 
     def __init__(
-        self, name: str, model: onnx.ModelProto, caches: Sequence[str], results: Sequence[str], seen: Observation
+        self, name: str, model: onnx.ModelProto, caches: Mapping[str, str], results: Sequence[str], seen: Observation
     ) -> None:
-        self.name, self.model, self.caches, self.results, self.seen = name, model, caches, results, seen
+        self.name, self.model, self.results, self.seen = name, model, results, seen
+        self.caches, self._labels = [*caches], [*caches.values()]
         self.nodes = list(model.graph.node)
         self.weights = {t.name for t in model.graph.initializer}
         self.folded = self._fold()
@@ -173,6 +188,8 @@ class _Flow:
         missing = {
             name: count for name in names if (count := sum(r in self.for_logits for r in self.readers.get(name, ())))
         }
+        if not missing:
+            raise ModelError(f"{self.name}: no selective batching: the logits do not depend on {self._labels[at]!r}")
         reached = set(missing)
         for index in sorted(self.for_logits):
             read = [name for name in self.reads[index] if name in reached]
@@ -189,8 +206,8 @@ class _Flow:
             if len(missing) == 1 and self._mergeable(found := next(iter(missing))):
                 return self._arranged(found)
         raise ModelError(
-            f"{self.name}: no selective batching: found no attention output of {names[0]!r}, a value with one row "
-            "per token that all paths to the logits pass"
+            f"{self.name}: no selective batching: found no attention output of {self._labels[at]!r}, a value with one "
+            "row per token that all paths to the logits pass"
         )
 
     def _mergeable(self, name: str) -> bool:
@@ -249,10 +266,11 @@ class _Kinds:
         axes = None
         # A shape may have the number of tokens; any other use of it gives each request something else.
         sizes = self._sizes(node)
-        alike = not sizes or (node.op_type in {"Expand", "Reshape"} and not any(size.past for size in sizes))
+        shaping = node.op_type in {"ConstantOfShape", "Expand", "Reshape"}
+        alike = not sizes or (shaping and not any(size.past for size in sizes))
         if alike and not any(self.request.get(name, False) for name in reads):
             tokens = {name: self.axes[name] for name in reads if name in self.axes}
-            axes = token_axes(node, tokens, flow.seen) if tokens else None
+            axes = token_axes(node, tokens, flow.seen)
             if axes is None:
                 self.mixing[at] = f"{node.op_type} {node.name!r} may mix tokens"
         elif any(name in self.axes for name in reads):
@@ -274,22 +292,19 @@ class _Kinds:
         return [size for name in read for size in self.flow.seen.sizes[name] if not size.constant]
 
     def place(self) -> str:
-        """Return where tokens are mixed outside the attention of a layer."""
-        last: dict[int, set[int]] = {}
-        for at in self.order:  # the mixing nodes that a value of a request stems from
-            origins = {at} if at in self.mixing else set()
-            for name in self.flow.reads[at]:
-                if self.request.get(name, False) and name in self.flow.producer:
-                    origins |= last.get(self.flow.producer[name], set())
-            last[at] = origins if self.by_request.get(at) else set()
-        found = last.get(self.flow.producer.get(LOGITS, -1), set())
-        if not found:
+        """Return where tokens are mixed outside the attention of a layer: the first place on the ways to the logits."""
+        first: dict[int, int] = {}  # the first mixing node that a value of a request stems from, by its producer
+        for at in self.order:
+            if not self.by_request.get(at):
+                continue
+            sources = [self.flow.producer.get(n, -1) for n in self.flow.reads[at] if self.request.get(n, False)]
+            origins = {first[source] for source in sources if source in first} | ({at} & self.mixing.keys())
+            if origins:
+                first[at] = min(origins)
+        found = first.get(self.flow.producer.get(LOGITS, -1))
+        if found is None:
             return "the logits depend on the cache or the mask outside the attention of a layer"
-        deepest = max(self._depth(at) for at in found)
-        return f"{self.mixing[min(at for at in found if self._depth(at) == deepest)]} outside the attention of a layer"
-
-    def _depth(self, at: int) -> int:
-        return max(self.stage[name] for name in self.flow.nodes[at].output if name)
+        return f"{self.mixing[found]} outside the attention of a layer"
 
     def move_arrangements(self) -> None:
         """Move operators that only arrange tokens for attention into the attention, where slices are contiguous."""
