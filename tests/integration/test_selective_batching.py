@@ -156,7 +156,7 @@ def test_a_value_that_depends_on_the_number_of_tokens_is_refused() -> None:
 def test_other_models_are_no_decoders() -> None:
     """A model without a cache is refused with what was expected."""
     graph = chrion.load(chrion.zoo.build("lstm", {"layers": 1, "seq": 2}))
-    with pytest.raises(ModelError, match=r"cache: found no input 'input_ids', but 'x' \(expected input_ids"):
+    with pytest.raises(ModelError, match=r"cache: found no input 'input_ids', but 'X' \(expected input_ids"):
         decoder_signature(graph)
 
 
