@@ -41,7 +41,8 @@ class PlainDecoder:
         caches = [i for i in self._session.get_inputs() if i.name.startswith("past_key_values")]
         self._empty = {
             i.name: np.zeros(
-                (1, i.shape[1], 0, i.shape[3]) if heads is None else (1, heads[0], 0, heads[1]), np.float32
+                (1, i.shape[1], 0, i.shape[3]) if heads is None else (1, heads[0], 0, heads[1]),
+                np.float16 if "float16" in i.type else np.float32,
             )
             for i in caches
         }

@@ -28,7 +28,9 @@ import onnx
 from chrion.errors import ModelError
 from chrion.graph.assemble import node_reads
 from chrion.graph.cache_append import AppendedDecoder, append_caches
+from chrion.graph.computed_positions import read_positions
 from chrion.graph.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature
+from chrion.graph.folding import fold_sizes
 from chrion.graph.last_logits import keep_all_logits, select_no_token
 from chrion.graph.model import Graph
 from chrion.graph.observation import Observation, Size, observe
@@ -38,13 +40,6 @@ from chrion.graph.selective_parts import Part, PartBuilder
 from chrion.graph.token_axis import leading, token_axes, tokens_axis
 from chrion.graph.trimmed_caches import find_trimmed_caches
 
-#: Operators that may compute a value from sizes alone.
-_SIZE_OPERATORS = frozenset(
-    """
-    Add Cast Concat ConstantOfShape Constant Div Equal Expand Gather Identity Mul Neg Pow Reshape Shape Size  Slice
-    Sqrt Squeeze Sub Transpose Unsqueeze Where
-    """.split()  # noqa: SIM905 - a line for each otherwise
-)
 #: Operators that only arrange elements; the cut is made where the tokens are contiguous.
 _ARRANGING = frozenset({"Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 _MIN_OPSET = 13  # before, Softmax and others work on flattened axes
@@ -93,7 +88,8 @@ def split_decoder(graph: Graph, signature: DecoderSignature) -> SplitDecoder:
     for name in signature.present:
         if seen.shapes[name][2:3] != (Size(1, 1, 0),):
             raise ModelError(f"{where}: {name!r} has other rows than one for each past and new token")
-    appended = append_caches(graph.model, signature, seen)
+    model, signature, seen = read_positions(graph.model, signature, seen)
+    appended = append_caches(model, signature, seen)
     if appended is not None:
         caches = dict(appended.sources)
         layers = dict(zip(caches, signature.past, strict=True))
@@ -101,7 +97,7 @@ def split_decoder(graph: Graph, signature: DecoderSignature) -> SplitDecoder:
         if all(name in kinds.axes for name in caches.values()):
             return replace(_parts(graph, signature, kinds, caches), whole=appended)
     layers = {name: name for name in signature.past}
-    model_flow = _Flow(graph.name, graph.model, layers, [LOGITS, *signature.present], seen)
+    model_flow = _Flow(graph.name, model, layers, [LOGITS, *signature.present], seen)
     return _parts(graph, signature, _classified(model_flow), {})
 
 
@@ -143,7 +139,7 @@ class _Flow:
         self.caches, self._labels = [*caches], [*caches.values()]
         self.nodes = list(model.graph.node)
         self.weights = {t.name for t in model.graph.initializer}
-        self.folded = self._fold()
+        self.folded = fold_sizes(model, seen)
         self.producer = {name: at for at, node in enumerate(self.nodes) for name in node.output if name}
         self.reads = [
             [name for name in names if name not in self.weights and name not in self.folded]
@@ -155,17 +151,6 @@ class _Flow:
         for at in sorted(self.needed):
             for read in self.reads[at]:
                 self.readers.setdefault(read, []).append(at)
-
-    def _fold(self) -> frozenset[str]:
-        """Return the values that depend on sizes only and are known for all sizes."""
-        folded: set[str] = set()
-        shaped = {*self.weights}
-        for node in self.nodes:
-            sized = node.op_type in {"Shape", "Size"} or all(name in shaped for name in node.input if name)
-            if node.op_type in _SIZE_OPERATORS and sized:
-                shaped.update(node.output)
-                folded.update(n for n in node.output if n in self.seen.constants or n in self.seen.sizes)
-        return frozenset(folded)
 
     def _before(self, names: Iterable[str]) -> set[int]:
         """Return the nodes that compute some values, and all before them."""
