@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
+from onnx import helper
 
 from chrion.errors import ModelError
+from chrion.graph.assemble import node_reads
 from chrion.graph.decoder import DecoderSignature, random_cache
-from chrion.graph.model import Graph
+from chrion.graph.model import ELEMENT_BYTES, Graph, TensorInfo, element_code
 from chrion.graph.ort_sessions import analysis_options, first_line, open_session, weights_folder_option
 
 Array = np.ndarray[Any, Any]
@@ -58,13 +60,17 @@ class Observation:
 def observe(graph: Graph, signature: DecoderSignature) -> Observation:
     """Run a decoder with several numbers of new and past tokens, and look at all of its values.
 
+    Of large values that follow from weights only, such as dequantised ones, the inferred shapes count: as outputs they
+    would all be in memory at the same time.
+
     Raises:
         ModelError: onnxruntime refuses the model or one of the runs.
     """
     model = onnx.ModelProto()
     model.CopyFrom(graph.model)
     del model.graph.output[:]
-    names = [name for node in model.graph.node for name in node.output if name]
+    inferred = _large_constants(graph)
+    names = [name for node in model.graph.node for name in node.output if name and name not in inferred]
     for name in names:
         model.graph.output.add().name = name
     options = analysis_options(ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
@@ -73,7 +79,7 @@ def observe(graph: Graph, signature: DecoderSignature) -> Observation:
     session = open_session(model, options, graph.name)
     shapes: dict[str, list[tuple[int, ...]]] = {}
     values: dict[str, list[Array]] = {}
-    types: dict[str, np.dtype[Any]] = {}
+    types = {info.name: helper.tensor_dtype_to_np_dtype(element_code(info.type)) for info in inferred.values()}
     for new, past in _PROBES:
         feed = signature.feed([0] * new, past) | random_cache(signature, past)
         try:
@@ -90,12 +96,29 @@ def observe(graph: Graph, signature: DecoderSignature) -> Observation:
     small = {name: graph.constant(name) for name, tensor in weights.items() if math.prod(tensor.dims) <= _LISTED}
     return Observation(
         {name: _fit_shape(seen) for name, seen in shapes.items()}
-        | {name: tuple(Size(0, 0, n) for n in tensor.dims) for name, tensor in weights.items()},
+        | {name: tuple(Size(0, 0, n) for n in tensor.dims) for name, tensor in weights.items()}
+        | {
+            name: tuple(Size(0, 0, n) for n in info.shape or () if isinstance(n, int))
+            for name, info in inferred.items()
+        },
         types,
         {name: seen[0] for name, seen in values.items() if _equal(seen)}
         | {name: value for name, value in small.items() if value is not None},
         {name: size for name, seen in values.items() if (size := _fit_values(seen))},
     )
+
+
+def _large_constants(graph: Graph) -> dict[str, TensorInfo]:
+    """Return the values that follow from weights only and have a known type and a shape of many elements."""
+    constant, found = {*graph.weight_names}, {}
+    for node, read in zip(graph.model.graph.node, node_reads(graph.model), strict=True):
+        if constant.issuperset(read):
+            constant.update(node.output)
+            for name in filter(None, node.output):
+                info = graph.values[name]
+                if (size := info.bytes) is not None and size // ELEMENT_BYTES[info.type] > _SMALL:
+                    found[name] = info
+    return found
 
 
 def _fit(seen: Sequence[int]) -> Size | None:
