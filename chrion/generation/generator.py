@@ -28,7 +28,6 @@ from chrion.generation.scheduling import Batch, IterationScheduler, Share, whole
 from chrion.generation.streams import Stream, Token
 from chrion.generation.text import TextBuilder, find_stop_tokens, find_tokenizer, load_tokenizer, special_tokens
 from chrion.graph import Graph, load
-from chrion.graph.context_length import find_context
 from chrion.graph.decoder import decoder_signature
 from chrion.runtime import process_hooks
 
@@ -137,9 +136,8 @@ class Generator:
         self.signature = self._engine.signature
         self._caches = CacheManager(self.signature, slots, by_token=self._engine.by_token)
         path = graph.source if isinstance(graph.source, Path) else None
-        stated = [self.signature.context, find_context(path) if path else 0]
         #: The most tokens that the model has positions for; 0 if neither the model nor its configuration states it.
-        self.context = min((length for length in stated if length), default=0)
+        self.context = self.signature.context
         #: The tokenizer of the model, or None.
         self.tokenizer = load_tokenizer(tokenizer) if tokenizer else None
         self._no_tokenizer: ChrionError = OptionError("text needs a tokenizer", hint="give token ids, or a tokenizer")

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from chrion.errors import ModelError
-from chrion.graph.context_length import table_rows
+from chrion.graph.context_length import find_context, table_rows
 from chrion.graph.model import Graph, TensorInfo
 from chrion.graph.rewrite import int_attribute
 
@@ -50,7 +51,7 @@ class DecoderSignature:
     #: The element type of the cache.
     cache_type: np.dtype[Any]
     vocabulary: int
-    #: The rows of the smallest table that is read by position; 0 if there is none.
+    #: The most tokens that the model has positions for, by its tables or the configuration beside it; 0 if not stated.
     context: int
     #: The element types of ``inputs`` that are not those of :meth:`feed`.
     types: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
@@ -88,7 +89,8 @@ def decoder_signature(graph: Graph) -> DecoderSignature:
     """Return the inputs and outputs of a decoder. Other outputs are ignored.
 
     Raises:
-        ModelError: The model is not a decoder with a cache in the layout of optimum and transformers.
+        ModelError: The model is not a decoder with a cache in the layout of optimum and transformers, or the
+            configuration beside it is not JSON.
     """
     inputs, outputs = ({info.name: info for info in infos} for infos in (graph.inputs, graph.outputs))
     _refuse_other_kinds(graph, [*inputs])
@@ -116,10 +118,16 @@ def decoder_signature(graph: Graph) -> DecoderSignature:
         ),
         cache_type=np.dtype(element),
         vocabulary=vocabulary,
-        context=table_rows(graph.model.graph, POSITIONS),
+        context=_context(graph),
         types={name: np.dtype(np.int32) for name in plain if inputs[name].type == "tensor(int32)"},
         kept_shape=(1,) * len(inputs[KEPT].shape or ()) if KEPT in inputs else (),
     )
+
+
+def _context(graph: Graph) -> int:
+    """Return the smaller one of the context lengths that a model and the configuration beside it state; 0 if none."""
+    stated = find_context(graph.source) if isinstance(graph.source, Path) else 0
+    return min((length for length in (table_rows(graph.model.graph, POSITIONS), stated) if length), default=0)
 
 
 def _unexpected(graph: Graph, found: str) -> ModelError:

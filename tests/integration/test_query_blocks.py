@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 import chrion
 from chrion.errors import GenerationError
@@ -194,6 +196,24 @@ def test_models_without_blocks() -> None:
         return long._run_blocks(batch)
 
     assert not supports_query_blocks(long.signature, fail_after_others, by_token=long.by_token)
+
+
+def test_trials_stay_within_the_stated_context(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A table that is read with an offset does not show its length; the configuration does, and nothing fails."""
+    model = small_decoder("gpt2-decoder", context=2 * BLOCK + 2)
+    model.graph.initializer.append(numpy_helper.from_array(np.array(2), "offset"))
+    for node in model.graph.node:
+        node.input[:] = ["shifted" if name == "position_ids" else name for name in node.input]
+    model.graph.node.insert(0, helper.make_node("Add", ["position_ids", "offset"], ["shifted"]))
+    onnx.save(model, tmp_path / "model.onnx")
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 2 * BLOCK}))
+    engine = open_engine(chrion.load(tmp_path / "model.onnx"), threads=1)
+    assert isinstance(engine, SelectiveEngine)
+    assert engine.signature.context == 2 * BLOCK
+    assert engine._block == BLOCK
+    assert engine._increments is not None
+    assert engine._increments.longest == 2 * BLOCK - 1
+    assert capfd.readouterr().err == ""
 
 
 def test_a_model_whose_prompts_see_what_follows_runs_them_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
