@@ -27,6 +27,7 @@ from chrion.generation.query_blocks import BLOCK, PASS, split_passes, split_quer
 from chrion.graph.decoder import LOGITS, DecoderSignature
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line, weights_folder_option
+from chrion.graph.position_reductions import reduces_positions
 from chrion.graph.rewrite import has_bodies
 from chrion.graph.selective import SplitDecoder
 from chrion.graph.selective_parts import Part
@@ -133,7 +134,7 @@ class SelectiveEngine:
             options = _options({**folder, **SPINNING_BETWEEN_CALLS}, threads)
             self._increments = open_increments(split.whole, split.signature, options, self._run_blocks)
         #: Whether prompts in blocks have the same results; None if that has not been tried.
-        self._divisible: bool | None = None
+        self._divisible: bool | None = None if split.divisible else False
         # Without positions for more than a block, there are no prompts of several ones.
         blocks = not 0 < split.signature.context <= BLOCK and self.supports_chunks()
         #: The most tokens of a block of a prompt, and of a pass.
@@ -249,8 +250,8 @@ class PlainEngine:
         source = graph.source if isinstance(graph.source, bytes) else str(graph.source)
         self._session = _open(source, {}, threads, list(providers))
         analysed = analysed or graph
-        #: Branches may depend on the number of tokens beyond what a trial has.
-        self._branches = has_bodies(analysed.model.graph.node)
+        #: True if results may depend on the number of tokens beyond what a trial has.
+        self._by_length = has_bodies(analysed.model.graph.node) or reduces_positions(analysed.model)
         trimmed = find_trimmed_caches(analysed, signature)
         #: The numbers of the caches that may have fewer rows than there are tokens.
         self._trimmed = {at for at, name in enumerate(signature.present) if name in trimmed}
@@ -265,7 +266,7 @@ class PlainEngine:
 
         A model with branches or with a sliding window may differ beyond the tokens of a trial: its prompts stay whole.
         """
-        if self._branches or self._trimmed:
+        if self._by_length or self._trimmed:
             return False
         return supports_query_blocks(self.signature, self.run, by_token=False)
 

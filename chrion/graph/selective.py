@@ -35,6 +35,7 @@ from chrion.graph.last_logits import keep_all_logits, select_no_token
 from chrion.graph.model import Graph
 from chrion.graph.observation import Observation, Size, observe
 from chrion.graph.ort_sessions import weights_folder_option
+from chrion.graph.position_reductions import reduces_positions
 from chrion.graph.rewrite import has_bodies, standard_opset
 from chrion.graph.selective_parts import Part, PartBuilder
 from chrion.graph.token_axis import leading, token_axes, tokens_axis
@@ -62,6 +63,8 @@ class SplitDecoder:
     appended: Mapping[str, str]
     #: The decoder whose caches are inputs, if ``appended`` is not empty.
     whole: AppendedDecoder | None = None
+    #: False if the length of a text may change what its first tokens are, so that prompts have to stay whole.
+    divisible: bool = True
 
 
 def split_decoder(graph: Graph, signature: DecoderSignature) -> SplitDecoder:
@@ -95,7 +98,8 @@ def split_decoder(graph: Graph, signature: DecoderSignature) -> SplitDecoder:
         layers = dict(zip(caches, signature.past, strict=True))
         kinds = _classified(_Flow(graph.name, appended.model, layers, [LOGITS, *caches.values()], appended.seen))
         if all(name in kinds.axes for name in caches.values()):
-            return replace(_parts(graph, signature, kinds, caches), whole=appended)
+            split = _parts(graph, signature, kinds, caches)
+            return replace(split, whole=appended if split.divisible else None)
     layers = {name: name for name in signature.past}
     model_flow = _Flow(graph.name, model, layers, [LOGITS, *signature.present], seen)
     return _parts(graph, signature, _classified(model_flow), {})
@@ -118,7 +122,8 @@ def _parts(graph: Graph, signature: DecoderSignature, kinds: _Kinds, appended: M
     parts = builder.build(kinds.assignment(), kinds.order, flow.results, kinds.constant)
     shapes = {name: tuple(size for size in flow.seen.shapes[name] if size is not None) for name in kinds.merged}
     merged = {name: (flow.seen.types[name], shape) for name, shape in sorted(shapes.items())}
-    return SplitDecoder(signature, graph, tuple(parts), kinds.axes, merged, appended)
+    divisible = not reduces_positions(flow.model)
+    return SplitDecoder(signature, graph, tuple(parts), kinds.axes, merged, appended, divisible=divisible)
 
 
 class _Flow:

@@ -26,7 +26,8 @@ ELEMENTWISE = frozenset(
 )
 _NORMALISATIONS = frozenset({"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
 _SKIPPED = frozenset({"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"})
-_REDUCTIONS = frozenset(
+#: Operators that compute one element from several ones.
+REDUCTIONS = frozenset(
     f"Reduce{name}" for name in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
 )
 _LAYOUT = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
@@ -75,7 +76,7 @@ def _axis(node: onnx.NodeProto, axes: Mapping[str, int], seen: Observation) -> i
         return _elementwise(node, axes, seen)
     if kind in _NORMALISATIONS | _SKIPPED:
         return _normalisation(node, axes, seen)
-    if kind in _REDUCTIONS and standard:
+    if kind in REDUCTIONS and standard:
         return _reduction(node, axes, seen)
     if kind in _LAYOUT and standard:
         return _layout(node, axes, seen)

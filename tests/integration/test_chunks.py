@@ -92,6 +92,22 @@ def test_a_decoder_that_runs_one_request_after_another() -> None:
     assert generated(model, CHUNK) == (expected, CHUNK, PlainEngine)
 
 
+def with_length(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Shift the positions of texts beyond 3000 tokens."""
+    model.graph.initializer.append(numpy_helper.from_array(np.array(3000), "most"))
+    for node in model.graph.node:
+        node.input[:] = ["shifted" if name == "position_ids" else name for name in node.input]
+    for node in (
+        helper.make_node("Sub", ["position_ids", "beyond"], ["shifted"]),
+        helper.make_node("Cast", ["long"], ["beyond"], to=TensorProto.INT64),
+        helper.make_node("Greater", ["last", "most"], ["long"]),
+        helper.make_node("ReduceMax", ["flat"], ["last"], keepdims=0),
+        helper.make_node("Flatten", ["position_ids"], ["flat"]),
+    ):
+        model.graph.node.insert(0, node)
+    return model
+
+
 @pytest.mark.parametrize(
     ("change", "engine"),
     [
@@ -100,8 +116,10 @@ def test_a_decoder_that_runs_one_request_after_another() -> None:
         (with_int8, PlainEngine),
         (lambda model, _: with_long_positions(model, 20), PlainEngine),
         (lambda model, _: trim_caches(model, 6), PlainEngine),
+        (lambda model, _: with_length(model), SelectiveEngine),
+        (lambda model, _: with_unknown_operator(with_length(model)), PlainEngine),
     ],
-    ids=["prefix", "prefix one by one", "int8", "branches", "window"],
+    ids=["prefix", "prefix one by one", "int8", "branches", "window", "length", "length one by one"],
 )
 def test_prompts_that_chunks_would_change_stay_whole(
     change: Callable[[onnx.ModelProto, Path], onnx.ModelProto],

@@ -189,6 +189,17 @@ def test_a_model_with_caches_in_other_places_has_no_pool() -> None:
     assert not engine.by_token
 
 
+def test_attention_with_an_attribute_that_is_not_known() -> None:
+    """It may mean something else without past keys and values, such as a window of later versions."""
+    graph = chrion.load(small_decoder("llama-decoder-onnx"))
+    signature = decoder_signature(graph)
+    seen = observe(graph, signature)
+    assert append_caches(graph.model, signature, seen) is not None
+    attention = next(node for node in graph.model.graph.node if node.op_type == "Attention")
+    attention.attribute.append(helper.make_attribute("left_window_size", 4))
+    assert append_caches(graph.model, signature, seen) is None
+
+
 def test_past_keys_may_give_their_shape_and_nothing_else() -> None:
     """``Shape`` of past keys has a substitute; any other use of them is refused, as is a model without a mask."""
     model = small_decoder("llama-decoder")

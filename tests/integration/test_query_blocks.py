@@ -198,6 +198,30 @@ def test_models_without_blocks() -> None:
     assert not supports_query_blocks(long.signature, fail_after_others, by_token=long.by_token)
 
 
+def test_positions_that_depend_on_the_length_beyond_a_trial() -> None:
+    """A model that changes all positions once a text has 3000 tokens runs prompts whole, and increments by parts."""
+    model = small_decoder("llama-decoder", context=4096)
+    for name, value in (("most", 3000), ("two", 2)):
+        model.graph.initializer.append(numpy_helper.from_array(np.array(value), name))
+    for node in model.graph.node:
+        node.input[:] = ["chosen" if name == "position_ids" else name for name in node.input]
+    for node in (
+        helper.make_node("Where", ["long", "halves", "position_ids"], ["chosen"]),
+        helper.make_node("Div", ["position_ids", "two"], ["halves"]),
+        helper.make_node("GreaterOrEqual", ["last", "most"], ["long"]),
+        helper.make_node("ReduceMax", ["position_ids"], ["last"], keepdims=0),
+    ):
+        model.graph.node.insert(0, node)
+    plain = PlainDecoder(model)
+    prompts = [[at * at % 61 for at in range(length)] for length in (3100, 2998, 20)]
+    with chrion.Generator(model, threads=1, chunk=1000) as generator:
+        assert isinstance(generator._engine, SelectiveEngine)
+        assert generator._engine._block > BLOCK
+        assert generator._engine._increments is None
+        streams = [generator.submit(prompt, 4) for prompt in prompts]
+        assert [s.result(120) for s in streams] == [plain.generate_with_cache(prompt, 4) for prompt in prompts]
+
+
 def test_trials_stay_within_the_stated_context(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A table that is read with an offset does not show its length; the configuration does, and nothing fails."""
     model = small_decoder("gpt2-decoder", context=2 * BLOCK + 2)
