@@ -4,13 +4,16 @@ Yu et al., *Orca: a distributed serving system for transformer-based generative 
 token-wise parts run once on the concatenated tokens of all requests of a batch, [1, sum of L, hidden]. The attention
 parts run once for each request on its own keys and values. The stages, in the order of :func:`split_decoder`:
 
-1. Observe the sizes of all values (:mod:`chrion.graph.observation`), replace those that depend on sizes only, and let
-   caches grow in place where they are plain concatenations (:mod:`chrion.graph.cache_append`).
-2. Find each layer's attention output: the earliest value with one row per token that every path from the layer's past
+1. Observe the sizes of all values (:mod:`chrion.graph.observation`), and replace those that depend on sizes only
+   (:mod:`chrion.graph.folding`).
+2. Rewrite the model: compute the logits of all tokens (:mod:`chrion.graph.last_logits`), read positions in place of
+   computing them (:mod:`chrion.graph.computed_positions`), and let caches grow in place where they are plain
+   concatenations (:mod:`chrion.graph.cache_append`).
+3. Find each layer's attention output: the earliest value with one row per token that every path from the layer's past
    keys and values to the logits passes.
-3. Follow the tokens (:mod:`chrion.graph.token_axis`). An operator that mixes tokens belongs to the requests, with all
+4. Follow the tokens (:mod:`chrion.graph.token_axis`). An operator that mixes tokens belongs to the requests, with all
    that follows, up to the next attention output.
-4. Number the parts by the attention outputs before them, and extract them (:mod:`chrion.graph.selective_parts`).
+5. Number the parts by the attention outputs before them, and extract them (:mod:`chrion.graph.selective_parts`).
 
 A model is refused if its logits do not become token-wise again, for example because an operator outside attention
 mixes tokens.
@@ -77,20 +80,14 @@ def split_decoder(graph: Graph, signature: DecoderSignature) -> SplitDecoder:
     Raises:
         ModelError: The model cannot be split; the message names the place.
     """
-    where = f"{graph.name}: no selective batching"
-    if standard_opset(graph.model) < _MIN_OPSET:
-        raise ModelError(f"{where}: expected opset {_MIN_OPSET} or later, found {standard_opset(graph.model)}")
-    if has_bodies(graph.model.graph.node):
-        raise ModelError(f"{where}: the model has control flow")
-    for name, place in find_trimmed_caches(graph, signature).items():
-        raise ModelError(f"{where}: {place} may drop rows of {name!r}")
+    _check_structure(graph, signature)
     graph, signature = keep_all_logits(graph, signature)
     seen = observe(graph, signature)
     if (unselected := select_no_token(graph, seen)) is not None:
         graph, seen = unselected, observe(unselected, signature)
     for name in signature.present:
         if seen.shapes[name][2:3] != (Size(1, 1, 0),):
-            raise ModelError(f"{where}: {name!r} has other rows than one for each past and new token")
+            raise ModelError(f"{_refused(graph.name)}: {name!r} has other rows than one for each past and new token")
     model, signature, seen = read_positions(graph.model, signature, seen)
     appended = append_caches(model, signature, seen)
     if appended is not None:
@@ -101,8 +98,23 @@ def split_decoder(graph: Graph, signature: DecoderSignature) -> SplitDecoder:
             split = _parts(graph, signature, kinds, caches)
             return replace(split, whole=appended if split.divisible else None)
     layers = {name: name for name in signature.past}
-    model_flow = _Flow(graph.name, model, layers, [LOGITS, *signature.present], seen)
-    return _parts(graph, signature, _classified(model_flow), {})
+    flow = _Flow(graph.name, model, layers, [LOGITS, *signature.present], seen)
+    return _parts(graph, signature, _classified(flow), {})
+
+
+def _refused(name: str) -> str:
+    return f"{name}: no selective batching"
+
+
+def _check_structure(graph: Graph, signature: DecoderSignature) -> None:
+    """Raise an error for a model whose operators show that it cannot be split."""
+    where = _refused(graph.name)
+    if standard_opset(graph.model) < _MIN_OPSET:
+        raise ModelError(f"{where}: expected opset {_MIN_OPSET} or later, found {standard_opset(graph.model)}")
+    if has_bodies(graph.model.graph.node):
+        raise ModelError(f"{where}: the model has control flow")
+    for name, place in find_trimmed_caches(graph, signature).items():
+        raise ModelError(f"{where}: {place} may drop rows of {name!r}")
 
 
 def _classified(flow: _Flow) -> _Kinds:
@@ -110,7 +122,7 @@ def _classified(flow: _Flow) -> _Kinds:
     merged = frozenset(flow.attention_output(at) for at in range(0, len(flow.caches), 2))
     kinds = _Kinds(flow, merged)
     if kinds.request.get(LOGITS, True):
-        raise ModelError(f"{flow.name}: no selective batching: {kinds.place()}")
+        raise ModelError(f"{_refused(flow.name)}: {kinds.place()}")
     return kinds
 
 
@@ -179,7 +191,7 @@ class _Flow:
             name: count for name in names if (count := sum(r in self.for_logits for r in self.readers.get(name, ())))
         }
         if not missing:
-            raise ModelError(f"{self.name}: no selective batching: the logits do not depend on {self._labels[at]!r}")
+            raise ModelError(f"{_refused(self.name)}: the logits do not depend on {self._labels[at]!r}")
         reached = set(missing)
         for index in sorted(self.for_logits):
             read = [name for name in self.reads[index] if name in reached]
@@ -196,8 +208,8 @@ class _Flow:
             if len(missing) == 1 and self._mergeable(found := next(iter(missing))):
                 return self._arranged(found)
         raise ModelError(
-            f"{self.name}: no selective batching: found no attention output of {self._labels[at]!r}, a value with one "
-            "row per token that all paths to the logits pass"
+            f"{_refused(self.name)}: found no attention output of {self._labels[at]!r}, a value with one row per token "
+            "that all paths to the logits pass"
         )
 
     def _mergeable(self, name: str) -> bool:
