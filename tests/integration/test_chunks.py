@@ -74,7 +74,7 @@ def generated(model: onnx.ModelProto, chunk: int) -> tuple[list[list[int]], int,
     """Return the tokens of all prompts, the chunk that the generator uses, and its kind of engine."""
     with chrion.Generator(model, threads=1, chunk=chunk) as generator:
         streams = [generator.submit(prompt, 9) for prompt in PROMPTS]
-        return [stream.result(60) for stream in streams], generator._scheduler.chunk, type(generator._engine)
+        return [stream.result(60) for stream in streams], generator._loop.scheduler.chunk, type(generator._loop.engine)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -150,5 +150,5 @@ def test_models_with_few_positions(context: int, change: Callable[[onnx.ModelPro
     model = change(small_decoder("gpt2-decoder", context=context))
     prompt = [at % 61 for at in range(context)]
     with chrion.Generator(model, threads=1, chunk=2) as generator:
-        assert generator._scheduler.chunk == 2
+        assert generator._loop.scheduler.chunk == 2
         assert generator.submit(prompt, 1).result(60) == PlainDecoder(model).generate(prompt, 1)

@@ -66,8 +66,8 @@ def check_texts(model: onnx.ModelProto, *, increments: bool) -> None:
     """Assert that requests which run together have the tokens that they have by themselves."""
     plain = PlainDecoder(model)
     with chrion.Generator(model, threads=1) as generator:
-        assert isinstance(generator._engine, SelectiveEngine)
-        assert (generator._engine._increments is not None) == increments
+        assert isinstance(generator._loop.engine, SelectiveEngine)
+        assert (generator._loop.engine._increments is not None) == increments
         streams = [generator.submit(prompt, 20) for prompt in PROMPTS]
         assert [s.result(60) for s in streams] == [plain.generate_with_cache(prompt, 20) for prompt in PROMPTS]
 

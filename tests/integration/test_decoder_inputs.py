@@ -130,9 +130,9 @@ def test_texts_equal_plain_onnxruntime(name: str, change: Change, engine: type) 
         split_refused(model)
     plain = PlainDecoder(model)
     with chrion.Generator(model, threads=1, chunk=3) as generator:
-        assert type(generator._engine) is engine
+        assert type(generator._loop.engine) is engine
         if engine is SelectiveEngine:
-            assert (generator._engine._increments is not None) == (not name.endswith("grouped"))
+            assert (generator._loop.engine._increments is not None) == (not name.endswith("grouped"))
         streams = [generator.submit(prompt, 10) for prompt in PROMPTS]
         assert [stream.result(60) for stream in streams] == [plain.generate(prompt, 10) for prompt in PROMPTS]
 

@@ -124,7 +124,7 @@ def test_branches_that_trim_their_caches(window: int) -> None:
     """Each branch returns the rows that the next token sees; requests run one by one, longer than that."""
     plain = PlainDecoder(trim_caches(small_decoder("llama-decoder"), window))
     with Generator(merge(trim_caches(small_decoder("llama-decoder"), window)), threads=1) as generator:
-        assert isinstance(generator._engine, MergedEngine)
+        assert isinstance(generator._loop.engine, MergedEngine)
         assert "Slice 'trim present.0.key' may drop rows of 'present.0.key'" in generator.refused
         assert generated(generator) == [plain.generate(ids, 12) for ids in PROMPTS]
 

@@ -215,9 +215,9 @@ def test_positions_that_depend_on_the_length_beyond_a_trial() -> None:
     plain = PlainDecoder(model)
     prompts = [[at * at % 61 for at in range(length)] for length in (3100, 2998, 20)]
     with chrion.Generator(model, threads=1, chunk=1000) as generator:
-        assert isinstance(generator._engine, SelectiveEngine)
-        assert generator._engine._block > BLOCK
-        assert generator._engine._increments is None
+        assert isinstance(generator._loop.engine, SelectiveEngine)
+        assert generator._loop.engine._block > BLOCK
+        assert generator._loop.engine._increments is None
         streams = [generator.submit(prompt, 4) for prompt in prompts]
         assert [s.result(120) for s in streams] == [plain.generate_with_cache(prompt, 4) for prompt in prompts]
 
